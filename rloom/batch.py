@@ -1,0 +1,118 @@
+"""The nouns made of tensors: Trajectory -> Batch -> TrainBatch.
+
+Shapes live in names:
+    T  tokens of all samples, laid end to end, no padding
+    N  samples
+    L  tokens of one sample
+
+A quantity of token t (its log-prob, its advantage, the value of the state before it) stands at t's own
+place. The first token of a sample has no history: its log-prob and value are 0 and it is never in the mask.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rloom.types import Prompt, Score
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode: the prompt and what the policy wrote after it.
+
+    Example: prompt [5, 6], answer [7, 8] -> tokens_L [5, 6, 7, 8], mask_L [0, 0, 1, 1].
+    """
+
+    prompt: Prompt
+    tokens_L: Tensor  # int64
+    mask_L: Tensor  # bool, True where the policy wrote the token
+    logprobs_L: Tensor  # float32, as the rollout engine saw them; 0 outside the mask
+    finished: bool  # False when it ran into the length limit
+    score: Score
+
+    @property
+    def answer_tokens(self) -> list[int]:
+        tokens: list[int] = self.tokens_L[self.mask_L].tolist()
+        return tokens
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Scored trajectories, packed."""
+
+    tokens_T: Tensor  # int64
+    mask_T: Tensor  # bool, True where the policy wrote the token
+    rollout_logprobs_T: Tensor  # float32, from the rollout engine
+    length_N: Tensor  # int64, tokens of each sample
+    group_N: Tensor  # int64, equal for the answers to one prompt
+    score_N: Tensor  # float32, 0 where the score failed
+    valid_N: Tensor  # bool, False where the score failed
+
+    @classmethod
+    def pack(cls, trajectories: Sequence[Trajectory], groups: Sequence[int]) -> "Batch":
+        return cls(
+            tokens_T=torch.cat([t.tokens_L for t in trajectories]),
+            mask_T=torch.cat([t.mask_L for t in trajectories]),
+            rollout_logprobs_T=torch.cat([t.logprobs_L for t in trajectories]),
+            length_N=torch.tensor([len(t.tokens_L) for t in trajectories]),
+            group_N=torch.tensor(list(groups)),
+            score_N=torch.tensor([t.score.value or 0.0 for t in trajectories]),
+            valid_N=torch.tensor([t.score.ok for t in trajectories]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.length_N)
+
+    @property
+    def sample_T(self) -> Tensor:
+        """Which sample each token belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self), device=self.length_N.device), self.length_N)
+
+    @property
+    def loss_mask_T(self) -> Tensor:
+        """The tokens that teach: written by the policy, in a sample whose score did not fail."""
+        return self.mask_T & self.valid_N[self.sample_T]
+
+    def select(self, rows: Sequence[int] | Tensor) -> Self:
+        """These samples, in this order: shuffle, mini-batch, shard and balance are all this."""
+        rows_N = torch.as_tensor(rows, dtype=torch.long, device=self.length_N.device)
+        place_T = token_places(self.length_N, rows_N)
+        picked = {}
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            if tensor is not None:
+                picked[field.name] = tensor[rows_N if field.name.endswith("_N") else place_T]
+        return replace(self, **picked)
+
+    def to(self, device: torch.device | str) -> Self:
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: t.to(device) for name, t in moved.items() if t is not None})
+
+
+@dataclass(frozen=True)
+class TrainBatch(Batch):
+    """A batch that knows what to learn."""
+
+    advantages_T: Tensor
+    old_logprobs_T: Tensor | None  # None: the update is exactly on-policy, the ratio's base is the policy itself
+    ref_logprobs_T: Tensor | None  # iff KL
+    values_T: Tensor | None  # iff critic: its values before the update
+    returns_T: Tensor | None  # iff critic
+
+
+@dataclass(frozen=True)
+class Advantages:
+    advantages_T: Tensor
+    returns_T: Tensor
+
+
+def token_places(length_N: Tensor, rows_N: Tensor) -> Tensor:
+    """The places, in the packed tokens, of the samples `rows_N` in that order."""
+    start_N = torch.cumsum(length_N, 0) - length_N
+    picked_N = length_N[rows_N]
+    first_N = torch.cumsum(picked_N, 0) - picked_N
+    shift_T = torch.repeat_interleave(start_N[rows_N] - first_N, picked_N)
+    return torch.arange(int(picked_N.sum()), device=length_N.device) + shift_T

@@ -1,0 +1,40 @@
+"""Every error that rloom raises for its user.
+
+RloomError
+├── ConfigError        a key, a value, or two of them that do not fit together
+├── DataError          a data file or a row of it
+├── ModelError         a model folder that cannot be loaded
+├── RewardError        a reward function, or too many failed scores
+├── CheckpointError    a checkpoint that is damaged, foreign or cannot be written
+└── TrainingError      the run itself went wrong (updates that are not finite)
+
+Each message names the field, the value and the way out. Anything else that escapes is a bug of ours.
+"""
+
+
+class RloomError(Exception):
+    """Base of everything a user can mend."""
+
+
+class ConfigError(RloomError):
+    pass
+
+
+class DataError(RloomError):
+    pass
+
+
+class ModelError(RloomError):
+    pass
+
+
+class RewardError(RloomError):
+    pass
+
+
+class CheckpointError(RloomError):
+    pass
+
+
+class TrainingError(RloomError):
+    pass
