@@ -1,9 +1,11 @@
 """The rollout role: prompts in, completions out, as they finish."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -36,6 +38,19 @@ class Completion:
     tokens_L: Tensor  # int64
     logprobs_L: Tensor  # float32
     finished: bool  # it wrote a stop token
+
+
+class Host(Protocol):
+    """The training engine whose weights an in-process rollout borrows."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Bring offloaded weights to the device for as long as it lasts."""
+
+    def arithmetic(self) -> AbstractContextManager[Any]:
+        """The precision in which the trainer computes."""
 
 
 class Rollout(Protocol):

@@ -1,0 +1,38 @@
+"""From token losses to one number, divided by counts over the whole mini-batch.
+
+The counts are taken before the mini-batch is split, so the parts of any split add up to the same loss and gradient.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rloom.algos.packed import sum_by_sample
+from rloom.batch import Batch
+
+
+@dataclass(frozen=True)
+class Counts:
+    tokens: int  # tokens that teach
+    samples: int  # samples with at least one of them
+    horizon: int  # longest answer allowed, the constant of seq-mean-token-sum-norm
+
+    @classmethod
+    def of(cls, batch: Batch, horizon: int) -> "Counts":
+        mask_T = batch.loss_mask_T
+        return cls(int(mask_T.sum()), len(batch.sample_T[mask_T].unique()), horizon)
+
+
+def aggregate(value_T: Tensor, batch: Batch, mode: str, counts: Counts) -> Tensor:
+    mask_T = batch.loss_mask_T
+    samples, tokens = max(counts.samples, 1), max(counts.tokens, 1)
+    kept_T = value_T.where(mask_T, value_T.new_zeros(()))  # where, not times: what is masked out may be infinite
+    if mode == "token-mean":
+        return kept_T.sum() / tokens
+    if mode == "seq-mean-token-sum":
+        return kept_T.sum() / samples
+    if mode == "seq-mean-token-sum-norm":
+        return kept_T.sum() / (samples * counts.horizon)
+    assert mode == "seq-mean-token-mean", mode
+    length_N = sum_by_sample(mask_T.to(value_T.dtype), batch.sample_T, len(batch)).clamp(min=1)
+    return (kept_T / length_N[batch.sample_T]).sum() / samples

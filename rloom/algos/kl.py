@@ -1,0 +1,79 @@
+"""KL between policy and reference: estimators per token, its place in the reward, and the coefficient's control.
+
+x is the log-prob under the policy, y under the reference (Schulman, "Approximating KL divergence", 2020).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rloom.algos.packed import masked_mean, sum_by_sample
+from rloom.batch import Batch
+
+
+def k1(x_T: Tensor, y_T: Tensor) -> Tensor:
+    return x_T - y_T
+
+
+def absolute(x_T: Tensor, y_T: Tensor) -> Tensor:
+    return (x_T - y_T).abs()
+
+
+def k2(x_T: Tensor, y_T: Tensor) -> Tensor:
+    return 0.5 * (x_T - y_T).square()
+
+
+def k3(x_T: Tensor, y_T: Tensor) -> Tensor:
+    """Never negative, low variance."""
+    z_T = (y_T - x_T).clamp(-20, 20)
+    return (z_T.exp() - z_T - 1).clamp(-10, 10)
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl": k1,
+    "k1": k1,
+    "abs": absolute,
+    "mse": k2,
+    "k2": k2,
+    "low_var_kl": k3,
+    "k3": k3,
+}
+
+
+def token_rewards(batch: Batch, kl_T: Tensor | None, coefficient: float) -> Tensor:
+    """A sample's score stands at the last token it wrote; the KL, where used, is taken from every token it wrote."""
+    written = batch.mask_T.nonzero().squeeze(1)
+    writer = batch.sample_T[written]
+    last = torch.ones_like(writer, dtype=torch.bool)
+    last[:-1] = writer[1:] != writer[:-1]
+    rewards_T = batch.score_N.new_zeros(len(batch.mask_T))
+    rewards_T[written[last]] = batch.score_N[writer[last]]
+    if kl_T is not None:
+        rewards_T = rewards_T - coefficient * kl_T * batch.mask_T
+    return rewards_T
+
+
+def mean_sample_kl(batch: Batch, kl_T: Tensor) -> float:
+    """Mean over samples of their mean KL a token, the figure the adaptive controller steers by."""
+    mask_T = batch.loss_mask_T
+    count_N = sum_by_sample(mask_T.to(kl_T.dtype), batch.sample_T, len(batch))
+    kl_N = sum_by_sample(kl_T * mask_T, batch.sample_T, len(batch)) / count_N.clamp(min=1)
+    return float(masked_mean(kl_N, count_N > 0))
+
+
+@dataclass(frozen=True)
+class KlControl:
+    """The coefficient of the KL in the reward. Adaptive: Ziegler et al. 2019, a proportional controller."""
+
+    coefficient: float
+    adaptive: bool = False
+    target: float = 0.1
+    horizon: int = 10_000
+
+    def updated(self, kl: float, samples: int) -> "KlControl":
+        if not self.adaptive:
+            return self
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        return replace(self, coefficient=self.coefficient * (1 + error * samples / self.horizon))

@@ -1,0 +1,86 @@
+"""What an engine minimises: a model's output for some tokens in, a loss and its metrics out.
+
+Both loss and metrics are shares of the whole mini-batch: those of micro-batches and ranks add up.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from rloom.algos.aggregate import Counts, aggregate
+from rloom.algos.kl import KL_ESTIMATORS
+from rloom.algos.policy_losses import LossSettings, LossTerms
+from rloom.algos.registry import POLICY_LOSSES
+from rloom.algos.values import value_loss
+from rloom.batch import TrainBatch
+
+Metrics = dict[str, float]
+
+
+class Objective(Protocol):
+    @property
+    def needs_entropy_gradient(self) -> bool: ...
+
+    def __call__(
+        self, output_T: Tensor, entropy_T: Tensor | None, batch: TrainBatch, counts: Counts
+    ) -> tuple[Tensor, Metrics]: ...
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """Policy loss, minus the entropy bonus, plus the KL to the reference."""
+
+    loss_mode: str
+    loss_settings: LossSettings
+    aggregation: str
+    entropy_coefficient: float
+    kl_coefficient: float | None  # None: no KL loss
+    kl_estimator: str
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        return self.entropy_coefficient != 0
+
+    def __call__(
+        self, output_T: Tensor, entropy_T: Tensor | None, batch: TrainBatch, counts: Counts
+    ) -> tuple[Tensor, Metrics]:
+        assert entropy_T is not None  # a policy's head gives it
+        old_T = output_T.detach() if batch.old_logprobs_T is None else batch.old_logprobs_T
+        terms = LossTerms(output_T, old_T, batch.advantages_T, batch.loss_mask_T)
+        token_loss = POLICY_LOSSES[self.loss_mode](terms, self.loss_settings)
+        loss = aggregate(token_loss.loss_T, batch, self.aggregation, counts)
+        entropy = aggregate(entropy_T, batch, self.aggregation, counts)
+        metrics = {"actor/pg_loss": float(loss.detach()), "actor/entropy": float(entropy.detach())}
+        for name, value_T in token_loss.parts_T.items():
+            metrics[name] = float(aggregate(value_T.detach(), batch, "token-mean", counts))
+        if self.entropy_coefficient:
+            loss = loss - self.entropy_coefficient * entropy
+        if self.kl_coefficient is not None:
+            assert batch.ref_logprobs_T is not None  # KL on: the reference was asked
+            kl_T = KL_ESTIMATORS[self.kl_estimator](output_T, batch.ref_logprobs_T)
+            kl = aggregate(kl_T, batch, self.aggregation, counts)
+            metrics["actor/kl_loss"] = float(kl.detach())
+            loss = loss + self.kl_coefficient * kl
+        return loss, metrics
+
+
+@dataclass(frozen=True)
+class ValueObjective:
+    clip_range: float
+    aggregation: str
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        return False
+
+    def __call__(
+        self, output_T: Tensor, entropy_T: Tensor | None, batch: TrainBatch, counts: Counts
+    ) -> tuple[Tensor, Metrics]:
+        assert batch.values_T is not None and batch.returns_T is not None  # needs_critic
+        token_loss = value_loss(output_T, batch.values_T, batch.returns_T, self.clip_range)
+        loss = aggregate(token_loss.loss_T, batch, self.aggregation, counts)
+        metrics = {"critic/vf_loss": float(loss.detach())}
+        for name, value_T in token_loss.parts_T.items():
+            metrics[name] = float(aggregate(value_T.detach(), batch, "token-mean", counts))
+        return loss, metrics

@@ -1,0 +1,110 @@
+"""Hydra composes, the schema judges: overrides -> one frozen Config, or an error that names the key."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from rloom.config.keys import all_keys, nearest
+from rloom.config.schema import Config
+from rloom.errors import ConfigError
+
+PACKAGED = Path(__file__).parent
+EMBEDDED = "embedded"
+
+
+def load_config(
+    overrides: Sequence[str] = (), *, config_path: str | None = None, config_name: str = "ppo_trainer"
+) -> Config:
+    """Compose the packaged configuration, or the user's own YAML on top of it, with `key=value` overrides."""
+    folder, arguments = check_source(config_path, config_name), [as_addition(text) for text in overrides]
+    tree = compose(folder, config_name, arguments)
+    if tree["actor_rollout_ref"]["model"]["path"] == EMBEDDED:
+        tree = compose(folder, config_name, [*arguments, "preset=embedded"])
+    return validate(tree)
+
+
+def load_saved(file: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration that a run wrote down, with overrides."""
+    return validate(compose(file.parent, file.stem, [as_addition(text) for text in overrides]))
+
+
+def check_source(config_path: str | None, config_name: str) -> Path:
+    folder = Path(config_path).expanduser().resolve() if config_path else PACKAGED
+    if not (folder / f"{config_name.removesuffix('.yaml')}.yaml").is_file():
+        raise ConfigError(f"--config-name={config_name}: there is no such YAML file in {folder}")
+    return folder
+
+
+def as_addition(override: str) -> str:
+    """`key=value` as Hydra's `++key=value`: the schema, not Hydra, decides which keys exist."""
+    if override.startswith("~"):
+        raise ConfigError(f"{override}: keys cannot be removed; give the key the value you want instead")
+    if "=" not in override:
+        raise ConfigError(f"{override!r} is not a key=value pair; `rloom config` lists the keys")
+    name, value = override.lstrip("+").split("=", 1)
+    if value.startswith("~/"):  # Hydra's grammar has no place for it, every shell user does
+        value = f"'{value}'"
+    return f"++{name}={value}"
+
+
+def compose(folder: Path, name: str, overrides: list[str]) -> dict[str, Any]:
+    ConfigStore.instance().store(name="schema", node=Config().model_dump(mode="json"))
+    search = [f"hydra.searchpath=[file://{PACKAGED}]"]  # so that a user's YAML finds ppo_trainer
+    try:
+        with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+            composed = hydra.compose(config_name=name, overrides=[*search, *overrides])
+        tree = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"the configuration cannot be read: {str(error).strip()}") from error
+    assert isinstance(tree, dict)
+    return {str(name): value for name, value in tree.items()}
+
+
+def validate(tree: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        faults: dict[str, str] = {}  # one line a key: a union reports each of its members
+        for fault in error.errors():
+            path, text = describe_fault(fault)
+            faults.setdefault(path, text)
+        raise ConfigError("\n".join(faults.values())) from None
+
+
+def describe_fault(fault: Any) -> tuple[str, str]:
+    """(key, what is wrong with it) for one entry of pydantic's report."""
+    keys = all_keys()
+    location = [str(part) for part in fault["loc"]]
+    if fault["type"] == "extra_forbidden":
+        path = deepest(".".join(location), fault["input"])
+        guess = nearest(path)
+        hint = f"; did you mean {guess}?" if guess else ""
+        return path, f"{path}: there is no such key{hint} (`rloom config` lists them all)"
+    while ".".join(location) not in keys:  # pydantic appends the member of a union that it tried
+        location.pop()
+    path = ".".join(location)
+    found = keys[path]
+    takes = f"it takes {found.kind}, by default {found.default}" if found.section is None else "it is a section of keys"
+    return path, f"{path}={fault['input']!r}: {fault['msg'].lower()}; {takes}"
+
+
+def deepest(path: str, value: Any) -> str:
+    """The whole key of which `path` is only the first unknown part: `actor` -> `actor.optim.lr`."""
+    while isinstance(value, dict) and value:
+        name, value = next(iter(value.items()))
+        path = f"{path}.{name}"
+    return path
+
+
+def expand(path: str) -> Path:
+    """A path as a user types it: ~ and environment variables mean what they mean in a shell."""
+    return Path(os.path.expandvars(path)).expanduser()

@@ -1,0 +1,349 @@
+"""The whole configuration tree, one documented field a key. No torch here.
+
+A section is a frozen, closed pydantic model: an unknown key, a wrong type or a value out of range is an error before
+anything loads. Values derived from several keys are properties; nothing ever rewrites a key.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TRUNCATION = Literal["error", "left", "right", "middle"]
+KL_ESTIMATOR = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+def key(default: Any, doc: str, **limits: Any) -> Any:
+    return Field(default=default, description=doc, **limits)
+
+
+def section(kind: type[Section], doc: str) -> Any:
+    return Field(default_factory=kind, description=doc)
+
+
+class Data(Section):
+    train_files: str | list[str] = key(
+        "embedded",
+        "Training prompts: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic set rloom brings along.",
+    )
+    val_files: str | list[str] | None = key(
+        None, "Held-out prompts, in the same formats. null: none, or the embedded ones when training on them."
+    )
+    train_batch_size: int = key(1024, "Prompts a step. The step trains on this many times `rollout.n` samples.", ge=1)
+    val_batch_size: int | None = key(None, "Prompts generated at a time in validation. null: all of them.", ge=1)
+    max_prompt_length: int = key(512, "Longest prompt, in tokens.", ge=1)
+    max_response_length: int = key(512, "Longest answer, in tokens.", ge=1)
+    filter_overlong_prompts: bool = key(False, "Drop prompts over `max_prompt_length` instead of truncating them.")
+    truncation: TRUNCATION = key(
+        "error", "What becomes of an over-long prompt that is not filtered: stop, or cut tokens on that side."
+    )
+    shuffle: bool = key(True, "A fresh order each epoch, decided by `seed` and the epoch alone.")
+    seed: int = key(1, "Decides the order of the prompts, the sampled answers and the shuffling of mini-batches.", ge=0)
+    prompt_key: str = key("prompt", "Column with the prompt: chat messages or a plain string.")
+    reward_fn_key: str = key("data_source", "Column that chooses the reward rule.")
+    train_max_samples: int = key(-1, "Use only the first so many training rows. -1: all.", ge=-1)
+    val_max_samples: int = key(-1, "Use only the first so many validation rows. -1: all.", ge=-1)
+    dataloader_num_workers: int = key(0, "Threads that render and tokenize the prompts at start. 0: none extra.", ge=0)
+    return_raw_chat: bool = key(False, "Hand the chat messages to reward functions as `extra_info['raw_prompt']`.")
+
+
+class Model(Section):
+    path: str = key(
+        "embedded", "Hugging Face folder or hub name. `embedded` is the small model that comes with rloom; no download."
+    )
+    trust_remote_code: bool = key(False, "Run the Python files that a model brings along.")
+    enable_gradient_checkpointing: bool = key(
+        True, "Recompute activations in the backward pass: less memory, more time."
+    )
+    use_remove_padding: bool = key(True, "Train on packed sequences without padding. False pads each micro-batch.")
+    use_fused_kernels: bool = key(
+        True, "Compute log-probs in chunks that never hold the logits of a whole micro-batch. False: all at once."
+    )
+    lora_rank: int = key(
+        0, "Rank of LoRA adapters; 0 trains all weights. With LoRA the reference is the adapter switched off.", ge=0
+    )
+    lora_alpha: int = key(16, "Scale of the LoRA update: alpha / rank.", ge=1)
+    target_modules: str | list[str] = key("all-linear", "Which modules LoRA adapts: a list of names, or `all-linear`.")
+    lora_adapter_path: str | None = key(None, "Start from this saved LoRA adapter.")
+    override_config: dict[str, Any] = key({}, "Entries that replace those of the model's config.json.")
+    custom_chat_template: str | None = key(None, "A Jinja chat template instead of the tokenizer's own.")
+
+
+class Optim(Section):
+    lr: float = key(1e-6, "Learning rate.", ge=0)
+    weight_decay: float = key(0.01, "Decoupled weight decay of AdamW.", ge=0)
+    betas: tuple[float, float] = key((0.9, 0.999), "AdamW's running-average factors.")
+    lr_warmup_steps: int | None = key(
+        None, "Steps over which the rate rises from 0. null: from `lr_warmup_steps_ratio`.", ge=0
+    )
+    warmup_steps: int | None = key(None, "Another name of `lr_warmup_steps`.", ge=0)
+    lr_warmup_steps_ratio: float = key(
+        0.0, "Warm-up as a share of all steps, where no number of steps is given.", ge=0, le=1
+    )
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = key(
+        "constant", "How the rate falls after the warm-up."
+    )
+    min_lr_ratio: float = key(0.0, "Where cosine and linear end, as a share of `lr`.", ge=0, le=1)
+
+    def warmup(self, total_steps: int) -> int:
+        for steps in (self.lr_warmup_steps, self.warmup_steps):
+            if steps is not None:
+                return steps
+        return int(self.lr_warmup_steps_ratio * total_steps)
+
+
+class CriticOptim(Optim):
+    lr: float = key(1e-5, "Learning rate; about ten times the actor's.", ge=0)
+
+
+class Fsdp(Section):
+    param_offload: bool = key(
+        False, "Keep the parameters in host memory while they are not in use. On a CPU they are there anyway."
+    )
+    optimizer_offload: bool = key(False, "Keep the optimizer's state in host memory between updates.")
+    gradient_checkpointing: bool | None = key(
+        None, "Another place for `model.enable_gradient_checkpointing`. null: as there."
+    )
+    fsdp_size: int = key(-1, "Ranks that share one copy of the weights. -1: all.", ge=-1)
+    dtype: Literal["auto", "float32", "bfloat16"] = key(
+        "auto",
+        "Arithmetic of forward and backward; the weights stay float32. auto: bfloat16 on a GPU, else float32.",
+    )
+
+
+class RefFsdp(Section):
+    param_offload: bool = key(False, "Keep the reference's parameters in host memory while they are not in use.")
+
+
+class PolicyLoss(Section):
+    loss_mode: str = key("vanilla", "The policy loss. vanilla: PPO's clipped ratio, with dual clip.")
+
+
+class Checkpoint(Section):
+    save_contents: list[Literal["model", "optimizer", "extra", "hf_model"]] = key(
+        ["model", "optimizer", "extra"],
+        "What a checkpoint holds: weights, optimizer state, random state; hf_model adds a Hugging Face folder.",
+    )
+    load_contents: list[Literal["model", "optimizer", "extra"]] = key(
+        ["model", "optimizer", "extra"], "What a resume takes from it."
+    )
+
+
+class Actor(Section):
+    strategy: Literal["fsdp", "fsdp2"] = key("fsdp", "Training engine. One process runs the same code unsharded.")
+    ppo_mini_batch_size: int = key(256, "Prompts an optimizer step; divides `data.train_batch_size`.", ge=1)
+    ppo_micro_batch_size_per_gpu: int | None = key(
+        None, "Samples a forward-backward pass. null: by token budget.", ge=1
+    )
+    ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
+    use_dynamic_bsz: bool | None = key(
+        None, "Fill micro-batches up to `ppo_max_token_len_per_gpu` tokens. null: when no micro-batch size is given."
+    )
+    ppo_max_token_len_per_gpu: int = key(16384, "Token budget of a micro-batch.", ge=1)
+    ppo_epochs: int = key(1, "Times each batch is learned from.", ge=1)
+    clip_ratio: float = key(0.2, "PPO's clip range: the ratio is held within 1 ± this.", ge=0)
+    clip_ratio_low: float | None = key(None, "Lower clip range. null: `clip_ratio`.", ge=0)
+    clip_ratio_high: float | None = key(None, "Upper clip range (clip-higher). null: `clip_ratio`.", ge=0)
+    clip_ratio_c: float = key(3.0, "Dual clip: a negative advantage's loss is at most this times the advantage.", gt=1)
+    policy_loss: PolicyLoss = section(PolicyLoss, "Which policy loss.")
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = key(
+        "token-mean", "How token losses become one number; the counts are those of the whole mini-batch."
+    )
+    entropy_coeff: float = key(0.0, "Weight of the entropy bonus.")
+    use_kl_loss: bool = key(False, "Add the KL to the reference to the loss.")
+    kl_loss_coef: float = key(0.001, "Its weight.", ge=0)
+    kl_loss_type: KL_ESTIMATOR = key("low_var_kl", "Its estimator.")
+    grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
+    shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
+    ulysses_sequence_parallel_size: int = key(1, "Ranks that share one sequence.", ge=1)
+    optim: Optim = section(Optim, "The optimizer and its schedule.")
+    fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and precision.")
+    checkpoint: Checkpoint = section(Checkpoint, "What checkpoints hold.")
+
+
+class Ref(Section):
+    log_prob_micro_batch_size_per_gpu: int | None = key(None, "Samples a forward pass. null: by token budget.", ge=1)
+    log_prob_use_dynamic_bsz: bool | None = key(
+        None, "Fill forward passes up to the token budget. null: as the key above says."
+    )
+    log_prob_max_token_len_per_gpu: int = key(16384, "Token budget of a forward pass.", ge=1)
+    fsdp_config: RefFsdp = section(RefFsdp, "Offload.")
+
+
+class ValKwargs(Section):
+    n: int = key(1, "Answers to each validation prompt.", ge=1)
+    temperature: float = key(0.0, "0 is greedy.", ge=0)
+    top_p: float = key(1.0, "Nucleus sampling in validation.", gt=0, le=1)
+    top_k: int = key(-1, "Top-k sampling in validation. -1: off.", ge=-1)
+    do_sample: bool = key(False, "False is greedy, whatever the temperature.")
+
+
+class Rollout(Section):
+    name: Literal["native", "hf"] = key(
+        "native", "Engine. native: rloom's own, continuous batching; hf: generate() of transformers."
+    )
+    n: int = key(1, "Answers to each prompt.", ge=1)
+    temperature: float = key(1.0, "Sampling temperature; log-probs are taken at it.", gt=0)
+    top_p: float = key(1.0, "Nucleus sampling.", gt=0, le=1)
+    top_k: int = key(-1, "Top-k sampling. -1: off.", ge=-1)
+    tensor_model_parallel_size: int = key(1, "GPUs that share one engine.", ge=1)
+    gpu_memory_utilization: float = key(
+        0.5, "Share of a GPU's memory that the key-value cache may fill up to.", gt=0, le=1
+    )
+    max_num_seqs: int = key(256, "Most sequences generated at a time.", ge=1)
+    max_num_batched_tokens: int = key(8192, "Most prompt tokens in one prefill pass of the native engine.", ge=1)
+    enforce_eager: bool = key(True, "No captured graphs.")
+    free_cache_engine: bool = key(True, "Free the key-value cache while training.")
+    ignore_eos: bool = key(False, "Generate to the length limit whatever is written. For measurements.")
+    log_prob_micro_batch_size_per_gpu: int | None = key(
+        None, "Samples a forward pass when the policy's old log-probs are computed. null: by token budget.", ge=1
+    )
+    log_prob_use_dynamic_bsz: bool | None = key(
+        None, "Fill those passes up to the token budget. null: as the key above says."
+    )
+    log_prob_max_token_len_per_gpu: int = key(16384, "Token budget of such a pass.", ge=1)
+    calculate_log_probs: bool = key(
+        True, "Compare the engine's log-probs with the trainer's, where the trainer computes them, and report the gap."
+    )
+    val_kwargs: ValKwargs = section(ValKwargs, "Sampling in validation.")
+    engine_kwargs: dict[str, Any] = key({}, "Further arguments of the engine. hf: of `generate`.")
+
+
+class ActorRolloutRef(Section):
+    model: Model = section(Model, "The policy's model.")
+    actor: Actor = section(Actor, "How the policy learns.")
+    ref: Ref = section(Ref, "The reference; there only when KL is used.")
+    rollout: Rollout = section(Rollout, "How answers are generated.")
+
+
+class CriticModel(Section):
+    path: str | None = key(None, "Folder or hub name the critic starts from; it gets a value head. null: the actor's.")
+    trust_remote_code: bool = key(False, "Run the Python files that a model brings along.")
+    enable_gradient_checkpointing: bool = key(True, "Recompute activations in the backward pass.")
+    use_remove_padding: bool = key(True, "Packed sequences, no padding.")
+    override_config: dict[str, Any] = key({}, "Entries that replace those of the model's config.json.")
+    fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and precision.")
+
+
+class Critic(Section):
+    enable: bool | None = key(None, "null: when the algorithm needs one.")
+    strategy: Literal["fsdp", "fsdp2"] = key("fsdp", "Training engine.")
+    model: CriticModel = section(CriticModel, "The critic's model.")
+    optim: CriticOptim = section(CriticOptim, "The optimizer and its schedule.")
+    ppo_mini_batch_size: int | None = key(None, "Prompts an optimizer step. null: the actor's.", ge=1)
+    ppo_micro_batch_size_per_gpu: int | None = key(None, "Samples a pass. null: by token budget.", ge=1)
+    ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
+    use_dynamic_bsz: bool | None = key(
+        None, "Fill passes up to `ppo_max_token_len_per_gpu` tokens. null: when no size is given."
+    )
+    ppo_max_token_len_per_gpu: int = key(32768, "Token budget of a pass.", ge=1)
+    ppo_epochs: int | None = key(None, "Times each batch is learned from. null: the actor's.", ge=1)
+    cliprange_value: float = key(0.5, "How far a new value may leave the old one before its gradient is cut.", gt=0)
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = key(
+        "token-mean", "How token losses become one number."
+    )
+    grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
+    shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
+
+
+class RewardModel(Section):
+    timeout_s: float = key(
+        10.0, "Longest time one call of a reward function may take; then the sample counts as failed.", gt=0
+    )
+    num_workers: int = key(2, "Processes that compute rewards beside the generation.", ge=1)
+    max_failed_share: float = key(0.5, "Stop the run when a larger share of a step's rewards failed.", ge=0, le=1)
+
+
+class CustomRewardFunction(Section):
+    path: str | None = key(None, "Python file with a reward function of your own; it then scores every data source.")
+    name: str = key("compute_score", "The function's name in that file.")
+    reward_kwargs: dict[str, Any] = key(
+        {}, "Further keyword arguments of every call; the built-in rules take them too."
+    )
+
+
+class KlCtrl(Section):
+    type: Literal["fixed", "adaptive"] = key("fixed", "adaptive steers the coefficient towards `target_kl`.")
+    kl_coef: float = key(0.001, "Coefficient of the KL in the reward, or where the adaptive one starts.", ge=0)
+    horizon: int = key(10000, "Samples over which the adaptive coefficient reacts.", ge=1)
+    target_kl: float = key(0.1, "What the adaptive coefficient aims at.", gt=0)
+
+
+class AlgorithmSection(Section):
+    adv_estimator: str = key("gae", "The advantage estimator: gae (PPO, with a critic), rloo or grpo.")
+    gamma: float = key(1.0, "Discount of later rewards.", ge=0, le=1)
+    lam: float = key(0.95, "GAE's lambda: 0 trusts the critic, 1 the rewards.", ge=0, le=1)
+    norm_adv_by_std_in_grpo: bool = key(
+        True, "Divide a group's advantages by their standard deviation. False is Dr. GRPO's way."
+    )
+    use_kl_in_reward: bool = key(False, "Subtract the KL to the reference from each token's reward.")
+    kl_penalty: KL_ESTIMATOR = key("kl", "Its estimator.")
+    kl_ctrl: KlCtrl = section(KlCtrl, "Its coefficient.")
+
+
+class Trainer(Section):
+    nnodes: int = key(1, "Machines.", ge=1)
+    n_gpus_per_node: int = key(1, "GPUs a machine; on a CPU, processes.", ge=1)
+    total_epochs: int = key(30, "Passes over the training prompts.", ge=1)
+    total_training_steps: int | None = key(None, "Steps in all; wins over `total_epochs`.", ge=1)
+    save_freq: int = key(-1, "Save a checkpoint every so many steps, and at the end. -1: never.", ge=-1)
+    test_freq: int = key(-1, "Validate every so many steps, and at the end. -1: never.", ge=-1)
+    val_before_train: bool = key(True, "Validate before the first step, when there are validation prompts.")
+    val_only: bool = key(False, "Validate and end.")
+    critic_warmup: int = key(0, "Steps in which only the critic learns.", ge=0)
+    logger: str | list[str] = key(["console"], "Where metrics go: console, tensorboard, wandb, file; one or a list.")
+    project_name: str = key("rloom_examples", "Project, for trackers and the default directory.")
+    experiment_name: str = key("default", "Experiment, likewise.")
+    default_local_dir: str = key(
+        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
+        "The run directory: checkpoints, metrics, pictures.",
+    )
+    resume_mode: Literal["auto", "disable", "resume_path"] = key(
+        "auto",
+        "auto: go on from the newest checkpoint in the run directory, if any. resume_path: from `resume_from_path`.",
+    )
+    resume_from_path: str | None = key(None, "A `global_step_N` folder.")
+    max_actor_ckpt_to_keep: int | None = key(None, "Newest checkpoints kept with the actor's weights. null: all.", ge=1)
+    max_critic_ckpt_to_keep: int | None = key(None, "Newest checkpoints kept with the critic's. null: all.", ge=1)
+    balance_batch: bool = key(True, "Share a batch among workers by tokens instead of by samples.")
+    rollout_data_dir: str | None = key(None, "Write every training answer with its score here, a jsonl file a step.")
+    validation_data_dir: str | None = key(None, "Likewise for validation.")
+    log_val_generations: int = key(0, "Print so many validation answers each time.", ge=0)
+    max_nonfinite_updates: int = key(3, "Stop after so many updates in a row whose gradient was not finite.", ge=1)
+    device: Literal["auto", "cpu", "cuda"] = key("auto", "Where to compute. auto: a GPU if there is one.")
+
+    @property
+    def loggers(self) -> list[str]:
+        return [self.logger] if isinstance(self.logger, str) else list(self.logger)
+
+
+class Config(Section):
+    data: Data = section(Data, "Prompts.")
+    actor_rollout_ref: ActorRolloutRef = section(
+        ActorRolloutRef, "The policy: its model, its learning, its reference, its rollout."
+    )
+    critic: Critic = section(Critic, "The value model.")
+    reward_model: RewardModel = section(RewardModel, "How rewards are computed.")
+    custom_reward_function: CustomRewardFunction = section(CustomRewardFunction, "A reward function of your own.")
+    algorithm: AlgorithmSection = section(AlgorithmSection, "Advantages and KL control.")
+    trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.")
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.data.train_batch_size * self.actor_rollout_ref.rollout.n
+
+    @property
+    def mini_batches(self) -> int:
+        return self.data.train_batch_size // self.actor_rollout_ref.actor.ppo_mini_batch_size
+
+    @property
+    def on_policy(self) -> bool:
+        """One update a batch: the policy that learns is the one that wrote the answers."""
+        return self.mini_batches == 1 and self.actor_rollout_ref.actor.ppo_epochs == 1

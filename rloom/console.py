@@ -1,0 +1,48 @@
+"""What every command shares: reading Hydra's own flags, and errors that are read by people."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+from rloom.errors import ConfigError, RloomError
+
+INTERRUPTED = 130
+
+
+def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """(key=value overrides, where the configuration comes from): --config-path and --config-name as in Hydra."""
+    overrides: list[str] = []
+    source: dict[str, str] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        name, given, value = argument.partition("=")
+        if name in ("--config-path", "-cp", "--config-name", "-cn"):
+            key = "config_path" if name in ("--config-path", "-cp") else "config_name"
+            source[key] = value if given else next(rest, "")
+        elif argument.startswith("-") and not given:
+            raise_flag(argument)
+        else:
+            overrides.append(argument)
+    return overrides, source
+
+
+def raise_flag(argument: str) -> None:
+    raise SystemExit(
+        f"rloom: {argument} is no flag of this command; it takes key=value, --config-path and --config-name"
+    )
+
+
+def run_safely(command: Callable[[], int]) -> int:
+    """Run a command; an error that its user can mend is shown without a traceback."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("rloom").setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    try:
+        return command()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except RloomError as error:
+        kind = "configuration" if isinstance(error, ConfigError) else type(error).__name__.removesuffix("Error").lower()
+        print(f"rloom: {kind} error: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
+        return 2

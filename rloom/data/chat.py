@@ -1,0 +1,132 @@
+"""Chat messages to the text and the tokens that a model is prompted with.
+
+A tokenizer without a chat template (a base model) gets a plain format instead:
+
+    System: You are terse.
+
+    User: What is 2 + 3?
+
+    Assistant:
+
+with the tokenizer's beginning-of-sequence token in front, if it has one. Templates write that token themselves, so
+rendered text always has what it needs and is tokenized without adding special tokens.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+from rloom.errors import DataError
+from rloom.types import Message
+
+log = logging.getLogger(__name__)
+
+
+class Tokenizer(Protocol):
+    """What we use of a Hugging Face tokenizer."""
+
+    name_or_path: str
+    chat_template: Any
+    bos_token: str | None
+    eos_token_id: int | None
+
+    def __call__(self, text: list[str], *, add_special_tokens: bool, verbose: bool) -> Mapping[str, Any]: ...
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        chat_template: str | None,
+        add_generation_prompt: bool,
+        tokenize: bool,
+    ) -> Any: ...
+
+
+def as_messages(prompt: Any) -> tuple[Message, ...]:
+    """Check a prompt as it stands in a data file. A plain string is one user message."""
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise DataError("the prompt is an empty string")
+        return ({"role": "user", "content": prompt},)
+    if not isinstance(prompt, list | tuple):
+        raise DataError(f"the prompt is {type(prompt).__name__}; it must be a string or a list of chat messages")
+    if not prompt:
+        raise DataError("the prompt is an empty list of messages")
+    return tuple(_as_message(place, message) for place, message in enumerate(prompt))
+
+
+def render(messages: Sequence[Message], tokenizer: Tokenizer, custom_chat_template: str | None = None) -> str:
+    """The text up to where the assistant begins to write."""
+    if tokenizer.chat_template is None and custom_chat_template is None:
+        _warn_of_plain_format(tokenizer.name_or_path)
+        return (tokenizer.bos_token or "") + _plain_format(messages)
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            chat_template=custom_chat_template,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        # templates are programs of the model's makers, and refuse conversations by raising
+        raise DataError(
+            f"the chat template refuses the messages ({error}); change them, or set "
+            "actor_rollout_ref.model.custom_chat_template"
+        ) from error
+    return text
+
+
+def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Tokens of rendered texts, which carry their special tokens already."""
+    if not texts:
+        return []
+    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)
+    return [tuple(ids) for ids in encoded["input_ids"]]
+
+
+def stop_token_ids(tokenizer: Tokenizer, generation_config_eos: int | list[int] | None) -> tuple[int, ...]:
+    """Tokens that end an answer: the tokenizer's, then those of the model's generation config. Chat models often list
+    their end-of-turn token only there."""
+    configured = [generation_config_eos] if isinstance(generation_config_eos, int) else generation_config_eos or []
+    candidates = [tokenizer.eos_token_id, *configured]
+    return tuple(dict.fromkeys(token for token in candidates if token is not None))
+
+
+def _as_message(place: int, message: Any) -> Message:
+    if not isinstance(message, Mapping):
+        raise DataError(f"message {place} of the prompt is {type(message).__name__}; it must have a role and a content")
+    for key in ("role", "content"):
+        if message.get(key) is None:
+            raise DataError(f"message {place} of the prompt has no {key}; its keys are {', '.join(map(repr, message))}")
+    if not isinstance(message["role"], str):
+        raise DataError(f"message {place} of the prompt has a role of type {type(message['role']).__name__}, not text")
+    return {**message, "content": _as_text(place, message["content"])}
+
+
+def _as_text(place: int, content: Any) -> str:
+    """A content is text, or a list of text parts: [{"type": "text", "text": "..."}]."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise DataError(f"message {place} of the prompt has a content of type {type(content).__name__}, not text")
+    for part in content:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            raise DataError(f"message {place} of the prompt has a part that is not text; only text is supported")
+    return "".join(part["text"] for part in content)
+
+
+def _plain_format(messages: Sequence[Message]) -> str:
+    turns = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
+    return "\n\n".join([*turns, "Assistant:"])
+
+
+@cache  # once for each tokenizer, not once a row
+def _warn_of_plain_format(name: str) -> None:
+    log.warning(
+        "the tokenizer %s has no chat template: prompts are written as 'User: ...', 'Assistant:'. "
+        "Set actor_rollout_ref.model.custom_chat_template to choose the format",
+        name or "of the model",
+    )

@@ -1,0 +1,142 @@
+"""Data files to rows: parquet, json (a list of objects) and jsonl (one object a line), the last two also gzipped."""
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rloom.errors import DataError
+
+Row = dict[str, Any]
+
+SUFFIXES = (".parquet", ".json", ".jsonl", ".json.gz", ".jsonl.gz")
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """All rows of a local file, as plain Python values."""
+    file = locate(path)
+    suffix = _suffix(file)
+    try:
+        if suffix == ".parquet":
+            rows = _read_parquet(file)
+        elif suffix in (".json", ".json.gz"):
+            rows = _read_json(file)
+        else:
+            rows = _read_jsonl(file)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}: cannot be read ({error}); check its permissions, or copy it here again") from error
+    if not rows:
+        raise DataError(f"{file}: holds no rows; write it again, or name another file")
+    return rows
+
+
+def locate(path: str | Path) -> Path:
+    """The file that `path` names, `~` and environment variables expanded."""
+    if "://" in str(path):
+        raise DataError(f"{path}: only local files are read; download it first and give the path of the copy")
+    file = Path(os.path.expandvars(path)).expanduser()
+    if file.is_file():
+        return file
+    if file.is_dir():
+        inside = sorted(entry.name for entry in file.iterdir() if entry.name.endswith(SUFFIXES))
+        found = f"name a file in it: {', '.join(inside)}" if inside else f"it holds no {_or(SUFFIXES)} file"
+        raise DataError(f"{file}: is a folder; {found}")
+    raise DataError(f"{file}: no such file; {_what_there_is_instead(file)}")
+
+
+def _what_there_is_instead(file: Path) -> str:
+    if not file.parent.is_dir():
+        return f"the folder {file.parent} does not exist either. `rloom data prepare` writes the known data sets"
+    names = [entry.name for entry in file.parent.iterdir() if entry.is_file()]
+    nearest = get_close_matches(file.name, names, n=1, cutoff=0.0)
+    if not nearest:
+        return f"the folder {file.parent} holds no files. `rloom data prepare` writes the known data sets"
+    return f"the nearest name in {file.parent} is {nearest[0]}"
+
+
+def _suffix(file: Path) -> str:
+    for suffix in SUFFIXES:
+        if file.name.endswith(suffix):
+            return suffix
+    raise DataError(f"{file}: the format is told by the name, which must end in {_or(SUFFIXES)}")
+
+
+def _or(words: tuple[str, ...]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _read_parquet(file: Path) -> list[Row]:
+    try:
+        rows = pq.read_table(file).to_pylist()
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(f"{file}: not a readable parquet file ({error}); write it again") from error
+    return [{name: _without_filled_keys(value) for name, value in row.items()} for row in rows]
+
+
+def _without_filled_keys(value: Any) -> Any:
+    """Parquet gives all structs of a column the same keys and fills those a row lacked with None: take them out."""
+    if isinstance(value, dict):
+        return {key: _without_filled_keys(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_filled_keys(inner) for inner in value]
+    return value
+
+
+def _open_text(file: Path) -> IO[str]:
+    # "utf-8-sig": editors on Windows put a byte order mark in front, which is no JSON
+    if file.name.endswith(".gz"):
+        return gzip.open(file, "rt", encoding="utf-8-sig")
+    return open(file, encoding="utf-8-sig")
+
+
+def _read_json(file: Path) -> list[Row]:
+    with _open_text(file) as stream:
+        text = stream.read()
+    if not text.strip():
+        return []
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        # a second value after the first is what a jsonl file under the wrong name looks like
+        hint = "if it holds one object a line, name it .jsonl" if error.msg == "Extra data" else "mend that line"
+        raise DataError(f"{file}, line {error.lineno}: not valid JSON ({error.msg}); {hint}") from error
+    if not isinstance(values, list):
+        raise DataError(f"{file}: holds one {_json_type(values)}; a data file is a list of objects, one a row")
+    for number, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise DataError(f"{file}, row {number} (counting from 0): is {_json_type(value)}, a row must be an object")
+    return values
+
+
+def _read_jsonl(file: Path) -> list[Row]:
+    return list(_jsonl_objects(file))
+
+
+def _jsonl_objects(file: Path) -> Iterator[Row]:
+    with _open_text(file) as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"{file}, line {number}: not valid JSON ({error.msg}); mend or drop the line"
+                ) from error
+            if not isinstance(value, dict):
+                raise DataError(f"{file}, line {number}: is {_json_type(value)}, each line must be an object")
+            yield value
+
+
+def _json_type(value: Any) -> str:
+    names = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
+    return names.get(type(value), "null")

@@ -1,0 +1,51 @@
+"""Which samples go together: micro-batches by count or by tokens, and shares for workers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MicroBatching:
+    """How a batch is cut for one pass: so many samples at a time, or as many as fit a token budget."""
+
+    samples: int | None = None
+    tokens: int | None = None
+
+    def cut(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Rows of each micro-batch. Every row is in exactly one."""
+        if self.samples is not None:
+            rows = list(range(len(lengths)))
+            return [rows[i : i + self.samples] for i in range(0, len(rows), self.samples)]
+        assert self.tokens is not None, "a micro-batching has a sample count or a token budget"
+        return fill_bins(lengths, self.tokens)
+
+
+def fill_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Longest first, each into the first bin with room. A sample over the budget gets a bin of its own."""
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        for place, free in enumerate(room):
+            if lengths[row] <= free:
+                bins[place].append(row)
+                room[place] -= lengths[row]
+                break
+        else:
+            bins.append([row])
+            room.append(budget - lengths[row])
+    return bins
+
+
+def share_rows(lengths: Sequence[int], workers: int, *, balance: bool) -> list[list[int]]:
+    """Rows for each worker, as many for each: in order, or so that each gets about as many tokens."""
+    rows, each = list(range(len(lengths))), len(lengths) // workers
+    assert each * workers == len(lengths), "a batch divides evenly among workers"
+    if not balance or workers == 1:
+        return [rows[i * each : (i + 1) * each] for i in range(workers)]
+    shares: list[list[int]] = [[] for _ in range(workers)]
+    loads = [0] * workers
+    for row in sorted(rows, key=lambda row: (-lengths[row], row)):
+        lightest = min((w for w in range(workers) if len(shares[w]) < each), key=lambda w: (loads[w], w))
+        shares[lightest].append(row)
+        loads[lightest] += lengths[row]
+    return [sorted(share) for share in shares]

@@ -1,0 +1,229 @@
+"""Data files to prompts: rows checked, rendered, tokenized and fitted to the longest prompt allowed."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from rloom.data.chat import Tokenizer, as_messages, encode, render
+from rloom.data.files import Row, read_rows
+from rloom.errors import ConfigError, DataError
+from rloom.types import Message, Prompt
+
+log = logging.getLogger(__name__)
+
+Truncation = Literal["error", "left", "right", "middle"]
+Tokens = tuple[int, ...]
+
+ROWS_A_CHUNK = 256  # tokenized in one call, which a fast tokenizer spreads over the cores
+
+
+@dataclass(frozen=True)
+class PlacedRow:
+    index: int  # in the whole data set
+    place: str  # where the user finds it
+    values: Row
+
+
+def load_prompts(
+    files: str | Path | Sequence[str | Path],
+    *,
+    tokenizer: Tokenizer,
+    prompt_key: str,
+    reward_fn_key: str,
+    max_prompt_length: int,
+    filter_overlong: bool,
+    truncation: Truncation,
+    max_samples: int | None,
+    num_workers: int,
+    return_raw_chat: bool,
+    custom_chat_template: str | None = None,
+    field: str = "data.train_files",
+) -> list[Prompt]:
+    """The prompts of all files in order. `max_samples` (None, -1: all) takes the head of the set before filtering, and
+    an index counts the rows before filtering too. `Prompt.text` stays whole where tokens are truncated."""
+    rows = _read_all(files, field, max_samples)
+    build = partial(
+        _build,
+        tokenizer=tokenizer,
+        prompt_key=prompt_key,
+        reward_fn_key=reward_fn_key,
+        return_raw_chat=return_raw_chat,
+        custom_chat_template=custom_chat_template,
+    )
+    prompts = _build_all(rows, build, tokenizer, num_workers)
+    if filter_overlong:
+        return _filter(prompts, max_prompt_length, field)
+    if truncation == "error":
+        _refuse_overlong(prompts, rows, max_prompt_length)
+        return prompts
+    cut = TRUNCATIONS[truncation]
+    return [replace(p, tokens=cut(p.tokens, max_prompt_length)) for p in prompts]
+
+
+# reading one row; each fault is a DataError that says what is wrong, and the caller says where
+
+
+def messages_of(row: Row, prompt_key: str) -> tuple[Message, ...]:
+    return as_messages(_value(row, prompt_key, "data.prompt_key"))
+
+
+def data_source_of(row: Row, reward_fn_key: str) -> str:
+    source = _value(row, reward_fn_key, "data.reward_fn_key")
+    if not isinstance(source, str) or not source:
+        raise DataError(f"{reward_fn_key!r} is {source!r}; it must be the name of a data source")
+    return source
+
+
+def ground_truth_of(row: Row) -> Any:
+    """From `reward_model.ground_truth`, or the top-level `ground_truth`; None where a row has neither."""
+    nested = _mapping(row, "reward_model").get("ground_truth")
+    return nested if nested is not None else row.get("ground_truth")
+
+
+def extra_info_of(row: Row) -> dict[str, Any]:
+    return dict(_mapping(row, "extra_info"))
+
+
+def _value(row: Row, key: str, setting: str) -> Any:
+    value = row.get(key)
+    if value is None:
+        columns = ", ".join(map(repr, row))
+        raise DataError(f"has nothing under {key!r}; its columns are {columns}. Set {setting} to the right one")
+    return value
+
+
+def _mapping(row: Row, key: str) -> Mapping[str, Any]:
+    value = row.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise DataError(f"{key!r} is {type(value).__name__}; it must be an object with keys")
+    return value
+
+
+# reading all of them
+
+
+def _read_all(files: str | Path | Sequence[str | Path], field: str, max_samples: int | None) -> list[PlacedRow]:
+    if max_samples is not None and max_samples < 1 and max_samples != -1:
+        setting = field.replace("_files", "_max_samples")
+        raise ConfigError(f"{setting}={max_samples}: leaves no prompts; use 1 or more, or -1 for all of them")
+    paths = [files] if isinstance(files, str | Path) else list(files)
+    if not paths:
+        raise ConfigError(f"{field}=[]: names no file; give at least one parquet, json or jsonl file")
+    rows: list[PlacedRow] = []
+    for path in paths:
+        try:
+            values = read_rows(path)
+        except DataError as error:
+            raise DataError(f"{field}: {error}") from error
+        for number, row in enumerate(values):
+            rows.append(PlacedRow(len(rows), f"{field}: {path}, row {number} (counting from 0)", row))
+    return rows if max_samples in (None, -1) else rows[:max_samples]
+
+
+def _build_all(
+    rows: Sequence[PlacedRow],
+    build: Callable[[Sequence[PlacedRow]], list[Prompt]],
+    tokenizer: Tokenizer,
+    num_workers: int,
+) -> list[Prompt]:
+    chunks = [rows[start : start + ROWS_A_CHUNK] for start in range(0, len(rows), ROWS_A_CHUNK)]
+    if num_workers == 0:
+        return list(chain.from_iterable(map(build, chunks)))
+    # The first call switches off a truncation stored in tokenizer.json, and a fast tokenizer must not be changed while
+    # other threads read it.
+    encode([""], tokenizer)
+    with ThreadPoolExecutor(num_workers) as pool:
+        return list(chain.from_iterable(pool.map(build, chunks)))
+
+
+def _build(
+    rows: Sequence[PlacedRow],
+    *,
+    tokenizer: Tokenizer,
+    prompt_key: str,
+    reward_fn_key: str,
+    return_raw_chat: bool,
+    custom_chat_template: str | None,
+) -> list[Prompt]:
+    prompts = []
+    for row in rows:
+        try:
+            messages = messages_of(row.values, prompt_key)
+            prompt = Prompt(
+                index=row.index,
+                messages=messages,
+                text=render(messages, tokenizer, custom_chat_template),
+                tokens=(),
+                data_source=data_source_of(row.values, reward_fn_key),
+                ground_truth=ground_truth_of(row.values),
+                extra_info=extra_info_of(row.values) | ({"raw_prompt": list(messages)} if return_raw_chat else {}),
+            )
+        except DataError as error:
+            raise DataError(f"{row.place}: {error}") from error
+        prompts.append(prompt)
+    tokens_of_prompts = encode([prompt.text for prompt in prompts], tokenizer)
+    for row, tokens in zip(rows, tokens_of_prompts, strict=True):
+        if not tokens:
+            raise DataError(f"{row.place}: the tokenizer makes no token of the prompt; drop or fill the row")
+    return [replace(prompt, tokens=tokens) for prompt, tokens in zip(prompts, tokens_of_prompts, strict=True)]
+
+
+# prompts that are too long
+
+
+def _filter(prompts: Sequence[Prompt], limit: int, field: str) -> list[Prompt]:
+    kept = [prompt for prompt in prompts if len(prompt.tokens) <= limit]
+    if not kept:
+        shortest = min(len(prompt.tokens) for prompt in prompts)
+        raise DataError(
+            f"{field}: all {len(prompts)} prompts are over data.max_prompt_length={limit} tokens and were dropped; "
+            f"the shortest has {shortest}. Raise data.max_prompt_length to that or more"
+        )
+    if len(kept) < len(prompts):
+        dropped = len(prompts) - len(kept)
+        log.info("%s: filtered out %d of %d prompts, longer than %d tokens", field, dropped, len(prompts), limit)
+    return kept
+
+
+def _refuse_overlong(prompts: Sequence[Prompt], rows: Sequence[PlacedRow], limit: int) -> None:
+    overlong = [
+        (row, len(prompt.tokens)) for row, prompt in zip(rows, prompts, strict=True) if len(prompt.tokens) > limit
+    ]
+    if not overlong:
+        return
+    row, length = overlong[0]
+    longest = max(tokens for _, tokens in overlong)
+    raise DataError(
+        f"{row.place}: the prompt has {length} tokens, over data.max_prompt_length={limit} ({len(overlong)} of "
+        f"{len(prompts)} prompts are, the longest has {longest}). Raise data.max_prompt_length, set "
+        "data.filter_overlong_prompts=True, or data.truncation to left, right or middle"
+    )
+
+
+def _cut_left(tokens: Tokens, limit: int) -> Tokens:
+    return tokens[-limit:]
+
+
+def _cut_right(tokens: Tokens, limit: int) -> Tokens:
+    return tokens[:limit]
+
+
+def _cut_middle(tokens: Tokens, limit: int) -> Tokens:
+    if len(tokens) <= limit:
+        return tokens
+    head = limit // 2
+    return tokens[:head] + tokens[len(tokens) - (limit - head) :]
+
+
+TRUNCATIONS: dict[str, Callable[[Tokens, int], Tokens]] = {
+    "left": _cut_left,
+    "right": _cut_right,
+    "middle": _cut_middle,
+}

@@ -1,0 +1,87 @@
+"""The order in which a run sees its prompts: endless, seeded, and resumable at any step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rloom.errors import CheckpointError, ConfigError
+from rloom.types import Prompt
+
+
+class PromptStream:
+    """Full batches for ever. What does not fill a batch at the end of an epoch is dropped from that epoch."""
+
+    def __init__(self, prompts: Sequence[Prompt], *, batch_size: int, shuffle: bool, seed: int) -> None:
+        if not 1 <= batch_size <= len(prompts):
+            raise ConfigError(
+                f"data.train_batch_size={batch_size}: the training data has {len(prompts)} rows; "
+                f"use 1 to {len(prompts)}, or add data"
+            )
+        if seed < 0:
+            raise ConfigError(f"data.seed={seed}: must be 0 or more")
+        self.steps_per_epoch = len(prompts) // batch_size
+        self._prompts = prompts
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        self._epoch = 0
+        self._step = 0  # batches drawn from this epoch
+        self._order = self._order_of(0)
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch drawn last, from 0."""
+        return self._epoch
+
+    def next(self) -> list[Prompt]:
+        if self._step == self.steps_per_epoch:
+            self._go_to(self._epoch + 1, step=0)
+        start = self._step * self._batch_size
+        self._step += 1
+        return [self._prompts[row] for row in self._order[start : start + self._batch_size]]
+
+    def state(self) -> dict[str, Any]:
+        """The position, and what gives it a meaning. Plain JSON."""
+        return {"epoch": self._epoch, "step": self._step, **self._identity()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        expected = self._identity()
+        missing = [name for name in ("epoch", "step", *expected) if name not in state]
+        if missing:
+            raise CheckpointError(f"the saved data position lacks {', '.join(missing)}; resume from another checkpoint")
+        changed = [f"{name} was {state[name]}, is {now}" for name, now in expected.items() if state[name] != now]
+        if changed:
+            raise CheckpointError(
+                f"the saved data position does not fit this run: {'; '.join(changed)}. "
+                "Set them back, or start anew with trainer.resume_mode=disable"
+            )
+        if state["epoch"] < 0 or not 0 <= state["step"] <= self.steps_per_epoch:
+            raise CheckpointError(
+                f"the saved data position is damaged: epoch {state['epoch']}, step {state['step']} of "
+                f"{self.steps_per_epoch}; resume from another checkpoint"
+            )
+        self._go_to(state["epoch"], step=state["step"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "rows": len(self._prompts),
+            "data.train_batch_size": self._batch_size,
+            "data.shuffle": self._shuffle,
+            "data.seed": self._seed,
+        }
+
+    def _go_to(self, epoch: int, *, step: int) -> None:
+        self._epoch, self._step, self._order = epoch, step, self._order_of(epoch)
+
+    def _order_of(self, epoch: int) -> list[int]:
+        if not self._shuffle:
+            return list(range(len(self._prompts)))
+        # Sorting raw bits: numpy keeps a bit generator's stream the same in all releases, Generator.permutation's not.
+        bits = np.random.PCG64([self._seed, epoch]).random_raw(len(self._prompts))
+        order: list[int] = np.argsort(bits, kind="stable").tolist()
+        return order

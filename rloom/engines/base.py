@@ -1,0 +1,37 @@
+"""The engine role: one worker's part of a model that is scored and trained."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import Metrics, Objective
+from rloom.batch import Batch, TrainBatch
+
+
+@dataclass(frozen=True)
+class Update:
+    """What became of an optimizer step. A gradient that is not finite is dropped, never applied."""
+
+    grad_norm: float
+    applied: bool
+
+
+class Engine(Protocol):
+    def score(self, batch: Batch) -> Tensor:
+        """output_T, on the CPU: log-probs of a policy, values of a critic."""
+
+    def score_reference(self, batch: Batch) -> Tensor:
+        """The same with the LoRA adapter switched off."""
+
+    def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> Metrics:
+        """Add this batch's share of the mini-batch's gradient; the metrics are shares too."""
+
+    def optim_step(self, learning_rate: float) -> Update:
+        """Apply the gathered gradient and forget it."""
+
+    def save(self, folder: Path, contents: frozenset[str]) -> None: ...
+
+    def load(self, folder: Path, contents: frozenset[str]) -> None: ...

@@ -1,0 +1,186 @@
+"""The engine of one process: a whole model on one device, in float32 or bfloat16 with float32 weights."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import Metrics, Objective
+from rloom.batch import Batch, TrainBatch, token_places
+from rloom.data.packing import MicroBatching
+from rloom.engines.base import Update
+from rloom.errors import CheckpointError
+from rloom.models.network import Network
+
+WEIGHTS, ADAPTER, OPTIMIZER = "model.safetensors", "lora.safetensors", "optimizer.pt"
+
+
+@dataclass(frozen=True)
+class Placement:
+    device: torch.device
+    dtype: torch.dtype = torch.float32  # of the arithmetic; weights and optimizer are float32
+    offload_parameters: bool = False
+    offload_optimizer: bool = False
+
+
+@dataclass(frozen=True)
+class AdamW:
+    weight_decay: float
+    betas: tuple[float, float]
+    grad_clip: float
+
+
+class LocalEngine:
+    def __init__(
+        self,
+        network: Network,
+        placement: Placement,
+        *,
+        scoring: MicroBatching,
+        training: MicroBatching | None = None,
+        optimizer: AdamW | None = None,  # None: it is only ever scored
+    ) -> None:
+        self.network = network
+        self.placement = placement
+        self.scoring, self.training = scoring, training
+        self.module = network.module
+        self.adamw = optimizer
+        # with LoRA only the adapter learns, and only it is saved
+        self.parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        whole = len(self.parameters) == sum(1 for _ in self.module.parameters())
+        self.weights_file = WEIGHTS if whole else ADAPTER
+        if optimizer is None:
+            self.module.requires_grad_(False)
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.module.to(self.home)
+        if optimizer is not None:
+            self.optimizer = torch.optim.AdamW(
+                self.parameters.values(), lr=0.0, betas=optimizer.betas, weight_decay=optimizer.weight_decay, fused=True
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return self.placement.device
+
+    @property
+    def home(self) -> torch.device:
+        """Where the parameters rest between uses."""
+        return torch.device("cpu") if self.placement.offload_parameters else self.placement.device
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        self.module.to(self.placement.device)
+        try:
+            yield
+        finally:
+            self.module.to(self.home)
+
+    def arithmetic(self) -> AbstractContextManager[Any]:
+        if self.placement.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.placement.device.type, self.placement.dtype)
+
+    def score_reference(self, batch: Batch) -> Tensor:
+        with self.network.without_adapter():
+            return self.score(batch)
+
+    def score(self, batch: Batch) -> Tensor:
+        output_T = torch.zeros(len(batch.tokens_T))
+        self.module.eval()
+        with self.on_device(), torch.no_grad(), self.arithmetic():
+            for rows in self.scoring.cut(batch.length_N.tolist()):
+                part = batch.select(rows)
+                output_T[token_places(batch.length_N, torch.tensor(rows))] = (
+                    self.outputs(part, entropy_gradient=False)[0].float().cpu()
+                )
+        return output_T
+
+    def outputs(self, batch: Batch, entropy_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        there = batch.to(self.placement.device)
+        return self.network.token_outputs(there.tokens_T, there.length_N, there.mask_T, entropy_gradient)
+
+    def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> Metrics:
+        assert self.training is not None  # an engine with an optimizer is given one
+        total: Metrics = {}
+        self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
+        with self.on_device():
+            for rows in self.training.cut(batch.length_N.tolist()):
+                part = batch.select(rows).to(self.placement.device)
+                with self.arithmetic():
+                    output_T, entropy_T = self.outputs(part, objective.needs_entropy_gradient)
+                loss, metrics = objective(output_T, entropy_T, part, counts)
+                loss.backward()
+                for name, value in metrics.items():
+                    total[name] = total.get(name, 0.0) + value
+        return total
+
+    def optim_step(self, learning_rate: float) -> Update:
+        assert self.optimizer is not None and self.adamw is not None
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.adamw.grad_clip)
+        applied = bool(torch.isfinite(norm))
+        if applied:
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            with self.optimizer_on_device():
+                self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return Update(float(norm), applied)
+
+    @contextmanager
+    def optimizer_on_device(self) -> Iterator[None]:
+        """Parameters and moments meet on the device; where told, the moments go back to the host afterwards."""
+        assert self.optimizer is not None
+        with self.on_device():
+            self.move_optimizer(self.placement.device)
+            yield
+        if self.placement.offload_optimizer:
+            self.move_optimizer(torch.device("cpu"))
+
+    def move_optimizer(self, device: torch.device) -> None:
+        assert self.optimizer is not None
+        for state in self.optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    state[name] = value.to(device)
+
+    def save(self, folder: Path, contents: frozenset[str]) -> None:
+        if "model" in contents:
+            weights = {name: p.detach().cpu().contiguous() for name, p in self.parameters.items()}
+            save_file(weights, folder / self.weights_file, metadata={"format": "pt"})
+        if "optimizer" in contents and self.optimizer is not None:
+            torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
+
+    def load(self, folder: Path, contents: frozenset[str]) -> None:
+        if "model" in contents:
+            self.load_weights(folder / self.weights_file)
+        if "optimizer" in contents and self.optimizer is not None:
+            if not (folder / OPTIMIZER).is_file():
+                raise CheckpointError(
+                    f"{folder / OPTIMIZER} is missing: the checkpoint was saved without it; "
+                    "leave optimizer out of actor_rollout_ref.actor.checkpoint.load_contents to go on all the same"
+                )
+            state = torch.load(folder / OPTIMIZER, map_location=self.placement.device, weights_only=True)
+            self.optimizer.load_state_dict(state)
+
+    def load_weights(self, file: Path) -> None:
+        if not file.is_file():
+            raise CheckpointError(
+                f"{file} is missing: the checkpoint was saved without it (checkpoint.save_contents), or with other "
+                "LoRA settings; take a checkpoint that has it, or start anew with trainer.resume_mode=disable"
+            )
+        saved = load_file(file)
+        for name, parameter in self.parameters.items():
+            if name not in saved or saved[name].shape != parameter.shape:
+                there = tuple(saved[name].shape) if name in saved else "missing"
+                raise CheckpointError(
+                    f"{file}: {name} is {there} there and {tuple(parameter.shape)} in this model; "
+                    "resume with the model it was saved from, or start anew with trainer.resume_mode=disable"
+                )
+            with torch.no_grad():
+                parameter.copy_(saved[name])

@@ -1,0 +1,112 @@
+"""Attention as an argument: transformers' modules call back into whatever `attend` object the caller passed along.
+
+The trainer passes PackedAttention, the native rollout engine passes one that reads its key-value cache. The modules
+themselves stay as they are.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+NAME = "rloom"  # what `config._attn_implementation` says
+
+
+class Attend(Protocol):
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,  # [1, heads, tokens, size]
+        key: Tensor,  # [1, key-value heads, tokens, size]
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:  # [1, tokens, heads, size]
+        ...
+
+
+def call_attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    attend: Attend,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The function registered with transformers; `attend` travels through the model's keyword arguments."""
+    layer: Any = module.layer_idx
+    return attend(layer, query, key, value, scaling, sliding_window, softcap), None
+
+
+AttentionInterface.register(NAME, call_attend)
+
+
+class PackedAttention:
+    """Causal attention within each of the samples laid end to end in one row of tokens."""
+
+    def __init__(self, length_N: Tensor) -> None:
+        samples, longest = len(length_N), int(length_N.max())
+        self.row_T = torch.repeat_interleave(torch.arange(samples, device=length_N.device), length_N)
+        start_N = torch.cumsum(length_N, 0) - length_N
+        self.column_T = torch.arange(len(self.row_T), device=length_N.device) - start_N[self.row_T]
+        self.shape = (samples, longest)
+
+    @property
+    def position_T(self) -> Tensor:
+        return self.column_T
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        rows = attend_causally(self.spread(query), self.spread(key), self.spread(value), scale, window, softcap)
+        return rows.transpose(1, 2)[self.row_T, self.column_T].unsqueeze(0)
+
+    def spread(self, packed: Tensor) -> Tensor:
+        """[1, heads, tokens, size] -> [samples, heads, longest, size]; causality hides what pads the end of a row."""
+        _, heads, _, size = packed.shape
+        rows = packed.new_zeros(*self.shape, heads, size)
+        rows[self.row_T, self.column_T] = packed[0].transpose(0, 1)
+        return rows.transpose(1, 2)
+
+
+def attend_causally(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """[rows, heads, length, size] each; every token sees itself and what is before it, `window` tokens at most."""
+    length = query.shape[2]
+    if softcap is None and (window is None or length <= window):
+        gqa = query.shape[1] != key.shape[1]
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=gqa)
+    place = torch.arange(length, device=query.device)
+    distance = place[:, None] - place[None, :]
+    seen = (distance >= 0) & (distance < (window or length))
+    return attend_where(query, key, value, seen, scale, softcap)
+
+
+def attend_where(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float, softcap: float | None
+) -> Tensor:
+    """Attention under an explicit mask (True: seen)."""
+    groups = query.shape[1] // key.shape[1]
+    if softcap is None:
+        return scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scale, enable_gqa=groups > 1)
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    weight = softcap * torch.tanh(query @ key.transpose(-1, -2) * (scale / softcap))
+    weight = weight.masked_fill(~seen, float("-inf")).softmax(-1, dtype=torch.float32)
+    return weight.to(value.dtype) @ value

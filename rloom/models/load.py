@@ -1,0 +1,110 @@
+"""From a folder or a hub name to a model on a device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from rloom.errors import ModelError
+from rloom.models.attention import NAME as RLOOM_ATTENTION
+
+EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
+# In reinforcement learning the log-prob of a token must not depend on a coin toss.
+DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout")
+
+transformers_logging.disable_progress_bar()  # our own bars say what is going on
+
+
+@dataclass(frozen=True)
+class Lora:
+    rank: int
+    alpha: int = 16
+    target_modules: str | Sequence[str] = "all-linear"
+    adapter_path: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from. `key` is the configuration key that named it, for error messages."""
+
+    path: str
+    key: str = "actor_rollout_ref.model.path"
+    trust_remote_code: bool = False
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def location(self) -> str:
+        if self.path == "embedded":
+            return str(EMBEDDED / "model")
+        expanded = Path(self.path).expanduser()
+        return str(expanded) if expanded.exists() else self.path
+
+
+def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
+    check_folder(source)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source.location, trust_remote_code=source.trust_remote_code
+        )
+    except Exception as error:  # transformers raises many kinds; each means that this name gives no tokenizer
+        raise ModelError(f"{source.key}={source.path}: no tokenizer could be loaded: {first_line(error)}") from error
+    return tokenizer
+
+
+def load_causal_lm(source: ModelSource, *, packed: bool, lora: Lora | None = None) -> PreTrainedModel | PeftModel:
+    """The model in float32. Packed models attend through an `attend` argument, others as transformers does."""
+    check_folder(source)
+    try:
+        config = AutoConfig.from_pretrained(source.location, trust_remote_code=source.trust_remote_code)
+        for name in DROPOUTS:
+            if name in config.to_dict():
+                setattr(config, name, 0.0)
+        for name, value in source.overrides.items():
+            setattr(config, name, value)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            source.location,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=RLOOM_ATTENTION if packed else "sdpa",
+            trust_remote_code=source.trust_remote_code,
+        )
+    except Exception as error:
+        raise ModelError(
+            f"{source.key}={source.path}: the model could not be loaded: {first_line(error)}. "
+            "Give a folder with config.json and weights, or a hub name that this machine can reach"
+        ) from error
+    return with_lora(model, lora) if lora is not None else model
+
+
+def with_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
+    if lora.adapter_path is not None:
+        return PeftModel.from_pretrained(model, lora.adapter_path, is_trainable=True)
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
+    return get_peft_model(model, settings)
+
+
+def check_folder(source: ModelSource) -> None:
+    """Say plainly what is missing, before transformers says it at length."""
+    folder = Path(source.location)
+    if not folder.exists():
+        if source.path.startswith((".", "/", "~")):
+            raise ModelError(f"{source.key}={source.path}: there is no such folder")
+        return  # a hub name
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{source.key}={source.path}: the folder has no config.json, so it is no Hugging Face model")
+    if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
+        raise ModelError(
+            f"{source.key}={source.path}: the folder has no weights (*.safetensors); "
+            f"it holds {', '.join(sorted(file.name for file in folder.iterdir())[:8])}"
+        )
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['(no message)'])[0]}"

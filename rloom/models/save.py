@@ -1,0 +1,29 @@
+"""From a model in memory to a Hugging Face folder."""
+
+from pathlib import Path
+
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+
+from rloom.models.network import PolicyNetwork
+
+
+def save_description(network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Everything of a Hugging Face folder but the weights."""
+    base = network.decoder.base
+    base.config.save_pretrained(folder)
+    base.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def save_pretrained(network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """A folder that from_pretrained loads: the model, or with LoRA its adapter."""
+    network.decoder.model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def merge_adapter(network: PolicyNetwork) -> None:
+    """Fold LoRA into the weights, for good."""
+    model = network.decoder.model
+    if isinstance(model, PeftModel):
+        network.decoder.model = model.merge_and_unload()

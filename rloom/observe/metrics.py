@@ -1,0 +1,148 @@
+"""From tensors to the numbers users know. Pure functions; what they return is always finite.
+
+A number that does not exist (the mean score of a batch whose scores all failed) is left out, never NaN.
+Shapes are named in `rloom.batch`.
+"""
+
+import math
+import re
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rloom.batch import TrainBatch
+
+# Dense bf16 operations a second, by the word in the device's name; the first that is found counts.
+PEAK_FLOPS = {
+    "GB200": 2500e12,
+    "B200": 2250e12,
+    "GH200": 989e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "A10G": 70e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+
+
+def batch_metrics(batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bool] | None = None) -> dict[str, float]:
+    """Scores, rewards, advantages, returns, values and lengths of one step.
+
+    Scores and rewards are those of valid samples, the token quantities those of the tokens that teach, and the
+    lengths those of every sample. `finished` says which samples ended before the length limit.
+    """
+    teaches_T = batch.loss_mask_T
+    response_N = _sum_by_sample(batch, batch.mask_T.double())
+    metrics = {
+        **_spread("critic/score", batch.score_N[batch.valid_N]),
+        **_spread("critic/rewards", _sum_by_sample(batch, rewards_T.double())[batch.valid_N]),
+        **_spread("critic/advantages", batch.advantages_T[teaches_T]),
+        **_spread("response_length", response_N),
+        **_spread("prompt_length", batch.length_N - response_N),
+        "reward/failed": float((~batch.valid_N).sum()),
+    }
+    if batch.returns_T is not None:
+        metrics |= _spread("critic/returns", batch.returns_T[teaches_T])
+    if batch.values_T is not None:
+        metrics |= _spread("critic/values", batch.values_T[teaches_T])
+    if batch.values_T is not None and batch.returns_T is not None:
+        metrics |= _explained_variance(batch.values_T[teaches_T], batch.returns_T[teaches_T])
+    if finished:
+        metrics["response_length/clip_ratio"] = finished.count(False) / len(finished)
+    return _finite(metrics)
+
+
+def rollout_mismatch(rollout_logprobs_T: Tensor, trainer_logprobs_T: Tensor, mask_T: Tensor) -> dict[str, float]:
+    """How far the rollout engine and the trainer disagree about the tokens that were sampled."""
+    rollout_T = rollout_logprobs_T[mask_T].double()
+    trainer_T = trainer_logprobs_T[mask_T].double()
+    if len(rollout_T) == 0:
+        return {}
+    difference_T = (rollout_T.exp() - trainer_T.exp()).abs()
+    return _finite(
+        {
+            "training/rollout_probs_diff_mean": float(difference_T.mean()),
+            "training/rollout_probs_diff_max": float(difference_T.max()),
+            "training/rollout_probs_diff_std": float(difference_T.std(correction=0)),
+            # The tokens were drawn by the rollout engine, so this mean estimates KL(rollout || trainer).
+            "rollout_corr/kl": float((rollout_T - trainer_T).mean()),
+        }
+    )
+
+
+def throughput(*, tokens: int, seconds: float, device: torch.device, devices: int = 1) -> dict[str, float]:
+    """`tokens` are those of all prompts and answers of the step; the throughput is that of one device."""
+    metrics = {
+        "perf/total_num_tokens": float(tokens),
+        "perf/time_per_step": seconds,
+        "perf/max_memory_allocated_gb": peak_memory_bytes(device) / 1024**3,
+    }
+    if seconds > 0:
+        metrics["perf/throughput"] = tokens / seconds / devices
+    return _finite(metrics)
+
+
+def utilisation(role: str, *, flops: float, seconds: float, peak_flops: float | None) -> dict[str, float]:
+    """`perf/mfu/{role}`: the share of one device's peak that went into the model; nothing where the peak is unknown."""
+    if peak_flops is None or seconds <= 0:
+        return {}
+    return _finite({f"perf/mfu/{role}": flops / seconds / peak_flops})
+
+
+def device_peak_flops(device: torch.device) -> float | None:
+    return peak_flops_by_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def peak_flops_by_name(device_name: str) -> float | None:
+    for name, flops in PEAK_FLOPS.items():
+        if re.search(rf"\b{name}\b", device_name):
+            return flops
+    return None
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """What the allocator held at most on a GPU; on a CPU the most the process ever had resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kilobytes
+
+
+def _spread(name: str, values: Tensor) -> dict[str, float]:
+    if len(values) == 0:
+        return {}
+    values = values.double()
+    mean, largest, smallest = torch.stack([values.mean(), values.max(), values.min()]).tolist()
+    return {f"{name}/mean": mean, f"{name}/max": largest, f"{name}/min": smallest}
+
+
+def _sum_by_sample(batch: TrainBatch, values_T: Tensor) -> Tensor:
+    return values_T.new_zeros(len(batch)).index_add(0, batch.sample_T, values_T)
+
+
+def _explained_variance(values_T: Tensor, returns_T: Tensor) -> dict[str, float]:
+    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows only the mean."""
+    if len(returns_T) == 0:
+        return {}
+    spread = float(returns_T.double().var(correction=0))
+    if spread == 0:  # equal returns leave nothing to explain
+        return {}
+    unexplained = float((returns_T.double() - values_T.double()).var(correction=0))
+    return {"critic/vf_explained_var": 1 - unexplained / spread}
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

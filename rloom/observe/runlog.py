@@ -1,0 +1,145 @@
+"""The record of a run: what it measured, how long each stage took, what it wrote. Owns the run directory's logs."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rloom.observe.console import Display, validation_accuracies
+from rloom.observe.records import METRICS_FILE, read_metrics, truncate_metrics, write_rows
+from rloom.observe.trackers import Tracker, make_trackers
+
+
+class RunLog:
+    """Example:
+
+    with RunLog.open(run_dir, loggers=["console"], project="p", experiment="e", config={}) as log:
+        with log.span("gen"):
+            log.advance(64, 128)
+        log.step(1, {"critic/score/mean": 0.5})  # -> metrics.jsonl, with timing_s/gen, and a line on the console
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        trackers: Sequence[Tracker],
+        display: Display,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.run_dir = run_dir
+        self._trackers = trackers
+        self._display = display
+        self._clock = clock
+        self._open_spans: list[str] = []
+        self._seconds: dict[str, float] = {}  # by span, since they were last logged
+        self._first_accuracies = _first_accuracies(self.metrics_file)
+
+    @classmethod
+    def open(
+        cls,
+        run_dir: Path,
+        *,
+        loggers: Sequence[str],
+        project: str,
+        experiment: str,
+        config: Mapping[str, Any],
+        total_steps: int | None = None,
+    ) -> Self:
+        display = Display(total_steps=total_steps, quiet="console" not in loggers)
+        trackers = make_trackers(
+            loggers, run_dir=run_dir, project=project, experiment=experiment, config=config, say=display.message
+        )
+        return cls(run_dir, trackers=trackers, display=display)
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.run_dir / METRICS_FILE
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Time a stage into `timing_s/{name}`. Within a step, spans of one name add up; nested, the outer counts."""
+        self._open_spans.append(name)
+        self._display.begin(name)
+        started = self._clock()
+        try:
+            yield
+        finally:
+            elapsed = self._clock() - started
+            self._open_spans.pop()
+            if name not in self._open_spans:
+                self._seconds[name] = self._seconds.get(name, 0.0) + elapsed
+                self._display.end(name)
+
+    def seconds(self, name: str) -> float:
+        """What spans of this name took since they were last logged."""
+        return self._seconds.get(name, 0.0)
+
+    def advance(self, done: int, total: int, *, stage: str | None = None) -> None:
+        """Move the bar of the current stage, or of one that runs beside it."""
+        if stage is None:
+            if not self._open_spans:
+                return
+            stage = self._open_spans[-1]
+        self._display.begin(stage)
+        self._display.advance(stage, done, total)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log what a step measured and took."""
+        timed = {**metrics, **_timings(self._seconds)}
+        self._seconds = {}
+        self._log(step, timed)
+        self._display.step(step, timed)
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log a validation, and its time alone: the rest of the time belongs to the step."""
+        testing = {"testing": self._seconds.pop("testing")} if "testing" in self._seconds else {}
+        self._log(step, {**metrics, **_timings(testing)})
+        accuracies = validation_accuracies(metrics)
+        self._display.validation(step, metrics, start=self._first_accuracies)
+        self._first_accuracies = {**accuracies, **self._first_accuracies}
+
+    def message(self, text: str) -> None:
+        self._display.message(text)
+
+    def dump_rollouts(self, folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """One JSON object a row (input, output, gts, score, step, ...) in `{folder}/{step}.jsonl`."""
+        file = folder / f"{step}.jsonl"
+        write_rows(file, rows)
+        return file
+
+    def truncate_after(self, step: int) -> None:
+        """Forget what was logged after `step`: a resumed run will log it anew. -1 forgets everything."""
+        truncate_metrics(self.metrics_file, step)
+        self._first_accuracies = _first_accuracies(self.metrics_file)
+
+    def close(self) -> None:
+        self._display.clear()
+        for tracker in self._trackers:
+            tracker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+
+def _timings(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {f"timing_s/{name}": value for name, value in seconds.items()}
+
+
+def _first_accuracies(metrics_file: Path) -> dict[str, float]:
+    """Of each data source, in what the file already holds: a resumed run still knows where it started."""
+    first: dict[str, float] = {}
+    for record in read_metrics(metrics_file):
+        first = {**validation_accuracies(record), **first}
+    return first

@@ -1,0 +1,156 @@
+"""Where the numbers of a run go: the run's own file always, TensorBoard and Weights & Biases when asked."""
+
+import importlib
+import netrc
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from rloom.errors import ConfigError
+from rloom.observe.records import METRICS_FILE, append_metrics, truncate_metrics
+
+LOGGERS = ("console", "file", "tensorboard", "wandb")
+
+WANDB_START_TIMEOUT_S = 30
+
+# The public server under its old and its new name: a login under either is good for both.
+WANDB_PUBLIC_HOSTS = {"api.wandb.ai", "api.forge.coreweave.com"}
+
+
+class Tracker(Protocol):
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """May be called more than once for a step, with other names."""
+
+    def close(self) -> None: ...
+
+
+class FileTracker:
+    """`metrics.jsonl`: one JSON object a line, on disk when `log` returns."""
+
+    def __init__(self, run_dir: Path) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._file = run_dir / METRICS_FILE
+        truncate_metrics(self._file)  # else the next line would be glued to one that a crash cut short
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        append_metrics(self._file, step, metrics)
+
+    def close(self) -> None:
+        pass  # the file is open only while a line is written
+
+
+class TensorboardTracker:
+    def __init__(self, run_dir: Path) -> None:
+        self._module = _import("torch.utils.tensorboard", logger="tensorboard", install="tensorboard")
+        self._folder = run_dir / "tensorboard"
+        self._writer: Any = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            # A resumed run starts behind where the last one stopped: hide what that one wrote from here on.
+            self._writer = self._module.SummaryWriter(str(self._folder), purge_step=step)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandbTracker:
+    """One W&B run a start. Without a login, or without a way to the server, it records offline and says so."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        project: str,
+        experiment: str,
+        config: Mapping[str, Any],
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._wandb = _import("wandb", logger="wandb", install="'rloom[wandb]'")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._folder = run_dir / "wandb"
+        self._arguments = {"project": project, "name": experiment, "config": dict(config), "dir": str(run_dir)}
+        self._run = self._start(say)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+    def _start(self, say: Callable[[str], None]) -> Any:
+        wish = os.environ.get("WANDB_MODE")
+        if wish in ("offline", "dryrun", "disabled"):
+            return self._init("disabled" if wish == "disabled" else "offline")
+        if not _logged_in(urlsplit(self._wandb.setup().settings.base_url).netloc):
+            say(f"wandb: not logged in, recording offline in {self._folder}; `wandb login`, then `wandb sync` it")
+            return self._init("offline")
+        try:
+            run = self._init(None)
+        except (self._wandb.errors.Error, TimeoutError) as error:
+            reason = str(error).partition("\n")[0]
+            say(f"wandb: {reason}; recording offline in {self._folder}; send it later with `wandb sync`")
+            return self._init("offline")
+        if run.url:
+            say(f"wandb: {run.url}")
+        return run
+
+    def _init(self, mode: str | None) -> Any:
+        # Its own terminal lines and its capture of ours would tear the progress bars.
+        settings = self._wandb.Settings(
+            silent=True, console="off", init_timeout=WANDB_START_TIMEOUT_S, login_timeout=WANDB_START_TIMEOUT_S
+        )
+        return self._wandb.init(**self._arguments, mode=mode, settings=settings)
+
+
+def make_trackers(
+    names: Sequence[str],
+    *,
+    run_dir: Path,
+    project: str,
+    experiment: str,
+    config: Mapping[str, Any],
+    say: Callable[[str], None] = print,
+) -> list[Tracker]:
+    """The trackers that `trainer.logger` names. The file is always there: the curve and the UI read it."""
+    for name in names:
+        if name not in LOGGERS:
+            raise ConfigError(f"trainer.logger={list(names)}: there is no logger {name!r}; use any of {list(LOGGERS)}")
+    trackers: list[Tracker] = [FileTracker(run_dir)]
+    if "tensorboard" in names:
+        trackers.append(TensorboardTracker(run_dir))
+    if "wandb" in names:
+        trackers.append(WandbTracker(run_dir, project=project, experiment=experiment, config=config, say=say))
+    return trackers
+
+
+def _import(module: str, *, logger: str, install: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"trainer.logger names {logger!r}, which is not installed ({error}): "
+            f"pip install {install}, or leave {logger!r} out"
+        ) from error
+
+
+def _logged_in(host: str) -> bool:
+    """Whether W&B will find a key by itself; where it does not, it would stop and ask for one."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    hosts = WANDB_PUBLIC_HOSTS if host in WANDB_PUBLIC_HOSTS else {host}
+    candidates = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
+    for file in map(os.path.expanduser, candidates):
+        try:
+            known = netrc.netrc(file).hosts
+        except (OSError, netrc.NetrcParseError):
+            continue
+        if not hosts.isdisjoint(known):
+            return True
+    return False

@@ -1,0 +1,89 @@
+"""Loading a user's reward function, and saying what is wrong with it."""
+
+import importlib.machinery
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rloom.errors import RewardError
+
+MODULE_NAME = "rloom_custom_reward"
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+def load_function(path: str, name: str, reward_kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    file = Path(path).expanduser().absolute()
+    if not file.is_file():
+        raise RewardError(
+            f"custom_reward_function.path={path!r}: there is no file {file}; give a Python file that defines {name}"
+        )
+    module = _load_module(path, file)
+    if name not in vars(module):
+        raise RewardError(
+            f"custom_reward_function.name={name!r}: {path} has no such function; it defines {_functions(module)}"
+        )
+    function: Any = vars(module)[name]
+    if not callable(function):
+        raise RewardError(
+            f"custom_reward_function.name={name!r}: in {path} that is a {type(function).__name__}, not a function; "
+            f"it defines {_functions(module)}"
+        )
+    _check_signature(function, path, name, reward_kwargs)
+    return function  # type: ignore[no-any-return]
+
+
+def one_line(error: BaseException, file: str) -> str:
+    """Type, message and place of an error: the deepest line of the user's `file`, or of whatever raised."""
+    message = " ".join(str(error).split())
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}:{error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file] or frames
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name})" if own else ""
+    return f"{type(error).__name__}: {message[:300]}{place}" if message else f"{type(error).__name__}{place}"
+
+
+def _load_module(path: str, file: Path) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader(MODULE_NAME, str(file))
+    spec = importlib.util.spec_from_loader(MODULE_NAME, loader)
+    assert spec is not None  # there is a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE_NAME] = module  # dataclasses and pickle look a class's module up there
+    sys.path.append(str(file.parent))  # so that it can import the files beside it
+    try:
+        loader.exec_module(module)
+    except BaseException as error:  # a sys.exit() in the file too
+        raise RewardError(
+            f"custom_reward_function.path={path!r} cannot be loaded: {one_line(error, str(file))}; "
+            "`python` on that file must run without an error"
+        ) from error
+    return module
+
+
+def _functions(module: ModuleType) -> str:
+    own = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == MODULE_NAME and not name.startswith("_")
+    ]
+    return ", ".join(own) or "no functions"
+
+
+def _check_signature(function: Callable[..., Any], path: str, name: str, reward_kwargs: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # built-in code shows none
+        return
+    try:
+        signature.bind(**dict.fromkeys(ARGUMENTS), **reward_kwargs)
+    except TypeError as error:
+        extra = f" and reward_kwargs {', '.join(reward_kwargs)}" if reward_kwargs else ""
+        raise RewardError(
+            f"custom_reward_function.name={name!r}: {name}{signature} in {path} cannot be called with the keywords "
+            f"{', '.join(ARGUMENTS)}{extra}: {error}"
+        ) from error

@@ -1,0 +1,133 @@
+"""The pool's end of one worker process: start it, ask it, end it."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from typing import IO
+
+from rloom.errors import RewardError
+from rloom.rewards.frames import Progress, Refusal, Reply, Setup, decode, encode
+from rloom.types import Score
+
+EXIT_GRACE_S = 2.0  # for a worker to flush what the user's code holds open, before it is killed
+STDERR_LINES = 5  # of a dead worker, quoted in the reason
+
+
+class WorkerDied(Exception):
+    """The process ended while it was asked something."""
+
+
+class WorkerProcess:
+    """One process, started at construction.
+
+    A session of its own keeps ctrl-C from it, and lets the kill reach what it started. The connection is a socket,
+    whose end of file tells the worker that this process is gone, even after kill -9.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._socket, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rloom.rewards.worker"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:  # no memory, no file descriptors, no processes left
+            self._socket.close()
+            raise RewardError(f"no reward worker could be started: {error}") from error
+        finally:
+            theirs.close()
+        assert self._process.stderr is not None  # it is a pipe
+        self._last_lines: deque[str] = deque(maxlen=STDERR_LINES)
+        self._stderr_thread = threading.Thread(
+            target=self._forward_stderr, args=(self._process.stderr,), name="reward-stderr", daemon=True
+        )
+        self._stderr_thread.start()
+
+    def load(self) -> None:
+        """Wait until the function is loaded."""
+        limit_s = self._setup.load_limit_s
+        what = "the reward rules" if self._setup.path is None else f"custom_reward_function.path={self._setup.path!r}"
+        try:
+            reply = self._exchange(encode(self._setup), limit_s)
+        except TimeoutError:
+            raise RewardError(f"{what}: not loaded after {limit_s:g} s; move slow work into the function") from None
+        except WorkerDied as error:
+            raise RewardError(f"{what}: {error}, while it was loaded") from None
+        if isinstance(reply, Refusal):
+            raise RewardError(reply.message)
+
+    def score(self, request: bytes) -> Score:
+        """Send an encoded Sample. After a TimeoutError or WorkerDied this worker cannot be used again."""
+        reply = self._exchange(request, self._setup.timeout_s)
+        while isinstance(reply, Progress):
+            loading = reply is Progress.LOADING
+            reply = self._receive(self._setup.load_limit_s if loading else self._setup.timeout_s)
+        assert isinstance(reply, Score)
+        return reply
+
+    def interrupt(self) -> None:
+        """From another thread: whoever waits for this worker gets WorkerDied at once."""
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self, *, grace_s: float = EXIT_GRACE_S) -> int:
+        """End the process and everything in its group, and give its exit code. Again is allowed."""
+        if self._process.returncode is not None:
+            return self._process.returncode
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        # It leads its group, which outlives it where the user's code has started processes.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        self._stderr_thread.join(timeout=EXIT_GRACE_S)
+        return code
+
+    def _exchange(self, request: bytes, limit_s: float) -> Reply:
+        deadline = time.monotonic() + limit_s
+        try:
+            self._socket.settimeout(limit_s)
+            self._socket.sendall(request)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._died() from None
+        return self._receive(deadline - time.monotonic())
+
+    def _receive(self, limit_s: float) -> Reply:
+        deadline = time.monotonic() + limit_s
+
+        def receive(count: int) -> bytes:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(remaining_s)
+            return self._socket.recv(count)
+
+        try:
+            return decode(receive)  # type: ignore[no-any-return]
+        except (EOFError, ConnectionResetError):
+            raise self._died() from None
+
+    def _died(self) -> WorkerDied:
+        code = self.close()
+        how = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        lines = " | ".join(self._last_lines)
+        return WorkerDied(f"the reward worker {how}" + (f"; its last lines: {lines}" if lines else ""))
+
+    def _forward_stderr(self, stream: IO[bytes]) -> None:
+        """What the user's code prints appears on our stderr, through Python, where a progress display can make room."""
+        with stream:
+            for raw in stream:
+                line = raw.decode(errors="replace").rstrip()
+                self._last_lines.append(line)
+                print(line, file=sys.stderr)

@@ -1,0 +1,86 @@
+"""Which rule scores which data source."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rloom.errors import RewardError
+from rloom.rewards.rules import gsm8k, math, math_reasoning
+
+
+def _nothing() -> None:
+    """Most rules have no library to import."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    compute_score: Callable[..., dict[str, float | str | None]]
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # reward_kwargs it reads, and their values
+    prepare: Callable[[], None] = _nothing  # imports what is slow to import, before any clock runs
+
+
+GSM8K = Rule(gsm8k.compute_score, options={"method": gsm8k.METHODS})
+MATH = Rule(math.compute_score, prepare=math.load_library)
+MATH_REASONING = Rule(math_reasoning.compute_score)
+
+EXACT = {
+    "openai/gsm8k": GSM8K,
+    "lighteval/MATH": MATH,
+    "DigitalLearningGmbH/MATH-lighteval": MATH,
+    "HuggingFaceH4/MATH-500": MATH,
+}
+# Tried in this order, whatever the case: math_reasoning has to stand before math.
+PREFIXES = {
+    "math_reasoning": MATH_REASONING,
+    "math": MATH,
+    "aime": MATH,
+}
+
+
+def rule_for(data_source: str) -> Rule | None:
+    if data_source in EXACT:
+        return EXACT[data_source]
+    name = data_source.casefold()
+    return next((rule for prefix, rule in PREFIXES.items() if name.startswith(prefix)), None)
+
+
+def registered() -> list[str]:
+    return [*EXACT, *(f"{prefix}*" for prefix in PREFIXES)]
+
+
+def options_for(rule: Rule, reward_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `reward_kwargs` that this rule reads: one setting serves a mix of data sources."""
+    return {name: value for name, value in reward_kwargs.items() if name in rule.options}
+
+
+def check_sources(sources: Mapping[str, Sequence[int]], reward_kwargs: Mapping[str, Any] | None = None) -> None:
+    """Before any rollout: every data source (with the rows it stands in) has a rule, every option a reader."""
+    unknown = {source: rows for source, rows in sources.items() if rule_for(source) is None}
+    if unknown:
+        named = "; ".join(f"{source!r} ({_rows(rows)})" for source, rows in unknown.items())
+        raise RewardError(
+            f"no reward rule for data_source {named}. Registered: {', '.join(registered())}. "
+            "Correct the data_source of these rows, or score them with your own function: "
+            "custom_reward_function.path=my_rewards.py custom_reward_function.name=compute_score"
+        )
+    rules = [rule for rule in map(rule_for, sources) if rule is not None]
+    for name, value in (reward_kwargs or {}).items():
+        _check_option(name, value, rules, sources)
+
+
+def _check_option(name: str, value: Any, rules: Sequence[Rule], sources: Mapping[str, Sequence[int]]) -> None:
+    allowed = next((rule.options[name] for rule in rules if name in rule.options), None)
+    if allowed is None:
+        readable = sorted({option for rule in rules for option in rule.options}) or ["none"]
+        raise RewardError(
+            f"reward_kwargs.{name}={value!r}: no rule for {', '.join(sources)} reads it; "
+            f"options they read: {', '.join(readable)}"
+        )
+    if value not in allowed:
+        raise RewardError(f"reward_kwargs.{name}={value!r}: use one of {', '.join(allowed)}")
+
+
+def _rows(rows: Sequence[int], shown: int = 3) -> str:
+    examples = ", ".join(str(row) for row in rows[:shown])
+    more = f" and {len(rows) - shown} more" if len(rows) > shown else ""
+    return f"row{'s' if len(rows) > 1 else ''} {examples}{more}" if rows else "no rows given"

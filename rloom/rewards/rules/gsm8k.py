@@ -1,0 +1,37 @@
+"""GSM8K: the number after `####`, or in flexible mode the last number of the answer."""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from rloom.rewards.rules.numbers import canonical, close, leading_number, numbers_in, whole_number
+
+METHODS = ("strict", "flexible")
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    method: str = "strict",
+) -> dict[str, float | str | None]:
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}: use one of {', '.join(METHODS)}")
+    truth = whole_number(str(ground_truth))
+    if truth is None:
+        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is not a number")
+    answer = _after_hashes(solution_str) if method == "strict" else _last_number(solution_str)
+    score = float(answer is not None and close(answer, truth))
+    return {"score": score, "acc": score, "pred": None if answer is None else canonical(answer)}
+
+
+def _after_hashes(text: str) -> Fraction | None:
+    _, marker, after = text.rpartition("####")
+    return leading_number(after) if marker else None
+
+
+def _last_number(text: str) -> Fraction | None:
+    numbers = numbers_in(text)
+    return numbers[-1] if numbers else None

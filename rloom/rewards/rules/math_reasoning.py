@@ -1,0 +1,60 @@
+r"""Short arithmetic in Chinese or English: the answer stands after the last marker, or is the last number."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rloom.rewards.rules.boxed import boxed_at
+from rloom.rewards.rules.numbers import canonical, close, numbers_in, plain, whole_number
+
+_MARKER = re.compile(
+    r"答案\s*[：:]|答案是|answer\s*[:：]|answer\s+is\b|####|(?P<boxed>\\boxed\s*(?=\{))", re.IGNORECASE
+)
+_AROUND = " \t\r\n:：*`\"'“”‘’$.。,，;；!！?？"
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+) -> dict[str, float | str | None]:
+    truth = "" if ground_truth is None else str(ground_truth).strip()
+    if not truth:
+        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is empty")
+    answer, correct = _judge(_answer_text(solution_str), truth)
+    return {"score": float(correct), "acc": float(correct), "pred": answer}
+
+
+def _answer_text(text: str) -> str | None:
+    """What the last marker introduces; the whole last number where there is no marker."""
+    markers = list(_MARKER.finditer(text))
+    if not markers:
+        numbers = numbers_in(text)
+        return canonical(numbers[-1]) if numbers else None
+    last = markers[-1]
+    if last["boxed"] is not None:
+        return boxed_at(text, last.end())
+    lines = (line.strip(_AROUND) for line in text[last.end() :].splitlines())
+    return next((line for line in lines if line), None)
+
+
+def _judge(answer: str | None, truth: str) -> tuple[str | None, bool]:
+    """The answer as read and whether it is right. A number is wanted only where the truth is one."""
+    if answer is None:
+        return None, False
+    expected = whole_number(truth)
+    if expected is None:
+        return answer, _normalised(answer) == _normalised(truth)
+    number = whole_number(answer)
+    if number is None:
+        # `15 + 27 = 42`, `42 apples`: the first number of what the last equals sign gives
+        numbers = numbers_in(answer.rpartition("=")[2])
+        number = numbers[0] if numbers else None
+    if number is None:
+        return answer, False
+    return canonical(number), close(number, expected)
+
+
+def _normalised(text: str) -> str:
+    return "".join(plain(text).casefold().split()).strip(_AROUND)

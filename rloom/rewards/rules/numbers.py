@@ -1,0 +1,63 @@
+"""Numbers as people and models write them: `$1,000.`, `−3`, `3/4`, `42.0`."""
+
+import re
+from fractions import Fraction
+
+_MINUS = str.maketrans(dict.fromkeys("−–－﹣", "-"))  # U+2212, en dash, full width, small
+
+# A sign belongs to a number only where nothing stands before it to subtract from: `5-3` ends in 3, `= -3` in -3.
+# Thousands need groups of exactly three, so that `1,2` stays two numbers.
+_NUMBER = re.compile(
+    r"(?P<sign>(?<![\w)\]}])-)?\\?[$€£¥￥]?(?P<inner_sign>(?<=[$€£¥￥])-)?"
+    r"(?P<value>(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?:\s*/\s*(?P<denominator>\d+(?:\.\d+)?))?"
+)
+_LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([^{}]+?)\s*\}\s*\{\s*([^{}]+?)\s*\}")
+
+TOLERANCE = Fraction(1, 1_000_000)
+
+
+def plain(text: str) -> str:
+    """ASCII minus signs, and simple LaTeX fractions as `a/b`."""
+    return _LATEX_FRACTION.sub(r"\1/\2", text.translate(_MINUS))
+
+
+def numbers_in(text: str) -> list[Fraction]:
+    found = (_value(match) for match in _NUMBER.finditer(plain(text)))
+    return [number for number in found if number is not None]
+
+
+def leading_number(text: str) -> Fraction | None:
+    match = _NUMBER.match(plain(text).lstrip(" \t*`"))
+    return None if match is None else _value(match)
+
+
+def whole_number(text: str) -> Fraction | None:
+    """The number that `text` is, apart from surrounding spaces and trailing full stops."""
+    match = _NUMBER.fullmatch(plain(text).strip().rstrip(".。").strip())
+    return None if match is None else _value(match)
+
+
+def close(left: Fraction, right: Fraction) -> bool:
+    """Equal but for the rounding of a printed decimal; integers must be the same, however large."""
+    return abs(left - right) <= TOLERANCE * min(Fraction(1), max(abs(left), abs(right)))
+
+
+def canonical(number: Fraction) -> str:
+    """One spelling a value, so that votes for 42, 42.0 and 42. are counted together."""
+    if number.denominator == 1:
+        return str(number.numerator)
+    if number.numerator.bit_length() > 1_000:  # beyond what a float can hold
+        return str(number)
+    decimal = str(float(number))
+    return decimal if Fraction(decimal) == number else str(number)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    try:
+        value = Fraction(match["value"].replace(",", ""))
+        if match["denominator"] is not None:
+            value /= Fraction(match["denominator"])
+    except (ValueError, ZeroDivisionError):  # thousands of digits, or a division by zero
+        return None
+    return -value if match["sign"] or match["inner_sign"] else value

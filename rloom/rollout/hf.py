@@ -1,0 +1,108 @@
+"""The reference engine: `generate()` of transformers. Slow, and obviously right."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rloom.models.network import PolicyNetwork
+from rloom.rollout.base import Completion, Host, Request, Sampling
+
+
+class HfRollout:
+    def __init__(
+        self,
+        network: PolicyNetwork,
+        *,
+        host: Host,
+        pad_id: int,
+        max_sequences: int,
+        generate_kwargs: Mapping[str, Any],
+    ) -> None:
+        self.model = network.decoder.base
+        self.host = host
+        self.device = host.device
+        self.pad_id = pad_id
+        self.max_sequences = max_sequences
+        self.generate_kwargs = generate_kwargs
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        for first in range(0, len(requests), self.max_sequences):
+            part = requests[first : first + self.max_sequences]
+            for offset, completion in enumerate(self.generate_together(part, sampling)):
+                yield first + offset, completion
+
+    def generate_together(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        tokens, real = self.pad_left(requests)
+        greedy = sampling.temperature == 0
+        choice = (
+            {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+            if greedy
+            else {
+                "do_sample": True,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": max(sampling.top_k, 0),
+            }
+        )
+        stop_ids = [] if sampling.ignore_eos else list(sampling.stop_ids)
+        with (
+            torch.no_grad(),
+            self.host.on_device(),
+            self.host.arithmetic(),
+            transformers_attention(self.model),
+            torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
+        ):
+            torch.manual_seed(requests[0].seed)
+            out = self.model.generate(
+                input_ids=tokens,
+                attention_mask=real,
+                max_new_tokens=sampling.max_new_tokens,
+                eos_token_id=stop_ids or None,
+                pad_token_id=self.pad_id,
+                return_dict_in_generate=True,
+                output_logits=True,
+                **choice,
+                **self.generate_kwargs,
+            )
+        written = out.sequences[:, tokens.shape[1] :].cpu()
+        logits = torch.stack(out.logits, 1).float().cpu() / (sampling.temperature or 1.0)
+        logprobs = logits.log_softmax(-1).gather(-1, written[..., None]).squeeze(-1)
+        return [cut_at_stop(row, logprob, stop_ids) for row, logprob in zip(written, logprobs, strict=True)]
+
+    def pad_left(self, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
+        longest = max(len(request.tokens) for request in requests)
+        tokens = torch.full((len(requests), longest), self.pad_id)
+        for row, request in enumerate(requests):
+            tokens[row, longest - len(request.tokens) :] = torch.tensor(request.tokens)
+        real = torch.arange(longest) >= torch.tensor([[longest - len(request.tokens)] for request in requests])
+        return tokens.to(self.device), real.long().to(self.device)
+
+    def load_weights(self) -> None:
+        """It generates with the actor's own weights."""
+
+    def sleep(self) -> None:
+        """It holds nothing between calls."""
+
+    def wake(self) -> None: ...
+
+
+def cut_at_stop(tokens: Tensor, logprobs: Tensor, stop_ids: Sequence[int]) -> Completion:
+    stops = torch.isin(tokens, torch.tensor(stop_ids, dtype=tokens.dtype)).nonzero()
+    length = int(stops[0]) + 1 if len(stops) else len(tokens)
+    return Completion(tokens[:length].clone(), logprobs[:length].clone(), finished=len(stops) > 0)
+
+
+@contextmanager
+def transformers_attention(model: Any) -> Iterator[None]:
+    """generate() builds its own masks and cache, so it needs transformers' attention and no checkpointing."""
+    attention, training = model.config._attn_implementation, model.training
+    model.set_attn_implementation("sdpa")
+    model.eval()
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(attention)
+        model.train(training)

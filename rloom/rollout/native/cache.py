@@ -1,0 +1,93 @@
+"""The key-value cache: one slot a running sequence, and the two ways of attending over it.
+
+S slots, B running sequences (always slots 0..B-1), T tokens of packed prompts.
+"""
+
+import torch
+from torch import Tensor
+
+from rloom.models.attention import PackedAttention, attend_where
+
+
+class Cache:
+    """Keys and values of every layer, [slots, key-value heads, length, size] each. Made at the first write."""
+
+    def __init__(self, slots: int, length: int) -> None:
+        self.slots, self.length = slots, length
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def reserve(self, layer: int, like: Tensor) -> None:
+        """Layers come in order, so their shapes are learned from what they first write."""
+        if layer == len(self.keys):
+            _, heads, _, size = like.shape
+            # zeros: what is masked out is still multiplied, and nothing times NaN is NaN
+            self.keys.append(like.new_zeros(self.slots, heads, self.length, size))
+            self.values.append(like.new_zeros(self.slots, heads, self.length, size))
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        for layer in (*self.keys, *self.values):
+            layer[target] = layer[source]
+
+
+class PrefillAttention(PackedAttention):
+    """Packed prompts attend to themselves; their keys and values are written to every slot that starts from them."""
+
+    def __init__(self, length_P: Tensor, cache: Cache, slot_S: Tensor, prompt_S: Tensor) -> None:
+        super().__init__(length_P)
+        self.cache = cache
+        self.slot_S, self.prompt_S = slot_S, prompt_S  # slot slot_S[i] starts from prompt prompt_S[i]
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        self.cache.reserve(layer, key)
+        longest = self.shape[1]
+        self.cache.keys[layer][self.slot_S, :, :longest] = self.spread(key)[self.prompt_S]
+        self.cache.values[layer][self.slot_S, :, :longest] = self.spread(value)[self.prompt_S]
+        return super().__call__(layer, query, key, value, scale, window, softcap)
+
+
+class DecodeAttention:
+    """One new token a sequence attends to that sequence's slot."""
+
+    def __init__(self, cache: Cache, position_B: Tensor) -> None:
+        self.cache = cache
+        self.position_B = position_B
+        self.row_B = torch.arange(len(position_B), device=position_B.device)
+        self.longest = int(position_B.max()) + 1
+        self.distance = position_B[:, None] - torch.arange(self.longest, device=position_B.device)
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.row_B, :, self.position_B] = key[0].transpose(0, 1)
+        values[self.row_B, :, self.position_B] = value[0].transpose(0, 1)
+        sequences, key_heads, size = len(self.row_B), keys.shape[1], query.shape[-1]
+        # heads that share a key head become its queries: no copy of the keys for each of them
+        queries = query[0].transpose(0, 1).reshape(sequences, key_heads, -1, size)
+        seen = (self.distance >= 0) & (self.distance < (window or self.longest))
+        rows = attend_where(
+            queries,
+            keys[:sequences, :, : self.longest],
+            values[:sequences, :, : self.longest],
+            seen[:, None, None, :],
+            scale,
+            softcap,
+        )
+        return rows.reshape(1, sequences, -1, size)

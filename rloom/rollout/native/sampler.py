@@ -1,0 +1,39 @@
+"""Choosing the next token. B sequences, V vocabulary."""
+
+import torch
+from torch import Tensor
+
+from rloom.rollout.base import Sampling
+
+
+def choose(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """(token, its log-prob) a sequence, by one uniform number each: its luck does not depend on its company."""
+    logits_BV = logits_BV.float()
+    if sampling.temperature == 0:
+        logprobs_BV = logits_BV.log_softmax(-1)
+        token_B = logits_BV.argmax(-1)
+    else:
+        logprobs_BV = (logits_BV / sampling.temperature).log_softmax(-1)
+        token_B = draw(cut(logprobs_BV, sampling).exp(), uniform_B)
+    return token_B, logprobs_BV.gather(1, token_B[:, None]).squeeze(1)
+
+
+def draw(probability_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """Where the running sum of probabilities passes the uniform number. Weights need not sum to 1."""
+    passed_BV = probability_BV.double().cumsum(-1)  # float32 loses the rare tokens of a large vocabulary
+    threshold_B = uniform_B.double() * passed_BV[:, -1]
+    return torch.searchsorted(passed_BV, threshold_B[:, None], right=True).squeeze(1).clamp(max=passed_BV.shape[1] - 1)
+
+
+def cut(logprobs_BV: Tensor, sampling: Sampling) -> Tensor:
+    """Top-k, then top-p over what is left, as the peers do; tokens that fall out get -inf."""
+    vocabulary = logprobs_BV.shape[1]
+    if 0 < sampling.top_k < vocabulary:
+        smallest_B1 = logprobs_BV.topk(sampling.top_k, -1).values[:, -1:]
+        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, float("-inf"))
+    if sampling.top_p < 1:
+        sorted_BV, order_BV = logprobs_BV.sort(-1, descending=True)
+        before_BV = sorted_BV.softmax(-1).cumsum(-1) - sorted_BV.softmax(-1)
+        outside_BV = (before_BV >= sampling.top_p).scatter(1, order_BV, before_BV >= sampling.top_p)
+        logprobs_BV = logprobs_BV.masked_fill(outside_BV, float("-inf"))
+    return logprobs_BV

@@ -1,0 +1,185 @@
+"""Checkpoints: written beside, sealed, synced, renamed. A crash at any instant leaves the last good one.
+
+    RUN/global_step_20/            actor/  critic/  trainer_state.json  config.yaml  seal.json
+    RUN/latest_checkpointed_iteration.txt
+
+A seal lists the files of its folder with size and SHA-256; what does not match it is damaged.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rloom.errors import CheckpointError
+
+SEAL = "seal.json"
+STATE = "trainer_state.json"
+LATEST = "latest_checkpointed_iteration.txt"
+PREFIX = "global_step_"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of one run directory."""
+
+    directory: Path
+    keep: Mapping[str, int | None]  # role -> newest checkpoints that keep its folder; None: all
+
+    def steps(self) -> list[int]:
+        """Steps with a checkpoint, oldest first."""
+        numbers = [path.name.removeprefix(PREFIX) for path in self.directory.glob(f"{PREFIX}*") if path.is_dir()]
+        return sorted(int(number) for number in numbers if number.isdigit())
+
+    def path(self, step: int) -> Path:
+        return self.directory / f"{PREFIX}{step}"
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint, checked. A damaged one is an error that offers the newest good one."""
+        steps = self.steps()
+        if not steps:
+            return None
+        newest = self.path(steps[-1])
+        fault = find_fault(newest)
+        if fault is None:
+            return newest
+        good = next((self.path(step) for step in reversed(steps[:-1]) if find_fault(self.path(step)) is None), None)
+        offer = (
+            f"the newest good one is {good}: go on from it with trainer.resume_mode=resume_path "
+            f"trainer.resume_from_path={good}"
+            if good
+            else "there is no other; start anew with trainer.resume_mode=disable"
+        )
+        raise CheckpointError(f"{newest} is damaged: {fault}; {offer}")
+
+    def save(self, step: int, write: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
+        """`write` puts the roles' folders into the folder it is given."""
+        final, draft = self.path(step), self.directory / f".writing-{PREFIX}{step}"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        try:
+            write(draft)
+            (draft / STATE).write_text(json.dumps(state, indent=1))
+            for folder in (*(path for path in draft.iterdir() if path.is_dir()), draft):
+                seal(folder)
+            draft.rename(final)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise CheckpointError(f"{final} cannot be written: {error}; the checkpoints before it are whole") from error
+        sync(self.directory)
+        replace_text(self.directory / LATEST, str(step))
+        self.prune()
+        return final
+
+    def prune(self) -> None:
+        steps = self.steps()
+        for role, count in self.keep.items():
+            holders = [step for step in steps if (self.path(step) / role).is_dir()]
+            for step in holders[:-count] if count else []:
+                discard(self.path(step) / role)
+        for step in steps:
+            if not any((self.path(step) / role).is_dir() for role in self.keep):
+                discard(self.path(step))
+
+    def set_aside(self, after: int) -> Path | None:
+        """Move checkpoints of a later step out of the way: the run that starts now will write its own."""
+        later = [self.path(step) for step in self.steps() if step > after]
+        if not later:
+            return None
+        place = self.directory / time.strftime("superseded-%Y%m%d-%H%M%S")
+        place.mkdir(exist_ok=True)
+        for path in later:
+            path.rename(place / path.name)
+        return place
+
+    def clean(self) -> None:
+        """Remove what a crash left half-written or half-deleted."""
+        for pattern in (f".writing-{PREFIX}*", ".discarded-*", f"{PREFIX}*/.discarded-*"):
+            for path in self.directory.glob(pattern):
+                shutil.rmtree(path)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The state of a checkpoint folder, after checking all of it."""
+    if not (checkpoint / STATE).is_file():
+        raise CheckpointError(
+            f"{checkpoint} is no checkpoint of rloom: it has no {STATE}; give a {PREFIX}N folder of a run"
+        )
+    fault = find_fault(checkpoint)
+    if fault is not None:
+        raise CheckpointError(f"{checkpoint} is damaged: {fault}")
+    state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
+    return state
+
+
+def seal(folder: Path) -> None:
+    """Note down every file's size and hash, and see them to the disk."""
+    entries = {}
+    for file in sorted(files_of(folder)):
+        entries[str(file.relative_to(folder))] = {"bytes": file.stat().st_size, "sha256": digest(file)}
+        sync(file)
+    (folder / SEAL).write_text(json.dumps(entries, indent=1))
+    sync(folder / SEAL)
+    sync(folder)
+
+
+def find_fault(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    for folder in (checkpoint, *(path for path in checkpoint.iterdir() if path.is_dir())):
+        try:
+            entries = json.loads((folder / SEAL).read_text())
+        except (OSError, ValueError) as error:
+            return f"{folder / SEAL} cannot be read ({error})"
+        for name, entry in entries.items():
+            file = folder / name
+            if not file.is_file():
+                return f"{file} is missing"
+            if file.stat().st_size != entry["bytes"]:
+                return f"{file} has {file.stat().st_size} bytes instead of {entry['bytes']}"
+            if digest(file) != entry["sha256"]:
+                return f"{file} does not match its checksum"
+    return None
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files a folder's seal covers: its own, and those of subfolders without a seal."""
+    found = []
+    for path in folder.iterdir():
+        if path.is_dir() and not (path / SEAL).exists():
+            found += files_of(path)
+        elif path.is_file() and path.name != SEAL:
+            found.append(path)
+    return found
+
+
+def digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def discard(folder: Path) -> None:
+    """Out of sight first: a crash leaves no half-deleted folder under its own name."""
+    hidden = folder.with_name(f".discarded-{folder.name}")
+    folder.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def replace_text(file: Path, text: str) -> None:
+    draft = file.with_name(f".{file.name}")
+    draft.write_text(text)
+    sync(draft)
+    draft.rename(file)
+    sync(file.parent)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

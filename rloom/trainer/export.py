@@ -1,0 +1,36 @@
+"""`rloom export CKPT DIR`: a checkpoint's policy as an ordinary Hugging Face folder."""
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from rloom.config.load import load_saved
+from rloom.errors import CheckpointError
+from rloom.models.load import load_tokenizer
+from rloom.models.save import merge_adapter, save_pretrained
+from rloom.trainer.build.inputs import policy_source
+from rloom.trainer.build.models import policy_engine, policy_network
+from rloom.trainer.build.parts import CONFIG_FILE
+from rloom.trainer.checkpoint import read_state
+
+
+def export(checkpoint: Path, folder: Path, *, adapter: bool = False, dtype: str = "float32") -> Path:
+    """`adapter` keeps LoRA apart instead of folding it into the weights."""
+    read_state(checkpoint)
+    if folder.exists() and any(folder.iterdir()):
+        raise CheckpointError(f"{folder} is not empty; name a folder that is not there yet")
+    config = load_saved(checkpoint / CONFIG_FILE, ["trainer.device=cpu"])
+    if adapter and not (config.actor_rollout_ref.model.lora_rank or config.actor_rollout_ref.model.lora_adapter_path):
+        raise CheckpointError(f"--adapter: {checkpoint} was trained without LoRA; leave the flag out")
+    network = policy_network(config)
+    policy_engine(config, network, trained=False).load(checkpoint / "actor", frozenset({"model"}))
+    if not adapter:
+        merge_adapter(network)
+    network.module.to(getattr(torch, dtype))
+    draft = folder.with_name(f".{folder.name}-writing")
+    shutil.rmtree(draft, ignore_errors=True)
+    save_pretrained(network, load_tokenizer(policy_source(config)), draft)
+    if folder.exists():
+        folder.rmdir()
+    return draft.rename(folder)

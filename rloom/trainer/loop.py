@@ -1,0 +1,250 @@
+"""READ FIRST: the loop that trains a policy. Everything else in rloom is in the service of `Training.step`."""
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from rloom.algos.advantages import AdvantageSettings
+from rloom.algos.kl import KL_ESTIMATORS, KlControl, mean_sample_kl, token_rewards
+from rloom.algos.objectives import Metrics
+from rloom.algos.registry import Algorithm
+from rloom.batch import Batch, TrainBatch, Trajectory
+from rloom.data.stream import PromptStream
+from rloom.errors import RloomError
+from rloom.observe.metrics import batch_metrics, rollout_mismatch, throughput
+from rloom.observe.runlog import RunLog
+from rloom.rewards.background import check_failures
+from rloom.rollout.base import Sampling
+from rloom.trainer.checkpoint import Checkpoints, read_state
+from rloom.trainer.evaluate import Evaluator
+from rloom.trainer.roles import Learner, Scorer
+from rloom.trainer.sampling import Sampler, pack
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the loop itself needs to know of the configuration."""
+
+    algorithm: Algorithm
+    advantage: AdvantageSettings
+    sampling: Sampling
+    answers_per_prompt: int
+    on_policy: bool  # one update a batch: the policy that learns is the one that wrote
+    kl_in_reward: str | None  # the estimator's name
+    compare_logprobs: bool
+    critic_warmup: int
+    max_failed_share: float
+    total_steps: int
+    save_every: int | None
+    validate_every: int | None
+    validate_first: bool
+    shown_answers: int
+    rollout_dir: Path | None
+    validation_dir: Path | None
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Roles:
+    policy: Learner
+    sampler: Sampler
+    critic: Learner | None  # iff the algorithm needs one
+    reference: Scorer | None  # iff KL is used
+    evaluator: Evaluator | None  # iff there are held-out prompts
+
+
+@dataclass(frozen=True)
+class State:
+    """All of a run that is neither a weight nor a moment: with those, a checkpoint."""
+
+    step: int
+    kl: KlControl
+    stream: dict[str, object]  # position in the data
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step leaves for the record."""
+
+    answers: Sequence[Trajectory]
+    lesson: TrainBatch
+    rewards_T: Tensor
+    metrics: Metrics
+
+
+class Training:
+    def __init__(
+        self,
+        settings: Settings,
+        roles: Roles,
+        stream: PromptStream,
+        kl: KlControl,
+        log: RunLog,
+        checkpoints: Checkpoints,
+        write_checkpoint: Callable[[Path], None],
+        load_checkpoint: Callable[[Path], None],
+    ) -> None:
+        self.settings, self.roles, self.stream, self.log = settings, roles, stream, log
+        self.checkpoints = checkpoints
+        self.write_checkpoint, self.load_checkpoint = write_checkpoint, load_checkpoint
+        self.state = State(step=0, kl=kl, stream=stream.state())
+        self.interrupted = False
+
+    def run(self) -> None:
+        if self.settings.validate_first and self.state.step == 0:
+            self.validate(0)
+        with self.finish_step_on_interrupt():
+            while self.state.step < self.settings.total_steps and not self.interrupted:
+                self.take_step(self.state.step + 1)
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def step(self, step: int) -> "Outcome":
+        s, roles, log = self.settings, self.roles, self.log
+
+        # 1. Sample and score: n answers to each prompt, scored while others are still being written.
+        prompts = self.stream.next()
+        with log.span("gen"):
+            answers = roles.sampler.sample(prompts, s.answers_per_prompt, s.sampling, f"train/{step}", log.advance)
+        check_failures([t.score for t in answers], s.max_failed_share)
+        batch = pack(answers, s.answers_per_prompt)
+
+        # 2. Turn rewards into advantages.
+        old_logprobs_T = None
+        if not s.on_policy or s.kl_in_reward:
+            with log.span("old_log_prob"):
+                old_logprobs_T = roles.policy.score(batch)
+        ref_logprobs_T = values_T = None
+        if roles.reference is not None:
+            with log.span("ref"):
+                ref_logprobs_T = roles.reference.score(batch)
+        if roles.critic is not None:
+            with log.span("values"):
+                values_T = roles.critic.score(batch)
+        with log.span("adv"):
+            rewards_T, kl, kl_metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
+            found = s.algorithm.advantage(batch, rewards_T, values_T, s.advantage)
+            lesson = TrainBatch(
+                **vars(batch),
+                advantages_T=found.advantages_T,
+                old_logprobs_T=old_logprobs_T,
+                ref_logprobs_T=ref_logprobs_T,
+                values_T=values_T,
+                returns_T=found.returns_T if roles.critic is not None else None,
+            )
+
+        # 3. Learn: the critic always, the policy once the critic has warmed up.
+        learned: Metrics = {}
+        if roles.critic is not None:
+            with log.span("update_critic"):
+                learned |= roles.critic.learn(lesson, step, log.advance)
+        if step > s.critic_warmup:
+            with log.span("update_actor"):
+                learned |= roles.policy.learn(lesson, step, log.advance)
+
+        # 4. Publish the weights and look at ourselves.
+        with log.span("update_weights"):
+            roles.sampler.publish()
+        self.state = State(step=step, kl=kl, stream=self.stream.state())
+        return Outcome(answers, lesson, rewards_T, kl_metrics | learned)
+
+    def rewards(
+        self, batch: Batch, logprobs_T: Tensor | None, ref_logprobs_T: Tensor | None
+    ) -> tuple[Tensor, KlControl, Metrics]:
+        """Rewards a token, the KL taken off where that is asked for, and the coefficient for the next step."""
+        control = self.state.kl
+        if self.settings.kl_in_reward is None:
+            return token_rewards(batch, None, 0.0), control, {}
+        assert logprobs_T is not None and ref_logprobs_T is not None  # KL on: both were computed
+        kl_T = KL_ESTIMATORS[self.settings.kl_in_reward](logprobs_T, ref_logprobs_T)
+        kl = mean_sample_kl(batch, kl_T)
+        metrics = {"actor/reward_kl_penalty": kl, "actor/kl_coef": control.coefficient}
+        return token_rewards(batch, kl_T, control.coefficient), control.updated(kl, len(batch)), metrics
+
+    def take_step(self, step: int) -> None:
+        """One step, and what is due after it. A step that fails leaves what the step before left, saved."""
+        before = self.state
+        try:
+            with self.log.span("step"):
+                outcome = self.step(step)
+        except RloomError as error:
+            if self.state is before and before.step > 0:
+                error.add_note(f"Everything up to step {before.step} is saved in {self.save()}")
+            raise
+        self.record(step, outcome)
+        last = step == self.settings.total_steps
+        if due(self.settings.validate_every, step, last):
+            self.validate(step)
+        if due(self.settings.save_every, step, last):
+            self.save()
+
+    def record(self, step: int, outcome: "Outcome") -> None:
+        s, log, lesson = self.settings, self.log, outcome.lesson
+        metrics = outcome.metrics | batch_metrics(
+            lesson, outcome.rewards_T, finished=[answer.finished for answer in outcome.answers]
+        )
+        if s.compare_logprobs and lesson.old_logprobs_T is not None:
+            metrics |= rollout_mismatch(lesson.rollout_logprobs_T, lesson.old_logprobs_T, lesson.mask_T)
+        if s.rollout_dir is not None:
+            log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(outcome.answers, step))
+        metrics |= throughput(tokens=len(lesson.tokens_T), seconds=log.seconds("step"), device=s.device)
+        log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
+
+    def validate(self, step: int) -> dict[str, float]:
+        evaluator, log = self.roles.evaluator, self.log
+        if evaluator is None:
+            return {}
+        with log.span("testing"):
+            answers = evaluator.answer(step, log.advance)
+        check_failures([t.score for t in answers], self.settings.max_failed_share)
+        metrics = evaluator.metrics(answers)
+        log.validation(step, metrics)
+        rows = self.roles.sampler.rows(answers, step)
+        if self.settings.validation_dir is not None:
+            log.dump_rollouts(self.settings.validation_dir, step, rows)
+        for row in rows[: self.settings.shown_answers]:
+            log.message(f"  [{row['score']}] {row['input']!r} -> {row['output']!r} (expected {row['gts']!r})")
+        return metrics
+
+    def save(self) -> Path:
+        path = self.checkpoints.path(self.state.step)
+        if path.exists():
+            return path
+        state = {"step": self.state.step, "kl_coefficient": self.state.kl.coefficient, "stream": self.state.stream}
+        with self.log.span("save_checkpoint"):
+            return self.checkpoints.save(self.state.step, self.write_checkpoint, state)
+
+    def resume(self, checkpoint: Path) -> None:
+        saved = read_state(checkpoint)
+        self.load_checkpoint(checkpoint)
+        self.stream.load(saved["stream"])
+        kl = replace(self.state.kl, coefficient=saved["kl_coefficient"])
+        self.state = State(step=saved["step"], kl=kl, stream=self.stream.state())
+        self.log.truncate_after(self.state.step)
+
+    @contextmanager
+    def finish_step_on_interrupt(self) -> Iterator[None]:
+        """The first ctrl-C lets the step end, so that what is saved resumes exactly; the second does not wait."""
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+            self.log.message("Stopping: this step is finished and saved first. Once more stops at once.")
+
+        previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def due(every: int | None, step: int, last: bool) -> bool:
+    return every is not None and (last or step % every == 0)

@@ -1,0 +1,133 @@
+"""The roles that hold a model: what the loop asks of policy, critic and reference, over any group of workers.
+
+Sharding and merging are here, as ordinary code.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import Metrics, Objective
+from rloom.batch import Batch, TrainBatch, token_places
+from rloom.data.packing import share_rows
+from rloom.engines.base import Update
+from rloom.errors import TrainingError
+from rloom.runtime.group import Group
+from rloom.trainer.schedule import Schedule
+
+Progress = Callable[[int, int], None]  # (done, total)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model that is only asked: the reference."""
+
+    group: Group
+    balance: bool = True
+    reference: bool = False  # ask the policy's own workers, with their adapter switched off
+
+    def score(self, batch: Batch) -> Tensor:
+        shares = share_rows(batch.length_N.tolist(), self.group.size, balance=self.balance)
+        method = "score_reference" if self.reference else "score"
+        outputs = self.group.each(method, [(batch.select(rows),) for rows in shares])
+        merged_T = torch.zeros(len(batch.tokens_T))
+        for rows, output_T in zip(shares, outputs, strict=True):
+            merged_T[token_places(batch.length_N, torch.tensor(rows))] = output_T
+        return merged_T
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """How one batch becomes several updates."""
+
+    prompts_per_update: int
+    epochs: int
+    shuffle: bool
+    seed: int
+    horizon: int  # longest answer allowed
+
+    def mini_batches(self, batch: Batch, step: int) -> Iterator[Tensor]:
+        """Rows of each update. The answers to one prompt stay together."""
+        groups = batch.group_N.unique()
+        for epoch in range(self.epochs):
+            order = np.arange(len(groups))
+            if self.shuffle:
+                np.random.default_rng((self.seed, step, epoch)).shuffle(order)
+            for first in range(0, len(groups), self.prompts_per_update):
+                chosen = groups[torch.from_numpy(order[first : first + self.prompts_per_update])]
+                yield torch.isin(batch.group_N, chosen).nonzero().squeeze(1)
+
+    def updates(self, batch: Batch) -> int:
+        return self.epochs * -(-len(batch.group_N.unique()) // self.prompts_per_update)
+
+
+class Learner:
+    """A model that is asked and taught: the policy, the critic."""
+
+    def __init__(
+        self,
+        name: str,  # actor or critic: its folder in a checkpoint and its prefix in the metrics
+        group: Group,
+        *,
+        objective: Objective,
+        rhythm: Rhythm,
+        schedule: Schedule,
+        balance: bool,
+        max_nonfinite: int,
+    ) -> None:
+        self.name = name
+        self.group = group
+        self.objective, self.rhythm, self.schedule = objective, rhythm, schedule
+        self.balance = balance
+        self.max_nonfinite = max_nonfinite
+        self.nonfinite_in_a_row = 0
+
+    def score(self, batch: Batch) -> Tensor:
+        return Scorer(self.group, self.balance).score(batch)
+
+    def learn(self, batch: TrainBatch, step: int, progress: Progress) -> Metrics:
+        """One pass of the update rule over the batch; metrics averaged over its updates."""
+        learning_rate, total = self.schedule.at(step), self.rhythm.updates(batch)
+        gathered: dict[str, list[float]] = defaultdict(list)
+        skipped = 0
+        for done, rows in enumerate(self.rhythm.mini_batches(batch, step), start=1):
+            metrics = self.accumulate(batch.select(rows))
+            update: Update = self.group.each("optim_step", [(learning_rate,)] * self.group.size)[0]
+            self.watch(update)
+            skipped += not update.applied
+            if update.applied:
+                metrics[f"{self.name}/grad_norm"] = update.grad_norm
+                for key, value in metrics.items():
+                    gathered[key].append(value)
+            progress(done, total)
+        means = {key: sum(values) / len(values) for key, values in gathered.items()}
+        return {**means, f"{self.name}/lr": learning_rate, f"{self.name}/nonfinite_updates": float(skipped)}
+
+    def accumulate(self, mini: TrainBatch) -> Metrics:
+        """The gradient of one mini-batch, gathered over workers that each hold a share of it."""
+        counts = Counts.of(mini, self.rhythm.horizon)
+        shares = share_rows(mini.length_N.tolist(), self.group.size, balance=self.balance)
+        parts = self.group.each("forward_backward", [(mini.select(rows), self.objective, counts) for rows in shares])
+        return {key: sum(part[key] for part in parts) for key in parts[0]}
+
+    def watch(self, update: Update) -> None:
+        self.nonfinite_in_a_row = 0 if update.applied else self.nonfinite_in_a_row + 1
+        if self.nonfinite_in_a_row >= self.max_nonfinite:
+            raise TrainingError(
+                f"{self.nonfinite_in_a_row} {self.name} updates in a row had a gradient that is not finite "
+                f"(trainer.max_nonfinite_updates={self.max_nonfinite}); none was applied. "
+                f"Lower {self.name}'s optim.lr or grad_clip, or look at the rewards"
+            )
+
+    def save(self, folder: Path, contents: frozenset[str]) -> None:
+        (folder / self.name).mkdir(parents=True)
+        self.group.each("save", [(folder / self.name, contents)] * self.group.size)
+
+    def load(self, folder: Path, contents: frozenset[str]) -> None:
+        self.group.each("load", [(folder / self.name, contents)] * self.group.size)

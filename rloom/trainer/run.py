@@ -1,0 +1,96 @@
+"""One run from beginning to end: build, go on from where it stopped, train, say what came of it."""
+
+from pathlib import Path
+
+from rloom.config.schema import Config
+from rloom.observe.console import validation_accuracies
+from rloom.observe.curve import draw_learning_curve
+from rloom.observe.records import read_metrics
+from rloom.observe.runlog import RunLog
+from rloom.trainer.build.parts import CONFIG_FILE, Parts, config_text, open_parts
+from rloom.trainer.checkpoint import Checkpoints, replace_text
+from rloom.trainer.directory import run_directory, sole_owner, starting_point
+from rloom.trainer.loop import Training
+
+CURVE = "learning_curve.png"
+
+
+def run(config: Config) -> int:
+    directory = run_directory(config)
+    with open_parts(config) as parts, sole_owner(directory):
+        checkpoints = Checkpoints(
+            directory,
+            keep={"actor": config.trainer.max_actor_ckpt_to_keep}
+            | ({"critic": config.trainer.max_critic_ckpt_to_keep} if parts.roles.critic is not None else {}),
+        )
+        start = starting_point(config, checkpoints)
+        replace_text(directory / CONFIG_FILE, config_text(config))
+        with RunLog.open(
+            directory,
+            loggers=config.trainer.loggers,
+            project=config.trainer.project_name,
+            experiment=config.trainer.experiment_name,
+            config=config.model_dump(mode="json"),
+            total_steps=parts.settings.total_steps,
+        ) as log:
+            return train(config, parts, log, checkpoints, start)
+
+
+def train(config: Config, parts: Parts, log: RunLog, checkpoints: Checkpoints, start: Path | None) -> int:
+    training = Training(
+        parts.settings,
+        parts.roles,
+        parts.stream,
+        parts.kl,
+        log,
+        checkpoints,
+        parts.write_checkpoint,
+        parts.load_checkpoint,
+    )
+    if start is not None:
+        training.resume(start)
+        log.message(f"Going on from {start}")
+    else:
+        log.truncate_after(-1)
+    if config.trainer.val_only:
+        training.validate(training.state.step)
+        return 0
+    if training.state.step >= parts.settings.total_steps:
+        log.message(
+            f"This run has already ended, at step {training.state.step}. Train on with a larger "
+            "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
+        )
+        return 0
+    log.message(opening(config, parts))
+    try:
+        training.run()
+    except KeyboardInterrupt:
+        saved = training.save() if training.state.step else None
+        log.message(f"Stopped after step {training.state.step}, saved in {saved}. The same command goes on from there.")
+        raise
+    log.message(closing_words(log, checkpoints))
+    return 0
+
+
+def opening(config: Config, parts: Parts) -> str:
+    model, n = config.actor_rollout_ref.model.path, config.actor_rollout_ref.rollout.n
+    return (
+        f"{config.algorithm.adv_estimator} on {model} ({parts.settings.device}): {len(parts.stream)} prompts, "
+        f"{config.data.train_batch_size} × {n} answers a step, {parts.settings.total_steps} steps"
+    )
+
+
+def closing_words(log: RunLog, checkpoints: Checkpoints) -> str:
+    lines = []
+    accuracies = [found for record in read_metrics(log.metrics_file) if (found := validation_accuracies(record))]
+    if accuracies:
+        for source, last in accuracies[-1].items():
+            first = accuracies[0].get(source, last)
+            lines.append(f"Held-out accuracy on {source}: {first:.1%} at the start, {last:.1%} now")
+    picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
+    lines.append(f"Learning curve: {picture}")
+    steps = checkpoints.steps()
+    if steps:
+        newest = checkpoints.path(steps[-1])
+        lines.append(f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR")
+    return "\n".join(lines)

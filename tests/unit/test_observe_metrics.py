@@ -1,0 +1,161 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rloom.batch import TrainBatch
+from rloom.observe.metrics import (
+    batch_metrics,
+    device_peak_flops,
+    peak_flops_by_name,
+    rollout_mismatch,
+    throughput,
+    utilisation,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def batch() -> TrainBatch:
+    """Three samples: prompt 2 + answer 2, prompt 1 + answer 1, and one of prompt 1 + answer 3 whose score failed."""
+    return TrainBatch(
+        tokens_T=torch.arange(10),
+        mask_T=torch.tensor([0, 0, 1, 1, 0, 1, 0, 1, 1, 1], dtype=torch.bool),
+        rollout_logprobs_T=torch.zeros(10),
+        length_N=torch.tensor([4, 2, 4]),
+        group_N=torch.tensor([0, 0, 1]),
+        score_N=torch.tensor([1.0, 0.5, 0.0]),
+        valid_N=torch.tensor([True, True, False]),
+        advantages_T=torch.tensor([9.0, 9, 1, -2, 9, 4, 9, 9, 9, 9]),
+        old_logprobs_T=None,
+        ref_logprobs_T=None,
+        values_T=torch.tensor([9.0, 9, 1, 1, 9, 4, 9, 9, 9, 9]),
+        returns_T=torch.tensor([9.0, 9, 2, 0, 9, 4, 9, 9, 9, 9]),
+    )
+
+
+REWARDS_T = torch.tensor([0.0, 0, -0.25, 1, 0, 0.5, 0, 7, 7, 7])
+
+
+def test_every_documented_number_of_a_batch(batch: TrainBatch) -> None:
+    metrics = batch_metrics(batch, REWARDS_T, finished=[True, True, False])
+    assert metrics == pytest.approx(
+        {
+            "critic/score/mean": 0.75,
+            "critic/score/max": 1.0,
+            "critic/score/min": 0.5,
+            "critic/rewards/mean": 0.625,  # 0.75 and 0.5
+            "critic/rewards/max": 0.75,
+            "critic/rewards/min": 0.5,
+            "critic/advantages/mean": 1.0,  # 1, -2, 4
+            "critic/advantages/max": 4.0,
+            "critic/advantages/min": -2.0,
+            "critic/returns/mean": 2.0,  # 2, 0, 4
+            "critic/returns/max": 4.0,
+            "critic/returns/min": 0.0,
+            "critic/values/mean": 2.0,  # 1, 1, 4
+            "critic/values/max": 4.0,
+            "critic/values/min": 1.0,
+            "critic/vf_explained_var": 0.75,  # errors 1, -1, 0: 1 - (2/3) / (8/3)
+            "response_length/mean": 2.0,
+            "response_length/max": 3.0,
+            "response_length/min": 1.0,
+            "response_length/clip_ratio": 1 / 3,
+            "prompt_length/mean": 4 / 3,
+            "prompt_length/max": 2.0,
+            "prompt_length/min": 1.0,
+            "reward/failed": 1.0,
+        }
+    )
+
+
+def test_without_a_critic_there_are_no_values_and_returns(batch: TrainBatch) -> None:
+    names = batch_metrics(replace(batch, values_T=None, returns_T=None), REWARDS_T)
+    assert not any(name.startswith(("critic/values", "critic/returns", "critic/vf")) for name in names)
+    assert "response_length/clip_ratio" not in names
+
+
+def test_a_batch_whose_scores_all_failed_has_lengths_and_a_count_only(batch: TrainBatch) -> None:
+    metrics = batch_metrics(replace(batch, valid_N=torch.zeros(3, dtype=torch.bool)), REWARDS_T)
+    assert {name.split("/")[0] for name in metrics} == {"response_length", "prompt_length", "reward"}
+    assert metrics["reward/failed"] == 3.0
+
+
+def test_equal_returns_leave_nothing_to_explain(batch: TrainBatch) -> None:
+    assert "critic/vf_explained_var" not in batch_metrics(replace(batch, returns_T=torch.ones(10)), REWARDS_T)
+
+
+def test_what_is_not_finite_does_not_leave(batch: TrainBatch) -> None:
+    metrics = batch_metrics(replace(batch, advantages_T=torch.full((10,), math.nan)), REWARDS_T)
+    assert "critic/advantages/mean" not in metrics
+    assert all(map(math.isfinite, metrics.values()))
+
+
+def test_the_mismatch_is_that_of_probabilities_and_its_kl_that_of_log_probs() -> None:
+    rollout_T = torch.tensor([0.5, 0.25, 0.9]).log()
+    trainer_T = torch.tensor([0.4, 0.45, 0.1]).log()
+    metrics = rollout_mismatch(rollout_T, trainer_T, torch.tensor([True, True, False]))
+    assert metrics == pytest.approx(
+        {
+            "training/rollout_probs_diff_mean": 0.15,
+            "training/rollout_probs_diff_max": 0.2,
+            "training/rollout_probs_diff_std": 0.05,
+            "rollout_corr/kl": (math.log(0.5 / 0.4) + math.log(0.25 / 0.45)) / 2,
+        },
+        rel=1e-5,
+    )
+
+
+def test_no_valid_token_means_no_mismatch() -> None:
+    assert rollout_mismatch(torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.bool)) == {}
+
+
+def test_the_throughput_is_that_of_one_device() -> None:
+    metrics = throughput(tokens=6000, seconds=2.0, device=CPU, devices=3)
+    assert metrics["perf/total_num_tokens"] == 6000
+    assert metrics["perf/time_per_step"] == 2.0
+    assert metrics["perf/throughput"] == 1000.0
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_a_cpu_run_reports_the_peak_of_the_process(monkeypatch: pytest.MonkeyPatch, platform: str, unit: int) -> None:
+    class Usage:
+        ru_maxrss = 3 * 1024**3 // unit
+
+    monkeypatch.setattr("rloom.observe.metrics.sys.platform", platform)
+    monkeypatch.setattr("rloom.observe.metrics.resource.getrusage", lambda who: Usage)
+    assert throughput(tokens=1, seconds=0.0, device=CPU) == {
+        "perf/total_num_tokens": 1.0,
+        "perf/time_per_step": 0.0,
+        "perf/max_memory_allocated_gb": 3.0,
+    }
+
+
+def test_the_utilisation_is_the_share_of_the_peak() -> None:
+    assert utilisation("actor", flops=3e12, seconds=2.0, peak_flops=6e12) == {"perf/mfu/actor": 0.25}
+
+
+def test_an_unknown_peak_gives_no_utilisation() -> None:
+    assert device_peak_flops(CPU) is None
+    assert utilisation("actor", flops=1e12, seconds=1.0, peak_flops=None) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA H20", 148e12),
+        ("Some Other Card", None),
+    ],
+)
+def test_a_device_is_known_by_the_word_in_its_name(name: str, peak: float | None) -> None:
+    assert peak_flops_by_name(name) == peak

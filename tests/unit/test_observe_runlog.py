@@ -1,0 +1,182 @@
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rloom.observe.console import Display
+from rloom.observe.runlog import RunLog
+from rloom.observe.trackers import FileTracker
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Recorded(RunLog):
+    """A run log with a clock in the hand, and its console on paper."""
+
+    def __init__(self, run_dir: Path, console: Console | None = None) -> None:
+        self.clock = Clock()
+        self.paper = console or Console(file=StringIO(), width=80)
+        display = Display(self.paper, total_steps=4)
+        super().__init__(run_dir, trackers=[FileTracker(run_dir)], display=display, clock=self.clock)
+
+    def spend(self, name: str, seconds: float) -> None:
+        with self.span(name):
+            self.clock.now += seconds
+
+    @property
+    def printed(self) -> str:
+        assert isinstance(self.paper.file, StringIO)
+        return self.paper.file.getvalue()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Recorded:
+    return Recorded(tmp_path / "run")
+
+
+def records(log: RunLog) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.metrics_file.read_text().splitlines()]
+
+
+def test_repeated_spans_add_up_and_start_anew_with_the_next_step(log: Recorded) -> None:
+    log.spend("gen", 2.0)
+    log.spend("update_actor", 1.0)
+    log.spend("update_actor", 0.5)
+    log.step(1, {"critic/score/mean": 0.5})
+    log.spend("gen", 3.0)
+    log.step(2, {})
+    assert records(log) == [
+        {"step": 1, "critic/score/mean": 0.5, "timing_s/gen": 2.0, "timing_s/update_actor": 1.5},
+        {"step": 2, "timing_s/gen": 3.0},
+    ]
+
+
+def test_an_outer_span_holds_the_time_of_the_inner_ones(log: Recorded) -> None:
+    with log.span("step"):
+        log.spend("gen", 2.0)
+        with log.span("adv"):
+            log.spend("adv", 1.0)  # counted once
+    log.step(1, {})
+    assert records(log) == [{"step": 1, "timing_s/gen": 2.0, "timing_s/adv": 1.0, "timing_s/step": 3.0}]
+    assert log.printed == "step 1/4 · 3.0 s\n"
+
+
+def test_a_span_that_raises_is_timed_and_closed(log: Recorded) -> None:
+    with pytest.raises(ValueError, match="reward"), log.span("reward"):
+        log.clock.now += 1.0
+        raise ValueError("reward")
+    log.advance(1, 2)  # no stage is open: nothing moves, nothing breaks
+    log.step(1, {})
+    assert records(log) == [{"step": 1, "timing_s/reward": 1.0}]
+
+
+def test_a_validation_is_logged_with_its_own_time_only(log: Recorded) -> None:
+    log.spend("testing", 5.0)
+    log.validation(0, {"val-core/s/acc/mean@1": 0.375})
+    log.spend("gen", 1.0)
+    log.spend("testing", 4.0)
+    log.validation(1, {"val-core/s/acc/mean@1": 0.5})
+    log.step(1, {"critic/score/mean": 0.5})
+    assert records(log) == [
+        {"step": 0, "val-core/s/acc/mean@1": 0.375, "timing_s/testing": 5.0},
+        {"step": 1, "val-core/s/acc/mean@1": 0.5, "timing_s/testing": 4.0},
+        {"step": 1, "critic/score/mean": 0.5, "timing_s/gen": 1.0},
+    ]
+    assert log.printed.splitlines() == [
+        "step 0 · validation · s acc 37.5 %",
+        "step 1 · validation · s acc 50.0 % (start 37.5 %)",
+        "step 1/4 · reward_mean 0.500",
+    ]
+
+
+def test_a_resumed_run_shows_no_step_twice_and_remembers_where_it_started(log: Recorded) -> None:
+    log.validation(0, {"val-core/s/acc/mean@1": 0.25})
+    for step in (1, 2, 3):
+        log.step(step, {"x": 1.0})
+    with log.metrics_file.open("a") as file:
+        file.write('{"step": 4, "x"')
+
+    resumed = Recorded(log.run_dir)
+    resumed.truncate_after(2)
+    resumed.step(3, {"x": 2.0})
+    resumed.validation(3, {"val-core/s/acc/mean@1": 0.75})
+    assert [(record["step"], record.get("x")) for record in records(resumed)] == [
+        (0, None),
+        (1, 1.0),
+        (2, 1.0),
+        (3, 2.0),
+        (3, None),
+    ]
+    assert resumed.printed.splitlines()[-1] == "step 3 · validation · s acc 75.0 % (start 25.0 %)"
+
+
+def test_a_run_that_starts_anew_forgets_everything(log: Recorded) -> None:
+    log.validation(0, {"val-core/s/acc/mean@1": 0.25})
+    anew = Recorded(log.run_dir)
+    anew.truncate_after(-1)
+    anew.validation(0, {"val-core/s/acc/mean@1": 0.5})
+    assert records(anew) == [{"step": 0, "val-core/s/acc/mean@1": 0.5}]
+    assert anew.printed == "step 0 · validation · s acc 50.0 %\n"
+
+
+def test_the_bar_of_the_current_stage_moves(tmp_path: Path) -> None:
+    log = Recorded(tmp_path, Console(file=StringIO(), width=80, force_terminal=True, color_system=None))
+    with log.span("step"), log.span("gen"):
+        log.advance(3, 8)
+        log.advance(2, 8, stage="reward")  # scored while others are still being written
+        log.message("a word in between")
+    log.close()
+    assert "rollout" in log.printed
+    assert "8/8" in log.printed
+    assert "2/8" in log.printed
+    assert "a word in between" in log.printed
+
+
+def test_dumped_rollouts_are_whole_or_absent(log: Recorded, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"input": "1+1=", "output": "二\u2028\n", "gts": "2", "score": 1.0, "step": 7},
+        {"input": "2+2=", "output": "?", "gts": np.array([4, 5]), "score": float("nan"), "step": np.int64(7)},
+        {"input": "3", "output": "", "gts": {"a": Path("x"), 1: (np.float32("nan"), True)}, "score": None, "step": 7},
+    ]
+    file = log.dump_rollouts(tmp_path / "dump", 7, rows)
+    assert file == tmp_path / "dump" / "7.jsonl"
+    assert [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]] == [
+        rows[0],
+        {"input": "2+2=", "output": "?", "gts": [4, 5], "score": None, "step": 7},
+        {"input": "3", "output": "", "gts": {"a": "x", "1": [None, True]}, "score": None, "step": 7},
+    ]
+
+    def broken() -> Any:
+        yield rows[0]
+        raise RuntimeError("the run was killed here")
+
+    with pytest.raises(RuntimeError):
+        log.dump_rollouts(tmp_path / "dump", 8, broken())
+    assert [path.name for path in (tmp_path / "dump").iterdir()] == ["7.jsonl"]
+
+
+def test_without_console_among_the_loggers_a_run_is_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLog.open(tmp_path, loggers=["file"], project="p", experiment="e", config={}, total_steps=4) as log:
+        with log.span("gen"):
+            log.advance(1, 1)
+        log.message("hello")
+        log.step(1, {"x": 1.0})
+    assert capsys.readouterr() == ("", "")
+    assert records(log)[0]["x"] == 1.0
+
+
+def test_with_console_the_lines_go_to_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLog.open(tmp_path, loggers=["console"], project="p", experiment="e", config={}, total_steps=4) as log:
+        log.message("starting")
+        log.step(1, {"critic/score/mean": 0.5})
+    assert capsys.readouterr().out == "starting\nstep 1/4 · reward_mean 0.500\n"

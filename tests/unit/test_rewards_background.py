@@ -1,0 +1,118 @@
+"""Scoring beside the main thread, and stopping a run whose rewards fail."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from rloom.errors import RewardError
+from rloom.rewards.background import BackgroundScorer, check_failures
+from rloom.rewards.pool import RulePool
+from rloom.types import Sample, Score
+
+
+class LengthReward:
+    """The length of the response; waits for `gate` where there is one."""
+
+    def __init__(self, gate: threading.Event | None = None) -> None:
+        self.gate = gate
+        self.closed = 0
+
+    async def score(self, samples: Sequence[Sample]) -> list[Score]:
+        while self.gate is not None and not self.gate.is_set():
+            await asyncio.sleep(0.005)
+        return [Score(len(sample.response)) for sample in samples]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def sample(response: str) -> Sample:
+    return Sample("s", "p", response)
+
+
+def test_samples_are_scored_while_the_main_thread_goes_on():
+    gate = threading.Event()
+    scorer = BackgroundScorer(LengthReward(gate))
+    futures = [scorer.submit(sample("x" * length)) for length in (3, 1, 2)]
+    assert not any(future.done() for future in futures)
+    gate.set()
+    assert [future.result(timeout=5).value for future in futures] == [3, 1, 2]
+    scorer.close()
+
+
+def test_closing_cancels_what_is_unfinished_and_closes_the_reward_once():
+    reward = LengthReward(threading.Event())
+    scorer = BackgroundScorer(reward)
+    future = scorer.submit(sample("x"))
+    scorer.close()
+    scorer.close()
+    assert future.cancelled() and reward.closed == 1
+    with pytest.raises(RuntimeError, match="closed"):
+        scorer.submit(sample("x"))
+
+
+def test_an_error_inside_the_reward_reaches_whoever_asks_for_the_score():
+    class Broken(LengthReward):
+        async def score(self, samples: Sequence[Sample]) -> list[Score]:
+            raise KeyError("a bug")
+
+    scorer = BackgroundScorer(Broken())
+    with pytest.raises(KeyError, match="a bug"):
+        scorer.submit(sample("x")).result(timeout=5)
+    scorer.close()
+
+
+def test_a_pool_behind_it_scores_and_closes_without_a_trace():
+    threads_before = threading.active_count()
+    scorer = BackgroundScorer(RulePool(num_workers=2, timeout_s=5))
+    futures = [scorer.submit(Sample("math_reasoning", "p", f"答案：{i}", "7")) for i in range(20)]
+    assert [future.result(timeout=20).value for future in futures] == [float(i == 7) for i in range(20)]
+    scorer.close()
+    assert threading.active_count() == threads_before
+
+
+def test_closing_does_not_wait_for_a_hanging_function(tmp_path):
+    file = tmp_path / "slow.py"
+    file.write_text("import time\ndef compute_score(**row):\n    time.sleep(60)\n")
+    scorer = BackgroundScorer(RulePool(num_workers=1, timeout_s=30, path=str(file)))
+    futures = [scorer.submit(sample("x")) for _ in range(3)]
+    time.sleep(0.5)
+    started = time.monotonic()
+    scorer.close()
+    assert time.monotonic() - started < 5
+    assert all(future.cancelled() for future in futures)
+
+
+def test_few_failures_are_tolerated():
+    check_failures([], 0.0)
+    check_failures([Score(0), Score(1)], 0.0)
+    check_failures([Score(1), Score.failed("a"), Score(1), Score(0)], 0.25)
+
+
+def test_too_many_failures_stop_the_run_with_the_reasons_counted():
+    scores = [
+        Score(1),
+        Score.failed("timed out after 10 s (data_source='a', a response of 4 characters)"),
+        Score.failed("timed out after 10 s (data_source='b', a response of 977 characters)"),
+        Score.failed("KeyError: 'index' (my_rewards.py:3 in compute_score)"),
+    ]
+    with pytest.raises(RewardError) as caught:
+        check_failures(scores, 0.5)
+    assert str(caught.value) == (
+        "3 of 4 rewards failed (75.0%), more than max_failed_share=0.5 allows. Most common, each with one example:\n"
+        "  2 × timed out after 10 s (data_source='a', a response of 4 characters)\n"
+        "  1 × KeyError: 'index' (my_rewards.py:3 in compute_score)\n"
+        "Mend the reward function or the rows it fails on, or allow a larger share."
+    )
+
+
+def test_only_the_most_common_reasons_are_listed():
+    kinds = "abcdefg"
+    scores = [Score.failed(f"reason {kind}") for kind in kinds for _ in range(9 - kinds.index(kind))]
+    with pytest.raises(RewardError) as caught:
+        check_failures(scores, 0.1)
+    lines = str(caught.value).splitlines()
+    assert lines[1] == "  9 × reason a" and lines[5] == "  5 × reason e" and lines[6] == "  and 2 other reasons"

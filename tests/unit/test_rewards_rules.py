@@ -1,0 +1,211 @@
+"""The rules, case by case: what is read from an answer, and whether it is right."""
+
+import json
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rloom.rewards.rules import gsm8k, math, math_reasoning
+from rloom.rewards.rules.boxed import last_boxed
+from rloom.rewards.rules.numbers import canonical, close, numbers_in, whole_number
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+GSM8K_STRICT = [
+    # solution, ground truth, the answer as read, score
+    ("9 * 2 = 18\n#### 18", "18", "18", 1.0),
+    ("#### 18.00", "18", "18", 1.0),
+    ("#### 18.", "18", "18", 1.0),
+    ("#### $1,234", "1234", "1234", 1.0),
+    ("#### 1234", "1,234", "1234", 1.0),
+    ("####-5", "-5", "-5", 1.0),
+    ("#### −5", "-5", "-5", 1.0),
+    ("#### -$5", "-5", "-5", 1.0),
+    ("#### **70** dollars", 70, "70", 1.0),
+    ("#### 0.5", ".5", "0.5", 1.0),
+    ("#### 3\nNo, wait.\n#### 4", "4", "4", 1.0),
+    ("#### 3\nNo, wait.\n#### 4", "3", "4", 0.0),
+    ("#### 19", "18", "19", 0.0),
+    ("#### 180", "18", "180", 0.0),
+    ("#### 2500001", "2500000", "2500001", 0.0),
+    ("The answer is 18", "18", None, 0.0),
+    ("#### eighteen", "18", None, 0.0),
+    ("#### 18\n####", "18", None, 0.0),
+    ("", "18", None, 0.0),
+    ("#### " + "9" * 6000, "18", None, 0.0),
+]
+
+GSM8K_FLEXIBLE = [
+    ("She makes 9 * 2 = $18.", "18", "18", 1.0),
+    ("First 3, then 1,000 in total.", "1000", "1000", 1.0),
+    ("10-3", "3", "3", 1.0),
+    ("It fell to -3", "-3", "-3", 1.0),
+    ("#### 18 and then 5 more", "18", "5", 0.0),
+    ("no number at all", "18", None, 0.0),
+]
+
+MATH = [
+    (r"so \boxed{5}", "5", "5", 1.0),
+    (r"\boxed{4}, no: \boxed{5}.", "5", "5", 1.0),
+    (r"\boxed{5}, no: \boxed{4}.", "5", "4", 0.0),
+    (r"\boxed{\frac{3}{4}}", "3/4", r"\frac{3}{4}", 1.0),
+    (r"\boxed{\dfrac34}", r"$\frac{3}{4}$", r"\dfrac34", 1.0),
+    (r"\boxed{0.75}", r"\frac{3}{4}", "0.75", 1.0),
+    (r"\boxed{\sqrt{12}}", r"2\sqrt{3}", r"\sqrt{12}", 1.0),
+    (r"\boxed{(x+1)^2}", "x^2+2x+1", "(x+1)^2", 1.0),
+    (r"\boxed{x=5}", "5", "x=5", 1.0),
+    (r"\boxed{90^\circ}", "90", r"90^\circ", 1.0),
+    (r"\boxed{\$1{,}000}", "1000", r"\$1{,}000", 1.0),
+    (r"\boxed{10\%}", "10", r"10\%", 1.0),
+    (r"\boxed{\text{east}}", "east", r"\text{east}", 1.0),
+    (r"\boxed{C}", r"\text{(C)}", "C", 1.0),
+    (r"\boxed{2, 1}", "1,2", "2, 1", 1.0),
+    (r"\boxed 7.", "7", "7", 1.0),
+    (r"\boxed{5}", r"work, work, \boxed{5}", "5", 1.0),
+    (r"\boxed{-3}", "−3", "-3", 1.0),
+    (r"\boxed{\left( 3, \frac{\pi}{2} \right)}", r"(3,\frac{\pi}{2})", r"\left( 3, \frac{\pi}{2} \right)", 1.0),
+    (r"\boxed{seat}", r"\text{east}", "seat", 0.0),
+    (r"\boxed{(2,1)}", "(1,2)", "(2,1)", 0.0),
+    (r"\boxed{[0,1]}", "[0,1)", "[0,1]", 0.0),
+    (r"\boxed{3.14159}", r"\pi", "3.14159", 0.0),
+    (r"\boxed{0.33}", "1/3", "0.33", 0.0),
+    (r"\boxed{}", "5", "", 0.0),
+    (r"\boxed{\frac{1}", "5", None, 0.0),
+    (rf"\boxed{{{'(' * 1500}5{')' * 1500}}}", "5", "(" * 1500 + "5" + ")" * 1500, 0.0),
+    ("the answer is 5", "5", None, 0.0),
+    (r"\boxed{\frac{}{}}", "5", r"\frac{}{}", 0.0),
+]
+
+MATH_REASONING = [
+    ("15 + 27 = 42，答案：42", "42", "42", 1.0),
+    ("答案: 42。", "42", "42", 1.0),
+    ("所以答案是42", 42, "42", 1.0),
+    ("答案是：**42**", "42", "42", 1.0),
+    ("答案：42 元", "42", "42", 1.0),
+    ("答案是 15 + 27 = 42", "42", "42", 1.0),
+    ("Answer: 42.0", "42", "42", 1.0),
+    ("ANSWER: 42.", "42", "42", 1.0),
+    ("**Answer:** $42$", "42", "42", 1.0),
+    ("Answer:\n\n42\nbecause 15 + 27", "42", "42", 1.0),
+    ("the answer is 1,000", "1000", "1000", 1.0),
+    ("the answer is 1000", "1,000", "1000", 1.0),
+    ("The answer is 42 apples.", "42", "42", 1.0),
+    ("#### 42", 42.0, "42", 1.0),
+    (r"thus \boxed{42}.", "42", "42", 1.0),
+    (r"Answer: \boxed{\frac{3}{4}}", "0.75", "0.75", 1.0),
+    (r"Answer: 3/4", r"\frac{3}{4}", "0.75", 1.0),
+    ("Answer: 1/3", "0.333333", "1/3", 1.0),
+    ("Answer: -7", "−7", "-7", 1.0),
+    ("答案：−7", "-7", "-7", 1.0),
+    ("答案：４２", "42", "42", 1.0),
+    ("Answer: 41. Let me check. Answer: 42", "42", "42", 1.0),
+    ("15 加 27 等于 42", "42", "42", 1.0),
+    ("Answer: Paris.", "paris", "Paris", 1.0),
+    ("答案：“偶数”。", "偶数", "偶数", 1.0),
+    ("Answer: x = 3, y = 4", "x=3,y=4", "x = 3, y = 4", 1.0),
+    ("Answer: 42. Let me check. Answer: 41", "42", "41", 0.0),
+    ("15 + 27 = 42, or is it 43", "42", "43", 0.0),
+    ("Answer: 7", "-7", "7", 0.0),
+    ("Answer: 1", "1,000", "1", 0.0),
+    ("Answer: 3/0", "3", "3/0", 0.0),
+    ("Answer: 10000001", "10000000", "10000001", 0.0),
+    ("42\nAnswer:", "42", None, 0.0),
+    ("Answer: London", "Paris", "London", 0.0),
+    (r"\boxed{4", "4", None, 0.0),
+    ("我不知道", "42", None, 0.0),
+]
+
+
+@pytest.mark.parametrize(("solution", "truth", "read", "score"), GSM8K_STRICT)
+def test_gsm8k_strict_reads_the_number_after_the_last_hashes(solution, truth, read, score):
+    assert gsm8k.compute_score("openai/gsm8k", solution, truth) == {"score": score, "acc": score, "pred": read}
+
+
+@pytest.mark.parametrize(("solution", "truth", "read", "score"), GSM8K_FLEXIBLE)
+def test_gsm8k_flexible_reads_the_last_number(solution, truth, read, score):
+    result = gsm8k.compute_score("openai/gsm8k", solution, truth, method="flexible")
+    assert result == {"score": score, "acc": score, "pred": read}
+
+
+@pytest.mark.parametrize(("solution", "truth", "read", "score"), MATH)
+def test_math_compares_the_last_boxed_answer(solution, truth, read, score):
+    assert math.compute_score("lighteval/MATH", solution, truth) == {"score": score, "acc": score, "pred": read}
+
+
+@pytest.mark.parametrize(("solution", "truth", "read", "score"), MATH_REASONING)
+def test_math_reasoning_reads_what_the_last_marker_introduces(solution, truth, read, score):
+    result = math_reasoning.compute_score("math_reasoning", solution, truth)
+    assert result == {"score": score, "acc": score, "pred": read}
+
+
+@pytest.mark.parametrize(
+    ("rule", "truth"), [(gsm8k, "eighteen"), (gsm8k, None), (math, ""), (math, r"\boxed{}"), (math_reasoning, " ")]
+)
+def test_a_ground_truth_that_cannot_be_read_is_an_error_and_not_a_zero(rule, truth):
+    with pytest.raises(ValueError, match="of a some/source row"):
+        rule.compute_score("some/source", r"#### 18 \boxed{18}", truth)
+
+
+def test_an_unknown_gsm8k_method_names_the_known_ones():
+    with pytest.raises(ValueError, match="method='loose': use one of strict, flexible"):
+        gsm8k.compute_score("openai/gsm8k", "#### 1", "1", method="loose")
+
+
+def test_a_comparison_without_end_is_undecided_and_not_wrong(monkeypatch):
+    monkeypatch.setattr(math, "LIBRARY_LIMIT_S", 1)
+    with pytest.raises(TimeoutError, match="took over 1 s"):
+        math.compute_score("math", r"\boxed{9^{9^{9}}}", "5")
+
+
+def test_braces_inside_boxed_are_counted_and_escaped_ones_are_not():
+    assert last_boxed(r"\boxed{\left\{ \frac{1}{2}, 3 \right\}} done") == r"\left\{ \frac{1}{2}, 3 \right\}"
+    assert last_boxed(r"\boxed{a\}b} c}") == r"a\}b"
+    assert last_boxed("nothing") is None
+
+
+def test_numbers_are_exact_and_spelled_one_way():
+    assert numbers_in("5-3, 1,234.50, 2–4, .5, 6 / 8") == [
+        5,
+        3,
+        Fraction("1234.5"),
+        2,
+        4,
+        Fraction(1, 2),
+        Fraction(3, 4),
+    ]
+    assert [canonical(Fraction(text)) for text in ("42.0", "-3/4", "1/3")] == ["42", "-0.75", "1/3"]
+    assert whole_number("42 apples") is None
+    assert canonical(Fraction("9" * 400 + ".5")) == "1" + "9" * 400 + "/2"
+    assert close(Fraction("0.333333"), Fraction(1, 3)) and not close(Fraction("0.3333"), Fraction(1, 3))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not here")
+@pytest.mark.parametrize("method", ["strict", "flexible"])
+def test_every_gsm8k_reference_solution_scores_one(method):
+    rows = [json.loads(line)["answer"] for line in (SHARED / "gsm8k" / "test.jsonl").read_text().splitlines()]
+    results = [gsm8k.compute_score("openai/gsm8k", row, row.rsplit("####", 1)[1], method=method) for row in rows]
+    assert [row for row, result in zip(rows, results, strict=True) if result["score"] != 1.0] == []
+    assert len(rows) == 1319
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not here")
+def test_every_math_500_reference_solution_scores_one():
+    rows = _math_500()
+    results = [math.compute_score("HuggingFaceH4/MATH-500", row["solution"], row["answer"]) for row in rows]
+    assert [row["answer"] for row, result in zip(rows, results, strict=True) if result["score"] != 1.0] == []
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not here")
+def test_neighbouring_answers_of_math_500_are_told_apart():
+    answers = [row["answer"] for row in _math_500()][:200]
+    neighbours = [(left, right) for left, right in pairwise(answers) if left != right]
+    assert len(neighbours) == 198
+    assert [pair for pair in neighbours if math.same_answer(*pair)] == [("5", "x=5")]
+
+
+def _math_500() -> list[dict[str, str]]:
+    rows = [json.loads(line) for line in (SHARED / "math" / "test500.jsonl").read_text().splitlines()]
+    assert len(rows) == 500
+    return rows
