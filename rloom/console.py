@@ -1,6 +1,7 @@
 """What every command shares: reading Hydra's own flags, and errors that are read by people."""
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,16 +22,12 @@ def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, st
             key = "config_path" if name in ("--config-path", "-cp") else "config_name"
             source[key] = value if given else next(rest, "")
         elif argument.startswith("-") and not given:
-            raise_flag(argument)
+            raise ConfigError(
+                f"{argument} is no flag of this command; it takes key=value, --config-path, --config-name"
+            )
         else:
             overrides.append(argument)
     return overrides, source
-
-
-def raise_flag(argument: str) -> None:
-    raise SystemExit(
-        f"rloom: {argument} is no flag of this command; it takes key=value, --config-path and --config-name"
-    )
 
 
 def run_safely(command: Callable[[], int]) -> int:
@@ -42,6 +39,9 @@ def run_safely(command: Callable[[], int]) -> int:
         return command()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # `rloom config | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except RloomError as error:
         kind = "configuration" if isinstance(error, ConfigError) else type(error).__name__.removesuffix("Error").lower()
         print(f"rloom: {kind} error: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)

@@ -19,6 +19,7 @@ from rloom.errors import ConfigError
 
 PACKAGED = Path(__file__).parent
 EMBEDDED = "embedded"
+CONFIG_FILE = "config.yaml"  # what a run writes down, in its directory and in every checkpoint
 
 
 def load_config(
@@ -32,9 +33,12 @@ def load_config(
     return validate(tree)
 
 
-def load_saved(file: Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration that a run wrote down, with overrides."""
-    return validate(compose(file.parent, file.stem, [as_addition(text) for text in overrides]))
+def load_saved(checkpoint: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of the run that wrote a checkpoint, reading the model from the checkpoint itself."""
+    whole = checkpoint / "actor" / "model.safetensors"  # with LoRA there is only the adapter
+    own_model = [f"actor_rollout_ref.model.path='{whole.parent.absolute()}'"] if whole.is_file() else []
+    arguments = [as_addition(text) for text in (*own_model, *overrides)]
+    return validate(compose(checkpoint.absolute(), CONFIG_FILE.removesuffix(".yaml"), arguments))
 
 
 def check_source(config_path: str | None, config_name: str) -> Path:

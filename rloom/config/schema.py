@@ -27,7 +27,7 @@ def section(kind: type[Section], doc: str) -> Any:
 class Data(Section):
     train_files: str | list[str] = key(
         "embedded",
-        "Training prompts: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic set rloom brings along.",
+        "Training prompts: one file or a list; parquet, json, jsonl. `embedded`: rloom's own arithmetic set.",
     )
     val_files: str | list[str] | None = key(
         None, "Held-out prompts, in the same formats. null: none, or the embedded ones when training on them."

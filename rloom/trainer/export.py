@@ -11,7 +11,6 @@ from rloom.models.load import load_tokenizer
 from rloom.models.save import merge_adapter, save_pretrained
 from rloom.trainer.build.inputs import policy_source
 from rloom.trainer.build.models import policy_engine, policy_network
-from rloom.trainer.build.parts import CONFIG_FILE
 from rloom.trainer.checkpoint import read_state
 
 
@@ -20,7 +19,7 @@ def export(checkpoint: Path, folder: Path, *, adapter: bool = False, dtype: str 
     read_state(checkpoint)
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty; name a folder that is not there yet")
-    config = load_saved(checkpoint / CONFIG_FILE, ["trainer.device=cpu"])
+    config = load_saved(checkpoint, ["trainer.device=cpu"])
     if adapter and not (config.actor_rollout_ref.model.lora_rank or config.actor_rollout_ref.model.lora_adapter_path):
         raise CheckpointError(f"--adapter: {checkpoint} was trained without LoRA; leave the flag out")
     network = policy_network(config)

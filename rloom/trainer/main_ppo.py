@@ -10,8 +10,11 @@ from rloom.console import run_safely, split_hydra_flags
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    overrides, source = split_hydra_flags(sys.argv[1:] if arguments is None else arguments)
-    return run_safely(lambda: train(load_config(overrides, **source)))
+    def run() -> int:
+        overrides, source = split_hydra_flags(sys.argv[1:] if arguments is None else arguments)
+        return train(load_config(overrides, **source))
+
+    return run_safely(run)
 
 
 def train(config: Config) -> int:

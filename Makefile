@@ -1,0 +1,47 @@
+# make test sets up and runs everything a clean clone needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+RUNTIME := $(VENV)/.runtime
+SETUP := $(VENV)/.setup
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: runtime setup check test test-gpu bench docs clean
+
+runtime: $(RUNTIME)
+setup: $(SETUP)
+
+# torch first and pinned: a looser request may pull another build with gigabytes of extras
+$(RUNTIME): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Setting up $(VENV) (once) ..."
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) --editable .
+	@touch $@
+
+$(SETUP): $(RUNTIME)
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/architecture
+
+test: check
+	$(BIN)/pytest
+
+test-gpu:
+	$(PYTHON) -m pytest -m gpu tests/gpu
+
+bench: setup
+	$(BIN)/python benchmarks/rollout.py
+	$(BIN)/python benchmarks/gae.py
+
+docs: setup
+	$(BIN)/python -c "from rloom.config.describe import reference; print(reference(), end='')" > docs/reference.md
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,139 @@
+"""`rloom COMMAND`: the front door. Each command imports what it needs when it runs, so help and errors come at once."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rloom import __version__
+from rloom.config.load import load_config
+from rloom.console import run_safely
+from rloom.trainer import main_ppo
+
+USAGE = """rloom COMMAND
+
+  train [key=value ...]        train a policy; without keys, the embedded model on the embedded data
+  kit [flags] [key=value ...]  the same with train.sh's flags: --model --epochs --lr --batch_size --kl_coef --n_gpus
+  eval CKPT [key=value ...]    answer the held-out prompts with a checkpoint and print how well
+  export CKPT DIR              write a checkpoint's policy as a Hugging Face folder
+  config [key]                 the whole documented configuration, or what one key means
+  data prepare NAME            make train.parquet and test.parquet of a known data set
+  data check FILE              look a data file over before training on it
+
+`rloom COMMAND --help` says more. Keys are those of `rloom config`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    commands = {
+        "train": main_ppo.main,
+        "kit": train_with_kit_flags,
+        "eval": evaluate,
+        "export": export,
+        "config": show_config,
+        "data": data,
+    }
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    if given[0] == "--version":
+        print(f"rloom {__version__}")
+        return 0
+    if given[0] not in commands:
+        print(f"rloom: there is no command {given[0]!r}\n\n{USAGE}", file=sys.stderr)
+        return 2
+    return commands[given[0]](given[1:])
+
+
+def train_with_kit_flags(arguments: Sequence[str]) -> int:
+    from rloom.config.dialects.kit import translate
+
+    return run_safely(lambda: main_ppo.train(load_config(translate(arguments, os.environ))))
+
+
+def show_config(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("rloom config", description="The documented configuration, or one key of it.")
+    parser.add_argument("key", nargs="?", help="a dotted key, or part of one")
+    name = parser.parse_args(arguments).key
+
+    def show() -> int:
+        from rloom.config.describe import explain, whole_tree
+
+        print(explain(name) if name else whole_tree())
+        return 0
+
+    return run_safely(show)
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("rloom eval", description="Validate a checkpoint.")
+    parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the configuration of its run")
+    given = parser.parse_args(arguments)
+
+    def run() -> int:
+        from rloom.trainer.evaluation import evaluate_checkpoint
+
+        for name, value in evaluate_checkpoint(given.checkpoint, given.overrides).items():
+            print(f"{name}: {value:.4g}")
+        return 0
+
+    return run_safely(run)
+
+
+def export(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("rloom export", description="A checkpoint's policy as a Hugging Face folder.")
+    parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
+    parser.add_argument("folder", type=Path, help="a folder that is not there yet")
+    parser.add_argument("--adapter", action="store_true", help="write the LoRA adapter alone instead of merging it")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    given = parser.parse_args(arguments)
+
+    def run() -> int:
+        from rloom.trainer import export
+
+        print(export.export(given.checkpoint, given.folder, adapter=given.adapter, dtype=given.dtype))
+        return 0
+
+    return run_safely(run)
+
+
+def data(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("rloom data", description="Make data files, and look them over.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    prepare = commands.add_parser("prepare", help="make train.parquet and test.parquet of a known data set")
+    prepare.add_argument("name", help="gsm8k, math or arithmetic")
+    prepare.add_argument("--local_save_dir", "--local_dir", required=True, type=Path)
+    prepare.add_argument("--source", type=Path, help="a folder with the raw files, instead of a download")
+    check = commands.add_parser("check", help="rows, faults, duplicates, unknown data sources; exit 1 on faults")
+    check.add_argument("file")
+    check.add_argument("--tokenizer", help="a model folder or hub name: adds a histogram of prompt lengths")
+    check.add_argument("--own_reward", action="store_true", help="a reward function of yours will score every source")
+    given = parser.parse_args(arguments)
+    return run_safely(lambda: prepare_data(given) if given.command == "prepare" else check_data(given))
+
+
+def prepare_data(given: argparse.Namespace) -> int:
+    from rloom.data.prepare import prepare
+
+    for file in prepare(given.name, given.local_save_dir, given.source):
+        print(file)
+    return 0
+
+
+def check_data(given: argparse.Namespace) -> int:
+    from rloom.data.check import check_file, render
+
+    tokenizer = None
+    if given.tokenizer:
+        from rloom.models.load import ModelSource, load_tokenizer
+
+        tokenizer = load_tokenizer(ModelSource(given.tokenizer, key="--tokenizer"))
+    report = check_file(given.file, tokenizer=tokenizer, own_reward=given.own_reward)
+    print(render(report))
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

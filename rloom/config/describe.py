@@ -1,0 +1,70 @@
+"""The configuration explained: as an annotated tree, key by key, and as the reference in `docs/`."""
+
+from typing import Any
+
+import yaml
+
+from rloom.config.keys import Key, all_keys, nearest, walk
+from rloom.errors import ConfigError
+
+
+def whole_tree() -> str:
+    """YAML that a user can save and edit: every key with its default, and above it what it does."""
+    lines = []
+    for found in walk():
+        indent = "  " * found.path.count(".")
+        name = found.path.rsplit(".", 1)[-1]
+        if found.section is not None:
+            lines += ["" if not indent else None, f"{indent}# {found.doc}", f"{indent}{name}:"]
+        else:
+            lines += [f"{indent}# {found.doc}", f"{indent}{name}: {as_yaml(found.default)}"]
+    return "\n".join(line for line in lines if line is not None).strip()
+
+
+def explain(name: str) -> str:
+    keys = all_keys()
+    found = [key for path, key in keys.items() if f".{name}." in f".{path}."]
+    if not found:
+        guess = nearest(name)
+        raise ConfigError(f"{name}: there is no such key" + (f"; did you mean {guess}?" if guess else ""))
+    return "\n".join(describe(key) for key in found)
+
+
+def describe(key: Key) -> str:
+    if key.section is not None:
+        return f"{key.path}: {key.doc}"
+    return f"{key.path} ({key.kind}, default {as_yaml(key.default)}): {key.doc}"
+
+
+def reference() -> str:
+    """The page docs/reference.md: a table a section."""
+    lines = [
+        "# Configuration reference",
+        "",
+        "Made from the schema by `make docs`; do not edit. Set a key on the command line: `rloom train key=value`.",
+    ]
+    for section in (key for key in walk() if key.section is not None):
+        own = [key for key in walk() if parent(key) == section.path and key.section is None]
+        if not own:
+            continue
+        lines += [
+            "",
+            f"## {section.path}",
+            "",
+            section.doc,
+            "",
+            "| key | default | takes | meaning |",
+            "| --- | --- | --- | --- |",
+        ]
+        for key in own:
+            name, takes = key.path.rsplit(".", 1)[-1], key.kind.replace("|", ", ")
+            lines.append(f"| `{name}` | `{as_yaml(key.default)}` | {takes} | {key.doc} |")
+    return "\n".join(lines) + "\n"
+
+
+def parent(key: Key) -> str:
+    return key.path.rpartition(".")[0]
+
+
+def as_yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n...\n").strip()

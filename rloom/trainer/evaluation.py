@@ -1,0 +1,18 @@
+"""`rloom eval CKPT`: how well does a checkpoint answer?"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rloom.config.load import load_saved
+from rloom.rewards.background import check_failures
+from rloom.trainer.build.parts import open_evaluation
+from rloom.trainer.checkpoint import read_state
+
+
+def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> dict[str, float]:
+    state = read_state(checkpoint)
+    config = load_saved(checkpoint, overrides)
+    with open_evaluation(config, checkpoint) as evaluator:
+        answers = evaluator.answer(state["step"], progress=lambda done, total: None)
+        check_failures([answer.score for answer in answers], config.reward_model.max_failed_share)
+        return evaluator.metrics(answers)
