@@ -74,6 +74,8 @@ class Batch:
     @property
     def loss_mask_T(self) -> Tensor:
         """The tokens that teach: written by the policy, in a sample whose score did not fail."""
+        if bool(self.valid_N.all()):  # the usual batch, and a long way round spared
+            return self.mask_T
         return self.mask_T & self.valid_N[self.sample_T]
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
@@ -101,6 +103,15 @@ class TrainBatch(Batch):
     ref_logprobs_T: Tensor | None  # iff KL
     values_T: Tensor | None  # iff critic: its values before the update
     returns_T: Tensor | None  # iff critic
+    rollout_weights_T: Tensor | None = None  # iff rollout correction weighs: factor of each token's policy loss
+    keep_T: Tensor | None = None  # iff rollout correction rejects: bool, False where it did
+    chosen_T: Tensor | None = None  # iff the policy loss chooses tokens over the whole mini-batch: bool
+
+    @property
+    def loss_mask_T(self) -> Tensor:
+        """The tokens that teach: as in any batch, less those that rollout correction rejected."""
+        mask_T = super().loss_mask_T
+        return mask_T if self.keep_T is None else mask_T & self.keep_T
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,12 @@ from collections.abc import Callable, Sequence
 from rloom.errors import ConfigError, RloomError
 
 INTERRUPTED = 130
+HYDRA_FLAGS = {
+    "--config-path": "config_path",
+    "-cp": "config_path",
+    "--config-name": "config_name",
+    "-cn": "config_name",
+}
 
 
 def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -17,16 +23,15 @@ def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, st
     source: dict[str, str] = {}
     rest = iter(arguments)
     for argument in rest:
-        name, given, value = argument.partition("=")
-        if name in ("--config-path", "-cp", "--config-name", "-cn"):
-            key = "config_path" if name in ("--config-path", "-cp") else "config_name"
-            source[key] = value if given else next(rest, "")
-        elif argument.startswith("-") and not given:
-            raise ConfigError(
-                f"{argument} is no flag of this command; it takes key=value, --config-path, --config-name"
-            )
-        else:
+        if not argument.startswith("-"):
             overrides.append(argument)
+            continue
+        flag, given, value = argument.partition("=")
+        if flag not in HYDRA_FLAGS:
+            raise ConfigError(f"{flag} is no flag of this command; it takes key=value, --config-path, --config-name")
+        source[HYDRA_FLAGS[flag]] = value if given else next(rest, "")
+        if not source[HYDRA_FLAGS[flag]]:
+            raise ConfigError(f"{flag} needs a value: a folder, or the name of a YAML file in it")
     return overrides, source
 
 

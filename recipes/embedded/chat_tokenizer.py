@@ -1,13 +1,14 @@
-"""A byte-level BPE tokenizer of a few hundred entries with a ChatML template.
+"""Qwen2's kind of tokenizer, with a few hundred entries of its own and a ChatML template.
 
-All 256 bytes are in the vocabulary, so any text of any language can be encoded and comes back unchanged. Digits are
-split off before merging: a number is always its digits.
+All 256 bytes are in the vocabulary, so any text of any language can be encoded; it comes back in Unicode's composed
+form (NFC), as with every Qwen2 tokenizer. Digits are split off before merging: a number is always its digits.
 """
 
+import json
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import Qwen2Tokenizer
 
 END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 LARGEST_VOCABULARY = 384  # the words of the data set run out of merges a little earlier
@@ -23,12 +24,11 @@ CHAT_TEMPLATE = (
 )
 
 
-def train(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def train(texts: Iterable[str]) -> Qwen2Tokenizer:
+    # AutoTokenizer gives a qwen2 model this class whatever its folder says, so its way of splitting text is trained on
+    rules = Qwen2Tokenizer().backend_tokenizer
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    bpe.decoder = decoders.ByteLevel()
+    bpe.normalizer, bpe.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=LARGEST_VOCABULARY,
         special_tokens=[END_OF_TEXT, START_OF_TURN, END_OF_TURN],
@@ -36,8 +36,10 @@ def train(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
+    learned = json.loads(bpe.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(merge) for merge in learned["merges"]],
         eos_token=END_OF_TURN,
         pad_token=END_OF_TEXT,
         additional_special_tokens=[START_OF_TURN],

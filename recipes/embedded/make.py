@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import sft
 import torch
 from student import CAREFUL, Habits, answer
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import GenerationConfig, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from rloom.data.prepare import arithmetic
 
@@ -56,7 +56,7 @@ def tokenizer_corpus(questions: list[arithmetic.Question], seed: int) -> list[st
     return roles + [text for q in questions for text in (q.text, answer(q, CAREFUL, random))]
 
 
-def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, folder: Path) -> None:
     """bfloat16 halves the file; the config asks for float32, which is what a CPU computes fastest."""
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.to(torch.bfloat16).save_pretrained(folder)

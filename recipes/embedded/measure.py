@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from sft import prompt_text
 from student import MARKERS
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from rloom.data.prepare.arithmetic import Question
 
@@ -34,7 +34,7 @@ def is_right(text: str, question: Question) -> bool:
 
 @torch.inference_mode()
 def generate(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question], *, sample: bool
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, questions: Sequence[Question], *, sample: bool
 ) -> torch.Tensor:
     """The answers' tokens, padded on the right."""
     prompts = [prompt_text(tokenizer, question) for question in questions]
@@ -47,7 +47,7 @@ def generate(
 
 
 def accuracy(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question], *, sample: bool
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, questions: Sequence[Question], *, sample: bool
 ) -> Accuracy:
     model.eval()
     tokens = generate(model, tokenizer, questions, sample=sample)

@@ -9,7 +9,7 @@ from random import Random
 import torch
 from student import Habits, answer
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from rloom.data.prepare.arithmetic import Question
 
@@ -31,7 +31,7 @@ class Schedule:
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, context: int) -> Qwen2ForCausalLM:
+def new_model(tokenizer: Qwen2Tokenizer, context: int) -> Qwen2ForCausalLM:
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -49,14 +49,14 @@ def new_model(tokenizer: PreTrainedTokenizerFast, context: int) -> Qwen2ForCausa
     return Qwen2ForCausalLM(config)
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerFast, question: Question) -> str:
+def prompt_text(tokenizer: Qwen2Tokenizer, question: Question) -> str:
     messages = [{"role": "user", "content": question.text}]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def train(
     model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Qwen2Tokenizer,
     questions: Sequence[Question],
     habits: Habits,
     schedule: Schedule,

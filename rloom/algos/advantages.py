@@ -1,18 +1,15 @@
-"""Advantage estimators: rewards in, advantages out. T tokens, N samples.
+"""What every advantage estimator takes and gives. T tokens, N samples.
 
-Each has the signature `(batch, rewards_T, values_T, settings) -> Advantages` and reads like its paper. Samples whose
-score failed take no part: they enter no mean and get advantage 0.
+An estimator is a pure function `(evidence, settings) -> Advantages`. Samples whose score failed take no part in it:
+they enter no mean and get advantage 0.
 """
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from rloom.algos.packed import ActionGrid, group_stats, sum_by_sample, whiten
+from rloom.algos.packed import Groups, sum_by_sample
 from rloom.batch import Advantages, Batch
-
-EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
@@ -22,44 +19,25 @@ class AdvantageSettings:
     norm_by_std: bool = True
 
 
-def gae(batch: Batch, rewards_T: Tensor, values_T: Tensor | None, settings: AdvantageSettings) -> Advantages:
-    """Generalised advantage estimation (Schulman et al. 2016), whitened over the batch."""
-    assert values_T is not None  # needs_critic
-    mask_T = batch.loss_mask_T
-    grid = ActionGrid.of(mask_T, batch.sample_T, len(batch))
-    reward_NA, value_NA = grid.spread(rewards_T), grid.spread(values_T)
-    advantage_NA = torch.zeros_like(reward_NA)
-    next_value_N = next_advantage_N = reward_NA.new_zeros(len(batch))
-    for a in reversed(range(grid.width)):
-        delta_N = reward_NA[:, a] + settings.gamma * next_value_N - value_NA[:, a]
-        next_advantage_N = delta_N + settings.gamma * settings.lam * next_advantage_N
-        advantage_NA[:, a] = next_advantage_N
-        next_value_N = value_NA[:, a]
-    advantages_T = grid.gather(advantage_NA)
-    return Advantages(whiten(advantages_T, mask_T), advantages_T + values_T * mask_T)
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known of a step when advantages are taken. What an entry of the catalogue did not ask for is None."""
+
+    batch: Batch
+    rewards_T: Tensor  # score at the last token written, minus the KL where that is in the reward
+    values_T: Tensor | None = None  # iff needs_critic
+    greedy_N: Tensor | None = None  # iff needs_greedy: score of the greedy answer to the prompt; NaN where it failed
+
+    @property
+    def return_N(self) -> Tensor:
+        """R, a sample's rewards summed. In float64: equal returns then have exactly their own mean."""
+        batch = self.batch
+        return sum_by_sample(self.rewards_T.double().where(batch.mask_T, 0), batch.sample_T, len(batch))
 
 
-def rloo(batch: Batch, rewards_T: Tensor, values_T: Tensor | None, settings: AdvantageSettings) -> Advantages:
-    """REINFORCE leave-one-out (Ahmadian et al. 2024): R_i - mean(R_j, j != i) = n / (n - 1) * (R_i - mean)."""
-    return_N = sample_returns(batch, rewards_T)
-    stats = group_stats(return_N, batch.group_N, batch.valid_N)
-    scale_N = stats.count_N / (stats.count_N - 1).clamp(min=1)
-    return one_number_a_sample(batch, scale_N * (return_N - stats.mean_N) * stats.comparable_N)
-
-
-def grpo(batch: Batch, rewards_T: Tensor, values_T: Tensor | None, settings: AdvantageSettings) -> Advantages:
-    """Group-relative advantage (Shao et al. 2024); without the std it is Dr. GRPO's (Liu et al. 2025)."""
-    return_N = sample_returns(batch, rewards_T)
-    stats = group_stats(return_N, batch.group_N, batch.valid_N)
-    centred_N = (return_N - stats.mean_N) * stats.comparable_N
-    return one_number_a_sample(batch, centred_N / (stats.std_N + EPSILON) if settings.norm_by_std else centred_N)
-
-
-def sample_returns(batch: Batch, rewards_T: Tensor) -> Tensor:
-    return sum_by_sample(rewards_T * batch.mask_T, batch.sample_T, len(batch))
-
-
-def one_number_a_sample(batch: Batch, advantage_N: Tensor) -> Advantages:
-    """Outcome estimators give every token of an answer the same advantage."""
-    advantages_T = advantage_N[batch.sample_T] * batch.loss_mask_T
+def same_for_every_token(evidence: Evidence, groups: Groups, advantage_N: Tensor) -> Advantages:
+    """Outcome estimators give every token of an answer one advantage: 0 where there is nothing to compare it with."""
+    batch = evidence.batch
+    known_N = advantage_N.where(groups.comparable_N, 0).to(evidence.rewards_T.dtype)
+    advantages_T = known_N[batch.sample_T] * batch.loss_mask_T
     return Advantages(advantages_T, advantages_T)

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from rloom.algos.packed import masked_mean, sum_by_sample
 from rloom.batch import Batch
+from rloom.errors import ConfigError
+
+Estimator = Callable[[Tensor, Tensor], Tensor]
 
 
 def k1(x_T: Tensor, y_T: Tensor) -> Tensor:
@@ -31,7 +34,7 @@ def k3(x_T: Tensor, y_T: Tensor) -> Tensor:
     return (z_T.exp() - z_T - 1).clamp(-10, 10)
 
 
-KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+KL_ESTIMATORS: dict[str, Estimator] = {
     "kl": k1,
     "k1": k1,
     "abs": absolute,
@@ -40,6 +43,32 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "low_var_kl": k3,
     "k3": k3,
 }
+
+
+def kl_estimator(name: str) -> Estimator:
+    """The estimator of that name. A trailing + keeps its value and takes k2's gradient, the unbiased one of the KL."""
+    value = KL_ESTIMATORS.get(name.removesuffix("+"))
+    if value is None:
+        raise ConfigError(
+            f"KL estimator {name!r}: there is no such one; use {', '.join(KL_ESTIMATORS)}, "
+            "or one of them with a trailing +"
+        )
+    return with_gradient_of_k2(value) if name.endswith("+") else value
+
+
+def with_gradient_of_k2(value: Estimator) -> Estimator:
+    def straight_through(x_T: Tensor, y_T: Tensor) -> Tensor:
+        gradient_T = k2(x_T, y_T)
+        return value(x_T, y_T).detach() + (gradient_T - gradient_T.detach())
+
+    return straight_through
+
+
+def full_kl(logits_policy: Tensor, logits_reference: Tensor) -> Tensor:
+    """KL(policy || reference) over the whole vocabulary, the last dimension: exact where the others estimate."""
+    x = logits_policy.log_softmax(-1)
+    y = logits_reference.log_softmax(-1)
+    return (x.exp() * (x - y)).sum(-1)
 
 
 def token_rewards(batch: Batch, kl_T: Tensor | None, coefficient: float) -> Tensor:

@@ -3,15 +3,15 @@
 Both loss and metrics are shares of the whole mini-batch: those of micro-batches and ranks add up.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts, aggregate
-from rloom.algos.kl import KL_ESTIMATORS
+from rloom.algos.kl import kl_estimator
 from rloom.algos.policy_losses import LossSettings, LossTerms
-from rloom.algos.registry import POLICY_LOSSES
+from rloom.algos.registry import resolve_policy_loss
 from rloom.algos.values import value_loss
 from rloom.batch import TrainBatch
 
@@ -21,6 +21,9 @@ Metrics = dict[str, float]
 class Objective(Protocol):
     @property
     def needs_entropy_gradient(self) -> bool: ...
+
+    def prepare(self, mini: TrainBatch) -> TrainBatch:
+        """What has to be settled over a whole mini-batch, before it is split."""
 
     def __call__(
         self, output_T: Tensor, entropy_T: Tensor | None, batch: TrainBatch, counts: Counts
@@ -42,14 +45,22 @@ class PolicyObjective:
     def needs_entropy_gradient(self) -> bool:
         return self.entropy_coefficient != 0
 
+    def prepare(self, mini: TrainBatch) -> TrainBatch:
+        choose = resolve_policy_loss(self.loss_mode).choose
+        return mini if choose is None else replace(mini, chosen_T=choose(mini, self.loss_settings))
+
     def __call__(
         self, output_T: Tensor, entropy_T: Tensor | None, batch: TrainBatch, counts: Counts
     ) -> tuple[Tensor, Metrics]:
         assert entropy_T is not None  # a policy's head gives it
         old_T = output_T.detach() if batch.old_logprobs_T is None else batch.old_logprobs_T
-        terms = LossTerms(output_T, old_T, batch.advantages_T, batch.loss_mask_T)
-        token_loss = POLICY_LOSSES[self.loss_mode](terms, self.loss_settings)
-        loss = aggregate(token_loss.loss_T, batch, self.aggregation, counts)
+        entry = resolve_policy_loss(self.loss_mode)
+        terms = LossTerms(
+            output_T, old_T, batch.advantages_T, batch.loss_mask_T, batch.sample_T, len(batch), batch.chosen_T
+        )
+        token_loss = entry.loss(terms, self.loss_settings)
+        weight_T = 1.0 if batch.rollout_weights_T is None else batch.rollout_weights_T
+        loss = aggregate(token_loss.loss_T * weight_T, batch, entry.aggregation or self.aggregation, counts)
         entropy = aggregate(entropy_T, batch, self.aggregation, counts)
         metrics = {"actor/pg_loss": float(loss.detach()), "actor/entropy": float(entropy.detach())}
         for name, value_T in token_loss.parts_T.items():
@@ -58,7 +69,7 @@ class PolicyObjective:
             loss = loss - self.entropy_coefficient * entropy
         if self.kl_coefficient is not None:
             assert batch.ref_logprobs_T is not None  # KL on: the reference was asked
-            kl_T = KL_ESTIMATORS[self.kl_estimator](output_T, batch.ref_logprobs_T)
+            kl_T = kl_estimator(self.kl_estimator)(output_T, batch.ref_logprobs_T)
             kl = aggregate(kl_T, batch, self.aggregation, counts)
             metrics["actor/kl_loss"] = float(kl.detach())
             loss = loss + self.kl_coefficient * kl
@@ -73,6 +84,9 @@ class ValueObjective:
     @property
     def needs_entropy_gradient(self) -> bool:
         return False
+
+    def prepare(self, mini: TrainBatch) -> TrainBatch:
+        return mini
 
     def __call__(
         self, output_T: Tensor, entropy_T: Tensor | None, batch: TrainBatch, counts: Counts

@@ -1,9 +1,13 @@
-"""Sums and means over packed tokens and groups of samples. T tokens, N samples, G groups, A actions of a sample."""
+"""Sums and means over packed tokens and groups of samples. T tokens, N samples, G groups, A masked tokens."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from rloom.batch import Batch
+
+BLOCK = 32  # columns of a discounted sum that one matrix product covers
 
 
 def sum_by_sample(value_T: Tensor, sample_T: Tensor, samples: int) -> Tensor:
@@ -12,73 +16,110 @@ def sum_by_sample(value_T: Tensor, sample_T: Tensor, samples: int) -> Tensor:
 
 def masked_mean(value_T: Tensor, mask_T: Tensor) -> Tensor:
     """Mean over the mask; 0 where the mask is empty."""
-    return (value_T * mask_T).sum() / mask_T.sum().clamp(min=1)
+    return value_T.where(mask_T, 0).sum() / mask_T.sum().clamp(min=1)
 
 
 def whiten(value_T: Tensor, mask_T: Tensor) -> Tensor:
     """(x - mean) / std over the mask, 0 outside it; the variance is the unbiased one."""
     count = mask_T.sum().clamp(min=1)
-    centred_T = (value_T - masked_mean(value_T, mask_T)) * mask_T
+    centred_T = (value_T - masked_mean(value_T, mask_T)).where(mask_T, 0)
     variance = centred_T.square().sum() / (count - 1).clamp(min=1)
     return centred_T * torch.rsqrt(variance + 1e-8)
 
 
 @dataclass(frozen=True)
-class GroupStats:
-    """Per sample: statistics of its group, over the samples whose score did not fail."""
+class Groups:
+    """The answers to one prompt beside each other. Everything comes back per sample, over its group's valid samples."""
 
-    count_N: Tensor
-    mean_N: Tensor
-    std_N: Tensor  # with n - 1
-    comparable_N: Tensor  # bool: a valid sample with at least one valid sibling
+    member_N: Tensor  # which group, counted from 0
+    valid_N: Tensor
+    size: int
 
+    @classmethod
+    def of(cls, batch: Batch) -> "Groups":
+        names, member_N = torch.unique(batch.group_N, return_inverse=True)
+        return cls(member_N, batch.valid_N, len(names))
 
-def group_stats(value_N: Tensor, group_N: Tensor, valid_N: Tensor) -> GroupStats:
-    groups, member_N = torch.unique(group_N, return_inverse=True)
-    weight_N = valid_N.to(value_N.dtype)
+    def total(self, value_N: Tensor) -> Tensor:
+        valid_N = value_N.where(self.valid_N, 0)  # where, not times: a failed sample's value may be anything
+        return value_N.new_zeros(self.size).index_add(0, self.member_N, valid_N)[self.member_N]
 
-    def total(x_N: Tensor) -> Tensor:
-        return value_N.new_zeros(len(groups)).index_add(0, member_N, x_N * weight_N)
+    def largest(self, value_N: Tensor) -> Tensor:
+        """-inf where no sample of the group is valid."""
+        nothing_G = value_N.new_full((self.size,), -torch.inf)
+        valid_N = value_N.where(self.valid_N, -torch.inf)
+        return nothing_G.scatter_reduce(0, self.member_N, valid_N, "amax")[self.member_N]
 
-    count_G = total(torch.ones_like(value_N))
-    mean_G = total(value_N) / count_G.clamp(min=1)
-    variance_G = total((value_N - mean_G[member_N]).square()) / (count_G - 1).clamp(min=1)
-    count_N = count_G[member_N]
-    return GroupStats(count_N, mean_G[member_N], variance_G.sqrt()[member_N], valid_N & (count_N >= 2))
+    @property
+    def count_N(self) -> Tensor:
+        return self.total(torch.ones_like(self.member_N))
+
+    @property
+    def comparable_N(self) -> Tensor:
+        """A valid sample with at least one valid sibling."""
+        return self.valid_N & (self.count_N >= 2)
+
+    def mean(self, value_N: Tensor) -> Tensor:
+        return self.total(value_N) / self.count_N.clamp(min=1)
+
+    def std(self, value_N: Tensor) -> Tensor:
+        """With n - 1; 0 for a group of one."""
+        variance_N = self.total((value_N - self.mean(value_N)).square()) / (self.count_N - 1).clamp(min=1)
+        return variance_N.sqrt()
 
 
 @dataclass(frozen=True)
-class ActionGrid:
-    """The tokens of a mask laid out one sample a row, so that a recursion over time runs over all samples at once.
+class Actions:
+    """The tokens of a mask, sample after sample, for recursions over time that run over all samples at once.
 
     Tokens outside the mask (a tool's output, say) leave no gap: the action before them is followed by the one after.
     """
 
     mask_T: Tensor
-    row_A: Tensor  # sample of each masked token
-    column_A: Tensor  # how many masked tokens of its sample come before it
-    samples: int
+    place_A: Tensor  # of each action among all tokens
+    count_N: Tensor  # actions of each sample
 
     @classmethod
-    def of(cls, mask_T: Tensor, sample_T: Tensor, samples: int) -> "ActionGrid":
-        row_A = sample_T[mask_T]
-        count_N = torch.bincount(row_A, minlength=samples)
-        first_N = torch.cumsum(count_N, 0) - count_N
-        column_A = torch.arange(len(row_A), device=mask_T.device) - first_N[row_A]
-        return cls(mask_T, row_A, column_A, samples)
+    def of(cls, batch: Batch) -> "Actions":
+        mask_T = batch.loss_mask_T
+        place_A = mask_T.nonzero().squeeze(1)
+        until_N = torch.searchsorted(place_A, batch.length_N.cumsum(0))  # actions up to the end of each sample
+        return cls(mask_T, place_A, until_N.diff(prepend=until_N.new_zeros(1)))
 
-    @property
-    def width(self) -> int:
-        return int(self.column_A.max()) + 1 if len(self.column_A) else 0
+    def pick(self, value_T: Tensor) -> Tensor:
+        return value_T.index_select(0, self.place_A)
 
-    def spread(self, value_T: Tensor) -> Tensor:
-        """Packed tokens -> [samples, width], 0 where a sample is shorter."""
-        grid = value_T.new_zeros(self.samples, self.width)
-        grid[self.row_A, self.column_A] = value_T[self.mask_T]
-        return grid
+    def put_back(self, value_A: Tensor) -> Tensor:
+        """0 outside the mask."""
+        return value_A.new_zeros(len(self.mask_T)).masked_scatter_(self.mask_T, value_A)
 
-    def gather(self, grid: Tensor) -> Tensor:
-        """[samples, width] -> packed tokens, 0 outside the mask."""
-        value_T = grid.new_zeros(len(self.mask_T))
-        value_T[self.mask_T] = grid[self.row_A, self.column_A]
-        return value_T
+    def following(self, value_A: Tensor) -> Tensor:
+        """What stands at the sample's next action; 0 after its last."""
+        next_A = value_A.roll(-1)
+        last_N = self.count_N.cumsum(0) - 1
+        return next_A.index_fill_(0, last_N[self.count_N > 0], 0)
+
+    def discounted_sum(self, value_A: Tensor, factor: float) -> Tensor:
+        """S_t = x_t + factor * S_{t+1} within each sample."""
+        longest = int(self.count_N.max()) if len(self.count_N) else 0
+        blocks = -(-longest // BLOCK)
+        filled = torch.arange(blocks * BLOCK, device=value_A.device) < self.count_N[:, None]
+        grid = value_A.new_zeros(filled.shape).masked_scatter_(filled, value_A)
+        sums = discounted_sum(grid.view(len(self.count_N), blocks, BLOCK), factor)
+        return sums.view(filled.shape).masked_select(filled)
+
+
+def discounted_sum(value_NBK: Tensor, factor: float) -> Tensor:
+    """S_t = x_t + factor * S_{t+1} along each row of B blocks of K columns.
+
+    Within a block one product with the matrix of powers sums everything at once; then, from the last block to the
+    first, the first sum of the next block is carried over. B steps instead of B * K.
+    """
+    blocks, columns = value_NBK.shape[1:]
+    column_K = torch.arange(columns, device=value_NBK.device)
+    power_K = factor ** torch.arange(columns + 1, dtype=value_NBK.dtype, device=value_NBK.device)
+    distance = column_K[:, None] - column_K  # [j, k]: how far x_j lies behind S_k
+    sums_NBK = value_NBK @ power_K[distance.clamp(min=0)].tril()
+    for block in reversed(range(blocks - 1)):
+        sums_NBK[:, block].addcmul_(sums_NBK[:, block + 1, :1], power_K[1:].flip(0))
+    return sums_NBK

@@ -1,13 +1,15 @@
-"""Policy losses: one loss a token, not yet aggregated. T tokens.
+"""What every policy loss takes and gives. T tokens, N samples.
 
-Each has the signature `(terms, settings) -> TokenLoss`.
+A policy loss is a pure function `(terms, settings) -> TokenLoss`: one loss a token, not yet aggregated. It may look at
+the other tokens of a sample but not at other samples, so that any split of a mini-batch gives the same loss.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
+
+from rloom.algos.packed import sum_by_sample
 
 
 @dataclass(frozen=True)
@@ -18,13 +20,29 @@ class LossTerms:
     old_logprobs_T: Tensor  # of the policy that wrote
     advantages_T: Tensor
     mask_T: Tensor
+    sample_T: Tensor  # which sample each token belongs to
+    samples: int
+    chosen_T: Tensor | None = None  # iff the entry chooses tokens: those it chose over the whole mini-batch
+
+    def sample_mean(self, value_T: Tensor) -> Tensor:
+        """For each token, the mean over the masked tokens of its sample."""
+        total_N = sum_by_sample(value_T.where(self.mask_T, 0), self.sample_T, self.samples)
+        count_N = sum_by_sample(self.mask_T.to(value_T.dtype), self.sample_T, self.samples)
+        return (total_N / count_N.clamp(min=1))[self.sample_T]
 
 
 @dataclass(frozen=True)
 class LossSettings:
     clip_low: float = 0.2
     clip_high: float = 0.2
-    clip_dual: float = 3.0
+    clip_dual: float = 3.0  # vanilla
+    tau_pos: float = 1.0  # sapo
+    tau_neg: float = 1.05
+    clip_cov_ratio: float = 0.0002  # clip_cov
+    clip_cov_lb: float = 1.0
+    clip_cov_ub: float = 5.0
+    kl_cov_ratio: float = 0.0002  # kl_cov
+    ppo_kl_coef: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -41,19 +59,5 @@ def log_ratio(terms: LossTerms) -> Tensor:
     return (terms.logprobs_T - terms.old_logprobs_T).clamp(-20, 20)
 
 
-def vanilla(terms: LossTerms, settings: LossSettings) -> TokenLoss:
-    """PPO's clipped surrogate (Schulman et al. 2017), with clip-higher (DAPO) and dual clip (Ye et al. 2020)."""
-    log_ratio_T = log_ratio(terms)
-    ratio_T = log_ratio_T.exp()
-    advantage_T = terms.advantages_T
-    plain_T = -advantage_T * ratio_T
-    clipped_T = -advantage_T * ratio_T.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    loss_T = torch.maximum(plain_T, clipped_T)
-    bound_T = -advantage_T * settings.clip_dual
-    bounded_T = (advantage_T < 0) & (loss_T > bound_T)
-    parts_T = {
-        "actor/pg_clipfrac": (clipped_T > plain_T).float(),
-        "actor/pg_clipfrac_lower": bounded_T.float(),
-        "actor/ppo_kl": -log_ratio_T.detach(),
-    }
-    return TokenLoss(torch.where(bounded_T, bound_T, loss_T), parts_T)
+def clip_parts(clipped_T: Tensor, log_ratio_T: Tensor) -> dict[str, Tensor]:
+    return {"actor/pg_clipfrac": clipped_T.float(), "actor/ppo_kl": -log_ratio_T.detach()}

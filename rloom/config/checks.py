@@ -1,6 +1,9 @@
-"""Rules that no single key can check: batch arithmetic, and what an algorithm needs. Run before anything loads."""
+"""Rules that no single key can check: batch arithmetic, and what an algorithm needs. Run before anything loads.
 
-from collections.abc import Iterable
+A rule yields one sentence a fault, so that a user hears of all of them at once.
+"""
+
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from rloom.config.schema import Actor, Config, Critic
@@ -22,80 +25,87 @@ def known(key: str, value: str, names: Iterable[str]) -> None:
 
 
 def check(config: Config, algorithm: Needs) -> None:
-    check_group_size(config, algorithm)
-    check_critic(config, algorithm)
-    check_mini_batches(config)
-    check_micro_batches(config)
-    check_one_process(config)
-    check_rollout(config)
-    check_run(config)
+    faults = [
+        *group_size(config, algorithm),
+        *critic_where_needed(config, algorithm),
+        *mini_batches(config),
+        *micro_batches(config, algorithm),
+        *one_process(config),
+        *rollout(config),
+        *resume(config),
+        *warmup(config),
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
 
 
-def check_group_size(config: Config, algorithm: Needs) -> None:
+def group_size(config: Config, algorithm: Needs) -> Iterator[str]:
     n = config.actor_rollout_ref.rollout.n
     if n < algorithm.min_group:
-        raise ConfigError(
+        yield (
             f"actor_rollout_ref.rollout.n={n}: {config.algorithm.adv_estimator} compares the answers to one prompt; "
             f"use {algorithm.min_group} or more, or algorithm.adv_estimator=gae"
         )
 
 
-def check_critic(config: Config, algorithm: Needs) -> None:
-    estimator = config.algorithm.adv_estimator
+def critic_where_needed(config: Config, algorithm: Needs) -> Iterator[str]:
+    estimator, warmup = config.algorithm.adv_estimator, config.trainer.critic_warmup
     if config.critic.enable is False and algorithm.needs_critic:
-        raise ConfigError(f"critic.enable=False: algorithm.adv_estimator={estimator} needs a critic; use rloo or grpo")
+        yield f"critic.enable=False: algorithm.adv_estimator={estimator} needs a critic; use rloo or grpo"
     if config.critic.enable and not algorithm.needs_critic:
-        raise ConfigError(f"critic.enable=True: algorithm.adv_estimator={estimator} has no use for a critic; use gae")
-    if config.trainer.critic_warmup and not algorithm.needs_critic:
-        raise ConfigError(
-            f"trainer.critic_warmup={config.trainer.critic_warmup}: {estimator} trains no critic; use 0, or gae"
-        )
+        yield f"critic.enable=True: algorithm.adv_estimator={estimator} has no use for a critic; use gae"
+    if warmup and not algorithm.needs_critic:
+        yield f"trainer.critic_warmup={warmup}: algorithm.adv_estimator={estimator} trains no critic; use 0, or gae"
 
 
-def check_mini_batches(config: Config) -> None:
+def mini_batches(config: Config) -> Iterator[str]:
     prompts = config.data.train_batch_size
-    sizes = {"actor_rollout_ref.actor.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size}
-    if config.critic.ppo_mini_batch_size is not None:
-        sizes["critic.ppo_mini_batch_size"] = config.critic.ppo_mini_batch_size
+    sizes = {
+        "actor_rollout_ref.actor.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
+        "critic.ppo_mini_batch_size": config.critic.ppo_mini_batch_size,
+    }
     for key, size in sizes.items():
-        if prompts % size:
-            raise ConfigError(
+        if size is not None and prompts % size:
+            yield (
                 f"{key}={size} (prompts) does not divide data.train_batch_size={prompts} (prompts); "
                 f"use {nearest_divisors(prompts, size)}"
             )
 
 
-def check_micro_batches(config: Config) -> None:
+def micro_batches(config: Config, algorithm: Needs) -> Iterator[str]:
     actor, critic, n = config.actor_rollout_ref.actor, config.critic, config.actor_rollout_ref.rollout.n
-    check_micro_batch("actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n)
-    check_micro_batch("critic", critic, (critic.ppo_mini_batch_size or actor.ppo_mini_batch_size) * n)
     longest = config.data.max_prompt_length + config.data.max_response_length
-    for name, role in (("actor_rollout_ref.actor", actor), ("critic", critic)):
-        if role.ppo_max_token_len_per_gpu < longest:
-            raise ConfigError(
-                f"{name}.ppo_max_token_len_per_gpu={role.ppo_max_token_len_per_gpu}: one sample may have "
-                f"data.max_prompt_length + data.max_response_length = {longest} tokens; use {longest} or more"
-            )
+    yield from micro_batch("actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest)
+    if algorithm.needs_critic:
+        prompts = critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
+        yield from micro_batch("critic", critic, prompts * n, longest)
 
 
-def check_micro_batch(name: str, role: Actor | Critic, samples: int) -> None:
+def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int) -> Iterator[str]:
+    """`samples` make a mini-batch; one of them may be `longest` tokens long."""
     per_gpu, whole = role.ppo_micro_batch_size_per_gpu, role.ppo_micro_batch_size
+    size, key = (whole, "ppo_micro_batch_size") if per_gpu is None else (per_gpu, "ppo_micro_batch_size_per_gpu")
     if per_gpu is not None and whole is not None:
-        raise ConfigError(
+        yield (
             f"{name}.ppo_micro_batch_size_per_gpu={per_gpu} and {name}.ppo_micro_batch_size={whole} say the same thing "
             f"twice; keep ppo_micro_batch_size_per_gpu"
         )
-    size = per_gpu or whole
-    if size is None and role.use_dynamic_bsz is False:
-        raise ConfigError(f"{name}.use_dynamic_bsz=False needs {name}.ppo_micro_batch_size_per_gpu")
-    if size is not None and not role.use_dynamic_bsz and samples % size:
-        raise ConfigError(
-            f"{name}.ppo_micro_batch_size_per_gpu={size} does not divide the mini-batch of {samples} samples "
-            f"(ppo_mini_batch_size × rollout.n); use {nearest_divisors(samples, size)}"
+    elif size is None and role.use_dynamic_bsz is False:
+        yield f"{name}.use_dynamic_bsz=False needs a size: set {name}.ppo_micro_batch_size_per_gpu"
+    elif size is None or role.use_dynamic_bsz:
+        if role.ppo_max_token_len_per_gpu < longest:
+            yield (
+                f"{name}.ppo_max_token_len_per_gpu={role.ppo_max_token_len_per_gpu}: one sample may have "
+                f"data.max_prompt_length + data.max_response_length = {longest} tokens; use {longest} or more"
+            )
+    elif samples % size:
+        yield (
+            f"{name}.{key}={size} (samples) does not divide the mini-batch of {samples} samples "
+            f"({name}.ppo_mini_batch_size × actor_rollout_ref.rollout.n); use {nearest_divisors(samples, size)}"
         )
 
 
-def check_one_process(config: Config) -> None:
+def one_process(config: Config) -> Iterator[str]:
     trainer, actor, rollout = config.trainer, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     parallel = {
         "trainer.nnodes": trainer.nnodes,
@@ -107,45 +117,45 @@ def check_one_process(config: Config) -> None:
     }
     for key, value in parallel.items():
         if value != 1:
-            raise ConfigError(f"{key}={value}: this version of rloom trains in one process on one device; use 1")
+            yield f"{key}={value}: this version of rloom trains in one process on one device; use 1"
 
 
-def check_rollout(config: Config) -> None:
-    rollout = config.actor_rollout_ref.rollout
-    if not rollout.enforce_eager:
-        raise ConfigError(
-            "actor_rollout_ref.rollout.enforce_eager=False: no engine of this version captures graphs; use True"
+def rollout(config: Config) -> Iterator[str]:
+    key, chosen = "actor_rollout_ref.rollout", config.actor_rollout_ref.rollout
+    validation = chosen.val_kwargs
+    if not chosen.enforce_eager:
+        yield f"{key}.enforce_eager=False: no engine of this version captures graphs; use True"
+    if chosen.engine_kwargs and chosen.name == "native":
+        yield f"{key}.engine_kwargs={chosen.engine_kwargs}: the native engine takes none; remove it, or use name=hf"
+    if validation.do_sample and validation.temperature == 0:
+        yield (
+            f"{key}.val_kwargs.do_sample=True: {key}.val_kwargs.temperature=0 is greedy; "
+            "set a temperature above 0, or do_sample=False"
         )
-    if rollout.engine_kwargs and rollout.name == "native":
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.engine_kwargs={rollout.engine_kwargs}: the native engine takes none; remove it"
-        )
-    if rollout.val_kwargs.do_sample and rollout.val_kwargs.temperature == 0:
-        raise ConfigError(
-            "actor_rollout_ref.rollout.val_kwargs.do_sample=True with temperature=0 is greedy; set one above 0"
-        )
-    if rollout.val_kwargs.n > 1 and not rollout.val_kwargs.do_sample:
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.val_kwargs.n={rollout.val_kwargs.n}: greedy answers are all the same; "
+    if validation.n > 1 and not validation.do_sample:
+        yield (
+            f"{key}.val_kwargs.n={validation.n}: greedy answers are all the same; "
             "set val_kwargs.do_sample=True val_kwargs.temperature=1.0, or n=1"
         )
 
 
-def check_run(config: Config) -> None:
+def resume(config: Config) -> Iterator[str]:
     trainer = config.trainer
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
-        raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, a global_step_N folder")
+        yield "trainer.resume_mode=resume_path needs trainer.resume_from_path, a global_step_N folder"
     if trainer.resume_from_path and trainer.resume_mode != "resume_path":
-        raise ConfigError(
-            f"trainer.resume_from_path={trainer.resume_from_path} is read only with trainer.resume_mode=resume_path"
-        )
-    for name, optim in (
-        ("actor_rollout_ref.actor", config.actor_rollout_ref.actor.optim),
-        ("critic", config.critic.optim),
-    ):
-        both = (optim.lr_warmup_steps, optim.warmup_steps)
-        if None not in both and both[0] != both[1]:
-            raise ConfigError(f"{name}.optim.lr_warmup_steps={both[0]} and warmup_steps={both[1]} disagree; keep one")
+        yield f"trainer.resume_from_path={trainer.resume_from_path} is read only with trainer.resume_mode=resume_path"
+
+
+def warmup(config: Config) -> Iterator[str]:
+    optimizers = {
+        "actor_rollout_ref.actor.optim": config.actor_rollout_ref.actor.optim,
+        "critic.optim": config.critic.optim,
+    }
+    for name, optim in optimizers.items():
+        first, second = optim.lr_warmup_steps, optim.warmup_steps
+        if first is not None and second is not None and first != second:
+            yield f"{name}.lr_warmup_steps={first} and {name}.warmup_steps={second} disagree; keep one"
 
 
 def nearest_divisors(whole: int, wanted: int) -> str:

@@ -72,10 +72,14 @@ def all_keys() -> dict[str, Key]:
 def nearest(unknown: str) -> str | None:
     """The real key that a misspelt or misplaced one most likely means."""
     leaves = [path for path, found in all_keys().items() if found.section is None]
-    name = unknown.rsplit(".", 1)[-1]
-    same_name = [path for path in leaves if path.rsplit(".", 1)[-1] == name]
-    guesses = difflib.get_close_matches(unknown, same_name or leaves, n=1, cutoff=0.0 if same_name else 0.6)
+    parts = unknown.split(".")
+    for first in range(len(parts)):  # actor.optim.lr: the right end, too short a beginning
+        ending = ".".join(parts[first:])
+        same_end = [path for path in leaves if f".{path}".endswith(f".{ending}")]
+        if same_end:
+            return difflib.get_close_matches(unknown, same_end, n=1, cutoff=0.0)[0]
+    guesses = difflib.get_close_matches(unknown, leaves, n=1)
     if not guesses:
         by_name = {path.rsplit(".", 1)[-1]: path for path in leaves}
-        guesses = [by_name[guess] for guess in difflib.get_close_matches(name, by_name, n=1)]
+        guesses = [by_name[guess] for guess in difflib.get_close_matches(parts[-1], by_name, n=1)]
     return guesses[0] if guesses else None

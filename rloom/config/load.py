@@ -8,6 +8,7 @@ from typing import Any
 import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,6 +20,7 @@ from rloom.errors import ConfigError
 
 PACKAGED = Path(__file__).parent
 EMBEDDED = "embedded"
+HYDRAS_OWN = ("hydra", "preset")  # names that Hydra would take for itself
 CONFIG_FILE = "config.yaml"  # what a run writes down, in its directory and in every checkpoint
 
 
@@ -27,10 +29,12 @@ def load_config(
 ) -> Config:
     """Compose the packaged configuration, or the user's own YAML on top of it, with `key=value` overrides."""
     folder, arguments = check_source(config_path, config_name), [as_addition(text) for text in overrides]
-    tree = compose(folder, config_name, arguments)
-    if tree["actor_rollout_ref"]["model"]["path"] == EMBEDDED:
-        tree = compose(folder, config_name, [*arguments, "preset=embedded"])
-    return validate(tree)
+    tree, takes_presets = compose(folder, config_name, arguments)
+    config = validate(tree)
+    if takes_presets and config.actor_rollout_ref.model.path == EMBEDDED:
+        tree, _ = compose(folder, config_name, [*arguments, "preset=embedded"])
+        config = validate(tree)
+    return config
 
 
 def load_saved(checkpoint: Path, overrides: Sequence[str] = ()) -> Config:
@@ -38,7 +42,8 @@ def load_saved(checkpoint: Path, overrides: Sequence[str] = ()) -> Config:
     whole = checkpoint / "actor" / "model.safetensors"  # with LoRA there is only the adapter
     own_model = [f"actor_rollout_ref.model.path='{whole.parent.absolute()}'"] if whole.is_file() else []
     arguments = [as_addition(text) for text in (*own_model, *overrides)]
-    return validate(compose(checkpoint.absolute(), CONFIG_FILE.removesuffix(".yaml"), arguments))
+    tree, _ = compose(checkpoint.absolute(), CONFIG_FILE.removesuffix(".yaml"), arguments)
+    return validate(tree)
 
 
 def check_source(config_path: str | None, config_name: str) -> Path:
@@ -52,25 +57,45 @@ def as_addition(override: str) -> str:
     """`key=value` as Hydra's `++key=value`: the schema, not Hydra, decides which keys exist."""
     if override.startswith("~"):
         raise ConfigError(f"{override}: keys cannot be removed; give the key the value you want instead")
-    if "=" not in override:
+    name, equals, value = override.lstrip("+").partition("=")
+    if not name or not equals:
         raise ConfigError(f"{override!r} is not a key=value pair; `rloom config` lists the keys")
-    name, value = override.lstrip("+").split("=", 1)
+    if name.split(".")[0] in HYDRAS_OWN:
+        raise ConfigError(f"{name}: there is no such key (`rloom config` lists them all)")
     if value.startswith("~/"):  # Hydra's grammar has no place for it, every shell user does
         value = f"'{value}'"
+    check_grammar(name, value)
     return f"++{name}={value}"
 
 
-def compose(folder: Path, name: str, overrides: list[str]) -> dict[str, Any]:
+def check_grammar(name: str, value: str) -> None:
+    try:
+        read = OverridesParser.create().parse_override(f"{name}={value}")
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{name}={value}: the value cannot be read ({reason}); put it in quotes within quotes: \"{name}='{value}'\""
+        ) from error
+    if read.is_sweep_override():
+        raise ConfigError(
+            f'{name}={value}: one run takes one value; write a list as "{name}=[{value}]", text as "{name}=\'{value}\'"'
+        )
+
+
+def compose(folder: Path, name: str, overrides: list[str]) -> tuple[dict[str, Any], bool]:
+    """The tree, and whether it has a place for presets: a YAML file without `defaults` stands by itself."""
     ConfigStore.instance().store(name="schema", node=Config().model_dump(mode="json"))
     search = [f"hydra.searchpath=[file://{PACKAGED}]"]  # so that a user's YAML finds ppo_trainer
     try:
         with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
-            composed = hydra.compose(config_name=name, overrides=[*search, *overrides])
+            composed = hydra.compose(config_name=name, overrides=[*search, *overrides], return_hydra_config=True)
+        OmegaConf.set_struct(composed, False)
+        choices = composed.pop("hydra").runtime.choices
         tree = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"the configuration cannot be read: {str(error).strip()}") from error
     assert isinstance(tree, dict)
-    return {str(name): value for name, value in tree.items()}
+    return {str(name): value for name, value in tree.items()}, "preset" in choices
 
 
 def validate(tree: dict[str, Any]) -> Config:

@@ -4,16 +4,18 @@ A section is a frozen, closed pydantic model: an unknown key, a wrong type or a 
 anything loads. Values derived from several keys are properties; nothing ever rewrites a key.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 TRUNCATION = Literal["error", "left", "right", "middle"]
 KL_ESTIMATOR = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+LOGGER = Literal["console", "tensorboard", "wandb", "file"]
+BETA = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
 def key(default: Any, doc: str, **limits: Any) -> Any:
@@ -75,7 +77,7 @@ class Model(Section):
 class Optim(Section):
     lr: float = key(1e-6, "Learning rate.", ge=0)
     weight_decay: float = key(0.01, "Decoupled weight decay of AdamW.", ge=0)
-    betas: tuple[float, float] = key((0.9, 0.999), "AdamW's running-average factors.")
+    betas: tuple[BETA, BETA] = key((0.9, 0.999), "AdamW's running-average factors.")
     lr_warmup_steps: int | None = key(
         None, "Steps over which the rate rises from 0. null: from `lr_warmup_steps_ratio`.", ge=0
     )
@@ -294,7 +296,7 @@ class Trainer(Section):
     val_before_train: bool = key(True, "Validate before the first step, when there are validation prompts.")
     val_only: bool = key(False, "Validate and end.")
     critic_warmup: int = key(0, "Steps in which only the critic learns.", ge=0)
-    logger: str | list[str] = key(["console"], "Where metrics go: console, tensorboard, wandb, file; one or a list.")
+    logger: LOGGER | list[LOGGER] = key(["console"], "Where metrics go, beside the run's own file: one or a list.")
     project_name: str = key("rloom_examples", "Project, for trackers and the default directory.")
     experiment_name: str = key("default", "Experiment, likewise.")
     default_local_dir: str = key(
@@ -317,7 +319,7 @@ class Trainer(Section):
 
     @property
     def loggers(self) -> list[str]:
-        return [self.logger] if isinstance(self.logger, str) else list(self.logger)
+        return [self.logger] if isinstance(self.logger, str) else [*self.logger]
 
 
 class Config(Section):

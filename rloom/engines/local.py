@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -150,11 +151,14 @@ class LocalEngine:
                     state[name] = value.to(device)
 
     def save(self, folder: Path, contents: frozenset[str]) -> None:
-        if "model" in contents:
-            weights = {name: p.detach().cpu().contiguous() for name, p in self.parameters.items()}
-            save_file(weights, folder / self.weights_file, metadata={"format": "pt"})
-        if "optimizer" in contents and self.optimizer is not None:
-            torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
+        try:
+            if "model" in contents:
+                weights = {name: p.detach().cpu().contiguous() for name, p in self.parameters.items()}
+                save_file(weights, folder / self.weights_file, metadata={"format": "pt"})
+            if "optimizer" in contents and self.optimizer is not None:
+                torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
+            raise CheckpointError(f"{folder} cannot be written: {error}; is there room on the disk?") from error
 
     def load(self, folder: Path, contents: frozenset[str]) -> None:
         if "model" in contents:
@@ -166,7 +170,9 @@ class LocalEngine:
                     "leave optimizer out of actor_rollout_ref.actor.checkpoint.load_contents to go on all the same"
                 )
             state = torch.load(folder / OPTIMIZER, map_location=self.placement.device, weights_only=True)
-            self.optimizer.load_state_dict(state)
+            # its moments, not its settings: those are the configuration's to say
+            settings = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": state["state"], "param_groups": settings})
 
     def load_weights(self, file: Path) -> None:
         if not file.is_file():
@@ -175,12 +181,14 @@ class LocalEngine:
                 "LoRA settings; take a checkpoint that has it, or start anew with trainer.resume_mode=disable"
             )
         saved = load_file(file)
-        for name, parameter in self.parameters.items():
-            if name not in saved or saved[name].shape != parameter.shape:
-                there = tuple(saved[name].shape) if name in saved else "missing"
+        for name in (*self.parameters, *saved):
+            there = str(tuple(saved[name].shape)) if name in saved else "missing"
+            here = str(tuple(self.parameters[name].shape)) if name in self.parameters else "missing"
+            if there != here:
                 raise CheckpointError(
-                    f"{file}: {name} is {there} there and {tuple(parameter.shape)} in this model; "
+                    f"{file}: {name} is {there} there and {here} in this model; "
                     "resume with the model it was saved from, or start anew with trainer.resume_mode=disable"
                 )
-            with torch.no_grad():
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
                 parameter.copy_(saved[name])

@@ -9,9 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
 
 NAME = "rloom"  # what `config._attn_implementation` says
+
+
+def padded_attention(config: PreTrainedConfig) -> str:
+    """Which of transformers' own does the model justice: sdpa leaves a softcap out without a word."""
+    return "sdpa" if config.to_dict().get("attn_logit_softcapping") is None else "eager"
 
 
 class Attend(Protocol):

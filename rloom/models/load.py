@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
+from rloom.models.attention import padded_attention
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
@@ -71,7 +72,7 @@ def load_causal_lm(source: ModelSource, *, packed: bool, lora: Lora | None = Non
             source.location,
             config=config,
             dtype=torch.float32,
-            attn_implementation=RLOOM_ATTENTION if packed else "sdpa",
+            attn_implementation=RLOOM_ATTENTION if packed else padded_attention(config),
             trust_remote_code=source.trust_remote_code,
         )
     except Exception as error:
@@ -84,10 +85,20 @@ def load_causal_lm(source: ModelSource, *, packed: bool, lora: Lora | None = Non
 
 def with_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     if lora.adapter_path is not None:
-        return PeftModel.from_pretrained(model, lora.adapter_path, is_trainable=True)
+        return load_adapter(model, lora.adapter_path)
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
     return get_peft_model(model, settings)
+
+
+def load_adapter(model: PreTrainedModel, path: str) -> PeftModel:
+    try:
+        return PeftModel.from_pretrained(model, str(Path(path).expanduser()), is_trainable=True)
+    except Exception as error:
+        raise ModelError(
+            f"actor_rollout_ref.model.lora_adapter_path={path}: the adapter could not be loaded: {first_line(error)}. "
+            "Give a folder with adapter_config.json and the weights of an adapter made for this model"
+        ) from error
 
 
 def check_folder(source: ModelSource) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
+from rloom.models.attention import padded_attention
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Host, Request, Sampling
 
@@ -52,7 +54,7 @@ class HfRollout:
             torch.no_grad(),
             self.host.on_device(),
             self.host.arithmetic(),
-            transformers_attention(self.model),
+            ready_to_generate(self.model),
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
         ):
             torch.manual_seed(requests[0].seed)
@@ -96,13 +98,18 @@ def cut_at_stop(tokens: Tensor, logprobs: Tensor, stop_ids: Sequence[int]) -> Co
 
 
 @contextmanager
-def transformers_attention(model: Any) -> Iterator[None]:
-    """generate() builds its own masks and cache, so it needs transformers' attention and no checkpointing."""
-    attention, training = model.config._attn_implementation, model.training
-    model.set_attn_implementation("sdpa")
+def ready_to_generate(model: Any) -> Iterator[None]:
+    """generate() builds its own masks and cache, so it needs transformers' attention and no checkpointing.
+
+    The model's own generation settings (a repetition penalty, say) are put away: the trainer knows nothing of them.
+    """
+    attention, training, settings = model.config._attn_implementation, model.training, model.generation_config
+    model.set_attn_implementation(padded_attention(model.config))
+    model.generation_config = GenerationConfig()
     model.eval()
     try:
         yield
     finally:
         model.set_attn_implementation(attention)
+        model.generation_config = settings
         model.train(training)

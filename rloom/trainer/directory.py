@@ -15,14 +15,29 @@ KEY = "trainer.default_local_dir"
 
 
 def run_directory(config: Config) -> Path:
-    """Known to be writable, without having written anything."""
+    """Known to be writable, and what it is to go on from to be there, without having written anything."""
     directory = expand(config.trainer.default_local_dir).absolute()
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    # os.path, unlike pathlib, also says "not there" of what may not be looked at
+    existing = next(path for path in (directory, *directory.parents) if os.path.exists(path))
     if not existing.is_dir():
         raise ConfigError(f"{KEY}={directory}: {existing} is a file; choose another directory")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"{KEY}={directory}: {existing} cannot be written to; choose another directory")
+    named_start(config)
     return directory
+
+
+def named_start(config: Config) -> Path | None:
+    """The checkpoint that the configuration names, if it names one."""
+    if config.trainer.resume_from_path is None:
+        return None
+    start = expand(config.trainer.resume_from_path)
+    if not start.is_dir():
+        raise CheckpointError(
+            f"trainer.resume_from_path={start}: there is no such folder; give a global_step_N folder of a run, "
+            "or trainer.resume_mode=auto without a path"
+        )
+    return start
 
 
 @contextmanager
@@ -46,14 +61,9 @@ def sole_owner(directory: Path) -> Iterator[None]:
 def starting_point(config: Config, checkpoints: Checkpoints) -> Path | None:
     """The checkpoint this run goes on from. Later ones of another course are set aside, never overwritten."""
     checkpoints.clean()
-    trainer = config.trainer
-    if trainer.resume_mode == "auto":
+    if config.trainer.resume_mode == "auto":
         return checkpoints.newest()
-    start = None
-    if trainer.resume_mode == "resume_path":
-        start = expand(trainer.resume_from_path or "")
-        if not start.is_dir():
-            raise CheckpointError(f"trainer.resume_from_path={start}: there is no such folder")
+    start = named_start(config)
     step = int(read_state(start)["step"]) if start is not None else 0
     checkpoints.set_aside(after=step)
     return start

@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from rloom.algos.advantages import AdvantageSettings
+from rloom.algos.advantages import AdvantageSettings, Evidence
 from rloom.algos.kl import KL_ESTIMATORS, KlControl, mean_sample_kl, token_rewards
 from rloom.algos.objectives import Metrics
 from rloom.algos.registry import Algorithm
@@ -129,7 +129,7 @@ class Training:
                 values_T = roles.critic.score(batch)
         with log.span("adv"):
             rewards_T, kl, kl_metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
-            found = s.algorithm.advantage(batch, rewards_T, values_T, s.advantage)
+            found = s.algorithm.advantage(Evidence(batch, rewards_T, values_T), s.advantage)
             lesson = TrainBatch(
                 **vars(batch),
                 advantages_T=found.advantages_T,

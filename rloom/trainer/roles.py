@@ -111,6 +111,7 @@ class Learner:
 
     def accumulate(self, mini: TrainBatch) -> Metrics:
         """The gradient of one mini-batch, gathered over workers that each hold a share of it."""
+        mini = self.objective.prepare(mini)
         counts = Counts.of(mini, self.rhythm.horizon)
         shares = share_rows(mini.length_N.tolist(), self.group.size, balance=self.balance)
         parts = self.group.each("forward_backward", [(mini.select(rows), self.objective, counts) for rows in shares])

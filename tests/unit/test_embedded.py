@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors import safe_open
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rloom
@@ -77,8 +78,19 @@ def test_the_assets_are_complete_and_under_6_mb():
         "\x00\x7f",
     ],
 )
-def test_any_text_comes_back_unchanged(tokenizer: Any, text: str):
+def test_any_composed_text_comes_back_unchanged(tokenizer: Any, text: str):
     assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_decomposed_letters_come_back_composed(tokenizer: Any):
+    assert tokenizer.decode(tokenizer("e\u0301").input_ids) == "\u00e9"
+
+
+def test_transformers_reads_the_tokenizer_file_as_it_stands(tokenizer: Any):
+    """AutoTokenizer rebuilds the splitting rules of a qwen2 folder; engines that read the file alone must agree."""
+    stored = Tokenizer.from_file(str(EMBEDDED / "model" / "tokenizer.json"))
+    text = "<|im_start|>user\n请计算：52 - 27<|im_end|>\nIt's  2e\u0301 🧵\n\n答案：25"
+    assert stored.encode(text).ids == tokenizer(text).input_ids
 
 
 def test_a_number_is_its_digits(tokenizer: Any):

@@ -29,6 +29,7 @@ VARIABLES = {
     "GPU_MEMORY_UTILIZATION": "actor_rollout_ref.rollout.gpu_memory_utilization",
     "NNODES": "trainer.nnodes",
 }
+NOT_YET = ("REWARD_MODEL_PATH",)  # variables of the kit that this version would have to ignore
 OUTPUT = "outputs/checkpoints"
 
 
@@ -44,6 +45,12 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
         parser.add_argument(f"--{flag}")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     given = vars(parser.parse_intermixed_args(list(arguments)))
+    for name in NOT_YET:
+        if environment.get(name):
+            raise ConfigError(
+                f"{name}={environment[name]}: this version scores with rules and your own function "
+                "(custom_reward_function.path=FILE), not with reward models; unset it"
+            )
     overrides = [f"trainer.default_local_dir={OUTPUT}"]
     overrides += [f"{key}={environment[name]}" for name, key in VARIABLES.items() if environment.get(name)]
     for flag, (variable, key) in KEYS.items():

@@ -17,13 +17,21 @@ class Cache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def reserve(self, layer: int, like: Tensor) -> None:
-        """Layers come in order, so their shapes are learned from what they first write."""
+    @property
+    def bytes(self) -> int:
+        return sum(layer.nbytes for layer in (*self.keys, *self.values))
+
+    def reserve(self, layer: int, value: Tensor) -> None:
+        """Layers come in order, so their shapes are learned from what they first write.
+
+        Keys take the values' precision: under autocast the rotation hands them over in float32, and attention would
+        make each of them bfloat16 again at every step.
+        """
         if layer == len(self.keys):
-            _, heads, _, size = like.shape
+            _, heads, _, size = value.shape
             # zeros: what is masked out is still multiplied, and nothing times NaN is NaN
-            self.keys.append(like.new_zeros(self.slots, heads, self.length, size))
-            self.values.append(like.new_zeros(self.slots, heads, self.length, size))
+            self.keys.append(value.new_zeros(self.slots, heads, self.length, size))
+            self.values.append(value.new_zeros(self.slots, heads, self.length, size))
 
     def move(self, source: Tensor, target: Tensor) -> None:
         for layer in (*self.keys, *self.values):
@@ -48,9 +56,9 @@ class PrefillAttention(PackedAttention):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        self.cache.reserve(layer, key)
+        self.cache.reserve(layer, value)
         longest = self.shape[1]
-        self.cache.keys[layer][self.slot_S, :, :longest] = self.spread(key)[self.prompt_S]
+        self.cache.keys[layer][self.slot_S, :, :longest] = self.spread(key.to(value.dtype))[self.prompt_S]
         self.cache.values[layer][self.slot_S, :, :longest] = self.spread(value)[self.prompt_S]
         return super().__call__(layer, query, key, value, scale, window, softcap)
 
@@ -76,7 +84,7 @@ class DecodeAttention:
         softcap: float | None,
     ) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.row_B, :, self.position_B] = key[0].transpose(0, 1)
+        keys[self.row_B, :, self.position_B] = key[0].transpose(0, 1).to(keys.dtype)
         values[self.row_B, :, self.position_B] = value[0].transpose(0, 1)
         sequences, key_heads, size = len(self.row_B), keys.shape[1], query.shape[-1]
         # heads that share a key head become its queries: no copy of the keys for each of them

@@ -33,11 +33,13 @@ class NativeRollout:
         self.cache: Cache | None = None
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        if not requests:
+            return
         length = max(len(request.tokens) for request in requests) + sampling.max_new_tokens
-        cache = self.cache_for(min(self.slots(length), len(requests)), length)
-        running = Running(requests, sampling, cache, self.device)
         self.network.module.eval()
         with self.host.on_device():
+            cache = self.cache_for(min(self.slots(length), len(requests)), length)
+            running = Running(requests, sampling, cache, self.device)
             while running.waiting or running.count:
                 yield from self.advance(running)
 
@@ -79,9 +81,12 @@ class NativeRollout:
             return self.max_sequences
         text = self.network.decoder.base.config.get_text_config()
         size = text.head_dim if "head_dim" in text.to_dict() else text.hidden_size // text.num_attention_heads
-        each = 2 * text.num_hidden_layers * text.num_key_value_heads * size * length * 4
+        with self.host.arithmetic():
+            number = torch.get_autocast_dtype("cuda").itemsize if torch.is_autocast_enabled("cuda") else 4
+        each = 2 * text.num_hidden_layers * text.num_key_value_heads * size * length * number
         total = torch.cuda.get_device_properties(self.device).total_memory
-        room = self.memory_share * total - torch.cuda.memory_allocated(self.device)
+        ours = self.cache.bytes if self.cache is not None else 0  # what is kept from the last time is room, too
+        room = self.memory_share * total - torch.cuda.memory_allocated(self.device) + ours
         return max(1, min(self.max_sequences, int(room // each)))
 
     def load_weights(self) -> None:

@@ -1,0 +1,159 @@
+"""Rollout correction: the rollout engine's log-probs are not quite the trainer's. T tokens, N samples.
+
+The ratio w = exp(trainer - rollout) of a token, or of a whole answer, says how much more likely the trainer finds what
+the engine wrote. Weighing the loss by it, truncated, corrects for the gap; rejection leaves out what is too far off.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rloom.algos.mismatch import FARTHEST, mismatch
+from rloom.algos.packed import masked_mean, sum_by_sample
+from rloom.batch import Batch
+from rloom.errors import ConfigError
+
+Level = Literal["token", "sequence", "geometric"]
+KEY = "algorithm.rollout_correction"
+
+
+@dataclass(frozen=True)
+class CorrectionSettings:
+    rollout_is: Literal["token", "sequence"] | None = None  # weigh by the ratio of a token, or of its whole answer
+    rollout_is_threshold: float = 2.0  # weights are truncated here
+    rollout_is_batch_normalize: bool = False  # to mean 1 over the batch
+    rollout_rs: Level | None = None  # reject by the ratio of a token, of its answer, or the answer's geometric mean
+    rollout_rs_threshold: float | None = None  # largest ratio kept
+    rollout_rs_threshold_lower: float | None = None  # smallest ratio kept; None: 1 / the largest
+    rollout_token_veto_threshold: float | None = None  # a single token below this ratio rejects its whole answer
+
+    def __post_init__(self) -> None:
+        if self.rollout_rs is not None and self.rollout_rs_threshold is None:
+            raise ConfigError(
+                f"{KEY}.rollout_rs={self.rollout_rs} needs {KEY}.rollout_rs_threshold, the largest ratio kept: "
+                "about 2 for token and sequence, 1.001 for geometric"
+            )
+        lower, upper = self.rollout_rs_threshold_lower, self.rollout_rs_threshold
+        if lower is not None and upper is not None and lower > upper:
+            raise ConfigError(
+                f"{KEY}.rollout_rs_threshold_lower={lower} is above rollout_rs_threshold={upper}; swap them"
+            )
+
+
+@dataclass(frozen=True)
+class Correction:
+    weights_T: Tensor | None  # iff weighing is on
+    keep_T: Tensor  # bool, False where a token is rejected
+    metrics: Mapping[str, float]
+
+
+def correct(batch: Batch, trainer_logprobs_T: Tensor, settings: CorrectionSettings) -> Correction:
+    """Weights, rejections, and how far apart engine and trainer are; the last is always measured."""
+    ratios = Ratios.of(batch, trainer_logprobs_T)
+    metrics = mismatch(batch, trainer_logprobs_T)
+    weights_T = None
+    if settings.rollout_is is not None:
+        weights_T, found = importance_weights(ratios, settings.rollout_is, settings)
+        metrics |= found
+    keep_T = torch.ones_like(batch.mask_T)
+    if settings.rollout_rs is not None:
+        keep_T = within_bounds(ratios, settings.rollout_rs, settings)
+    if settings.rollout_token_veto_threshold is not None:
+        vetoed_T, found = vetoed(ratios, settings.rollout_token_veto_threshold)
+        keep_T, metrics = keep_T & ~vetoed_T, metrics | found
+    if settings.rollout_rs is not None or settings.rollout_token_veto_threshold is not None:
+        metrics |= rejected(ratios, keep_T)
+    return Correction(None if weights_T is None else weights_T.to(trainer_logprobs_T.dtype), keep_T, metrics)
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """log w of each token that teaches, 0 elsewhere, and the sums over its answer. In float64."""
+
+    token_T: Tensor
+    mask_T: Tensor
+    sample_T: Tensor
+    length_N: Tensor  # tokens that teach
+
+    @classmethod
+    def of(cls, batch: Batch, trainer_logprobs_T: Tensor) -> "Ratios":
+        mask_T, sample_T = batch.loss_mask_T, batch.sample_T
+        token_T = (trainer_logprobs_T.double() - batch.rollout_logprobs_T.double()).where(mask_T, 0)
+        return cls(token_T, mask_T, sample_T, sum_by_sample(mask_T.double(), sample_T, len(batch)))
+
+    def at(self, level: Level) -> Tensor:
+        if level == "token":
+            return self.token_T
+        total_N = self.by_sample(self.token_T)
+        return (total_N if level == "sequence" else total_N / self.length_N.clamp(min=1))[self.sample_T]
+
+    def by_sample(self, value_T: Tensor) -> Tensor:
+        return sum_by_sample(value_T, self.sample_T, len(self.length_N))
+
+    def share_of_tokens(self, hit_T: Tensor) -> float:
+        return float(masked_mean(hit_T.double(), self.mask_T))
+
+    def share_of_samples(self, hit_T: Tensor) -> float:
+        """Samples with a hit among their tokens that teach, of those that have such tokens."""
+        hit_N = self.by_sample((hit_T & self.mask_T).double()) > 0
+        return float(masked_mean(hit_N.double(), self.length_N > 0))
+
+
+def importance_weights(
+    ratios: Ratios, level: Literal["token", "sequence"], settings: CorrectionSettings
+) -> tuple[Tensor, dict[str, float]]:
+    raw_T = ratios.at(level).clamp(-FARTHEST, FARTHEST).exp()
+    weights_T = raw_T.clamp(max=settings.rollout_is_threshold).where(ratios.mask_T, 0)
+    metrics = weight_metrics(ratios, raw_T, weights_T, settings.rollout_is_threshold)
+    if settings.rollout_is_batch_normalize:
+        by_sample_N = ratios.by_sample(weights_T) / ratios.length_N.clamp(min=1)
+        one_each = (weights_T, ratios.mask_T) if level == "token" else (by_sample_N, ratios.length_N > 0)
+        factor = float(masked_mean(*one_each)) or 1.0  # no token, no scale
+        metrics["rollout_corr/rollout_is_batch_norm_factor"] = factor
+        weights_T = weights_T / factor
+    return weights_T, metrics
+
+
+def weight_metrics(ratios: Ratios, raw_T: Tensor, weights_T: Tensor, threshold: float) -> dict[str, float]:
+    """Of the truncated weights, before normalisation; the fractions are of the weights before truncation."""
+    weight_A = weights_T[ratios.mask_T]
+    if len(weight_A) == 0:
+        return {}
+    found = {
+        "mean": weight_A.mean(),
+        "std": weight_A.std(correction=0),
+        "max": weight_A.max(),
+        "min": weight_A.min(),
+        "eff_sample_size": weight_A.mean().square() / weight_A.square().mean(),
+    }
+    return {f"rollout_corr/rollout_is_{name}": float(value) for name, value in found.items()} | {
+        "rollout_corr/rollout_is_ratio_fraction_high": ratios.share_of_tokens(raw_T > threshold),
+        "rollout_corr/rollout_is_ratio_fraction_low": ratios.share_of_tokens(raw_T < 1 / threshold),
+    }
+
+
+def within_bounds(ratios: Ratios, level: Level, settings: CorrectionSettings) -> Tensor:
+    upper, lower = settings.rollout_rs_threshold, settings.rollout_rs_threshold_lower
+    assert upper is not None  # CorrectionSettings checks
+    log_ratio_T = ratios.at(level)
+    return (log_ratio_T <= math.log(upper)) & (log_ratio_T >= (-math.log(upper) if lower is None else math.log(lower)))
+
+
+def vetoed(ratios: Ratios, threshold: float) -> tuple[Tensor, dict[str, float]]:
+    catastrophic_T = (ratios.token_T < math.log(threshold)) & ratios.mask_T
+    vetoed_T = (ratios.by_sample(catastrophic_T.double()) > 0)[ratios.sample_T]
+    return vetoed_T, {
+        "rollout_corr/rollout_is_veto_fraction": ratios.share_of_samples(vetoed_T),
+        "rollout_corr/rollout_is_catastrophic_token_fraction": ratios.share_of_tokens(catastrophic_T),
+    }
+
+
+def rejected(ratios: Ratios, keep_T: Tensor) -> dict[str, float]:
+    return {
+        "rollout_corr/rollout_rs_masked_fraction": ratios.share_of_tokens(~keep_T),
+        "rollout_corr/rollout_rs_seq_masked_fraction": ratios.share_of_samples(~keep_T),
+    }

@@ -1,0 +1,50 @@
+"""Every configuration key is documented and does something."""
+
+import ast
+
+import pytest
+
+from rloom.config.keys import Key, all_keys
+from tests.architecture.source import ROOT, modules, parse
+
+LEAVES = [key for key in all_keys().values() if key.section is None]
+
+# key -> what it does though no line reads it
+EFFECT_WITHOUT_A_READER = {
+    "actor_rollout_ref.actor.strategy": "one process runs either name unsharded; its type refuses any other",
+    "critic.strategy": "likewise",
+}
+
+
+def names_read() -> set[str]:
+    """Attributes read by the code that acts on the configuration, by its rules and by its own properties."""
+    acting = [m.tree for m in modules() if not m.name.startswith("rloom.config")]
+    judging = [parse(ROOT / "rloom" / "config" / name) for name in ("checks.py", "schema.py")]
+    return {
+        node.attr
+        for tree in (*acting, *judging)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
+@pytest.mark.parametrize("key", all_keys().values(), ids=lambda key: key.path)
+def test_a_key_says_in_a_sentence_what_it_does(key: Key) -> None:
+    assert key.doc.endswith("."), f"{key.path}: {key.doc!r}"
+    assert key.doc[0].isupper() or key.doc[0].isdigit() or key.doc.split()[0].rstrip(":") in key.kind.replace("|", " ")
+
+
+def test_every_key_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    sections = {part.split("\n", 1)[0]: part for part in page.split("\n## ")[1:]}
+    missing = [
+        key.path for key in LEAVES if f"| `{key.path.rsplit('.', 1)[1]}` |" not in sections[key.path.rsplit(".", 1)[0]]
+    ]
+    assert missing == []
+    assert len(LEAVES) > 100
+
+
+def test_every_key_is_read() -> None:
+    read = names_read()
+    unread = {key.path for key in LEAVES if key.path.rsplit(".", 1)[-1] not in read}
+    assert unread == set(EFFECT_WITHOUT_A_READER)

@@ -1,0 +1,75 @@
+"""Documents that agree with the code and with each other, and name nothing of the machine they were written on."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rloom.config.describe import reference
+from tests.architecture.source import ROOT, texts
+
+MACHINE_PATHS = re.compile(r"(?<![\w.~$}])/(?:work|tmp|root|mnt)/")
+REGISTRIES = re.compile(r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|\bghcr\.io|\bdocker\.io|index-url")
+AUTHORSHIP = re.compile(
+    r"co-authored-by|generated (?:with|by) (?:an )?ai|ai assistant|coding agent|copilot|chatgpt", re.I
+)
+
+HEADING = re.compile(r"^#{1,6} ")
+RUNNABLE = ("bash", "sh", "console", "python", "yaml", "json")
+
+
+def lines_with(pattern: re.Pattern[str], *, tests: bool) -> list[str]:
+    return [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+        for file, text in texts()
+        if file != Path(__file__) and file.suffix != ".json" and (tests or not file.is_relative_to(ROOT / "tests"))
+        for number, line in enumerate(text.splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_file_names_a_place_on_one_machine() -> None:
+    assert lines_with(MACHINE_PATHS, tests=False) == []
+
+
+def test_no_file_names_a_package_registry() -> None:
+    assert lines_with(REGISTRIES, tests=True) == []
+
+
+def test_no_file_speaks_of_who_typed_it() -> None:
+    assert lines_with(AUTHORSHIP, tests=True) == []
+
+
+def test_the_reference_is_the_one_the_schema_makes() -> None:
+    assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
+
+
+def blocks(text: str) -> list[tuple[str, list[str]]]:
+    """(language, lines) of each fenced block, comments cut off: those are translated."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S)
+    return [(language, [re.sub(r"(^|\s+)#.*", "", line) for line in body.splitlines()]) for language, body in found]
+
+
+def headings(text: str) -> list[int]:
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    return [line.index(" ") for line in prose.splitlines() if HEADING.match(line)]
+
+
+def test_the_two_readmes_say_the_same() -> None:
+    files = [ROOT / "README.md", ROOT / "README_CN.md"]
+    if not any(file.exists() for file in files):
+        pytest.skip("no README yet")
+    english, chinese = (file.read_text(encoding="utf-8") for file in files)
+    assert headings(english) == headings(chinese)
+    assert [language for language, _ in blocks(english)] == [language for language, _ in blocks(chinese)]
+    for (language, one), (_, other) in zip(blocks(english), blocks(chinese), strict=True):
+        if language in RUNNABLE:
+            assert one == other
+        else:
+            assert len(one) == len(other)
+
+
+def test_a_commented_block_counts_as_the_same_command() -> None:
+    one, other = "```bash\n./train.sh  # learns\n```\n", "```bash\n./train.sh  # 学习\n```\n"
+    assert blocks(one) == blocks(other) == [("bash", ["./train.sh"])]
+    assert headings("# A\n```bash\n# no heading\n```\n## B\n") == [1, 2]

@@ -1,0 +1,125 @@
+"""Which part of rloom may know which: imports point one way, and a heavy library has one home."""
+
+import subprocess
+import sys
+from collections.abc import Iterable
+
+import pytest
+
+from tests.architecture.source import ROOT, Module, modules, under
+
+BOTTOM = ("rloom.errors", "rloom.types")
+NOUNS = (*BOTTOM, "rloom.batch")
+PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
+CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks")
+LOOP = tuple(f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "roles", "sampling", "schedule"))
+BACKENDS = ("rloom.engines", "rloom.rollout", "rloom.rewards", "rloom.models", "rloom.data", "rloom.observe")
+DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluation", "directory", "main_ppo"))
+
+# part of rloom -> the parts of it that it may import; the longest name that fits a module counts
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "rloom.errors": (),
+    "rloom.types": (),
+    "rloom.batch": ("rloom.types",),
+    "rloom.console": ("rloom.errors",),
+    "rloom.config": ("rloom.config", "rloom.errors"),
+    "rloom.algos": ("rloom.algos", *NOUNS),
+    "rloom.models": ("rloom.models", *NOUNS),
+    "rloom.runtime": ("rloom.runtime", *NOUNS),
+    "rloom.rewards": ("rloom.rewards", *BOTTOM),
+    "rloom.rewards.rules": ("rloom.rewards.rules", *BOTTOM),
+    "rloom.data": ("rloom.data", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
+    "rloom.observe": ("rloom.observe", *NOUNS),
+    "rloom.engines": ("rloom.engines.base", "rloom.algos", "rloom.models", "rloom.data.packing", *NOUNS),
+    "rloom.rollout": ("rloom.rollout.base", "rloom.models", *NOUNS),
+    "rloom.rollout.native": ("rloom.rollout.native", "rloom.rollout.base", "rloom.models", *NOUNS),
+    **{
+        name: (*LOOP, *PROTOCOLS, "rloom.algos", "rloom.data", "rloom.observe", "rloom.rewards.background", *NOUNS)
+        for name in LOOP
+    },
+    "rloom.trainer.build": ("rloom.trainer.build", *LOOP, *PROTOCOLS, *BACKENDS, *CONFIG, "rloom.algos", *NOUNS),
+    **{name: (*DOORS, *LOOP, *BACKENDS, *CONFIG, "rloom.trainer.build", "rloom.console", *NOUNS) for name in DOORS},
+    "rloom.cli": ("rloom", *DOORS, *BACKENDS, "rloom.config", "rloom.console", *NOUNS),
+    "rloom.trainer": (),
+    "rloom": (),
+}
+
+# library -> the only modules that may import it
+HOMES: dict[str, tuple[str, ...]] = {
+    "hydra": ("rloom.config.load",),
+    "omegaconf": ("rloom.config.load",),
+    "pydantic": ("rloom.config",),
+    "transformers": ("rloom.models", "rloom.rollout.hf", "rloom.trainer.build"),
+    "peft": ("rloom.models",),
+    "safetensors": ("rloom.engines", "rloom.models"),
+    "pyarrow": ("rloom.data",),
+    "datasets": ("rloom.data.prepare",),
+    "math_verify": ("rloom.rewards.rules",),
+    "wandb": ("rloom.observe.trackers",),
+    "tensorboard": ("rloom.observe.trackers",),
+    "torch.utils.tensorboard": ("rloom.observe.trackers",),
+    "matplotlib": ("rloom.observe.curve",),
+    "rich": ("rloom.observe",),
+    "ray": (),
+    "vllm": (),
+    "sglang": (),
+    "megatron": (),
+}
+
+WITHOUT_TORCH = (*BOTTOM, "rloom.config", "rloom.rewards", "rloom.console", "rloom.cli", "rloom.trainer.main_ppo")
+
+
+def rule_of(module: Module) -> str:
+    return max((part for part in MAY_IMPORT if under(module.name, part)), key=len)
+
+
+def is_any_of(name: str, parts: Iterable[str]) -> bool:
+    # `rloom` itself holds only the version: it allows nothing below it
+    return any(name == part or (part != "rloom" and under(name, part)) for part in parts)
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)
+def test_a_module_imports_only_what_is_below_it(module: Module) -> None:
+    wrong = [
+        name
+        for name in module.imports()
+        if under(name, "rloom") and not is_any_of(name, (module.name, *MAY_IMPORT[rule_of(module)]))
+    ]
+    assert not wrong, f"{module.name} may import {MAY_IMPORT[rule_of(module)]} of rloom; it imports {wrong}"
+
+
+def test_only_the_front_doors_and_the_builder_know_the_configuration_tree() -> None:
+    allowed = ("rloom.config", "rloom.cli", "rloom.trainer.build", *DOORS)
+    knowing = {m.name for m in modules() if any(under(name, "rloom.config") for name in m.imports())}
+    assert {name for name in knowing if not is_any_of(name, allowed)} == set()
+    assert "rloom.trainer.build.parts" in knowing  # the search finds something
+
+
+@pytest.mark.parametrize("library", HOMES)
+def test_a_heavy_library_has_one_home(library: str) -> None:
+    users = {module.name for module in modules() if any(under(name, library) for name in module.imports())}
+    strangers = {name for name in users if not is_any_of(name, HOMES[library])}
+    assert not strangers, f"{library} belongs into {HOMES[library] or 'no module yet'}"
+
+
+@pytest.mark.parametrize("part", WITHOUT_TORCH)
+def test_what_must_start_at_once_names_no_heavy_library(part: str) -> None:
+    named = {name for module in modules() if under(module.name, part) for name in module.imports()}
+    assert not [name for name in named if name.split(".")[0] in ("torch", "transformers", "numpy", "peft")]
+
+
+def test_no_backend_imports_another_of_its_kind() -> None:
+    for kind in ("rloom.engines", "rloom.rollout"):
+        for module in (m for m in modules() if under(m.name, kind)):
+            own = ".".join(module.name.split(".")[:3])
+            others = [
+                name for name in module.imports() if under(name, kind) and not is_any_of(name, (own, f"{kind}.base"))
+            ]
+            assert not others, f"{module.name} imports {others}"
+
+
+@pytest.mark.parametrize("name", ["rloom.config.load", "rloom.cli", "rloom.trainer.main_ppo", "rloom.rewards.worker"])
+def test_importing_it_imports_no_torch(name: str) -> None:
+    code = f"import sys, {name}; print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,489 @@
+"""What every training engine owes the roles that use it. Another engine joins by one entry in ENGINES."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import PolicyObjective, ValueObjective
+from rloom.algos.policy_losses import LossSettings
+from rloom.batch import TrainBatch
+from rloom.data.packing import MicroBatching
+from rloom.engines.base import Engine
+from rloom.engines.local import AdamW, LocalEngine
+from rloom.errors import CheckpointError, TrainingError
+from rloom.models.load import Lora, ModelSource, load_causal_lm
+from rloom.models.network import ValueNetwork
+from rloom.models.save import merge_adapter, save_pretrained
+from rloom.runtime.group import LocalGroup
+from rloom.trainer.build.models import enable_checkpointing
+from rloom.trainer.roles import Learner, Rhythm, Scorer
+from rloom.trainer.schedule import Schedule
+from tests.helpers import ADAMW, CPU, FAMILIES, a_batch, eager_model, policy, samples_of, save_model, tiny_tokenizer
+
+EVERYTHING = frozenset({"model", "optimizer"})
+WHOLE = MicroBatching(samples=8)
+LORA = Lora(rank=4)
+OBJECTIVE = PolicyObjective(
+    loss_mode="vanilla",
+    loss_settings=LossSettings(),
+    aggregation="token-mean",
+    entropy_coefficient=0.01,
+    kl_coefficient=0.1,
+    kl_estimator="low_var_kl",
+)
+Weights = dict[str, Tensor]
+
+
+class Build(Protocol):
+    def __call__(
+        self,
+        folder: Path,
+        *,
+        packed: bool = True,
+        checkpointing: bool = False,
+        micro: MicroBatching = WHOLE,
+        lora: Lora | None = None,
+        adamw: AdamW = ADAMW,
+        critic: bool = False,
+    ) -> Any: ...  # an Engine
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine under test: how to build one, and how to look inside."""
+
+    build: Build
+    gradients: Callable[[Any], Weights]
+    weights: Callable[[Any], Weights]  # those that learn
+
+
+def local(
+    folder: Path,
+    *,
+    packed: bool = True,
+    checkpointing: bool = False,
+    micro: MicroBatching = WHOLE,
+    lora: Lora | None = None,
+    adamw: AdamW = ADAMW,
+    critic: bool = False,
+) -> LocalEngine:
+    network = (
+        ValueNetwork(load_causal_lm(ModelSource(str(folder)), packed=packed), packed=packed)
+        if critic
+        else policy(folder, packed=packed, lora=lora)
+    )
+    if checkpointing:
+        enable_checkpointing(network.decoder.base)
+    return LocalEngine(network, CPU, scoring=micro, training=micro, optimizer=adamw)
+
+
+def local_gradients(engine: LocalEngine) -> Weights:
+    return {name: p.grad.clone() for name, p in engine.module.named_parameters() if p.grad is not None}
+
+
+def local_weights(engine: LocalEngine) -> Weights:
+    return {name: p.detach().clone() for name, p in engine.parameters.items()}
+
+
+ENGINES: Mapping[str, Subject] = {"local": Subject(local, local_gradients, local_weights)}
+
+
+@pytest.fixture(params=ENGINES)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return ENGINES[request.param]
+
+
+@pytest.fixture
+def folder(model_folder: Callable[[str], Path]) -> Path:
+    return model_folder("qwen2")
+
+
+def lesson() -> TrainBatch:
+    """Log-probs near those of the tiny models, so that some ratios are clipped and some are not."""
+    batch, luck = a_batch(), torch.Generator().manual_seed(1)
+    noise = [torch.randn(len(batch.tokens_T), generator=luck) for _ in range(4)]
+    return replace(
+        batch,
+        old_logprobs_T=-6 + 3 * noise[0],
+        ref_logprobs_T=-6 + 2 * noise[1],
+        values_T=noise[2],
+        returns_T=noise[3],
+    )
+
+
+def learner(*engines: Engine, objective: Any = OBJECTIVE, rate: float = 0.01, max_nonfinite: int = 3) -> Learner:
+    return Learner(
+        "actor",
+        LocalGroup(engines),
+        objective=objective,
+        rhythm=Rhythm(prompts_per_update=2, epochs=1, shuffle=True, seed=3, horizon=16),
+        schedule=Schedule(rate),
+        balance=True,
+        max_nonfinite=max_nonfinite,
+    )
+
+
+def learn(who: Learner, batch: TrainBatch, step: int) -> dict[str, float]:
+    return who.learn(batch, step, progress=lambda done, total: None)
+
+
+def assert_same(found: Weights, expected: Weights) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        largest = float(tensor.abs().max())
+        torch.testing.assert_close(
+            found[name], tensor, rtol=1e-4, atol=1e-5 * largest + 1e-7, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def assert_identical(found: Weights, expected: Weights) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+SPLITS = {
+    "two": {"micro": MicroBatching(samples=4)},
+    "eight": {"micro": MicroBatching(samples=1)},
+    "by tokens": {"micro": MicroBatching(tokens=20)},
+    "padded": {"packed": False},
+    "padded, by tokens": {"packed": False, "micro": MicroBatching(tokens=30)},
+    "checkpointed": {"checkpointing": True},
+    "checkpointed, padded, three": {"checkpointing": True, "packed": False, "micro": MicroBatching(samples=3)},
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(
+    "aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+)
+def test_the_gradient_does_not_depend_on_the_split(
+    subject: Subject, folder: Path, split: str, aggregation: str
+) -> None:
+    objective = replace(OBJECTIVE, aggregation=aggregation)
+    whole, parts = subject.build(folder), subject.build(folder, **SPLITS[split])
+    whole_metrics = learner(whole, objective=objective).accumulate(lesson())
+    parts_metrics = learner(parts, objective=objective).accumulate(lesson())
+    assert len(subject.gradients(whole)) == 27  # every parameter of a two-layer qwen2
+    assert_same(subject.gradients(parts), subject.gradients(whole))
+    assert parts_metrics == pytest.approx(whole_metrics, rel=1e-4, abs=1e-6)
+
+
+def test_some_tokens_of_the_lesson_are_clipped_and_some_are_not(subject: Subject, folder: Path) -> None:
+    metrics = learner(subject.build(folder)).accumulate(lesson())
+    assert 0.1 < metrics["actor/pg_clipfrac"] < 0.9
+
+
+@pytest.mark.parametrize("family", ["gemma2", "mistral", "qwen3"])
+def test_windows_softcaps_and_tied_weights_keep_the_gradient(
+    subject: Subject, model_folder: Callable[[str], Path], family: str
+) -> None:
+    whole = subject.build(model_folder(family))
+    parts = subject.build(model_folder(family), micro=MicroBatching(samples=1), packed=False, checkpointing=True)
+    learner(whole).accumulate(lesson())
+    learner(parts).accumulate(lesson())
+    assert_same(subject.gradients(parts), subject.gradients(whole))
+
+
+def test_two_workers_gradients_add_up_to_one_workers(subject: Subject, folder: Path) -> None:
+    alone = subject.build(folder)
+    pair = [
+        subject.build(folder, micro=MicroBatching(samples=1)),
+        subject.build(folder, micro=MicroBatching(tokens=25)),
+    ]
+    alone_metrics = learner(alone).accumulate(lesson())
+    pair_metrics = learner(*pair).accumulate(lesson())
+    first, second = (subject.gradients(worker) for worker in pair)
+    assert_same({name: first[name] + second[name] for name in first}, subject.gradients(alone))
+    assert pair_metrics == pytest.approx(alone_metrics, rel=1e-4, abs=1e-6)
+
+
+def test_a_critics_gradient_does_not_depend_on_the_split(subject: Subject, folder: Path) -> None:
+    objective = ValueObjective(clip_range=0.5, aggregation="token-mean")
+    whole = subject.build(folder, critic=True)
+    parts = subject.build(folder, critic=True, micro=MicroBatching(samples=1), packed=False, checkpointing=True)
+    whole_metrics = learner(whole, objective=objective).accumulate(lesson())
+    parts_metrics = learner(parts, objective=objective).accumulate(lesson())
+    assert_same(subject.gradients(parts), subject.gradients(whole))
+    assert parts_metrics == pytest.approx(whole_metrics)
+
+
+def test_the_gradient_is_that_of_the_loss_written_out_by_hand(subject: Subject, folder: Path) -> None:
+    """REINFORCE: with no old log-probs the ratio is 1 and its gradient that of the log-prob."""
+    objective = replace(OBJECTIVE, entropy_coefficient=0.0, kl_coefficient=None)
+    engine, batch, model = subject.build(folder), a_batch(), eager_model(folder)
+    learner(engine, objective=objective).accumulate(batch)
+    loss = torch.zeros(())
+    advantages = batch.advantages_T.split(batch.length_N.tolist())
+    for (tokens, mask), advantage, valid in zip(samples_of(batch), advantages, batch.valid_N, strict=True):
+        logprobs = model(tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
+        loss = loss - (advantage[1:] * logprobs * mask[1:]).sum() * valid
+    (loss / 54).backward()  # 57 written tokens, 3 of them in the answer whose score failed
+    assert_same(subject.gradients(engine), {name: p.grad for name, p in model.named_parameters()})
+
+
+@pytest.mark.parametrize("micro", [WHOLE, MicroBatching(samples=3), MicroBatching(tokens=20)])
+def test_score_gives_the_logprobs_that_the_objective_sees(subject: Subject, folder: Path, micro: MicroBatching) -> None:
+    seen: list[Tensor] = []
+
+    class Spy:
+        needs_entropy_gradient = False
+
+        def __call__(self, output_T: Tensor, entropy_T: Tensor, batch: TrainBatch, counts: Counts) -> Any:
+            seen.append(output_T.detach())
+            return output_T.sum(), {}
+
+    engine = subject.build(folder, micro=micro)
+    subject.build(folder).forward_backward(lesson(), Spy(), Counts(54, 7, 16))
+    torch.testing.assert_close(engine.score(lesson()), seen[0], atol=1e-5, rtol=1e-5)
+
+
+def test_two_workers_score_what_one_scores(subject: Subject, folder: Path) -> None:
+    alone, pair = subject.build(folder), [subject.build(folder), subject.build(folder)]
+    expected_T = alone.score(lesson())
+    torch.testing.assert_close(Scorer(LocalGroup(pair)).score(lesson()), expected_T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(learner(*pair).score(lesson()), expected_T, atol=1e-5, rtol=1e-5)
+
+
+def test_scoring_leaves_the_gathered_gradient_alone(subject: Subject, folder: Path) -> None:
+    engine = subject.build(folder)
+    learner(engine).accumulate(lesson())
+    before = subject.gradients(engine)
+    engine.score(lesson())
+    assert_identical(subject.gradients(engine), before)
+
+
+def test_the_first_step_of_adamw_is_the_one_worked_out_by_hand(subject: Subject, folder: Path) -> None:
+    """p <- p (1 - lr * decay) - lr * g / (|g| + 1e-8): after one step both moments, unbiased, are g and g squared."""
+    engine = subject.build(folder, adamw=AdamW(weight_decay=0.1, betas=(0.9, 0.95), grad_clip=0.5))
+    before, objective = subject.weights(engine), OBJECTIVE
+    learner(engine, objective=objective).accumulate(lesson())
+    gradients = subject.gradients(engine)
+    norm = torch.cat([g.flatten() for g in gradients.values()]).norm()
+    update = engine.optim_step(0.01)
+    assert update.applied and update.grad_norm == pytest.approx(float(norm), rel=1e-5) and norm > 0.5
+    for name, weight in subject.weights(engine).items():
+        clipped = gradients[name] * 0.5 / (norm + 1e-6)
+        expected = before[name] * (1 - 0.01 * 0.1) - 0.01 * clipped / (clipped.abs() + 1e-8)
+        torch.testing.assert_close(weight, expected, atol=2e-6, rtol=0, msg=name)
+
+
+def test_a_step_forgets_the_gradient_and_a_rate_of_zero_moves_nothing(subject: Subject, folder: Path) -> None:
+    engine = subject.build(folder)
+    before = subject.weights(engine)
+    learner(engine).accumulate(lesson())
+    assert engine.optim_step(0.0).applied
+    assert_identical(subject.weights(engine), before)
+    assert all(torch.count_nonzero(gradient) == 0 for gradient in subject.gradients(engine).values())
+
+
+def test_an_update_moves_probability_to_what_was_rewarded(subject: Subject, folder: Path) -> None:
+    batch = replace(lesson(), advantages_T=torch.ones(len(lesson().tokens_T)), old_logprobs_T=None)
+    objective = replace(OBJECTIVE, kl_coefficient=None, entropy_coefficient=0.0)
+    engine = subject.build(folder)
+    who = learner(engine, objective=objective, rate=0.001)
+    before = float(who.score(batch)[batch.loss_mask_T].mean())
+    metrics = learn(who, batch, step=1)
+    assert float(who.score(batch)[batch.loss_mask_T].mean()) > before + 0.1
+    assert metrics["actor/lr"] == 0.001 and metrics["actor/nonfinite_updates"] == 0
+
+
+def poisoned() -> TrainBatch:
+    """One advantage, of a token that teaches, in the first sample, is no number."""
+    batch = lesson()
+    advantages_T = batch.advantages_T.clone()
+    advantages_T[5] = float("nan")
+    return replace(batch, advantages_T=advantages_T)
+
+
+def test_a_gradient_that_is_not_finite_is_dropped_and_changes_nothing(subject: Subject, folder: Path) -> None:
+    engine, untouched = subject.build(folder), subject.build(folder)
+    before = subject.weights(engine)
+    learner(engine).accumulate(poisoned())
+    update = engine.optim_step(0.01)
+    assert not update.applied
+    assert_identical(subject.weights(engine), before)
+    for worker in (engine, untouched):  # nor do the optimizer's moments remember it
+        learner(worker).accumulate(lesson())
+        assert worker.optim_step(0.01).applied
+    assert_identical(subject.weights(engine), subject.weights(untouched))
+
+
+def test_a_skipped_update_is_counted_and_stays_out_of_the_metrics(subject: Subject, folder: Path) -> None:
+    metrics = learn(learner(subject.build(folder)), poisoned(), step=1)
+    assert metrics["actor/nonfinite_updates"] == 1.0  # the other of the two mini-batches is sound
+    assert all(value == value for value in metrics.values())
+
+
+def test_too_many_skipped_updates_in_a_row_stop_the_run(subject: Subject, folder: Path) -> None:
+    batch = poisoned()
+    everywhere = replace(batch, advantages_T=torch.full_like(batch.advantages_T, float("nan")))
+    engine = subject.build(folder)
+    who = learner(engine, max_nonfinite=3)
+    before = subject.weights(engine)
+    learn(who, everywhere, step=1)  # two mini-batches, two skipped updates
+    with pytest.raises(TrainingError, match=r"3 actor updates in a row .*trainer\.max_nonfinite_updates=3"):
+        learn(who, everywhere, step=2)
+    assert_identical(subject.weights(engine), before)
+
+
+def test_a_sound_update_starts_the_count_anew(subject: Subject, folder: Path) -> None:
+    who = learner(subject.build(folder), max_nonfinite=2)
+    for step in range(1, 4):
+        assert learn(who, poisoned(), step)["actor/nonfinite_updates"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"lora": LORA}, {"critic": True}, {"packed": False}], ids=["whole", "lora", "critic", "padded"]
+)
+def test_a_loaded_engine_goes_on_bit_for_bit(
+    subject: Subject, folder: Path, tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    objective = ValueObjective(0.5, "token-mean") if "critic" in kind else OBJECTIVE
+    torch.manual_seed(0)
+    first = subject.build(folder, **kind)
+    learn(learner(first, objective=objective), lesson(), step=1)
+    first.save(tmp_path, EVERYTHING)
+    torch.manual_seed(1)  # an adapter starts from other numbers; the saved ones must replace them
+    second = subject.build(folder, **kind)
+    second.load(tmp_path, EVERYTHING)
+    assert_identical(subject.weights(second), subject.weights(first))
+    for engine in (first, second):
+        learn(learner(engine, objective=objective), lesson(), step=2)
+    assert_identical(subject.weights(second), subject.weights(first))
+
+
+def test_without_the_optimizer_only_the_weights_come_back(subject: Subject, folder: Path, tmp_path: Path) -> None:
+    first = subject.build(folder)
+    learn(learner(first), lesson(), step=1)
+    first.save(tmp_path, frozenset({"model"}))
+    second = subject.build(folder)
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt is missing: .*checkpoint\.load_contents"):
+        second.load(tmp_path, EVERYTHING)
+    second.load(tmp_path, frozenset({"model"}))
+    assert_identical(subject.weights(second), subject.weights(first))
+
+
+def test_the_optimizers_settings_are_the_configurations_and_not_the_checkpoints(
+    subject: Subject, folder: Path, tmp_path: Path
+) -> None:
+    first = subject.build(folder, adamw=replace(ADAMW, weight_decay=0.5))
+    learn(learner(first), lesson(), step=1)
+    first.save(tmp_path, EVERYTHING)
+    second = subject.build(folder, adamw=replace(ADAMW, weight_decay=0.0))
+    second.load(tmp_path, EVERYTHING)
+    before, moved = subject.weights(first), []
+    for engine in (first, second):
+        learner(engine).accumulate(lesson())
+        engine.optim_step(0.1)
+        moved.append(subject.weights(engine))
+    for name, weight in before.items():  # they differ by the decay that only the first is told to apply
+        torch.testing.assert_close(moved[1][name] - moved[0][name], 0.1 * 0.5 * weight, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"intermediate_size": 40}, r"model\.layers\.0\.mlp\.gate_proj\.weight is \(40, 32\) there and \(48, 32\)"),
+        ({"num_hidden_layers": 1}, r"model\.layers\.1\.\S+ is missing there and \(\d+"),
+        ({"num_hidden_layers": 3}, r"model\.layers\.2\.\S+ is \(\d+.*\) there and missing in this model"),
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_refused_by_its_parameters_name(
+    subject: Subject, folder: Path, tmp_path: Path, change: dict[str, int], names: str
+) -> None:
+    config = FAMILIES["qwen2"]()
+    config.layer_types = None
+    other = type(config)(**{**config.to_dict(), **change})
+    subject.build(save_model(tmp_path / "other", other)).save(tmp_path, frozenset({"model"}))
+    engine = subject.build(folder)
+    before = subject.weights(engine)
+    with pytest.raises(CheckpointError, match=names):
+        engine.load(tmp_path, frozenset({"model"}))
+    assert_identical(subject.weights(engine), before)
+
+
+def test_a_checkpoint_without_the_weights_says_which_file_is_missing(
+    subject: Subject, folder: Path, tmp_path: Path
+) -> None:
+    subject.build(folder, lora=LORA).save(tmp_path, EVERYTHING)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing: .*LoRA"):
+        subject.build(folder).load(tmp_path, EVERYTHING)
+
+
+def test_a_place_that_cannot_be_written_is_a_checkpoint_error(subject: Subject, folder: Path, tmp_path: Path) -> None:
+    for contents in EVERYTHING:
+        with pytest.raises(CheckpointError, match=r"nowhere.* cannot be written"):
+            subject.build(folder).save(tmp_path / "nowhere", frozenset({contents}))
+
+
+def taught_adapter(subject: Subject, folder: Path) -> Any:
+    """An engine whose adapter has learned for three steps."""
+    torch.manual_seed(0)
+    engine = subject.build(folder, lora=LORA)
+    who = learner(engine)
+    for step in range(1, 4):
+        learn(who, lesson(), step)
+    return engine
+
+
+def test_with_lora_only_the_adapter_learns_and_the_reference_stays_the_base_model(
+    subject: Subject, folder: Path
+) -> None:
+    base_T = subject.build(folder).score(lesson())
+    torch.manual_seed(0)
+    engine = subject.build(folder, lora=LORA)
+    frozen = {name: p.clone() for name, p in engine.module.named_parameters() if "lora_" not in name}
+    assert all("lora_" in name for name in subject.weights(engine)) and len(subject.weights(engine)) == 28
+    torch.testing.assert_close(engine.score(lesson()), base_T, atol=1e-5, rtol=1e-5)  # an adapter starts as nothing
+    torch.testing.assert_close(engine.score_reference(lesson()), base_T, atol=1e-5, rtol=1e-5)
+    for step in range(1, 4):
+        learn(learner(engine), lesson(), step)
+        torch.testing.assert_close(engine.score_reference(lesson()), base_T, atol=1e-5, rtol=1e-5)
+    assert (engine.score(lesson()) - base_T).abs().max() > 0.1
+    now = dict(engine.module.named_parameters())
+    assert_identical({name: now[name] for name in frozen}, frozen)
+
+
+def test_the_scorer_can_ask_the_policy_without_its_adapter(subject: Subject, folder: Path) -> None:
+    base_T = subject.build(folder).score(lesson())
+    scorer = Scorer(LocalGroup([taught_adapter(subject, folder)]), reference=True)
+    torch.testing.assert_close(scorer.score(lesson()), base_T, atol=1e-5, rtol=1e-5)
+
+
+def test_lora_learns_the_same_with_gradient_checkpointing(subject: Subject, folder: Path) -> None:
+    engines = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        engines.append(subject.build(folder, lora=LORA, checkpointing=checkpointing))
+        learner(engines[-1]).accumulate(lesson())
+    plain, checkpointed = (subject.gradients(engine) for engine in engines)
+    assert len(plain) == 28
+    assert_same(checkpointed, plain)
+
+
+def test_a_merged_adapter_says_what_the_adapter_said_and_loads_anywhere(
+    subject: Subject, folder: Path, tmp_path: Path
+) -> None:
+    engine = taught_adapter(subject, folder)
+    tokens = a_batch().tokens_T[None, :20]
+    engine.module.eval()
+    with torch.no_grad():
+        expected = policy_logits(engine, tokens)
+        merge_adapter(engine.network)
+        save_pretrained(engine.network, tiny_tokenizer(), tmp_path)
+        found = AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits
+        unchanged = eager_model(folder)(tokens).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert (found - unchanged).abs().max() > 0.1
+
+
+def policy_logits(engine: Any, tokens: Tensor) -> Tensor:
+    network = engine.network
+    return network.logits(network.decoder.hidden(tokens[0], torch.tensor([tokens.shape[1]])))[None]

@@ -1,0 +1,60 @@
+"""Small real runs on the embedded model, for the end-to-end tests."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rloom.trainer import main_ppo
+
+SMALL = (
+    "data.train_batch_size=4",
+    "data.val_max_samples=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "actor_rollout_ref.rollout.n=2",
+    "trainer.save_freq=1",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=False",
+    "trainer.max_actor_ckpt_to_keep=null",
+    "trainer.max_critic_ckpt_to_keep=null",
+    "reward_model.num_workers=1",
+    "trainer.device=cpu",
+)
+
+
+def arguments(directory: Path, steps: int, *overrides: str) -> list[str]:
+    where = [f"trainer.default_local_dir={directory}", f"trainer.total_training_steps={steps}"]
+    return [*SMALL, *where, *overrides]
+
+
+def train(directory: Path, steps: int, *overrides: str) -> None:
+    """In this process."""
+    assert main_ppo.main(arguments(directory, steps, *overrides)) == 0
+
+
+def start(directory: Path, steps: int, *overrides: str) -> subprocess.Popen[str]:
+    """In a process of its own, as a user starts it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "rloom.trainer.main_ppo", *arguments(directory, steps, *overrides)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def weights(directory: Path, step: int, role: str = "actor", file: str = "model.safetensors") -> dict[str, Tensor]:
+    return load_file(directory / f"global_step_{step}" / role / file)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
+
+
+def records(directory: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,122 @@
+"""A run that stops, however it stops, goes on as if it had not."""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import records, same, start, train, weights
+
+# gae with everything that has a state of its own: critic, adaptive KL, schedule, several mini-batches and epochs
+STATEFUL = (
+    "algorithm.use_kl_in_reward=True",
+    "algorithm.kl_ctrl.type=adaptive",
+    "algorithm.kl_ctrl.horizon=16",
+    "actor_rollout_ref.actor.ppo_epochs=2",
+    "actor_rollout_ref.actor.shuffle=True",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=2",
+)
+
+
+def test_two_steps_and_two_more_equal_four_bit_for_bit(tmp_path: Path) -> None:
+    # the schedule looks at the last step, so the halves must know of all four: stop the first by its length alone
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    train(whole, 4, *STATEFUL)
+    train(halves, 2, *STATEFUL, "actor_rollout_ref.actor.optim.lr_scheduler_type=constant")
+    train(halves, 4, *STATEFUL, "actor_rollout_ref.actor.optim.lr_scheduler_type=constant")
+    assert not same(weights(whole, 1), weights(whole, 4))
+    whole_constant = tmp_path / "whole_constant"
+    train(whole_constant, 4, *STATEFUL, "actor_rollout_ref.actor.optim.lr_scheduler_type=constant")
+    for role in ("actor", "critic"):
+        assert same(weights(whole_constant, 4, role), weights(halves, 4, role))
+    coefficients = [record["actor/kl_coef"] for record in records(halves)]
+    assert coefficients == [record["actor/kl_coef"] for record in records(whole_constant)]
+    assert len(set(coefficients)) > 1, "the adaptive coefficient moved, so the resume had something to lose"
+
+
+def test_resume_from_an_earlier_checkpoint_sets_later_ones_aside(tmp_path: Path) -> None:
+    train(tmp_path, 3, "algorithm.adv_estimator=rloo")
+    third = weights(tmp_path, 3)
+    train(
+        tmp_path,
+        3,
+        "algorithm.adv_estimator=rloo",
+        "trainer.resume_mode=resume_path",
+        f"trainer.resume_from_path={tmp_path / 'global_step_1'}",
+    )
+    assert same(third, weights(tmp_path, 3))
+    [aside] = tmp_path.glob("superseded-*")
+    assert sorted(path.name for path in aside.iterdir()) == ["global_step_2", "global_step_3"]
+    assert [record["training/global_step"] for record in records(tmp_path)] == [1, 2, 3]
+
+
+def test_lora_resumes_bit_for_bit(tmp_path: Path) -> None:
+    lora = (
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+    )
+    train(tmp_path / "whole", 2, *lora)
+    train(tmp_path / "halves", 1, *lora)
+    train(tmp_path / "halves", 2, *lora)
+    assert same(
+        weights(tmp_path / "whole", 2, file="lora.safetensors"),
+        weights(tmp_path / "halves", 2, file="lora.safetensors"),
+    )
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_instants_change_nothing(tmp_path: Path) -> None:
+    """Half of the kills wait until a checkpoint is being written."""
+    steps, chance = 8, random.Random(7)
+    rloo = ("algorithm.adv_estimator=rloo",)
+    undisturbed = start(tmp_path / "undisturbed", steps, *rloo)
+    run_directory = tmp_path / "killed"
+    for kill in range(10):
+        process = start(run_directory, steps, *rloo)
+        if kill % 2:
+            wait_for(lambda: any(run_directory.glob(".writing-*")) or process.poll() is not None)
+        else:
+            before = len(list(run_directory.glob("global_step_*")))
+            wait_for(lambda: len(list(run_directory.glob("global_step_*"))) > before or process.poll() is not None)
+            time.sleep(chance.uniform(0, 0.3))
+        process.kill()
+        process.communicate()
+    last = start(run_directory, steps, *rloo)
+    said, _ = last.communicate(timeout=120)
+    assert last.returncode == 0, said
+    assert undisturbed.communicate(timeout=120) and undisturbed.returncode == 0
+    assert same(weights(run_directory, steps), weights(tmp_path / "undisturbed", steps))
+    assert not list(run_directory.glob(".writing-*"))
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    never = ("algorithm.adv_estimator=rloo", "trainer.save_freq=-1")
+    process = start(tmp_path, 500, *never)
+    wait_for(lambda: (tmp_path / "metrics.jsonl").exists() and records(tmp_path))
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    [checkpoint] = tmp_path.glob("global_step_*")
+    assert f"saved in {checkpoint}. The same command goes on from there." in said
+    assert "Traceback" not in said
+    step = int(checkpoint.name.removeprefix("global_step_"))
+    assert [record["training/global_step"] for record in records(tmp_path)] == list(range(1, step + 1))
+    train(tmp_path, step + 1, *never)
+    assert [record["training/global_step"] for record in records(tmp_path)] == list(range(1, step + 2))
+
+
+def test_a_run_that_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, 1, "algorithm.adv_estimator=rloo")
+    train(tmp_path, 1, "algorithm.adv_estimator=rloo")
+    assert "This run has already ended, at step 1." in capsys.readouterr().out
+
+
+def wait_for(condition, limit_s: float = 90.0) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened in time"
+        time.sleep(0.002)

@@ -1,0 +1,209 @@
+"""Whole runs: they learn, they leave what they promise, and every kind of model and engine gets through."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from rloom.models.load import EMBEDDED
+from rloom.trainer.evaluation import evaluate_checkpoint
+from rloom.trainer.export import export
+from tests.e2e.runs import records, same, train, weights
+
+
+@pytest.mark.slow
+def test_the_default_task_is_learned_and_the_run_directory_is_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(
+        tmp_path,
+        8,
+        "algorithm.adv_estimator=grpo",
+        "data.train_batch_size=64",
+        "data.val_max_samples=256",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+        "actor_rollout_ref.rollout.n=8",
+        "trainer.test_freq=8",
+        "trainer.save_freq=8",
+        "trainer.val_before_train=True",
+        "trainer.logger=[console,tensorboard]",
+        f"trainer.rollout_data_dir={tmp_path / 'answers'}",
+        f"trainer.validation_data_dir={tmp_path / 'validation'}",
+    )
+    first, last = (
+        r["val-core/math_reasoning/acc/mean@1"] for r in records(tmp_path) if "val-core/math_reasoning/acc/mean@1" in r
+    )
+    assert 0.3 < first < 0.45
+    assert last > first + 0.2
+    said = capsys.readouterr().out
+    assert f"Held-out accuracy on math_reasoning: {first:.1%} at the start, {last:.1%} now" in said
+    assert (tmp_path / "learning_curve.png").stat().st_size > 10_000
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "8"
+    assert list((tmp_path / "tensorboard").iterdir())
+    rows = [json.loads(line) for line in (tmp_path / "answers" / "8.jsonl").read_text().splitlines()]
+    assert len(rows) == 512
+    assert sum(row["score"] for row in rows) / 512 == pytest.approx(records(tmp_path)[-2]["critic/score/mean"])
+    assert len((tmp_path / "validation" / "0.jsonl").read_text().splitlines()) == 256
+    assert evaluate_checkpoint(tmp_path / "global_step_8")["val-core/math_reasoning/acc/mean@1"] == pytest.approx(last)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo"])
+def test_a_step_reports_the_metrics_users_know(tmp_path: Path, estimator: str) -> None:
+    kl = ("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.use_kl_in_reward=True")
+    train(tmp_path, 1, f"algorithm.adv_estimator={estimator}", *kl)
+    [record] = records(tmp_path)
+    names = [
+        "critic/score/mean",
+        "critic/rewards/max",
+        "critic/advantages/min",
+        "critic/returns/mean",
+        "actor/pg_loss",
+        "actor/kl_loss",
+        "actor/kl_coef",
+        "actor/entropy",
+        "actor/pg_clipfrac",
+        "actor/pg_clipfrac_lower",
+        "actor/ppo_kl",
+        "actor/grad_norm",
+        "actor/lr",
+        "actor/reward_kl_penalty",
+        "response_length/mean",
+        "response_length/clip_ratio",
+        "prompt_length/max",
+        "timing_s/gen",
+        "timing_s/old_log_prob",
+        "timing_s/ref",
+        "timing_s/adv",
+        "timing_s/update_actor",
+        "timing_s/step",
+        "perf/total_num_tokens",
+        "perf/throughput",
+        "reward/failed",
+        "training/global_step",
+        "training/epoch",
+        "training/rollout_probs_diff_mean",
+    ]
+    if estimator == "gae":
+        names += [
+            "critic/values/mean",
+            "critic/vf_loss",
+            "critic/vf_clipfrac",
+            "critic/grad_norm",
+            "critic/lr",
+            "timing_s/values",
+        ]
+    assert [name for name in names if name not in record] == []
+    assert record["training/rollout_probs_diff_max"] < 1e-4, "rollout and trainer agree on every token"
+
+
+def test_exactly_on_policy_skips_the_old_log_probs_and_changes_nothing(tmp_path: Path) -> None:
+    once = ("algorithm.adv_estimator=rloo", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    train(tmp_path / "skipped", 1, *once)
+    train(tmp_path / "computed", 1, *once, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0")
+    assert "timing_s/old_log_prob" not in records(tmp_path / "skipped")[0]
+    assert "timing_s/old_log_prob" in records(tmp_path / "computed")[0]
+    skipped, computed = weights(tmp_path / "skipped", 1), weights(tmp_path / "computed", 1)
+    assert max(float((skipped[name] - computed[name]).abs().max()) for name in skipped) < 1e-4
+
+
+def test_critic_warmup_leaves_the_policy_alone(tmp_path: Path) -> None:
+    train(tmp_path, 2, "trainer.critic_warmup=1")
+    before = {
+        name: p for name, p in AutoModelForCausalLM.from_pretrained(EMBEDDED / "model").float().named_parameters()
+    }
+    assert same({name: p.detach() for name, p in before.items()}, weights(tmp_path, 1))
+    assert not same(weights(tmp_path, 1), weights(tmp_path, 2))
+    assert not same(weights(tmp_path, 1, "critic"), weights(tmp_path, 2, "critic"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("actor_rollout_ref.rollout.name=hf",),
+        (
+            "actor_rollout_ref.model.use_remove_padding=False",
+            "critic.model.use_remove_padding=False",
+            "actor_rollout_ref.rollout.name=hf",
+        ),
+        ("actor_rollout_ref.model.enable_gradient_checkpointing=True", "actor_rollout_ref.actor.entropy_coeff=0.01"),
+        ("actor_rollout_ref.actor.fsdp_config.dtype=bfloat16",),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", "critic.ppo_micro_batch_size=1"),
+        ("actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",),
+    ],
+)
+def test_other_ways_through_the_engines(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    train(tmp_path, 1, *overrides)
+    assert records(tmp_path)[0]["actor/grad_norm"] > 0
+
+
+SHAPE = {
+    "vocab_size": 360,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize("family", [Qwen2Config, Qwen3Config, LlamaConfig, GemmaConfig, MistralConfig])
+def test_model_families_load_and_train(tmp_path: Path, family: type[PreTrainedConfig]) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(family(**SHAPE))
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(EMBEDDED / "model").save_pretrained(tmp_path / "model")
+    path = f"actor_rollout_ref.model.path={tmp_path / 'model'}"
+    # random weights answer nothing right: reward length instead, so that there is something to learn
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str) / 10\n"
+    )
+    reward = f"custom_reward_function.path={tmp_path / 'reward.py'}"
+    train(
+        tmp_path / "run",
+        2,
+        path,
+        reward,
+        "data.max_response_length=16",
+        "data.max_prompt_length=64",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+    )
+    assert all(record["actor/grad_norm"] > 0 for record in records(tmp_path / "run"))
+    assert records(tmp_path / "run")[0]["training/rollout_probs_diff_max"] < 1e-4
+
+
+def test_an_exported_lora_policy_answers_like_the_trained_one(tmp_path: Path) -> None:
+    lora = (
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.actor.optim.lr=1e-2",
+        "algorithm.adv_estimator=rloo",
+    )
+    train(tmp_path, 2, *lora)
+    merged = export(tmp_path / "global_step_2", tmp_path / "merged")
+    adapter = export(tmp_path / "global_step_2", tmp_path / "adapter", adapter=True)
+    assert (adapter / "adapter_model.safetensors").is_file()
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    base = AutoModelForCausalLM.from_pretrained(EMBEDDED / "model", dtype=torch.float32)(tokens).logits
+    whole = AutoModelForCausalLM.from_pretrained(merged)(tokens).logits
+    assert float((base - whole).abs().max()) > 1e-3
+    from peft import PeftModel
+
+    policy = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(EMBEDDED / "model", dtype=torch.float32), adapter
+    )
+    assert torch.allclose(policy(tokens).logits, whole, atol=1e-4)

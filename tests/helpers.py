@@ -1,0 +1,129 @@
+"""Tiny models of every family and batches for them, made on the spot from a seed."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from rloom.batch import TrainBatch
+from rloom.data.packing import MicroBatching
+from rloom.engines.local import AdamW, LocalEngine, Placement
+from rloom.models.load import Lora, ModelSource, load_causal_lm
+from rloom.models.network import PolicyNetwork
+
+VOCABULARY = 64
+WINDOW = 4  # shorter than every sample of `a_batch`
+ADAMW = AdamW(weight_decay=0.01, betas=(0.9, 0.95), grad_clip=1.0)
+CPU = Placement(torch.device("cpu"))
+
+SHAPE: Mapping[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MIXED_LAYERS = ["sliding_attention", "full_attention"]
+SOFTCAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}  # low enough to be felt
+FAMILIES: Mapping[str, Callable[[], PreTrainedConfig]] = {
+    "qwen2": lambda: Qwen2Config(**SHAPE),
+    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
+    "llama": lambda: LlamaConfig(**SHAPE),
+    "gemma": lambda: GemmaConfig(**SHAPE, head_dim=16),
+    "gemma2": lambda: Gemma2Config(**SHAPE, **SOFTCAPS, head_dim=8, query_pre_attn_scalar=8, sliding_window=WINDOW),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SHAPE, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW, layer_types=MIXED_LAYERS
+    ),
+    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=WINDOW),
+}
+
+
+def tiny_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """Every parameter is random, biases and norms too, so that none can be forgotten without a trace."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{token}": token for token in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w3")), unk_token="w3", pad_token="w0", eos_token="w2"
+    )
+
+
+def save_model(folder: Path, config: PreTrainedConfig, seed: int = 0) -> Path:
+    tiny_model(config, seed).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def eager_model(folder: Path) -> PreTrainedModel:
+    """The reference: transformers' own model with its plainest attention."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def policy(folder: Path, *, packed: bool = True, lora: Lora | None = None, **settings: Any) -> PolicyNetwork:
+    return PolicyNetwork(load_causal_lm(ModelSource(str(folder)), packed=packed, lora=lora), packed=packed, **settings)
+
+
+def engine_of(network: PolicyNetwork, placement: Placement = CPU, adamw: AdamW = ADAMW) -> LocalEngine:
+    whole = MicroBatching(tokens=10_000)
+    return LocalEngine(network, placement, scoring=whole, training=whole, optimizer=adamw)
+
+
+def a_batch(seed: int = 0) -> TrainBatch:
+    """Eight answers to four prompts, 6 to 17 tokens each: one score failed, one answer has a tool's words in it."""
+    luck = torch.Generator().manual_seed(seed)
+    prompts, answers = [3, 3, 2, 2, 5, 5, 4, 4], [6, 9, 4, 13, 3, 12, 8, 5]
+    lengths = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    total = sum(lengths)
+    mask_T = torch.cat([torch.arange(p + a) >= p for p, a in zip(prompts, answers, strict=True)])
+    mask_T[sum(lengths[:3]) + 6 : sum(lengths[:3]) + 9] = False
+    return TrainBatch(
+        tokens_T=torch.randint(3, VOCABULARY, (total,), generator=luck),
+        mask_T=mask_T,
+        rollout_logprobs_T=torch.zeros(total),
+        length_N=torch.tensor(lengths),
+        group_N=torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]),
+        score_N=torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0]),
+        valid_N=torch.tensor([True, True, True, True, False, True, True, True]),
+        advantages_T=torch.randn(total, generator=luck) * mask_T,
+        old_logprobs_T=None,
+        ref_logprobs_T=None,
+        values_T=None,
+        returns_T=None,
+    )
+
+
+def samples_of(batch: TrainBatch) -> list[tuple[Tensor, Tensor]]:
+    """(tokens, mask) of each sample."""
+    lengths = batch.length_N.tolist()
+    return list(zip(batch.tokens_T.split(lengths), batch.mask_T.split(lengths), strict=True))

@@ -1,0 +1,26 @@
+import pytest
+import torch
+
+from rloom.algos.dapo import informative_groups, overlong_penalty
+
+
+def test_the_overlong_penalty_falls_over_the_last_tokens() -> None:
+    lengths = torch.tensor([10, 80, 85, 90, 100])
+    found = overlong_penalty(lengths, max_length=100, buffer=20, factor=2.0)
+    assert found.tolist() == pytest.approx([0.0, 0.0, -0.5, -1.0, -2.0])
+
+
+def test_an_answer_at_the_limit_is_punished_in_full_and_no_further() -> None:
+    assert overlong_penalty(torch.tensor([100, 130]), 100, 100, 1.0).tolist() == [-1.0, -1.0]
+
+
+def test_groups_teach_where_two_valid_scores_differ() -> None:
+    score_N = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.5, 0.0])
+    group_N = torch.tensor([4, 4, 2, 2, 7, 7, 9, 9])
+    valid_N = torch.tensor([True, True, True, True, False, True, False, False])
+    # groups 2, 4, 7, 9: different, equal, one failed, both failed
+    assert informative_groups(score_N, group_N, valid_N).tolist() == [True, False, False, False]
+
+
+def test_a_group_of_one_teaches_nothing() -> None:
+    assert informative_groups(torch.tensor([1.0]), torch.tensor([0]), torch.tensor([True])).tolist() == [False]

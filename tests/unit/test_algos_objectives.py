@@ -1,0 +1,200 @@
+"""Whole objectives: any split gives the same loss, everything composes, nothing is ever infinite."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from algos_samples import MIXED, Case, Sample, a_few_examples, a_sample, cases
+from hypothesis import given, settings
+from torch import Tensor
+
+from rloom.algos.aggregate import Counts, aggregate
+from rloom.algos.kl import KL_ESTIMATORS
+from rloom.algos.objectives import PolicyObjective, ValueObjective
+from rloom.algos.policy_losses import LossSettings
+from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
+from rloom.batch import TrainBatch, token_places
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+# ratios that choose several tokens of a small batch
+SETTINGS = LossSettings(clip_cov_ratio=0.2, clip_cov_lb=0.05, kl_cov_ratio=0.2)
+
+
+def objective(loss: str = "vanilla", aggregation: str = "token-mean", kl: str = "low_var_kl") -> PolicyObjective:
+    return PolicyObjective(
+        loss_mode=loss,
+        loss_settings=SETTINGS,
+        aggregation=aggregation,
+        entropy_coefficient=0.01,
+        kl_coefficient=0.1,
+        kl_estimator=kl,
+    )
+
+
+class Learned:
+    """The loss, metrics and gradient of a mini-batch that is dealt out to ranks, each in several micro-batches."""
+
+    def __init__(self, goal, mini: TrainBatch, case: Case, micro_batches: int = 1, ranks: int = 1) -> None:
+        self.logprobs_T = case.numbers[2].clone().requires_grad_()
+        self.entropy_T = case.numbers[6].clone().requires_grad_()
+        mini = goal.prepare(mini)
+        counts = Counts.of(mini, horizon=16)
+        self.loss, self.metrics = 0.0, {}
+        for rank in range(ranks):
+            for rows in torch.arange(len(mini))[rank::ranks].tensor_split(micro_batches):
+                places = token_places(mini.length_N, rows)
+                part = mini.select(rows)
+                loss, metrics = goal(self.logprobs_T[places], self.entropy_T[places], part, counts)
+                if loss.requires_grad:
+                    loss.backward()
+                self.loss += float(loss.detach())
+                for name, value in metrics.items():
+                    self.metrics[name] = self.metrics.get(name, 0.0) + value
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in (self.logprobs_T, self.entropy_T)]
+
+    def assert_finite(self) -> None:
+        assert math.isfinite(self.loss)
+        assert all(math.isfinite(value) for value in self.metrics.values())
+        assert all(gradient.isfinite().all() for gradient in self.gradients)
+
+
+def assert_same(found: Learned, expected: Learned) -> None:
+    assert found.loss == pytest.approx(expected.loss, rel=1e-9, abs=1e-12)
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-6, abs=1e-9)
+    for one, other in zip(found.gradients, expected.gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def corrected(mini: TrainBatch) -> TrainBatch:
+    """With weights and rejections as rollout correction leaves them."""
+    generator = torch.Generator().manual_seed(1)
+    uniform_T = torch.rand(len(mini.mask_T), generator=generator, dtype=torch.float64)
+    return replace(mini, rollout_weights_T=2 * uniform_T, keep_T=uniform_T > 0.1)
+
+
+@pytest.mark.parametrize("loss", POLICY_LOSSES)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_any_split_gives_the_same_loss(loss: str, aggregation: str) -> None:
+    goal, mini = objective(loss, aggregation, "k3+"), corrected(MIXED.lesson())
+    whole = Learned(goal, mini, MIXED)
+    assert whole.loss != 0
+    for micro_batches, ranks in ((8, 1), (4, 2), (1, 2)):
+        assert_same(Learned(goal, mini, MIXED, micro_batches, ranks), whole)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_any_split_gives_the_same_value_loss(aggregation: str) -> None:
+    goal, mini = ValueObjective(0.2, aggregation), MIXED.lesson("gae")
+    whole = Learned(goal, mini, MIXED)
+    for micro_batches, ranks in ((8, 1), (4, 2)):
+        assert_same(Learned(goal, mini, MIXED, micro_batches, ranks), whole)
+
+
+@pytest.mark.parametrize("loss", POLICY_LOSSES)
+@given(case=cases(), failed=a_sample())
+@settings(parent=a_few_examples, max_examples=12)
+def test_a_failed_sample_changes_no_loss(loss: str, case: Case, failed: Sample) -> None:
+    more = Case((replace(failed, score=None), *case.samples))
+    for aggregation in ("token-mean", "seq-mean-token-sum"):
+        before = Learned(objective(loss, aggregation), case.lesson(), case)
+        after = Learned(objective(loss, aggregation), more.lesson(), more)
+        assert after.loss == pytest.approx(before.loss, rel=1e-7, abs=1e-9)
+        assert after.metrics == pytest.approx(before.metrics, rel=1e-6, abs=1e-7)
+        for one, other in zip(after.gradients, before.gradients, strict=True):
+            torch.testing.assert_close(one[len(failed.mask) :], other, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ALGORITHMS)
+def test_every_estimator_composes_with_every_loss_aggregation_and_kl(estimator: str) -> None:
+    mini = corrected(MIXED.lesson(estimator))
+    for loss, aggregation, kl in itertools.product(POLICY_LOSSES, AGGREGATIONS, ("kl", "abs", "mse", "k3", "k3+")):
+        Learned(objective(loss, aggregation, kl), mini, MIXED, micro_batches=2).assert_finite()
+
+
+def extreme(*, old: float = -1.0, scores: tuple[float | None, ...] = (1.0, 0.0), masks: tuple[str, ...]) -> TrainBatch:
+    case = Case(
+        tuple(Sample(mask, 0, score, seed=i) for i, (mask, score) in enumerate(zip(masks, scores, strict=True)))
+    )
+    mini = case.lesson("grpo")
+    shifted_T = case.numbers[2] + old
+    return replace(mini, old_logprobs_T=shifted_T, ref_logprobs_T=shifted_T)
+
+
+@pytest.mark.parametrize("loss", POLICY_LOSSES)
+@pytest.mark.parametrize(
+    "mini",
+    [
+        extreme(masks=(".ww", ".w-w"), scores=(1.0, 1.0)),
+        extreme(masks=(".ww", ".w-w"), scores=(0.0, 0.0)),
+        extreme(masks=(".w", ".."), scores=(1.0, 0.0)),
+        extreme(masks=("..", ".."), scores=(1.0, 0.0)),
+        extreme(masks=(".ww", ".w"), scores=(None, None)),
+        extreme(masks=(".ww", ".www"), old=50.0),
+        extreme(masks=(".ww", ".www"), old=-50.0),
+    ],
+    ids=["equal", "zero", "one token", "no tokens", "all failed", "+50", "-50"],
+)
+def test_no_loss_is_ever_infinite(loss: str, mini: TrainBatch) -> None:
+    masks = ["".join("w" if w else "." for w in part) for part in mini.mask_T.split(mini.length_N.tolist())]
+    case = Case(tuple(Sample(mask, 0, 1.0, seed=i) for i, mask in enumerate(masks)))
+    for aggregation, kl in itertools.product(AGGREGATIONS, [*KL_ESTIMATORS, "k3+"]):
+        Learned(objective(loss, aggregation, kl), mini, case).assert_finite()
+
+
+# two samples: losses 1, 2, 3 and 6
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", 12 / 4),
+        ("seq-mean-token-sum", (6 + 6) / 2),
+        ("seq-mean-token-mean", (2 + 6) / 2),
+        ("seq-mean-token-sum-norm", (6 + 6) / (2 * 16)),
+    ],
+)
+def test_aggregations_by_hand(mode: str, expected: float) -> None:
+    case = Case(
+        (Sample(".ww-w", 0, 1.0, 0), Sample(".w", 0, 0.0, 1), Sample(".ww", 0, None, 2), Sample("..", 0, 1.0, 3))
+    )
+    batch = case.batch
+    inf = math.inf
+    value_T = torch.tensor([inf, 1, 2, inf, 3, inf, 6, inf, inf, inf, inf, inf])  # what is masked out may be anything
+    assert float(aggregate(value_T, batch, mode, Counts.of(batch, horizon=16))) == pytest.approx(expected)
+
+
+def test_rollout_weights_weigh_the_policy_loss_alone() -> None:
+    mini = MIXED.lesson()
+    plain = Learned(objective(), mini, MIXED).metrics
+    doubled = Learned(
+        objective(), replace(mini, rollout_weights_T=torch.full_like(mini.advantages_T, 2.0)), MIXED
+    ).metrics
+    assert doubled["actor/pg_loss"] == pytest.approx(2 * plain["actor/pg_loss"])
+    assert doubled["actor/kl_loss"] == plain["actor/kl_loss"]
+    assert doubled["actor/entropy"] == plain["actor/entropy"]
+
+
+def test_rejected_tokens_are_as_if_they_had_not_been_written() -> None:
+    mini = MIXED.lesson()
+    keep_T = torch.arange(len(mini.mask_T)) % 3 != 0
+    rejected = Learned(objective("gspo"), replace(mini, keep_T=keep_T), MIXED)
+    unwritten = Learned(objective("gspo"), replace(mini, mask_T=mini.mask_T & keep_T), MIXED)
+    assert_same(rejected, unwritten)
+
+
+def test_an_on_policy_update_needs_no_old_log_probs() -> None:
+    mini = replace(MIXED.lesson(), old_logprobs_T=None)
+    found = Learned(objective("vanilla"), mini, MIXED)
+    assert found.metrics["actor/ppo_kl"] == 0
+    same = replace(mini, old_logprobs_T=MIXED.numbers[2])
+    assert_same(found, Learned(objective("vanilla"), same, MIXED))
+
+
+def test_only_losses_that_choose_prepare_anything() -> None:
+    mini = MIXED.lesson()
+    assert objective("vanilla").prepare(mini) is mini
+    assert ValueObjective(0.2, "token-mean").prepare(mini) is mini
+    assert objective("kl_cov").prepare(mini).chosen_T.sum() == 4  # a fifth of 21 tokens

@@ -1,0 +1,56 @@
+from dataclasses import replace
+
+import torch
+from algos_samples import MIXED, batch_of
+
+from rloom.batch import Batch, Trajectory, token_places
+from rloom.types import Prompt, Score
+
+
+def trajectory(tokens: list[int], mask: list[int], score: Score) -> Trajectory:
+    prompt = Prompt.__new__(Prompt)  # what the prompt says plays no part here
+    logprobs_L = torch.tensor(mask, dtype=torch.float32) * -0.5
+    return Trajectory(prompt, torch.tensor(tokens), torch.tensor(mask, dtype=torch.bool), logprobs_L, True, score)
+
+
+def test_packing_lays_samples_end_to_end() -> None:
+    first = trajectory([5, 6, 7], [0, 1, 1], Score(1.0))
+    second = trajectory([8, 9], [0, 1], Score.failed("timed out"))
+    batch = Batch.pack([first, second], groups=[3, 3])
+    assert first.answer_tokens == [6, 7]
+    assert batch.tokens_T.tolist() == [5, 6, 7, 8, 9]
+    assert batch.rollout_logprobs_T.tolist() == [0, -0.5, -0.5, 0, -0.5]
+    assert batch.length_N.tolist() == [3, 2]
+    assert batch.sample_T.tolist() == [0, 0, 0, 1, 1]
+    assert batch.score_N.tolist() == [1.0, 0.0]
+    assert batch.valid_N.tolist() == [True, False]
+
+
+def test_the_tokens_of_a_failed_sample_do_not_teach() -> None:
+    batch = batch_of([".w", ".w-w"], [None, 1.0])
+    assert batch.mask_T.tolist() == [False, True, False, True, False, True]
+    assert batch.loss_mask_T.tolist() == [False, False, False, True, False, True]
+    assert replace(batch, valid_N=torch.tensor([True, True])).loss_mask_T.tolist() == batch.mask_T.tolist()
+
+
+def test_selecting_rows_carries_every_field_and_what_is_not_there() -> None:
+    batch = replace(MIXED.lesson(), chosen_T=torch.arange(len(MIXED.batch.mask_T)) % 2 == 0, ref_logprobs_T=None)
+    picked = batch.select([4, 0])
+    places = token_places(batch.length_N, torch.tensor([4, 0]))
+    start = int(batch.length_N[:4].sum())
+    assert places.tolist() == [*range(start, start + 7), *range(5)]
+    assert picked.length_N.tolist() == [7, 5]
+    assert picked.group_N.tolist() == [1, 0]
+    assert picked.advantages_T.tolist() == batch.advantages_T[places].tolist()
+    assert picked.chosen_T.tolist() == batch.chosen_T[places].tolist()
+    assert picked.ref_logprobs_T is None and picked.keep_T is None and picked.rollout_weights_T is None
+    assert picked.to("cpu").keep_T is None
+
+
+def test_what_rollout_correction_rejected_does_not_teach() -> None:
+    batch = MIXED.lesson()
+    keep_T = torch.arange(len(batch.mask_T)) % 2 == 0
+    rejected = replace(batch, keep_T=keep_T)
+    assert rejected.loss_mask_T.tolist() == (batch.loss_mask_T & keep_T).tolist()
+    assert rejected.mask_T.tolist() == batch.mask_T.tolist()
+    assert rejected.select([1]).loss_mask_T.tolist() == rejected.loss_mask_T[5:12].tolist()

@@ -1,0 +1,259 @@
+"""What is wrong with a configuration: every error names the key, the value and the way out."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from rloom.algos.registry import ALGORITHMS
+from rloom.config.checks import check, known, nearest_divisors
+from rloom.config.keys import nearest
+from rloom.config.load import load_config
+from rloom.errors import ConfigError
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LISTED = "(`rloom config` lists them all)"
+OWN_MODEL = "actor_rollout_ref.model.path=a/model"  # composed once; the embedded model is composed again for its preset
+SIZES = ("data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=32", f"{ROLLOUT}.n=8")
+
+
+def load_error(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config([OWN_MODEL, *overrides] if not overrides[0].startswith("actor_rollout_ref=") else overrides)
+    return str(caught.value)
+
+
+def check_error(*overrides: str, estimator: str = "gae") -> str:
+    config = load_config([OWN_MODEL, *SIZES, f"algorithm.adv_estimator={estimator}", *overrides])
+    with pytest.raises(ConfigError) as caught:
+        check(config, ALGORITHMS[estimator])
+    return str(caught.value)
+
+
+def passes(*overrides: str, estimator: str = "gae") -> None:
+    config = load_config([OWN_MODEL, *SIZES, f"algorithm.adv_estimator={estimator}", *overrides])
+    check(config, ALGORITHMS[estimator])
+
+
+@pytest.mark.parametrize(
+    ("unknown", "meant"),
+    [
+        ("data.train_batch_sise", "data.train_batch_size"),
+        ("algorithm.adv_estimater", "algorithm.adv_estimator"),
+        ("actor_rollout_ref.rollout.temprature", "actor_rollout_ref.rollout.temperature"),
+        # misplaced: the right name in the wrong section
+        ("rollout.n", "actor_rollout_ref.rollout.n"),
+        ("actor.optim.lr", "actor_rollout_ref.actor.optim.lr"),
+        ("actor_rollout_ref.actor.lr", "actor_rollout_ref.actor.optim.lr"),
+        ("trainer.kl_coef", "algorithm.kl_ctrl.kl_coef"),
+        ("data.n_gpus_per_node", "trainer.n_gpus_per_node"),
+    ],
+)
+def test_a_misspelt_or_misplaced_key_is_answered_with_the_nearest(unknown: str, meant: str) -> None:
+    assert load_error(f"{unknown}=1") == f"{unknown}: there is no such key; did you mean {meant}? {LISTED}"
+
+
+def test_a_key_like_no_other_gets_no_guess() -> None:
+    assert nearest("qqqq") is None
+    assert load_error("qqqq=1") == f"qqqq: there is no such key {LISTED}"
+
+
+@pytest.mark.parametrize("name", ["hydra.run.dir", "preset"])
+def test_the_composing_librarys_own_names_are_no_keys(name: str) -> None:
+    assert load_error(f"{name}=x") == f"{name}: there is no such key {LISTED}"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.seed=x", ("data.seed='x'", "valid integer", "it takes int, by default 1")),
+        ("data.seed=1.5", ("data.seed=1.5", "fractional part", "it takes int")),
+        ("data.seed=", ("data.seed=''", "it takes int")),
+        ("data.shuffle=maybe", ("data.shuffle='maybe'", "valid boolean", "it takes bool, by default True")),
+        ("data.val_batch_size=many", ("data.val_batch_size='many'", "it takes int or null, by default None")),
+        ("data=3", ("data=3", "it is a section of keys")),
+        ("actor_rollout_ref=3", ("actor_rollout_ref=3", "it is a section of keys")),
+        ("data.max_prompt_length=0", ("data.max_prompt_length=0", "greater than or equal to 1", "by default 512")),
+        ("algorithm.gamma=1.5", ("algorithm.gamma=1.5", "less than or equal to 1")),
+        (f"{ROLLOUT}.temperature=0", (f"{ROLLOUT}.temperature=0", "greater than 0")),
+        (f"{ROLLOUT}.name=vllm", (f"{ROLLOUT}.name='vllm'", "it takes native|hf, by default native")),
+        (f"{ACTOR}.optim.lr=inf", (f"{ACTOR}.optim.lr=inf", "finite number")),
+        (f"{ACTOR}.entropy_coeff=nan", (f"{ACTOR}.entropy_coeff=nan", "finite number")),
+        (f"{ACTOR}.optim.betas=[0.9,1.0]", (f"{ACTOR}.optim.betas=1.0", "less than 1", "by default [0.9, 0.999]")),
+        (f"{ACTOR}.optim.betas=[0.9]", (f"{ACTOR}.optim.betas=[0.9]", "by default [0.9, 0.999]")),
+        ("trainer.logger=wand", ("trainer.logger='wand'", "'console', 'tensorboard', 'wandb' or 'file'")),
+        ("trainer.logger=[console,wand]", ("trainer.logger=", "wand", "'console', 'tensorboard', 'wandb' or 'file'")),
+        ("algorithm.kl_ctrl.type=slow", ("algorithm.kl_ctrl.type='slow'", "it takes fixed|adaptive")),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_the_key_takes(override: str, said: Sequence[str]) -> None:
+    error = load_error(override)
+    assert "\n" not in error
+    for part in said:
+        assert part in error
+
+
+def test_all_faults_are_listed_at_once() -> None:
+    error = load_error("rollout.n=3", "data.seed=x", "data.max_prompt_length=0")
+    assert sorted(line.split(":")[0] for line in error.splitlines()) == [
+        "data.max_prompt_length=0",
+        "data.seed='x'",
+        "rollout.n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train", "'train' is not a key=value pair"),
+        ("=3", "'=3' is not a key=value pair"),
+        ("~data.seed", "~data.seed: keys cannot be removed"),
+        ("data.train_files=/a(1).parquet", "put it in quotes within quotes: \"data.train_files='/a(1).parquet'\""),
+        ("data.train_files=/lr=1/a.parquet", "put it in quotes within quotes: \"data.train_files='/lr=1/a.parquet'\""),
+        ("data.seed=1,2", 'one run takes one value; write a list as "data.seed=[1,2]"'),
+        ("data.train_files=${nowhere}", "the configuration cannot be read: Interpolation key 'nowhere' not found"),
+    ],
+)
+def test_what_cannot_be_read_is_said_with_how_to_write_it(override: str, said: str) -> None:
+    assert said in load_error(override)
+
+
+@pytest.mark.parametrize(
+    ("whole", "wanted", "answer"),
+    [(10, 4, "2 or 5"), (1024, 100, "64 or 128"), (7, 3, "1 or 7"), (10, 64, "10"), (1, 5, "1"), (96, 36, "32 or 48")],
+)
+def test_the_nearest_divisors_lie_on_either_side(whole: int, wanted: int, answer: str) -> None:
+    assert nearest_divisors(whole, wanted) == answer
+
+
+def test_a_mini_batch_that_does_not_divide_names_both_keys_and_what_would() -> None:
+    assert check_error("data.train_batch_size=1000", f"{ACTOR}.ppo_mini_batch_size=256") == (
+        f"{ACTOR}.ppo_mini_batch_size=256 (prompts) does not divide data.train_batch_size=1000 (prompts); "
+        "use 250 or 500"
+    )
+    for size in (250, 500):
+        passes("data.train_batch_size=1000", f"{ACTOR}.ppo_mini_batch_size={size}")
+    assert check_error("critic.ppo_mini_batch_size=48") == (
+        "critic.ppo_mini_batch_size=48 (prompts) does not divide data.train_batch_size=64 (prompts); use 32 or 64"
+    )
+
+
+def test_a_micro_batch_is_counted_in_samples() -> None:
+    mini = (f"{ACTOR}.ppo_mini_batch_size=32", f"{ROLLOUT}.n=5")  # 160 samples
+    assert check_error(*mini, f"{ACTOR}.ppo_micro_batch_size_per_gpu=12") == (
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=12 (samples) does not divide the mini-batch of 160 samples "
+        f"({ACTOR}.ppo_mini_batch_size × {ROLLOUT}.n); use 10 or 16"
+    )
+    for size in (10, 16):
+        passes(*mini, f"{ACTOR}.ppo_micro_batch_size_per_gpu={size}")
+    passes(*mini, f"{ACTOR}.ppo_micro_batch_size_per_gpu=12", f"{ACTOR}.use_dynamic_bsz=True")  # by tokens instead
+
+
+def test_the_older_micro_batch_key_is_named_by_its_own_name() -> None:
+    assert check_error(f"{ACTOR}.ppo_micro_batch_size=7").startswith(f"{ACTOR}.ppo_micro_batch_size=7 (samples) ")
+    assert check_error("critic.ppo_micro_batch_size=7").startswith("critic.ppo_micro_batch_size=7 (samples) ")
+
+
+def test_two_keys_for_one_micro_batch_are_too_many() -> None:
+    error = check_error(f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", f"{ACTOR}.ppo_micro_batch_size=8")
+    assert (
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=4 and {ACTOR}.ppo_micro_batch_size=8 say the same thing twice" in error
+    )
+
+
+def test_no_token_budget_and_no_size_is_no_micro_batch() -> None:
+    error = check_error(f"{ACTOR}.use_dynamic_bsz=False")
+    assert error == f"{ACTOR}.use_dynamic_bsz=False needs a size: set {ACTOR}.ppo_micro_batch_size_per_gpu"
+
+
+def test_a_token_budget_must_hold_the_longest_sample() -> None:
+    long = ("data.max_prompt_length=100", "data.max_response_length=900")
+    error = check_error(*long, f"{ACTOR}.ppo_max_token_len_per_gpu=999")
+    assert error.startswith(f"{ACTOR}.ppo_max_token_len_per_gpu=999: one sample may have ")
+    assert error.endswith("= 1000 tokens; use 1000 or more")
+    passes(*long, f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
+    passes(*long, f"{ACTOR}.ppo_max_token_len_per_gpu=999", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")  # not used
+    passes(*long, "critic.ppo_max_token_len_per_gpu=999", estimator="rloo")  # no critic
+    assert check_error(*long, "critic.ppo_max_token_len_per_gpu=999").startswith("critic.ppo_max_token_len_per_gpu=999")
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "grpo"])
+def test_one_answer_has_no_siblings(estimator: str) -> None:
+    assert check_error(f"{ROLLOUT}.n=1", estimator=estimator) == (
+        f"{ROLLOUT}.n=1: {estimator} compares the answers to one prompt; use 2 or more, or algorithm.adv_estimator=gae"
+    )
+    passes(f"{ROLLOUT}.n=2", estimator=estimator)
+    passes(f"{ROLLOUT}.n=1", estimator="gae")
+
+
+def test_a_critic_is_there_when_the_algorithm_needs_one_and_only_then() -> None:
+    assert check_error("critic.enable=False") == (
+        "critic.enable=False: algorithm.adv_estimator=gae needs a critic; use rloo or grpo"
+    )
+    assert check_error("critic.enable=True", estimator="grpo") == (
+        "critic.enable=True: algorithm.adv_estimator=grpo has no use for a critic; use gae"
+    )
+    assert check_error("trainer.critic_warmup=5", estimator="rloo") == (
+        "trainer.critic_warmup=5: algorithm.adv_estimator=rloo trains no critic; use 0, or gae"
+    )
+    passes("critic.enable=True", "trainer.critic_warmup=5", estimator="gae")
+    passes("critic.enable=False", estimator="rloo")
+
+
+def test_going_on_from_a_checkpoint_needs_its_path_and_a_path_its_mode() -> None:
+    assert check_error("trainer.resume_mode=resume_path") == (
+        "trainer.resume_mode=resume_path needs trainer.resume_from_path, a global_step_N folder"
+    )
+    assert check_error("trainer.resume_from_path=runs/global_step_5") == (
+        "trainer.resume_from_path=runs/global_step_5 is read only with trainer.resume_mode=resume_path"
+    )
+
+
+@pytest.mark.parametrize("role", [ACTOR, "critic"])
+def test_two_warm_ups_that_disagree_are_refused(role: str) -> None:
+    assert check_error(f"{role}.optim.lr_warmup_steps=5", f"{role}.optim.warmup_steps=6") == (
+        f"{role}.optim.lr_warmup_steps=5 and {role}.optim.warmup_steps=6 disagree; keep one"
+    )
+    passes(f"{role}.optim.lr_warmup_steps=5", f"{role}.optim.warmup_steps=5")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "trainer.nnodes",
+        "trainer.n_gpus_per_node",
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        f"{ACTOR}.ulysses_sequence_parallel_size",
+        f"{ACTOR}.fsdp_config.fsdp_size",
+    ],
+)
+def test_more_than_one_process_is_refused_not_ignored(key: str) -> None:
+    assert check_error(f"{key}=2") == f"{key}=2: this version of rloom trains in one process on one device; use 1"
+
+
+def test_what_an_engine_cannot_honour_is_refused() -> None:
+    assert check_error(f"{ROLLOUT}.enforce_eager=False").startswith(f"{ROLLOUT}.enforce_eager=False: no engine")
+    kwargs = f"+{ROLLOUT}.engine_kwargs.repetition_penalty=1.1"
+    assert "the native engine takes none" in check_error(kwargs)
+    passes(kwargs, f"{ROLLOUT}.name=hf")
+
+
+def test_several_greedy_answers_would_all_be_the_same() -> None:
+    validation = f"{ROLLOUT}.val_kwargs"
+    assert check_error(f"{validation}.n=4").startswith(f"{validation}.n=4: greedy answers are all the same")
+    assert "temperature=0 is greedy" in check_error(f"{validation}.do_sample=True")
+    passes(f"{validation}.n=4", f"{validation}.do_sample=True", f"{validation}.temperature=1.0")
+
+
+def test_an_unknown_entry_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        known("algorithm.adv_estimator", "ppo", ["gae", "rloo", "grpo"])
+    assert str(caught.value) == "algorithm.adv_estimator=ppo: there is no such entry; use one of gae, rloo, grpo"
+
+
+def test_rules_that_look_at_several_keys_report_together() -> None:
+    error = check_error(f"{ROLLOUT}.n=1", "trainer.nnodes=2", f"{ACTOR}.ppo_mini_batch_size=48", estimator="rloo")
+    assert [line.split("=")[0] for line in error.splitlines()] == [
+        f"{ROLLOUT}.n",
+        f"{ACTOR}.ppo_mini_batch_size",
+        "trainer.nnodes",
+    ]

@@ -1,0 +1,232 @@
+"""Our packed, chunked log-probs beside what transformers' own models say, family by family."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rloom.errors import ModelError
+from rloom.models import logprobs
+from rloom.models.load import Lora, ModelSource, load_causal_lm, load_tokenizer
+from rloom.models.network import PolicyNetwork, ValueNetwork
+from tests.helpers import FAMILIES, WINDOW, a_batch, eager_model, policy, samples_of, save_model, tiny_model
+
+ModelFolder = Callable[[str], Path]
+
+
+@torch.no_grad()
+def by_transformers(model: PreTrainedModel, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-prob and entropy of each written token of `a_batch`, one sample at a time from the model's own logits."""
+    logprobs_T, entropy_T = [], []
+    for tokens, mask in samples_of(a_batch()):
+        distribution = (model(tokens[None]).logits[0] / temperature).log_softmax(-1)
+        chosen = distribution[:-1].gather(1, tokens[1:, None]).squeeze(1)
+        entropy = -(distribution.exp() * distribution).sum(-1)[:-1]
+        logprobs_T += [torch.zeros(1), chosen * mask[1:]]
+        entropy_T += [torch.zeros(1), entropy * mask[1:]]
+    return torch.cat(logprobs_T), torch.cat(entropy_T)
+
+
+def by_us(network: PolicyNetwork | ValueNetwork, entropy_gradient: bool = False) -> tuple[Tensor, Tensor | None]:
+    batch = a_batch()
+    return network.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T, entropy_gradient)
+
+
+def gradients(network: PolicyNetwork) -> dict[str, Tensor]:
+    """Of a sum that weighs every log-prob and every entropy differently."""
+    network.module.zero_grad()
+    logprobs_T, entropy_T = by_us(network, entropy_gradient=True)
+    assert entropy_T is not None
+    weight_T = torch.linspace(-1, 1, len(logprobs_T))
+    (weight_T * logprobs_T + weight_T.flip(0) * entropy_T).sum().backward()
+    return {name: p.grad.clone() for name, p in network.module.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_and_entropy_are_those_of_the_models_own_logits(
+    family_folder: Path, packed: bool, temperature: float
+) -> None:
+    expected_logprobs_T, expected_entropy_T = by_transformers(eager_model(family_folder), temperature)
+    logprobs_T, entropy_T = by_us(policy(family_folder, packed=packed, temperature=temperature))
+    torch.testing.assert_close(logprobs_T.detach(), expected_logprobs_T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy_T, expected_entropy_T, atol=1e-5, rtol=1e-5)
+
+
+def test_padded_gradients_are_the_packed_ones(family_folder: Path) -> None:
+    packed, padded = gradients(policy(family_folder)), gradients(policy(family_folder, packed=False))
+    assert packed.keys() == padded.keys() == dict(eager_model(family_folder).named_parameters()).keys()
+    for name, gradient in packed.items():
+        torch.testing.assert_close(padded[name], gradient, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma2", {"sliding_window": 64}),
+        ("gemma3", {"sliding_window": 64}),
+        ("mistral", {"sliding_window": None}),
+    ],
+)
+def test_softcaps_and_windows_are_felt_in_these_tiny_models(
+    family: str, change: dict[str, Any], model_folder: ModelFolder
+) -> None:
+    """Otherwise the tests above would prove nothing about them."""
+    config = FAMILIES[family]()
+    config.update(change)
+    changed_T, _ = by_transformers(tiny_model(config))
+    logprobs_T, _ = by_transformers(eager_model(model_folder(family)))
+    assert (changed_T - logprobs_T).abs().max() > 0.05
+
+
+def test_a_token_sees_itself_and_the_window_before_it() -> None:
+    # one layer, window 4: the last token's prediction depends on the last 4 tokens and on no other
+    assert WINDOW == 4
+    config = FAMILIES["mistral"]()
+    config.num_hidden_layers = 1
+    network = PolicyNetwork(tiny_model(config), packed=True)
+    network.decoder.base.set_attn_implementation("rloom")
+    tokens_T, length_N = torch.tensor([10, 11, 12, 13, 14, 15, 16]), torch.tensor([7])
+    before = network.decoder.hidden(tokens_T, length_N)[-1]
+    for place in range(7):
+        changed_T = tokens_T.clone()
+        changed_T[place] = 40
+        same = torch.allclose(network.decoder.hidden(changed_T, length_N)[-1], before, atol=1e-6)
+        assert same == (place < 3), place
+
+
+def test_cutting_the_logits_into_chunks_changes_nothing(family_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = policy(family_folder)
+    logprobs_T, entropy_T = by_us(network)
+    whole = gradients(network)
+    seen: list[int] = []
+    logits = network.logits
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 7 * 64)  # 57 written tokens, 7 at a time
+    monkeypatch.setattr(network, "logits", lambda hidden: seen.append(len(hidden)) or logits(hidden))
+    chunked_T, chunked_entropy_T = by_us(network)
+    assert seen == [0, 7, 7, 7, 7, 7, 7, 7, 7, 1]
+    torch.testing.assert_close(chunked_T, logprobs_T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(chunked_entropy_T, entropy_T, atol=1e-5, rtol=1e-5)
+    for name, gradient in gradients(network).items():
+        torch.testing.assert_close(gradient, whole[name], atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_without_fused_kernels_all_logits_are_made_at_once(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = policy(model_folder("llama"), chunked=False)
+    seen: list[int] = []
+    logits = network.logits
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 64)
+    monkeypatch.setattr(network, "logits", lambda hidden: seen.append(len(hidden)) or logits(hidden))
+    by_us(network)
+    assert seen == [0, 57]
+
+
+def test_logprob_and_entropy_of_a_distribution_worked_by_hand() -> None:
+    logits_TV = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    [logprob], [entropy] = logprobs.logprob_and_entropy(logits_TV + 7, torch.tensor([1]), False)
+    assert float(logprob) == pytest.approx(math.log(0.25))
+    assert float(entropy) == pytest.approx(1.5 * math.log(2))
+
+
+def test_without_an_entropy_bonus_the_entropy_carries_no_gradient(model_folder: ModelFolder) -> None:
+    network = policy(model_folder("qwen2"))
+    assert by_us(network, entropy_gradient=False)[1].requires_grad is False
+    assert by_us(network, entropy_gradient=True)[1].requires_grad is True
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+def test_a_critic_starts_at_zero_and_then_reads_the_state_before_each_token(family_folder: Path, packed: bool) -> None:
+    network = ValueNetwork(load_causal_lm(ModelSource(str(family_folder)), packed=packed), packed=packed)
+    assert torch.count_nonzero(by_us(network)[0]) == 0
+    weight = torch.randn(32, generator=torch.Generator().manual_seed(5))
+    head = dict(network.module.named_parameters())["lm_head.weight"]
+    with torch.no_grad():
+        head.copy_(weight[None])
+        values_T, entropy = by_us(network)
+        reference, expected = eager_model(family_folder), []
+        for tokens, mask in samples_of(a_batch()):
+            hidden_LH = reference.get_decoder()(tokens[None]).last_hidden_state[0]
+            expected += [torch.zeros(1), (hidden_LH @ weight)[:-1] * mask[1:]]
+    assert entropy is None
+    torch.testing.assert_close(values_T, torch.cat(expected), atol=1e-4, rtol=1e-5)
+
+
+def test_a_critics_head_learns_apart_from_the_tied_embedding(model_folder: ModelFolder) -> None:
+    source = ModelSource(str(model_folder("qwen3")))
+    network = ValueNetwork(load_causal_lm(source, packed=True), packed=True)
+    by_us(network)[0].sum().backward()
+    shapes = {name: tuple(p.shape) for name, p in network.module.named_parameters() if p.grad is not None}
+    assert shapes["lm_head.weight"] == (1, 32)
+    assert shapes["model.embed_tokens.weight"] == (64, 32)
+
+
+def test_a_model_with_dropout_is_loaded_without_it(tmp_path: Path) -> None:
+    config = FAMILIES["qwen2"]()
+    config.attention_dropout = 0.5
+    network = policy(save_model(tmp_path, config))
+    network.module.train()
+    assert torch.equal(by_us(network)[0], by_us(network)[0])
+
+
+def test_overrides_reach_the_model(model_folder: ModelFolder) -> None:
+    source = ModelSource(str(model_folder("mistral")), overrides={"sliding_window": 7})
+    assert load_causal_lm(source, packed=True).config.sliding_window == 7
+
+
+def broken(folder: Path, name: str) -> str:
+    """The path of a folder that is no model, for the reason its name says."""
+    folder.mkdir()
+    if name == "missing":
+        return str(folder / "nowhere")
+    if name != "empty":
+        save_model(folder, FAMILIES["llama"]())
+    if name == "no weights":
+        (folder / "model.safetensors").unlink()
+    if name == "cut weights":
+        weights = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    if name == "garbage config":
+        (folder / "config.json").write_text("{ this is not json")
+    if name == "unknown architecture":
+        (folder / "config.json").write_text('{"model_type": "abacus"}')
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("missing", "there is no such folder"),
+        ("empty", "the folder has no config.json"),
+        ("no weights", r"has no weights \(\*\.safetensors\); it holds config.json"),
+        ("cut weights", "could not be loaded"),
+        ("garbage config", "could not be loaded"),
+        ("unknown architecture", "could not be loaded: .*abacus"),
+    ],
+)
+@pytest.mark.parametrize("key", ["actor_rollout_ref.model.path", "critic.model.path"])
+def test_a_folder_that_is_no_model_is_named_with_its_key(tmp_path: Path, fault: str, says: str, key: str) -> None:
+    path = broken(tmp_path / "model", fault)
+    with pytest.raises(ModelError, match=says) as caught:
+        load_causal_lm(ModelSource(path, key=key), packed=True)
+    assert str(caught.value).startswith(f"{key}={path}: ")
+
+
+def test_a_folder_without_a_tokenizer_is_named_with_its_key(tmp_path: Path) -> None:
+    tiny_model(FAMILIES["llama"]()).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"actor_rollout_ref\.model\.path=.*: no tokenizer could be loaded"):
+        load_tokenizer(ModelSource(str(tmp_path)))
+
+
+def test_a_missing_adapter_is_a_model_error(model_folder: ModelFolder, tmp_path: Path) -> None:
+    lora = Lora(rank=0, adapter_path=str(tmp_path / "nowhere"))
+    with pytest.raises(ModelError, match=r"actor_rollout_ref\.model\.lora_adapter_path=.*nowhere"):
+        load_causal_lm(ModelSource(str(model_folder("llama"))), packed=True, lora=lora)

@@ -1,0 +1,80 @@
+"""Which rows go together, with numbers small enough to check by eye."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rloom.data.packing import MicroBatching, fill_bins, share_rows
+
+
+def test_by_count_rows_stay_in_order_and_the_last_micro_batch_is_what_is_left() -> None:
+    assert MicroBatching(samples=3).cut([9, 1, 5, 2, 7, 3, 8]) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_a_count_goes_before_a_token_budget() -> None:
+    assert MicroBatching(samples=2, tokens=1).cut([5, 5, 5]) == [[0, 1], [2]]
+
+
+def test_by_tokens_the_longest_go_first_and_each_into_the_first_bin_with_room() -> None:
+    # 9 | 7 | 5+4 -> the 5 opens the third bin, the 4 and the 1 fit there and beside the 9
+    assert MicroBatching(tokens=10).cut([4, 9, 1, 7, 5]) == [[1, 2], [3], [4, 0]]
+
+
+def test_of_equal_lengths_the_earlier_row_goes_first() -> None:
+    assert fill_bins([2, 2, 2, 2], 4) == [[0, 1], [2, 3]]
+
+
+def test_a_sample_over_the_budget_gets_a_bin_of_its_own() -> None:
+    assert fill_bins([3, 50, 4], 10) == [[1], [2, 0]]
+
+
+def test_a_budget_is_filled_to_the_last_token() -> None:
+    assert fill_bins([6, 4, 6, 4], 10) == [[0, 1], [2, 3]]
+
+
+def test_no_rows_make_no_micro_batches() -> None:
+    assert MicroBatching(samples=4).cut([]) == MicroBatching(tokens=4).cut([]) == []
+
+
+@given(st.lists(st.integers(1, 40), max_size=40), st.integers(1, 60))
+def test_every_row_is_in_exactly_one_bin_and_no_shared_bin_is_over_the_budget(lengths: list[int], budget: int) -> None:
+    bins = fill_bins(lengths, budget)
+    assert sorted(row for rows in bins for row in rows) == list(range(len(lengths)))
+    assert all(len(rows) == 1 or sum(lengths[row] for row in rows) <= budget for rows in bins)
+    if all(length <= budget for length in lengths):
+        assert len(bins) <= 2 * -(-sum(lengths) // budget)
+
+
+def test_without_balance_workers_get_rows_in_order() -> None:
+    assert share_rows([9, 9, 1, 1], 2, balance=False) == [[0, 1], [2, 3]]
+
+
+def test_balanced_workers_get_as_many_rows_and_about_as_many_tokens() -> None:
+    # 9 -> A, 8 -> B, 4 -> B (8 < 9), 3 -> A (9 < 12), 1 -> A or B: both 12, A first, 1 -> B
+    assert share_rows([9, 1, 8, 4, 1, 3], 2, balance=True) == [[0, 1, 5], [2, 3, 4]]
+
+
+def test_balance_evens_out_what_the_order_would_not() -> None:
+    lengths = [100, 100, 100, 100, 1, 1, 1, 1]
+    shares = share_rows(lengths, 4, balance=True)
+    assert [sum(lengths[row] for row in rows) for rows in shares] == [101, 101, 101, 101]
+
+
+def test_one_worker_gets_everything_in_order() -> None:
+    assert share_rows([1, 5, 3], 1, balance=True) == [[0, 1, 2]]
+
+
+def test_rows_that_do_not_divide_among_workers_are_a_bug_of_the_caller() -> None:
+    with pytest.raises(AssertionError, match="divides evenly"):
+        share_rows([1, 2, 3], 2, balance=True)
+
+
+@given(st.integers(1, 6), st.lists(st.integers(1, 99), min_size=1, max_size=8), st.booleans())
+def test_each_worker_gets_as_many_rows_and_each_row_one_worker(workers: int, some: list[int], balance: bool) -> None:
+    lengths = some * workers
+    shares = share_rows(lengths, workers, balance=balance)
+    assert [len(rows) for rows in shares] == [len(some)] * workers
+    assert sorted(row for rows in shares for row in rows) == list(range(len(lengths)))
+    if balance:
+        loads = [sum(lengths[row] for row in rows) for rows in shares]
+        assert max(loads) - min(loads) <= max(lengths)

@@ -1,0 +1,196 @@
+"""Sharding, merging and mini-batches: what the roles do around their engines."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import ValueObjective
+from rloom.batch import Batch, TrainBatch
+from rloom.engines.base import Update
+from rloom.errors import TrainingError
+from rloom.runtime.group import LocalGroup
+from rloom.trainer.roles import Learner, Rhythm, Scorer
+from rloom.trainer.schedule import Schedule
+from tests.helpers import a_batch
+
+
+def rhythm(prompts: int = 2, *, epochs: int = 1, shuffle: bool = True, seed: int = 1) -> Rhythm:
+    return Rhythm(prompts_per_update=prompts, epochs=epochs, shuffle=shuffle, seed=seed, horizon=16)
+
+
+def rows(of: Rhythm, batch: Batch, step: int = 1) -> list[list[int]]:
+    return [chosen.tolist() for chosen in of.mini_batches(batch, step)]
+
+
+def test_in_order_a_mini_batch_holds_all_answers_to_its_prompts() -> None:
+    assert rows(rhythm(shuffle=False), a_batch()) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert rows(rhythm(1, shuffle=False), a_batch()) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_the_last_mini_batch_is_what_is_left() -> None:
+    assert rows(rhythm(3, shuffle=False), a_batch()) == [[0, 1, 2, 3, 4, 5], [6, 7]]
+
+
+def test_answers_to_a_prompt_stay_together_wherever_they_stand() -> None:
+    scattered = a_batch().select([0, 2, 4, 6, 1, 3, 5, 7])  # groups 0 1 2 3 0 1 2 3
+    assert rows(rhythm(1, shuffle=False), scattered) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_shuffled_epochs_each_hold_every_row_once_with_prompts_whole() -> None:
+    found = rows(rhythm(2, epochs=3), a_batch())
+    assert len(found) == 6 == rhythm(2, epochs=3).updates(a_batch())
+    for epoch in range(3):
+        of_epoch = found[2 * epoch : 2 * epoch + 2]
+        assert sorted(row for mini in of_epoch for row in mini) == list(range(8))
+        assert all(row ^ 1 in mini for mini in of_epoch for row in mini)  # 2k and 2k + 1 are siblings
+
+
+def test_the_shuffle_is_decided_by_seed_step_and_epoch_alone() -> None:
+    batch = large_batch()
+
+    def order(seed: int, step: int) -> list[list[int]]:
+        torch.manual_seed(step * 31 + seed)  # the global generator plays no part
+        return rows(rhythm(1, epochs=2, seed=seed), batch, step)
+
+    assert order(1, 1) == order(1, 1)
+    first, second = order(1, 1)[:20], order(1, 1)[20:]
+    assert first != second  # epochs differ
+    assert order(1, 2) != order(1, 1) != order(2, 1)
+
+
+def large_batch() -> Batch:
+    twenty = torch.ones(20, dtype=torch.long)
+    return Batch(
+        tokens_T=twenty,
+        mask_T=twenty.bool(),
+        rollout_logprobs_T=torch.zeros(20),
+        length_N=twenty,
+        group_N=torch.arange(20) * 7,
+        score_N=torch.zeros(20),
+        valid_N=twenty.bool(),
+    )
+
+
+class Echo:
+    """A worker whose output for a token is the token itself, and that remembers what it was asked."""
+
+    def __init__(self, updates: list[Update] | None = None) -> None:
+        self.lengths: list[list[int]] = []
+        self.counts: list[Counts] = []
+        self.rates: list[float] = []
+        self.updates = updates or []
+        self.folders: list[tuple[str, Path]] = []
+
+    def score(self, batch: Batch) -> Tensor:
+        self.lengths.append(batch.length_N.tolist())
+        return batch.tokens_T.float()
+
+    def score_reference(self, batch: Batch) -> Tensor:
+        return -batch.tokens_T.float()
+
+    def forward_backward(self, batch: TrainBatch, objective: Any, counts: Counts) -> dict[str, float]:
+        self.lengths.append(batch.length_N.tolist())
+        self.counts.append(counts)
+        return {"critic/vf_loss": float(len(batch))}
+
+    def optim_step(self, learning_rate: float) -> Update:
+        self.rates.append(learning_rate)
+        return self.updates.pop(0) if self.updates else Update(grad_norm=2.0, applied=True)
+
+    def save(self, folder: Path, contents: frozenset[str]) -> None:
+        assert folder.is_dir()
+        self.folders.append(("save", folder))
+
+    def load(self, folder: Path, contents: frozenset[str]) -> None:
+        self.folders.append(("load", folder))
+
+
+def learner(*workers: Echo, of: Rhythm | None = None, schedule: Schedule | None = None, limit: int = 2) -> Learner:
+    return Learner(
+        "critic",
+        LocalGroup(workers),
+        objective=ValueObjective(0.5, "token-mean"),
+        rhythm=of or rhythm(2, shuffle=False),
+        schedule=schedule or Schedule(0.1),
+        balance=True,
+        max_nonfinite=limit,
+    )
+
+
+def learn(who: Learner, step: int = 1) -> dict[str, float]:
+    return who.learn(a_batch(), step, progress=lambda done, total: None)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("balance", [True, False])
+def test_merged_scores_stand_where_their_tokens_stand(workers: int, balance: bool) -> None:
+    group = LocalGroup([Echo() for _ in range(workers)])
+    assert torch.equal(Scorer(group, balance).score(a_batch()), a_batch().tokens_T.float())
+    assert torch.equal(Scorer(group, balance, reference=True).score(a_batch()), -a_batch().tokens_T.float())
+
+
+def test_shares_are_balanced_by_tokens_only_where_asked() -> None:
+    # lengths 9 12 6 15 8 17 12 9: longest first to the lighter worker gives 17+12+9+6 and 15+12+9+8
+    pair = [Echo(), Echo()]
+    Scorer(LocalGroup(pair), balance=True).score(a_batch())
+    assert [worker.lengths for worker in pair] == [[[9, 6, 17, 12]], [[12, 15, 8, 9]]]
+    pair = [Echo(), Echo()]
+    Scorer(LocalGroup(pair), balance=False).score(a_batch())
+    assert [worker.lengths for worker in pair] == [[[9, 12, 6, 15]], [[8, 17, 12, 9]]]
+
+
+def test_every_worker_divides_by_the_counts_of_the_whole_mini_batch() -> None:
+    pair = [Echo(), Echo()]
+    metrics = learn(learner(*pair))
+    # rows 0-3 teach 6 + 9 + 4 + 10 tokens (3 of row 3 are a tool's); of rows 4-7 the first failed: 12 + 8 + 5
+    assert pair[0].counts == pair[1].counts == [Counts(29, 4, 16), Counts(25, 3, 16)]
+    assert metrics["critic/vf_loss"] == 4.0  # the workers' shares, 2 + 2, in each of two updates
+
+
+def test_metrics_are_means_over_the_updates_and_the_rate_is_the_steps() -> None:
+    worker = Echo([Update(1.0, True), Update(3.0, True)])
+    progress: list[tuple[int, int]] = []
+    who = learner(worker, schedule=Schedule(0.4, warmup_steps=4))
+    metrics = who.learn(a_batch(), 3, lambda done, total: progress.append((done, total)))
+    assert metrics == {
+        "critic/vf_loss": 4.0,
+        "critic/grad_norm": 2.0,
+        "critic/lr": pytest.approx(0.3),
+        "critic/nonfinite_updates": 0.0,
+    }
+    assert worker.rates == pytest.approx([0.3, 0.3])
+    assert progress == [(1, 2), (2, 2)]
+
+
+def test_a_skipped_update_is_counted_and_its_numbers_left_out() -> None:
+    metrics = learn(learner(Echo([Update(float("nan"), False), Update(3.0, True)])))
+    assert metrics["critic/grad_norm"] == 3.0
+    assert metrics["critic/nonfinite_updates"] == 1.0
+
+
+def test_so_many_skipped_in_a_row_stop_the_run_even_across_steps() -> None:
+    bad, good = Update(float("inf"), False), Update(1.0, True)
+    who = learner(Echo([good, bad, bad, good]))
+    learn(who, step=1)
+    with pytest.raises(TrainingError) as caught:
+        learn(who, step=2)
+    assert str(caught.value).startswith("2 critic updates in a row had a gradient that is not finite")
+    assert "trainer.max_nonfinite_updates=2" in str(caught.value)
+
+
+def test_skipped_updates_that_are_not_in_a_row_do_not_stop_it() -> None:
+    bad, good = Update(float("inf"), False), Update(1.0, True)
+    who = learner(Echo([bad, good, bad, good]))
+    assert [learn(who, step)["critic/nonfinite_updates"] for step in (1, 2)] == [1.0, 1.0]
+
+
+def test_a_role_keeps_to_its_own_folder_of_a_checkpoint(tmp_path: Path) -> None:
+    worker = Echo()
+    who = learner(worker)
+    who.save(tmp_path, frozenset({"model"}))
+    who.load(tmp_path, frozenset({"model"}))
+    assert worker.folders == [("save", tmp_path / "critic"), ("load", tmp_path / "critic")]
