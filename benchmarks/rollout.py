@@ -10,6 +10,7 @@ import time
 import torch
 
 from rloom.config.load import load_config
+from rloom.config.schema import Config
 from rloom.models.load import load_tokenizer
 from rloom.rollout.base import Request, Rollout, Sampling
 from rloom.trainer.build.inputs import policy_source, train_prompts
@@ -38,10 +39,8 @@ def main() -> None:
     parser.add_argument("--new_tokens", type=int, default=48)
     parser.add_argument("--repeat", type=int, default=3)
     given = parser.parse_args()
-    sequences = given.prompts * given.answers
-    config = load_config(
-        [f"actor_rollout_ref.model.path={given.model}", f"actor_rollout_ref.rollout.max_num_seqs={sequences}"]
-    )
+    configs = {name: configure(given, name) for name in ("hf", "native")}
+    config = configs["hf"]
     tokenizer = load_tokenizer(policy_source(config))
     network = policy_network(config)
     host = policy_engine(config, network, trained=False)
@@ -56,20 +55,22 @@ def main() -> None:
     for lengths, ignore_eos in (("as written", False), ("all full", True)):
         sampling = Sampling(given.new_tokens, stop_ids=stop_ids(network, tokenizer), ignore_eos=ignore_eos)
         speed: dict[str, float] = {}
-        for name in ("hf", "native"):
-            chosen = config.model_copy(
-                deep=True, update={"actor_rollout_ref": with_engine(config.actor_rollout_ref, name)}
-            )
-            engine = rollout_engine(chosen, network, host, tokenizer)
+        for name in configs:
+            engine = rollout_engine(configs[name], network, host, tokenizer)
             seconds, tokens = measure(engine, requests, sampling, given.repeat)
             speed[name] = tokens / seconds
-            print(
-                f"| {name} | {lengths} | {tokens:,} | {seconds:.2f} | {speed[name]:,.0f} | {speed[name] / speed['hf']:.2f} |"
-            )
+            ratio = speed[name] / speed["hf"]
+            print(f"| {name} | {lengths} | {tokens:,} | {seconds:.2f} | {speed[name]:,.0f} | {ratio:.2f} |")
 
 
-def with_engine(section, name):  # type: ignore[no-untyped-def]
-    return section.model_copy(update={"rollout": section.rollout.model_copy(update={"name": name})})
+def configure(given: argparse.Namespace, engine: str) -> Config:
+    return load_config(
+        [
+            f"actor_rollout_ref.model.path={given.model}",
+            f"actor_rollout_ref.rollout.name={engine}",
+            f"actor_rollout_ref.rollout.max_num_seqs={given.prompts * given.answers}",
+        ]
+    )
 
 
 if __name__ == "__main__":

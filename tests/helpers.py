@@ -1,6 +1,7 @@
 """Tiny models of every family and batches for them, made on the spot from a seed."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ VOCABULARY = 64
 WINDOW = 4  # shorter than every sample of `a_batch`
 ADAMW = AdamW(weight_decay=0.01, betas=(0.9, 0.95), grad_clip=1.0)
 CPU = Placement(torch.device("cpu"))
+Weights = dict[str, Tensor]
 
 SHAPE: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -127,3 +129,30 @@ def samples_of(batch: TrainBatch) -> list[tuple[Tensor, Tensor]]:
     """(tokens, mask) of each sample."""
     lengths = batch.length_N.tolist()
     return list(zip(batch.tokens_T.split(lengths), batch.mask_T.split(lengths), strict=True))
+
+
+def lesson() -> TrainBatch:
+    """Log-probs near those of the tiny models, so that some ratios are clipped and some are not."""
+    batch, luck = a_batch(), torch.Generator().manual_seed(1)
+    noise = [torch.randn(len(batch.tokens_T), generator=luck) for _ in range(4)]
+    return replace(
+        batch,
+        old_logprobs_T=-6 + 3 * noise[0],
+        ref_logprobs_T=-6 + 2 * noise[1],
+        values_T=noise[2],
+        returns_T=noise[3],
+    )
+
+
+def assert_same(found: Weights, expected: Weights) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        largest = float(tensor.abs().max())
+        torch.testing.assert_close(
+            found[name], tensor, rtol=1e-4, atol=1e-5 * largest + 1e-7, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def assert_identical(found: Weights, expected: Weights) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []

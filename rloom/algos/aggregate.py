@@ -10,6 +10,8 @@ from torch import Tensor
 from rloom.algos.packed import sum_by_sample
 from rloom.batch import Batch
 
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
 
 @dataclass(frozen=True)
 class Counts:

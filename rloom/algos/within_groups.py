@@ -51,7 +51,7 @@ def gpg(evidence: Evidence, settings: AdvantageSettings) -> Advantages:
 
 
 def grpo_passk(evidence: Evidence, settings: AdvantageSettings) -> Advantages:
-    """Pass@k as the goal: only the best answer of a group learns, by how far it leads the second best."""
+    """Pass@k as the goal (Tang et al. 2025): only the best of a group learns, by how far it leads the second best."""
     groups, return_N = Groups.of(evidence.batch), evidence.return_N
     best_N = return_N == groups.largest(return_N)
     alone_N = groups.total(best_N.long()) == 1  # a shared first place leads by nothing

@@ -127,10 +127,10 @@ class PolicyLoss(Section):
 class Checkpoint(Section):
     save_contents: list[Literal["model", "optimizer", "extra", "hf_model"]] = key(
         ["model", "optimizer", "extra"],
-        "What a checkpoint holds: weights, optimizer state, random state; hf_model adds a Hugging Face folder.",
+        "What a checkpoint holds; hf_model adds a Hugging Face folder. The run's position (extra) is always in it.",
     )
     load_contents: list[Literal["model", "optimizer", "extra"]] = key(
-        ["model", "optimizer", "extra"], "What a resume takes from it."
+        ["model", "optimizer", "extra"], "What a resume takes from it; the run's position always."
     )
 
 

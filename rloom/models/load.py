@@ -88,7 +88,10 @@ def with_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         return load_adapter(model, lora.adapter_path)
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
-    return get_peft_model(model, settings)
+    try:
+        return get_peft_model(model, settings)
+    except ValueError as error:  # no module of the model has such a name
+        raise ModelError(f"actor_rollout_ref.model.target_modules={targets}: {first_line(error)}") from error
 
 
 def load_adapter(model: PreTrainedModel, path: str) -> PeftModel:

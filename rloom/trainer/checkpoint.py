@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ SEAL = "seal.json"
 STATE = "trainer_state.json"
 LATEST = "latest_checkpointed_iteration.txt"
 PREFIX = "global_step_"
+DISCARDED = ".discarded-"
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class Checkpoints:
         if not steps:
             return None
         newest = self.path(steps[-1])
-        fault = find_fault(newest)
+        fault = self.find_fault(steps[-1])
         if fault is None:
             return newest
-        good = next((self.path(step) for step in reversed(steps[:-1]) if find_fault(self.path(step)) is None), None)
+        good = next((self.path(step) for step in reversed(steps[:-1]) if self.find_fault(step) is None), None)
         offer = (
             f"the newest good one is {good}: go on from it with trainer.resume_mode=resume_path "
             f"trainer.resume_from_path={good}"
@@ -57,30 +59,40 @@ class Checkpoints:
         )
         raise CheckpointError(f"{newest} is damaged: {fault}; {offer}")
 
+    def find_fault(self, step: int) -> str | None:
+        """Why no run can go on from a checkpoint, or None. Pruning takes roles out of older ones."""
+        for role in self.keep:
+            if not (self.path(step) / role).is_dir():
+                return f"{self.path(step) / role} is missing"
+        return find_fault(self.path(step))
+
     def save(self, step: int, write: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
         """`write` puts the roles' folders into the folder it is given."""
         final, draft = self.path(step), self.directory / f".writing-{PREFIX}{step}"
         shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
         try:
+            draft.mkdir(parents=True)
             write(draft)
             (draft / STATE).write_text(json.dumps(state, indent=1))
             for folder in (*(path for path in draft.iterdir() if path.is_dir()), draft):
                 seal(folder)
             draft.rename(final)
-        except OSError as error:
+        except BaseException as error:  # whatever stopped it, half a checkpoint only takes up room
             shutil.rmtree(draft, ignore_errors=True)
-            raise CheckpointError(f"{final} cannot be written: {error}; the checkpoints before it are whole") from error
+            if isinstance(error, OSError):
+                said = f"{final} cannot be written: {error}; the checkpoints before it are whole"
+                raise CheckpointError(said) from error
+            raise
         sync(self.directory)
-        replace_text(self.directory / LATEST, str(step))
+        self.point_to_latest()
         self.prune()
         return final
 
     def prune(self) -> None:
         steps = self.steps()
-        for role, count in self.keep.items():
+        for role, kept in self.keep.items():
             holders = [step for step in steps if (self.path(step) / role).is_dir()]
-            for step in holders[:-count] if count else []:
+            for step in holders[:-kept] if kept else []:
                 discard(self.path(step) / role)
         for step in steps:
             if not any((self.path(step) / role).is_dir() for role in self.keep):
@@ -91,15 +103,25 @@ class Checkpoints:
         later = [self.path(step) for step in self.steps() if step > after]
         if not later:
             return None
-        place = self.directory / time.strftime("superseded-%Y%m%d-%H%M%S")
-        place.mkdir(exist_ok=True)
+        name = time.strftime("superseded-%Y%m%d-%H%M%S")
+        places = (self.directory / (f"{name}-{number}" if number else name) for number in count())
+        place = next(place for place in places if not place.exists())
+        place.mkdir()
         for path in later:
             path.rename(place / path.name)
+        self.point_to_latest()
         return place
+
+    def point_to_latest(self) -> None:
+        steps = self.steps()
+        if steps:
+            replace_text(self.directory / LATEST, str(steps[-1]))
+        else:
+            (self.directory / LATEST).unlink(missing_ok=True)
 
     def clean(self) -> None:
         """Remove what a crash left half-written or half-deleted."""
-        for pattern in (f".writing-{PREFIX}*", ".discarded-*", f"{PREFIX}*/.discarded-*"):
+        for pattern in (f".writing-{PREFIX}*", f"{DISCARDED}*", f"{PREFIX}*/{DISCARDED}*"):
             for path in self.directory.glob(pattern):
                 shutil.rmtree(path)
 
@@ -130,7 +152,8 @@ def seal(folder: Path) -> None:
 
 def find_fault(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
-    for folder in (checkpoint, *(path for path in checkpoint.iterdir() if path.is_dir())):
+    roles = (path for path in checkpoint.iterdir() if path.is_dir() and not path.name.startswith(DISCARDED))
+    for folder in (checkpoint, *roles):
         try:
             entries = json.loads((folder / SEAL).read_text())
         except (OSError, ValueError) as error:
@@ -164,7 +187,8 @@ def digest(file: Path) -> str:
 
 def discard(folder: Path) -> None:
     """Out of sight first: a crash leaves no half-deleted folder under its own name."""
-    hidden = folder.with_name(f".discarded-{folder.name}")
+    hidden = folder.with_name(f"{DISCARDED}{folder.name}")
+    shutil.rmtree(hidden, ignore_errors=True)
     folder.rename(hidden)
     shutil.rmtree(hidden)
 

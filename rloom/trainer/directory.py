@@ -15,15 +15,27 @@ KEY = "trainer.default_local_dir"
 
 
 def run_directory(config: Config) -> Path:
-    """Known to be writable, and what it is to go on from to be there, without having written anything."""
-    directory = expand(config.trainer.default_local_dir).absolute()
+    """All that the run will write to is writable, and what it is to go on from is there; nothing is written yet."""
+    trainer = config.trainer
+    dumps = {
+        "trainer.rollout_data_dir": trainer.rollout_data_dir,
+        "trainer.validation_data_dir": trainer.validation_data_dir,
+    }
+    for key, path in dumps.items():
+        if path is not None:
+            writable(key, path)
+    named_start(config)
+    return writable(KEY, trainer.default_local_dir)
+
+
+def writable(key: str, path: str) -> Path:
+    directory = expand(path).absolute()
     # os.path, unlike pathlib, also says "not there" of what may not be looked at
     existing = next(path for path in (directory, *directory.parents) if os.path.exists(path))
     if not existing.is_dir():
-        raise ConfigError(f"{KEY}={directory}: {existing} is a file; choose another directory")
+        raise ConfigError(f"{key}={directory}: {existing} is a file; choose another directory")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{KEY}={directory}: {existing} cannot be written to; choose another directory")
-    named_start(config)
+        raise ConfigError(f"{key}={directory}: {existing} cannot be written to; choose another directory")
     return directory
 
 

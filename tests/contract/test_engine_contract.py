@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +25,21 @@ from rloom.runtime.group import LocalGroup
 from rloom.trainer.build.models import enable_checkpointing
 from rloom.trainer.roles import Learner, Rhythm, Scorer
 from rloom.trainer.schedule import Schedule
-from tests.helpers import ADAMW, CPU, FAMILIES, a_batch, eager_model, policy, samples_of, save_model, tiny_tokenizer
+from tests.helpers import (
+    ADAMW,
+    CPU,
+    FAMILIES,
+    Weights,
+    a_batch,
+    assert_identical,
+    assert_same,
+    eager_model,
+    lesson,
+    policy,
+    samples_of,
+    save_model,
+    tiny_tokenizer,
+)
 
 EVERYTHING = frozenset({"model", "optimizer"})
 WHOLE = MicroBatching(samples=8)
@@ -38,28 +52,13 @@ OBJECTIVE = PolicyObjective(
     kl_coefficient=0.1,
     kl_estimator="low_var_kl",
 )
-Weights = dict[str, Tensor]
-
-
-class Build(Protocol):
-    def __call__(
-        self,
-        folder: Path,
-        *,
-        packed: bool = True,
-        checkpointing: bool = False,
-        micro: MicroBatching = WHOLE,
-        lora: Lora | None = None,
-        adamw: AdamW = ADAMW,
-        critic: bool = False,
-    ) -> Any: ...  # an Engine
 
 
 @dataclass(frozen=True)
 class Subject:
     """An engine under test: how to build one, and how to look inside."""
 
-    build: Build
+    build: Callable[..., Any]  # keywords as `local` takes them -> an Engine
     gradients: Callable[[Any], Weights]
     weights: Callable[[Any], Weights]  # those that learn
 
@@ -105,19 +104,6 @@ def folder(model_folder: Callable[[str], Path]) -> Path:
     return model_folder("qwen2")
 
 
-def lesson() -> TrainBatch:
-    """Log-probs near those of the tiny models, so that some ratios are clipped and some are not."""
-    batch, luck = a_batch(), torch.Generator().manual_seed(1)
-    noise = [torch.randn(len(batch.tokens_T), generator=luck) for _ in range(4)]
-    return replace(
-        batch,
-        old_logprobs_T=-6 + 3 * noise[0],
-        ref_logprobs_T=-6 + 2 * noise[1],
-        values_T=noise[2],
-        returns_T=noise[3],
-    )
-
-
 def learner(*engines: Engine, objective: Any = OBJECTIVE, rate: float = 0.01, max_nonfinite: int = 3) -> Learner:
     return Learner(
         "actor",
@@ -132,20 +118,6 @@ def learner(*engines: Engine, objective: Any = OBJECTIVE, rate: float = 0.01, ma
 
 def learn(who: Learner, batch: TrainBatch, step: int) -> dict[str, float]:
     return who.learn(batch, step, progress=lambda done, total: None)
-
-
-def assert_same(found: Weights, expected: Weights) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        largest = float(tensor.abs().max())
-        torch.testing.assert_close(
-            found[name], tensor, rtol=1e-4, atol=1e-5 * largest + 1e-7, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
-def assert_identical(found: Weights, expected: Weights) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
 
 SPLITS = {

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -58,52 +59,30 @@ def test_the_default_task_is_learned_and_the_run_directory_is_complete(
     assert evaluate_checkpoint(tmp_path / "global_step_8")["val-core/math_reasoning/acc/mean@1"] == pytest.approx(last)
 
 
+METRICS = {
+    *(f"critic/{what}/{how}" for what in ("score", "rewards", "advantages") for how in ("mean", "max", "min")),
+    *(f"actor/{name}" for name in ("pg_loss", "kl_loss", "kl_coef", "entropy", "pg_clipfrac", "pg_clipfrac_lower")),
+    *(f"actor/{name}" for name in ("ppo_kl", "grad_norm", "lr", "reward_kl_penalty")),
+    *(f"response_length/{name}" for name in ("mean", "max", "min", "clip_ratio")),
+    *(f"prompt_length/{name}" for name in ("mean", "max", "min")),
+    *(f"timing_s/{name}" for name in ("gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights", "step")),
+    *(f"perf/{name}" for name in ("total_num_tokens", "time_per_step", "throughput", "max_memory_allocated_gb")),
+    *("reward/failed", "training/global_step", "training/epoch", "training/rollout_probs_diff_mean"),
+}
+CRITIC_METRICS = {
+    *(f"critic/{what}/{how}" for what in ("values", "returns") for how in ("mean", "max", "min")),
+    *(f"critic/{name}" for name in ("vf_loss", "vf_clipfrac", "vf_explained_var", "grad_norm", "lr")),
+    *("timing_s/values", "timing_s/update_critic"),
+}
+
+
 @pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo"])
 def test_a_step_reports_the_metrics_users_know(tmp_path: Path, estimator: str) -> None:
     kl = ("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.use_kl_in_reward=True")
     train(tmp_path, 1, f"algorithm.adv_estimator={estimator}", *kl)
     [record] = records(tmp_path)
-    names = [
-        "critic/score/mean",
-        "critic/rewards/max",
-        "critic/advantages/min",
-        "critic/returns/mean",
-        "actor/pg_loss",
-        "actor/kl_loss",
-        "actor/kl_coef",
-        "actor/entropy",
-        "actor/pg_clipfrac",
-        "actor/pg_clipfrac_lower",
-        "actor/ppo_kl",
-        "actor/grad_norm",
-        "actor/lr",
-        "actor/reward_kl_penalty",
-        "response_length/mean",
-        "response_length/clip_ratio",
-        "prompt_length/max",
-        "timing_s/gen",
-        "timing_s/old_log_prob",
-        "timing_s/ref",
-        "timing_s/adv",
-        "timing_s/update_actor",
-        "timing_s/step",
-        "perf/total_num_tokens",
-        "perf/throughput",
-        "reward/failed",
-        "training/global_step",
-        "training/epoch",
-        "training/rollout_probs_diff_mean",
-    ]
-    if estimator == "gae":
-        names += [
-            "critic/values/mean",
-            "critic/vf_loss",
-            "critic/vf_clipfrac",
-            "critic/grad_norm",
-            "critic/lr",
-            "timing_s/values",
-        ]
-    assert [name for name in names if name not in record] == []
+    expected = METRICS | (CRITIC_METRICS if estimator == "gae" else set())
+    assert expected - record.keys() == set()
     assert record["training/rollout_probs_diff_max"] < 1e-4, "rollout and trainer agree on every token"
 
 
@@ -171,7 +150,8 @@ def test_model_families_load_and_train(tmp_path: Path, family: type[PreTrainedCo
     path = f"actor_rollout_ref.model.path={tmp_path / 'model'}"
     # random weights answer nothing right: reward length instead, so that there is something to learn
     (tmp_path / "reward.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str) / 10\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return len(solution_str) / 10\n"
     )
     reward = f"custom_reward_function.path={tmp_path / 'reward.py'}"
     train(
@@ -187,6 +167,17 @@ def test_model_families_load_and_train(tmp_path: Path, family: type[PreTrainedCo
     assert records(tmp_path / "run")[0]["training/rollout_probs_diff_max"] < 1e-4
 
 
+@torch.no_grad()
+def compare_logits(base: Path, merged: Path, adapter: Path) -> tuple[float, float]:
+    """(how far training moved the logits, how far the merged model is from the adapter on its base)"""
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    start = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    before = start(tokens).logits
+    whole = AutoModelForCausalLM.from_pretrained(merged)(tokens).logits
+    parts = PeftModel.from_pretrained(start, adapter)(tokens).logits
+    return float((whole - before).abs().max()), float((whole - parts).abs().max())
+
+
 def test_an_exported_lora_policy_answers_like_the_trained_one(tmp_path: Path) -> None:
     lora = (
         "actor_rollout_ref.model.lora_rank=4",
@@ -197,13 +188,6 @@ def test_an_exported_lora_policy_answers_like_the_trained_one(tmp_path: Path) ->
     merged = export(tmp_path / "global_step_2", tmp_path / "merged")
     adapter = export(tmp_path / "global_step_2", tmp_path / "adapter", adapter=True)
     assert (adapter / "adapter_model.safetensors").is_file()
-    tokens = torch.tensor([[5, 6, 7, 8]])
-    base = AutoModelForCausalLM.from_pretrained(EMBEDDED / "model", dtype=torch.float32)(tokens).logits
-    whole = AutoModelForCausalLM.from_pretrained(merged)(tokens).logits
-    assert float((base - whole).abs().max()) > 1e-3
-    from peft import PeftModel
-
-    policy = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(EMBEDDED / "model", dtype=torch.float32), adapter
-    )
-    assert torch.allclose(policy(tokens).logits, whole, atol=1e-4)
+    moved, apart = compare_logits(EMBEDDED / "model", merged, adapter)
+    assert moved > 1e-3
+    assert apart < 1e-4

@@ -137,7 +137,7 @@ def lesson(masks: list[str], advantages: list[float], old: list[float], scores: 
                       ref_logprobs_T=None, values_T=None, returns_T=None)  # fmt: skip
 
 
-# Over the four tokens that teach: mean advantage 0, mean log-prob -1.5, covariances 3, 4, 0, 0. The failed one is far off.
+# Over the four tokens that teach: mean advantage 0, mean log-prob -1.5, covariances 3, 4, 0, 0. The last sample failed.
 COVARIANCES = lesson(
     [".ww", ".ww", ".w"], [9, 3, -4, 9, 1, 0, 9, 99], [0, -0.5, -2.5, 0, -1.5, -1.5, 0, 99], [1, 1, None]
 )

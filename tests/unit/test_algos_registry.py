@@ -1,3 +1,4 @@
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,9 @@ import torch
 from algos_samples import MIXED
 
 from rloom.algos.advantages import AdvantageSettings
-from rloom.algos.aggregate import Counts
+from rloom.algos.aggregate import AGGREGATIONS, Counts
+from rloom.algos.correction import CorrectionSettings
+from rloom.algos.kl import KL_ESTIMATORS
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES, resolve_algorithm, resolve_policy_loss
@@ -133,3 +136,26 @@ def test_an_unknown_loss_is_named_with_those_there_are() -> None:
         ConfigError, match=r"policy_loss.loss_mode=ppo: there is no such entry; use one of vanilla, gspo"
     ):
         resolve_policy_loss("ppo")
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_entry_has_a_row_in_the_table() -> None:
+    rows = [line for line in (DOCS / "algorithms.md").read_text().splitlines() if line.startswith("| `")]
+    for name in [*ALGORITHMS, *POLICY_LOSSES, *AGGREGATIONS, "full"]:
+        assert any(row.startswith(f"| `{name}` |") for row in rows), name
+    for name in KL_ESTIMATORS:
+        assert any(f"`{name}`" in row.split("|")[1] for row in rows), name
+    for field in fields(CorrectionSettings):
+        assert any(row.startswith(f"| `{field.name}` |") for row in rows), field.name
+
+
+def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
+    guide = (DOCS / "adding_an_algorithm.md").read_text()
+    (tmp_path / "my_algos.py").write_text(guide.split("```python\n")[1].split("```")[0])
+    found = resolve_algorithm(f"{tmp_path}/my_algos.py:above_mean").advantage(MIXED.evidence(), AdvantageSettings())
+    assert set(found.advantages_T.tolist()) == {-1.0, 0.0, 1.0}
+    assert resolve_algorithm(f"{tmp_path}/my_algos.py:above_mean_of_four").min_group == 4
+    assert resolve_policy_loss(f"{tmp_path}/my_algos.py:unclipped").aggregation is None
+    assert resolve_policy_loss(f"{tmp_path}/my_algos.py:unclipped_by_answer").aggregation == "seq-mean-token-mean"

@@ -8,7 +8,7 @@ from rloom.types import Prompt, Score
 
 
 def trajectory(tokens: list[int], mask: list[int], score: Score) -> Trajectory:
-    prompt = Prompt.__new__(Prompt)  # what the prompt says plays no part here
+    prompt = Prompt(index=0, messages=(), text="", tokens=(tokens[0],), data_source="arithmetic")
     logprobs_L = torch.tensor(mask, dtype=torch.float32) * -0.5
     return Trajectory(prompt, torch.tensor(tokens), torch.tensor(mask, dtype=torch.bool), logprobs_L, True, score)
 

@@ -18,7 +18,7 @@ SIZES = ("data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=32", f"{ROLLO
 
 def load_error(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_config([OWN_MODEL, *overrides] if not overrides[0].startswith("actor_rollout_ref=") else overrides)
+        load_config([OWN_MODEL, *overrides])
     return str(caught.value)
 
 

@@ -230,3 +230,9 @@ def test_a_missing_adapter_is_a_model_error(model_folder: ModelFolder, tmp_path:
     lora = Lora(rank=0, adapter_path=str(tmp_path / "nowhere"))
     with pytest.raises(ModelError, match=r"actor_rollout_ref\.model\.lora_adapter_path=.*nowhere"):
         load_causal_lm(ModelSource(str(model_folder("llama"))), packed=True, lora=lora)
+
+
+def test_modules_that_the_model_does_not_have_are_a_model_error(model_folder: ModelFolder) -> None:
+    lora = Lora(rank=4, target_modules=["query_projection"])
+    with pytest.raises(ModelError, match=r"actor_rollout_ref\.model\.target_modules=\['query_projection'\]: "):
+        load_causal_lm(ModelSource(str(model_folder("llama"))), packed=True, lora=lora)

@@ -134,10 +134,10 @@ def test_merged_scores_stand_where_their_tokens_stand(workers: int, balance: boo
 
 
 def test_shares_are_balanced_by_tokens_only_where_asked() -> None:
-    # lengths 9 12 6 15 8 17 12 9: longest first to the lighter worker gives 17+12+9+6 and 15+12+9+8
+    # lengths 9 12 6 15 8 17 12 9: longest first to the lighter worker gives 17+12+9+6 = 44 and 15+12+9+8 = 44
     pair = [Echo(), Echo()]
     Scorer(LocalGroup(pair), balance=True).score(a_batch())
-    assert [worker.lengths for worker in pair] == [[[9, 6, 17, 12]], [[12, 15, 8, 9]]]
+    assert [worker.lengths for worker in pair] == [[[6, 17, 12, 9]], [[9, 12, 15, 8]]]
     pair = [Echo(), Echo()]
     Scorer(LocalGroup(pair), balance=False).score(a_batch())
     assert [worker.lengths for worker in pair] == [[[9, 12, 6, 15]], [[8, 17, 12, 9]]]

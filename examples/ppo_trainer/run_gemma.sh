@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# PPO: Gemma 2B on GSM8K, with a critic of the same size.
+# Any key of yours comes last and wins: run_gemma.sh trainer.total_epochs=20 actor_rollout_ref.actor.optim.lr=5e-7
+set -euo pipefail
+data=${DATA:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+PATH=$root/.venv/bin:$PATH  # the environment that `make setup` made, where there is one
+
+exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
+    algorithm.adv_estimator=gae \
+    data.train_files="$data/train.parquet" \
+    data.val_files="$data/test.parquet" \
+    data.train_batch_size=512 \
+    data.max_prompt_length=1024 \
+    data.max_response_length=512 \
+    data.filter_overlong_prompts=True \
+    data.truncation=error \
+    actor_rollout_ref.model.path=google/gemma-2b-it \
+    actor_rollout_ref.actor.optim.lr=1e-6 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=128 \
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \
+    actor_rollout_ref.actor.use_kl_loss=False \
+    actor_rollout_ref.actor.fsdp_config.param_offload=False \
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=False \
+    actor_rollout_ref.rollout.name=native \
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.4 \
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 \
+    critic.model.path=google/gemma-2b-it \
+    critic.model.enable_gradient_checkpointing=True \
+    critic.optim.lr=1e-5 \
+    critic.ppo_micro_batch_size_per_gpu=4 \
+    algorithm.use_kl_in_reward=False \
+    trainer.critic_warmup=0 \
+    trainer.logger='["console","tensorboard"]' \
+    trainer.project_name=rloom_ppo \
+    trainer.experiment_name=gemma2b_function_rm \
+    trainer.default_local_dir=checkpoints/gemma2b_function_rm \
+    trainer.n_gpus_per_node=1 \
+    trainer.nnodes=1 \
+    trainer.save_freq=20 \
+    trainer.test_freq=10 \
+    trainer.total_epochs=15 \
+    "$@"

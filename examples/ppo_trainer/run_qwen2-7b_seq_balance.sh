@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# PPO: Qwen2 7B on GSM8K, micro-batches filled up to a number of tokens instead of samples.
+# A role that learns holds 16 bytes a parameter on the GPU, about 120 GB for 7B; the two take turns. With less, use
+# ../rloo_trainer/run_qwen2-7b.sh with an adapter: it has no critic.
+set -euo pipefail
+data=${DATA:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+PATH=$root/.venv/bin:$PATH  # the environment that `make setup` made, where there is one
+
+exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
+    algorithm.adv_estimator=gae \
+    data.train_files="$data/train.parquet" \
+    data.val_files="$data/test.parquet" \
+    data.train_batch_size=512 \
+    data.max_prompt_length=1024 \
+    data.max_response_length=512 \
+    data.filter_overlong_prompts=True \
+    data.truncation=error \
+    actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct \
+    actor_rollout_ref.model.use_remove_padding=True \
+    actor_rollout_ref.model.enable_gradient_checkpointing=True \
+    actor_rollout_ref.actor.optim.lr=1e-6 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=128 \
+    actor_rollout_ref.actor.use_dynamic_bsz=True \
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000 \
+    actor_rollout_ref.actor.use_kl_loss=False \
+    actor_rollout_ref.actor.fsdp_config.param_offload=True \
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=True \
+    actor_rollout_ref.rollout.name=native \
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.5 \
+    actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True \
+    actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=24000 \
+    critic.model.path=Qwen/Qwen2-7B-Instruct \
+    critic.model.enable_gradient_checkpointing=True \
+    critic.model.fsdp_config.param_offload=True \
+    critic.model.fsdp_config.optimizer_offload=True \
+    critic.optim.lr=1e-5 \
+    critic.use_dynamic_bsz=True \
+    critic.ppo_max_token_len_per_gpu=48000 \
+    algorithm.use_kl_in_reward=False \
+    trainer.balance_batch=True \
+    trainer.critic_warmup=0 \
+    trainer.logger='["console","tensorboard"]' \
+    trainer.project_name=rloom_ppo \
+    trainer.experiment_name=qwen2_7b_seq_balance \
+    trainer.n_gpus_per_node=1 \
+    trainer.nnodes=1 \
+    trainer.save_freq=20 \
+    trainer.test_freq=5 \
+    trainer.total_epochs=20 \
+    "$@"

@@ -1,0 +1,110 @@
+"""What only a GPU can show: both engines agree there, bfloat16 stays close, and offloaded weights come and go."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import PolicyObjective
+from rloom.algos.policy_losses import LossSettings
+from rloom.batch import Batch
+from rloom.engines.local import LocalEngine, Placement
+from rloom.models.network import PolicyNetwork
+from rloom.rollout.base import Completion, Request, Rollout, Sampling
+from rloom.rollout.hf import HfRollout
+from rloom.rollout.native.engine import NativeRollout
+from rloom.trainer.sampling import trajectory
+from rloom.types import Prompt, Score
+from tests.helpers import a_batch, engine_of, policy
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
+
+CUDA = torch.device("cuda")
+GREEDY = Sampling(max_new_tokens=12, temperature=0.0)
+LUCKY = Sampling(max_new_tokens=12)
+REQUESTS = [Request(tuple(range(3 + row, 5 + 2 * row)), seed=row) for row in range(12)]
+REINFORCE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, None, "kl")
+
+
+def native(network: PolicyNetwork, host: LocalEngine, *, share: float = 0.5, free_cache: bool = True) -> NativeRollout:
+    return NativeRollout(
+        network, host=host, max_sequences=8, max_prefill_tokens=40, memory_share=share, free_cache=free_cache
+    )
+
+
+def hf(network: PolicyNetwork, host: LocalEngine) -> HfRollout:
+    return HfRollout(network, host=host, pad_id=0, max_sequences=8, generate_kwargs={})
+
+
+def write(rollout: Rollout, sampling: Sampling, requests: Sequence[Request] = REQUESTS) -> list[Completion]:
+    found = sorted(rollout.generate(requests, sampling), key=lambda pair: pair[0])
+    return [completion for _, completion in found]
+
+
+def test_native_writes_greedily_what_hugging_face_writes(family_folder: Path) -> None:
+    network = policy(family_folder)
+    host = engine_of(network, Placement(CUDA))
+    expected = [completion.tokens_L.tolist() for completion in write(hf(network, host), GREEDY)]
+    assert [completion.tokens_L.tolist() for completion in write(native(network, host), GREEDY)] == expected
+
+
+@pytest.mark.parametrize("build", [native, hf])
+def test_in_bfloat16_sampled_logprobs_stay_near_the_trainers(
+    family_folder: Path, build: Callable[[PolicyNetwork, LocalEngine], Rollout]
+) -> None:
+    network = policy(family_folder)
+    host = engine_of(network, Placement(CUDA, torch.bfloat16))
+    completions = write(build(network, host), LUCKY)
+    rows = [
+        trajectory(Prompt(0, (), "", request.tokens, "s"), completion, Score(1.0))
+        for request, completion in zip(REQUESTS, completions, strict=True)
+    ]
+    batch = Batch.pack(rows, groups=range(len(rows)))
+    difference_T = (host.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs()
+    assert float(difference_T.mean()) < 0.02
+
+
+def test_offloaded_weights_and_moments_visit_the_gpu_and_learn_the_same(model_folder: Callable[[str], Path]) -> None:
+    folder = model_folder("qwen2")
+    staying = engine_of(policy(folder), Placement(CUDA))
+    visiting = engine_of(policy(folder), Placement(CUDA, offload_parameters=True, offload_optimizer=True))
+    batch = a_batch()
+    for _ in range(2):  # the second step meets moments that went to the host and came back
+        for engine in (staying, visiting):
+            engine.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
+            assert engine.optim_step(0.01).applied
+    moments = [tensor for state in visiting.optimizer.state.values() for tensor in state.values()]
+    assert {tensor.device.type for tensor in (*visiting.module.parameters(), *moments)} == {"cpu"}
+    assert {parameter.device.type for parameter in staying.module.parameters()} == {"cuda"}
+    for one, other in zip(staying.parameters.values(), visiting.parameters.values(), strict=True):
+        # a hundredth of what one step moves a weight: sums on a GPU are not made in the same order twice
+        torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=0, atol=1e-4)
+
+
+def test_offloaded_weights_are_brought_in_to_generate(model_folder: Callable[[str], Path]) -> None:
+    network = policy(model_folder("llama"))
+    host = engine_of(network, Placement(CUDA, offload_parameters=True))
+    found = [completion.tokens_L.tolist() for completion in write(native(network, host), GREEDY)]
+    assert {parameter.device.type for parameter in network.module.parameters()} == {"cpu"}
+    staying = policy(model_folder("llama"))
+    expected = write(native(staying, engine_of(staying, Placement(CUDA))), GREEDY)
+    assert found == [completion.tokens_L.tolist() for completion in expected]
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_the_cache_keeps_to_its_share_of_memory_and_does_not_count_itself_twice(
+    model_folder: Callable[[str], Path], dtype: torch.dtype, number: int
+) -> None:
+    network = policy(model_folder("llama"))
+    host = engine_of(network, Placement(CUDA, dtype))
+    longest = max(len(request.tokens) for request in REQUESTS) + GREEDY.max_new_tokens
+    each = 2 * 2 * 2 * 8 * longest * number  # keys and values, layers, heads, size
+    total = torch.cuda.get_device_properties(CUDA).total_memory
+    room = torch.cuda.memory_allocated() + 5.5 * each
+    rollout = native(network, host, share=room / total, free_cache=False)
+    for _ in range(2):
+        write(rollout, GREEDY)
+        assert rollout.cache is not None
+        assert (rollout.cache.slots, rollout.cache.bytes) == (5, 5 * each)
