@@ -1,0 +1,75 @@
+"""What a run reads: its prompts, and the reward that will judge the answers."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from rloom.config.load import EMBEDDED, expand
+from rloom.config.schema import Config
+from rloom.data.prompts import load_prompts
+from rloom.models.load import EMBEDDED as EMBEDDED_FOLDER
+from rloom.models.load import ModelSource
+from rloom.rewards.pool import RulePool
+from rloom.rewards.routing import check_sources
+from rloom.types import Prompt
+
+
+def policy_source(config: Config) -> ModelSource:
+    model = config.actor_rollout_ref.model
+    return ModelSource(model.path, trust_remote_code=model.trust_remote_code, overrides=model.override_config)
+
+
+def train_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    data = config.data
+    files = str(EMBEDDED_FOLDER / "train.parquet") if data.train_files == EMBEDDED else data.train_files
+    return read_prompts(config, tokenizer, files, data.train_max_samples, "data.train_files")
+
+
+def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    data = config.data
+    files = data.val_files
+    if files == EMBEDDED or (files is None and data.train_files == EMBEDDED):
+        files = str(EMBEDDED_FOLDER / "test.parquet")
+    return read_prompts(config, tokenizer, files, data.val_max_samples, "data.val_files") if files else []
+
+
+def read_prompts(
+    config: Config, tokenizer: PreTrainedTokenizerBase, files: str | Sequence[str], max_samples: int, field: str
+) -> list[Prompt]:
+    data = config.data
+    return load_prompts(
+        files,
+        tokenizer=tokenizer,
+        prompt_key=data.prompt_key,
+        reward_fn_key=data.reward_fn_key,
+        max_prompt_length=data.max_prompt_length,
+        filter_overlong=data.filter_overlong_prompts,
+        truncation=data.truncation,
+        max_samples=max_samples,
+        num_workers=data.dataloader_num_workers,
+        return_raw_chat=data.return_raw_chat,
+        custom_chat_template=config.actor_rollout_ref.model.custom_chat_template,
+        field=field,
+    )
+
+
+def check_reward(config: Config, prompts: Sequence[Prompt]) -> RulePool:
+    """The reward, known to work on every data source before anything is generated."""
+    custom = config.custom_reward_function
+    if custom.path is None:
+        rows: dict[str, list[int]] = defaultdict(list)
+        for prompt in prompts:
+            rows[prompt.data_source].append(prompt.index)
+        check_sources(rows, custom.reward_kwargs)
+    pool = RulePool(
+        num_workers=config.reward_model.num_workers,
+        timeout_s=config.reward_model.timeout_s,
+        path=str(expand(custom.path)) if custom.path else None,
+        name=custom.name,
+        reward_kwargs=custom.reward_kwargs,
+    )
+    pool.check()
+    return pool
+
+

@@ -1,0 +1,60 @@
+"""The roles that learn: an engine with an objective, a rhythm and a schedule."""
+
+from rloom.algos.objectives import PolicyObjective, ValueObjective
+from rloom.algos.policy_losses import LossSettings
+from rloom.config.schema import Config, Optim
+from rloom.engines.local import LocalEngine
+from rloom.runtime.group import LocalGroup
+from rloom.trainer.build.models import critic_engine
+from rloom.trainer.roles import Learner, Rhythm
+from rloom.trainer.schedule import Schedule
+
+
+def schedule(optim: Optim, total_steps: int) -> Schedule:
+    return Schedule(optim.lr, optim.warmup(total_steps), total_steps, optim.lr_scheduler_type, optim.min_lr_ratio)
+
+
+def policy_learner(config: Config, engine: LocalEngine, total_steps: int) -> Learner:
+    actor = config.actor_rollout_ref.actor
+    low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
+    high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
+    return Learner(
+        "actor",
+        LocalGroup([engine]),
+        objective=PolicyObjective(
+            loss_mode=actor.policy_loss.loss_mode,
+            loss_settings=LossSettings(low, high, actor.clip_ratio_c),
+            aggregation=actor.loss_agg_mode,
+            entropy_coefficient=actor.entropy_coeff,
+            kl_coefficient=actor.kl_loss_coef if actor.use_kl_loss else None,
+            kl_estimator=actor.kl_loss_type,
+        ),
+        rhythm=rhythm(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
+        schedule=schedule(actor.optim, total_steps),
+        balance=config.trainer.balance_batch,
+        max_nonfinite=config.trainer.max_nonfinite_updates,
+    )
+
+
+def critic_learner(config: Config, total_steps: int) -> Learner:
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    return Learner(
+        "critic",
+        LocalGroup([critic_engine(config)]),
+        objective=ValueObjective(critic.cliprange_value, critic.loss_agg_mode),
+        rhythm=rhythm(
+            config,
+            critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+            critic.ppo_epochs or actor.ppo_epochs,
+            critic.shuffle,
+        ),
+        schedule=schedule(critic.optim, total_steps),
+        balance=config.trainer.balance_batch,
+        max_nonfinite=config.trainer.max_nonfinite_updates,
+    )
+
+
+def rhythm(config: Config, prompts: int, epochs: int, shuffle: bool) -> Rhythm:
+    return Rhythm(prompts, epochs, shuffle, config.data.seed, horizon=config.data.max_response_length)
+
+

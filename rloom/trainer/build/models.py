@@ -1,0 +1,161 @@
+"""The models of a run and the engines that hold them."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rloom.config.schema import Config, Fsdp, Optim
+from rloom.data.packing import MicroBatching
+from rloom.engines.local import AdamW, LocalEngine, Placement
+from rloom.errors import ConfigError
+from rloom.models.load import Lora, ModelSource, load_causal_lm
+from rloom.models.network import PolicyNetwork, ValueNetwork
+from rloom.rollout.base import Rollout
+from rloom.rollout.hf import HfRollout
+from rloom.rollout.native.engine import NativeRollout
+from rloom.runtime.group import LocalGroup
+from rloom.trainer.build.inputs import policy_source
+from rloom.trainer.roles import Scorer
+
+
+def pick_device(config: Config) -> torch.device:
+    wanted = config.trainer.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device=cuda: torch sees no GPU on this machine; use auto or cpu")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+
+def placement(config: Config, fsdp: Fsdp) -> Placement:
+    device = pick_device(config)
+    auto = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = auto if fsdp.dtype == "auto" else getattr(torch, fsdp.dtype)
+    return Placement(device, dtype, fsdp.param_offload, fsdp.optimizer_offload)
+
+
+def micro(samples: int | None, dynamic: bool | None, tokens: int) -> MicroBatching:
+    return MicroBatching(samples=samples) if samples is not None and not dynamic else MicroBatching(tokens=tokens)
+
+
+def adamw(optim: Optim, grad_clip: float) -> AdamW:
+    return AdamW(optim.weight_decay, optim.betas, grad_clip)
+
+
+def policy_network(config: Config) -> PolicyNetwork:
+    model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+    lora = (
+        Lora(model.lora_rank, model.lora_alpha, model.target_modules, model.lora_adapter_path)
+        if model.lora_rank or model.lora_adapter_path
+        else None
+    )
+    network = PolicyNetwork(
+        load_causal_lm(policy_source(config), packed=model.use_remove_padding, lora=lora),
+        packed=model.use_remove_padding,
+        temperature=config.actor_rollout_ref.rollout.temperature,
+        chunked=model.use_fused_kernels,
+    )
+    checkpointing = actor.fsdp_config.gradient_checkpointing
+    if model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
+        enable_checkpointing(network.decoder.base)
+    return network
+
+
+def policy_engine(config: Config, network: PolicyNetwork, *, trained: bool = True) -> LocalEngine:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    return LocalEngine(
+        network,
+        placement(config, actor.fsdp_config),
+        scoring=micro(
+            rollout.log_prob_micro_batch_size_per_gpu,
+            rollout.log_prob_use_dynamic_bsz,
+            rollout.log_prob_max_token_len_per_gpu,
+        ),
+        training=micro(
+            actor.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size,
+            actor.use_dynamic_bsz,
+            actor.ppo_max_token_len_per_gpu,
+        ),
+        optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
+    )
+
+
+def reference(config: Config, policy: LocalEngine) -> Scorer | None:
+    """A frozen second copy; with LoRA, the policy itself with its adapter switched off."""
+    if not config.uses_reference:
+        return None
+    model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
+    if model.lora_rank or model.lora_adapter_path:
+        return Scorer(LocalGroup([policy]), reference=True)
+    network = PolicyNetwork(
+        load_causal_lm(policy_source(config), packed=model.use_remove_padding),
+        packed=model.use_remove_padding,
+        temperature=config.actor_rollout_ref.rollout.temperature,
+        chunked=model.use_fused_kernels,
+    )
+    where = policy.placement
+    engine = LocalEngine(
+        network,
+        Placement(where.device, where.dtype, offload_parameters=ref.fsdp_config.param_offload),
+        scoring=micro(
+            ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu
+        ),
+    )
+    return Scorer(LocalGroup([engine]), balance=config.trainer.balance_batch)
+
+
+def critic_engine(config: Config) -> LocalEngine:
+    critic, policy = config.critic, config.actor_rollout_ref.model
+    source = ModelSource(
+        critic.model.path or policy.path,
+        key="critic.model.path",
+        trust_remote_code=critic.model.trust_remote_code or policy.trust_remote_code,
+        overrides=critic.model.override_config if critic.model.path else policy.override_config,
+    )
+    packed = critic.model.use_remove_padding
+    network = ValueNetwork(load_causal_lm(source, packed=packed), packed=packed)
+    fsdp = critic.model.fsdp_config
+    checkpointing = fsdp.gradient_checkpointing
+    if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
+        enable_checkpointing(network.decoder.base)
+    batching = micro(
+        critic.ppo_micro_batch_size_per_gpu or critic.ppo_micro_batch_size,
+        critic.use_dynamic_bsz,
+        critic.ppo_max_token_len_per_gpu,
+    )
+    return LocalEngine(
+        network,
+        placement(config, fsdp),
+        scoring=batching,
+        training=batching,
+        optimizer=adamw(critic.optim, critic.grad_clip),
+    )
+
+
+def enable_checkpointing(model: Any) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()  # with LoRA no input would carry a gradient otherwise
+
+
+def rollout_engine(
+    config: Config, network: PolicyNetwork, host: LocalEngine, tokenizer: PreTrainedTokenizerBase
+) -> Rollout:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "hf":
+        return HfRollout(
+            network,
+            host=host,
+            pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+            max_sequences=rollout.max_num_seqs,
+            generate_kwargs=rollout.engine_kwargs,
+        )
+    return NativeRollout(
+        network,
+        host=host,
+        max_sequences=rollout.max_num_seqs,
+        max_prefill_tokens=rollout.max_num_batched_tokens,
+        memory_share=rollout.gpu_memory_utilization,
+        free_cache=rollout.free_cache_engine,
+    )
+
+
