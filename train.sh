@@ -2,6 +2,6 @@
 # One command: sets itself up, then trains. No argument: the embedded model on the embedded data, no download.
 #   ./train.sh --model Qwen/Qwen2.5-0.5B-Instruct --lr 5e-7 data.train_files=train.parquet
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
-make --no-print-directory --silent runtime
-exec .venv/bin/rloom kit "$@"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+make --directory "$root" --no-print-directory --silent runtime
+exec "$root/.venv/bin/rloom" kit "$@"

@@ -120,6 +120,15 @@ class Advantages:
     returns_T: Tensor
 
 
+@dataclass(frozen=True)
+class TokenOutputs:
+    """What a model says of each token, with its gradient; 0 outside the mask."""
+
+    output_T: Tensor  # a policy: the log-prob; a critic: the value of the state before the token
+    entropy_T: Tensor | None = None  # iff policy: of the distribution the token was drawn from
+    kl_T: Tensor | None = None  # iff asked for: KL to the reference over the whole vocabulary
+
+
 def token_places(length_N: Tensor, rows_N: Tensor) -> Tensor:
     """The places, in the packed tokens, of the samples `rows_N` in that order."""
     start_N = torch.cumsum(length_N, 0) - length_N

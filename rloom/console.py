@@ -37,8 +37,9 @@ def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, st
 
 def run_safely(command: Callable[[], int]) -> int:
     """Run a command; an error that its user can mend is shown without a traceback."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    logging.getLogger("rloom").setLevel(logging.INFO)
+    ours = logging.getLogger("rloom")
+    ours.setLevel(logging.INFO)
+    ours.handlers = [logging.StreamHandler()]
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     try:
         return command()

@@ -45,6 +45,9 @@ KL_ESTIMATORS: dict[str, Estimator] = {
 }
 
 
+FULL_KL = "full"  # no estimator: over the whole vocabulary, by the engine
+
+
 def kl_estimator(name: str) -> Estimator:
     """The estimator of that name. A trailing + keeps its value and takes k2's gradient, the unbiased one of the KL."""
     value = KL_ESTIMATORS.get(name.removesuffix("+"))

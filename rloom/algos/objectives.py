@@ -9,11 +9,11 @@ from typing import Protocol
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts, aggregate
-from rloom.algos.kl import kl_estimator
+from rloom.algos.kl import FULL_KL, kl_estimator
 from rloom.algos.policy_losses import LossSettings, LossTerms
 from rloom.algos.registry import resolve_policy_loss
 from rloom.algos.values import value_loss
-from rloom.batch import TrainBatch
+from rloom.batch import TokenOutputs, TrainBatch
 
 Metrics = dict[str, float]
 
@@ -25,9 +25,10 @@ class Objective(Protocol):
     def prepare(self, mini: TrainBatch) -> TrainBatch:
         """What has to be settled over a whole mini-batch, before it is split."""
 
-    def __call__(
-        self, output_T: Tensor, entropy_T: Tensor | None, batch: TrainBatch, counts: Counts
-    ) -> tuple[Tensor, Metrics]: ...
+    @property
+    def needs_full_kl(self) -> bool: ...
+
+    def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Metrics]: ...
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,12 @@ class PolicyObjective:
         choose = resolve_policy_loss(self.loss_mode).choose
         return mini if choose is None else replace(mini, chosen_T=choose(mini, self.loss_settings))
 
-    def __call__(
-        self, output_T: Tensor, entropy_T: Tensor | None, batch: TrainBatch, counts: Counts
-    ) -> tuple[Tensor, Metrics]:
+    @property
+    def needs_full_kl(self) -> bool:
+        return self.kl_coefficient is not None and self.kl_estimator == FULL_KL
+
+    def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Metrics]:
+        output_T, entropy_T = outputs.output_T, outputs.entropy_T
         assert entropy_T is not None  # a policy's head gives it
         old_T = output_T.detach() if batch.old_logprobs_T is None else batch.old_logprobs_T
         entry = resolve_policy_loss(self.loss_mode)
@@ -65,15 +69,31 @@ class PolicyObjective:
         metrics = {"actor/pg_loss": float(loss.detach()), "actor/entropy": float(entropy.detach())}
         for name, value_T in token_loss.parts_T.items():
             metrics[name] = float(aggregate(value_T.detach(), batch, "token-mean", counts))
+        if batch.old_logprobs_T is None:  # exactly on-policy: this is the first look at what the engine wrote
+            metrics |= self.gap(output_T.detach(), batch, counts)
         if self.entropy_coefficient:
             loss = loss - self.entropy_coefficient * entropy
         if self.kl_coefficient is not None:
-            assert batch.ref_logprobs_T is not None  # KL on: the reference was asked
-            kl_T = kl_estimator(self.kl_estimator)(output_T, batch.ref_logprobs_T)
-            kl = aggregate(kl_T, batch, self.aggregation, counts)
+            kl = aggregate(self.kl(outputs, batch), batch, self.aggregation, counts)
             metrics["actor/kl_loss"] = float(kl.detach())
             loss = loss + self.kl_coefficient * kl
         return loss, metrics
+
+    def gap(self, logprobs_T: Tensor, batch: TrainBatch, counts: Counts) -> Metrics:
+        """How far the rollout engine's probabilities are from the trainer's, and the KL between the two."""
+        rollout_T = batch.rollout_logprobs_T
+        found_T = {
+            "training/rollout_probs_diff_mean": (rollout_T.exp() - logprobs_T.exp()).abs(),
+            "rollout_corr/kl": rollout_T - logprobs_T,
+        }
+        return {name: float(aggregate(value_T, batch, "token-mean", counts)) for name, value_T in found_T.items()}
+
+    def kl(self, outputs: TokenOutputs, batch: TrainBatch) -> Tensor:
+        if self.needs_full_kl:
+            assert outputs.kl_T is not None  # the engine was asked for it
+            return outputs.kl_T
+        assert batch.ref_logprobs_T is not None  # KL on: the reference was asked
+        return kl_estimator(self.kl_estimator)(outputs.output_T, batch.ref_logprobs_T)
 
 
 @dataclass(frozen=True)
@@ -88,11 +108,13 @@ class ValueObjective:
     def prepare(self, mini: TrainBatch) -> TrainBatch:
         return mini
 
-    def __call__(
-        self, output_T: Tensor, entropy_T: Tensor | None, batch: TrainBatch, counts: Counts
-    ) -> tuple[Tensor, Metrics]:
+    @property
+    def needs_full_kl(self) -> bool:
+        return False
+
+    def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Metrics]:
         assert batch.values_T is not None and batch.returns_T is not None  # needs_critic
-        token_loss = value_loss(output_T, batch.values_T, batch.returns_T, self.clip_range)
+        token_loss = value_loss(outputs.output_T, batch.values_T, batch.returns_T, self.clip_range)
         loss = aggregate(token_loss.loss_T, batch, self.aggregation, counts)
         metrics = {"critic/vf_loss": float(loss.detach())}
         for name, value_T in token_loss.parts_T.items():

@@ -3,7 +3,7 @@
 A rule yields one sentence a fault, so that a user hears of all of them at once.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from rloom.config.schema import Actor, Config, Critic
@@ -17,11 +17,6 @@ class Needs(Protocol):
     def needs_critic(self) -> bool: ...
     @property
     def min_group(self) -> int: ...
-
-
-def known(key: str, value: str, names: Iterable[str]) -> None:
-    if value not in (known_names := list(names)):
-        raise ConfigError(f"{key}={value}: there is no such entry; use one of {', '.join(known_names)}")
 
 
 def check(config: Config, algorithm: Needs) -> None:

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 TRUNCATION = Literal["error", "left", "right", "middle"]
-KL_ESTIMATOR = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+KL_ESTIMATOR = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
+]
 LOGGER = Literal["console", "tensorboard", "wandb", "file"]
 BETA = Annotated[float, Field(ge=0, lt=1)]
 
@@ -121,7 +123,19 @@ class RefFsdp(Section):
 
 
 class PolicyLoss(Section):
-    loss_mode: str = key("vanilla", "The policy loss. vanilla: PPO's clipped ratio, with dual clip.")
+    loss_mode: str = key(
+        "vanilla",
+        "The policy loss: vanilla, gspo, sapo, gpg, cispo, clip_cov, kl_cov, geo_mean, or your own as file.py:name.",
+    )
+    tau_pos: float = key(1.0, "Steepness of the soft gate for positive advantages (sapo).", gt=0)
+    tau_neg: float = key(1.05, "Steepness of the soft gate for negative advantages (sapo).", gt=0)
+    clip_cov_ratio: float = key(0.0002, "Share of tokens whose gradient is cut (clip_cov).", ge=0, le=1)
+    clip_cov_lb: float = key(1.0, "Smallest covariance of a token that may be cut (clip_cov).")
+    clip_cov_ub: float = key(5.0, "Largest covariance of a token that may be cut (clip_cov).")
+    kl_cov_ratio: float = key(
+        0.0002, "Share of tokens, those of largest covariance, that pay a KL (kl_cov).", ge=0, le=1
+    )
+    ppo_kl_coef: float = key(0.1, "Weight of that KL (kl_cov).", ge=0)
 
 
 class Checkpoint(Section):
@@ -157,7 +171,9 @@ class Actor(Section):
     entropy_coeff: float = key(0.0, "Weight of the entropy bonus.")
     use_kl_loss: bool = key(False, "Add the KL to the reference to the loss.")
     kl_loss_coef: float = key(0.001, "Its weight.", ge=0)
-    kl_loss_type: KL_ESTIMATOR = key("low_var_kl", "Its estimator.")
+    kl_loss_type: KL_ESTIMATOR | Literal["full"] = key(
+        "low_var_kl", "Its estimator; a trailing + takes k2's gradient. full: exact, over the whole vocabulary."
+    )
     grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
     shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
     ulysses_sequence_parallel_size: int = key(1, "Ranks that share one sequence.", ge=1)
@@ -251,12 +267,19 @@ class Critic(Section):
     shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
 
 
+class OverlongBuffer(Section):
+    enable: bool = key(False, "Penalise answers that come close to `data.max_response_length` (DAPO).")
+    len: int = key(128, "The last so many tokens allowed; over them the penalty grows from 0 to the whole.", ge=1)
+    penalty_factor: float = key(1.0, "The whole penalty, taken off the score.", ge=0)
+
+
 class RewardModel(Section):
     timeout_s: float = key(
         10.0, "Longest time one call of a reward function may take; then the sample counts as failed.", gt=0
     )
     num_workers: int = key(2, "Processes that compute rewards beside the generation.", ge=1)
     max_failed_share: float = key(0.5, "Stop the run when a larger share of a step's rewards failed.", ge=0, le=1)
+    overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
 
 
 class CustomRewardFunction(Section):
@@ -274,8 +297,39 @@ class KlCtrl(Section):
     target_kl: float = key(0.1, "What the adaptive coefficient aims at.", gt=0)
 
 
+class RolloutCorrection(Section):
+    rollout_is: Literal["token", "sequence"] | None = key(
+        None, "Weigh the loss by how much likelier the trainer finds a token, or a whole answer, than the engine did."
+    )
+    rollout_is_threshold: float = key(2.0, "Weights are truncated here.", gt=0)
+    rollout_is_batch_normalize: bool = key(False, "Scale the weights to mean 1 over the batch.")
+    rollout_rs: Literal["token", "sequence", "geometric"] | None = key(
+        None, "Leave out tokens, or answers by their product or geometric mean, whose ratio is out of bounds."
+    )
+    rollout_rs_threshold: float | None = key(None, "Largest ratio kept.", gt=0)
+    rollout_rs_threshold_lower: float | None = key(None, "Smallest ratio kept. null: 1 / the largest.", gt=0)
+    rollout_token_veto_threshold: float | None = key(
+        None, "One token with a ratio below this leaves its whole answer out.", gt=0
+    )
+
+    @property
+    def enabled(self) -> bool:
+        return any(value is not None for value in (self.rollout_is, self.rollout_rs, self.rollout_token_veto_threshold))
+
+
+class FilterGroups(Section):
+    enable: bool = key(False, "Replace groups whose scores are all equal by fresh prompts (DAPO's dynamic sampling).")
+    max_num_gen_batches: int = key(
+        10, "Stop when so many rounds of generation have not filled a step. 0: no limit.", ge=0
+    )
+
+
 class AlgorithmSection(Section):
-    adv_estimator: str = key("gae", "The advantage estimator: gae (PPO, with a critic), rloo or grpo.")
+    adv_estimator: str = key(
+        "gae",
+        "The advantage estimator: gae (PPO, with a critic), rloo, grpo, reinforce_plus_plus, "
+        "reinforce_plus_plus_baseline, remax, opo, gpg, grpo_passk, or your own as file.py:name.",
+    )
     gamma: float = key(1.0, "Discount of later rewards.", ge=0, le=1)
     lam: float = key(0.95, "GAE's lambda: 0 trusts the critic, 1 the rewards.", ge=0, le=1)
     norm_adv_by_std_in_grpo: bool = key(
@@ -284,6 +338,10 @@ class AlgorithmSection(Section):
     use_kl_in_reward: bool = key(False, "Subtract the KL to the reference from each token's reward.")
     kl_penalty: KL_ESTIMATOR = key("kl", "Its estimator.")
     kl_ctrl: KlCtrl = section(KlCtrl, "Its coefficient.")
+    rollout_correction: RolloutCorrection = section(
+        RolloutCorrection, "What to do about the gap between the engine's log-probs and the trainer's."
+    )
+    filter_groups: FilterGroups = section(FilterGroups, "Dynamic sampling.")
 
 
 class Trainer(Section):

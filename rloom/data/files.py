@@ -56,10 +56,10 @@ def locate(path: str | Path) -> Path:
 def _what_there_is_instead(file: Path) -> str:
     if not file.parent.is_dir():
         return f"the folder {file.parent} does not exist either. `rloom data prepare` writes the known data sets"
-    names = [entry.name for entry in file.parent.iterdir() if entry.is_file()]
+    names = [entry.name for entry in file.parent.iterdir() if entry.name.endswith(SUFFIXES)]
     nearest = get_close_matches(file.name, names, n=1, cutoff=0.0)
     if not nearest:
-        return f"the folder {file.parent} holds no files. `rloom data prepare` writes the known data sets"
+        return f"the folder {file.parent} holds no data files. `rloom data prepare` writes the known data sets"
     return f"the nearest name in {file.parent} is {nearest[0]}"
 
 

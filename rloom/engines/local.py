@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective
-from rloom.batch import Batch, TrainBatch, token_places
+from rloom.batch import Batch, TokenOutputs, TrainBatch, token_places
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import Update
 from rloom.errors import CheckpointError
@@ -46,8 +46,10 @@ class LocalEngine:
         scoring: MicroBatching,
         training: MicroBatching | None = None,
         optimizer: AdamW | None = None,  # None: it is only ever scored
+        reference: "LocalEngine | None" = None,  # for a KL over the whole vocabulary; None: itself, adapter off
     ) -> None:
         self.network = network
+        self.reference = reference or self
         self.placement = placement
         self.scoring, self.training = scoring, training
         self.module = network.module
@@ -97,25 +99,36 @@ class LocalEngine:
         with self.on_device(), torch.no_grad(), self.arithmetic():
             for rows in self.scoring.cut(batch.length_N.tolist()):
                 part = batch.select(rows)
-                output_T[token_places(batch.length_N, torch.tensor(rows))] = (
-                    self.outputs(part, entropy_gradient=False)[0].float().cpu()
-                )
+                output_T[token_places(batch.length_N, torch.tensor(rows))] = self.outputs(part).output_T.float().cpu()
         return output_T
 
-    def outputs(self, batch: Batch, entropy_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    def outputs(
+        self, batch: Batch, *, entropy_gradient: bool = False, reference: Network | None = None
+    ) -> TokenOutputs:
         there = batch.to(self.placement.device)
-        return self.network.token_outputs(there.tokens_T, there.length_N, there.mask_T, entropy_gradient)
+        return self.network.token_outputs(
+            there.tokens_T,
+            there.length_N,
+            there.mask_T,
+            entropy_gradient=entropy_gradient,
+            reference=reference,
+        )
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> Metrics:
         assert self.training is not None  # an engine with an optimizer is given one
         total: Metrics = {}
+        reference = self.reference if objective.needs_full_kl else None
         self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
-        with self.on_device():
+        with self.on_device(), reference.on_device() if reference is not None else nullcontext():
             for rows in self.training.cut(batch.length_N.tolist()):
                 part = batch.select(rows).to(self.placement.device)
                 with self.arithmetic():
-                    output_T, entropy_T = self.outputs(part, objective.needs_entropy_gradient)
-                loss, metrics = objective(output_T, entropy_T, part, counts)
+                    outputs = self.outputs(
+                        part,
+                        entropy_gradient=objective.needs_entropy_gradient,
+                        reference=reference.network if reference is not None else None,
+                    )
+                loss, metrics = objective(outputs, part, counts)
                 loss.backward()
                 for name, value in metrics.items():
                     total[name] = total.get(name, 0.0) + value

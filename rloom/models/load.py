@@ -109,14 +109,14 @@ def check_folder(source: ModelSource) -> None:
     folder = Path(source.location)
     if not folder.exists():
         if source.path.startswith((".", "/", "~")):
-            raise ModelError(f"{source.key}={source.path}: there is no such folder")
+            raise ModelError(f"{source.key}={source.path}: there is no such folder; give a folder or a hub name")
         return  # a hub name
     if not (folder / "config.json").is_file():
         raise ModelError(f"{source.key}={source.path}: the folder has no config.json, so it is no Hugging Face model")
     if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
         raise ModelError(
             f"{source.key}={source.path}: the folder has no weights (*.safetensors); "
-            f"it holds {', '.join(sorted(file.name for file in folder.iterdir())[:8])}"
+            f"it holds {', '.join(sorted(file.name for file in folder.iterdir())[:8])}. Download or copy them there"
         )
 
 

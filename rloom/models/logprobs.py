@@ -1,4 +1,4 @@
-"""Log-prob and entropy of tokens without ever holding the logits of all of them. T tokens, H hidden, V vocabulary."""
+"""Log-prob, entropy and KL of tokens, never holding the logits of all of them. T tokens, H hidden, V vocabulary."""
 
 from collections.abc import Callable
 
@@ -6,32 +6,52 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rloom.algos.kl import full_kl
+
 LOGITS_AT_ONCE = 2**26  # numbers: 256 MB of float32
 
 
+Logits = Callable[[Tensor], Tensor]
+Numbers = tuple[Tensor, Tensor, Tensor]  # log-prob, entropy, KL
+
+
 def token_logprobs(
-    logits: Callable[[Tensor], Tensor],
+    logits: Logits,
     hidden_TH: Tensor,
     target_T: Tensor,
+    *,
     temperature: float,
     chunked: bool,
     entropy_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    """(log-prob of each target, entropy of each distribution), both at `temperature`, in float32."""
+    reference: tuple[Logits, Tensor] | None = None,
+) -> Numbers:
+    """Of each target, at `temperature`, in float32: log-prob, entropy of its distribution, and the KL of that
+    distribution to the reference's, given the reference's own logits and hidden states (0 without one)."""
 
-    def chunk_outputs(hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return logprob_and_entropy(logits(hidden).float() / temperature, target, entropy_gradient)
+    def chunk_numbers(hidden: Tensor, target: Tensor, reference_hidden: Tensor | None) -> Numbers:
+        chunk_logits = logits(hidden).float() / temperature
+        logprobs, entropy = logprob_and_entropy(chunk_logits, target, entropy_gradient)
+        if reference is None or reference_hidden is None:
+            return logprobs, entropy, torch.zeros_like(entropy)
+        with torch.no_grad():
+            reference_logits = reference[0](reference_hidden).float() / temperature
+        return logprobs, entropy, full_kl(chunk_logits, reference_logits)
 
+    reference_hidden_TH = None if reference is None else reference[1]
     vocabulary = logits(hidden_TH[:0]).shape[-1]
     chunk = max(1, LOGITS_AT_ONCE // vocabulary) if chunked else max(1, len(hidden_TH))
     if len(hidden_TH) <= chunk:
-        return chunk_outputs(hidden_TH, target_T)
-    parts = [
-        checkpoint(chunk_outputs, hidden, target, use_reentrant=False)  # the backward pass recomputes these logits
-        for hidden, target in zip(hidden_TH.split(chunk), target_T.split(chunk), strict=True)
-    ]
-    logprobs, entropies = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+        return chunk_numbers(hidden_TH, target_T, reference_hidden_TH)
+    parts = []
+    for first in range(0, len(hidden_TH), chunk):
+        place = slice(first, first + chunk)
+        reference_hidden = None if reference_hidden_TH is None else reference_hidden_TH[place]
+        # the backward pass recomputes these logits
+        parts.append(
+            checkpoint(chunk_numbers, hidden_TH[place], target_T[place], reference_hidden, use_reentrant=False)
+        )
+    logprobs, entropies, kls = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies), torch.cat(kls)
 
 
 def logprob_and_entropy(logits_TV: Tensor, target_T: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rloom.batch import TokenOutputs
 from rloom.models.attention import Attend, PackedAttention
 from rloom.models.logprobs import token_logprobs
 
@@ -22,9 +23,14 @@ class Network(Protocol):
     def module(self) -> nn.Module: ...
 
     def token_outputs(
-        self, tokens_T: Tensor, length_N: Tensor, mask_T: Tensor, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """(output_T, entropy_T): 0 outside the mask; entropy None where the head has no distribution."""
+        self,
+        tokens_T: Tensor,
+        length_N: Tensor,
+        mask_T: Tensor,
+        *,
+        entropy_gradient: bool = False,
+        reference: "Network | None" = None,  # also the KL to it; itself: to what it was before LoRA
+    ) -> TokenOutputs: ...
 
     def without_adapter(self) -> AbstractContextManager[Any]:
         """The model as it was before LoRA."""
@@ -92,15 +98,43 @@ class PolicyNetwork:
         return logits_TV if self.softcap is None else self.softcap * torch.tanh(logits_TV / self.softcap)
 
     def token_outputs(
-        self, tokens_T: Tensor, length_N: Tensor, mask_T: Tensor, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        tokens_T: Tensor,
+        length_N: Tensor,
+        mask_T: Tensor,
+        *,
+        entropy_gradient: bool = False,
+        reference: Network | None = None,
+    ) -> TokenOutputs:
         place = mask_T.nonzero().squeeze(1)
-        hidden = self.decoder.hidden(tokens_T, length_N)[place - 1]
-        logprobs, entropy = token_logprobs(
-            self.logits, hidden, tokens_T[place], self.temperature, self.chunked, entropy_gradient
+        compared = None
+        if reference is not None:
+            assert isinstance(reference, PolicyNetwork)
+            compared = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[place - 1]
+        logprobs, entropy, kl = token_logprobs(
+            self.logits,
+            self.decoder.hidden(tokens_T, length_N)[place - 1],
+            tokens_T[place],
+            temperature=self.temperature,
+            chunked=self.chunked,
+            entropy_gradient=entropy_gradient,
+            reference=compared,
         )
         zeros_T = logprobs.new_zeros(len(tokens_T))
-        return zeros_T.index_put((place,), logprobs), zeros_T.index_put((place,), entropy)
+        return TokenOutputs(
+            zeros_T.index_put((place,), logprobs),
+            zeros_T.index_put((place,), entropy),
+            zeros_T.index_put((place,), kl) if compared is not None else None,
+        )
+
+    @torch.no_grad()
+    def frozen_hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
+        with self.without_adapter():
+            return self.decoder.hidden(tokens_T, length_N)
+
+    def frozen_logits(self, hidden_TH: Tensor) -> Tensor:
+        with self.without_adapter():
+            return self.logits(hidden_TH)
 
 
 class ValueNetwork:
@@ -122,9 +156,15 @@ class ValueNetwork:
         return self.decoder.without_adapter()
 
     def token_outputs(
-        self, tokens_T: Tensor, length_N: Tensor, mask_T: Tensor, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        tokens_T: Tensor,
+        length_N: Tensor,
+        mask_T: Tensor,
+        *,
+        entropy_gradient: bool = False,
+        reference: Network | None = None,
+    ) -> TokenOutputs:
         place = mask_T.nonzero().squeeze(1)
         hidden = self.decoder.hidden(tokens_T, length_N)[place - 1]
         values = self.decoder.base.get_output_embeddings()(hidden).squeeze(1).float()
-        return values.new_zeros(len(tokens_T)).index_put((place,), values), None
+        return TokenOutputs(values.new_zeros(len(tokens_T)).index_put((place,), values))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rloom.batch import TrainBatch
+from rloom.types import Score
 
 # Dense bf16 operations a second, by the word in the device's name; the first that is found counts.
 PEAK_FLOPS = {
@@ -65,22 +66,13 @@ def batch_metrics(batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bo
     return _finite(metrics)
 
 
-def rollout_mismatch(rollout_logprobs_T: Tensor, trainer_logprobs_T: Tensor, mask_T: Tensor) -> dict[str, float]:
-    """How far the rollout engine and the trainer disagree about the tokens that were sampled."""
-    rollout_T = rollout_logprobs_T[mask_T].double()
-    trainer_T = trainer_logprobs_T[mask_T].double()
-    if len(rollout_T) == 0:
-        return {}
-    difference_T = (rollout_T.exp() - trainer_T.exp()).abs()
-    return _finite(
-        {
-            "training/rollout_probs_diff_mean": float(difference_T.mean()),
-            "training/rollout_probs_diff_max": float(difference_T.max()),
-            "training/rollout_probs_diff_std": float(difference_T.std(correction=0)),
-            # The tokens were drawn by the rollout engine, so this mean estimates KL(rollout || trainer).
-            "rollout_corr/kl": float((rollout_T - trainer_T).mean()),
-        }
-    )
+def part_metrics(scores: Sequence[Score]) -> dict[str, float]:
+    """The further numbers that reward functions return, `reward/{name}`, averaged over the samples that have them."""
+    parts: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.parts.items():
+            parts.setdefault(f"reward/{name}", []).append(value)
+    return _finite({name: sum(values) / len(values) for name, values in parts.items()})
 
 
 def throughput(*, tokens: int, seconds: float, device: torch.device, devices: int = 1) -> dict[str, float]:

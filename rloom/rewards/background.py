@@ -64,7 +64,7 @@ def check_failures(scores: Sequence[Score], max_failed_share: float) -> None:
         lines.append(f"  and {len(groups) - REASONS_SHOWN} other reasons")
     raise RewardError(
         f"{len(reasons)} of {len(scores)} rewards failed ({len(reasons) / len(scores):.1%}), "
-        f"more than max_failed_share={max_failed_share:g} allows. Most common, each with one example:\n"
+        f"more than reward_model.max_failed_share={max_failed_share:g} allows. Most common, each with one example:\n"
         + "\n".join(lines)
         + "\nMend the reward function or the rows it fails on, or allow a larger share."
     )

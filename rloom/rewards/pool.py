@@ -129,8 +129,9 @@ class _Worker(threading.Thread):
         except TimeoutError:
             self._end_process(grace=False)
             return Score.failed(
-                f"timed out after {self._setup.timeout_s:g} s (data_source={sample.data_source!r}, "
-                f"a response of {len(sample.response)} characters); its worker was replaced"
+                f"timed out after reward_model.timeout_s={self._setup.timeout_s:g} s "
+                f"(data_source={sample.data_source!r}, a response of {len(sample.response)} characters); "
+                "its worker was replaced"
             )
         except (WorkerDied, RewardError) as error:
             self._end_process(grace=False)

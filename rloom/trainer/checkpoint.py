@@ -63,7 +63,7 @@ class Checkpoints:
         """Why no run can go on from a checkpoint, or None. Pruning takes roles out of older ones."""
         for role in self.keep:
             if not (self.path(step) / role).is_dir():
-                return f"{self.path(step) / role} is missing"
+                return f"{self.path(step) / role} is missing (the run that saved it had none, or it was pruned)"
         return find_fault(self.path(step))
 
     def save(self, step: int, write: Callable[[Path], None], state: Mapping[str, Any]) -> Path:

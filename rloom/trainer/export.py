@@ -17,7 +17,7 @@ from rloom.trainer.checkpoint import read_state
 def export(checkpoint: Path, folder: Path, *, adapter: bool = False, dtype: str = "float32") -> Path:
     """`adapter` keeps LoRA apart instead of folding it into the weights."""
     read_state(checkpoint)
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} is not empty; name a folder that is not there yet")
     config = load_saved(checkpoint, ["trainer.device=cpu"])
     if adapter and not (config.actor_rollout_ref.model.lora_rank or config.actor_rollout_ref.model.lora_adapter_path):

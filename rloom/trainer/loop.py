@@ -11,20 +11,33 @@ import torch
 from torch import Tensor
 
 from rloom.algos.advantages import AdvantageSettings, Evidence
-from rloom.algos.kl import KL_ESTIMATORS, KlControl, mean_sample_kl, token_rewards
+from rloom.algos.correction import CorrectionSettings, correct
+from rloom.algos.dapo import overlong_penalty
+from rloom.algos.kl import KlControl, kl_estimator, mean_sample_kl, token_rewards
+from rloom.algos.mismatch import mismatch
 from rloom.algos.objectives import Metrics
+from rloom.algos.packed import sum_by_sample
 from rloom.algos.registry import Algorithm
 from rloom.batch import Batch, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
 from rloom.errors import RloomError
-from rloom.observe.metrics import batch_metrics, rollout_mismatch, throughput
+from rloom.observe.metrics import batch_metrics, device_peak_flops, part_metrics, throughput, utilisation
 from rloom.observe.runlog import RunLog
 from rloom.rewards.background import check_failures
 from rloom.rollout.base import Sampling
 from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.evaluate import Evaluator
 from rloom.trainer.roles import Learner, Scorer
-from rloom.trainer.sampling import Sampler, pack
+from rloom.trainer.sampling import DynamicSampling, Sampler, pack
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """DAPO's penalty on answers that come close to the limit."""
+
+    max_length: int
+    buffer: int
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -35,8 +48,11 @@ class Settings:
     advantage: AdvantageSettings
     sampling: Sampling
     answers_per_prompt: int
-    on_policy: bool  # one update a batch: the policy that learns is the one that wrote
+    needs_old_logprobs: bool  # False when exactly on-policy and nothing else asks for them
     kl_in_reward: str | None  # the estimator's name
+    correction: CorrectionSettings | None
+    overlong: Overlong | None
+    dynamic_sampling: DynamicSampling | None
     compare_logprobs: bool
     critic_warmup: int
     max_failed_share: float
@@ -48,6 +64,7 @@ class Settings:
     rollout_dir: Path | None
     validation_dir: Path | None
     device: torch.device
+    parameters: int  # of the policy, for the share of the device's peak that an update reaches
 
 
 @dataclass(frozen=True)
@@ -109,27 +126,27 @@ class Training:
         s, roles, log = self.settings, self.roles, self.log
 
         # 1. Sample and score: n answers to each prompt, scored while others are still being written.
-        prompts = self.stream.next()
         with log.span("gen"):
-            answers = roles.sampler.sample(prompts, s.answers_per_prompt, s.sampling, f"train/{step}", log.advance)
-        check_failures([t.score for t in answers], s.max_failed_share)
+            answers = self.sample(step)
         batch = pack(answers, s.answers_per_prompt)
 
         # 2. Turn rewards into advantages.
-        old_logprobs_T = None
-        if not s.on_policy or s.kl_in_reward:
+        old_logprobs_T = ref_logprobs_T = values_T = greedy_N = None
+        if s.needs_old_logprobs:
             with log.span("old_log_prob"):
                 old_logprobs_T = roles.policy.score(batch)
-        ref_logprobs_T = values_T = None
         if roles.reference is not None:
             with log.span("ref"):
                 ref_logprobs_T = roles.reference.score(batch)
         if roles.critic is not None:
             with log.span("values"):
                 values_T = roles.critic.score(batch)
+        if s.algorithm.needs_greedy:
+            with log.span("gen_greedy"):
+                greedy_N = self.greedy_scores(answers, step)
         with log.span("adv"):
-            rewards_T, kl, kl_metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
-            found = s.algorithm.advantage(Evidence(batch, rewards_T, values_T), s.advantage)
+            rewards_T, kl, metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
+            found = s.algorithm.advantage(Evidence(batch, rewards_T, values_T, greedy_N), s.advantage)
             lesson = TrainBatch(
                 **vars(batch),
                 advantages_T=found.advantages_T,
@@ -138,34 +155,71 @@ class Training:
                 values_T=values_T,
                 returns_T=found.returns_T if roles.critic is not None else None,
             )
+            lesson, measured = self.corrected(lesson)
 
         # 3. Learn: the critic always, the policy once the critic has warmed up.
-        learned: Metrics = {}
+        metrics |= measured
         if roles.critic is not None:
             with log.span("update_critic"):
-                learned |= roles.critic.learn(lesson, step, log.advance)
+                metrics |= roles.critic.learn(lesson, step, log.advance)
         if step > s.critic_warmup:
             with log.span("update_actor"):
-                learned |= roles.policy.learn(lesson, step, log.advance)
+                metrics |= roles.policy.learn(lesson, step, log.advance)
 
         # 4. Publish the weights and look at ourselves.
         with log.span("update_weights"):
             roles.sampler.publish()
         self.state = State(step=step, kl=kl, stream=self.stream.state())
-        return Outcome(answers, lesson, rewards_T, kl_metrics | learned)
+        return Outcome(answers, lesson, rewards_T, metrics)
+
+    def sample(self, step: int) -> list[Trajectory]:
+        """Answers to a step's prompts; with dynamic sampling, to as many as it takes to fill it."""
+        s, sampler = self.settings, self.roles.sampler
+        if s.dynamic_sampling is not None:
+            return s.dynamic_sampling.sample(
+                sampler, self.stream, s.answers_per_prompt, s.sampling, step, self.log.advance
+            )
+        answers = sampler.sample(
+            self.stream.next(), s.answers_per_prompt, s.sampling, f"train/{step}", self.log.advance
+        )
+        check_failures([answer.score for answer in answers], s.max_failed_share)
+        return answers
+
+    def greedy_scores(self, answers: Sequence[Trajectory], step: int) -> Tensor:
+        """For each sample, the score of the greedy answer to its prompt; NaN where that failed."""
+        s = self.settings
+        prompts = [answer.prompt for answer in answers[:: s.answers_per_prompt]]
+        greedy = replace(s.sampling, temperature=0.0)
+        found = self.roles.sampler.sample(prompts, 1, greedy, f"greedy/{step}", self.log.advance)
+        scores = [torch.nan if answer.score.value is None else answer.score.value for answer in found]
+        return torch.tensor(scores).repeat_interleave(s.answers_per_prompt)
 
     def rewards(
         self, batch: Batch, logprobs_T: Tensor | None, ref_logprobs_T: Tensor | None
     ) -> tuple[Tensor, KlControl, Metrics]:
         """Rewards a token, the KL taken off where that is asked for, and the coefficient for the next step."""
-        control = self.state.kl
+        control, overlong = self.state.kl, self.settings.overlong
+        if overlong is not None:
+            length_N = sum_by_sample(batch.mask_T.float(), batch.sample_T, len(batch))
+            penalty_N = overlong_penalty(length_N, overlong.max_length, overlong.buffer, overlong.factor)
+            batch = replace(batch, score_N=batch.score_N + penalty_N)
         if self.settings.kl_in_reward is None:
             return token_rewards(batch, None, 0.0), control, {}
         assert logprobs_T is not None and ref_logprobs_T is not None  # KL on: both were computed
-        kl_T = KL_ESTIMATORS[self.settings.kl_in_reward](logprobs_T, ref_logprobs_T)
+        kl_T = kl_estimator(self.settings.kl_in_reward)(logprobs_T, ref_logprobs_T)
         kl = mean_sample_kl(batch, kl_T)
         metrics = {"actor/reward_kl_penalty": kl, "actor/kl_coef": control.coefficient}
         return token_rewards(batch, kl_T, control.coefficient), control.updated(kl, len(batch)), metrics
+
+    def corrected(self, lesson: TrainBatch) -> tuple[TrainBatch, Metrics]:
+        """The lesson weighed or thinned by how far the engine's log-probs are from the trainer's, which is measured."""
+        logprobs_T, settings = lesson.old_logprobs_T, self.settings.correction
+        if logprobs_T is None or not (settings or self.settings.compare_logprobs):
+            return lesson, {}
+        if settings is None:
+            return lesson, mismatch(lesson, logprobs_T)
+        found = correct(lesson, logprobs_T, settings)
+        return replace(lesson, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
 
     def take_step(self, step: int) -> None:
         """One step, and what is due after it. A step that fails leaves what the step before left, saved."""
@@ -189,11 +243,16 @@ class Training:
         metrics = outcome.metrics | batch_metrics(
             lesson, outcome.rewards_T, finished=[answer.finished for answer in outcome.answers]
         )
-        if s.compare_logprobs and lesson.old_logprobs_T is not None:
-            metrics |= rollout_mismatch(lesson.rollout_logprobs_T, lesson.old_logprobs_T, lesson.mask_T)
+        metrics |= part_metrics([answer.score for answer in outcome.answers])
         if s.rollout_dir is not None:
             log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(outcome.answers, step))
-        metrics |= throughput(tokens=len(lesson.tokens_T), seconds=log.seconds("step"), device=s.device)
+        tokens = len(lesson.tokens_T)
+        metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device)
+        peak = device_peak_flops(s.device)
+        for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
+            if learner is not None:  # forward and backward of a token: 6 operations a parameter
+                flops = 6.0 * s.parameters * tokens * learner.rhythm.epochs
+                metrics |= utilisation(name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=peak)
         log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
 
     def validate(self, step: int) -> dict[str, float]:

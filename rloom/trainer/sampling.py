@@ -4,12 +4,16 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import Any, Protocol
 
 import torch
 
+from rloom.algos.dapo import informative_groups
 from rloom.batch import Batch, Trajectory
+from rloom.data.stream import PromptStream
+from rloom.errors import TrainingError
+from rloom.rewards.background import check_failures
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.runtime.group import Group
 from rloom.types import Prompt, Sample, Score
@@ -86,6 +90,41 @@ class Sampler:
             }
             for t in trajectories
         ]
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    """DAPO's: groups whose scores are all equal teach nothing and are replaced by answers to fresh prompts."""
+
+    groups_per_step: int
+    max_rounds: int  # 0: no limit
+    max_failed_share: float
+
+    def sample(
+        self,
+        sampler: Sampler,
+        stream: PromptStream,
+        n: int,
+        sampling: Sampling,
+        step: int,
+        progress: Callable[[int, int], None],
+    ) -> list[Trajectory]:
+        kept: list[Trajectory] = []
+        for number in count(1):
+            answers = sampler.sample(stream.next(), n, sampling, f"train/{step}/{number}", progress)
+            check_failures([answer.score for answer in answers], self.max_failed_share)
+            batch = pack(answers, n)
+            for group in informative_groups(batch.score_N, batch.group_N, batch.valid_N).nonzero().flatten().tolist():
+                kept += answers[group * n : (group + 1) * n]
+            if len(kept) >= self.groups_per_step * n:
+                break
+            if number == self.max_rounds:
+                raise TrainingError(
+                    f"algorithm.filter_groups.max_num_gen_batches={self.max_rounds}: after so many rounds only "
+                    f"{len(kept) // n} of {self.groups_per_step} groups have answers of different score. Too easy or "
+                    "too hard for this model: change the data, raise rollout.n, or allow more rounds"
+                )
+        return kept[: self.groups_per_step * n]
 
 
 def share(requests: list[Request], workers: int, sampling: Sampling) -> list[tuple[list[Request], Sampling]]:

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.console": ("rloom.errors",),
     "rloom.config": ("rloom.config", "rloom.errors"),
     "rloom.algos": ("rloom.algos", *NOUNS),
-    "rloom.models": ("rloom.models", *NOUNS),
+    "rloom.models": ("rloom.models", "rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
     "rloom.runtime": ("rloom.runtime", *NOUNS),
     "rloom.rewards": ("rloom.rewards", *BOTTOM),
     "rloom.rewards.rules": ("rloom.rewards.rules", *BOTTOM),

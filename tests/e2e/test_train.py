@@ -17,6 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
 from rloom.models.load import EMBEDDED
 from rloom.trainer.evaluation import evaluate_checkpoint
 from rloom.trainer.export import export
@@ -59,6 +60,8 @@ def test_the_default_task_is_learned_and_the_run_directory_is_complete(
     assert evaluate_checkpoint(tmp_path / "global_step_8")["val-core/math_reasoning/acc/mean@1"] == pytest.approx(last)
 
 
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+LOSS = "actor_rollout_ref.actor.policy_loss"
 METRICS = {
     *(f"critic/{what}/{how}" for what in ("score", "rewards", "advantages") for how in ("mean", "max", "min")),
     *(f"actor/{name}" for name in ("pg_loss", "kl_loss", "kl_coef", "entropy", "pg_clipfrac", "pg_clipfrac_lower")),
@@ -84,6 +87,69 @@ def test_a_step_reports_the_metrics_users_know(tmp_path: Path, estimator: str) -
     expected = METRICS | (CRITIC_METRICS if estimator == "gae" else set())
     assert expected - record.keys() == set()
     assert record["training/rollout_probs_diff_max"] < 1e-4, "rollout and trainer agree on every token"
+
+
+@pytest.mark.parametrize("estimator", sorted(ALGORITHMS))
+@pytest.mark.parametrize("on_policy", [True, False], ids=["one update", "two updates"])
+def test_every_estimator_goes_through_the_loop(tmp_path: Path, estimator: str, on_policy: bool) -> None:
+    train(tmp_path, 1, f"algorithm.adv_estimator={estimator}", f"{MINI_BATCH}={4 if on_policy else 2}")
+    [record] = records(tmp_path)
+    assert record["actor/grad_norm"] > 0
+    assert ("critic/vf_loss" in record) == ALGORITHMS[estimator].needs_critic
+    assert ("timing_s/gen_greedy" in record) == ALGORITHMS[estimator].needs_greedy
+    assert record["training/rollout_probs_diff_mean"] < 1e-5, "the gap is measured whether or not a pass is spared"
+
+
+@pytest.mark.parametrize("loss", sorted(POLICY_LOSSES))
+def test_every_policy_loss_goes_through_the_loop(tmp_path: Path, loss: str) -> None:
+    train(tmp_path, 1, "algorithm.adv_estimator=grpo", f"{LOSS}.loss_mode={loss}", f"{MINI_BATCH}=4")
+    assert records(tmp_path)[0]["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("lora", ["actor_rollout_ref.model.lora_rank=2", "actor_rollout_ref.model.lora_rank=0"])
+def test_a_kl_loss_over_the_whole_vocabulary(tmp_path: Path, lora: str) -> None:
+    full = ("actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_type=full")
+    train(tmp_path, 2, "algorithm.adv_estimator=rloo", *full, lora, "actor_rollout_ref.actor.optim.lr=1e-2")
+    first, second = (record["actor/kl_loss"] for record in records(tmp_path))
+    assert 0 <= first < second
+    assert "timing_s/ref" not in records(tmp_path)[0], "no second pass: the KL is taken where the logits are"
+
+
+def test_rollout_correction_weighs_and_rejects(tmp_path: Path) -> None:
+    keys = ("rollout_is=token", "rollout_rs=sequence", "rollout_rs_threshold=2", "rollout_token_veto_threshold=1e-4")
+    train(tmp_path, 1, "algorithm.adv_estimator=rloo", *(f"algorithm.rollout_correction.{key}" for key in keys))
+    [record] = records(tmp_path)
+    assert record["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=1e-4), "our engines agree with the trainer"
+    assert record["rollout_corr/rollout_rs_masked_fraction"] == 0
+
+
+def test_the_overlong_penalty_is_in_the_reward_and_not_in_the_score(tmp_path: Path) -> None:
+    buffer = "reward_model.overlong_buffer"
+    train(tmp_path, 1, "algorithm.adv_estimator=rloo", f"{buffer}.enable=True", f"{buffer}.len=48")
+    [record] = records(tmp_path)
+    # the buffer is the whole answer allowed, so each of its 48 tokens costs 1/48
+    penalty = record["critic/score/mean"] - record["critic/rewards/mean"]
+    assert penalty == pytest.approx(record["response_length/mean"] / 48, rel=1e-5)
+
+
+def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> None:
+    answers = tmp_path / "answers"
+    keys = ("algorithm.filter_groups.enable=True", f"trainer.rollout_data_dir={answers}")
+    train(tmp_path, 1, "algorithm.adv_estimator=grpo", *keys)
+    scores = [json.loads(line)["score"] for line in (answers / "1.jsonl").read_text().splitlines()]
+    assert len(scores) == 8
+    assert all(one != other for one, other in zip(scores[::2], scores[1::2], strict=True))
+
+
+def test_an_estimator_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from rloom.batch import Advantages\n"
+        "def push_up(evidence, settings):\n"
+        "    ones = evidence.batch.loss_mask_T.float()\n"
+        "    return Advantages(ones, ones)\n"
+    )
+    train(tmp_path / "run", 1, f"algorithm.adv_estimator={tmp_path / 'mine.py'}:push_up")
+    assert records(tmp_path / "run")[0]["critic/advantages/min"] == 1
 
 
 def test_exactly_on_policy_skips_the_old_log_probs_and_changes_nothing(tmp_path: Path) -> None:

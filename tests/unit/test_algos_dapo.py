@@ -22,5 +22,10 @@ def test_groups_teach_where_two_valid_scores_differ() -> None:
     assert informative_groups(score_N, group_N, valid_N).tolist() == [True, False, False, False]
 
 
+def test_a_failed_score_is_no_zero_to_differ_from() -> None:
+    score_N, valid_N = torch.tensor([-1.0, -1.0, 0.0, 1.0, 1.0, 0.0]), torch.tensor([True, True, False] * 2)
+    assert informative_groups(score_N, torch.tensor([0, 0, 0, 1, 1, 1]), valid_N).tolist() == [False, False]
+
+
 def test_a_group_of_one_teaches_nothing() -> None:
     assert informative_groups(torch.tensor([1.0]), torch.tensor([0]), torch.tensor([True])).tolist() == [False]

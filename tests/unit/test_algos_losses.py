@@ -9,7 +9,7 @@ from algos_samples import Case, Sample, batch_of
 from torch import Tensor
 
 from rloom.algos.covariance_losses import choose_for_clip_cov, choose_for_kl_cov, clip_cov, kl_cov
-from rloom.algos.policy_losses import LossSettings, LossTerms, PolicyLoss, TokenLoss
+from rloom.algos.policy_losses import LossSettings, LossTerms, PolicyLoss, TokenLoss, log_ratio
 from rloom.algos.registry import POLICY_LOSSES
 from rloom.algos.sequence_losses import geo_mean, gspo
 from rloom.algos.token_losses import cispo, gpg, sapo, vanilla
@@ -230,6 +230,10 @@ def test_a_log_ratio_of_fifty_stays_finite(name: str, log_ratio: float) -> None:
         assert found.loss_T.isfinite().all()
         assert torch.autograd.grad(found.loss_T.sum(), logprobs_T)[0].isfinite().all()
         assert all(part.isfinite().all() for part in found.parts_T.values())
+
+
+def test_log_ratios_are_held_within_twenty() -> None:
+    assert log_ratio(terms_of(numbers([50.0, -50.0, 19.0]), [1, 1, 1])).tolist() == [20, -20, 19]
 
 
 def test_the_value_loss_takes_the_worse_of_plain_and_clipped() -> None:

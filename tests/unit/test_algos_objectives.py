@@ -15,7 +15,7 @@ from rloom.algos.kl import KL_ESTIMATORS
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
-from rloom.batch import TrainBatch, token_places
+from rloom.batch import TokenOutputs, TrainBatch, token_places
 
 # ratios that choose several tokens of a small batch
 SETTINGS = LossSettings(clip_cov_ratio=0.2, clip_cov_lb=0.05, kl_cov_ratio=0.2)
@@ -45,7 +45,8 @@ class Learned:
             for rows in torch.arange(len(mini))[rank::ranks].tensor_split(micro_batches):
                 places = token_places(mini.length_N, rows)
                 part = mini.select(rows)
-                loss, metrics = goal(self.logprobs_T[places], self.entropy_T[places], part, counts)
+                outputs = TokenOutputs(self.logprobs_T[places], self.entropy_T[places])
+                loss, metrics = goal(outputs, part, counts)
                 if loss.requires_grad:
                     loss.backward()
                 self.loss += float(loss.detach())
@@ -166,6 +167,13 @@ def test_aggregations_by_hand(mode: str, expected: float) -> None:
     assert float(aggregate(value_T, batch, mode, Counts.of(batch, horizon=16))) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("loss", ["gspo", "sapo", "geo_mean"])
+def test_a_loss_defined_with_an_aggregation_keeps_it(loss: str) -> None:
+    found = {mode: Learned(objective(loss, mode), MIXED.lesson(), MIXED).metrics for mode in AGGREGATIONS}
+    assert len({metrics["actor/pg_loss"] for metrics in found.values()}) == 1
+    assert len({metrics["actor/kl_loss"] for metrics in found.values()}) == 4  # the KL follows the configuration
+
+
 def test_rollout_weights_weigh_the_policy_loss_alone() -> None:
     mini = MIXED.lesson()
     plain = Learned(objective(), mini, MIXED).metrics
@@ -189,6 +197,10 @@ def test_an_on_policy_update_needs_no_old_log_probs() -> None:
     mini = replace(MIXED.lesson(), old_logprobs_T=None)
     found = Learned(objective("vanilla"), mini, MIXED)
     assert found.metrics["actor/ppo_kl"] == 0
+    assert found.metrics.pop("rollout_corr/kl") == pytest.approx(
+        float((mini.rollout_logprobs_T - MIXED.numbers[2])[mini.loss_mask_T].mean())
+    ), "nobody else has looked at the gap to the rollout engine yet"
+    del found.metrics["training/rollout_probs_diff_mean"]
     same = replace(mini, old_logprobs_T=MIXED.numbers[2])
     assert_same(found, Learned(objective("vanilla"), same, MIXED))
 

@@ -12,6 +12,7 @@ from rloom.algos.kl import KL_ESTIMATORS
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES, resolve_algorithm, resolve_policy_loss
+from rloom.batch import TokenOutputs
 from rloom.errors import ConfigError
 
 OUTSIDE = '''
@@ -102,7 +103,7 @@ def test_a_loss_from_a_module_trains(file: Path, monkeypatch: pytest.MonkeyPatch
 
     def loss_of(name: str) -> float:
         objective = PolicyObjective(name, LossSettings(), "token-mean", 0.0, None, "kl")
-        return float(objective(logprobs_T, torch.zeros_like(logprobs_T), mini, Counts.of(mini, 16))[0])
+        return float(objective(TokenOutputs(logprobs_T, torch.zeros_like(logprobs_T)), mini, Counts.of(mini, 16))[0])
 
     assert loss_of("my_algos:plain") == loss_of("gpg")
 

@@ -177,7 +177,9 @@ def test_a_checkpoint_that_lost_a_role_is_not_offered(checkpoints: Checkpoints) 
 def test_the_newest_without_one_of_its_roles_is_damaged(checkpoints: Checkpoints) -> None:
     save(checkpoints, 1, 2)
     shutil.rmtree(checkpoints.path(2) / "actor")
-    with pytest.raises(CheckpointError, match=rf"{checkpoints.path(2) / 'actor'} is missing; the newest good one is"):
+    with pytest.raises(
+        CheckpointError, match=rf"{checkpoints.path(2) / 'actor'} is missing .*; the newest good one is"
+    ):
         checkpoints.newest()
 
 

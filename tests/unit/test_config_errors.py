@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from rloom.algos.registry import ALGORITHMS
-from rloom.config.checks import check, known, nearest_divisors
+from rloom.config.checks import check, nearest_divisors
 from rloom.config.keys import nearest
 from rloom.config.load import load_config
 from rloom.errors import ConfigError
@@ -242,12 +242,6 @@ def test_several_greedy_answers_would_all_be_the_same() -> None:
     assert check_error(f"{validation}.n=4").startswith(f"{validation}.n=4: greedy answers are all the same")
     assert "temperature=0 is greedy" in check_error(f"{validation}.do_sample=True")
     passes(f"{validation}.n=4", f"{validation}.do_sample=True", f"{validation}.temperature=1.0")
-
-
-def test_an_unknown_entry_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError) as caught:
-        known("algorithm.adv_estimator", "ppo", ["gae", "rloo", "grpo"])
-    assert str(caught.value) == "algorithm.adv_estimator=ppo: there is no such entry; use one of gae, rloo, grpo"
 
 
 def test_rules_that_look_at_several_keys_report_together() -> None:

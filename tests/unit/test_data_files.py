@@ -73,7 +73,7 @@ def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path: Path) -> Non
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert f"the folder {tmp_path / 'nowhere'} does not exist either" in fault(tmp_path / "nowhere" / "a.json")
-    assert f"the folder {tmp_path} holds no files" in fault(tmp_path / "a.json")
+    assert f"the folder {tmp_path} holds no data files" in fault(tmp_path / "a.json")
 
 
 def test_a_folder_in_place_of_a_file_lists_its_data_files(tmp_path: Path) -> None:

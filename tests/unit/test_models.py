@@ -34,7 +34,8 @@ def by_transformers(model: PreTrainedModel, temperature: float = 1.0) -> tuple[T
 
 def by_us(network: PolicyNetwork | ValueNetwork, entropy_gradient: bool = False) -> tuple[Tensor, Tensor | None]:
     batch = a_batch()
-    return network.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T, entropy_gradient)
+    found = network.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T, entropy_gradient=entropy_gradient)
+    return found.output_T, found.entropy_T
 
 
 def gradients(network: PolicyNetwork) -> dict[str, Tensor]:
@@ -236,3 +237,33 @@ def test_modules_that_the_model_does_not_have_are_a_model_error(model_folder: Mo
     lora = Lora(rank=4, target_modules=["query_projection"])
     with pytest.raises(ModelError, match=r"actor_rollout_ref\.model\.target_modules=\['query_projection'\]: "):
         load_causal_lm(ModelSource(str(model_folder("llama"))), packed=True, lora=lora)
+
+
+@pytest.mark.parametrize("at_once", [logprobs.LOGITS_AT_ONCE, 64 * 3], ids=["at once", "in chunks"])
+def test_the_kl_over_the_vocabulary_is_that_of_the_two_models_logits(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Value and gradient beside transformers' own logits; with LoRA the reference is the model itself, adapter off."""
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", at_once)
+    folder, batch = model_folder("qwen2"), a_batch()
+    network = policy(folder, lora=Lora(rank=2))
+    torch.manual_seed(0)
+    for name, parameter in network.module.named_parameters():
+        if "lora_B" in name:  # they start at 0, where policy and reference agree
+            torch.nn.init.normal_(parameter, std=0.1)
+    found = network.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T, reference=network)
+    assert found.kl_T is not None
+    base, expected = eager_model(folder), []
+    for tokens, mask in samples_of(batch):
+        mine = network.logits(network.decoder.hidden(tokens, torch.tensor([len(tokens)])))[:-1].log_softmax(-1)
+        theirs = base(tokens[None]).logits[0, :-1].log_softmax(-1).detach()
+        expected += [torch.zeros(1), (mine.exp() * (mine - theirs)).sum(-1) * mask[1:]]
+    torch.testing.assert_close(found.kl_T, torch.cat(expected), atol=1e-5, rtol=1e-4)
+    assert float(found.kl_T.detach().max()) > 0.001
+    ours = torch.autograd.grad(found.kl_T.sum(), adapter_of(network))
+    wanted = torch.autograd.grad(torch.cat(expected).sum(), adapter_of(network))
+    torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=1e-3)
+
+
+def adapter_of(network: PolicyNetwork) -> list[Tensor]:
+    return [parameter for parameter in network.module.parameters() if parameter.requires_grad]

@@ -8,11 +8,12 @@ from rloom.batch import TrainBatch
 from rloom.observe.metrics import (
     batch_metrics,
     device_peak_flops,
+    part_metrics,
     peak_flops_by_name,
-    rollout_mismatch,
     throughput,
     utilisation,
 )
+from rloom.types import Score
 
 CPU = torch.device("cpu")
 
@@ -93,23 +94,9 @@ def test_what_is_not_finite_does_not_leave(batch: TrainBatch) -> None:
     assert all(map(math.isfinite, metrics.values()))
 
 
-def test_the_mismatch_is_that_of_probabilities_and_its_kl_that_of_log_probs() -> None:
-    rollout_T = torch.tensor([0.5, 0.25, 0.9]).log()
-    trainer_T = torch.tensor([0.4, 0.45, 0.1]).log()
-    metrics = rollout_mismatch(rollout_T, trainer_T, torch.tensor([True, True, False]))
-    assert metrics == pytest.approx(
-        {
-            "training/rollout_probs_diff_mean": 0.15,
-            "training/rollout_probs_diff_max": 0.2,
-            "training/rollout_probs_diff_std": 0.05,
-            "rollout_corr/kl": (math.log(0.5 / 0.4) + math.log(0.25 / 0.45)) / 2,
-        },
-        rel=1e-5,
-    )
-
-
-def test_no_valid_token_means_no_mismatch() -> None:
-    assert rollout_mismatch(torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.bool)) == {}
+def test_parts_of_scores_are_averaged_over_the_samples_that_have_them() -> None:
+    scores = [Score(1.0, {"acc": 1.0, "style": 0.5}), Score(0.0, {"acc": 0.0}), Score.failed("no answer")]
+    assert part_metrics(scores) == {"reward/acc": 0.5, "reward/style": 0.5}
 
 
 def test_the_throughput_is_that_of_one_device() -> None:

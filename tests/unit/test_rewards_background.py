@@ -102,7 +102,8 @@ def test_too_many_failures_stop_the_run_with_the_reasons_counted():
     with pytest.raises(RewardError) as caught:
         check_failures(scores, 0.5)
     assert str(caught.value) == (
-        "3 of 4 rewards failed (75.0%), more than max_failed_share=0.5 allows. Most common, each with one example:\n"
+        "3 of 4 rewards failed (75.0%), more than reward_model.max_failed_share=0.5 allows. "
+        "Most common, each with one example:\n"
         "  2 × timed out after 10 s (data_source='a', a response of 4 characters)\n"
         "  1 × KeyError: 'index' (my_rewards.py:3 in compute_score)\n"
         "Mend the reward function or the rows it fails on, or allow a larger share."

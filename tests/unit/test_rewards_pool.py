@@ -159,7 +159,8 @@ def test_a_hanging_call_fails_alone_and_its_worker_is_replaced(functions):
         assert time.monotonic() - started < 5
     assert [scores[0], scores[2], scores[3]] == [Score(1), Score(0.25), Score(0.5)]
     assert scores[1].reason == (
-        "timed out after 0.5 s (data_source='own', a response of 4 characters); its worker was replaced"
+        "timed out after reward_model.timeout_s=0.5 s (data_source='own', a response of 4 characters); "
+        "its worker was replaced"
     )
 
 

@@ -71,5 +71,3 @@ def check_reward(config: Config, prompts: Sequence[Prompt]) -> RulePool:
     )
     pool.check()
     return pool
-
-

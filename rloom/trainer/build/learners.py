@@ -16,14 +16,12 @@ def schedule(optim: Optim, total_steps: int) -> Schedule:
 
 def policy_learner(config: Config, engine: LocalEngine, total_steps: int) -> Learner:
     actor = config.actor_rollout_ref.actor
-    low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
-    high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
     return Learner(
         "actor",
         LocalGroup([engine]),
         objective=PolicyObjective(
             loss_mode=actor.policy_loss.loss_mode,
-            loss_settings=LossSettings(low, high, actor.clip_ratio_c),
+            loss_settings=loss_settings(config),
             aggregation=actor.loss_agg_mode,
             entropy_coefficient=actor.entropy_coeff,
             kl_coefficient=actor.kl_loss_coef if actor.use_kl_loss else None,
@@ -33,6 +31,16 @@ def policy_learner(config: Config, engine: LocalEngine, total_steps: int) -> Lea
         schedule=schedule(actor.optim, total_steps),
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
+    )
+
+
+def loss_settings(config: Config) -> LossSettings:
+    actor = config.actor_rollout_ref.actor
+    return LossSettings(
+        clip_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
+        clip_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
+        clip_dual=actor.clip_ratio_c,
+        **actor.policy_loss.model_dump(exclude={"loss_mode"}),
     )
 
 
@@ -56,5 +64,3 @@ def critic_learner(config: Config, total_steps: int) -> Learner:
 
 def rhythm(config: Config, prompts: int, epochs: int, shuffle: bool) -> Rhythm:
     return Rhythm(prompts, epochs, shuffle, config.data.seed, horizon=config.data.max_response_length)
-
-

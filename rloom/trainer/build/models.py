@@ -26,7 +26,6 @@ def pick_device(config: Config) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-
 def placement(config: Config, fsdp: Fsdp) -> Placement:
     device = pick_device(config)
     auto = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -61,7 +60,9 @@ def policy_network(config: Config) -> PolicyNetwork:
     return network
 
 
-def policy_engine(config: Config, network: PolicyNetwork, *, trained: bool = True) -> LocalEngine:
+def policy_engine(
+    config: Config, network: PolicyNetwork, *, trained: bool = True, reference: LocalEngine | None = None
+) -> LocalEngine:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     return LocalEngine(
         network,
@@ -77,31 +78,38 @@ def policy_engine(config: Config, network: PolicyNetwork, *, trained: bool = Tru
             actor.ppo_max_token_len_per_gpu,
         ),
         optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
+        reference=reference,
     )
 
 
-def reference(config: Config, policy: LocalEngine) -> Scorer | None:
-    """A frozen second copy; with LoRA, the policy itself with its adapter switched off."""
-    if not config.uses_reference:
-        return None
+def reference_engine(config: Config) -> LocalEngine | None:
+    """A frozen second copy, where KL is used. With LoRA there is none: the policy's adapter is switched off."""
     model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
-    if model.lora_rank or model.lora_adapter_path:
-        return Scorer(LocalGroup([policy]), reference=True)
-    network = PolicyNetwork(
-        load_causal_lm(policy_source(config), packed=model.use_remove_padding),
-        packed=model.use_remove_padding,
-        temperature=config.actor_rollout_ref.rollout.temperature,
-        chunked=model.use_fused_kernels,
-    )
-    where = policy.placement
-    engine = LocalEngine(
-        network,
+    if not config.uses_reference or model.lora_rank or model.lora_adapter_path:
+        return None
+    where = placement(config, config.actor_rollout_ref.actor.fsdp_config)
+    return LocalEngine(
+        PolicyNetwork(
+            load_causal_lm(policy_source(config), packed=model.use_remove_padding),
+            packed=model.use_remove_padding,
+            temperature=config.actor_rollout_ref.rollout.temperature,
+            chunked=model.use_fused_kernels,
+        ),
         Placement(where.device, where.dtype, offload_parameters=ref.fsdp_config.param_offload),
         scoring=micro(
             ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu
         ),
     )
-    return Scorer(LocalGroup([engine]), balance=config.trainer.balance_batch)
+
+
+def reference_scorer(config: Config, policy: LocalEngine, reference: LocalEngine | None) -> Scorer | None:
+    """Where the loop itself needs the reference's log-probs: not for a KL loss over the whole vocabulary."""
+    actor = config.actor_rollout_ref.actor
+    if not config.algorithm.use_kl_in_reward and not (actor.use_kl_loss and actor.kl_loss_type != "full"):
+        return None
+    if reference is None:
+        return Scorer(LocalGroup([policy]), reference=True)
+    return Scorer(LocalGroup([reference]), balance=config.trainer.balance_batch)
 
 
 def critic_engine(config: Config) -> LocalEngine:
@@ -157,5 +165,3 @@ def rollout_engine(
         memory_share=rollout.gpu_memory_utilization,
         free_cache=rollout.free_cache_engine,
     )
-
-

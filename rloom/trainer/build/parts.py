@@ -10,8 +10,9 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.advantages import AdvantageSettings
+from rloom.algos.correction import CorrectionSettings
 from rloom.algos.kl import KlControl
-from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
+from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
 from rloom.config.load import CONFIG_FILE, expand
 from rloom.config.schema import Config
@@ -27,22 +28,25 @@ from rloom.rollout.base import Sampling
 from rloom.runtime.group import LocalGroup
 from rloom.trainer.build.inputs import check_reward, held_out_prompts, policy_source, train_prompts
 from rloom.trainer.build.learners import critic_learner, policy_learner
-from rloom.trainer.build.models import pick_device, policy_engine, policy_network, reference, rollout_engine
+from rloom.trainer.build.models import (
+    pick_device,
+    policy_engine,
+    policy_network,
+    reference_engine,
+    reference_scorer,
+    rollout_engine,
+)
 from rloom.trainer.evaluate import Evaluator
-from rloom.trainer.loop import Roles, Settings
-from rloom.trainer.sampling import Sampler
+from rloom.trainer.loop import Overlong, Roles, Settings
+from rloom.trainer.sampling import DynamicSampling, Sampler
 from rloom.types import Prompt
 
 
-
 def check_config(config: Config) -> None:
-    checks.known("algorithm.adv_estimator", config.algorithm.adv_estimator, ALGORITHMS)
-    checks.known(
-        "actor_rollout_ref.actor.policy_loss.loss_mode",
-        config.actor_rollout_ref.actor.policy_loss.loss_mode,
-        POLICY_LOSSES,
-    )
-    checks.check(config, ALGORITHMS[config.algorithm.adv_estimator])
+    """Names first, then what they need; an error costs no loading."""
+    resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    checks.check(config, resolve_algorithm(config.algorithm.adv_estimator))
+    correction(config)
 
 
 @dataclass(frozen=True)
@@ -88,18 +92,19 @@ def open_parts(config: Config) -> Iterator[Parts]:
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with closing(BackgroundScorer(check_reward(config, [*prompts, *held_out]))) as scorer:
         network = policy_network(config)
-        engine = policy_engine(config, network)
+        frozen = reference_engine(config)
+        engine = policy_engine(config, network, reference=frozen)
         sampler = answer_sampler(config, network, engine, tokenizer, scorer)
         roles = Roles(
             policy=policy_learner(config, engine, total),
             sampler=sampler,
             critic=critic_learner(config, total) if needs_critic(config) else None,
-            reference=reference(config, engine),
+            reference=reference_scorer(config, engine, frozen),
             evaluator=evaluator(config, sampler, network, tokenizer, held_out) if held_out else None,
         )
         yield Parts(
             config,
-            settings(config, total, device, stop_ids(network, tokenizer)),
+            settings(config, total, device, network, tokenizer),
             roles,
             stream,
             kl_control(config),
@@ -125,7 +130,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
 
 
 def needs_critic(config: Config) -> bool:
-    return ALGORITHMS[config.algorithm.adv_estimator].needs_critic
+    return resolve_algorithm(config.algorithm.adv_estimator).needs_critic
 
 
 def answer_sampler(
@@ -164,22 +169,31 @@ def evaluator(
     return Evaluator(held_out, sampler, sampling, val.n, config.data.val_batch_size)
 
 
-def settings(config: Config, total_steps: int, device: torch.device, stops: tuple[int, ...]) -> Settings:
+def settings(
+    config: Config,
+    total_steps: int,
+    device: torch.device,
+    network: PolicyNetwork,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Settings:
     rollout, trainer, algorithm = config.actor_rollout_ref.rollout, config.trainer, config.algorithm
     return Settings(
-        algorithm=ALGORITHMS[algorithm.adv_estimator],
+        algorithm=resolve_algorithm(algorithm.adv_estimator),
         advantage=AdvantageSettings(algorithm.gamma, algorithm.lam, algorithm.norm_adv_by_std_in_grpo),
         sampling=Sampling(
             max_new_tokens=config.data.max_response_length,
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
-            stop_ids=stops,
+            stop_ids=stop_ids(network, tokenizer),
             ignore_eos=rollout.ignore_eos,
         ),
         answers_per_prompt=rollout.n,
-        on_policy=config.on_policy,
+        needs_old_logprobs=needs_old_logprobs(config),
         kl_in_reward=algorithm.kl_penalty if algorithm.use_kl_in_reward else None,
+        correction=correction(config),
+        overlong=overlong(config),
+        dynamic_sampling=dynamic_sampling(config),
         compare_logprobs=rollout.calculate_log_probs,
         critic_warmup=trainer.critic_warmup,
         max_failed_share=config.reward_model.max_failed_share,
@@ -191,6 +205,33 @@ def settings(config: Config, total_steps: int, device: torch.device, stops: tupl
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
         device=device,
+        parameters=sum(parameter.numel() for parameter in network.module.parameters()),
+    )
+
+
+def needs_old_logprobs(config: Config) -> bool:
+    """Not when the policy that learns is exactly the one that wrote, unless something else looks at them."""
+    entry = resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    asked = config.algorithm.use_kl_in_reward or config.algorithm.rollout_correction.enabled
+    return not config.on_policy or entry.needs_old_logprobs or asked
+
+
+def correction(config: Config) -> CorrectionSettings | None:
+    section = config.algorithm.rollout_correction
+    return CorrectionSettings(**section.model_dump()) if section.enabled else None
+
+
+def overlong(config: Config) -> Overlong | None:
+    buffer = config.reward_model.overlong_buffer
+    return Overlong(config.data.max_response_length, buffer.len, buffer.penalty_factor) if buffer.enable else None
+
+
+def dynamic_sampling(config: Config) -> DynamicSampling | None:
+    groups = config.algorithm.filter_groups
+    if not groups.enable:
+        return None
+    return DynamicSampling(
+        config.data.train_batch_size, groups.max_num_gen_batches, config.reward_model.max_failed_share
     )
 
 
