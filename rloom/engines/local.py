@@ -68,6 +68,11 @@ class LocalEngine:
             )
 
     @property
+    def size(self) -> int:
+        """Parameters of the whole model."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @property
     def device(self) -> torch.device:
         return self.placement.device
 

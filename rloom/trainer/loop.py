@@ -64,7 +64,6 @@ class Settings:
     rollout_dir: Path | None
     validation_dir: Path | None
     device: torch.device
-    parameters: int  # of the policy, for the share of the device's peak that an update reaches
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,7 @@ class Training:
         self.write_checkpoint, self.load_checkpoint = write_checkpoint, load_checkpoint
         self.state = State(step=0, kl=kl, stream=stream.state())
         self.interrupted = False
+        self.learning = False  # weights are between two steps: nothing may be saved
 
     def run(self) -> None:
         if self.settings.validate_first and self.state.step == 0:
@@ -159,6 +159,7 @@ class Training:
 
         # 3. Learn: the critic always, the policy once the critic has warmed up.
         metrics |= measured
+        self.learning = True
         if roles.critic is not None:
             with log.span("update_critic"):
                 metrics |= roles.critic.learn(lesson, step, log.advance)
@@ -169,7 +170,7 @@ class Training:
         # 4. Publish the weights and look at ourselves.
         with log.span("update_weights"):
             roles.sampler.publish()
-        self.state = State(step=step, kl=kl, stream=self.stream.state())
+        self.state, self.learning = State(step=step, kl=kl, stream=self.stream.state()), False
         return Outcome(answers, lesson, rewards_T, metrics)
 
     def sample(self, step: int) -> list[Trajectory]:
@@ -222,14 +223,12 @@ class Training:
         return replace(lesson, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
 
     def take_step(self, step: int) -> None:
-        """One step, and what is due after it. A step that fails leaves what the step before left, saved."""
-        before = self.state
+        """One step, and what is due after it."""
         try:
             with self.log.span("step"):
                 outcome = self.step(step)
         except RloomError as error:
-            if self.state is before and before.step > 0:
-                error.add_note(f"Everything up to step {before.step} is saved in {self.save()}")
+            error.add_note(self.save_what_is_whole())
             raise
         self.record(step, outcome)
         last = step == self.settings.total_steps
@@ -251,7 +250,7 @@ class Training:
         peak = device_peak_flops(s.device)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
             if learner is not None:  # forward and backward of a token: 6 operations a parameter
-                flops = 6.0 * s.parameters * tokens * learner.rhythm.epochs
+                flops = 6.0 * learner.parameters * tokens * learner.rhythm.epochs
                 metrics |= utilisation(name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=peak)
         log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
 
@@ -270,6 +269,20 @@ class Training:
         for row in rows[: self.settings.shown_answers]:
             log.message(f"  [{row['score']}] {row['input']!r} -> {row['output']!r} (expected {row['gts']!r})")
         return metrics
+
+    def save_what_is_whole(self) -> str:
+        """After a step that did not end: save what the step before left, unless weights have moved since."""
+        if self.state.step == 0:
+            return "No step was completed, so there is nothing to save."
+        if not self.learning:
+            return f"Stopped after step {self.state.step}, saved in {self.save()}. The same command goes on from there."
+        steps = self.checkpoints.steps()
+        last = (
+            f"the last good checkpoint is {self.checkpoints.path(steps[-1])}"
+            if steps
+            else "no checkpoint was saved yet"
+        )
+        return f"Stopped in the middle of an update; {last}."
 
     def save(self) -> Path:
         path = self.checkpoints.path(self.state.step)

@@ -80,12 +80,14 @@ class Learner:
         schedule: Schedule,
         balance: bool,
         max_nonfinite: int,
+        parameters: int = 0,  # of its model, for the share of a device's peak that an update reaches
     ) -> None:
         self.name = name
         self.group = group
         self.objective, self.rhythm, self.schedule = objective, rhythm, schedule
         self.balance = balance
         self.max_nonfinite = max_nonfinite
+        self.parameters = parameters
         self.nonfinite_in_a_row = 0
 
     def score(self, batch: Batch) -> Tensor:

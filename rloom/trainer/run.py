@@ -66,8 +66,7 @@ def train(config: Config, parts: Parts, log: RunLog, checkpoints: Checkpoints, s
     try:
         training.run()
     except KeyboardInterrupt:
-        saved = training.save() if training.state.step else None
-        log.message(f"Stopped after step {training.state.step}, saved in {saved}. The same command goes on from there.")
+        log.message(training.save_what_is_whole())
         raise
     log.message(closing_words(log, checkpoints))
     return 0

@@ -306,7 +306,7 @@ def test_a_reward_function_that_returns_nan(tmp_path: Path, capsys: pytest.Captu
 def test_a_reward_function_that_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = reward_file(tmp_path, "import time\n" + SIGNATURE + "    time.sleep(60)\n")
     overrides = (own, "reward_model.timeout_s=0.5", "data.train_batch_size=2", "reward_model.num_workers=4")
-    Failure(tmp_path / "run", capsys, *overrides).names("4 × timed out after 0.5 s").leaves_no_checkpoint()
+    Failure(tmp_path / "run", capsys, *overrides).names("4 × timed out after reward_model.timeout_s=0.5 s").leaves_no_checkpoint()
 
 
 def test_a_reward_file_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,7 +327,7 @@ def test_failures_later_in_a_run_leave_what_was_learned_saved(
     )
     directory = tmp_path / "run"
     Failure(directory, capsys, own, "trainer.save_freq=-1", steps=2).names(
-        "8 × AssertionError", f"Everything up to step 1 is saved in {directory / 'global_step_1'}"
+        "8 × AssertionError", f"Stopped after step 1, saved in {directory / 'global_step_1'}"
     )
     assert sorted(path.name for path in directory.glob("global_step_*")) == ["global_step_1"]
     assert not list(directory.glob(".writing-*"))
@@ -374,3 +374,25 @@ def test_a_reward_that_fails_only_sometimes_is_counted_and_left_out_of_the_basel
     assert sorted(row["score"] for row in dumped if row["score"] is not None) == [1, 1, 2, 2, 6, 6]
     assert all("returned None" in row["reason"] for row in dumped if row["score"] is None)
     assert (directory / "global_step_1").is_dir()
+
+
+def test_an_aggregation_that_the_loss_is_not_defined_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    actor = "actor_rollout_ref.actor"
+    keys = (f"{actor}.policy_loss.loss_mode=gspo", f"{actor}.loss_agg_mode=seq-mean-token-sum")
+    Failure(tmp_path / "run", capsys, *keys).names(
+        f"{actor}.loss_agg_mode=seq-mean-token-sum: policy_loss.loss_mode=gspo is defined with seq-mean-token-mean"
+    ).leaves_nothing()
+
+
+def test_rejection_without_a_threshold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Failure(tmp_path / "run", capsys, "algorithm.rollout_correction.rollout_rs=token").names(
+        "algorithm.rollout_correction.rollout_rs=token needs algorithm.rollout_correction.rollout_rs_threshold"
+    ).leaves_nothing()
+
+
+def test_dynamic_sampling_that_finds_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = reward_file(tmp_path, SIGNATURE + "    return 1.0\n")
+    keys = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.max_num_gen_batches=2")
+    Failure(tmp_path / "run", capsys, own, *keys).names(
+        "algorithm.filter_groups.max_num_gen_batches=2: after so many rounds only 0 of 4 groups"
+    ).leaves_no_checkpoint()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import records, same, start, train, weights
+from rloom.trainer import main_ppo
+from tests.e2e.runs import arguments, records, same, start, train, weights
 
 # gae with everything that has a state of its own: critic, adaptive KL, schedule, several mini-batches and epochs
 STATEFUL = (
@@ -96,6 +97,36 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) ->
     assert [record["training/global_step"] for record in records(tmp_path)] == list(range(1, step + 1))
     train(tmp_path, step + 1, *never)
     assert [record["training/global_step"] for record in records(tmp_path)] == list(range(1, step + 2))
+
+
+BROKEN_FROM_THE_SECOND_STEP = """
+from rloom.algos.over_time import gae
+from rloom.algos.registry import Algorithm
+from rloom.batch import Advantages
+
+steps = 0
+
+def estimate(evidence, settings):
+    global steps
+    steps += 1
+    found = gae(evidence, settings)
+    return Advantages(found.advantages_T * (1.0 if steps == 1 else float("nan")), found.returns_T)
+
+entry = Algorithm(estimate, needs_critic=True)
+"""
+
+
+def test_updates_that_are_never_finite_stop_the_run_and_name_the_last_good_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(BROKEN_FROM_THE_SECOND_STEP)
+    keys = (f"algorithm.adv_estimator={tmp_path / 'mine.py'}:entry", "trainer.max_nonfinite_updates=2")
+    assert main_ppo.main(arguments(tmp_path / "run", 5, *keys)) == 2
+    said = capsys.readouterr().err
+    assert "2 actor updates in a row had a gradient that is not finite" in said
+    assert f"the last good checkpoint is {tmp_path / 'run' / 'global_step_1'}" in said
+    # the critic had already learned from the second step: half a step is not saved as if it were a whole one
+    assert [path.name for path in (tmp_path / "run").glob("global_step_*")] == ["global_step_1"]
 
 
 def test_a_run_that_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

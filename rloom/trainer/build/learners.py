@@ -31,6 +31,7 @@ def policy_learner(config: Config, engine: LocalEngine, total_steps: int) -> Lea
         schedule=schedule(actor.optim, total_steps),
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
+        parameters=engine.size,
     )
 
 
@@ -45,10 +46,10 @@ def loss_settings(config: Config) -> LossSettings:
 
 
 def critic_learner(config: Config, total_steps: int) -> Learner:
-    actor, critic = config.actor_rollout_ref.actor, config.critic
+    actor, critic, engine = config.actor_rollout_ref.actor, config.critic, critic_engine(config)
     return Learner(
         "critic",
-        LocalGroup([critic_engine(config)]),
+        LocalGroup([engine]),
         objective=ValueObjective(critic.cliprange_value, critic.loss_agg_mode),
         rhythm=rhythm(
             config,
@@ -59,6 +60,7 @@ def critic_learner(config: Config, total_steps: int) -> Learner:
         schedule=schedule(critic.optim, total_steps),
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
+        parameters=engine.size,
     )
 
 

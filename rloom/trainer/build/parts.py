@@ -15,7 +15,7 @@ from rloom.algos.kl import KlControl
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
 from rloom.config.load import CONFIG_FILE, expand
-from rloom.config.schema import Config
+from rloom.config.schema import Actor, Config
 from rloom.data.chat import stop_token_ids
 from rloom.data.stream import PromptStream
 from rloom.engines.local import LocalEngine
@@ -44,9 +44,19 @@ from rloom.types import Prompt
 
 def check_config(config: Config) -> None:
     """Names first, then what they need; an error costs no loading."""
-    resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    check_aggregation(config.actor_rollout_ref.actor)
     checks.check(config, resolve_algorithm(config.algorithm.adv_estimator))
     correction(config)
+
+
+def check_aggregation(actor: Actor) -> None:
+    loss, mode = actor.policy_loss.loss_mode, actor.loss_agg_mode
+    own = resolve_policy_loss(loss).aggregation
+    if own is not None and mode not in (own, Actor().loss_agg_mode):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.loss_agg_mode={mode}: policy_loss.loss_mode={loss} is defined with {own}; "
+            f"use {own}, or leave the key out"
+        )
 
 
 @dataclass(frozen=True)
@@ -205,7 +215,6 @@ def settings(
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
         device=device,
-        parameters=sum(parameter.numel() for parameter in network.module.parameters()),
     )
 
 
