@@ -13,9 +13,9 @@ from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.models.load import load_tokenizer
 from rloom.rollout.base import Request, Rollout, Sampling
-from rloom.trainer.build.inputs import policy_source, train_prompts
-from rloom.trainer.build.models import policy_engine, policy_network, rollout_engine
-from rloom.trainer.build.parts import stop_ids
+from rloom.trainer.assemble.inputs import policy_source, train_prompts
+from rloom.trainer.assemble.models import policy_engine, policy_network, rollout_engine
+from rloom.trainer.assemble.parts import stop_ids
 
 
 def measure(engine: Rollout, requests: list[Request], sampling: Sampling, repeat: int) -> tuple[float, int]:

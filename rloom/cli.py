@@ -73,7 +73,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
 
     def run() -> int:
-        from rloom.trainer.evaluation import evaluate_checkpoint
+        from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 
         for name, value in evaluate_checkpoint(given.checkpoint, given.overrides).items():
             print(f"{name}: {value:.4g}")

@@ -93,7 +93,7 @@ def eager_model(folder: Path) -> PreTrainedModel:
 
 
 def policy(folder: Path, *, packed: bool = True, lora: Lora | None = None, **settings: Any) -> PolicyNetwork:
-    return PolicyNetwork(load_causal_lm(ModelSource(str(folder)), packed=packed, lora=lora), packed=packed, **settings)
+    return PolicyNetwork(load_causal_lm(ModelSource(str(folder)), lora=lora), packed=packed, **settings)
 
 
 def engine_of(network: PolicyNetwork, placement: Placement = CPU, adamw: AdamW = ADAMW) -> LocalEngine:

@@ -9,27 +9,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import AttentionInterface
 
 NAME = "rloom"  # what `config._attn_implementation` says
-
-
-def padded_attention(config: PreTrainedConfig) -> str:
-    """Which of transformers' own does the model justice: sdpa leaves a softcap out without a word."""
-    return "sdpa" if config.to_dict().get("attn_logit_softcapping") is None else "eager"
 
 
 class Attend(Protocol):
     def __call__(
         self,
         layer: int,
-        query: Tensor,  # [1, heads, tokens, size]
-        key: Tensor,  # [1, key-value heads, tokens, size]
+        query: Tensor,  # [rows, heads, tokens, size]; packed samples are one row
+        key: Tensor,  # [rows, key-value heads, tokens, size]
         value: Tensor,
         scale: float,
         window: int | None,
         softcap: float | None,
-    ) -> Tensor:  # [1, tokens, heads, size]
+    ) -> Tensor:  # [rows, tokens, heads, size]
         ...
 
 
@@ -87,6 +82,22 @@ class PackedAttention:
         rows = packed.new_zeros(*self.shape, heads, size)
         rows[self.row_T, self.column_T] = packed[0].transpose(0, 1)
         return rows.transpose(1, 2)
+
+
+class RowsAttention:
+    """Causal attention within each row of a batch that is padded at the end; causality hides the padding."""
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        return attend_causally(query, key, value, scale, window, softcap).transpose(1, 2)
 
 
 def attend_causally(

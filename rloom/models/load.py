@@ -12,7 +12,6 @@ from transformers.utils import logging as transformers_logging
 
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.attention import padded_attention
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
@@ -58,21 +57,21 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_causal_lm(source: ModelSource, *, packed: bool, lora: Lora | None = None) -> PreTrainedModel | PeftModel:
-    """The model in float32. Packed models attend through an `attend` argument, others as transformers does."""
+def load_causal_lm(source: ModelSource, *, lora: Lora | None = None) -> PreTrainedModel | PeftModel:
+    """The model in float32, without dropout, attending through an `attend` argument."""
     check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=source.trust_remote_code)
+        for name, value in source.overrides.items():
+            setattr(config, name, value)
         for name in DROPOUTS:
             if name in config.to_dict():
                 setattr(config, name, 0.0)
-        for name, value in source.overrides.items():
-            setattr(config, name, value)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             source.location,
             config=config,
             dtype=torch.float32,
-            attn_implementation=RLOOM_ATTENTION if packed else padded_attention(config),
+            attn_implementation=RLOOM_ATTENTION,
             trust_remote_code=source.trust_remote_code,
         )
     except Exception as error:
@@ -80,7 +79,20 @@ def load_causal_lm(source: ModelSource, *, packed: bool, lora: Lora | None = Non
             f"{source.key}={source.path}: the model could not be loaded: {first_line(error)}. "
             "Give a folder with config.json and weights, or a hub name that this machine can reach"
         ) from error
-    return with_lora(model, lora) if lora is not None else model
+    mend_generation_config(model)
+    adapted = with_lora(model, lora) if lora is not None else model
+    for module in adapted.modules():
+        if isinstance(module, torch.nn.Dropout):  # an adapter may bring its own
+            module.p = 0.0
+    return adapted
+
+
+def mend_generation_config(model: PreTrainedModel) -> None:
+    """Some published models set a temperature without do_sample. transformers loads that and refuses to save it."""
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config.do_sample = True
 
 
 def with_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
@@ -106,6 +118,12 @@ def load_adapter(model: PreTrainedModel, path: str) -> PeftModel:
 
 def check_folder(source: ModelSource) -> None:
     """Say plainly what is missing, before transformers says it at length."""
+    for name in DROPOUTS:
+        if source.overrides.get(name):
+            raise ModelError(
+                f"{source.key.rsplit('.', 1)[0]}.override_config.{name}={source.overrides[name]}: a policy's log-probs "
+                "must not depend on chance; leave it out, dropout is off"
+            )
     folder = Path(source.location)
     if not folder.exists():
         if source.path.startswith((".", "/", "~")):

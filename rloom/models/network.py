@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rloom.batch import TokenOutputs
-from rloom.models.attention import Attend, PackedAttention
+from rloom.errors import ModelError
+from rloom.models.attention import Attend, PackedAttention, RowsAttention
 from rloom.models.logprobs import token_logprobs
 
 
@@ -54,23 +55,24 @@ class Decoder:
         )
 
     def packed_hidden(self, tokens_T: Tensor, attend: Attend, position_T: Tensor | None = None) -> Tensor:
+        """All samples in one row; `attend` knows where each begins."""
         if position_T is None:
             assert isinstance(attend, PackedAttention)
             position_T = attend.position_T
-        out = self.body(
-            input_ids=tokens_T.unsqueeze(0), position_ids=position_T.unsqueeze(0), attend=attend, use_cache=False
-        )
-        hidden_TH: Tensor = out.last_hidden_state[0]
-        return hidden_TH
+        return self.run(tokens_T.unsqueeze(0), position_T.unsqueeze(0), attend)[0]
 
     def padded(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
+        """One sample a row, padded at the end."""
         place = torch.arange(int(length_N.max()), device=tokens_T.device)
         real = place < length_N[:, None]
         tokens = tokens_T.new_zeros(real.shape)
         tokens[real] = tokens_T
-        out = self.body(input_ids=tokens, attention_mask=real.long(), use_cache=False)
-        hidden_TH: Tensor = out.last_hidden_state[real]
-        return hidden_TH
+        return self.run(tokens, place.expand_as(tokens), RowsAttention())[real]
+
+    def run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
+        out = self.body(input_ids=tokens, position_ids=position, attend=attend, use_cache=False)
+        hidden: Tensor = out.last_hidden_state
+        return hidden
 
 
 class PolicyNetwork:
@@ -82,7 +84,9 @@ class PolicyNetwork:
         self.decoder = Decoder(model, packed=packed)
         self.temperature = temperature
         self.chunked = chunked
-        self.softcap: float | None = self.decoder.base.config.to_dict().get("final_logit_softcapping")
+        config = self.decoder.base.config.to_dict()
+        self.softcap: float | None = config.get("final_logit_softcapping")  # Gemma 2 and 3
+        self.scale = config.get("logit_scale", 1.0) / config.get("logits_scaling", 1.0)  # Cohere, Granite
 
     @property
     def module(self) -> nn.Module:
@@ -93,9 +97,24 @@ class PolicyNetwork:
         return self.decoder.without_adapter()
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """What the model's own forward makes of its last hidden state."""
-        logits_TV: Tensor = self.decoder.base.get_output_embeddings()(hidden_TH)
+        """What the model's own forward makes of its last hidden state; `check_head` holds it to that."""
+        logits_TV: Tensor = self.decoder.base.get_output_embeddings()(hidden_TH) * self.scale
         return logits_TV if self.softcap is None else self.softcap * torch.tanh(logits_TV / self.softcap)
+
+    @torch.no_grad()
+    def check_head(self, key: str) -> None:
+        """Some architectures do more to their logits than we know of: better no training than a wrong one."""
+        base = self.decoder.base
+        tokens, attend = torch.arange(3, 8), PackedAttention(torch.tensor([5]))
+        ours = self.logits(self.decoder.packed_hidden(tokens, attend))
+        theirs = base(
+            input_ids=tokens[None], position_ids=attend.position_T[None], attend=attend, use_cache=False
+        ).logits[0]
+        if not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
+            raise ModelError(
+                f"{key}: {type(base).__name__} changes its logits in a way that rloom does not know of "
+                f"(largest difference {float((ours - theirs).abs().max()):.3g}); use a model of another architecture"
+            )
 
     def token_outputs(
         self,

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from rloom.models.attention import padded_attention
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Host, Request, Sampling
 
@@ -104,7 +103,9 @@ def ready_to_generate(model: Any) -> Iterator[None]:
     The model's own generation settings (a repetition penalty, say) are put away: the trainer knows nothing of them.
     """
     attention, training, settings = model.config._attn_implementation, model.training, model.generation_config
-    model.set_attn_implementation(padded_attention(model.config))
+    # sdpa would leave a softcap out without a word
+    softcap = model.config.to_dict().get("attn_logit_softcapping")
+    model.set_attn_implementation("sdpa" if softcap is None else "eager")
     model.generation_config = GenerationConfig()
     model.eval()
     try:

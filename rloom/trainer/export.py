@@ -9,8 +9,8 @@ from rloom.config.load import load_saved
 from rloom.errors import CheckpointError
 from rloom.models.load import load_tokenizer
 from rloom.models.save import merge_adapter, save_pretrained
-from rloom.trainer.build.inputs import policy_source
-from rloom.trainer.build.models import policy_engine, policy_network
+from rloom.trainer.assemble.inputs import policy_source
+from rloom.trainer.assemble.models import policy_engine, policy_network
 from rloom.trainer.checkpoint import read_state
 
 

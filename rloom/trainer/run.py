@@ -8,7 +8,7 @@ from rloom.observe.console import validation_accuracies
 from rloom.observe.curve import draw_learning_curve
 from rloom.observe.records import read_metrics
 from rloom.observe.runlog import RunLog
-from rloom.trainer.build.parts import Parts, config_text, open_parts
+from rloom.trainer.assemble.parts import Parts, config_text, open_parts
 from rloom.trainer.checkpoint import Checkpoints, replace_text
 from rloom.trainer.directory import run_directory, sole_owner, starting_point
 from rloom.trainer.loop import Training

@@ -14,7 +14,7 @@ PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "
 CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks")
 LOOP = tuple(f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "roles", "sampling", "schedule"))
 BACKENDS = ("rloom.engines", "rloom.rollout", "rloom.rewards", "rloom.models", "rloom.data", "rloom.observe")
-DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluation", "directory", "main_ppo"))
+DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluate_checkpoint", "directory", "main_ppo"))
 
 # part of rloom -> the parts of it that it may import; the longest name that fits a module counts
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -37,8 +37,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         name: (*LOOP, *PROTOCOLS, "rloom.algos", "rloom.data", "rloom.observe", "rloom.rewards.background", *NOUNS)
         for name in LOOP
     },
-    "rloom.trainer.build": ("rloom.trainer.build", *LOOP, *PROTOCOLS, *BACKENDS, *CONFIG, "rloom.algos", *NOUNS),
-    **{name: (*DOORS, *LOOP, *BACKENDS, *CONFIG, "rloom.trainer.build", "rloom.console", *NOUNS) for name in DOORS},
+    "rloom.trainer.assemble": ("rloom.trainer.assemble", *LOOP, *PROTOCOLS, *BACKENDS, *CONFIG, "rloom.algos", *NOUNS),
+    **{name: (*DOORS, *LOOP, *BACKENDS, *CONFIG, "rloom.trainer.assemble", "rloom.console", *NOUNS) for name in DOORS},
     "rloom.cli": ("rloom", *DOORS, *BACKENDS, "rloom.config", "rloom.console", *NOUNS),
     "rloom.trainer": (),
     "rloom": (),
@@ -49,7 +49,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "hydra": ("rloom.config.load",),
     "omegaconf": ("rloom.config.load",),
     "pydantic": ("rloom.config",),
-    "transformers": ("rloom.models", "rloom.rollout.hf", "rloom.trainer.build"),
+    "transformers": ("rloom.models", "rloom.rollout.hf", "rloom.trainer.assemble"),
     "peft": ("rloom.models",),
     "safetensors": ("rloom.engines", "rloom.models"),
     "pyarrow": ("rloom.data",),
@@ -89,10 +89,10 @@ def test_a_module_imports_only_what_is_below_it(module: Module) -> None:
 
 
 def test_only_the_front_doors_and_the_builder_know_the_configuration_tree() -> None:
-    allowed = ("rloom.config", "rloom.cli", "rloom.trainer.build", *DOORS)
+    allowed = ("rloom.config", "rloom.cli", "rloom.trainer.assemble", *DOORS)
     knowing = {m.name for m in modules() if any(under(name, "rloom.config") for name in m.imports())}
     assert {name for name in knowing if not is_any_of(name, allowed)} == set()
-    assert "rloom.trainer.build.parts" in knowing  # the search finds something
+    assert "rloom.trainer.assemble.parts" in knowing  # the search finds something
 
 
 @pytest.mark.parametrize("library", HOMES)

@@ -22,7 +22,7 @@ from rloom.models.load import Lora, ModelSource, load_causal_lm
 from rloom.models.network import ValueNetwork
 from rloom.models.save import merge_adapter, save_pretrained
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.build.models import enable_checkpointing
+from rloom.trainer.assemble.models import enable_checkpointing
 from rloom.trainer.roles import Learner, Rhythm, Scorer
 from rloom.trainer.schedule import Schedule
 from tests.helpers import (
@@ -67,7 +67,7 @@ def local(
     critic: bool = False,
 ) -> LocalEngine:
     network = (
-        ValueNetwork(load_causal_lm(ModelSource(str(folder)), packed=packed), packed=packed)
+        ValueNetwork(load_causal_lm(ModelSource(str(folder))), packed=packed)
         if critic
         else policy(folder, packed=packed, lora=lora)
     )

@@ -306,7 +306,9 @@ def test_a_reward_function_that_returns_nan(tmp_path: Path, capsys: pytest.Captu
 def test_a_reward_function_that_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = reward_file(tmp_path, "import time\n" + SIGNATURE + "    time.sleep(60)\n")
     overrides = (own, "reward_model.timeout_s=0.5", "data.train_batch_size=2", "reward_model.num_workers=4")
-    Failure(tmp_path / "run", capsys, *overrides).names("4 × timed out after reward_model.timeout_s=0.5 s").leaves_no_checkpoint()
+    Failure(tmp_path / "run", capsys, *overrides).names(
+        "4 × timed out after reward_model.timeout_s=0.5 s"
+    ).leaves_no_checkpoint()
 
 
 def test_a_reward_file_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

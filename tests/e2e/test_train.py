@@ -19,7 +19,7 @@ from transformers import (
 
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
 from rloom.models.load import EMBEDDED
-from rloom.trainer.evaluation import evaluate_checkpoint
+from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 from rloom.trainer.export import export
 from tests.e2e.runs import records, same, train, weights
 

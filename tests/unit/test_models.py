@@ -146,7 +146,7 @@ def test_without_an_entropy_bonus_the_entropy_carries_no_gradient(model_folder: 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
 def test_a_critic_starts_at_zero_and_then_reads_the_state_before_each_token(family_folder: Path, packed: bool) -> None:
-    network = ValueNetwork(load_causal_lm(ModelSource(str(family_folder)), packed=packed), packed=packed)
+    network = ValueNetwork(load_causal_lm(ModelSource(str(family_folder))), packed=packed)
     assert torch.count_nonzero(by_us(network)[0]) == 0
     weight = torch.randn(32, generator=torch.Generator().manual_seed(5))
     head = dict(network.module.named_parameters())["lm_head.weight"]
@@ -163,7 +163,7 @@ def test_a_critic_starts_at_zero_and_then_reads_the_state_before_each_token(fami
 
 def test_a_critics_head_learns_apart_from_the_tied_embedding(model_folder: ModelFolder) -> None:
     source = ModelSource(str(model_folder("qwen3")))
-    network = ValueNetwork(load_causal_lm(source, packed=True), packed=True)
+    network = ValueNetwork(load_causal_lm(source), packed=True)
     by_us(network)[0].sum().backward()
     shapes = {name: tuple(p.shape) for name, p in network.module.named_parameters() if p.grad is not None}
     assert shapes["lm_head.weight"] == (1, 32)
@@ -180,7 +180,7 @@ def test_a_model_with_dropout_is_loaded_without_it(tmp_path: Path) -> None:
 
 def test_overrides_reach_the_model(model_folder: ModelFolder) -> None:
     source = ModelSource(str(model_folder("mistral")), overrides={"sliding_window": 7})
-    assert load_causal_lm(source, packed=True).config.sliding_window == 7
+    assert load_causal_lm(source).config.sliding_window == 7
 
 
 def broken(folder: Path, name: str) -> str:
@@ -217,7 +217,7 @@ def broken(folder: Path, name: str) -> str:
 def test_a_folder_that_is_no_model_is_named_with_its_key(tmp_path: Path, fault: str, says: str, key: str) -> None:
     path = broken(tmp_path / "model", fault)
     with pytest.raises(ModelError, match=says) as caught:
-        load_causal_lm(ModelSource(path, key=key), packed=True)
+        load_causal_lm(ModelSource(path, key=key))
     assert str(caught.value).startswith(f"{key}={path}: ")
 
 
@@ -230,13 +230,13 @@ def test_a_folder_without_a_tokenizer_is_named_with_its_key(tmp_path: Path) -> N
 def test_a_missing_adapter_is_a_model_error(model_folder: ModelFolder, tmp_path: Path) -> None:
     lora = Lora(rank=0, adapter_path=str(tmp_path / "nowhere"))
     with pytest.raises(ModelError, match=r"actor_rollout_ref\.model\.lora_adapter_path=.*nowhere"):
-        load_causal_lm(ModelSource(str(model_folder("llama"))), packed=True, lora=lora)
+        load_causal_lm(ModelSource(str(model_folder("llama"))), lora=lora)
 
 
 def test_modules_that_the_model_does_not_have_are_a_model_error(model_folder: ModelFolder) -> None:
     lora = Lora(rank=4, target_modules=["query_projection"])
     with pytest.raises(ModelError, match=r"actor_rollout_ref\.model\.target_modules=\['query_projection'\]: "):
-        load_causal_lm(ModelSource(str(model_folder("llama"))), packed=True, lora=lora)
+        load_causal_lm(ModelSource(str(model_folder("llama"))), lora=lora)
 
 
 @pytest.mark.parametrize("at_once", [logprobs.LOGITS_AT_ONCE, 64 * 3], ids=["at once", "in chunks"])

@@ -1,15 +1,20 @@
 """rloom's own rollout engine: in process, on the actor's own weights; sequences enter and leave as they finish."""
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from rloom.errors import ModelError
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Host, Request, Sampling
 from rloom.rollout.native.cache import Cache, DecodeAttention, PrefillAttention
 from rloom.rollout.native.sampler import choose
+
+log = logging.getLogger(__name__)
+FREE_SHARE = 0.8  # of the free memory: activations and the sampler need some, too
 
 
 class NativeRollout:
@@ -80,14 +85,25 @@ class NativeRollout:
         if self.device.type != "cuda":
             return self.max_sequences
         text = self.network.decoder.base.config.get_text_config()
-        size = text.head_dim if "head_dim" in text.to_dict() else text.hidden_size // text.num_attention_heads
+        size = text.to_dict().get("head_dim") or text.hidden_size // text.num_attention_heads
         with self.host.arithmetic():
             number = torch.get_autocast_dtype("cuda").itemsize if torch.is_autocast_enabled("cuda") else 4
         each = 2 * text.num_hidden_layers * text.num_key_value_heads * size * length * number
         total = torch.cuda.get_device_properties(self.device).total_memory
         ours = self.cache.bytes if self.cache is not None else 0  # what is kept from the last time is room, too
-        room = self.memory_share * total - torch.cuda.memory_allocated(self.device) + ours
-        return max(1, min(self.max_sequences, int(room // each)))
+        free = total - torch.cuda.memory_allocated(self.device) + ours
+        slots = int(min(self.memory_share * total, FREE_SHARE * free) // each)
+        if slots < 1:
+            raise ModelError(
+                f"actor_rollout_ref.rollout.gpu_memory_utilization={self.memory_share}: not one sequence of {length} "
+                f"tokens ({each / 2**30:.1f} GiB) fits beside what is on the GPU ({free / 2**30:.1f} GiB free); "
+                "raise it, shorten the answers, or offload (fsdp_config.optimizer_offload=True)"
+            )
+        if slots < self.max_sequences:
+            log.info(
+                f"{slots} sequences at a time fit the GPU (actor_rollout_ref.rollout.max_num_seqs={self.max_sequences})"
+            )
+        return min(self.max_sequences, slots)
 
     def load_weights(self) -> None:
         """It reads the actor's own weights."""

@@ -5,7 +5,7 @@ from rloom.algos.policy_losses import LossSettings
 from rloom.config.schema import Config, Optim
 from rloom.engines.local import LocalEngine
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.build.models import critic_engine
+from rloom.trainer.assemble.models import critic_engine
 from rloom.trainer.roles import Learner, Rhythm
 from rloom.trainer.schedule import Schedule
 

@@ -15,7 +15,7 @@ from rloom.rollout.base import Rollout
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.build.inputs import policy_source
+from rloom.trainer.assemble.inputs import policy_source
 from rloom.trainer.roles import Scorer
 
 
@@ -49,11 +49,12 @@ def policy_network(config: Config) -> PolicyNetwork:
         else None
     )
     network = PolicyNetwork(
-        load_causal_lm(policy_source(config), packed=model.use_remove_padding, lora=lora),
+        load_causal_lm(policy_source(config), lora=lora),
         packed=model.use_remove_padding,
         temperature=config.actor_rollout_ref.rollout.temperature,
         chunked=model.use_fused_kernels,
     )
+    network.check_head(f"actor_rollout_ref.model.path={model.path}")
     checkpointing = actor.fsdp_config.gradient_checkpointing
     if model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
         enable_checkpointing(network.decoder.base)
@@ -90,7 +91,7 @@ def reference_engine(config: Config) -> LocalEngine | None:
     where = placement(config, config.actor_rollout_ref.actor.fsdp_config)
     return LocalEngine(
         PolicyNetwork(
-            load_causal_lm(policy_source(config), packed=model.use_remove_padding),
+            load_causal_lm(policy_source(config)),
             packed=model.use_remove_padding,
             temperature=config.actor_rollout_ref.rollout.temperature,
             chunked=model.use_fused_kernels,
@@ -118,10 +119,10 @@ def critic_engine(config: Config) -> LocalEngine:
         critic.model.path or policy.path,
         key="critic.model.path",
         trust_remote_code=critic.model.trust_remote_code or policy.trust_remote_code,
-        overrides=critic.model.override_config if critic.model.path else policy.override_config,
+        overrides={**({} if critic.model.path else policy.override_config), **critic.model.override_config},
     )
     packed = critic.model.use_remove_padding
-    network = ValueNetwork(load_causal_lm(source, packed=packed), packed=packed)
+    network = ValueNetwork(load_causal_lm(source), packed=packed)
     fsdp = critic.model.fsdp_config
     checkpointing = fsdp.gradient_checkpointing
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:

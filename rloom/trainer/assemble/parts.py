@@ -26,9 +26,9 @@ from rloom.models.save import save_description, save_pretrained
 from rloom.rewards.background import BackgroundScorer
 from rloom.rollout.base import Sampling
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.build.inputs import check_reward, held_out_prompts, policy_source, train_prompts
-from rloom.trainer.build.learners import critic_learner, policy_learner
-from rloom.trainer.build.models import (
+from rloom.trainer.assemble.inputs import check_reward, held_out_prompts, policy_source, train_prompts
+from rloom.trainer.assemble.learners import critic_learner, policy_learner
+from rloom.trainer.assemble.models import (
     pick_device,
     policy_engine,
     policy_network,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rloom.config.load import load_saved
 from rloom.rewards.background import check_failures
-from rloom.trainer.build.parts import open_evaluation
+from rloom.trainer.assemble.parts import open_evaluation
 from rloom.trainer.checkpoint import read_state
 
 
