@@ -41,7 +41,7 @@ exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
     trainer.experiment_name=qwen2_7b_function_rm \
     trainer.n_gpus_per_node=1 \
     trainer.nnodes=1 \
-    trainer.save_freq=-1 \
+    trainer.save_freq=20 \
     trainer.test_freq=5 \
     trainer.total_epochs=15 \
     "$@"

@@ -41,6 +41,7 @@ class PolicyObjective:
     entropy_coefficient: float
     kl_coefficient: float | None  # None: no KL loss
     kl_estimator: str
+    measures_gap: bool = True  # to the rollout engine's probabilities, where nobody did before
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -64,12 +65,12 @@ class PolicyObjective:
         )
         token_loss = entry.loss(terms, self.loss_settings)
         weight_T = 1.0 if batch.rollout_weights_T is None else batch.rollout_weights_T
-        loss = aggregate(token_loss.loss_T * weight_T, batch, entry.aggregation or self.aggregation, counts)
+        loss = aggregate(token_loss.loss_T * weight_T, batch, self.aggregation, counts)
         entropy = aggregate(entropy_T, batch, self.aggregation, counts)
         metrics = {"actor/pg_loss": float(loss.detach()), "actor/entropy": float(entropy.detach())}
         for name, value_T in token_loss.parts_T.items():
             metrics[name] = float(aggregate(value_T.detach(), batch, "token-mean", counts))
-        if batch.old_logprobs_T is None:  # exactly on-policy: this is the first look at what the engine wrote
+        if batch.old_logprobs_T is None and self.measures_gap:  # exactly on-policy: the first look at what was written
             metrics |= self.gap(output_T.detach(), batch, counts)
         if self.entropy_coefficient:
             loss = loss - self.entropy_coefficient * entropy

@@ -27,6 +27,7 @@ def check(config: Config, algorithm: Needs) -> None:
         *micro_batches(config, algorithm),
         *one_process(config),
         *rollout(config),
+        *dapo(config),
         *resume(config),
         *warmup(config),
     ]
@@ -131,6 +132,21 @@ def rollout(config: Config) -> Iterator[str]:
         yield (
             f"{key}.val_kwargs.n={validation.n}: greedy answers are all the same; "
             "set val_kwargs.do_sample=True val_kwargs.temperature=1.0, or n=1"
+        )
+
+
+def dapo(config: Config) -> Iterator[str]:
+    n, limit = config.actor_rollout_ref.rollout.n, config.data.max_response_length
+    buffer = config.reward_model.overlong_buffer
+    if config.algorithm.filter_groups.enable and n < 2:
+        yield (
+            "algorithm.filter_groups.enable=True: it keeps groups whose scores differ, and "
+            f"actor_rollout_ref.rollout.n={n} makes groups of one; use 2 or more"
+        )
+    if buffer.enable and buffer.len > limit:
+        yield (
+            f"reward_model.overlong_buffer.len={buffer.len} is more than data.max_response_length={limit}; "
+            f"use {limit} or less"
         )
 
 

@@ -24,6 +24,27 @@ HYDRAS_OWN = ("hydra", "preset")  # names that Hydra would take for itself
 CONFIG_FILE = "config.yaml"  # what a run writes down, in its directory and in every checkpoint
 
 
+# Keys of later versions: what a user who sets one is waiting for.
+NOT_YET = {
+    "reward_model.enable": "reward models",
+    "reward_model.path": "reward models",
+    "reward_model.model": "reward models",
+    "reward_model.micro_batch_size_per_gpu": "reward models",
+    "reward_model.reward_manager": "other reward managers",
+    "reward_model.api": "API judges",
+    "reward_model.composite": "mixes of rewards",
+    "reward_model.sandbox": "code rewards",
+    "trainer.node_rank": "several machines",
+    "trainer.master_addr": "several machines",
+    "trainer.master_port": "several machines",
+    "actor_rollout_ref.actor.megatron": "Megatron engines",
+    "actor_rollout_ref.actor.megatron_config": "Megatron engines",
+    "critic.megatron_config": "Megatron engines",
+}
+# Values of such keys that ask for nothing else than what this version does.
+MEANS_WHAT_WE_DO = {"reward_model.enable": False, "reward_model.reward_manager": "naive", "trainer.node_rank": 0}
+
+
 def load_config(
     overrides: Sequence[str] = (), *, config_path: str | None = None, config_name: str = "ppo_trainer"
 ) -> Config:
@@ -32,7 +53,8 @@ def load_config(
     tree, takes_presets = compose(folder, config_name, arguments)
     config = validate(tree)
     if takes_presets and config.actor_rollout_ref.model.path == EMBEDDED:
-        tree, _ = compose(folder, config_name, [*arguments, "preset=embedded"])
+        preset = "embedded" if config.data.train_files == EMBEDDED else "embedded_model"
+        tree, _ = compose(folder, config_name, [*arguments, f"preset={preset}"])
         config = validate(tree)
     return config
 
@@ -99,6 +121,10 @@ def compose(folder: Path, name: str, overrides: list[str]) -> tuple[dict[str, An
 
 
 def validate(tree: dict[str, Any]) -> Config:
+    for path, value in MEANS_WHAT_WE_DO.items():
+        section, name = path.split(".")
+        if isinstance(tree.get(section), dict) and tree[section].get(name) == value:
+            del tree[section][name]
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -115,6 +141,9 @@ def describe_fault(fault: Any) -> tuple[str, str]:
     location = [str(part) for part in fault["loc"]]
     if fault["type"] == "extra_forbidden":
         path = deepest(".".join(location), fault["input"])
+        later = next((what for start, what in NOT_YET.items() if f"{path}.".startswith(f"{start}.")), None)
+        if later is not None:
+            return path, f"{path}={fault['input']!r}: {later} are not in this version of rloom; leave the key out"
         guess = nearest(path)
         hint = f"; did you mean {guess}?" if guess else ""
         return path, f"{path}: there is no such key{hint} (`rloom config` lists them all)"

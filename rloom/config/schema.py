@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 TRUNCATION = Literal["error", "left", "right", "middle"]
 KL_ESTIMATOR = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
@@ -71,7 +72,9 @@ class Model(Section):
     )
     lora_alpha: int = key(16, "Scale of the LoRA update: alpha / rank.", ge=1)
     target_modules: str | list[str] = key("all-linear", "Which modules LoRA adapts: a list of names, or `all-linear`.")
-    lora_adapter_path: str | None = key(None, "Start from this saved LoRA adapter.")
+    lora_adapter_path: str | None = key(
+        None, "Start from this saved LoRA adapter; its own rank, alpha and modules count."
+    )
     override_config: dict[str, Any] = key({}, "Entries that replace those of the model's config.json.")
     custom_chat_template: str | None = key(None, "A Jinja chat template instead of the tokenizer's own.")
 
@@ -81,7 +84,7 @@ class Optim(Section):
     weight_decay: float = key(0.01, "Decoupled weight decay of AdamW.", ge=0)
     betas: tuple[BETA, BETA] = key((0.9, 0.999), "AdamW's running-average factors.")
     lr_warmup_steps: int | None = key(
-        None, "Steps over which the rate rises from 0. null: from `lr_warmup_steps_ratio`.", ge=0
+        None, "Steps over which the rate rises from 0. null or -1: from `lr_warmup_steps_ratio`.", ge=-1
     )
     warmup_steps: int | None = key(None, "Another name of `lr_warmup_steps`.", ge=0)
     lr_warmup_steps_ratio: float = key(
@@ -94,7 +97,7 @@ class Optim(Section):
 
     def warmup(self, total_steps: int) -> int:
         for steps in (self.lr_warmup_steps, self.warmup_steps):
-            if steps is not None:
+            if steps is not None and steps >= 0:
                 return steps
         return int(self.lr_warmup_steps_ratio * total_steps)
 
@@ -165,8 +168,10 @@ class Actor(Section):
     clip_ratio_high: float | None = key(None, "Upper clip range (clip-higher). null: `clip_ratio`.", ge=0)
     clip_ratio_c: float = key(3.0, "Dual clip: a negative advantage's loss is at most this times the advantage.", gt=1)
     policy_loss: PolicyLoss = section(PolicyLoss, "Which policy loss.")
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = key(
-        "token-mean", "How token losses become one number; the counts are those of the whole mini-batch."
+    loss_agg_mode: AGGREGATION | None = key(
+        None,
+        "How token losses become one number, by counts of the whole mini-batch. null: as the policy loss is defined; "
+        "token-mean for most.",
     )
     entropy_coeff: float = key(0.0, "Weight of the entropy bonus.")
     use_kl_loss: bool = key(False, "Add the KL to the reference to the loss.")
@@ -184,6 +189,7 @@ class Actor(Section):
 
 class Ref(Section):
     log_prob_micro_batch_size_per_gpu: int | None = key(None, "Samples a forward pass. null: by token budget.", ge=1)
+    log_prob_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
     log_prob_use_dynamic_bsz: bool | None = key(
         None, "Fill forward passes up to the token budget. null: as the key above says."
     )
@@ -219,6 +225,7 @@ class Rollout(Section):
     log_prob_micro_batch_size_per_gpu: int | None = key(
         None, "Samples a forward pass when the policy's old log-probs are computed. null: by token budget.", ge=1
     )
+    log_prob_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
     log_prob_use_dynamic_bsz: bool | None = key(
         None, "Fill those passes up to the token budget. null: as the key above says."
     )
@@ -260,9 +267,7 @@ class Critic(Section):
     ppo_max_token_len_per_gpu: int = key(32768, "Token budget of a pass.", ge=1)
     ppo_epochs: int | None = key(None, "Times each batch is learned from. null: the actor's.", ge=1)
     cliprange_value: float = key(0.5, "How far a new value may leave the old one before its gradient is cut.", gt=0)
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = key(
-        "token-mean", "How token losses become one number."
-    )
+    loss_agg_mode: AGGREGATION = key("token-mean", "How token losses become one number.")
     grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
     shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
 
@@ -319,9 +324,7 @@ class RolloutCorrection(Section):
 
 class FilterGroups(Section):
     enable: bool = key(False, "Replace groups whose scores are all equal by fresh prompts (DAPO's dynamic sampling).")
-    max_num_gen_batches: int = key(
-        10, "Stop when so many rounds of generation have not filled a step. 0: no limit.", ge=0
-    )
+    max_num_gen_batches: int = key(10, "Stop when so many rounds of generation have not filled a step.", ge=1)
 
 
 class AlgorithmSection(Section):
@@ -394,10 +397,6 @@ class Config(Section):
     @property
     def uses_reference(self) -> bool:
         return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.data.train_batch_size * self.actor_rollout_ref.rollout.n
 
     @property
     def mini_batches(self) -> int:

@@ -21,18 +21,21 @@ class MicroBatching:
 
 
 def fill_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Longest first, each into the first bin with room. A sample over the budget gets a bin of its own."""
+    """Longest first, a bin after the other, each as full as the budget allows; a sample over it gets a bin of its own.
+
+    Attention lays a bin out as samples × longest, so that product is bounded too: one long sample among many short ones
+    would otherwise cost far more than its tokens.
+    """
     bins: list[list[int]] = []
-    room: list[int] = []
+    tokens = longest = 0
     for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        for place, free in enumerate(room):
-            if lengths[row] <= free:
-                bins[place].append(row)
-                room[place] -= lengths[row]
-                break
+        fits = bins and tokens + lengths[row] <= budget and (len(bins[-1]) + 1) * longest <= 2 * budget
+        if fits:
+            bins[-1].append(row)
+            tokens += lengths[row]
         else:
             bins.append([row])
-            room.append(budget - lengths[row])
+            tokens = longest = lengths[row]
     return bins
 
 

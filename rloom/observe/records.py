@@ -6,10 +6,11 @@ most one unfinished one.
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from rloom.atomic import replace_text
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -43,16 +44,6 @@ def truncate_metrics(file: Path, last_step: float = math.inf) -> None:
 def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_text(file, "".join(_to_line(row) for row in rows))
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Written beside, synced, renamed: at every instant the file is the old one or the new one."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with beside.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    beside.replace(file)
 
 
 def _whole_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:

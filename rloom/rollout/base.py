@@ -24,7 +24,7 @@ class Sampling:
 @dataclass(frozen=True)
 class Request:
     tokens: tuple[int, ...]
-    seed: int  # decides this answer, whatever else is in the batch
+    seed: int  # decides this answer, whatever else is in the batch (hf: that of a batch's first decides them all)
 
 
 @dataclass(frozen=True)

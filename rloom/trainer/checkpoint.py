@@ -8,7 +8,6 @@ A seal lists the files of its folder with size and SHA-256; what does not match 
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from rloom.atomic import replace_text, sync
 from rloom.errors import CheckpointError
 
 SEAL = "seal.json"
@@ -98,9 +98,10 @@ class Checkpoints:
             if not any((self.path(step) / role).is_dir() for role in self.keep):
                 discard(self.path(step))
 
-    def set_aside(self, after: int) -> Path | None:
-        """Move checkpoints of a later step out of the way: the run that starts now will write its own."""
+    def set_aside(self, after: int, *others: Path) -> Path | None:
+        """Move checkpoints of a later step, and other files, out of the way: the run that starts writes its own."""
         later = [self.path(step) for step in self.steps() if step > after]
+        later += [path for path in others if path.exists()]
         if not later:
             return None
         name = time.strftime("superseded-%Y%m%d-%H%M%S")
@@ -147,7 +148,8 @@ def seal(folder: Path) -> None:
         sync(file)
     (folder / SEAL).write_text(json.dumps(entries, indent=1))
     sync(folder / SEAL)
-    sync(folder)
+    for inner in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
+        sync(inner)
 
 
 def find_fault(checkpoint: Path) -> str | None:
@@ -191,19 +193,3 @@ def discard(folder: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
     folder.rename(hidden)
     shutil.rmtree(hidden)
-
-
-def replace_text(file: Path, text: str) -> None:
-    draft = file.with_name(f".{file.name}")
-    draft.write_text(text)
-    sync(draft)
-    draft.rename(file)
-    sync(file.parent)
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.errors import CheckpointError, ConfigError
+from rloom.observe.records import METRICS_FILE
 from rloom.trainer.checkpoint import Checkpoints, read_state
 
 KEY = "trainer.default_local_dir"
@@ -71,11 +72,14 @@ def sole_owner(directory: Path) -> Iterator[None]:
 
 
 def starting_point(config: Config, checkpoints: Checkpoints) -> Path | None:
-    """The checkpoint this run goes on from. Later ones of another course are set aside, never overwritten."""
+    """The checkpoint this run goes on from."""
     checkpoints.clean()
-    if config.trainer.resume_mode == "auto":
-        return checkpoints.newest()
-    start = named_start(config)
-    step = int(read_state(start)["step"]) if start is not None else 0
-    checkpoints.set_aside(after=step)
-    return start
+    return checkpoints.newest() if config.trainer.resume_mode == "auto" else named_start(config)
+
+
+def make_room(checkpoints: Checkpoints, start: Path | None) -> None:
+    """What an earlier run left beyond the starting point is set aside, never overwritten."""
+    if start is None:
+        checkpoints.set_aside(0, checkpoints.directory / METRICS_FILE)
+    else:
+        checkpoints.set_aside(after=int(read_state(start)["step"]))

@@ -21,19 +21,19 @@ class Evaluator:
     prompts_at_once: int | None
 
     def answer(self, step: int, progress: Callable[[int, int], None]) -> list[Trajectory]:
+        """All held-out prompts, some at a time; how many changes no answer."""
         size = self.prompts_at_once or len(self.prompts)
         total = len(self.prompts) * self.n
         trajectories: list[Trajectory] = []
         for first in range(0, len(self.prompts), size):
+            done = len(trajectories)
+
+            def advance(count: int, _: int, done: int = done) -> None:
+                progress(done + count, total)
+
             part = self.prompts[first : first + size]
-            before = len(trajectories)
-            trajectories += self.sampler.sample(
-                part,
-                self.n,
-                self.sampling,
-                f"validate/{step}/{first}",
-                lambda done, _, before=before: progress(before + done, total),  # type: ignore[misc]
-            )
+            written = self.sampler.write(part, self.n, self.sampling, f"validate/{step}", advance, first_row=done)
+            trajectories += written.scored(lambda count, _: None)
         return trajectories
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:

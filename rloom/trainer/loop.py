@@ -20,7 +20,7 @@ from rloom.algos.packed import sum_by_sample
 from rloom.algos.registry import Algorithm
 from rloom.batch import Batch, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
-from rloom.errors import RloomError
+from rloom.errors import CheckpointError, RloomError
 from rloom.observe.metrics import batch_metrics, device_peak_flops, part_metrics, throughput, utilisation
 from rloom.observe.runlog import RunLog
 from rloom.rewards.background import check_failures
@@ -29,6 +29,7 @@ from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.evaluate import Evaluator
 from rloom.trainer.roles import Learner, Scorer
 from rloom.trainer.sampling import DynamicSampling, Sampler, pack
+from rloom.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -119,15 +120,14 @@ class Training:
         with self.finish_step_on_interrupt():
             while self.state.step < self.settings.total_steps and not self.interrupted:
                 self.take_step(self.state.step + 1)
-        if self.interrupted:
+        if self.interrupted and self.state.step < self.settings.total_steps:
             raise KeyboardInterrupt
 
     def step(self, step: int) -> "Outcome":
         s, roles, log = self.settings, self.roles, self.log
 
         # 1. Sample and score: n answers to each prompt, scored while others are still being written.
-        with log.span("gen"):
-            answers = self.sample(step)
+        answers = self.sample(step)
         batch = pack(answers, s.answers_per_prompt)
 
         # 2. Turn rewards into advantages.
@@ -142,8 +142,7 @@ class Training:
             with log.span("values"):
                 values_T = roles.critic.score(batch)
         if s.algorithm.needs_greedy:
-            with log.span("gen_greedy"):
-                greedy_N = self.greedy_scores(answers, step)
+            greedy_N = self.greedy_scores(answers, step)
         with log.span("adv"):
             rewards_T, kl, metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
             found = s.algorithm.advantage(Evidence(batch, rewards_T, values_T, greedy_N), s.advantage)
@@ -175,35 +174,49 @@ class Training:
 
     def sample(self, step: int) -> list[Trajectory]:
         """Answers to a step's prompts; with dynamic sampling, to as many as it takes to fill it."""
-        s, sampler = self.settings, self.roles.sampler
-        if s.dynamic_sampling is not None:
-            return s.dynamic_sampling.sample(
-                sampler, self.stream, s.answers_per_prompt, s.sampling, step, self.log.advance
-            )
-        answers = sampler.sample(
-            self.stream.next(), s.answers_per_prompt, s.sampling, f"train/{step}", self.log.advance
-        )
-        check_failures([answer.score for answer in answers], s.max_failed_share)
+        s = self.settings
+
+        def answer_once(number: int) -> list[Trajectory]:
+            return self.answer(self.stream.next(), s.answers_per_prompt, s.sampling, f"train/{step}/{number}", "gen")
+
+        if s.dynamic_sampling is None:
+            return answer_once(1)
+        return s.dynamic_sampling.fill(answer_once, s.answers_per_prompt)
+
+    def answer(
+        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, occasion: str, stage: str
+    ) -> list[Trajectory]:
+        log = self.log
+        with log.span(stage):
+            written = self.roles.sampler.write(prompts, n, sampling, occasion, log.advance)
+        with log.span("reward"):
+            answers = written.scored(log.advance)
+        check_failures([answer.score for answer in answers], self.settings.max_failed_share)
         return answers
 
     def greedy_scores(self, answers: Sequence[Trajectory], step: int) -> Tensor:
-        """For each sample, the score of the greedy answer to its prompt; NaN where that failed."""
+        """For each sample, the reward of the greedy answer to its prompt; NaN where its score failed."""
         s = self.settings
         prompts = [answer.prompt for answer in answers[:: s.answers_per_prompt]]
         greedy = replace(s.sampling, temperature=0.0)
-        found = self.roles.sampler.sample(prompts, 1, greedy, f"greedy/{step}", self.log.advance)
-        scores = [torch.nan if answer.score.value is None else answer.score.value for answer in found]
-        return torch.tensor(scores).repeat_interleave(s.answers_per_prompt)
+        batch = pack(self.answer(prompts, 1, greedy, f"greedy/{step}", "gen_greedy"), 1)
+        score_N = self.penalised(batch).score_N.where(batch.valid_N, torch.nan)
+        return score_N.repeat_interleave(s.answers_per_prompt)
+
+    def penalised(self, batch: Batch) -> Batch:
+        """Scores less the penalty on over-long answers, where that is asked for."""
+        overlong = self.settings.overlong
+        if overlong is None:
+            return batch
+        length_N = sum_by_sample(batch.mask_T.float(), batch.sample_T, len(batch))
+        penalty_N = overlong_penalty(length_N, overlong.max_length, overlong.buffer, overlong.factor)
+        return replace(batch, score_N=batch.score_N + penalty_N)
 
     def rewards(
         self, batch: Batch, logprobs_T: Tensor | None, ref_logprobs_T: Tensor | None
     ) -> tuple[Tensor, KlControl, Metrics]:
         """Rewards a token, the KL taken off where that is asked for, and the coefficient for the next step."""
-        control, overlong = self.state.kl, self.settings.overlong
-        if overlong is not None:
-            length_N = sum_by_sample(batch.mask_T.float(), batch.sample_T, len(batch))
-            penalty_N = overlong_penalty(length_N, overlong.max_length, overlong.buffer, overlong.factor)
-            batch = replace(batch, score_N=batch.score_N + penalty_N)
+        control, batch = self.state.kl, self.penalised(batch)
         if self.settings.kl_in_reward is None:
             return token_rewards(batch, None, 0.0), control, {}
         assert logprobs_T is not None and ref_logprobs_T is not None  # KL on: both were computed
@@ -223,19 +236,21 @@ class Training:
         return replace(lesson, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
 
     def take_step(self, step: int) -> None:
-        """One step, and what is due after it."""
+        """One step, and what is due after it. What goes wrong on the way does not cost what was learned before."""
+        last = step == self.settings.total_steps
         try:
             with self.log.span("step"):
                 outcome = self.step(step)
+            self.record(step, outcome)
+            if due(self.settings.validate_every, step, last):
+                self.validate(step)
+            if due(self.settings.save_every, step, last):
+                self.save()
+        except CheckpointError:  # saving is what went wrong
+            raise
         except RloomError as error:
             error.add_note(self.save_what_is_whole())
             raise
-        self.record(step, outcome)
-        last = step == self.settings.total_steps
-        if due(self.settings.validate_every, step, last):
-            self.validate(step)
-        if due(self.settings.save_every, step, last):
-            self.save()
 
     def record(self, step: int, outcome: "Outcome") -> None:
         s, log, lesson = self.settings, self.log, outcome.lesson
@@ -298,7 +313,6 @@ class Training:
         self.stream.load(saved["stream"])
         kl = replace(self.state.kl, coefficient=saved["kl_coefficient"])
         self.state = State(step=saved["step"], kl=kl, stream=self.stream.state())
-        self.log.truncate_after(self.state.step)
 
     @contextmanager
     def finish_step_on_interrupt(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rloom.atomic import replace_text
 from rloom.config.load import CONFIG_FILE
 from rloom.config.schema import Config
 from rloom.observe.console import validation_accuracies
@@ -9,8 +10,8 @@ from rloom.observe.curve import draw_learning_curve
 from rloom.observe.records import read_metrics
 from rloom.observe.runlog import RunLog
 from rloom.trainer.assemble.parts import Parts, config_text, open_parts
-from rloom.trainer.checkpoint import Checkpoints, replace_text
-from rloom.trainer.directory import run_directory, sole_owner, starting_point
+from rloom.trainer.checkpoint import Checkpoints
+from rloom.trainer.directory import make_room, run_directory, sole_owner, starting_point
 from rloom.trainer.loop import Training
 
 CURVE = "learning_curve.png"
@@ -25,7 +26,9 @@ def run(config: Config) -> int:
             | ({"critic": config.trainer.max_critic_ckpt_to_keep} if parts.roles.critic is not None else {}),
         )
         start = starting_point(config, checkpoints)
-        replace_text(directory / CONFIG_FILE, config_text(config))
+        if not config.trainer.val_only:
+            make_room(checkpoints, start)
+            replace_text(directory / CONFIG_FILE, config_text(config))
         with RunLog.open(
             directory,
             loggers=config.trainer.loggers,
@@ -51,11 +54,10 @@ def train(config: Config, parts: Parts, log: RunLog, checkpoints: Checkpoints, s
     if start is not None:
         training.resume(start)
         log.message(f"Going on from {start}")
-    else:
-        log.truncate_after(-1)
     if config.trainer.val_only:
         training.validate(training.state.step)
         return 0
+    log.truncate_after(training.state.step if start is not None else -1)
     if training.state.step >= parts.settings.total_steps:
         log.message(
             f"This run has already ended, at step {training.state.step}. Train on with a larger "
@@ -93,4 +95,6 @@ def closing_words(log: RunLog, checkpoints: Checkpoints) -> str:
     if steps:
         newest = checkpoints.path(steps[-1])
         lines.append(f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR")
+    else:
+        lines.append("No checkpoint was kept (trainer.save_freq=-1)")
     return "\n".join(lines)

@@ -4,16 +4,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
 
 from rloom.algos.dapo import informative_groups
 from rloom.batch import Batch, Trajectory
-from rloom.data.stream import PromptStream
 from rloom.errors import TrainingError
-from rloom.rewards.background import check_failures
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.runtime.group import Group
 from rloom.types import Prompt, Sample, Score
@@ -28,6 +26,21 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
+class Written:
+    """Answers whose scores are still being computed."""
+
+    rows: list[tuple[Prompt, Completion, Future[Score]]]
+
+    def scored(self, progress: Callable[[int, int], None]) -> list[Trajectory]:
+        """Wait for the scores that are not there yet."""
+        trajectories = []
+        for prompt, completion, score in self.rows:
+            trajectories.append(trajectory(prompt, completion, score.result()))
+            progress(len(trajectories), len(self.rows))
+        return trajectories
+
+
+@dataclass(frozen=True)
 class Sampler:
     """Writes `n` answers to each prompt and scores them."""
 
@@ -36,31 +49,28 @@ class Sampler:
     decode: Decoder
     seed: int
 
-    def sample(
+    def write(
         self,
         prompts: Sequence[Prompt],
         n: int,
         sampling: Sampling,
-        occasion: str,  # "train/12": with the seed, it decides every draw
+        occasion: str,  # "train/12": with the seed and the row, it decides every draw
         progress: Callable[[int, int], None],
-    ) -> list[Trajectory]:
-        """Trajectories in the order of the prompts, `n` a prompt."""
+        first_row: int = 0,
+    ) -> "Written":
+        """`n` answers to each prompt, in the order of the prompts, their scores on the way."""
         asked = [prompt for prompt in prompts for _ in range(n)]
-        requests = [Request(p.tokens, draw_seed(self.seed, occasion, row)) for row, p in enumerate(asked)]
-        answers: list[Completion | None] = [None] * len(asked)
-        scores: list[Future[Score] | None] = [None] * len(asked)
+        requests = [
+            Request(prompt.tokens, draw_seed(self.seed, occasion, first_row + row)) for row, prompt in enumerate(asked)
+        ]
+        answers: dict[int, tuple[Completion, Future[Score]]] = {}
         self.rollout.each("wake", [()] * self.rollout.size)
         streams = self.rollout.each("generate", share(requests, self.rollout.size, sampling))
-        for done, (row, completion) in enumerate(chain.from_iterable(streams), start=1):
-            answers[row] = completion
-            scores[row] = self.reward.submit(self.sample_of(asked[row], completion))
-            progress(done, len(asked))
+        for row, completion in chain.from_iterable(streams):
+            answers[row] = completion, self.reward.submit(self.sample_of(asked[row], completion))
+            progress(len(answers), len(asked))
         self.rollout.each("sleep", [()] * self.rollout.size)
-        return [
-            trajectory(prompt, completion, future.result())
-            for prompt, completion, future in zip(asked, answers, scores, strict=True)
-            if completion is not None and future is not None
-        ]
+        return Written([(prompt, *answers[row]) for row, prompt in enumerate(asked)])
 
     def publish(self) -> None:
         """Let the rollout engines see the weights the policy has now."""
@@ -97,34 +107,23 @@ class DynamicSampling:
     """DAPO's: groups whose scores are all equal teach nothing and are replaced by answers to fresh prompts."""
 
     groups_per_step: int
-    max_rounds: int  # 0: no limit
-    max_failed_share: float
+    max_rounds: int
 
-    def sample(
-        self,
-        sampler: Sampler,
-        stream: PromptStream,
-        n: int,
-        sampling: Sampling,
-        step: int,
-        progress: Callable[[int, int], None],
-    ) -> list[Trajectory]:
+    def fill(self, answer_once: Callable[[int], list[Trajectory]], n: int) -> list[Trajectory]:
+        """`answer_once(round)` answers a step's worth of fresh prompts."""
         kept: list[Trajectory] = []
-        for number in count(1):
-            answers = sampler.sample(stream.next(), n, sampling, f"train/{step}/{number}", progress)
-            check_failures([answer.score for answer in answers], self.max_failed_share)
+        for number in range(1, self.max_rounds + 1):
+            answers = answer_once(number)
             batch = pack(answers, n)
             for group in informative_groups(batch.score_N, batch.group_N, batch.valid_N).nonzero().flatten().tolist():
                 kept += answers[group * n : (group + 1) * n]
             if len(kept) >= self.groups_per_step * n:
-                break
-            if number == self.max_rounds:
-                raise TrainingError(
-                    f"algorithm.filter_groups.max_num_gen_batches={self.max_rounds}: after so many rounds only "
-                    f"{len(kept) // n} of {self.groups_per_step} groups have answers of different score. Too easy or "
-                    "too hard for this model: change the data, raise rollout.n, or allow more rounds"
-                )
-        return kept[: self.groups_per_step * n]
+                return kept[: self.groups_per_step * n]
+        raise TrainingError(
+            f"algorithm.filter_groups.max_num_gen_batches={self.max_rounds}: after so many rounds only "
+            f"{len(kept) // n} of {self.groups_per_step} groups have answers of different score. Too easy or too hard "
+            "for this model: change the data, raise rollout.n, or allow more rounds"
+        )
 
 
 def share(requests: list[Request], workers: int, sampling: Sampling) -> list[tuple[list[Request], Sampling]]:

@@ -19,6 +19,6 @@ class Schedule:
         if self.kind == "constant":
             return self.peak
         start = max(self.warmup_steps, 1)
-        done = min((step - start) / max(self.total_steps - start, 1), 1.0)
+        done = min((step - start) / max(self.total_steps - start + 1, 1), 1.0)  # the last step still learns
         fallen = done if self.kind == "linear" else 0.5 * (1 - math.cos(math.pi * done))
         return self.peak * (1 - (1 - self.floor) * fallen)

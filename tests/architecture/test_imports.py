@@ -19,6 +19,7 @@ DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluate_ch
 # part of rloom -> the parts of it that it may import; the longest name that fits a module counts
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.errors": (),
+    "rloom.atomic": (),
     "rloom.types": (),
     "rloom.batch": ("rloom.types",),
     "rloom.console": ("rloom.errors",),
@@ -29,16 +30,28 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.rewards": ("rloom.rewards", *BOTTOM),
     "rloom.rewards.rules": ("rloom.rewards.rules", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
-    "rloom.observe": ("rloom.observe", *NOUNS),
+    "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
     "rloom.engines": ("rloom.engines.base", "rloom.algos", "rloom.models", "rloom.data.packing", *NOUNS),
     "rloom.rollout": ("rloom.rollout.base", "rloom.models", *NOUNS),
     "rloom.rollout.native": ("rloom.rollout.native", "rloom.rollout.base", "rloom.models", *NOUNS),
     **{
-        name: (*LOOP, *PROTOCOLS, "rloom.algos", "rloom.data", "rloom.observe", "rloom.rewards.background", *NOUNS)
+        name: (
+            *LOOP,
+            *PROTOCOLS,
+            "rloom.algos",
+            "rloom.data",
+            "rloom.observe",
+            "rloom.rewards.background",
+            "rloom.atomic",
+            *NOUNS,
+        )
         for name in LOOP
     },
     "rloom.trainer.assemble": ("rloom.trainer.assemble", *LOOP, *PROTOCOLS, *BACKENDS, *CONFIG, "rloom.algos", *NOUNS),
-    **{name: (*DOORS, *LOOP, *BACKENDS, *CONFIG, "rloom.trainer.assemble", "rloom.console", *NOUNS) for name in DOORS},
+    **{
+        name: (*DOORS, *LOOP, *BACKENDS, *CONFIG, "rloom.trainer.assemble", "rloom.console", "rloom.atomic", *NOUNS)
+        for name in DOORS
+    },
     "rloom.cli": ("rloom", *DOORS, *BACKENDS, "rloom.config", "rloom.console", *NOUNS),
     "rloom.trainer": (),
     "rloom": (),

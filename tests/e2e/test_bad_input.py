@@ -378,14 +378,6 @@ def test_a_reward_that_fails_only_sometimes_is_counted_and_left_out_of_the_basel
     assert (directory / "global_step_1").is_dir()
 
 
-def test_an_aggregation_that_the_loss_is_not_defined_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    actor = "actor_rollout_ref.actor"
-    keys = (f"{actor}.policy_loss.loss_mode=gspo", f"{actor}.loss_agg_mode=seq-mean-token-sum")
-    Failure(tmp_path / "run", capsys, *keys).names(
-        f"{actor}.loss_agg_mode=seq-mean-token-sum: policy_loss.loss_mode=gspo is defined with seq-mean-token-mean"
-    ).leaves_nothing()
-
-
 def test_rejection_without_a_threshold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Failure(tmp_path / "run", capsys, "algorithm.rollout_correction.rollout_rs=token").names(
         "algorithm.rollout_correction.rollout_rs=token needs algorithm.rollout_correction.rollout_rs_threshold"
@@ -398,3 +390,54 @@ def test_dynamic_sampling_that_finds_nothing_to_learn(tmp_path: Path, capsys: py
     Failure(tmp_path / "run", capsys, own, *keys).names(
         "algorithm.filter_groups.max_num_gen_batches=2: after so many rounds only 0 of 4 groups"
     ).leaves_no_checkpoint()
+
+
+def test_dynamic_sampling_needs_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("algorithm.adv_estimator=reinforce_plus_plus", "actor_rollout_ref.rollout.n=1")
+    Failure(tmp_path / "run", capsys, *keys, "algorithm.filter_groups.enable=True").names(
+        "algorithm.filter_groups.enable=True", "actor_rollout_ref.rollout.n=1"
+    ).leaves_nothing()
+
+
+def test_an_over_long_buffer_longer_than_the_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Failure(tmp_path / "run", capsys, "reward_model.overlong_buffer.enable=True").names(
+        "reward_model.overlong_buffer.len=128 is more than data.max_response_length=8"
+    ).leaves_nothing()
+
+
+def test_validation_without_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = parquet(tmp_path / "train.parquet", [ROW] * 4)
+    Failure(tmp_path / "run", capsys, f"data.train_files={file}", "trainer.test_freq=1").names(
+        "data.val_files is not set"
+    ).leaves_nothing()
+
+
+def test_dropout_has_no_place_in_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Failure(tmp_path / "run", capsys, "+actor_rollout_ref.model.override_config.attention_dropout=0.1").names(
+        "actor_rollout_ref.model.override_config.attention_dropout=0.1"
+    ).leaves_nothing()
+
+
+def test_a_failure_in_validation_does_not_cost_what_was_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = reward_file(tmp_path, SIGNATURE + "    assert extra_info['split'] == 'train'\n    return 1.0\n")
+    directory = tmp_path / "run"
+    Failure(directory, capsys, own, "trainer.test_freq=1", "trainer.save_freq=-1").names(
+        "AssertionError", f"Stopped after step 1, saved in {directory / 'global_step_1'}"
+    )
+
+
+def test_looking_at_an_earlier_checkpoint_moves_nothing(run_copy: Path) -> None:
+    before = sorted(path.name for path in run_copy.iterdir())
+    start = f"trainer.resume_from_path={run_copy / 'global_step_1'}"
+    keys = ("trainer.val_only=True", "trainer.resume_mode=resume_path", start)
+    assert main_ppo.main(arguments(run_copy, 2, *RLOO, *keys)) == 0
+    assert sorted(path.name for path in run_copy.iterdir()) == before
+    assert [r["training/global_step"] for r in records(run_copy) if "training/global_step" in r] == [1, 2]
+
+
+def test_starting_anew_keeps_what_the_old_run_left(run_copy: Path) -> None:
+    train(run_copy, 1, *RLOO, "trainer.resume_mode=disable")
+    [aside] = run_copy.glob("superseded-*")
+    assert sorted(path.name for path in aside.iterdir()) == ["global_step_1", "global_step_2", "metrics.jsonl"]

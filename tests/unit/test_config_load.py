@@ -33,7 +33,7 @@ DEFAULTS = {
     "actor_rollout_ref.actor.clip_ratio": 0.2,
     "actor_rollout_ref.actor.clip_ratio_c": 3.0,
     "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
-    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.actor.loss_agg_mode": None,  # token-mean, or what the policy loss is defined with
     "actor_rollout_ref.actor.entropy_coeff": 0,
     "actor_rollout_ref.actor.kl_loss_coef": 0.001,
     "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
@@ -260,8 +260,26 @@ def test_the_embedded_preset_comes_with_the_embedded_model_alone() -> None:
     embedded, other = load_config(), load_config([OWN_MODEL])
     assert (embedded.data.train_batch_size, other.data.train_batch_size) == (64, 1024)
     assert (embedded.actor_rollout_ref.rollout.n, other.actor_rollout_ref.rollout.n) == (8, 1)
-    assert (embedded.actor_rollout_ref.actor.optim.lr, other.actor_rollout_ref.actor.optim.lr) == (5e-4, 1e-6)
+    assert (embedded.actor_rollout_ref.actor.optim.lr, other.actor_rollout_ref.actor.optim.lr) == (2e-4, 1e-6)
     check(embedded, ALGORITHMS["gae"])
+
+
+def test_the_embedded_model_on_other_data_reads_all_of_it() -> None:
+    assert load_config().data.train_max_samples == 2048
+    other = load_config(["data.train_files=mine.parquet"])
+    assert (other.data.train_max_samples, other.data.train_batch_size) == (-1, 64)
+
+
+def test_keys_of_later_versions_say_so_and_their_idle_values_pass() -> None:
+    load_config(["reward_model.enable=False", "reward_model.reward_manager=naive", "trainer.node_rank=0"])
+    for key, what in {
+        "reward_model.enable=True": "reward models are not in this version",
+        "reward_model.path=some/model": "reward models are not in this version",
+        "trainer.master_addr=10.0.0.1": "several machines are not in this version",
+        "critic.megatron_config.tensor_model_parallel_size=4": "Megatron engines are not in this version",
+    }.items():
+        with pytest.raises(ConfigError, match=what):
+            load_config([key])
 
 
 def test_a_key_on_the_command_line_wins_over_the_preset() -> None:
@@ -355,7 +373,7 @@ def test_what_follows_from_several_keys_is_derived() -> None:
             "actor_rollout_ref.rollout.n=5",
         ]
     )
-    assert (config.samples_per_step, config.mini_batches, config.on_policy) == (2560, 4, False)
+    assert (config.mini_batches, config.on_policy) == (4, False)
     whole = load_config([OWN_MODEL, "actor_rollout_ref.actor.ppo_mini_batch_size=1024"])
     assert (whole.on_policy, whole.uses_reference) == (True, False)
     assert not load_config(["actor_rollout_ref.actor.ppo_epochs=2", "data.train_batch_size=32"]).on_policy

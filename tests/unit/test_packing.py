@@ -15,9 +15,14 @@ def test_a_count_goes_before_a_token_budget() -> None:
     assert MicroBatching(samples=2, tokens=1).cut([5, 5, 5]) == [[0, 1], [2]]
 
 
-def test_by_tokens_the_longest_go_first_and_each_into_the_first_bin_with_room() -> None:
-    # 9 | 7 | 5+4 -> the 5 opens the third bin, the 4 and the 1 fit there and beside the 9
-    assert MicroBatching(tokens=10).cut([4, 9, 1, 7, 5]) == [[1, 2], [3], [4, 0]]
+def test_by_tokens_the_longest_go_first_and_a_bin_closes_when_the_next_does_not_fit() -> None:
+    # 9 | 7 (9 + 7 > 10) | 5 + 4 + 1
+    assert MicroBatching(tokens=10).cut([4, 9, 1, 7, 5]) == [[1], [3], [4, 0, 2]]
+
+
+def test_one_long_sample_does_not_drag_many_short_ones_to_its_length() -> None:
+    # attention lays a bin out as samples × longest: 4 × 8 = 32 > 2 × 15, so the third 1 opens a bin of its own
+    assert fill_bins([8, 1, 1, 1], 15) == [[0, 1, 2], [3]]
 
 
 def test_of_equal_lengths_the_earlier_row_goes_first() -> None:
@@ -29,7 +34,7 @@ def test_a_sample_over_the_budget_gets_a_bin_of_its_own() -> None:
 
 
 def test_a_budget_is_filled_to_the_last_token() -> None:
-    assert fill_bins([6, 4, 6, 4], 10) == [[0, 1], [2, 3]]
+    assert fill_bins([5, 5, 5, 5], 10) == [[0, 1], [2, 3]]
 
 
 def test_no_rows_make_no_micro_batches() -> None:
@@ -40,9 +45,8 @@ def test_no_rows_make_no_micro_batches() -> None:
 def test_every_row_is_in_exactly_one_bin_and_no_shared_bin_is_over_the_budget(lengths: list[int], budget: int) -> None:
     bins = fill_bins(lengths, budget)
     assert sorted(row for rows in bins for row in rows) == list(range(len(lengths)))
-    assert all(len(rows) == 1 or sum(lengths[row] for row in rows) <= budget for rows in bins)
-    if all(length <= budget for length in lengths):
-        assert len(bins) <= 2 * -(-sum(lengths) // budget)
+    shared = [[lengths[row] for row in rows] for rows in bins if len(rows) > 1]
+    assert all(sum(rows) <= budget and len(rows) * max(rows) <= 2 * budget for rows in shared)
 
 
 def test_without_balance_workers_get_rows_in_order() -> None:

@@ -23,28 +23,28 @@ def test_a_warm_up_of_one_step_is_none() -> None:
     assert rates(Schedule(1.0, warmup_steps=1, total_steps=3), 3) == [1.0, 1.0, 1.0]
 
 
-def test_linear_falls_from_the_first_step_to_zero_at_the_last() -> None:
-    assert rates(Schedule(2.0, total_steps=5, kind="linear"), 5) == pytest.approx([2.0, 1.5, 1.0, 0.5, 0.0])
+def test_linear_would_reach_zero_after_the_last_step_which_still_learns() -> None:
+    assert rates(Schedule(2.0, total_steps=5, kind="linear"), 6) == pytest.approx([2.0, 1.6, 1.2, 0.8, 0.4, 0.0])
 
 
 def test_linear_falls_to_its_floor() -> None:
-    falling = Schedule(2.0, total_steps=5, kind="linear", floor=0.2)
+    falling = Schedule(2.0, total_steps=4, kind="linear", floor=0.2)
     assert rates(falling, 5) == pytest.approx([2.0, 1.6, 1.2, 0.8, 0.4])
 
 
 def test_after_the_warm_up_linear_falls_from_the_peak() -> None:
-    rising = Schedule(1.0, warmup_steps=2, total_steps=6, kind="linear")
+    rising = Schedule(1.0, warmup_steps=2, total_steps=5, kind="linear")
     assert rates(rising, 6) == pytest.approx([0.5, 1.0, 0.75, 0.5, 0.25, 0.0])
 
 
 def test_cosine_is_slow_at_both_ends_and_half_way_in_the_middle() -> None:
     quarter = 0.5 * (1 + math.cos(math.pi / 4))  # 0.853...
-    falling = Schedule(1.0, total_steps=5, kind="cosine")
+    falling = Schedule(1.0, total_steps=4, kind="cosine")
     assert rates(falling, 5) == pytest.approx([1.0, quarter, 0.5, 1 - quarter, 0.0])
 
 
 def test_cosine_with_warm_up_and_floor() -> None:
-    rising = Schedule(10.0, warmup_steps=2, total_steps=4, kind="cosine", floor=0.1)
+    rising = Schedule(10.0, warmup_steps=2, total_steps=3, kind="cosine", floor=0.1)
     assert rates(rising, 4) == pytest.approx([5.0, 10.0, 5.5, 1.0])
 
 

@@ -2,6 +2,7 @@
 
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
+from rloom.algos.registry import resolve_policy_loss
 from rloom.config.schema import Config, Optim
 from rloom.engines.local import LocalEngine
 from rloom.runtime.group import LocalGroup
@@ -16,16 +17,18 @@ def schedule(optim: Optim, total_steps: int) -> Schedule:
 
 def policy_learner(config: Config, engine: LocalEngine, total_steps: int) -> Learner:
     actor = config.actor_rollout_ref.actor
+    entry = resolve_policy_loss(actor.policy_loss.loss_mode)
     return Learner(
         "actor",
         LocalGroup([engine]),
         objective=PolicyObjective(
             loss_mode=actor.policy_loss.loss_mode,
             loss_settings=loss_settings(config),
-            aggregation=actor.loss_agg_mode,
+            aggregation=actor.loss_agg_mode or entry.aggregation or "token-mean",
             entropy_coefficient=actor.entropy_coeff,
             kl_coefficient=actor.kl_loss_coef if actor.use_kl_loss else None,
             kl_estimator=actor.kl_loss_type,
+            measures_gap=config.actor_rollout_ref.rollout.calculate_log_probs,
         ),
         rhythm=rhythm(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
         schedule=schedule(actor.optim, total_steps),

@@ -69,7 +69,7 @@ def policy_engine(
         network,
         placement(config, actor.fsdp_config),
         scoring=micro(
-            rollout.log_prob_micro_batch_size_per_gpu,
+            rollout.log_prob_micro_batch_size_per_gpu or rollout.log_prob_micro_batch_size,
             rollout.log_prob_use_dynamic_bsz,
             rollout.log_prob_max_token_len_per_gpu,
         ),
@@ -98,7 +98,9 @@ def reference_engine(config: Config) -> LocalEngine | None:
         ),
         Placement(where.device, where.dtype, offload_parameters=ref.fsdp_config.param_offload),
         scoring=micro(
-            ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu
+            ref.log_prob_micro_batch_size_per_gpu or ref.log_prob_micro_batch_size,
+            ref.log_prob_use_dynamic_bsz,
+            ref.log_prob_max_token_len_per_gpu,
         ),
     )
 

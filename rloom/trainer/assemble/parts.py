@@ -15,7 +15,7 @@ from rloom.algos.kl import KlControl
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
 from rloom.config.load import CONFIG_FILE, expand
-from rloom.config.schema import Actor, Config
+from rloom.config.schema import Config
 from rloom.data.chat import stop_token_ids
 from rloom.data.stream import PromptStream
 from rloom.engines.local import LocalEngine
@@ -44,19 +44,9 @@ from rloom.types import Prompt
 
 def check_config(config: Config) -> None:
     """Names first, then what they need; an error costs no loading."""
-    check_aggregation(config.actor_rollout_ref.actor)
+    resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     checks.check(config, resolve_algorithm(config.algorithm.adv_estimator))
     correction(config)
-
-
-def check_aggregation(actor: Actor) -> None:
-    loss, mode = actor.policy_loss.loss_mode, actor.loss_agg_mode
-    own = resolve_policy_loss(loss).aggregation
-    if own is not None and mode not in (own, Actor().loss_agg_mode):
-        raise ConfigError(
-            f"actor_rollout_ref.actor.loss_agg_mode={mode}: policy_loss.loss_mode={loss} is defined with {own}; "
-            f"use {own}, or leave the key out"
-        )
 
 
 @dataclass(frozen=True)
@@ -99,6 +89,10 @@ def open_parts(config: Config) -> Iterator[Parts]:
     stream = PromptStream(
         prompts, batch_size=config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed
     )
+    if not held_out and (config.trainer.test_freq > 0 or config.trainer.val_only):
+        raise ConfigError(
+            "data.val_files is not set, and trainer.test_freq or trainer.val_only asks for validation: name a file"
+        )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with closing(BackgroundScorer(check_reward(config, [*prompts, *held_out]))) as scorer:
         network = policy_network(config)
@@ -239,9 +233,7 @@ def dynamic_sampling(config: Config) -> DynamicSampling | None:
     groups = config.algorithm.filter_groups
     if not groups.enable:
         return None
-    return DynamicSampling(
-        config.data.train_batch_size, groups.max_num_gen_batches, config.reward_model.max_failed_share
-    )
+    return DynamicSampling(config.data.train_batch_size, groups.max_num_gen_batches)
 
 
 def kl_control(config: Config) -> KlControl:
