@@ -176,12 +176,14 @@ class Training:
         """Answers to a step's prompts; with dynamic sampling, to as many as it takes to fill it."""
         s = self.settings
 
-        def answer_once(number: int) -> list[Trajectory]:
-            return self.answer(self.stream.next(), s.answers_per_prompt, s.sampling, f"train/{step}/{number}", "gen")
+        def answer_fresh_prompts(occasion: str) -> list[Trajectory]:
+            return self.answer(self.stream.next(), s.answers_per_prompt, s.sampling, occasion, "gen")
 
         if s.dynamic_sampling is None:
-            return answer_once(1)
-        return s.dynamic_sampling.fill(answer_once, s.answers_per_prompt)
+            return answer_fresh_prompts(f"train/{step}")
+        return s.dynamic_sampling.fill(
+            lambda number: answer_fresh_prompts(f"train/{step}/{number}"), s.answers_per_prompt
+        )
 
     def answer(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, occasion: str, stage: str
