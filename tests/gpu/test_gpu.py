@@ -11,6 +11,7 @@ from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import Batch
 from rloom.engines.local import LocalEngine, Placement
+from rloom.errors import ModelError
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
@@ -102,9 +103,15 @@ def test_the_cache_keeps_to_its_share_of_memory_and_does_not_count_itself_twice(
     longest = max(len(request.tokens) for request in REQUESTS) + GREEDY.max_new_tokens
     each = 2 * 2 * 2 * 8 * longest * number  # keys and values, layers, heads, size
     total = torch.cuda.get_device_properties(CUDA).total_memory
-    room = torch.cuda.memory_allocated() + 5.5 * each
-    rollout = native(network, host, share=room / total, free_cache=False)
+    rollout = native(network, host, share=5.5 * each / total, free_cache=False)
     for _ in range(2):
         write(rollout, GREEDY)
         assert rollout.cache is not None
         assert (rollout.cache.slots, rollout.cache.bytes) == (5, 5 * each)
+
+
+def test_a_share_too_small_for_one_sequence_is_named(model_folder: Callable[[str], Path]) -> None:
+    network = policy(model_folder("llama"))
+    rollout = native(network, engine_of(network, Placement(CUDA)), share=1e-12)
+    with pytest.raises(ModelError, match="gpu_memory_utilization=1e-12: not one sequence of"):
+        write(rollout, GREEDY)
