@@ -4,7 +4,7 @@ The trainer passes PackedAttention, the native rollout engine passes one that re
 themselves stay as they are.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,18 +14,17 @@ from transformers import AttentionInterface
 NAME = "rloom"  # what `config._attn_implementation` says
 
 
+class Form(NamedTuple):
+    """What a family adds to plain attention."""
+
+    scale: float
+    window: int | None = None  # how many tokens back a token sees, itself included
+    softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
+
+
 class Attend(Protocol):
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,  # [rows, heads, tokens, size]; packed samples are one row
-        key: Tensor,  # [rows, key-value heads, tokens, size]
-        value: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:  # [rows, tokens, heads, size]
-        ...
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+        """[rows, heads, tokens, size] each, packed samples being one row -> [rows, tokens, heads, size]"""
 
 
 def call_attend(
@@ -43,7 +42,7 @@ def call_attend(
 ) -> tuple[Tensor, None]:
     """The function registered with transformers; `attend` travels through the model's keyword arguments."""
     layer: Any = module.layer_idx
-    return attend(layer, query, key, value, scaling, sliding_window, softcap), None
+    return attend(layer, query, key, value, Form(scaling, sliding_window, softcap)), None
 
 
 AttentionInterface.register(NAME, call_attend)
@@ -63,17 +62,8 @@ class PackedAttention:
     def position_T(self) -> Tensor:
         return self.column_T
 
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        rows = attend_causally(self.spread(query), self.spread(key), self.spread(value), scale, window, softcap)
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+        rows = attend_causally(self.spread(query), self.spread(key), self.spread(value), form)
         return rows.transpose(1, 2)[self.row_T, self.column_T].unsqueeze(0)
 
     def spread(self, packed: Tensor) -> Tensor:
@@ -87,42 +77,28 @@ class PackedAttention:
 class RowsAttention:
     """Causal attention within each row of a batch that is padded at the end; causality hides the padding."""
 
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        return attend_causally(query, key, value, scale, window, softcap).transpose(1, 2)
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+        return attend_causally(query, key, value, form).transpose(1, 2)
 
 
-def attend_causally(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None
-) -> Tensor:
+def attend_causally(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
     """[rows, heads, length, size] each; every token sees itself and what is before it, `window` tokens at most."""
     length = query.shape[2]
-    if softcap is None and (window is None or length <= window):
+    if form.softcap is None and (form.window is None or length <= form.window):
         gqa = query.shape[1] != key.shape[1]
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=gqa)
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=form.scale, enable_gqa=gqa)
     place = torch.arange(length, device=query.device)
     distance = place[:, None] - place[None, :]
-    seen = (distance >= 0) & (distance < (window or length))
-    return attend_where(query, key, value, seen, scale, softcap)
+    return attend_where(query, key, value, (distance >= 0) & (distance < (form.window or length)), form)
 
 
-def attend_where(
-    query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float, softcap: float | None
-) -> Tensor:
+def attend_where(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, form: Form) -> Tensor:
     """Attention under an explicit mask (True: seen)."""
     groups = query.shape[1] // key.shape[1]
-    if softcap is None:
-        return scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scale, enable_gqa=groups > 1)
+    if form.softcap is None:
+        return scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=form.scale, enable_gqa=groups > 1)
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    weight = softcap * torch.tanh(query @ key.transpose(-1, -2) * (scale / softcap))
-    weight = weight.masked_fill(~seen, float("-inf")).softmax(-1, dtype=torch.float32)
+    score = form.softcap * torch.tanh(query @ key.transpose(-1, -2) * (form.scale / form.softcap))
+    weight = score.masked_fill(~seen, float("-inf")).softmax(-1, dtype=torch.float32)
     return weight.to(value.dtype) @ value

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from rloom.config.describe import reference
 from tests.architecture.source import ROOT, texts
 
@@ -57,8 +55,6 @@ def headings(text: str) -> list[int]:
 
 def test_the_two_readmes_say_the_same() -> None:
     files = [ROOT / "README.md", ROOT / "README_CN.md"]
-    if not any(file.exists() for file in files):
-        pytest.skip("no README yet")
     english, chinese = (file.read_text(encoding="utf-8") for file in files)
     assert headings(english) == headings(chinese)
     assert [language for language, _ in blocks(english)] == [language for language, _ in blocks(chinese)]

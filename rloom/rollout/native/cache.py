@@ -6,7 +6,7 @@ S slots, B running sequences (always slots 0..B-1), T tokens of packed prompts.
 import torch
 from torch import Tensor
 
-from rloom.models.attention import PackedAttention, attend_where
+from rloom.models.attention import Form, PackedAttention, attend_where
 
 
 class Cache:
@@ -46,21 +46,12 @@ class PrefillAttention(PackedAttention):
         self.cache = cache
         self.slot_S, self.prompt_S = slot_S, prompt_S  # slot slot_S[i] starts from prompt prompt_S[i]
 
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         self.cache.reserve(layer, value)
         longest = self.shape[1]
         self.cache.keys[layer][self.slot_S, :, :longest] = self.spread(key.to(value.dtype))[self.prompt_S]
         self.cache.values[layer][self.slot_S, :, :longest] = self.spread(value)[self.prompt_S]
-        return super().__call__(layer, query, key, value, scale, window, softcap)
+        return super().__call__(layer, query, key, value, form)
 
 
 class DecodeAttention:
@@ -73,29 +64,19 @@ class DecodeAttention:
         self.longest = int(position_B.max()) + 1
         self.distance = position_B[:, None] - torch.arange(self.longest, device=position_B.device)
 
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.row_B, :, self.position_B] = key[0].transpose(0, 1).to(keys.dtype)
         values[self.row_B, :, self.position_B] = value[0].transpose(0, 1)
         sequences, key_heads, size = len(self.row_B), keys.shape[1], query.shape[-1]
         # heads that share a key head become its queries: no copy of the keys for each of them
         queries = query[0].transpose(0, 1).reshape(sequences, key_heads, -1, size)
-        seen = (self.distance >= 0) & (self.distance < (window or self.longest))
+        seen = (self.distance >= 0) & (self.distance < (form.window or self.longest))
         rows = attend_where(
             queries,
             keys[:sequences, :, : self.longest],
             values[:sequences, :, : self.longest],
             seen[:, None, None, :],
-            scale,
-            softcap,
+            form,
         )
         return rows.reshape(1, sequences, -1, size)
