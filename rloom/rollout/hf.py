@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from rloom.errors import ConfigError
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Host, Request, Sampling
 
@@ -57,7 +58,7 @@ class HfRollout:
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
         ):
             torch.manual_seed(requests[0].seed)
-            out = self.model.generate(
+            out = self.call_generate(
                 input_ids=tokens,
                 attention_mask=real,
                 max_new_tokens=sampling.max_new_tokens,
@@ -66,12 +67,22 @@ class HfRollout:
                 return_dict_in_generate=True,
                 output_logits=True,
                 **choice,
-                **self.generate_kwargs,
             )
         written = out.sequences[:, tokens.shape[1] :].cpu()
         logits = torch.stack(out.logits, 1).float().cpu() / (sampling.temperature or 1.0)
         logprobs = logits.log_softmax(-1).gather(-1, written[..., None]).squeeze(-1)
         return [cut_at_stop(row, logprob, stop_ids) for row, logprob in zip(written, logprobs, strict=True)]
+
+    def call_generate(self, **arguments: Any) -> Any:
+        try:
+            return self.model.generate(**arguments, **self.generate_kwargs)
+        except (TypeError, ValueError) as error:
+            if not self.generate_kwargs:
+                raise
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.engine_kwargs={dict(self.generate_kwargs)}: generate() of transformers "
+                f"refuses them: {str(error).splitlines()[0]}"
+            ) from error
 
     def pad_left(self, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
         longest = max(len(request.tokens) for request in requests)

@@ -428,16 +428,9 @@ def test_a_failure_in_validation_does_not_cost_what_was_learned(
     )
 
 
-def test_looking_at_an_earlier_checkpoint_moves_nothing(run_copy: Path) -> None:
-    before = sorted(path.name for path in run_copy.iterdir())
-    start = f"trainer.resume_from_path={run_copy / 'global_step_1'}"
-    keys = ("trainer.val_only=True", "trainer.resume_mode=resume_path", start)
-    assert main_ppo.main(arguments(run_copy, 2, *RLOO, *keys)) == 0
-    assert sorted(path.name for path in run_copy.iterdir()) == before
-    assert [r["training/global_step"] for r in records(run_copy) if "training/global_step" in r] == [1, 2]
-
-
-def test_starting_anew_keeps_what_the_old_run_left(run_copy: Path) -> None:
-    train(run_copy, 1, *RLOO, "trainer.resume_mode=disable")
-    [aside] = run_copy.glob("superseded-*")
-    assert sorted(path.name for path in aside.iterdir()) == ["global_step_1", "global_step_2", "metrics.jsonl"]
+@pytest.mark.parametrize("key", ["no_such_option", "temperature"])
+def test_an_argument_that_generate_does_not_take(tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str) -> None:
+    keys = ("actor_rollout_ref.rollout.name=hf", f"+actor_rollout_ref.rollout.engine_kwargs.{key}=3")
+    Failure(tmp_path / "run", capsys, *keys).names(
+        f"actor_rollout_ref.rollout.engine_kwargs={{'{key}': 3}}: generate() of transformers refuses them"
+    ).leaves_no_checkpoint()

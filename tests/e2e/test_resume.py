@@ -51,6 +51,23 @@ def test_resume_from_an_earlier_checkpoint_sets_later_ones_aside(tmp_path: Path)
     assert [record["training/global_step"] for record in records(tmp_path)] == [1, 2, 3]
 
 
+def test_looking_at_an_earlier_checkpoint_moves_nothing(tmp_path: Path) -> None:
+    train(tmp_path, 2, "algorithm.adv_estimator=rloo")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    start = f"trainer.resume_from_path={tmp_path / 'global_step_1'}"
+    keys = ("algorithm.adv_estimator=rloo", "trainer.val_only=True", "trainer.resume_mode=resume_path", start)
+    assert main_ppo.main(arguments(tmp_path, 2, *keys)) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert [r["training/global_step"] for r in records(tmp_path) if "training/global_step" in r] == [1, 2]
+
+
+def test_starting_anew_keeps_what_the_old_run_left(tmp_path: Path) -> None:
+    train(tmp_path, 2, "algorithm.adv_estimator=rloo")
+    train(tmp_path, 1, "algorithm.adv_estimator=rloo", "trainer.resume_mode=disable")
+    [aside] = tmp_path.glob("superseded-*")
+    assert sorted(path.name for path in aside.iterdir()) == ["global_step_1", "global_step_2", "metrics.jsonl"]
+
+
 def test_lora_resumes_bit_for_bit(tmp_path: Path) -> None:
     lora = (
         "algorithm.adv_estimator=grpo",
