@@ -16,6 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from rloom.transfer import send
 from rloom.types import Prompt, Score
 
 
@@ -69,13 +70,12 @@ class Batch:
     @property
     def sample_T(self) -> Tensor:
         """Which sample each token belongs to."""
-        return torch.repeat_interleave(torch.arange(len(self), device=self.length_N.device), self.length_N)
+        rows_N = torch.arange(len(self), device=self.length_N.device)
+        return torch.repeat_interleave(rows_N, self.length_N, output_size=len(self.tokens_T))
 
     @property
     def loss_mask_T(self) -> Tensor:
         """The tokens that teach: written by the policy, in a sample whose score did not fail."""
-        if bool(self.valid_N.all()):  # the usual batch, and a long way round spared
-            return self.mask_T
         return self.mask_T & self.valid_N[self.sample_T]
 
     def select(self, rows: Sequence[int] | Tensor) -> Self:
@@ -89,9 +89,9 @@ class Batch:
                 picked[field.name] = tensor[rows_N if field.name.endswith("_N") else place_T]
         return replace(self, **picked)
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: torch.device) -> Self:
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: t.to(device) for name, t in moved.items() if t is not None})
+        return replace(self, **{name: send(t, device) for name, t in moved.items() if t is not None})
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ def mismatch(batch: Batch, trainer_logprobs_T: Tensor) -> dict[str, float]:
         "training/rollout_probs_diff_mean": difference_A.mean(),
         "training/rollout_probs_diff_max": difference_A.max(),
         "training/rollout_probs_diff_std": difference_A.std(correction=0),
+        "training/rollout_logprobs_diff_mean": (rollout_A - trainer_A).abs().mean(),
         # the tokens were drawn by the rollout engine, so these two estimate KL(rollout || trainer)
         "rollout_corr/kl": (rollout_A - trainer_A).mean(),
         "rollout_corr/k3_kl": (log_ratio_A.exp() - log_ratio_A - 1).mean(),

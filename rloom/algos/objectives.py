@@ -1,6 +1,7 @@
 """What an engine minimises: a model's output for some tokens in, a loss and its metrics out.
 
-Both loss and metrics are shares of the whole mini-batch: those of micro-batches and ranks add up.
+Both loss and metrics are shares of the whole mini-batch: those of micro-batches and ranks add up. They stay tensors
+here: reading a number would make the host wait for the device in the middle of a pass.
 """
 
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from rloom.algos.values import value_loss
 from rloom.batch import TokenOutputs, TrainBatch
 
 Metrics = dict[str, float]
+Shares = dict[str, Tensor]  # of metrics
 
 
 class Objective(Protocol):
@@ -28,7 +30,7 @@ class Objective(Protocol):
     @property
     def needs_full_kl(self) -> bool: ...
 
-    def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Metrics]: ...
+    def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class PolicyObjective:
     def needs_full_kl(self) -> bool:
         return self.kl_coefficient is not None and self.kl_estimator == FULL_KL
 
-    def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Metrics]:
+    def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]:
         output_T, entropy_T = outputs.output_T, outputs.entropy_T
         assert entropy_T is not None  # a policy's head gives it
         old_T = output_T.detach() if batch.old_logprobs_T is None else batch.old_logprobs_T
@@ -67,27 +69,28 @@ class PolicyObjective:
         weight_T = 1.0 if batch.rollout_weights_T is None else batch.rollout_weights_T
         loss = aggregate(token_loss.loss_T * weight_T, batch, self.aggregation, counts)
         entropy = aggregate(entropy_T, batch, self.aggregation, counts)
-        metrics = {"actor/pg_loss": float(loss.detach()), "actor/entropy": float(entropy.detach())}
+        metrics = {"actor/pg_loss": loss.detach(), "actor/entropy": entropy.detach()}
         for name, value_T in token_loss.parts_T.items():
-            metrics[name] = float(aggregate(value_T.detach(), batch, "token-mean", counts))
+            metrics[name] = aggregate(value_T.detach(), batch, "token-mean", counts)
         if batch.old_logprobs_T is None and self.measures_gap:  # exactly on-policy: the first look at what was written
             metrics |= self.gap(output_T.detach(), batch, counts)
         if self.entropy_coefficient:
             loss = loss - self.entropy_coefficient * entropy
         if self.kl_coefficient is not None:
             kl = aggregate(self.kl(outputs, batch), batch, self.aggregation, counts)
-            metrics["actor/kl_loss"] = float(kl.detach())
+            metrics["actor/kl_loss"] = kl.detach()
             loss = loss + self.kl_coefficient * kl
         return loss, metrics
 
-    def gap(self, logprobs_T: Tensor, batch: TrainBatch, counts: Counts) -> Metrics:
+    def gap(self, logprobs_T: Tensor, batch: TrainBatch, counts: Counts) -> Shares:
         """How far the rollout engine's probabilities are from the trainer's, and the KL between the two."""
         rollout_T = batch.rollout_logprobs_T
         found_T = {
             "training/rollout_probs_diff_mean": (rollout_T.exp() - logprobs_T.exp()).abs(),
+            "training/rollout_logprobs_diff_mean": (rollout_T - logprobs_T).abs(),
             "rollout_corr/kl": rollout_T - logprobs_T,
         }
-        return {name: float(aggregate(value_T, batch, "token-mean", counts)) for name, value_T in found_T.items()}
+        return {name: aggregate(value_T, batch, "token-mean", counts) for name, value_T in found_T.items()}
 
     def kl(self, outputs: TokenOutputs, batch: TrainBatch) -> Tensor:
         if self.needs_full_kl:
@@ -113,11 +116,11 @@ class ValueObjective:
     def needs_full_kl(self) -> bool:
         return False
 
-    def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Metrics]:
+    def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]:
         assert batch.values_T is not None and batch.returns_T is not None  # needs_critic
         token_loss = value_loss(outputs.output_T, batch.values_T, batch.returns_T, self.clip_range)
         loss = aggregate(token_loss.loss_T, batch, self.aggregation, counts)
-        metrics = {"critic/vf_loss": float(loss.detach())}
+        metrics = {"critic/vf_loss": loss.detach()}
         for name, value_T in token_loss.parts_T.items():
-            metrics[name] = float(aggregate(value_T.detach(), batch, "token-mean", counts))
+            metrics[name] = aggregate(value_T.detach(), batch, "token-mean", counts)
         return loss, metrics

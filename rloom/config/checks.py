@@ -119,8 +119,6 @@ def one_process(config: Config) -> Iterator[str]:
 def rollout(config: Config) -> Iterator[str]:
     key, chosen = "actor_rollout_ref.rollout", config.actor_rollout_ref.rollout
     validation = chosen.val_kwargs
-    if not chosen.enforce_eager:
-        yield f"{key}.enforce_eager=False: no engine of this version captures graphs; use True"
     if chosen.engine_kwargs and chosen.name == "native":
         yield f"{key}.engine_kwargs={chosen.engine_kwargs}: the native engine takes none; remove it, or use name=hf"
     if validation.do_sample and validation.temperature == 0:

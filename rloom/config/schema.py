@@ -179,6 +179,9 @@ class Actor(Section):
     kl_loss_type: KL_ESTIMATOR | Literal["full"] = key(
         "low_var_kl", "Its estimator; a trailing + takes k2's gradient. full: exact, over the whole vocabulary."
     )
+    use_torch_compile: bool = key(
+        True, "Compile the policy's layers on a GPU, for training and generation: seconds once, then faster."
+    )
     grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
     shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
     ulysses_sequence_parallel_size: int = key(1, "Ranks that share one sequence.", ge=1)
@@ -194,6 +197,7 @@ class Ref(Section):
         None, "Fill forward passes up to the token budget. null: as the key above says."
     )
     log_prob_max_token_len_per_gpu: int = key(16384, "Token budget of a forward pass.", ge=1)
+    use_torch_compile: bool | None = key(None, "Compile the reference's layers on a GPU. null: as the actor's.")
     fsdp_config: RefFsdp = section(RefFsdp, "Offload.")
 
 
@@ -217,9 +221,12 @@ class Rollout(Section):
     gpu_memory_utilization: float = key(
         0.5, "Share of a GPU's memory that the key-value cache may fill up to.", gt=0, le=1
     )
-    max_num_seqs: int = key(256, "Most sequences generated at a time.", ge=1)
+    max_num_seqs: int | None = key(None, "Most sequences generated at a time. null: 1024 on a GPU, 256 on a CPU.", ge=1)
     max_num_batched_tokens: int = key(8192, "Most prompt tokens in one prefill pass of the native engine.", ge=1)
-    enforce_eager: bool = key(True, "No captured graphs.")
+    enforce_eager: bool = key(
+        False,
+        "Run each decode step from Python. False: the native engine captures it as a CUDA graph; no matter on a CPU.",
+    )
     free_cache_engine: bool = key(True, "Free the key-value cache while training.")
     ignore_eos: bool = key(False, "Generate to the length limit whatever is written. For measurements.")
     log_prob_micro_batch_size_per_gpu: int | None = key(
@@ -268,6 +275,7 @@ class Critic(Section):
     ppo_epochs: int | None = key(None, "Times each batch is learned from. null: the actor's.", ge=1)
     cliprange_value: float = key(0.5, "How far a new value may leave the old one before its gradient is cut.", gt=0)
     loss_agg_mode: AGGREGATION = key("token-mean", "How token losses become one number.")
+    use_torch_compile: bool = key(True, "Compile the critic's layers on a GPU.")
     grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
     shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
 

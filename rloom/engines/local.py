@@ -1,10 +1,14 @@
-"""The engine of one process: a whole model on one device, in float32 or bfloat16 with float32 weights."""
+"""The engine of one process: a whole model on one device.
+
+In bfloat16 the module's own parameters are bfloat16, so that training, scoring and generation read the same numbers;
+what the optimizer updates are float32 copies of those that learn, the masters.
+"""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,12 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.objectives import Metrics, Objective
+from rloom.algos.objectives import Metrics, Objective, Shares
 from rloom.batch import Batch, TokenOutputs, TrainBatch, token_places
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import Update
 from rloom.errors import CheckpointError
 from rloom.models.network import Network
+from rloom.transfer import send
 
 WEIGHTS, ADAPTER, OPTIMIZER = "model.safetensors", "lora.safetensors", "optimizer.pt"
 
@@ -25,7 +30,7 @@ WEIGHTS, ADAPTER, OPTIMIZER = "model.safetensors", "lora.safetensors", "optimize
 @dataclass(frozen=True)
 class Placement:
     device: torch.device
-    dtype: torch.dtype = torch.float32  # of the arithmetic; weights and optimizer are float32
+    dtype: torch.dtype = torch.float32  # of the arithmetic; what the optimizer updates is float32
     offload_parameters: bool = False
     offload_optimizer: bool = False
 
@@ -47,25 +52,55 @@ class LocalEngine:
         training: MicroBatching | None = None,
         optimizer: AdamW | None = None,  # None: it is only ever scored
         reference: "LocalEngine | None" = None,  # for a KL over the whole vocabulary; None: itself, adapter off
+        compiled: bool = False,
     ) -> None:
         self.network = network
         self.reference = reference or self
         self.placement = placement
         self.scoring, self.training = scoring, training
         self.module = network.module
+        self.gathered: dict[str, Tensor] = {}  # gradients of masters that are copies
         self.adamw = optimizer
         # with LoRA only the adapter learns, and only it is saved
-        self.parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        whole = len(self.parameters) == sum(1 for _ in self.module.parameters())
-        self.weights_file = WEIGHTS if whole else ADAPTER
+        self.learned = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if optimizer is None:
             self.module.requires_grad_(False)
-        self.optimizer: torch.optim.Optimizer | None = None
+        whole = len(self.learned) == sum(1 for _ in self.module.parameters())
+        self.weights_file = WEIGHTS if whole else ADAPTER
+        self.masters = self.cast_keeping_masters()
         self.module.to(self.home)
+        if compiled and placement.device.type == "cuda":
+            network.compile()
+        self.optimizer: torch.optim.Optimizer | None = None
         if optimizer is not None:
+            self.move_masters(self.home)
             self.optimizer = torch.optim.AdamW(
-                self.parameters.values(), lr=0.0, betas=optimizer.betas, weight_decay=optimizer.weight_decay, fused=True
+                self.masters.values(), lr=0.0, betas=optimizer.betas, weight_decay=optimizer.weight_decay, fused=True
             )
+
+    def cast_keeping_masters(self) -> dict[str, Tensor]:
+        """The float32 numbers behind what learns: the parameters themselves, or copies where those are coarser."""
+        exact = {name: parameter.detach() for name, parameter in self.learned.items()}
+        self.network.cast(self.placement.dtype)
+        if self.adamw is None:
+            return dict(self.learned)
+        masters: dict[str, Tensor] = {}
+        for name, parameter in self.learned.items():
+            if parameter.dtype == torch.float32:
+                masters[name] = parameter
+                continue
+            masters[name] = torch.nn.Parameter(exact[name].float())
+            parameter.register_post_accumulate_grad_hook(partial(self.gather_gradient, name))
+        return masters
+
+    def gather_gradient(self, name: str, parameter: Tensor) -> None:
+        """Micro-batches add up in float32."""
+        assert parameter.grad is not None
+        gradient, parameter.grad = parameter.grad, None
+        if name in self.gathered:
+            self.gathered[name].add_(gradient)
+        else:
+            self.gathered[name] = gradient.float()
 
     @property
     def size(self) -> int:
@@ -89,11 +124,6 @@ class LocalEngine:
         finally:
             self.module.to(self.home)
 
-    def arithmetic(self) -> AbstractContextManager[Any]:
-        if self.placement.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.placement.device.type, self.placement.dtype)
-
     def score_reference(self, batch: Batch) -> Tensor:
         with self.network.without_adapter():
             return self.score(batch)
@@ -101,65 +131,82 @@ class LocalEngine:
     def score(self, batch: Batch) -> Tensor:
         output_T = torch.zeros(len(batch.tokens_T))
         self.module.eval()
-        with self.on_device(), torch.no_grad(), self.arithmetic():
-            for rows in self.scoring.cut(batch.length_N.tolist()):
-                part = batch.select(rows)
-                output_T[token_places(batch.length_N, torch.tensor(rows))] = self.outputs(part).output_T.float().cpu()
+        with self.on_device(), torch.no_grad():
+            parts = [(rows, self.outputs(batch.select(rows))) for rows in self.scoring.cut(batch.length_N.tolist())]
+            for rows, outputs in parts:  # only now: a look at one pass would keep the next from being queued
+                output_T[token_places(batch.length_N, torch.tensor(rows))] = outputs.output_T.float().cpu()
         return output_T
 
     def outputs(
         self, batch: Batch, *, entropy_gradient: bool = False, reference: Network | None = None
     ) -> TokenOutputs:
-        there = batch.to(self.placement.device)
+        """Of a batch on the host: where its samples begin and which tokens count is laid out there."""
         return self.network.token_outputs(
-            there.tokens_T,
-            there.length_N,
-            there.mask_T,
+            send(batch.tokens_T, self.placement.device),
+            batch.length_N,
+            batch.mask_T,
             entropy_gradient=entropy_gradient,
             reference=reference,
         )
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> Metrics:
         assert self.training is not None  # an engine with an optimizer is given one
-        total: Metrics = {}
+        total: Shares = {}
         reference = self.reference if objective.needs_full_kl else None
         self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
         with self.on_device(), reference.on_device() if reference is not None else nullcontext():
-            for rows in self.training.cut(batch.length_N.tolist()):
-                part = batch.select(rows).to(self.placement.device)
-                with self.arithmetic():
-                    outputs = self.outputs(
-                        part,
-                        entropy_gradient=objective.needs_entropy_gradient,
-                        reference=reference.network if reference is not None else None,
-                    )
-                loss, metrics = objective(outputs, part, counts)
+            upcoming = [batch.select(rows) for rows in self.training.cut(batch.length_N.tolist())]
+            for part in upcoming:
+                outputs = self.outputs(
+                    part,
+                    entropy_gradient=objective.needs_entropy_gradient,
+                    reference=reference.network if reference is not None else None,
+                )
+                loss, shares = objective(outputs, part.to(self.placement.device), counts)
                 loss.backward()
-                for name, value in metrics.items():
-                    total[name] = total.get(name, 0.0) + value
-        return total
+                for name, value in shares.items():
+                    total[name] = total[name] + value if name in total else value
+            numbers = torch.stack([value.double() for value in total.values()]).tolist() if total else []
+        return dict(zip(total, numbers, strict=True))
 
     def optim_step(self, learning_rate: float) -> Update:
         assert self.optimizer is not None and self.adamw is not None
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.adamw.grad_clip)
-        applied = bool(torch.isfinite(norm))
-        if applied:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            with self.optimizer_on_device():
+        with self.optimizer_on_device():
+            for name, gradient in self.gathered.items():
+                self.masters[name].grad = gradient
+            self.gathered = {}
+            norm = torch.nn.utils.clip_grad_norm_(self.masters.values(), self.adamw.grad_clip)
+            applied = bool(torch.isfinite(norm))
+            if applied:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = learning_rate
                 self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+                self.publish_masters()
+            self.optimizer.zero_grad(set_to_none=True)
         return Update(float(norm), applied)
+
+    @torch.no_grad()
+    def publish_masters(self) -> None:
+        coarser = [name for name, parameter in self.learned.items() if self.masters[name] is not parameter]
+        if coarser:
+            torch._foreach_copy_([self.learned[name] for name in coarser], [self.masters[name] for name in coarser])
 
     @contextmanager
     def optimizer_on_device(self) -> Iterator[None]:
-        """Parameters and moments meet on the device; where told, the moments go back to the host afterwards."""
+        """Parameters, masters and moments meet on the device; where told, they go back to the host afterwards."""
         assert self.optimizer is not None
         with self.on_device():
+            self.move_masters(self.placement.device)
             self.move_optimizer(self.placement.device)
             yield
+        self.move_masters(self.home)
         if self.placement.offload_optimizer:
             self.move_optimizer(torch.device("cpu"))
+
+    def move_masters(self, device: torch.device) -> None:
+        for name, parameter in self.learned.items():
+            if self.masters[name] is not parameter:
+                self.masters[name].data = self.masters[name].data.to(device)
 
     def move_optimizer(self, device: torch.device) -> None:
         assert self.optimizer is not None
@@ -171,7 +218,7 @@ class LocalEngine:
     def save(self, folder: Path, contents: frozenset[str]) -> None:
         try:
             if "model" in contents:
-                weights = {name: p.detach().cpu().contiguous() for name, p in self.parameters.items()}
+                weights = {name: p.detach().cpu().contiguous() for name, p in self.masters.items()}
                 save_file(weights, folder / self.weights_file, metadata={"format": "pt"})
             if "optimizer" in contents and self.optimizer is not None:
                 torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
@@ -199,14 +246,15 @@ class LocalEngine:
                 "LoRA settings; take a checkpoint that has it, or start anew with trainer.resume_mode=disable"
             )
         saved = load_file(file)
-        for name in (*self.parameters, *saved):
+        for name in (*self.masters, *saved):
             there = str(tuple(saved[name].shape)) if name in saved else "missing"
-            here = str(tuple(self.parameters[name].shape)) if name in self.parameters else "missing"
+            here = str(tuple(self.masters[name].shape)) if name in self.masters else "missing"
             if there != here:
                 raise CheckpointError(
                     f"{file}: {name} is {there} there and {here} in this model; "
                     "resume with the model it was saved from, or start anew with trainer.resume_mode=disable"
                 )
         with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(saved[name])
+            for name, master in self.masters.items():
+                master.copy_(saved[name])
+        self.publish_masters()

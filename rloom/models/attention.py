@@ -4,14 +4,22 @@ The trainer passes PackedAttention, the native rollout engine passes one that re
 themselves stay as they are.
 """
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from rloom.transfer import send
+
 NAME = "rloom"  # what `config._attn_implementation` says
+# Newer versions of torch want to be told that several heads share a key; older ones just do it.
+SHARED_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 class Form(NamedTuple):
@@ -23,8 +31,12 @@ class Form(NamedTuple):
 
 
 class Attend(Protocol):
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
-        """[rows, heads, tokens, size] each, packed samples being one row -> [rows, tokens, heads, size]"""
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+        """[rows, heads, tokens, size] each, packed samples being one row -> [rows, tokens, heads, size]
+
+        Called once a layer, in order. Which layer it is, is not said: a compiled layer would then be compiled anew for
+        each of them.
+        """
 
 
 def call_attend(
@@ -41,8 +53,7 @@ def call_attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The function registered with transformers; `attend` travels through the model's keyword arguments."""
-    layer: Any = module.layer_idx
-    return attend(layer, query, key, value, Form(scaling, sliding_window, softcap)), None
+    return attend(query, key, value, Form(scaling, sliding_window, softcap)), None
 
 
 AttentionInterface.register(NAME, call_attend)
@@ -51,25 +62,47 @@ AttentionInterface.register(NAME, call_attend)
 class PackedAttention:
     """Causal attention within each of the samples laid end to end in one row of tokens."""
 
-    def __init__(self, length_N: Tensor) -> None:
-        samples, longest = len(length_N), int(length_N.max())
-        self.row_T = torch.repeat_interleave(torch.arange(samples, device=length_N.device), length_N)
-        start_N = torch.cumsum(length_N, 0) - length_N
-        self.column_T = torch.arange(len(self.row_T), device=length_N.device) - start_N[self.row_T]
-        self.shape = (samples, longest)
+    def __init__(self, length_N: Tensor, device: torch.device) -> None:
+        """`length_N` on the host: where samples begin and end is laid out there and sent, so that nothing waits."""
+        end_N = torch.cumsum(length_N, 0)
+        row_T = torch.repeat_interleave(torch.arange(len(length_N)), length_N)
+        self.row_T = send(row_T, device)
+        self.column_T = send(torch.arange(len(row_T)) - (end_N - length_N)[row_T], device)
+        self.boundaries = send(torch.nn.functional.pad(end_N, (1, 0)).int(), device)  # 0, the first sample's end, ...
+        self.samples, self.longest = len(length_N), int(length_N.max())
 
     @property
     def position_T(self) -> Tensor:
         return self.column_T
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+        # under autocast or in float32 there is no such kernel, and none of them knows a softcap
+        if query.is_cuda and form.softcap is None and value.dtype in (torch.bfloat16, torch.float16):
+            return self.varlen(query, key, value, form)
         rows = attend_causally(self.spread(query), self.spread(key), self.spread(value), form)
         return rows.transpose(1, 2)[self.row_T, self.column_T].unsqueeze(0)
+
+    def varlen(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+        """Torch's own kernel for samples laid end to end."""
+        out = varlen_attn(
+            query[0].transpose(0, 1).to(value.dtype),
+            key[0].transpose(0, 1).to(value.dtype),
+            value[0].transpose(0, 1),
+            self.boundaries,
+            self.boundaries,
+            self.longest,
+            self.longest,
+            scale=form.scale,
+            window_size=(-1 if form.window is None else form.window - 1, 0),
+            **SHARED_KEYS,
+        )
+        assert isinstance(out, Tensor)  # nothing beside it was asked for
+        return out.unsqueeze(0)
 
     def spread(self, packed: Tensor) -> Tensor:
         """[1, heads, tokens, size] -> [samples, heads, longest, size]; causality hides what pads the end of a row."""
         _, heads, _, size = packed.shape
-        rows = packed.new_zeros(*self.shape, heads, size)
+        rows = packed.new_zeros(self.samples, self.longest, heads, size)
         rows[self.row_T, self.column_T] = packed[0].transpose(0, 1)
         return rows.transpose(1, 2)
 
@@ -77,8 +110,43 @@ class PackedAttention:
 class RowsAttention:
     """Causal attention within each row of a batch that is padded at the end; causality hides the padding."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         return attend_causally(query, key, value, form).transpose(1, 2)
+
+
+class Opaque:
+    """Stands for an attention that a compiler must not look into: one that writes to a cache and counts its layers.
+
+    Compiled layers call `rloom::attend`; at run time that calls what `attending` was given.
+    """
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+        out: Tensor = attend_as_told(query, key, value, form.scale, form.window, form.softcap)
+        return out
+
+    @contextmanager
+    def attending(self, attend: Attend) -> Iterator[None]:
+        TOLD.append(attend)
+        try:
+            yield
+        finally:
+            TOLD.pop()
+
+
+TOLD: list[Attend] = []  # the last one counts
+
+
+@torch.library.custom_op("rloom::attend", mutates_args=())
+def attend_as_told(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    return TOLD[-1](query, key, value, Form(scale, window, softcap))
+
+
+@attend_as_told.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
+    rows, heads, tokens, size = query.shape
+    return value.new_empty(rows, tokens, heads, size)
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:

@@ -1,20 +1,28 @@
 """What roles need of a model: hidden states of packed samples, and what a head makes of them.
 
-T tokens of all samples laid end to end, N samples, H hidden size, V vocabulary.
+T tokens of all samples laid end to end, N samples, H hidden size, V vocabulary. Lengths and masks are on the host.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rloom.batch import TokenOutputs
 from rloom.errors import ModelError
 from rloom.models.attention import Attend, PackedAttention, RowsAttention
+from rloom.models.head import HeadForm, fused_logprobs, matmul_float32
 from rloom.models.logprobs import token_logprobs
+from rloom.transfer import send
+
+log = logging.getLogger(__name__)
 
 
 class Network(Protocol):
@@ -36,6 +44,12 @@ class Network(Protocol):
     def without_adapter(self) -> AbstractContextManager[Any]:
         """The model as it was before LoRA."""
 
+    def cast(self, dtype: torch.dtype) -> None:
+        """Compute in this precision from now on."""
+
+    def compile(self) -> None:
+        """Let torch.compile have the layers."""
+
 
 class Decoder:
     """The body of a Hugging Face causal model, over packed or padded samples."""
@@ -45,14 +59,38 @@ class Decoder:
         self.base: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
         self.body: Any = self.base.get_decoder()
         self.packed = packed
+        self.layers: list[nn.Module] = [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Parameters only: the angles of rotary embeddings are buffers and stay float32."""
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.to(dtype)
+
+    def compile(self) -> None:
+        """Fuse what lies between a layer's matrix products. All layers share what is compiled."""
+        torch._dynamo.config.recompile_limit = 64  # training, scoring, prefill and decode each have a version
+        for layer in self.layers:
+            layer.compile(dynamic=True)
+
+    @contextmanager
+    def as_written(self) -> Iterator[None]:
+        """The layers without what the compiler made of them."""
+        compiled = [layer._compiled_call_impl for layer in self.layers]
+        for layer in self.layers:
+            layer._compiled_call_impl = None
+        try:
+            yield
+        finally:
+            for layer, implementation in zip(self.layers, compiled, strict=True):
+                layer._compiled_call_impl = implementation
 
     def without_adapter(self) -> AbstractContextManager[Any]:
         return self.model.disable_adapter() if isinstance(self.model, PeftModel) else nullcontext()
 
     def hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
-        return (
-            self.packed_hidden(tokens_T, PackedAttention(length_N)) if self.packed else self.padded(tokens_T, length_N)
-        )
+        if not self.packed:
+            return self.padded(tokens_T, length_N)
+        return self.packed_hidden(tokens_T, PackedAttention(length_N, tokens_T.device))
 
     def packed_hidden(self, tokens_T: Tensor, attend: Attend, position_T: Tensor | None = None) -> Tensor:
         """All samples in one row; `attend` knows where each begins."""
@@ -63,6 +101,7 @@ class Decoder:
 
     def padded(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
         """One sample a row, padded at the end."""
+        length_N = send(length_N, tokens_T.device)
         place = torch.arange(int(length_N.max()), device=tokens_T.device)
         real = place < length_N[:, None]
         tokens = tokens_T.new_zeros(real.shape)
@@ -70,7 +109,17 @@ class Decoder:
         return self.run(tokens, place.expand_as(tokens), RowsAttention())[real]
 
     def run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
-        out = self.body(input_ids=tokens, position_ids=position, attend=attend, use_cache=False)
+        try:
+            out = self.body(input_ids=tokens, position_ids=position, attend=attend, use_cache=False)
+        except TorchDynamoException as error:
+            log.warning(
+                f"torch.compile cannot compile the layers of {type(self.base).__name__} "
+                f"({str(error).strip().splitlines()[0]}): they run as they are, more slowly. "
+                "actor_rollout_ref.actor.use_torch_compile=False says so from the start"
+            )
+            for layer in self.layers:
+                layer._compiled_call_impl = None
+            out = self.body(input_ids=tokens, position_ids=position, attend=attend, use_cache=False)
         hidden: Tensor = out.last_hidden_state
         return hidden
 
@@ -96,16 +145,38 @@ class PolicyNetwork:
     def without_adapter(self) -> AbstractContextManager[Any]:
         return self.decoder.without_adapter()
 
+    def cast(self, dtype: torch.dtype) -> None:
+        self.decoder.cast(dtype)
+
+    def compile(self) -> None:
+        self.decoder.compile()
+
+    @property
+    def plain_head(self) -> Tensor | None:
+        """The weight of the head where that is all there is to it: no bias, no adapter."""
+        head = self.decoder.base.get_output_embeddings()
+        return head.weight if type(head) is nn.Linear and head.bias is None else None
+
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """What the model's own forward makes of its last hidden state; `check_head` holds it to that."""
-        logits_TV: Tensor = self.decoder.base.get_output_embeddings()(hidden_TH) * self.scale
+        """What the model's own forward makes of its last hidden state; `check_head` holds it to that.
+
+        In float32 where a kernel gives that and no gradient is asked for: bfloat16 rounds a logit of 20 by up to 0.06.
+        """
+        weight_VH = None if torch.is_grad_enabled() else self.plain_head
+        logits_TV: Tensor = (
+            matmul_float32(hidden_TH, weight_VH.t())
+            if weight_VH is not None and hidden_TH.is_cuda
+            else self.decoder.base.get_output_embeddings()(hidden_TH)
+        )
+        if self.scale != 1.0:
+            logits_TV = logits_TV * self.scale
         return logits_TV if self.softcap is None else self.softcap * torch.tanh(logits_TV / self.softcap)
 
     @torch.no_grad()
     def check_head(self, key: str) -> None:
         """Some architectures do more to their logits than we know of: better no training than a wrong one."""
         base = self.decoder.base
-        tokens, attend = torch.arange(3, 8), PackedAttention(torch.tensor([5]))
+        tokens, attend = torch.arange(3, 8), PackedAttention(torch.tensor([5]), torch.device("cpu"))
         ours = self.logits(self.decoder.packed_hidden(tokens, attend))
         theirs = base(
             input_ids=tokens[None], position_ids=attend.position_T[None], attend=attend, use_cache=False
@@ -125,20 +196,27 @@ class PolicyNetwork:
         entropy_gradient: bool = False,
         reference: Network | None = None,
     ) -> TokenOutputs:
-        place = mask_T.nonzero().squeeze(1)
+        place = send(mask_T.nonzero().squeeze(1), tokens_T.device)
         compared = None
         if reference is not None:
             assert isinstance(reference, PolicyNetwork)
             compared = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[place - 1]
-        logprobs, entropy, kl = token_logprobs(
-            self.logits,
-            self.decoder.hidden(tokens_T, length_N)[place - 1],
-            tokens_T[place],
-            temperature=self.temperature,
-            chunked=self.chunked,
-            entropy_gradient=entropy_gradient,
-            reference=compared,
-        )
+        hidden, target = self.decoder.hidden(tokens_T, length_N)[place - 1], tokens_T[place]
+        weight_VH = self.plain_head
+        if compared is None and self.chunked and weight_VH is not None and hidden.is_cuda:
+            form = HeadForm(self.temperature, self.scale, self.softcap)
+            logprobs, entropy = fused_logprobs(hidden, weight_VH, target, form, entropy_gradient=entropy_gradient)
+            kl = torch.zeros_like(entropy)
+        else:
+            logprobs, entropy, kl = token_logprobs(
+                self.logits,
+                hidden,
+                target,
+                temperature=self.temperature,
+                chunked=self.chunked,
+                entropy_gradient=entropy_gradient,
+                reference=compared,
+            )
         zeros_T = logprobs.new_zeros(len(tokens_T))
         return TokenOutputs(
             zeros_T.index_put((place,), logprobs),
@@ -166,6 +244,13 @@ class ValueNetwork:
         nn.init.zeros_(head.weight)  # every state is worth 0 until the critic has seen a reward
         model.set_output_embeddings(head)
 
+    def cast(self, dtype: torch.dtype) -> None:
+        self.decoder.cast(dtype)
+        self.decoder.base.get_output_embeddings().float()  # bfloat16 cannot tell a value of 0.500 from 0.501
+
+    def compile(self) -> None:
+        self.decoder.compile()
+
     @property
     def module(self) -> nn.Module:
         module: nn.Module = self.decoder.model
@@ -183,7 +268,7 @@ class ValueNetwork:
         entropy_gradient: bool = False,
         reference: Network | None = None,
     ) -> TokenOutputs:
-        place = mask_T.nonzero().squeeze(1)
+        place = send(mask_T.nonzero().squeeze(1), tokens_T.device)
         hidden = self.decoder.hidden(tokens_T, length_N)[place - 1]
-        values = self.decoder.base.get_output_embeddings()(hidden).squeeze(1).float()
+        values = self.decoder.base.get_output_embeddings()(hidden.float()).squeeze(1)
         return TokenOutputs(values.new_zeros(len(tokens_T)).index_put((place,), values))

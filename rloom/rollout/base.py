@@ -25,6 +25,7 @@ class Sampling:
 class Request:
     tokens: tuple[int, ...]
     seed: int  # decides this answer, whatever else is in the batch (hf: that of a batch's first decides them all)
+    max_new_tokens: int | None = None  # a limit of its own, below the sampling's
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,6 @@ class Host(Protocol):
 
     def on_device(self) -> AbstractContextManager[Any]:
         """Bring offloaded weights to the device for as long as it lasts."""
-
-    def arithmetic(self) -> AbstractContextManager[Any]:
-        """The precision in which the trainer computes."""
 
 
 class Rollout(Protocol):

@@ -23,7 +23,7 @@ class HfRollout:
         max_sequences: int,
         generate_kwargs: Mapping[str, Any],
     ) -> None:
-        self.model = network.decoder.base
+        self.decoder, self.model = network.decoder, network.decoder.base
         self.host = host
         self.device = host.device
         self.pad_id = pad_id
@@ -53,7 +53,7 @@ class HfRollout:
         with (
             torch.no_grad(),
             self.host.on_device(),
-            self.host.arithmetic(),
+            self.decoder.as_written(),
             ready_to_generate(self.model),
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
         ):
@@ -71,7 +71,10 @@ class HfRollout:
         written = out.sequences[:, tokens.shape[1] :].cpu()
         logits = torch.stack(out.logits, 1).float().cpu() / (sampling.temperature or 1.0)
         logprobs = logits.log_softmax(-1).gather(-1, written[..., None]).squeeze(-1)
-        return [cut_at_stop(row, logprob, stop_ids) for row, logprob in zip(written, logprobs, strict=True)]
+        return [
+            cut_at_stop(row[: request.max_new_tokens], logprob[: request.max_new_tokens], stop_ids)
+            for request, row, logprob in zip(requests, written, logprobs, strict=True)
+        ]
 
     def call_generate(self, **arguments: Any) -> Any:
         try:

@@ -81,7 +81,7 @@ def local_gradients(engine: LocalEngine) -> Weights:
 
 
 def local_weights(engine: LocalEngine) -> Weights:
-    return {name: p.detach().clone() for name, p in engine.parameters.items()}
+    return {name: p.detach().clone() for name, p in engine.learned.items()}
 
 
 ENGINES: Mapping[str, Subject] = {"local": Subject(local, local_gradients, local_weights)}

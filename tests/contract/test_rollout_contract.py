@@ -379,9 +379,9 @@ def test_sleep_gives_the_cache_back_where_that_is_asked_for(folder: Path) -> Non
     for free_cache in (True, False):
         bench = Bench.at(folder, native, free_cache=free_cache)
         first = bench.tokens(requests(), GREEDY)
-        assert bench.rollout.cache is not None
+        assert bench.rollout.passes.cache is not None
         bench.rollout.sleep()
-        assert (bench.rollout.cache is None) == free_cache
+        assert (bench.rollout.passes.cache is None) == free_cache
         bench.rollout.wake()
         assert bench.tokens(requests(), GREEDY) == first
 

@@ -10,6 +10,7 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import Batch
+from rloom.data.packing import MicroBatching
 from rloom.engines.local import LocalEngine, Placement
 from rloom.errors import ModelError
 from rloom.models.network import PolicyNetwork
@@ -18,21 +19,39 @@ from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
 from rloom.trainer.sampling import trajectory
 from rloom.types import Prompt, Score
-from tests.helpers import a_batch, engine_of, policy
+from tests.helpers import ADAMW, a_batch, engine_of, policy
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # torch's compiler imports what torch deprecates
+    pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
+]
 
 CUDA = torch.device("cuda")
+WHOLE = MicroBatching(tokens=10_000)
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0)
 LUCKY = Sampling(max_new_tokens=12)
 REQUESTS = [Request(tuple(range(3 + row, 5 + 2 * row)), seed=row) for row in range(12)]
 REINFORCE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, None, "kl")
 
 
-def native(network: PolicyNetwork, host: LocalEngine, *, share: float = 0.5, free_cache: bool = True) -> NativeRollout:
+def native(
+    network: PolicyNetwork, host: LocalEngine, *, share: float = 0.5, free_cache: bool = True, eager: bool = False
+) -> NativeRollout:
     return NativeRollout(
-        network, host=host, max_sequences=8, max_prefill_tokens=40, memory_share=share, free_cache=free_cache
+        network,
+        host=host,
+        max_sequences=8,
+        max_prefill_tokens=40,
+        memory_share=share,
+        free_cache=free_cache,
+        eager=eager,
     )
+
+
+def stepping(network: PolicyNetwork, host: LocalEngine) -> NativeRollout:
+    return native(network, host, eager=True)
 
 
 def hf(network: PolicyNetwork, host: LocalEngine) -> HfRollout:
@@ -44,11 +63,110 @@ def write(rollout: Rollout, sampling: Sampling, requests: Sequence[Request] = RE
     return [completion for _, completion in found]
 
 
-def test_native_writes_greedily_what_hugging_face_writes(family_folder: Path) -> None:
+@pytest.mark.parametrize("build", [native, stepping])
+def test_native_writes_greedily_what_hugging_face_writes(
+    family_folder: Path, build: Callable[[PolicyNetwork, LocalEngine], NativeRollout]
+) -> None:
     network = policy(family_folder)
     host = engine_of(network, Placement(CUDA))
     expected = [completion.tokens_L.tolist() for completion in write(hf(network, host), GREEDY)]
-    assert [completion.tokens_L.tolist() for completion in write(native(network, host), GREEDY)] == expected
+    rollout = build(network, host)
+    assert [completion.tokens_L.tolist() for completion in write(rollout, GREEDY)] == expected
+    assert rollout.resident is not None
+    assert sorted(rollout.resident.graphs.graphs) == ([8] if build is native else [])
+
+
+def test_graphs_outlive_the_memory_behind_the_cache_and_are_made_anew_for_weights_that_moved(
+    model_folder: Callable[[str], Path],
+) -> None:
+    network = policy(model_folder("qwen2"))
+    host = engine_of(network, Placement(CUDA, torch.bfloat16))
+    rollout = native(network, host)
+    before = [completion.tokens_L.tolist() for completion in write(rollout, LUCKY)]
+    first = rollout.resident
+    assert first is not None and first.cache.bytes > 0
+    rollout.sleep()
+    assert first.cache.bytes == 0
+    rollout.wake()
+    assert [completion.tokens_L.tolist() for completion in write(rollout, LUCKY)] == before
+    assert rollout.resident is first
+    for parameter in network.module.parameters():
+        parameter.data = parameter.data.clone()
+    assert [completion.tokens_L.tolist() for completion in write(rollout, LUCKY)] == before
+    assert rollout.resident is not first
+
+
+def test_updates_reach_the_captured_graphs(model_folder: Callable[[str], Path]) -> None:
+    """After a step the graphs write with the new weights, as an engine made after the step does."""
+    network = policy(model_folder("llama"))
+    host = engine_of(network, Placement(CUDA, torch.bfloat16))
+    rollout, batch = native(network, host), a_batch()
+    before = write(rollout, GREEDY)
+    host.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
+    assert host.optim_step(0.05).applied
+    after = [completion.tokens_L.tolist() for completion in write(rollout, GREEDY)]
+    assert after == [completion.tokens_L.tolist() for completion in write(native(network, host), GREEDY)]
+    assert after != [completion.tokens_L.tolist() for completion in before]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [LUCKY, Sampling(12, temperature=0.7, top_k=5), Sampling(12, top_p=0.6), Sampling(12, top_k=20, top_p=0.9)],
+)
+def test_the_device_draws_what_the_host_draws(model_folder: Callable[[str], Path], sampling: Sampling) -> None:
+    folder = model_folder("qwen3")
+    network, there = policy(folder), policy(folder)
+    on_host = NativeRollout(
+        network,
+        host=engine_of(network),
+        max_sequences=8,
+        max_prefill_tokens=40,
+        memory_share=0.5,
+        free_cache=True,
+    )
+    expected = write(on_host, sampling)
+    found = write(native(there, engine_of(there, Placement(CUDA))), sampling)
+    assert [one.tokens_L.tolist() for one in found] == [one.tokens_L.tolist() for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.logprobs_L, other.logprobs_L, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_layers_train_and_write_as_the_others(family_folder: Path, dtype: torch.dtype) -> None:
+    plain, compiled = (
+        LocalEngine(
+            policy(family_folder),
+            Placement(CUDA, dtype),
+            scoring=WHOLE,
+            training=WHOLE,
+            optimizer=ADAMW,
+            compiled=compile_layers,
+        )
+        for compile_layers in (False, True)
+    )
+    batch = a_batch()
+    near = 1e-4 if dtype == torch.float32 else 0.1  # of a log-prob; the compiler rounds to bfloat16 less often
+    torch.testing.assert_close(compiled.score(batch), plain.score(batch), rtol=0, atol=near)
+    for engine in (plain, compiled):
+        engine.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
+    for name, gradient in gradients(plain).items():
+        gap = (gradients(compiled)[name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
+        assert float(gap) < (1e-3 if dtype == torch.float32 else 0.1), name
+    if dtype == torch.float32:
+        found, expected = (write(native(e.network, e), GREEDY) for e in (compiled, plain))
+        assert [one.tokens_L.tolist() for one in found] == [one.tokens_L.tolist() for one in expected]
+
+
+def gradients(engine: LocalEngine) -> dict[str, torch.Tensor]:
+    own = {name: p.grad for name, p in engine.learned.items() if p.grad is not None}
+    return {**own, **engine.gathered}
+
+
+def test_packed_samples_attend_by_varlen_as_in_rows(model_folder: Callable[[str], Path]) -> None:
+    folder, batch = model_folder("qwen2"), a_batch()
+    placement = Placement(CUDA, torch.bfloat16)
+    packed, rows = (engine_of(policy(folder, packed=packed), placement).score(batch) for packed in (True, False))
+    assert float((packed - rows).abs().mean()) < 0.02
 
 
 @pytest.mark.parametrize("build", [native, hf])
@@ -79,7 +197,7 @@ def test_offloaded_weights_and_moments_visit_the_gpu_and_learn_the_same(model_fo
     moments = [tensor for state in visiting.optimizer.state.values() for tensor in state.values()]
     assert {tensor.device.type for tensor in (*visiting.module.parameters(), *moments)} == {"cpu"}
     assert {parameter.device.type for parameter in staying.module.parameters()} == {"cuda"}
-    for one, other in zip(staying.parameters.values(), visiting.parameters.values(), strict=True):
+    for one, other in zip(staying.learned.values(), visiting.learned.values(), strict=True):
         # a hundredth of what one step moves a weight: sums on a GPU are not made in the same order twice
         torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=0, atol=1e-4)
 
@@ -106,8 +224,8 @@ def test_the_cache_keeps_to_its_share_of_memory_and_does_not_count_itself_twice(
     rollout = native(network, host, share=5.5 * each / total, free_cache=False)
     for _ in range(2):
         write(rollout, GREEDY)
-        assert rollout.cache is not None
-        assert (rollout.cache.slots, rollout.cache.bytes) == (5, 5 * each)
+        assert rollout.resident is not None
+        assert rollout.resident.cache.places == int(5.5 * longest)
 
 
 def test_a_share_too_small_for_one_sequence_is_named(model_folder: Callable[[str], Path]) -> None:

@@ -103,6 +103,7 @@ def test_the_mismatch_is_measured_whatever_is_corrected() -> None:
             "training/rollout_probs_diff_mean": 0.25 / 3,
             "training/rollout_probs_diff_max": 0.25,
             "training/rollout_probs_diff_std": math.sqrt(0.25**2 / 3 - (0.25 / 3) ** 2),
+            "training/rollout_logprobs_diff_mean": half / 3,
             "rollout_corr/kl": half / 3,
             "rollout_corr/k3_kl": (0.5 + half - 1) / 3,
             "rollout_corr/chi2_token": (0.25 + 1 + 1) / 3 - 1,

@@ -51,7 +51,7 @@ class Learned:
                     loss.backward()
                 self.loss += float(loss.detach())
                 for name, value in metrics.items():
-                    self.metrics[name] = self.metrics.get(name, 0.0) + value
+                    self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -199,7 +199,7 @@ def test_an_on_policy_update_needs_no_old_log_probs() -> None:
     assert found.metrics.pop("rollout_corr/kl") == pytest.approx(
         float((mini.rollout_logprobs_T - MIXED.numbers[2])[mini.loss_mask_T].mean())
     ), "nobody else has looked at the gap to the rollout engine yet"
-    del found.metrics["training/rollout_probs_diff_mean"]
+    del found.metrics["training/rollout_probs_diff_mean"], found.metrics["training/rollout_logprobs_diff_mean"]
     same = replace(mini, old_logprobs_T=MIXED.numbers[2])
     assert_same(found, Learned(objective("vanilla"), same, MIXED))
 

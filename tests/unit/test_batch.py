@@ -44,7 +44,7 @@ def test_selecting_rows_carries_every_field_and_what_is_not_there() -> None:
     assert picked.advantages_T.tolist() == batch.advantages_T[places].tolist()
     assert picked.chosen_T.tolist() == batch.chosen_T[places].tolist()
     assert picked.ref_logprobs_T is None and picked.keep_T is None and picked.rollout_weights_T is None
-    assert picked.to("cpu").keep_T is None
+    assert picked.to(torch.device("cpu")).keep_T is None
 
 
 def test_what_rollout_correction_rejected_does_not_teach() -> None:

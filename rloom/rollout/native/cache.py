@@ -42,30 +42,32 @@ class PrefillAttention(PackedAttention):
     """Packed prompts attend to themselves; their keys and values are written to every slot that starts from them."""
 
     def __init__(self, length_P: Tensor, cache: Cache, slot_S: Tensor, prompt_S: Tensor) -> None:
-        super().__init__(length_P)
-        self.cache = cache
+        super().__init__(length_P, slot_S.device)
+        self.cache, self.layer = cache, -1
         self.slot_S, self.prompt_S = slot_S, prompt_S  # slot slot_S[i] starts from prompt prompt_S[i]
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+        self.layer += 1
+        layer, longest = self.layer, self.longest
         self.cache.reserve(layer, value)
-        longest = self.shape[1]
         self.cache.keys[layer][self.slot_S, :, :longest] = self.spread(key.to(value.dtype))[self.prompt_S]
         self.cache.values[layer][self.slot_S, :, :longest] = self.spread(value)[self.prompt_S]
-        return super().__call__(layer, query, key, value, form)
+        return super().__call__(query, key, value, form)
 
 
 class DecodeAttention:
     """One new token a sequence attends to that sequence's slot."""
 
     def __init__(self, cache: Cache, position_B: Tensor) -> None:
-        self.cache = cache
+        self.cache, self.layer = cache, -1
         self.position_B = position_B
         self.row_B = torch.arange(len(position_B), device=position_B.device)
         self.longest = int(position_B.max()) + 1
         self.distance = position_B[:, None] - torch.arange(self.longest, device=position_B.device)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+        self.layer += 1
+        keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         keys[self.row_B, :, self.position_B] = key[0].transpose(0, 1).to(keys.dtype)
         values[self.row_B, :, self.position_B] = value[0].transpose(0, 1)
         sequences, key_heads, size = len(self.row_B), keys.shape[1], query.shape[-1]

@@ -1,8 +1,9 @@
 """rloom's own rollout engine: in process, on the actor's own weights; sequences enter and leave as they finish."""
 
+import importlib.util
 import logging
-from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,11 +11,18 @@ from torch import Tensor
 from rloom.errors import ModelError
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Host, Request, Sampling
-from rloom.rollout.native.cache import Cache, DecodeAttention, PrefillAttention
-from rloom.rollout.native.sampler import choose
+from rloom.rollout.native.passes import Passes
+from rloom.rollout.native.ranges import Ranges
+from rloom.rollout.native.schedule import Schedule
+from rloom.rollout.native.slots import Slots
+from rloom.rollout.native.token_cache import TokenCache, TokenShape
+
+if TYPE_CHECKING:
+    from rloom.rollout.native.resident import Resident
 
 log = logging.getLogger(__name__)
 FREE_SHARE = 0.8  # of the free memory: activations and the sampler need some, too
+STEPS = 8  # between two looks at what is done
 
 
 class NativeRollout:
@@ -27,186 +35,110 @@ class NativeRollout:
         max_prefill_tokens: int,
         memory_share: float,
         free_cache: bool,
+        eager: bool = False,  # no captured graphs
+        longest_prompt: int = 0,  # known beforehand: the cache need not grow when one comes
     ) -> None:
-        self.network = network
-        self.host = host
-        self.device = host.device
-        self.max_sequences = max_sequences
-        self.max_prefill_tokens = max_prefill_tokens
-        self.memory_share = memory_share
-        self.free_cache = free_cache
-        self.cache: Cache | None = None
+        self.network, self.host, self.device = network, host, host.device
+        self.max_sequences, self.max_prefill_tokens = max_sequences, max_prefill_tokens
+        self.memory_share, self.free_cache = memory_share, free_cache
+        self.eager, self.longest_prompt = eager, longest_prompt
+        self.resident: Resident | None = None
+        self.passes = Passes(network, host.device, slots=max_sequences, max_prefill_tokens=max_prefill_tokens)
+        self.on_device = host.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        if host.device.type == "cuda" and not self.on_device:
+            log.warning("triton is not installed: the native engine decodes step by step from Python, more slowly")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         if not requests:
             return
-        length = max(len(request.tokens) for request in requests) + sampling.max_new_tokens
         self.network.module.eval()
         with self.host.on_device():
-            cache = self.cache_for(min(self.slots(length), len(requests)), length)
-            running = Running(requests, sampling, cache, self.device)
-            while running.waiting or running.count:
-                yield from self.advance(running)
+            yield from (self.decode if self.on_device else self.passes.generate)(requests, sampling)
 
-    @torch.inference_mode()
-    def advance(self, running: "Running") -> list[tuple[int, Completion]]:
-        """One pass through the model, and what it finished."""
-        with self.host.arithmetic():
-            if running.should_admit():
-                self.prefill(running)
-            else:
-                self.decode(running)
-        return running.take_finished()
+    def decode(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """Keep the device busy: look at the steps before the last ones while those run."""
+        resident = self.resident_for(requests, sampling)
+        resident.slots.set_sampling(sampling)
+        schedule = Schedule(requests, sampling, resident.slots.count, Ranges(resident.cache.places))
+        before = None
+        while schedule.waiting or schedule.running:
+            while schedule.should_admit() and (entered := schedule.admit(self.max_prefill_tokens)):
+                resident.prefill(entered, luck_of([requests[answer.request] for answer in entered], sampling))
+            steps = min(STEPS, schedule.steps_left)
+            resident.run(schedule.running, steps)
+            schedule.step += steps
+            now = resident.look(schedule.running)
+            for look in (before, now if steps < STEPS else None):  # near the end there is nothing to run meanwhile
+                done = look.done() if look is not None else []
+                if done:
+                    completions = resident.fetch(done)
+                    schedule.leave(done)
+                    yield from zip((answer.request for answer in done), completions, strict=True)
+            before = now
 
-    def prefill(self, running: "Running") -> None:
-        """Prompts enter: each is read once, however many answers start from it."""
-        prompts, slot_S, prompt_S = running.admit(self.max_prefill_tokens)
-        length_P = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
-        tokens_T = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-        attend = PrefillAttention(length_P, running.cache, slot_S, prompt_S)
-        hidden_TH = self.network.decoder.packed_hidden(tokens_T, attend)
-        last_P = torch.cumsum(length_P, 0) - 1
-        running.write(slot_S, self.network.logits(hidden_TH[last_P])[prompt_S])
+    def resident_for(self, requests: Sequence[Request], sampling: Sampling) -> "Resident":
+        from rloom.rollout.native.resident import Resident  # imports triton
 
-    def decode(self, running: "Running") -> None:
-        slots_B = torch.arange(running.count, device=self.device)
-        position_B = running.position_S[: running.count]
-        attend = DecodeAttention(running.cache, position_B)
-        hidden_BH = self.network.decoder.packed_hidden(running.token_S[: running.count], attend, position_B)
-        running.write(slots_B, self.network.logits(hidden_BH))
+        slots = min(self.max_sequences, len(requests))
+        longest = max(self.longest_prompt, *(len(request.tokens) for request in requests))
+        prompts = min(slots, len({request.tokens for request in requests}))
+        places = min(slots * sampling.max_new_tokens + prompts * longest, self.room(longest + sampling.max_new_tokens))
+        old = self.resident
+        if old is None or not old.fits(slots, places, sampling.max_new_tokens):
+            if old is not None:
+                slots, places = max(slots, old.slots.count), max(places, old.cache.places)
+                old.close()
+            cache = TokenCache(self.token_shape(), places, self.device)
+            answer = max(sampling.max_new_tokens, old.slots.longest_answer if old is not None else 0)
+            self.resident = Resident(self.network, cache, Slots(slots, answer, self.device), capture=not self.eager)
+        assert self.resident is not None
+        self.resident.cache.wake()
+        return self.resident
 
-    def cache_for(self, slots: int, length: int) -> Cache:
-        if self.cache is None or (self.cache.slots, self.cache.length) != (slots, length):
-            self.cache = Cache(slots, length)
-        return self.cache
-
-    def slots(self, length: int) -> int:
-        """As many sequences as may run at once, or as fit the share of the GPU's memory."""
-        if self.device.type != "cuda":
-            return self.max_sequences
+    def token_shape(self) -> TokenShape:
         text = self.network.decoder.base.config.get_text_config()
         size = text.to_dict().get("head_dim") or text.hidden_size // text.num_attention_heads
-        with self.host.arithmetic():
-            number = torch.get_autocast_dtype("cuda").itemsize if torch.is_autocast_enabled("cuda") else 4
-        each = 2 * text.num_hidden_layers * text.num_key_value_heads * size * length * number
-        total = torch.cuda.get_device_properties(self.device).total_memory
-        ours = self.cache.bytes if self.cache is not None else 0  # what is kept from the last time is room, too
-        free = total - torch.cuda.memory_allocated(self.device) + ours
-        slots = int(min(self.memory_share * total, FREE_SHARE * free) // each)
-        if slots < 1:
+        weight: Tensor = self.network.decoder.base.get_input_embeddings().weight
+        return TokenShape(text.num_hidden_layers, text.num_key_value_heads, size, weight.dtype)
+
+    def room(self, longest: int) -> int:
+        """Places that fit the share of the GPU's memory; at least one sequence must."""
+        if self.device.type != "cuda":
+            return self.max_sequences * longest
+        each = self.token_shape().bytes
+        free, total = torch.cuda.mem_get_info(self.device)
+        kept_by_torch = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        ours = self.resident.cache.bytes if self.resident is not None else 0  # kept from the last time
+        free += kept_by_torch + ours
+        places = int(min(self.memory_share * total, FREE_SHARE * free) // each)
+        if places < longest:
             raise ModelError(
-                f"actor_rollout_ref.rollout.gpu_memory_utilization={self.memory_share}: not one sequence of {length} "
-                f"tokens ({each / 2**30:.1f} GiB) fits beside what is on the GPU ({free / 2**30:.1f} GiB free); "
-                "raise it, shorten the answers, or offload (fsdp_config.optimizer_offload=True)"
+                f"actor_rollout_ref.rollout.gpu_memory_utilization={self.memory_share}: not one sequence of {longest} "
+                f"tokens ({each * longest / 2**30:.1f} GiB) fits beside what is on the GPU "
+                f"({free / 2**30:.1f} GiB free); raise it, shorten the answers, or offload "
+                "(fsdp_config.optimizer_offload=True)"
             )
-        if slots < self.max_sequences:
-            log.info(
-                f"{slots} sequences at a time fit the GPU (actor_rollout_ref.rollout.max_num_seqs={self.max_sequences})"
-            )
-        return min(self.max_sequences, slots)
+        return places
 
     def load_weights(self) -> None:
         """It reads the actor's own weights."""
 
     def sleep(self) -> None:
         if self.free_cache:
-            self.cache = None
+            self.passes.release()
+            if self.resident is not None:
+                self.resident.cache.sleep()
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        """The cache comes back when it is known how much is asked for."""
 
 
-class Running:
-    """The sequences under way, in slots 0..count-1, and the requests that wait. S slots, all state on the device."""
-
-    def __init__(self, requests: Sequence[Request], sampling: Sampling, cache: Cache, device: torch.device) -> None:
-        self.requests, self.sampling, self.cache, self.device = requests, sampling, cache, device
-        self.waiting = deque(range(len(requests)))
-        self.request_of: list[int] = []  # of each running slot
-        slots, longest = cache.slots, sampling.max_new_tokens
-        self.token_S = torch.zeros(slots, dtype=torch.long, device=device)
-        self.position_S = torch.zeros(slots, dtype=torch.long, device=device)  # where token_S stands
-        self.written_S = torch.zeros(slots, dtype=torch.long, device=device)
-        self.done_S = torch.zeros(slots, dtype=torch.bool, device=device)
-        self.stopped_S = torch.zeros(slots, dtype=torch.bool, device=device)
-        self.uniform = torch.zeros(slots, longest, device=device)
-        self.tokens = torch.zeros(slots, longest, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(slots, longest, device=device)
-        stop_ids = () if sampling.ignore_eos else sampling.stop_ids
-        self.stop_ids = torch.tensor(stop_ids, dtype=torch.long, device=device)
-
-    @property
-    def count(self) -> int:
-        return len(self.request_of)
-
-    def should_admit(self) -> bool:
-        """Prompts enter in handfuls: a prefill pass for every sequence that leaves would cost more than it brings."""
-        free = self.cache.slots - self.count
-        return bool(self.waiting) and (not self.count or free >= min(len(self.waiting), self.cache.slots // 8 + 1))
-
-    def admit(self, max_tokens: int) -> tuple[list[tuple[int, ...]], Tensor, Tensor]:
-        """Move waiting requests into free slots: (distinct prompts, slots, which prompt each slot starts from)."""
-        prompts: dict[tuple[int, ...], int] = {}
-        slots, starts, tokens = [], [], 0
-        while self.waiting and self.count < self.cache.slots:
-            request = self.requests[self.waiting[0]]
-            if request.tokens not in prompts:
-                if prompts and tokens + len(request.tokens) > max_tokens:
-                    break
-                prompts[request.tokens] = len(prompts)
-                tokens += len(request.tokens)
-            slot = self.count
-            slots.append(slot)
-            starts.append(prompts[request.tokens])
-            self.position_S[slot] = len(request.tokens) - 1
-            self.written_S[slot] = 0
-            luck = torch.Generator().manual_seed(request.seed)
-            self.uniform[slot] = torch.rand(self.sampling.max_new_tokens, generator=luck)
-            self.request_of.append(self.waiting.popleft())
-        slot_S, prompt_S = torch.tensor([slots, starts], device=self.device)
-        return list(prompts), slot_S, prompt_S
-
-    def write(self, slot_S: Tensor, logits_SV: Tensor) -> None:
-        """Choose the next token of these slots and note it down."""
-        written_S = self.written_S[slot_S]
-        token_S, logprob_S = choose(logits_SV, self.uniform[slot_S, written_S], self.sampling)
-        self.tokens[slot_S, written_S] = token_S
-        self.logprobs[slot_S, written_S] = logprob_S
-        self.token_S[slot_S] = token_S
-        self.position_S[slot_S] += 1
-        self.written_S[slot_S] = written_S + 1
-        self.stopped_S[slot_S] = torch.isin(token_S, self.stop_ids)
-        self.done_S[slot_S] = self.stopped_S[slot_S] | (written_S + 1 == self.sampling.max_new_tokens)
-
-    def take_finished(self) -> list[tuple[int, Completion]]:
-        """Finished sequences leave; the last running ones move into the slots they held."""
-        done = self.done_S[: self.count].nonzero().squeeze(1).tolist()
-        if not done:
-            return []
-        lengths, stopped = self.written_S[done].tolist(), self.stopped_S[done].tolist()
-        tokens, logprobs = self.tokens[done].cpu(), self.logprobs[done].cpu()
-        finished = [
-            (
-                self.request_of[slot],
-                Completion(tokens[i, : lengths[i]].clone(), logprobs[i, : lengths[i]].clone(), stopped[i]),
-            )
-            for i, slot in enumerate(done)
-        ]
-        self.close_gaps(set(done))
-        return finished
-
-    def close_gaps(self, done: set[int]) -> None:
-        kept = self.count - len(done)
-        target = sorted(slot for slot in done if slot < kept)
-        source = [slot for slot in range(kept, self.count) if slot not in done]
-        if source:
-            source_S, target_S = torch.tensor([source, target], device=self.device)
-            self.cache.move(source_S, target_S)
-            for state in self.state():
-                state[target_S] = state[source_S]
-            for old, new in zip(source, target, strict=True):
-                self.request_of[new] = self.request_of[old]
-        del self.request_of[kept:]
-        self.done_S[:kept] = False
-
-    def state(self) -> tuple[Tensor, ...]:
-        return (self.token_S, self.position_S, self.written_S, self.uniform, self.tokens, self.logprobs)
+def luck_of(requests: Sequence[Request], sampling: Sampling) -> Tensor | None:
+    """The uniform numbers by which each answer's tokens are drawn."""
+    if sampling.temperature == 0:
+        return None
+    draws = (
+        torch.rand(sampling.max_new_tokens, generator=torch.Generator().manual_seed(request.seed))
+        for request in requests
+    )
+    return torch.stack(list(draws))

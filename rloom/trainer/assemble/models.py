@@ -80,15 +80,17 @@ def policy_engine(
         ),
         optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
         reference=reference,
+        compiled=actor.use_torch_compile,
     )
 
 
 def reference_engine(config: Config) -> LocalEngine | None:
     """A frozen second copy, where KL is used. With LoRA there is none: the policy's adapter is switched off."""
     model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
+    actor = config.actor_rollout_ref.actor
     if not config.uses_reference or model.lora_rank or model.lora_adapter_path:
         return None
-    where = placement(config, config.actor_rollout_ref.actor.fsdp_config)
+    where = placement(config, actor.fsdp_config)
     return LocalEngine(
         PolicyNetwork(
             load_causal_lm(policy_source(config)),
@@ -102,6 +104,7 @@ def reference_engine(config: Config) -> LocalEngine | None:
             ref.log_prob_use_dynamic_bsz,
             ref.log_prob_max_token_len_per_gpu,
         ),
+        compiled=actor.use_torch_compile if ref.use_torch_compile is None else ref.use_torch_compile,
     )
 
 
@@ -140,6 +143,7 @@ def critic_engine(config: Config) -> LocalEngine:
         scoring=batching,
         training=batching,
         optimizer=adamw(critic.optim, critic.grad_clip),
+        compiled=critic.use_torch_compile,
     )
 
 
@@ -152,19 +156,23 @@ def rollout_engine(
     config: Config, network: PolicyNetwork, host: LocalEngine, tokenizer: PreTrainedTokenizerBase
 ) -> Rollout:
     rollout = config.actor_rollout_ref.rollout
+    # a GPU decodes a thousand sequences in little more time than a hundred; a laptop has not the memory for them
+    max_sequences = rollout.max_num_seqs or (1024 if host.device.type == "cuda" else 256)
     if rollout.name == "hf":
         return HfRollout(
             network,
             host=host,
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-            max_sequences=rollout.max_num_seqs,
+            max_sequences=max_sequences,
             generate_kwargs=rollout.engine_kwargs,
         )
     return NativeRollout(
         network,
         host=host,
-        max_sequences=rollout.max_num_seqs,
+        max_sequences=max_sequences,
         max_prefill_tokens=rollout.max_num_batched_tokens,
         memory_share=rollout.gpu_memory_utilization,
         free_cache=rollout.free_cache_engine,
+        eager=rollout.enforce_eager,
+        longest_prompt=config.data.max_prompt_length,
     )

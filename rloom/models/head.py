@@ -1,0 +1,159 @@
+"""Log-prob and entropy of tokens straight from hidden states, forward and backward, a chunk of logits at a time.
+
+T tokens, R tokens of a chunk, H hidden, V vocabulary. The logits of a chunk are made anew in the backward pass: what a
+call holds does not grow with T * V.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LOGITS_AT_ONCE = 2**29  # numbers: 2 GB of float32
+ROWS_MULTIPLE = 128  # of a chunk: a matrix product works in tiles of so many rows
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """What a family does to its logits, and the temperature it is sampled at."""
+
+    temperature: float = 1.0
+    scale: float = 1.0  # logit_scale, 1 / logits_scaling
+    softcap: float | None = None
+
+    @property
+    def inner(self) -> float:
+        return self.scale if self.softcap is None else self.scale / self.softcap
+
+    @property
+    def outer(self) -> float:
+        return (self.scale if self.softcap is None else self.softcap) / self.temperature
+
+    def kernel_arguments(self) -> dict[str, Any]:
+        return {"inner": self.inner, "outer": self.outer, "capped": self.softcap is not None}
+
+
+def fused_logprobs(
+    hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, form: HeadForm, *, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target, and entropy of its distribution, in float32.
+
+    The arithmetic is that of a linear layer: in autocast's precision where it is on, else in that of the hidden states.
+    The weight may be kept more precisely than that; its gradient is summed in float32 and given in its own precision.
+    """
+    device = hidden_TH.device.type
+    if torch.is_autocast_enabled(device):
+        hidden_TH = hidden_TH.to(torch.get_autocast_dtype(device))
+    logprob_T, entropy_T = FusedHead.apply(hidden_TH, weight_VH, target_T.contiguous(), form, entropy_gradient)
+    return logprob_T, entropy_T
+
+
+class FusedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, form: HeadForm, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        from rloom.models.head_kernels import row_numbers  # triton: only where the kernels run
+
+        cast_VH = weight_VH.to(hidden_TH.dtype)
+        logprob_T, total_T, entropy_T = (target_T.new_empty(len(target_T), dtype=torch.float32) for _ in range(3))
+        rows = rows_at_once(len(hidden_TH), len(weight_VH))
+        logits_RV = hidden_TH.new_empty((rows, len(weight_VH)), dtype=torch.float32)
+        with torch.cuda.device_of(hidden_TH):
+            for chunk in chunks(len(hidden_TH), rows):
+                chunk_RV = logits_RV[: chunk.stop - chunk.start]
+                matmul_float32(hidden_TH[chunk], cast_VH.T, out=chunk_RV)
+                numbers = logprob_T[chunk], total_T[chunk], entropy_T[chunk]
+                row_numbers(chunk_RV, target_T[chunk], numbers, **form.kernel_arguments())
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy_T)
+        ctx.save_for_backward(hidden_TH, weight_VH, target_T, total_T, entropy_T)
+        ctx.form, ctx.entropy_gradient = form, entropy_gradient
+        return logprob_T, entropy_T
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, logprob_gradient_T: Tensor, entropy_gradient_T: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        from rloom.models.head_kernels import logits_gradient
+
+        hidden_TH, weight_VH, target_T, total_T, entropy_T = ctx.saved_tensors
+        logprob_gradient_T, entropy_gradient_T = logprob_gradient_T.contiguous(), entropy_gradient_T.contiguous()
+        cast_VH = weight_VH.to(hidden_TH.dtype)
+        sums = GradientSums(hidden_TH, cast_VH, of_hidden=ctx.needs_input_grad[0], of_weight=ctx.needs_input_grad[1])
+        rows = rows_at_once(len(hidden_TH), len(weight_VH))
+        logits_RV = hidden_TH.new_empty((rows, len(weight_VH)), dtype=torch.float32)
+        gradient_RV = hidden_TH.new_empty((rows, len(weight_VH)))
+        with torch.cuda.device_of(hidden_TH):
+            for chunk in chunks(len(hidden_TH), rows):
+                chunk_RV, chunk_gradient_RV = (
+                    buffer[: chunk.stop - chunk.start] for buffer in (logits_RV, gradient_RV)
+                )
+                matmul_float32(hidden_TH[chunk], cast_VH.T, out=chunk_RV)
+                logits_gradient(
+                    chunk_RV,
+                    target_T[chunk],
+                    (total_T[chunk], entropy_T[chunk]),
+                    (logprob_gradient_T[chunk], entropy_gradient_T[chunk]),
+                    chunk_gradient_RV,
+                    **ctx.form.kernel_arguments(),
+                    entropy_gradient=ctx.entropy_gradient,
+                )
+                sums.add(chunk, chunk_gradient_RV)
+        return sums.hidden_TH, None if sums.weight_VH is None else sums.weight_VH.to(weight_VH.dtype), None, None, None
+
+
+class GradientSums:
+    """The loss's gradients in hidden states and weight, as far as they are wanted, from those in the logits."""
+
+    def __init__(self, of_TH: Tensor, of_VH: Tensor, *, of_hidden: bool, of_weight: bool) -> None:
+        self.of_TH = of_TH
+        self.of_VH = of_VH
+        self.hidden_TH = torch.empty_like(of_TH) if of_hidden else None
+        self.weight_VH: Tensor | None = None
+        if of_weight:
+            # the first chunk writes, the next ones add; without any it is zero
+            make = torch.empty if len(of_TH) else torch.zeros
+            self.weight_VH = make(of_VH.shape, dtype=torch.float32, device=of_VH.device)
+
+    def add(self, chunk: slice, gradient_RV: Tensor) -> None:
+        if self.hidden_TH is not None:
+            # a sum over the whole vocabulary: rounded once, at its end
+            sum_RH = self.of_TH.new_empty((len(gradient_RV), self.of_TH.shape[1]), dtype=torch.float32)
+            self.hidden_TH[chunk] = matmul_float32(gradient_RV, self.of_VH, out=sum_RH)
+        if self.weight_VH is not None:
+            matmul_float32(gradient_RV.T, self.of_TH[chunk], out=self.weight_VH, add=chunk.start > 0)
+
+
+def rows_at_once(tokens: int, vocabulary: int) -> int:
+    """As many as the limit allows, in chunks of about one size: a last chunk of few rows would pay for a whole one."""
+    most = max(1, LOGITS_AT_ONCE // vocabulary)
+    multiple = ROWS_MULTIPLE if most > ROWS_MULTIPLE else 1
+    most -= most % multiple
+    even = -(-tokens // max(1, -(-tokens // most)))
+    return min(tokens, -(-even // multiple) * multiple)
+
+
+def chunks(tokens: int, rows: int) -> Iterator[slice]:
+    for first in range(0, tokens, max(1, rows)):
+        yield slice(first, min(first + rows, tokens))
+
+
+def matmul_float32(a: Tensor, b: Tensor, *, out: Tensor | None = None, add: bool = False) -> Tensor:
+    """a @ b of any precision, summed and written in float32; with `add`, added to what `out` holds. No gradient.
+
+    CUDA does so without float32 copies of a and b. Given an `out`, autocast leaves a product alone.
+    """
+    if out is None:
+        out = a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32)
+    if a.is_cuda and a.dtype != torch.float32:
+        if add:
+            return torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
+        return torch.mm(a, b, out_dtype=torch.float32, out=out)
+    if add:
+        return torch.addmm(out, a.float(), b.float(), out=out)
+    return torch.mm(a.float(), b.float(), out=out)

@@ -1,0 +1,107 @@
+"""Device memory whose address stays while the memory behind it comes and goes.
+
+Captured graphs hold addresses. So that the key-value cache can be given back while training and the graphs still be
+good afterwards, its addresses are reserved once and real memory is mapped behind them when needed (CUDA's virtual
+memory management, which torch's allocator does not offer for a single tensor).
+"""
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from rloom.errors import ModelError
+
+PINNED, ON_DEVICE, READ_WRITE = 1, 1, 3  # CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, ..._READWRITE
+OUT_OF_MEMORY = 2
+
+
+class Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class Properties(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", Location),
+        ("metadata", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class Access(ctypes.Structure):
+    _fields_ = (("location", Location), ("flags", ctypes.c_int))
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def call(name: str, *arguments: object) -> None:
+    code = getattr(driver(), name)(*arguments)
+    if code == OUT_OF_MEMORY:
+        raise torch.cuda.OutOfMemoryError(f"{name}: the GPU has not enough free memory")
+    if code:
+        raise ModelError(f"{name} failed with CUDA error {code}")
+
+
+class Arena:
+    """`size` bytes at a fixed address of a CUDA device; none of them there until `map`."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        torch.cuda.init()
+        self.index = device.index if device.index is not None else torch.cuda.current_device()
+        torch.zeros(1, device=device)  # the device's context must exist
+        self.properties = Properties(type=PINNED, location=Location(ON_DEVICE, self.index))
+        granularity = ctypes.c_size_t()
+        call("cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(self.properties), 0)
+        self.size = -(-size // granularity.value) * granularity.value
+        self.address = ctypes.c_uint64()
+        call("cuMemAddressReserve", ctypes.byref(self.address), ctypes.c_size_t(self.size), 0, ctypes.c_uint64(0), 0)
+        self.handle: ctypes.c_uint64 | None = None
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address.value, False), "version": 3}
+
+    @property
+    def mapped(self) -> bool:
+        return self.handle is not None
+
+    def map(self) -> None:
+        if self.mapped:
+            return
+        size, handle = ctypes.c_size_t(self.size), ctypes.c_uint64()
+        try:
+            call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self.properties), ctypes.c_uint64(0))
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()  # torch keeps what training used; it is free for all that
+            call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self.properties), ctypes.c_uint64(0))
+        call("cuMemMap", self.address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        access = Access(Location(ON_DEVICE, self.index), READ_WRITE)
+        call("cuMemSetAccess", self.address, size, ctypes.byref(access), ctypes.c_size_t(1))
+        self.handle = handle
+
+    def unmap(self) -> None:
+        if self.handle is None:
+            return
+        torch.cuda.synchronize(self.index)
+        call("cuMemUnmap", self.address, ctypes.c_size_t(self.size))
+        call("cuMemRelease", self.handle)
+        self.handle = None
+
+    def tensor(self) -> Tensor:
+        """All its bytes. Reading them is allowed only while they are mapped."""
+        return torch.as_tensor(self, device=torch.device("cuda", self.index))
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.unmap()
+        if self.address.value:
+            call("cuMemAddressFree", self.address, ctypes.c_size_t(self.size))
+            self.address = ctypes.c_uint64()

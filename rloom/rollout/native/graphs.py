@@ -1,0 +1,63 @@
+"""A step of the device, captured once for each size of batch and then replayed."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+log = logging.getLogger(__name__)
+
+
+class Graphs:
+    """`step(rows)` touches nothing but tensors that stay where they are."""
+
+    def __init__(self, step: Callable[[int], None], *, capture: bool) -> None:
+        self.step = step
+        self.capturing = capture
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def run(self, rows: int, times: int) -> None:
+        if self.capturing and rows not in self.graphs and times:
+            self.step(rows)  # a step like any other, that also compiles and loads what a capture cannot
+            times -= 1
+            self.capture(rows)
+        graph = self.graphs.get(rows)
+        for _ in range(times):
+            if graph is not None:
+                graph.replay()
+            else:
+                self.step(rows)
+
+    def capture(self, rows: int) -> None:
+        # torch.cuda.graph() would also empty the allocator's cache each time
+        graph, side, main = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
+        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+        side.wait_stream(main)
+        try:
+            with torch.cuda.stream(side):
+                graph.capture_begin(pool, capture_error_mode="thread_local") if pool else graph.capture_begin(
+                    capture_error_mode="thread_local"
+                )
+                try:
+                    self.step(rows)
+                finally:
+                    graph.capture_end()
+        except Exception as error:  # whatever the model does that a graph cannot hold
+            log.warning(
+                f"the native engine could not capture this model's decode step ({str(error).splitlines()[0]}): "
+                "it goes on without graphs, more slowly. enforce_eager=True says so from the start"
+            )
+            self.capturing = False
+            self.graphs.clear()
+            return
+        main.wait_stream(side)
+        self.graphs[rows] = graph
+
+
+def batch_of(rows: int) -> int:
+    """The size of batch that so many rows are filled up to: two sizes an octave, four above 256."""
+    if rows <= 8:
+        return 8
+    octave = 1 << (rows - 1).bit_length() - 1  # the power of two below
+    stride = octave // (4 if octave >= 256 else 2)
+    return -(-rows // stride) * stride

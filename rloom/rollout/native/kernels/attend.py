@@ -1,0 +1,145 @@
+"""One new token a sequence attends to its prompt and to what it has written, which lie in two stretches of the cache.
+
+The prompt's stretch is shared by all sequences that start from it. B rows of the batch, each with a slot that says
+where its two stretches are.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rloom.models.attention import Form
+from rloom.rollout.native.slots import Slots
+
+PROGRAMS = 512  # about four a multiprocessor of a large GPU: with fewer, a sequence is split among several
+MOST_SPLITS = 16
+
+
+def attend_to_slots(
+    query: Tensor,  # [B, heads, size]
+    key: Tensor,  # [B, key heads, size], of the new token
+    value: Tensor,
+    keys: Tensor,  # [key heads, places, size], one layer of the cache
+    values: Tensor,
+    slot_B: Tensor,
+    slots: Slots,
+    form: Form,
+) -> Tensor:
+    """[B, heads, size]; the new keys and values are written to the cache on the way."""
+    rows, heads, size = query.shape
+    key_heads = key.shape[1]
+    block = 128 if size <= 64 else 64
+    padded = max(16, triton.next_power_of_2(size))  # a matrix product has 16 columns at least
+    splits = max(1, min(MOST_SPLITS, PROGRAMS // (rows * key_heads)))
+    out = value.new_empty(rows, heads, size)
+    partial = value.new_empty((splits, rows, heads, size), dtype=torch.float32) if splits > 1 else out
+    weight = value.new_empty((splits, 2, rows, heads), dtype=torch.float32) if splits > 1 else out
+    attend_kernel[(rows, key_heads, splits)](
+        query, key, value, keys, values, partial, weight,
+        slot_B, slots.prompt_start, slots.prompt_length, slots.own_start, slots.written,
+        query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        keys.stride(0), keys.stride(1), rows, heads, size,
+        form.scale, form.window or 0, form.softcap or 0.0,
+        GROUP=heads // key_heads, GROUP_PADDED=max(16, triton.next_power_of_2(heads // key_heads)),
+        SIZE=padded, BLOCK=block, SPLITS=splits, WINDOW=form.window is not None,
+        SOFTCAP=form.softcap is not None, PRECISION="ieee", num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        merge_kernel[(rows, heads)](partial, weight, out, rows, heads, size, SPLITS=splits, SIZE=padded, num_warps=1)
+    return out
+
+
+@triton.jit
+def attend_kernel(
+    query, key, value, keys, values, partial, weight,
+    slot_B, prompt_start_S, prompt_length_S, own_start_S, written_S,
+    query_row, query_head, key_row, key_head, value_row, value_head,
+    cache_head, cache_place, rows, heads, size,
+    scale, window, softcap,
+    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: a row, a key head and the query heads that share it, and every SPLITS-th block of its tokens."""
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot = tl.load(slot_B + row)
+    prompt, prompt_length = tl.load(prompt_start_S + slot), tl.load(prompt_length_S + slot)
+    own, before = tl.load(own_start_S + slot), tl.load(written_S + slot) - 1  # tokens of its own in the cache
+    column, member = tl.arange(0, SIZE), tl.arange(0, GROUP_PADDED)
+    real, there = column < size, member < GROUP
+    q_place = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
+    q = tl.load(query + q_place, mask=there[:, None] & real[None, :], other=0.0).to(keys.dtype.element_ty)
+
+    new_key = tl.load(key + row.to(tl.int64) * key_row + head * key_head + column, mask=real, other=0.0)
+    new_key = new_key.to(keys.dtype.element_ty)
+    new_value = tl.load(value + row.to(tl.int64) * value_row + head * value_head + column, mask=real, other=0.0)
+    keys += head.to(tl.int64) * cache_head
+    values += head.to(tl.int64) * cache_head
+    if split == 0:
+        new_place = (own + before).to(tl.int64) * cache_place + column
+        tl.store(keys + new_place, new_key, mask=real)
+        tl.store(values + new_place, new_value, mask=real)
+
+    # the first block's share: the new token itself, which need not be read back
+    score = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
+    if SOFTCAP:
+        score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
+    first = split == 0
+    highest = tl.where(first, score, float("-inf"))
+    total = tl.where(first, 1.0, 0.0) + tl.zeros([GROUP_PADDED], tl.float32)
+    sums = tl.where(first, 1.0, 0.0) * new_value.to(tl.float32)[None, :] + tl.zeros([GROUP_PADDED, SIZE], tl.float32)
+
+    oldest = 0
+    if WINDOW:
+        oldest = tl.maximum(prompt_length + before - window + 1, 0)
+    for part in tl.static_range(2):  # the prompt's stretch, then its own
+        start = prompt if part == 0 else own
+        length = prompt_length if part == 0 else before
+        begin = oldest if part == 0 else tl.maximum(oldest - prompt_length, 0)
+        for at in range(begin // BLOCK * BLOCK + split * BLOCK, length, SPLITS * BLOCK):
+            token = at + tl.arange(0, BLOCK)
+            seen = (token >= begin) & (token < length)
+            place = (start + token).to(tl.int64)[:, None] * cache_place + column[None, :]
+            k = tl.load(keys + place, mask=seen[:, None] & real[None, :], other=0.0)
+            v = tl.load(values + place, mask=seen[:, None] & real[None, :], other=0.0)
+            score2 = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            if SOFTCAP:
+                score2 = softcap * (2 * tl.sigmoid(2 * score2 / softcap) - 1)
+            score2 = tl.where(seen[None, :], score2, float("-inf"))
+            higher = tl.maximum(highest, tl.max(score2, 1))
+            safe = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: no NaN from inf - inf
+            shrink, share = tl.exp(highest - safe), tl.exp(score2 - safe[:, None])
+            total = total * shrink + tl.sum(share, 1)
+            sums = sums * shrink[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
+            highest = higher
+
+    out_place = ((split * rows + row).to(tl.int64) * heads + head * GROUP + member[:, None]) * size + column[None, :]
+    keep = there[:, None] & real[None, :]
+    if SPLITS == 1:
+        tl.store(partial + out_place, (sums / total[:, None]).to(partial.dtype.element_ty), mask=keep)
+    else:
+        tl.store(partial + out_place, sums, mask=keep)
+        note = (split * 2 * rows + row) * heads + head * GROUP + member
+        tl.store(weight + note, highest, mask=there)
+        tl.store(weight + note + rows * heads, total, mask=there)
+
+
+@triton.jit
+def merge_kernel(partial, weight, out, rows, heads, size, SPLITS: tl.constexpr, SIZE: tl.constexpr):
+    """Put the splits of a row's head together."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    column = tl.arange(0, SIZE)
+    real = column < size
+    highest = tl.full([], float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        highest = tl.maximum(highest, tl.load(weight + (split * 2 * rows + row) * heads + head))
+    total = tl.zeros([], tl.float32)
+    sums = tl.zeros([SIZE], tl.float32)
+    for split in tl.static_range(SPLITS):
+        note = (split * 2 * rows + row) * heads + head
+        factor = tl.exp(tl.load(weight + note) - highest)
+        total += factor * tl.load(weight + note + rows * heads)
+        place = ((split * rows + row).to(tl.int64) * heads + head) * size + column
+        sums += factor * tl.load(partial + place, mask=real, other=0.0)
+    out_place = (row.to(tl.int64) * heads + head) * size + column
+    tl.store(out + out_place, (sums / total).to(out.dtype.element_ty), mask=real)
