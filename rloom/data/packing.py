@@ -17,7 +17,20 @@ class MicroBatching:
             rows = list(range(len(lengths)))
             return [rows[i : i + self.samples] for i in range(0, len(rows), self.samples)]
         assert self.tokens is not None, "a micro-batching has a sample count or a token budget"
-        return fill_bins(lengths, self.tokens)
+        return even_bins(lengths, self.tokens)
+
+
+def even_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """As few bins as the budget allows, and those about equally full: the fullest decides how much memory it takes."""
+    bins = fill_bins(lengths, budget)
+    least, most = -(-sum(lengths) // max(len(bins), 1)), budget
+    while least < most:  # the smallest budget that needs no more of them
+        middle = (least + most) // 2
+        if len(fill_bins(lengths, middle)) <= len(bins):
+            most = middle
+        else:
+            least = middle + 1
+    return fill_bins(lengths, most)
 
 
 def fill_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:

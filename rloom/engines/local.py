@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -22,8 +23,8 @@ from rloom.data.packing import MicroBatching
 from rloom.engines.base import Update
 from rloom.errors import CheckpointError
 from rloom.models.network import Network
-from rloom.transfer import send
 
+B = TypeVar("B", bound=Batch)
 WEIGHTS, ADAPTER, OPTIMIZER = "model.safetensors", "lora.safetensors", "optimizer.pt"
 
 
@@ -118,6 +119,9 @@ class LocalEngine:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
+        if not self.placement.offload_parameters:  # they are there
+            yield
+            return
         self.module.to(self.placement.device)
         try:
             yield
@@ -131,22 +135,39 @@ class LocalEngine:
     def score(self, batch: Batch) -> Tensor:
         output_T = torch.zeros(len(batch.tokens_T))
         self.module.eval()
+        order, passes = self.laid_out(batch, self.scoring)
         with self.on_device(), torch.no_grad():
-            parts = [(rows, self.outputs(batch.select(rows))) for rows in self.scoring.cut(batch.length_N.tolist())]
-            for rows, outputs in parts:  # only now: a look at one pass would keep the next from being queued
-                output_T[token_places(batch.length_N, torch.tensor(rows))] = outputs.output_T.float().cpu()
+            found = [self.outputs(here, there).output_T.float() for here, there in passes]
+            output_T[token_places(batch.length_N, order)] = torch.cat(found).cpu()
         return output_T
 
+    def laid_out(self, batch: B, batching: MicroBatching) -> tuple[Tensor, Iterator[tuple[B, B]]]:
+        """The order in which samples are passed, and the passes, each on the host and on the device.
+
+        The whole batch is sent at once, in that order: a pass is then a stretch of it and keeps nobody waiting.
+        """
+        lengths = batch.length_N.tolist()
+        cuts = batching.cut(lengths)
+        order = torch.tensor([row for rows in cuts for row in rows], dtype=torch.long)
+        here = batch.select(order)
+        there = here.to(self.placement.device)
+
+        def passes() -> Iterator[tuple[B, B]]:
+            first_row = first_token = 0
+            for rows in cuts:
+                last_row = first_row + len(rows)
+                last_token = first_token + sum(lengths[row] for row in rows)
+                stretch = slice(first_row, last_row), slice(first_token, last_token)
+                yield here.stretch(*stretch), there.stretch(*stretch)
+                first_row, first_token = last_row, last_token
+
+        return order, passes()
+
     def outputs(
-        self, batch: Batch, *, entropy_gradient: bool = False, reference: Network | None = None
+        self, here: Batch, there: Batch, *, entropy_gradient: bool = False, reference: Network | None = None
     ) -> TokenOutputs:
-        """Of a batch on the host: where its samples begin and which tokens count is laid out there."""
         return self.network.token_outputs(
-            send(batch.tokens_T, self.placement.device),
-            batch.length_N,
-            batch.mask_T,
-            entropy_gradient=entropy_gradient,
-            reference=reference,
+            there.tokens_T, here.length_N, here.mask_T, entropy_gradient=entropy_gradient, reference=reference
         )
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> Metrics:
@@ -154,15 +175,16 @@ class LocalEngine:
         total: Shares = {}
         reference = self.reference if objective.needs_full_kl else None
         self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
+        _, passes = self.laid_out(batch, self.training)
         with self.on_device(), reference.on_device() if reference is not None else nullcontext():
-            upcoming = [batch.select(rows) for rows in self.training.cut(batch.length_N.tolist())]
-            for part in upcoming:
+            for here, there in passes:
                 outputs = self.outputs(
-                    part,
+                    here,
+                    there,
                     entropy_gradient=objective.needs_entropy_gradient,
                     reference=reference.network if reference is not None else None,
                 )
-                loss, shares = objective(outputs, part.to(self.placement.device), counts)
+                loss, shares = objective(outputs, there, counts)
                 loss.backward()
                 for name, value in shares.items():
                     total[name] = total[name] + value if name in total else value
@@ -196,10 +218,13 @@ class LocalEngine:
         """Parameters, masters and moments meet on the device; where told, they go back to the host afterwards."""
         assert self.optimizer is not None
         with self.on_device():
-            self.move_masters(self.placement.device)
-            self.move_optimizer(self.placement.device)
+            if self.placement.offload_parameters:
+                self.move_masters(self.placement.device)
+            if self.placement.offload_optimizer:
+                self.move_optimizer(self.placement.device)
             yield
-        self.move_masters(self.home)
+        if self.placement.offload_parameters:
+            self.move_masters(self.home)
         if self.placement.offload_optimizer:
             self.move_optimizer(torch.device("cpu"))
 

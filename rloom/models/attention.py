@@ -63,13 +63,14 @@ class PackedAttention:
     """Causal attention within each of the samples laid end to end in one row of tokens."""
 
     def __init__(self, length_N: Tensor, device: torch.device) -> None:
-        """`length_N` on the host: where samples begin and end is laid out there and sent, so that nothing waits."""
+        """`length_N` on the host: sizes are read off it there, and nothing waits for the device."""
+        tokens, self.samples, self.longest = int(length_N.sum()), len(length_N), int(length_N.max())
+        length_N = send(length_N, device)
         end_N = torch.cumsum(length_N, 0)
-        row_T = torch.repeat_interleave(torch.arange(len(length_N)), length_N)
-        self.row_T = send(row_T, device)
-        self.column_T = send(torch.arange(len(row_T)) - (end_N - length_N)[row_T], device)
-        self.boundaries = send(torch.nn.functional.pad(end_N, (1, 0)).int(), device)  # 0, the first sample's end, ...
-        self.samples, self.longest = len(length_N), int(length_N.max())
+        rows_N = torch.arange(self.samples, device=device)
+        self.row_T = torch.repeat_interleave(rows_N, length_N, output_size=tokens)
+        self.column_T = torch.arange(tokens, device=device) - (end_N - length_N)[self.row_T]
+        self.boundaries = torch.nn.functional.pad(end_N, (1, 0)).int()  # 0, the end of the first sample, ...
 
     @property
     def position_T(self) -> Tensor:

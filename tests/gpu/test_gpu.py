@@ -13,10 +13,12 @@ from rloom.batch import Batch
 from rloom.data.packing import MicroBatching
 from rloom.engines.local import LocalEngine, Placement
 from rloom.errors import ModelError
+from rloom.models.load import Lora
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
+from rloom.trainer.assemble.models import enable_checkpointing
 from rloom.trainer.sampling import trajectory
 from rloom.types import Prompt, Score
 from tests.helpers import ADAMW, a_batch, engine_of, policy
@@ -129,6 +131,47 @@ def test_the_device_draws_what_the_host_draws(model_folder: Callable[[str], Path
     assert [one.tokens_L.tolist() for one in found] == [one.tokens_L.tolist() for one in expected]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.logprobs_L, other.logprobs_L, rtol=0, atol=1e-4)
+
+
+def test_a_step_that_cannot_be_captured_runs_from_python_and_says_so(
+    model_folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    network = policy(model_folder("qwen2"))
+    host = engine_of(network, Placement(CUDA))
+    expected = [completion.tokens_L.tolist() for completion in write(native(network, host), GREEDY)]
+    logits = network.logits
+
+    def looks_at_a_number(hidden_TH: torch.Tensor) -> torch.Tensor:
+        assert float(hidden_TH.sum()) != 1.25  # waits for the device: no graph can hold that
+        return logits(hidden_TH)
+
+    network.logits = looks_at_a_number  # type: ignore[method-assign]
+    rollout = native(network, host)
+    found = [completion.tokens_L.tolist() for completion in write(rollout, GREEDY)]
+    assert found == expected
+    assert "could not capture this model's decode step" in caplog.text and "enforce_eager=True" in caplog.text
+    assert rollout.resident is not None and not rollout.resident.graphs.graphs
+
+
+def test_lora_checkpointing_and_compiled_layers_go_together(model_folder: Callable[[str], Path]) -> None:
+    folder, batch = model_folder("qwen2"), a_batch()
+    engines = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        network = policy(folder, lora=Lora(rank=4))
+        enable_checkpointing(network.decoder.base)
+        engines.append(
+            LocalEngine(network, Placement(CUDA), scoring=WHOLE, training=WHOLE, optimizer=ADAMW, compiled=compiled)
+        )
+    for engine in engines:
+        for _ in range(2):
+            engine.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
+            assert engine.optim_step(0.01).applied
+    plain, compiled_one = engines
+    for one, other in zip(plain.learned.values(), compiled_one.learned.values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+    greedy = [write(build(e.network, e), GREEDY) for e in engines for build in (native, hf)]
+    assert len({tuple(tuple(one.tokens_L.tolist()) for one in each) for each in greedy}) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -37,6 +37,11 @@ def test_a_budget_is_filled_to_the_last_token() -> None:
     assert fill_bins([5, 5, 5, 5], 10) == [[0, 1], [2, 3]]
 
 
+def test_passes_are_as_few_as_the_budget_allows_and_about_equally_full() -> None:
+    assert [len(rows) for rows in MicroBatching(tokens=50).cut([10] * 12)] == [4, 4, 4]  # not 5, 5 and 2
+    assert [len(rows) for rows in MicroBatching(tokens=50).cut([10] * 10)] == [5, 5]
+
+
 def test_no_rows_make_no_micro_batches() -> None:
     assert MicroBatching(samples=4).cut([]) == MicroBatching(tokens=4).cut([]) == []
 

@@ -6,6 +6,7 @@ memory management, which torch's allocator does not offer for a single tensor).
 """
 
 import ctypes
+import sys
 from functools import cache
 
 import torch
@@ -98,7 +99,8 @@ class Arena:
         return torch.as_tensor(self, device=torch.device("cuda", self.index))
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():  # the end of the process frees it, and by then torch may be half gone
+            self.close()
 
     def close(self) -> None:
         self.unmap()

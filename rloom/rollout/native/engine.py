@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FREE_SHARE = 0.8  # of the free memory: activations and the sampler need some, too
+ENOUGH = 0.9  # of the room there is: a few places more are not worth capturing everything anew
 STEPS = 8  # between two looks at what is done
 
 
@@ -77,23 +78,35 @@ class NativeRollout:
             before = now
 
     def resident_for(self, requests: Sequence[Request], sampling: Sampling) -> "Resident":
+        """What the last call left, where it is large enough and the weights are where its graphs look for them."""
+        slots, answer = min(self.max_sequences, len(requests)), sampling.max_new_tokens
+        prompt = max(self.longest_prompt, *(len(request.tokens) for request in requests))
+        wanted = slots * answer + min(slots, len({request.tokens for request in requests})) * prompt
+        old = self.resident
+        if old is not None:
+            roomy = old.cache.places >= min(wanted, ENOUGH * self.room(prompt + answer))
+            if roomy and old.slots.count >= slots and old.slots.longest_answer >= answer and old.weights_stayed():
+                old.cache.wake()
+                return old
+            slots, answer = max(slots, old.slots.count), max(answer, old.slots.longest_answer)
+            wanted = max(wanted, old.cache.places)
+            old.close()
+        self.resident = None  # while there is none, its memory counts as free
+        self.resident = self.new_resident(slots, answer, min(wanted, self.room(prompt + answer)))
+        return self.resident
+
+    def new_resident(self, slots: int, longest_answer: int, places: int) -> "Resident":
         from rloom.rollout.native.resident import Resident  # imports triton
 
-        slots = min(self.max_sequences, len(requests))
-        longest = max(self.longest_prompt, *(len(request.tokens) for request in requests))
-        prompts = min(slots, len({request.tokens for request in requests}))
-        places = min(slots * sampling.max_new_tokens + prompts * longest, self.room(longest + sampling.max_new_tokens))
-        old = self.resident
-        if old is None or not old.fits(slots, places, sampling.max_new_tokens):
-            if old is not None:
-                slots, places = max(slots, old.slots.count), max(places, old.cache.places)
-                old.close()
-            cache = TokenCache(self.token_shape(), places, self.device)
-            answer = max(sampling.max_new_tokens, old.slots.longest_answer if old is not None else 0)
-            self.resident = Resident(self.network, cache, Slots(slots, answer, self.device), capture=not self.eager)
-        assert self.resident is not None
-        self.resident.cache.wake()
-        return self.resident
+        if places < slots * longest_answer:
+            log.info(
+                f"the key-value cache has room for {places:,} tokens "
+                f"(actor_rollout_ref.rollout.gpu_memory_utilization={self.memory_share}): fewer than "
+                f"{slots} sequences run at a time when they are long"
+            )
+        cache = TokenCache(self.token_shape(), places, self.device)
+        cache.wake()
+        return Resident(self.network, cache, Slots(slots, longest_answer, self.device), capture=not self.eager)
 
     def token_shape(self) -> TokenShape:
         text = self.network.decoder.base.config.get_text_config()

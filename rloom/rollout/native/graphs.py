@@ -29,29 +29,32 @@ class Graphs:
                 self.step(rows)
 
     def capture(self, rows: int) -> None:
-        # torch.cuda.graph() would also empty the allocator's cache each time
-        graph, side, main = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
-        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-        side.wait_stream(main)
+        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(side):
-                graph.capture_begin(pool, capture_error_mode="thread_local") if pool else graph.capture_begin(
-                    capture_error_mode="thread_local"
-                )
-                try:
-                    self.step(rows)
-                finally:
-                    graph.capture_end()
+            self.record(graph, rows)
         except Exception as error:  # whatever the model does that a graph cannot hold
             log.warning(
                 f"the native engine could not capture this model's decode step ({str(error).splitlines()[0]}): "
-                "it goes on without graphs, more slowly. enforce_eager=True says so from the start"
+                "it goes on without graphs, more slowly. "
+                "actor_rollout_ref.rollout.enforce_eager=True says so from the start"
             )
             self.capturing = False
             self.graphs.clear()
-            return
+        else:
+            self.graphs[rows] = graph
+
+    def record(self, graph: torch.cuda.CUDAGraph, rows: int) -> None:
+        """As torch.cuda.graph() does, without emptying the allocator's cache each time."""
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+        pool = next(iter(self.graphs.values())).pool() if self.graphs else None  # one runs at a time: they share
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                self.step(rows)
+            finally:
+                graph.capture_end()
         main.wait_stream(side)
-        self.graphs[rows] = graph
 
 
 def batch_of(rows: int) -> int:

@@ -52,10 +52,9 @@ class Resident:
         self.rows: list[int] = []  # slots of the batch's rows, as the device has them
         self.copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-    def fits(self, slots: int, places: int, longest_answer: int) -> bool:
-        """Whether it serves a call of this size; not when weights have moved, whose addresses the graphs hold."""
-        roomy = self.slots.count >= slots and self.cache.places >= places
-        return roomy and self.slots.longest_answer >= longest_answer and self.weights == weights_of(self.network)
+    def weights_stayed(self) -> bool:
+        """Graphs hold the addresses of the weights."""
+        return self.weights == weights_of(self.network)
 
     @torch.no_grad()
     def prefill(self, answers: Sequence[Answer], luck: Tensor | None) -> None:
