@@ -1,9 +1,12 @@
-"""Shared by all tests: folders of tiny models."""
+"""Shared by all tests: folders of tiny models, and kernels that run without a GPU."""
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers import FAMILIES, save_model
 
@@ -19,6 +22,35 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         return made[family]
 
     return folder
+
+
+KERNELS = (
+    "rloom.models.head_kernels",
+    "rloom.rollout.native.kernels.attend",
+    "rloom.rollout.native.kernels.choose",
+)
+
+
+@pytest.fixture(scope="module")
+def interpreted_kernels() -> Iterator[None]:
+    """Without a CUDA device the kernels run in Triton's interpreter. Triton decides on that when one is defined."""
+    triton = pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        yield
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+
+    interpreted = cache(InterpretedFunction)
+    modules = [importlib.import_module(name) for name in KERNELS]
+    with pytest.MonkeyPatch.context() as patch, triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = True
+        # Triton's own functions (tl.sum) were defined when it was imported, to be compiled
+        patch.setattr(triton.JITFunction, "__call__", lambda self, *args, **named: interpreted(self.fn)(*args, **named))
+        for module in modules:
+            importlib.reload(module)
+        yield
+    for module in modules:
+        importlib.reload(module)
 
 
 @pytest.fixture(params=FAMILIES)

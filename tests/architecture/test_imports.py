@@ -9,7 +9,7 @@ import pytest
 from tests.architecture.source import ROOT, Module, modules, under
 
 BOTTOM = ("rloom.errors", "rloom.types")
-NOUNS = (*BOTTOM, "rloom.batch")
+NOUNS = (*BOTTOM, "rloom.batch", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks")
 LOOP = tuple(f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "roles", "sampling", "schedule"))
@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.errors": (),
     "rloom.atomic": (),
     "rloom.types": (),
-    "rloom.batch": ("rloom.types",),
+    "rloom.transfer": (),
+    "rloom.batch": ("rloom.types", "rloom.transfer"),
     "rloom.console": ("rloom.errors",),
     "rloom.config": ("rloom.config", "rloom.errors"),
     "rloom.algos": ("rloom.algos", *NOUNS),
@@ -73,6 +74,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch.utils.tensorboard": ("rloom.observe.trackers",),
     "matplotlib": ("rloom.observe.curve",),
     "rich": ("rloom.observe",),
+    "triton": ("rloom.models.head_kernels", "rloom.rollout.native.kernels"),
     "ray": (),
     "vllm": (),
     "sglang": (),

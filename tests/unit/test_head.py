@@ -3,9 +3,7 @@
 Without a CUDA device the kernels run in Triton's interpreter.
 """
 
-import importlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -16,27 +14,12 @@ from rloom.models import head
 from rloom.models.head import HeadForm, fused_logprobs, matmul_float32, rows_at_once
 from rloom.models.logprobs import logprob_and_entropy
 
-triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("interpreted_kernels")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PLAIN = HeadForm()
 GEMMA = HeadForm(temperature=0.7, scale=1.5, softcap=4.0)
 GRANITE = HeadForm(temperature=1.3, scale=0.25)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> Iterator[None]:
-    """Triton reads whether to interpret a kernel when it is defined."""
-    from rloom.models import head_kernels
-
-    if DEVICE.type == "cuda":
-        yield
-        return
-    with triton.knobs.runtime.scope():
-        triton.knobs.runtime.interpret = True
-        importlib.reload(head_kernels)
-        yield
-    importlib.reload(head_kernels)
 
 
 @pytest.fixture

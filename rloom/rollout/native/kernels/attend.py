@@ -69,49 +69,30 @@ def attend_kernel(
     real, there = column < size, member < GROUP
     q_place = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
     q = tl.load(query + q_place, mask=there[:, None] & real[None, :], other=0.0).to(keys.dtype.element_ty)
-
     new_key = tl.load(key + row.to(tl.int64) * key_row + head * key_head + column, mask=real, other=0.0)
     new_key = new_key.to(keys.dtype.element_ty)
     new_value = tl.load(value + row.to(tl.int64) * value_row + head * value_head + column, mask=real, other=0.0)
     keys += head.to(tl.int64) * cache_head
     values += head.to(tl.int64) * cache_head
-    if split == 0:
-        new_place = (own + before).to(tl.int64) * cache_place + column
-        tl.store(keys + new_place, new_key, mask=real)
-        tl.store(values + new_place, new_value, mask=real)
-
-    # the first block's share: the new token itself, which need not be read back
-    score = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
-    if SOFTCAP:
-        score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
     first = split == 0
+    new_place = (own + before).to(tl.int64) * cache_place + column
+    tl.store(keys + new_place, new_key, mask=real & first)
+    tl.store(values + new_place, new_value, mask=real & first)
+
+    # the first split begins with the new token itself, which need not be read back
+    score = capped(tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale, softcap, SOFTCAP)
     highest = tl.where(first, score, float("-inf"))
     total = tl.where(first, 1.0, 0.0) + tl.zeros([GROUP_PADDED], tl.float32)
     sums = tl.where(first, 1.0, 0.0) * new_value.to(tl.float32)[None, :] + tl.zeros([GROUP_PADDED, SIZE], tl.float32)
-
-    oldest = 0
-    if WINDOW:
-        oldest = tl.maximum(prompt_length + before - window + 1, 0)
-    for part in tl.static_range(2):  # the prompt's stretch, then its own
-        start = prompt if part == 0 else own
-        length = prompt_length if part == 0 else before
-        begin = oldest if part == 0 else tl.maximum(oldest - prompt_length, 0)
-        for at in range(begin // BLOCK * BLOCK + split * BLOCK, length, SPLITS * BLOCK):
-            token = at + tl.arange(0, BLOCK)
-            seen = (token >= begin) & (token < length)
-            place = (start + token).to(tl.int64)[:, None] * cache_place + column[None, :]
-            k = tl.load(keys + place, mask=seen[:, None] & real[None, :], other=0.0)
-            v = tl.load(values + place, mask=seen[:, None] & real[None, :], other=0.0)
-            score2 = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-            if SOFTCAP:
-                score2 = softcap * (2 * tl.sigmoid(2 * score2 / softcap) - 1)
-            score2 = tl.where(seen[None, :], score2, float("-inf"))
-            higher = tl.maximum(highest, tl.max(score2, 1))
-            safe = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: no NaN from inf - inf
-            shrink, share = tl.exp(highest - safe), tl.exp(score2 - safe[:, None])
-            total = total * shrink + tl.sum(share, 1)
-            sums = sums * shrink[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
-            highest = higher
+    oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
+    highest, total, sums = attend_to_stretch(
+        q, keys, values, prompt, oldest, prompt_length, split, highest, total, sums,
+        cache_place, size, scale, softcap, SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
+    )  # fmt: skip
+    highest, total, sums = attend_to_stretch(
+        q, keys, values, own, tl.maximum(oldest - prompt_length, 0), before, split, highest, total, sums,
+        cache_place, size, scale, softcap, SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
+    )  # fmt: skip
 
     out_place = ((split * rows + row).to(tl.int64) * heads + head * GROUP + member[:, None]) * size + column[None, :]
     keep = there[:, None] & real[None, :]
@@ -122,6 +103,39 @@ def attend_kernel(
         note = (split * 2 * rows + row) * heads + head * GROUP + member
         tl.store(weight + note, highest, mask=there)
         tl.store(weight + note + rows * heads, total, mask=there)
+
+
+@triton.jit
+def capped(score, softcap, SOFTCAP: tl.constexpr):
+    if SOFTCAP:
+        score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # softcap * tanh(score / softcap)
+    return score
+
+
+@triton.jit
+def attend_to_stretch(
+    q, keys, values, start, begin, length, split, highest, total, sums,
+    cache_place, size, scale, softcap,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add tokens begin to length - 1 of a stretch to: the highest score, the sum of weights, the sum of values."""
+    column = tl.arange(0, SIZE)
+    for at in range(begin // BLOCK * BLOCK + split * BLOCK, length, SPLITS * BLOCK):
+        token = at + tl.arange(0, BLOCK)
+        seen = (token >= begin) & (token < length)
+        place = (start + token).to(tl.int64)[:, None] * cache_place + column[None, :]
+        there = seen[:, None] & (column < size)[None, :]
+        k = tl.load(keys + place, mask=there, other=0.0)
+        v = tl.load(values + place, mask=there, other=0.0)
+        score = capped(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, softcap, SOFTCAP)
+        score = tl.where(seen[None, :], score, float("-inf"))
+        higher = tl.maximum(highest, tl.max(score, 1))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: no NaN from inf - inf
+        shrink, share = tl.exp(highest - safe), tl.exp(score - safe[:, None])
+        total = total * shrink + tl.sum(share, 1)
+        sums = sums * shrink[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
+        highest = higher
+    return highest, total, sums
 
 
 @triton.jit

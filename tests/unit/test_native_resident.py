@@ -1,0 +1,186 @@
+"""The device-resident path of the native engine writes what the path through plain torch writes.
+
+Without a CUDA device its kernels run in Triton's interpreter, and every step is a call: graphs are tested on a GPU.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rloom.engines.local import Placement
+from rloom.models.network import PolicyNetwork
+from rloom.rollout.base import Completion, Request, Sampling
+from rloom.rollout.native import engine
+from rloom.rollout.native.engine import NativeRollout
+from tests.helpers import engine_of, policy
+
+pytestmark = [
+    pytest.mark.usefixtures("interpreted_kernels", "few_programs"),
+    # the interpreter makes a number of an array to know where a loop ends
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+P, Q, R = (5, 6, 7), (20, 30, 40, 50, 60, 10), (11,)  # one shorter than the window of 4, one longer
+LUCKY = Sampling(5)
+GREEDY = Sampling(5, temperature=0.0)
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs one after the other."""
+    monkeypatch.setattr("rloom.rollout.native.kernels.attend.PROGRAMS", 1)
+    monkeypatch.setattr("rloom.rollout.native.kernels.choose.BLOCK", 64)
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch, few_programs: None) -> None:
+    """One row beyond the sequences, not five."""
+    monkeypatch.setattr("rloom.rollout.native.resident.batch_of", lambda rows: rows + 1)
+
+
+@pytest.fixture
+def network(model_folder: Callable[[str], Path]) -> PolicyNetwork:
+    """Gemma 2 has all there is: a window in every other layer, softcaps, heads of size 8 that share keys."""
+    return policy(model_folder("gemma2"))
+
+
+def rollout_of(network: PolicyNetwork, device: torch.device = DEVICE, max_sequences: int = 3) -> NativeRollout:
+    rollout = NativeRollout(
+        network,
+        host=engine_of(network, Placement(device)),
+        max_sequences=max_sequences,
+        max_prefill_tokens=8,
+        memory_share=0.1,
+        free_cache=True,
+        eager=True,
+    )
+    rollout.on_device = True  # on a CPU, too
+    return rollout
+
+
+def asked(*prompts: tuple[int, ...], limits: Sequence[int | None] = ()) -> list[Request]:
+    rows = zip(prompts, [*limits, *[None] * (len(prompts) - len(limits))], strict=True)
+    return [Request(tokens, 100 + row, limit) for row, (tokens, limit) in enumerate(rows)]
+
+
+def write(rollout: NativeRollout, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    found = list(rollout.generate(requests, sampling))
+    assert sorted(row for row, _ in found) == list(range(len(requests)))
+    return [completion for _, completion in sorted(found, key=lambda pair: pair[0])]
+
+
+def tokens_of(completions: Sequence[Completion]) -> list[list[int]]:
+    return [completion.tokens_L.tolist() for completion in completions]
+
+
+def by_torch(network: PolicyNetwork, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    """The other path, on the host, by a copy of the network."""
+    rollout = rollout_of(copy.deepcopy(network), torch.device("cpu"))
+    rollout.on_device = False
+    return write(rollout, requests, sampling)
+
+
+def assert_same(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    assert tokens_of(found) == tokens_of(expected)
+    assert [one.finished for one in found] == [one.finished for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens_L.dtype == torch.int64 and one.logprobs_L.dtype == torch.float32
+        torch.testing.assert_close(one.logprobs_L, other.logprobs_L, rtol=0, atol=1e-4)
+
+
+MIXED = asked(P, Q, P, R, P, limits=[None, 3, 1])  # more than there are slots, and one prompt three times
+
+
+def with_a_stop(network: PolicyNetwork, sampling: Sampling) -> tuple[Sampling, list[Completion]]:
+    """A stop token that some of the answers write in their midst, and what they are then."""
+    whole = by_torch(network, MIXED, sampling)
+    sampling = replace(sampling, stop_ids=(63, int(whole[0].tokens_L[2])))
+    expected = by_torch(network, MIXED, sampling)
+    assert {completion.finished for completion in expected} == {True, False}
+    assert {len(completion.tokens_L) for completion in expected} >= {1, 3, 5}
+    return sampling, expected
+
+
+def test_greedy_answers_are_those_of_plain_torch(network: PolicyNetwork) -> None:
+    sampling, expected = with_a_stop(network, GREEDY)
+    assert_same(write(rollout_of(network), MIXED, sampling), expected)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 8])  # between two looks: the second look at some comes when they have left
+def test_drawn_answers_are_those_of_plain_torch(
+    small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork, steps: int
+) -> None:
+    monkeypatch.setattr(engine, "STEPS", steps)
+    sampling, expected = with_a_stop(network, replace(LUCKY, temperature=0.8) if steps == 2 else LUCKY)
+    assert_same(write(rollout_of(network), MIXED, sampling), expected)
+
+
+def test_an_abandoned_generation_leaves_the_engine_usable(
+    small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    monkeypatch.setattr(engine, "STEPS", 1)
+    rollout = rollout_of(network)
+    for row, completion in rollout.generate(asked(P, R, Q, limits=[4, 1, 4]), replace(LUCKY, max_new_tokens=4)):
+        assert row == 1 and len(completion.tokens_L) == 1  # the short one is there first
+        break
+    left, again = rollout.resident, asked(Q, P, P, limits=[2, 3, 3])
+    sampling = replace(LUCKY, max_new_tokens=3)
+    assert_same(write(rollout, again, sampling), by_torch(network, again, sampling))
+    assert rollout.resident is left
+
+
+def test_the_cache_grows_with_what_is_asked_for_and_stays(small_batches: None, network: PolicyNetwork) -> None:
+    rollout = rollout_of(network)
+    few, many = asked(R), asked(P, Q)
+    short, long = replace(LUCKY, max_new_tokens=2), replace(LUCKY, max_new_tokens=4)
+    assert_same(write(rollout, few, short), by_torch(network, few, short))
+    first = rollout.resident
+    assert first is not None
+    assert (first.slots.count, first.slots.longest_answer, first.cache.places) == (1, 2, 1 + 2)
+    assert_same(write(rollout, many, long), by_torch(network, many, long))
+    second = rollout.resident
+    assert second is not None and second is not first
+    assert (second.slots.count, second.slots.longest_answer, second.cache.places) == (2, 4, 2 * 6 + 2 * 4)
+    assert_same(write(rollout, few, short), by_torch(network, few, short))
+    assert rollout.resident is second
+
+
+def test_a_cache_that_holds_one_sequence_serves_all_of_them_in_turn(
+    small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    rollout, sampling, requests = rollout_of(network), replace(LUCKY, max_new_tokens=3), asked(Q, P, Q)
+    monkeypatch.setattr(rollout, "room", lambda longest: longest)
+    assert_same(write(rollout, requests, sampling), by_torch(network, requests, sampling))
+    assert rollout.resident is not None and rollout.resident.cache.places == 6 + 3
+
+
+def test_a_prompt_is_read_once_for_all_its_answers_and_one_token_needs_no_step(
+    monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    rollout, sampling, requests = rollout_of(network), replace(LUCKY, max_new_tokens=1), asked(P, R, P)
+    expected, read, hidden = by_torch(network, requests, sampling), [], network.decoder.packed_hidden
+
+    def noted(tokens_T: Tensor, *rest: Any) -> Tensor:
+        read.append(tokens_T.tolist())
+        return hidden(tokens_T, *rest)
+
+    monkeypatch.setattr(network.decoder, "packed_hidden", noted)
+    assert_same(write(rollout, requests, sampling), expected)
+    assert read == [[*P, *R]]
+
+
+def test_weights_that_moved_are_found_again(network: PolicyNetwork) -> None:
+    rollout, sampling, requests = rollout_of(network), replace(LUCKY, max_new_tokens=1), asked(P)
+    before = write(rollout, requests, sampling)
+    first = rollout.resident
+    for parameter in network.module.parameters():
+        parameter.data = parameter.data.clone()
+    assert_same(write(rollout, requests, sampling), before)
+    assert rollout.resident is not first
