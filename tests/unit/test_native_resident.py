@@ -152,6 +152,17 @@ def test_the_cache_grows_with_what_is_asked_for_and_stays(small_batches: None, n
     assert rollout.resident is second
 
 
+def test_a_cache_too_small_for_one_sequence_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    """In it the sequence would wait for ever."""
+    rollout, one = rollout_of(network), replace(LUCKY, max_new_tokens=1)
+    monkeypatch.setattr(rollout, "room", lambda longest: longest)
+    rollout.resident_for([Request(tuple(range(3, 22)), 0)], one)
+    resident = rollout.resident_for([Request(tuple(range(3, 23)), 0)], one)
+    assert resident.cache.places >= 20 + 1
+
+
 def test_a_cache_that_holds_one_sequence_serves_all_of_them_in_turn(
     small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
 ) -> None:

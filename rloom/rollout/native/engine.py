@@ -84,8 +84,9 @@ class NativeRollout:
         wanted = slots * answer + min(slots, len({request.tokens for request in requests})) * prompt
         old = self.resident
         if old is not None:
-            roomy = old.cache.places >= min(wanted, ENOUGH * self.room(prompt + answer))
-            if roomy and old.slots.count >= slots and old.slots.longest_answer >= answer and old.weights_stayed():
+            enough = max(prompt + answer, min(wanted, int(ENOUGH * self.room(prompt + answer))))
+            roomy = old.cache.places >= enough and old.slots.count >= slots and old.slots.longest_answer >= answer
+            if roomy and old.weights_stayed():
                 old.cache.wake()
                 return old
             slots, answer = max(slots, old.slots.count), max(answer, old.slots.longest_answer)
