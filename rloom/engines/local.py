@@ -263,6 +263,8 @@ class LocalEngine:
             # its moments, not its settings: those are the configuration's to say
             settings = self.optimizer.state_dict()["param_groups"]
             self.optimizer.load_state_dict({"state": state["state"], "param_groups": settings})
+            # torch puts the moments where the masters are, which may be elsewhere
+            self.move_optimizer(torch.device("cpu") if self.placement.offload_optimizer else self.placement.device)
 
     def load_weights(self, file: Path) -> None:
         if not file.is_file():

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
 from rloom.models.attention import Opaque, PackedAttention
 from rloom.models.network import PolicyNetwork
-from tests.helpers import CPU, FAMILIES, a_batch, policy, save_model
+from rloom.rollout.base import Request, Sampling
+from rloom.rollout.native.engine import NativeRollout
+from tests.helpers import CPU, FAMILIES, a_batch, engine_of, policy, save_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # torch's own, as its compiler is imported
@@ -82,3 +85,23 @@ def test_as_written_puts_the_compiled_layers_aside_and_back(
     with torch.no_grad():
         compiled.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T)
     assert versions() == 1
+
+
+def test_a_layer_that_cannot_be_compiled_sends_the_pass_back_to_its_start(
+    model_folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Attention counts its layers: the second try must not take the first layer for the next one."""
+    network = policy(model_folder("llama"))
+    rollout = NativeRollout(
+        network, host=engine_of(network), max_sequences=4, max_prefill_tokens=40, memory_share=0.5, free_cache=True
+    )
+    requests, sampling = [Request((3, 4, 5), 0), Request((7, 8), 1)], Sampling(5)
+    expected = {index: one.tokens_L.tolist() for index, one in rollout.generate(requests, sampling)}
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TorchDynamoException("a construct it does not know\nand more about it")
+
+    network.decoder.layers[1]._compiled_call_impl = refuse
+    assert {index: one.tokens_L.tolist() for index, one in rollout.generate(requests, sampling)} == expected
+    assert "cannot compile the layers of LlamaForCausalLM (TorchDynamoException: a construct it" in caplog.text
+    assert "use_torch_compile=False" in caplog.text

@@ -174,7 +174,7 @@ def test_queries_and_keys_may_lie_as_the_model_leaves_them(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("splits", [1, 2], indirect=True)
 def test_a_cache_in_half_precision_takes_float32_queries_and_keys(splits: int) -> None:
-    """As under autocast, where the rotation hands them over in float32. (The interpreter cannot multiply bfloat16.)"""
+    """A model's rotation may hand them over in float32. (The interpreter cannot multiply bfloat16.)"""
     bench = Bench.drawn(SHORT, shared=2, dtype=torch.float16)
     expected, keys, values = bench.plainly(Form(0.35))
     bench.query, bench.key = bench.query.float(), bench.key.float()

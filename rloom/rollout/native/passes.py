@@ -9,7 +9,7 @@ from torch import Tensor
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.native.cache import Cache, DecodeAttention, PrefillAttention
-from rloom.rollout.native.sampler import choose
+from rloom.rollout.native.sampler import choose, luck_of
 
 
 class Passes:
@@ -104,11 +104,10 @@ class Running:
             starts.append(prompts[request.tokens])
             self.position_S[slot] = len(request.tokens) - 1
             self.written_S[slot] = 0
-            self.limit_S[slot] = min(
-                request.max_new_tokens or self.sampling.max_new_tokens, self.sampling.max_new_tokens
-            )
-            luck = torch.Generator().manual_seed(request.seed)
-            self.uniform[slot] = torch.rand(self.sampling.max_new_tokens, generator=luck)
+            self.limit_S[slot] = request.limit(self.sampling)
+            luck = luck_of([request], self.sampling)
+            if luck is not None:
+                self.uniform[slot] = luck[0]
             self.request_of.append(self.waiting.popleft())
         slot_S, prompt_S = torch.tensor([slots, starts], device=self.device)
         return list(prompts), slot_S, prompt_S

@@ -41,9 +41,6 @@ class Schedule:
         self.prompts: dict[tuple[int, ...], SharedPrompt] = {}
         self.step = 0
 
-    def limit(self, request: Request) -> int:
-        return min(request.max_new_tokens or self.sampling.max_new_tokens, self.sampling.max_new_tokens)
-
     @property
     def steps_left(self) -> int:
         """After so many all that run have ended, if none ends before."""
@@ -78,7 +75,7 @@ class Schedule:
 
     def place(self, index: int, request: Request) -> Answer | None:
         """Find room for an answer, and for its prompt where no other answer brought it in."""
-        limit, prompt = self.limit(request), self.prompts.get(request.tokens)
+        limit, prompt = request.limit(self.sampling), self.prompts.get(request.tokens)
         own_start = self.places.take(limit)
         if own_start is None:
             return None
