@@ -10,6 +10,7 @@ from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.native.cache import Cache, DecodeAttention, PrefillAttention
 from rloom.rollout.native.sampler import choose, luck_of
+from rloom.rollout.native.schedule import worth_a_prefill
 
 
 class Passes:
@@ -84,9 +85,7 @@ class Running:
         return len(self.request_of)
 
     def should_admit(self) -> bool:
-        """Prompts enter in handfuls: a prefill pass for every sequence that leaves would cost more than it brings."""
-        free = self.cache.slots - self.count
-        return bool(self.waiting) and (not self.count or free >= min(len(self.waiting), self.cache.slots // 8 + 1))
+        return worth_a_prefill(len(self.waiting), self.count, self.cache.slots)
 
     def admit(self, max_tokens: int) -> tuple[list[tuple[int, ...]], Tensor, Tensor]:
         """Move waiting requests into free slots: (distinct prompts, slots, which prompt each slot starts from)."""
