@@ -178,7 +178,7 @@ def main() -> None:
     )
     print(f"{machine(device)}\n")
     print(table(["step", *STAGES, "total"], rows))
-    print(f"\n{rates(given, step.shape, best)}")
+    print(f"\n{rates(given, step.shape, best)}" if device.type == "cuda" else "")
     gaps = [f"{name} {value:.2e}" for name, value in metrics.items() if "rollout" in name]
     print(
         f"Seconds. Peak of torch's allocator {peak:.1f} GiB; while generating, {step.cache_gib:.1f} GiB of cache and "

@@ -170,6 +170,8 @@ def matmul_float32(a: Tensor, b: Tensor, *, out: Tensor | None = None, add: bool
     """
     if out is None:
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32)
+    if not a.numel():  # no rows, or nothing to sum: not every kernel takes that
+        return out if add else out.zero_()
     if a.is_cuda and a.dtype != torch.float32:
         if add:
             return torch.addmm(out, a, b, out_dtype=torch.float32, out=out)

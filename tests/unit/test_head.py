@@ -213,6 +213,9 @@ def test_logits_in_float32_have_the_gradients_of_a_plain_product() -> None:
     torch.testing.assert_close(case.weight_VH.grad, exact_V.grad)
     coarse = linear_float32(case.hidden_TH.detach().bfloat16(), case.weight_VH.detach().bfloat16())
     assert coarse.dtype == torch.float32
+    nothing = linear_float32(case.hidden_TH.detach()[:0], case.weight_VH)
+    nothing.sum().backward()
+    assert nothing.shape == (0, 37)  # how the size of the vocabulary is asked for
 
 
 def test_a_product_in_float32_adds_to_what_is_there() -> None:
