@@ -7,7 +7,7 @@ RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: runtime setup check test test-gpu bench docs clean
+.PHONY: runtime setup check test test-gpu bench bench-gpu docs clean
 
 runtime: $(RUNTIME)
 setup: $(SETUP)
@@ -38,7 +38,15 @@ test-gpu:
 
 bench: setup
 	$(BIN)/python benchmarks/rollout.py
+	$(BIN)/python benchmarks/rollout.py --shape tiny --sequences 64 --prompt_tokens 32 --new_tokens 64 --spread 8
+	$(BIN)/python benchmarks/training.py --shape tiny --samples 32 --prompt_tokens 32 --new_tokens 64 --tokens_per_pass 1024
+	$(BIN)/python benchmarks/step.py --shape tiny --prompts 16 --answers 4 --prompt_tokens 32 --new_tokens 64
 	$(BIN)/python benchmarks/gae.py
+
+bench-gpu:
+	$(PYTHON) benchmarks/rollout.py --shape qwen2.5-0.5b --sequences 1024 --spread 50
+	$(PYTHON) benchmarks/training.py --shape qwen2.5-0.5b
+	$(PYTHON) benchmarks/step.py --shape qwen2.5-0.5b
 
 docs: setup
 	$(BIN)/python -c "from rloom.config.describe import reference; print(reference(), end='')" > docs/reference.md

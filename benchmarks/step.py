@@ -7,12 +7,22 @@ one update a step.
 """
 
 import argparse
+import math
 from concurrent.futures import Future
 from random import Random
 
 from measuring import Stopwatch, machine, note, outside_gib, peak_gib, pick_device, release, table
 from profiling import profile_once
-from shapes import SHAPES, add_shape_arguments, random_prompts
+from shapes import (
+    SHAPES,
+    Shape,
+    add_shape_arguments,
+    decode_floor_seconds,
+    prefill_floor_seconds,
+    random_prompts,
+    rates_of,
+    training_flops,
+)
 from training import LEARNING_RATE, OBJECTIVE, add_training_arguments, make_engine
 
 from rloom.algos.advantages import AdvantageSettings, Evidence
@@ -118,6 +128,20 @@ def grpo_lesson(batch: Batch) -> TrainBatch:
     )
 
 
+def rates(given: argparse.Namespace, shape: Shape, seconds: dict[str, float]) -> str:
+    """The two long stages beside what the chip could do."""
+    known, new_tokens = rates_of(given), [given.new_tokens] * (given.prompts * given.answers)
+    floor_s = decode_floor_seconds(shape, given.prompt_tokens, new_tokens, known)
+    floor_s += prefill_floor_seconds(shape, given.prompt_tokens, given.prompts, known)
+    flops = training_flops(shape, len(new_tokens) * (given.prompt_tokens + given.new_tokens))
+    reached = flops / (seconds["update"] + seconds["optimizer"])
+    return (
+        f"Best of each: generation {sum(new_tokens) / seconds['generation']:,.0f} tok/s, "
+        f"{floor_s / seconds['generation']:.0%} of an H200's floor; update and optimizer {reached / 1e12:.1f} TFLOP/s, "
+        f"{reached / known.peak:.1%} of its peak."
+    )
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_shape_arguments(parser, "qwen2.5-0.5b")
@@ -134,10 +158,12 @@ def main() -> None:
     device, dtype = pick_device()
     release(device)
     step = Step(given)
-    rows, metrics = [], Metrics()
+    rows, metrics, best = [], Metrics(), {stage: math.inf for stage in STAGES}
     for number in range(given.repeat + 1):
         seconds, metrics = step.take(number)
         name = "warm-up" if number == 0 else str(number)
+        if number:
+            best = {stage: min(best[stage], seconds[stage]) for stage in STAGES}
         rows.append([name, *(f"{seconds[stage]:.2f}" for stage in STAGES), f"{sum(seconds.values()):.2f}"])
         note(" · ".join([f"step {name}", *(f"{stage} {seconds[stage]:.2f} s" for stage in STAGES)]))
     peak = peak_gib(device)
@@ -152,9 +178,10 @@ def main() -> None:
     )
     print(f"{machine(device)}\n")
     print(table(["step", *STAGES, "total"], rows))
+    print(f"\n{rates(given, step.shape, best)}")
     gaps = [f"{name} {value:.2e}" for name, value in metrics.items() if "rollout" in name]
     print(
-        f"\nSeconds. Peak of torch's allocator {peak:.1f} GiB; while generating, {step.cache_gib:.1f} GiB of cache and "
+        f"Seconds. Peak of torch's allocator {peak:.1f} GiB; while generating, {step.cache_gib:.1f} GiB of cache and "
         f"graphs beside it. Rollout beside trainer: {', '.join(gaps)}."
     )
     print(TRL)

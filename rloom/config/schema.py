@@ -117,7 +117,7 @@ class Fsdp(Section):
     fsdp_size: int = key(-1, "Ranks that share one copy of the weights. -1: all.", ge=-1)
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto",
-        "Arithmetic of forward and backward; the weights stay float32. auto: bfloat16 on a GPU, else float32.",
+        "Precision of weights and arithmetic; the optimizer keeps float32 copies. auto: bfloat16 on a GPU, or float32.",
     )
 
 
@@ -221,7 +221,7 @@ class Rollout(Section):
     gpu_memory_utilization: float = key(
         0.5, "Share of a GPU's memory that the key-value cache may fill up to.", gt=0, le=1
     )
-    max_num_seqs: int | None = key(None, "Most sequences generated at a time. null: 1024 on a GPU, 256 on a CPU.", ge=1)
+    max_num_seqs: int | None = key(None, "Most sequences at a time. null: 256; 1024 for native on a GPU.", ge=1)
     max_num_batched_tokens: int = key(8192, "Most prompt tokens in one prefill pass of the native engine.", ge=1)
     enforce_eager: bool = key(
         False,

@@ -196,3 +196,7 @@ class LocalEngine:
             self.publish_masters()
         if "optimizer" in contents and self.optimizer is not None:
             put_moments(self.optimizer, read_moments(folder, self.masters))
+            # torch puts the moments where the masters are, which may be elsewhere
+            move_moments(
+                self.optimizer, torch.device("cpu") if self.placement.offload_optimizer else self.placement.device
+            )

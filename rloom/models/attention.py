@@ -38,6 +38,9 @@ class Attend(Protocol):
         each of them.
         """
 
+    def restart(self) -> None:
+        """The pass begins again with the first layer."""
+
 
 def call_attend(
     module: torch.nn.Module,
@@ -77,11 +80,14 @@ class PackedAttention:
         return self.column_T
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
-        # under autocast or in float32 there is no such kernel, and none of them knows a softcap
+        # in float32 there is no such kernel, and none of them knows a softcap
         if query.is_cuda and form.softcap is None and value.dtype in (torch.bfloat16, torch.float16):
             return self.varlen(query, key, value, form)
         rows = attend_causally(self.spread(query), self.spread(key), self.spread(value), form)
         return rows.transpose(1, 2)[self.row_T, self.column_T].unsqueeze(0)
+
+    def restart(self) -> None:
+        """All layers are the same to it."""
 
     def varlen(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         """Torch's own kernel for samples laid end to end."""
@@ -114,6 +120,9 @@ class RowsAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         return attend_causally(query, key, value, form).transpose(1, 2)
 
+    def restart(self) -> None:
+        """All layers are the same to it."""
+
 
 class Opaque:
     """Stands for an attention that a compiler must not look into: one that writes to a cache and counts its layers.
@@ -124,6 +133,9 @@ class Opaque:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         out: Tensor = attend_as_told(query, key, value, form.scale, form.window, form.softcap)
         return out
+
+    def restart(self) -> None:
+        TOLD[-1].restart()
 
     @contextmanager
     def attending(self, attend: Attend) -> Iterator[None]:

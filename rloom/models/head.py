@@ -4,6 +4,7 @@ T tokens, R tokens of a chunk, H hidden, V vocabulary. The logits of a chunk are
 call holds does not grow with T * V.
 """
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # it comes with torch for CUDA on Linux
 LOGITS_AT_ONCE = 2**29  # numbers: 2 GB of float32
 ROWS_MULTIPLE = 128  # of a chunk: a matrix product works in tiles of so many rows
 
@@ -41,14 +43,32 @@ def fused_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target, and entropy of its distribution, in float32.
 
-    The arithmetic is that of a linear layer: in autocast's precision where it is on, else in that of the hidden states.
-    The weight may be kept more precisely than that; its gradient is summed in float32 and given in its own precision.
+    The arithmetic is in the precision of the hidden states. The weight may be kept more precisely than that; its
+    gradient is summed in float32 and given in its own precision.
     """
-    device = hidden_TH.device.type
-    if torch.is_autocast_enabled(device):
-        hidden_TH = hidden_TH.to(torch.get_autocast_dtype(device))
     logprob_T, entropy_T = FusedHead.apply(hidden_TH, weight_VH, target_T.contiguous(), form, entropy_gradient)
     return logprob_T, entropy_T
+
+
+def linear_float32(hidden_TH: Tensor, weight_VH: Tensor) -> Tensor:
+    """Logits in float32 from hidden states and weight of any precision, with a gradient."""
+    logits_TV: Tensor = Float32Product.apply(hidden_TH, weight_VH)
+    return logits_TV
+
+
+class Float32Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_TH: Tensor, weight_VH: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden_TH, weight_VH)
+        return matmul_float32(hidden_TH, weight_VH.to(hidden_TH.dtype).T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_TV: Tensor) -> tuple[Tensor, Tensor]:
+        hidden_TH, weight_VH = ctx.saved_tensors
+        gradient_TV = gradient_TV.to(hidden_TH.dtype)
+        hidden = matmul_float32(gradient_TV, weight_VH.to(hidden_TH.dtype))
+        return hidden.to(hidden_TH.dtype), matmul_float32(gradient_TV.T, hidden_TH).to(weight_VH.dtype)
 
 
 class FusedHead(torch.autograd.Function):
@@ -146,7 +166,7 @@ def chunks(tokens: int, rows: int) -> Iterator[slice]:
 def matmul_float32(a: Tensor, b: Tensor, *, out: Tensor | None = None, add: bool = False) -> Tensor:
     """a @ b of any precision, summed and written in float32; with `add`, added to what `out` holds. No gradient.
 
-    CUDA does so without float32 copies of a and b. Given an `out`, autocast leaves a product alone.
+    CUDA does so without float32 copies of a and b.
     """
     if out is None:
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32)

@@ -18,11 +18,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rloom.batch import TokenOutputs
 from rloom.errors import ModelError
 from rloom.models.attention import Attend, PackedAttention, RowsAttention
-from rloom.models.head import HeadForm, fused_logprobs, matmul_float32
+from rloom.models.head import HAS_TRITON, HeadForm, fused_logprobs, linear_float32
+from rloom.models.load import first_line
 from rloom.models.logprobs import token_logprobs
 from rloom.transfer import send
 
 log = logging.getLogger(__name__)
+COMPILE_KEYS = "use_torch_compile=False (of actor_rollout_ref.actor, actor_rollout_ref.ref or critic)"
 
 
 class Reference(Protocol):
@@ -87,6 +89,11 @@ class Decoder:
 
     def compile(self) -> None:
         """Fuse what lies between a layer's matrix products. All layers share what is compiled."""
+        if not self.layers:
+            log.warning(
+                f"{type(self.base).__name__} has no layers that rloom knows how to compile: they run as they are, "
+                f"more slowly. {COMPILE_KEYS} says so from the start"
+            )
         torch._dynamo.config.recompile_limit = 64  # training, scoring, prefill and decode each have a version
         for layer in self.layers:
             layer.compile(dynamic=True)
@@ -132,12 +139,12 @@ class Decoder:
             out = self.body(input_ids=tokens, position_ids=position, attend=attend, use_cache=False)
         except TorchDynamoException as error:
             log.warning(
-                f"torch.compile cannot compile the layers of {type(self.base).__name__} "
-                f"({str(error).strip().splitlines()[0]}): they run as they are, more slowly. "
-                "actor_rollout_ref.actor.use_torch_compile=False says so from the start"
+                f"torch.compile cannot compile the layers of {type(self.base).__name__} ({first_line(error)}): "
+                f"they run as they are, more slowly. {COMPILE_KEYS} says so from the start"
             )
             for layer in self.layers:
                 layer._compiled_call_impl = None
+            attend.restart()
             out = self.body(input_ids=tokens, position_ids=position, attend=attend, use_cache=False)
         hidden: Tensor = out.last_hidden_state
         return hidden
@@ -187,11 +194,11 @@ class PolicyNetwork:
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """What the model's own forward makes of its last hidden state; `check_head` holds it to that.
 
-        In float32 where a kernel gives that and no gradient is asked for: bfloat16 rounds a logit of 20 by up to 0.06.
+        In float32 where a kernel gives that: bfloat16 rounds a logit of 20 by up to 0.06.
         """
-        weight_VH = None if torch.is_grad_enabled() else self.plain_head
+        weight_VH = self.plain_head
         logits_TV: Tensor = (
-            matmul_float32(hidden_TH, weight_VH.t())
+            linear_float32(hidden_TH, weight_VH)
             if weight_VH is not None and hidden_TH.is_cuda
             else self.decoder.base.get_output_embeddings()(hidden_TH)
         )
@@ -229,7 +236,7 @@ class PolicyNetwork:
             compared = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[place - 1]
         hidden, target = self.decoder.hidden(tokens_T, length_N)[place - 1], tokens_T[place]
         weight_VH = self.plain_head
-        if compared is None and self.chunked and weight_VH is not None and hidden.is_cuda:
+        if compared is None and self.chunked and weight_VH is not None and hidden.is_cuda and HAS_TRITON:
             form = HeadForm(self.temperature, self.scale, self.softcap)
             logprobs, entropy = fused_logprobs(hidden, weight_VH, target, form, entropy_gradient=entropy_gradient)
             kl = torch.zeros_like(entropy)

@@ -25,7 +25,11 @@ class Sampling:
 class Request:
     tokens: tuple[int, ...]
     seed: int  # decides this answer, whatever else is in the batch (hf: that of a batch's first decides them all)
-    max_new_tokens: int | None = None  # a limit of its own, below the sampling's
+    max_new_tokens: int | None = None  # a limit of its own, below the sampling's; 1 or more
+
+    def limit(self, sampling: Sampling) -> int:
+        most = sampling.max_new_tokens
+        return most if self.max_new_tokens is None else min(self.max_new_tokens, most)
 
 
 @dataclass(frozen=True)

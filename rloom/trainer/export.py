@@ -19,7 +19,8 @@ def export(checkpoint: Path, folder: Path, *, adapter: bool = False, dtype: str 
     read_state(checkpoint)
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} is not empty; name a folder that is not there yet")
-    config = load_saved(checkpoint, ["trainer.device=cpu"])
+    # the numbers as they were saved, whatever precision the run computed in
+    config = load_saved(checkpoint, ["trainer.device=cpu", "actor_rollout_ref.actor.fsdp_config.dtype=float32"])
     if adapter and not (config.actor_rollout_ref.model.lora_rank or config.actor_rollout_ref.model.lora_adapter_path):
         raise CheckpointError(f"--adapter: {checkpoint} was trained without LoRA; leave the flag out")
     network = policy_network(config)

@@ -236,6 +236,14 @@ def test_log_ratios_are_held_within_twenty() -> None:
     assert log_ratio(terms_of(numbers([50.0, -50.0, 19.0]), [1, 1, 1])).tolist() == [20, -20, 19]
 
 
+def test_a_value_within_the_range_does_not_count_as_held_by_a_rounding() -> None:
+    draw = torch.Generator().manual_seed(0)
+    old_T, returns_T = torch.rand(1000, generator=draw), torch.rand(1000, generator=draw)
+    values_T = old_T + 0.4 * torch.rand(1000, generator=draw) - 0.2
+    assert bool((old_T + (values_T - old_T) != values_T).any())  # numbers that would be rounded
+    assert float(value_loss(values_T, old_T, returns_T, clip_range=0.5).parts_T["critic/vf_clipfrac"].sum()) == 0
+
+
 def test_the_value_loss_takes_the_worse_of_plain_and_clipped() -> None:
     values = numbers([2.0, 0.2, 1.0]).requires_grad_()
     found = value_loss(values, numbers([0.0, 0.0, 1.0]), numbers([2.0, 0.0, 3.0]), clip_range=0.5)

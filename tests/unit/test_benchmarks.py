@@ -124,3 +124,8 @@ def test_the_training_benchmark_runs_on_a_cpu() -> None:
 def test_the_step_benchmark_runs_on_a_cpu() -> None:
     printed = run("step.py", *SMALL, "--prompts", "3")
     assert "| step | generation | reward and pack | advantages | update | optimizer | total |" in printed
+    (row,) = [line for line in printed.splitlines() if line.startswith("| 1 |")]
+    *stages, total = [float(cell) for cell in row.strip("| ").split(" | ")[1:]]
+    assert sum(stages) == pytest.approx(total, abs=0.03) and total > 0  # each is rounded to a hundredth
+    gap = float(printed.split("training/rollout_logprobs_diff_mean ")[1].split(",")[0])
+    assert gap < 1e-5  # float32: what was sampled is what is trained on

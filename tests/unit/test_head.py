@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rloom.models import head
-from rloom.models.head import HeadForm, fused_logprobs, matmul_float32, rows_at_once
+from rloom.models.head import HeadForm, fused_logprobs, linear_float32, matmul_float32, rows_at_once
 from rloom.models.logprobs import logprob_and_entropy
 
 pytestmark = pytest.mark.usefixtures("interpreted_kernels")
@@ -189,17 +189,30 @@ def test_bfloat16_is_rounded_only_between_the_products(small_blocks: None) -> No
 
 
 def test_a_float32_weight_gets_a_float32_gradient_of_bfloat16_arithmetic(small_blocks: None) -> None:
-    case = Case.drawn(8)
-    with torch.autocast(DEVICE.type, torch.bfloat16):
-        loss(*case.fused(PLAIN, True)).backward()
-    rounded = Case(
-        case.hidden_TH.detach().bfloat16(), case.weight_VH.detach().bfloat16().requires_grad_(), case.target_T
-    )
+    drawn = Case.drawn(8)
+    hidden_TH = drawn.hidden_TH.detach().bfloat16()
+    case = Case(hidden_TH, drawn.weight_VH, drawn.target_T)
+    loss(*case.fused(PLAIN, True)).backward()
+    rounded = Case(hidden_TH, case.weight_VH.detach().bfloat16().requires_grad_(), case.target_T)
     loss(*rounded.fused(PLAIN, True)).backward()
     assert case.weight_VH.grad is not None and case.weight_VH.grad.dtype == torch.float32
     assert rounded.weight_VH.grad is not None
     assert torch.equal(case.weight_VH.grad.bfloat16(), rounded.weight_VH.grad)
     assert not torch.equal(case.weight_VH.grad.bfloat16().float(), case.weight_VH.grad)
+
+
+def test_logits_in_float32_have_the_gradients_of_a_plain_product() -> None:
+    case = Case.drawn(4)
+    exact_H, exact_V = (tensor.detach().clone().requires_grad_() for tensor in (case.hidden_TH, case.weight_VH))
+    for hidden_TH, weight_VH, logits in (
+        (case.hidden_TH, case.weight_VH, linear_float32),
+        (exact_H, exact_V, lambda h, w: h @ w.T),
+    ):
+        logits(hidden_TH, weight_VH).square().sum().backward()
+    torch.testing.assert_close(case.hidden_TH.grad, exact_H.grad)
+    torch.testing.assert_close(case.weight_VH.grad, exact_V.grad)
+    coarse = linear_float32(case.hidden_TH.detach().bfloat16(), case.weight_VH.detach().bfloat16())
+    assert coarse.dtype == torch.float32
 
 
 def test_a_product_in_float32_adds_to_what_is_there() -> None:

@@ -18,6 +18,7 @@ from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.native import engine
 from rloom.rollout.native.engine import NativeRollout
+from rloom.rollout.native.token_cache import TokenShape
 from tests.helpers import engine_of, policy
 
 pytestmark = [
@@ -61,7 +62,7 @@ def rollout_of(network: PolicyNetwork, device: torch.device = DEVICE, max_sequen
         free_cache=True,
         eager=True,
     )
-    rollout.on_device = True  # on a CPU, too
+    rollout.stays_on_device = True  # on a CPU, too
     return rollout
 
 
@@ -83,7 +84,7 @@ def tokens_of(completions: Sequence[Completion]) -> list[list[int]]:
 def by_torch(network: PolicyNetwork, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
     """The other path, on the host, by a copy of the network."""
     rollout = rollout_of(copy.deepcopy(network), torch.device("cpu"))
-    rollout.on_device = False
+    rollout.stays_on_device = False
     return write(rollout, requests, sampling)
 
 
@@ -152,6 +153,17 @@ def test_the_cache_grows_with_what_is_asked_for_and_stays(small_batches: None, n
     assert rollout.resident is second
 
 
+def test_a_cache_too_small_for_one_sequence_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    """In it the sequence would wait for ever."""
+    rollout, one = rollout_of(network), replace(LUCKY, max_new_tokens=1)
+    monkeypatch.setattr(rollout, "room", lambda longest: longest)
+    rollout.resident_for([Request(tuple(range(3, 22)), 0)], one)
+    resident = rollout.resident_for([Request(tuple(range(3, 23)), 0)], one)
+    assert resident.cache.places >= 20 + 1
+
+
 def test_a_cache_that_holds_one_sequence_serves_all_of_them_in_turn(
     small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
 ) -> None:
@@ -184,3 +196,25 @@ def test_weights_that_moved_are_found_again(network: PolicyNetwork) -> None:
         parameter.data = parameter.data.clone()
     assert_same(write(rollout, requests, sampling), before)
     assert rollout.resident is not first
+
+
+def test_a_cache_that_no_longer_fits_is_made_anew_as_large_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    """The optimizer's moments come with the first update, after the cache was sized."""
+    rollout, few = rollout_of(network), asked(P, Q)
+    write(rollout, few, GREEDY)
+    assert rollout.resident is not None and rollout.resident.cache.places == 2 * 6 + 2 * 5
+    monkeypatch.setattr(rollout, "room", lambda longest: 12)
+    assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
+    assert rollout.resident.cache.places == 12
+
+
+def test_layers_unlike_the_configuration_are_generated_step_by_step_and_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    rollout, few = rollout_of(network), asked(P, Q)
+    monkeypatch.setattr(rollout, "token_shape", lambda: TokenShape(2, 3, 8, torch.float32))
+    assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
+    assert "layer 0 of this model has keys of (2, 8) and values of (2, 8) (heads, size)" in caplog.text
+    assert not rollout.stays_on_device

@@ -38,7 +38,10 @@ class Access(ctypes.Structure):
 
 @cache
 def driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise ModelError(f"the native engine needs NVIDIA's driver: {error}; use rollout.name=hf") from error
 
 
 def call(name: str, *arguments: object) -> None:
@@ -53,16 +56,15 @@ class Arena:
     """`size` bytes at a fixed address of a CUDA device; none of them there until `map`."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        torch.cuda.init()
+        self.handle: ctypes.c_uint64 | None = None
+        self.address = ctypes.c_uint64()
         self.index = device.index if device.index is not None else torch.cuda.current_device()
         torch.zeros(1, device=device)  # the device's context must exist
         self.properties = Properties(type=PINNED, location=Location(ON_DEVICE, self.index))
         granularity = ctypes.c_size_t()
         call("cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(self.properties), 0)
         self.size = -(-size // granularity.value) * granularity.value
-        self.address = ctypes.c_uint64()
         call("cuMemAddressReserve", ctypes.byref(self.address), ctypes.c_size_t(self.size), 0, ctypes.c_uint64(0), 0)
-        self.handle: ctypes.c_uint64 | None = None
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
@@ -75,16 +77,26 @@ class Arena:
     def map(self) -> None:
         if self.mapped:
             return
-        size, handle = ctypes.c_size_t(self.size), ctypes.c_uint64()
-        try:
-            call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self.properties), ctypes.c_uint64(0))
-        except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()  # torch keeps what training used; it is free for all that
-            call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self.properties), ctypes.c_uint64(0))
-        call("cuMemMap", self.address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        self.handle, size = self.create(), ctypes.c_size_t(self.size)
+        call("cuMemMap", self.address, size, ctypes.c_size_t(0), self.handle, ctypes.c_uint64(0))
         access = Access(Location(ON_DEVICE, self.index), READ_WRITE)
         call("cuMemSetAccess", self.address, size, ctypes.byref(access), ctypes.c_size_t(1))
-        self.handle = handle
+
+    def create(self) -> ctypes.c_uint64:
+        handle = ctypes.c_uint64()
+        arguments = ctypes.byref(handle), ctypes.c_size_t(self.size), ctypes.byref(self.properties), ctypes.c_uint64(0)
+        try:
+            call("cuMemCreate", *arguments)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()  # torch keeps what training used; it is free for all that
+            try:
+                call("cuMemCreate", *arguments)
+            except torch.cuda.OutOfMemoryError as error:
+                raise ModelError(
+                    f"the GPU has no {self.size / 2**30:.1f} GiB left for the key-value cache; "
+                    "lower actor_rollout_ref.rollout.gpu_memory_utilization"
+                ) from error
+        return handle
 
     def unmap(self) -> None:
         if self.handle is None:

@@ -17,15 +17,11 @@ class Cache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    @property
-    def bytes(self) -> int:
-        return sum(layer.nbytes for layer in (*self.keys, *self.values))
-
     def reserve(self, layer: int, value: Tensor) -> None:
         """Layers come in order, so their shapes are learned from what they first write.
 
-        Keys take the values' precision: under autocast the rotation hands them over in float32, and attention would
-        make each of them bfloat16 again at every step.
+        Keys take the values' precision: where a rotation hands them over in float32, attention would make each of them
+        bfloat16 again at every step.
         """
         if layer == len(self.keys):
             _, heads, _, size = value.shape
@@ -46,6 +42,9 @@ class PrefillAttention(PackedAttention):
         self.cache, self.layer = cache, -1
         self.slot_S, self.prompt_S = slot_S, prompt_S  # slot slot_S[i] starts from prompt prompt_S[i]
 
+    def restart(self) -> None:
+        self.layer = -1
+
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         self.layer += 1
         layer, longest = self.layer, self.longest
@@ -64,6 +63,9 @@ class DecodeAttention:
         self.row_B = torch.arange(len(position_B), device=position_B.device)
         self.longest = int(position_B.max()) + 1
         self.distance = position_B[:, None] - torch.arange(self.longest, device=position_B.device)
+
+    def restart(self) -> None:
+        self.layer = -1
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         self.layer += 1

@@ -1,7 +1,7 @@
 """rloom's own rollout engine: in process, on the actor's own weights; sequences enter and leave as they finish."""
 
-import importlib.util
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from rloom.errors import ModelError
+from rloom.models.head import HAS_TRITON
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Host, Request, Sampling
 from rloom.rollout.native.passes import Passes
 from rloom.rollout.native.ranges import Ranges
+from rloom.rollout.native.sampler import luck_of
 from rloom.rollout.native.schedule import Schedule
 from rloom.rollout.native.slots import Slots
-from rloom.rollout.native.token_cache import TokenCache, TokenShape
+from rloom.rollout.native.token_cache import TokenCache, TokenShape, UnlikeLayers
 
 if TYPE_CHECKING:
     from rloom.rollout.native.resident import Resident
@@ -45,8 +47,8 @@ class NativeRollout:
         self.eager, self.longest_prompt = eager, longest_prompt
         self.resident: Resident | None = None
         self.passes = Passes(network, host.device, slots=max_sequences, max_prefill_tokens=max_prefill_tokens)
-        self.on_device = host.device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        if host.device.type == "cuda" and not self.on_device:
+        self.stays_on_device = host.device.type == "cuda" and HAS_TRITON
+        if host.device.type == "cuda" and not HAS_TRITON:
             log.warning("triton is not installed: the native engine decodes step by step from Python, more slowly")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
@@ -54,7 +56,14 @@ class NativeRollout:
             return
         self.network.module.eval()
         with self.host.on_device():
-            yield from (self.decode if self.on_device else self.passes.generate)(requests, sampling)
+            if self.stays_on_device:
+                try:
+                    yield from self.decode(requests, sampling)
+                    return
+                except UnlikeLayers as error:  # raised by the first prompts, before any answer
+                    log.warning(f"{error}: the native engine decodes step by step from Python, more slowly")
+                    self.stays_on_device = False
+            yield from self.passes.generate(requests, sampling)
 
     def decode(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Keep the device busy: look at the steps before the last ones while those run."""
@@ -84,8 +93,13 @@ class NativeRollout:
         wanted = slots * answer + min(slots, len({request.tokens for request in requests})) * prompt
         old = self.resident
         if old is not None:
-            roomy = old.cache.places >= min(wanted, ENOUGH * self.room(prompt + answer))
-            if roomy and old.slots.count >= slots and old.slots.longest_answer >= answer and old.weights_stayed():
+            room = self.room(prompt + answer)
+            enough = max(prompt + answer, min(wanted, int(ENOUGH * room)))
+            # room shrinks, too: the optimizer's moments come with the first update
+            roomy = (
+                enough <= old.cache.places <= room and old.slots.count >= slots and old.slots.longest_answer >= answer
+            )
+            if roomy and old.weights_stayed():
                 old.cache.wake()
                 return old
             slots, answer = max(slots, old.slots.count), max(answer, old.slots.longest_answer)
@@ -110,14 +124,16 @@ class NativeRollout:
 
     def token_shape(self) -> TokenShape:
         text = self.network.decoder.base.config.get_text_config()
-        size = text.to_dict().get("head_dim") or text.hidden_size // text.num_attention_heads
+        known = text.to_dict()
+        size = known.get("head_dim") or text.hidden_size // text.num_attention_heads
+        heads = known.get("num_key_value_heads") or text.num_attention_heads
         weight: Tensor = self.network.decoder.base.get_input_embeddings().weight
-        return TokenShape(text.num_hidden_layers, text.num_key_value_heads, size, weight.dtype)
+        return TokenShape(text.num_hidden_layers, heads, size, weight.dtype)
 
     def room(self, longest: int) -> int:
         """Places that fit the share of the GPU's memory; at least one sequence must."""
-        if self.device.type != "cuda":
-            return self.max_sequences * longest
+        if self.device.type != "cuda":  # nobody else wants a share of the host's
+            return sys.maxsize
         each = self.token_shape().bytes
         free, total = torch.cuda.mem_get_info(self.device)
         kept_by_torch = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
@@ -129,7 +145,7 @@ class NativeRollout:
                 f"actor_rollout_ref.rollout.gpu_memory_utilization={self.memory_share}: not one sequence of {longest} "
                 f"tokens ({each * longest / 2**30:.1f} GiB) fits beside what is on the GPU "
                 f"({free / 2**30:.1f} GiB free); raise it, shorten the answers, or offload "
-                "(fsdp_config.optimizer_offload=True)"
+                "(actor_rollout_ref.actor.fsdp_config.optimizer_offload=True)"
             )
         return places
 
@@ -144,14 +160,3 @@ class NativeRollout:
 
     def wake(self) -> None:
         """The cache comes back when it is known how much is asked for."""
-
-
-def luck_of(requests: Sequence[Request], sampling: Sampling) -> Tensor | None:
-    """The uniform numbers by which each answer's tokens are drawn."""
-    if sampling.temperature == 0:
-        return None
-    draws = (
-        torch.rand(sampling.max_new_tokens, generator=torch.Generator().manual_seed(request.seed))
-        for request in requests
-    )
-    return torch.stack(list(draws))

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import torch
 
+from rloom.models.load import first_line
+
 log = logging.getLogger(__name__)
 
 
@@ -15,6 +17,7 @@ class Graphs:
         self.step = step
         self.capturing = capture
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.side: torch.cuda.Stream | None = None  # where they are captured; cuBLAS keeps a workspace for each stream
 
     def run(self, rows: int, times: int) -> None:
         if self.capturing and rows not in self.graphs and times:
@@ -34,7 +37,7 @@ class Graphs:
             self.record(graph, rows)
         except Exception as error:  # whatever the model does that a graph cannot hold
             log.warning(
-                f"the native engine could not capture this model's decode step ({str(error).splitlines()[0]}): "
+                f"the native engine could not capture this model's decode step ({first_line(error)}): "
                 "it goes on without graphs, more slowly. "
                 "actor_rollout_ref.rollout.enforce_eager=True says so from the start"
             )
@@ -45,7 +48,9 @@ class Graphs:
 
     def record(self, graph: torch.cuda.CUDAGraph, rows: int) -> None:
         """As torch.cuda.graph() does, without emptying the allocator's cache each time."""
-        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+        if self.side is None:
+            self.side = torch.cuda.Stream()
+        side, main = self.side, torch.cuda.current_stream()
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None  # one runs at a time: they share
         side.wait_stream(main)
         with torch.cuda.stream(side):

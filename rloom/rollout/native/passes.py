@@ -9,7 +9,8 @@ from torch import Tensor
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.native.cache import Cache, DecodeAttention, PrefillAttention
-from rloom.rollout.native.sampler import choose
+from rloom.rollout.native.sampler import choose, luck_of
+from rloom.rollout.native.schedule import worth_a_prefill
 
 
 class Passes:
@@ -84,9 +85,7 @@ class Running:
         return len(self.request_of)
 
     def should_admit(self) -> bool:
-        """Prompts enter in handfuls: a prefill pass for every sequence that leaves would cost more than it brings."""
-        free = self.cache.slots - self.count
-        return bool(self.waiting) and (not self.count or free >= min(len(self.waiting), self.cache.slots // 8 + 1))
+        return worth_a_prefill(len(self.waiting), self.count, self.cache.slots)
 
     def admit(self, max_tokens: int) -> tuple[list[tuple[int, ...]], Tensor, Tensor]:
         """Move waiting requests into free slots: (distinct prompts, slots, which prompt each slot starts from)."""
@@ -104,11 +103,10 @@ class Running:
             starts.append(prompts[request.tokens])
             self.position_S[slot] = len(request.tokens) - 1
             self.written_S[slot] = 0
-            self.limit_S[slot] = min(
-                request.max_new_tokens or self.sampling.max_new_tokens, self.sampling.max_new_tokens
-            )
-            luck = torch.Generator().manual_seed(request.seed)
-            self.uniform[slot] = torch.rand(self.sampling.max_new_tokens, generator=luck)
+            self.limit_S[slot] = request.limit(self.sampling)
+            luck = luck_of([request], self.sampling)
+            if luck is not None:
+                self.uniform[slot] = luck[0]
             self.request_of.append(self.waiting.popleft())
         slot_S, prompt_S = torch.tensor([slots, starts], device=self.device)
         return list(prompts), slot_S, prompt_S

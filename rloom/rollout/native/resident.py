@@ -7,6 +7,7 @@ down and marks what is done, all on the device.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -122,5 +123,5 @@ class Resident:
 
 
 def weights_of(network: PolicyNetwork) -> tuple[int, ...]:
-    """Where the weights are."""
-    return tuple(parameter.data_ptr() for parameter in network.module.parameters())
+    """Where the weights are, and what else a model keeps (the angles of its rotary embedding)."""
+    return tuple(tensor.data_ptr() for tensor in chain(network.module.parameters(), network.module.buffers()))

@@ -1,9 +1,22 @@
 """Choosing the next token. B sequences, V vocabulary."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from rloom.rollout.base import Sampling
+from rloom.rollout.base import Request, Sampling
+
+
+def luck_of(requests: Sequence[Request], sampling: Sampling) -> Tensor | None:
+    """The uniform numbers by which each answer's tokens are drawn, on the host; none where nothing is drawn."""
+    if sampling.temperature == 0:
+        return None
+    draws = (
+        torch.rand(sampling.max_new_tokens, generator=torch.Generator().manual_seed(request.seed))
+        for request in requests
+    )
+    return torch.stack(list(draws))
 
 
 def choose(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

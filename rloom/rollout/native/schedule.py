@@ -10,6 +10,11 @@ from rloom.rollout.native.ranges import Ranges
 MOST_PROMPTS = 512  # read at a time: each has a row of logits, whatever its length
 
 
+def worth_a_prefill(waiting: int, running: int, slots: int) -> bool:
+    """Prompts enter in handfuls: a prefill pass for every sequence that leaves would cost more than it brings."""
+    return waiting > 0 and (not running or slots - running >= min(waiting, slots // 8 + 1))
+
+
 @dataclass
 class SharedPrompt:
     """A prompt in the cache, and how many answers still read it."""
@@ -41,18 +46,13 @@ class Schedule:
         self.prompts: dict[tuple[int, ...], SharedPrompt] = {}
         self.step = 0
 
-    def limit(self, request: Request) -> int:
-        return min(request.max_new_tokens or self.sampling.max_new_tokens, self.sampling.max_new_tokens)
-
     @property
     def steps_left(self) -> int:
         """After so many all that run have ended, if none ends before."""
         return max((answer.last_step for answer in self.running), default=self.step) - self.step
 
     def should_admit(self) -> bool:
-        """Prompts enter in handfuls: a prefill pass for every sequence that leaves would cost more than it brings."""
-        handful = min(len(self.waiting), self.slots // 8 + 1)
-        return bool(self.waiting) and (not self.running or len(self.free_slots) >= handful)
+        return worth_a_prefill(len(self.waiting), len(self.running), self.slots)
 
     def admit(self, max_tokens: int) -> list[Answer]:
         """Let waiting requests in, in their order, as far as slots and places go: `max_tokens` of prompts at most."""
@@ -78,7 +78,7 @@ class Schedule:
 
     def place(self, index: int, request: Request) -> Answer | None:
         """Find room for an answer, and for its prompt where no other answer brought it in."""
-        limit, prompt = self.limit(request), self.prompts.get(request.tokens)
+        limit, prompt = request.limit(self.sampling), self.prompts.get(request.tokens)
         own_start = self.places.take(limit)
         if own_start is None:
             return None

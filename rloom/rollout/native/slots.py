@@ -39,7 +39,10 @@ class Slots:
         """These live on the device too: one captured graph serves training and validation."""
         stop_ids = () if sampling.ignore_eos else sampling.stop_ids
         if len(stop_ids) > MOST_STOP_IDS:
-            raise ConfigError(f"the model has {len(stop_ids)} stop tokens; the native engine takes {MOST_STOP_IDS}")
+            raise ConfigError(
+                f"the model has {len(stop_ids)} stop tokens; the native engine takes {MOST_STOP_IDS} on a GPU: "
+                "use actor_rollout_ref.rollout.name=hf"
+            )
         greedy = sampling.temperature == 0
         numbers = [1.0 if greedy else 1.0 / sampling.temperature, float(greedy), sampling.top_p, max(sampling.top_k, 0)]
         self.settings.copy_(torch.tensor(numbers))

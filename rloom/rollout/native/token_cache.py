@@ -13,6 +13,10 @@ from rloom.rollout.native.arena import Arena
 from rloom.rollout.native.slots import Slots
 
 
+class UnlikeLayers(Exception):
+    """The model's layers differ in heads or size, or are not what its configuration says: no one cache fits them."""
+
+
 @dataclass(frozen=True)
 class TokenShape:
     """What one token takes in the cache."""
@@ -63,8 +67,18 @@ class PromptAttention(PackedAttention):
         self.cache, self.layer = cache, -1
         self.place_T = start_P[self.row_T] + self.column_T
 
+    def restart(self) -> None:
+        self.layer = -1
+
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         self.layer += 1
+        shape = self.cache.shape
+        if self.layer == shape.layers or {key.shape[1::2], value.shape[1::2]} != {(shape.heads, shape.size)}:
+            raise UnlikeLayers(
+                f"layer {self.layer} of this model has keys of {tuple(key.shape[1::2])} and values of "
+                f"{tuple(value.shape[1::2])} (heads, size), its configuration says {shape.layers} layers of "
+                f"{(shape.heads, shape.size)}"
+            )
         keys, values = self.cache.layers[self.layer]
         keys[:, self.place_T] = key[0].to(keys.dtype)
         values[:, self.place_T] = value[0]
@@ -76,6 +90,9 @@ class AnswerAttention:
 
     def __init__(self, cache: TokenCache, slots: Slots, slot_B: Tensor) -> None:
         self.cache, self.slots, self.slot_B, self.layer = cache, slots, slot_B, -1
+
+    def restart(self) -> None:
+        self.layer = -1
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         from rloom.rollout.native.kernels.attend import attend_to_slots  # triton, where it is needed

@@ -157,20 +157,19 @@ def rollout_engine(
     config: Config, network: PolicyNetwork, host: LocalEngine, tokenizer: PreTrainedTokenizerBase
 ) -> Rollout:
     rollout = config.actor_rollout_ref.rollout
-    # a GPU decodes a thousand sequences in little more time than a hundred; a laptop has not the memory for them
-    max_sequences = rollout.max_num_seqs or (1024 if host.device.type == "cuda" else 256)
     if rollout.name == "hf":
         return HfRollout(
             network,
             host=host,
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-            max_sequences=max_sequences,
+            max_sequences=rollout.max_num_seqs or 256,
             generate_kwargs=rollout.engine_kwargs,
         )
     return NativeRollout(
         network,
         host=host,
-        max_sequences=max_sequences,
+        # a GPU decodes a thousand sequences in little more time than a hundred; a laptop has not the memory for them
+        max_sequences=rollout.max_num_seqs or (1024 if host.device.type == "cuda" else 256),
         max_prefill_tokens=rollout.max_num_batched_tokens,
         memory_share=rollout.gpu_memory_utilization,
         free_cache=rollout.free_cache_engine,

@@ -14,6 +14,7 @@ from rloom.rollout.native.slots import Slots
 
 PROGRAMS = 512  # about four a multiprocessor of a large GPU: with fewer, a sequence is split among several
 MOST_SPLITS = 16
+BLOCK_BYTES = 16384  # keys at a time: with as many values, several blocks ahead, they fit the shared memory of any GPU
 
 
 def attend_to_slots(
@@ -29,8 +30,8 @@ def attend_to_slots(
     """[B, heads, size]; the new keys and values are written to the cache on the way."""
     rows, heads, size = query.shape
     key_heads = key.shape[1]
-    block = 128 if size <= 64 else 64
     padded = max(16, triton.next_power_of_2(size))  # a matrix product has 16 columns at least
+    block = min(128, max(16, BLOCK_BYTES // (padded * keys.element_size())))
     splits = max(1, min(MOST_SPLITS, PROGRAMS // (rows * key_heads)))
     out = value.new_empty(rows, heads, size)
     partial = value.new_empty((splits, rows, heads, size), dtype=torch.float32) if splits > 1 else out

@@ -134,17 +134,19 @@ def draw_kernel(
     passed_J = tl.cumsum(kept_J, 0)
 
     luck = tl.load(uniform + slot * longest_answer + written, mask=going, other=0.0)
-    aim = luck * tl.sum(kept_J, 0)
-    last_block = tl.max(tl.where(kept_J > 0.0, block, 0), 0)
+    # all from the one running sum: added in another order it would round otherwise, and the aim fall between two blocks
+    aim = luck * tl.max(passed_J, 0)
+    last_block = tl.sum((passed_J < tl.max(passed_J, 0)).to(tl.int32), 0)
     chosen_block = tl.minimum(tl.sum((passed_J <= aim).to(tl.int32), 0), last_block)
-    aim -= tl.sum(tl.where(block < chosen_block, kept_J, 0.0), 0)
+    aim = tl.maximum(aim - tl.max(tl.where(block < chosen_block, passed_J, 0.0), 0), 0.0)
 
     token = chosen_block * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(logits + source * vocabulary + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
     z = z * inverse
     mass = tl.where(z >= threshold, tl.exp(z - highest), 0.0)
-    last = tl.max(tl.where(mass > 0.0, token, 0), 0)
-    drawn = tl.minimum(chosen_block * BLOCK + tl.sum((tl.cumsum(mass, 0) <= aim).to(tl.int32), 0), last)
+    passed = tl.cumsum(mass, 0)
+    last = tl.sum((passed < tl.max(passed, 0)).to(tl.int32), 0)
+    drawn = chosen_block * BLOCK + tl.minimum(tl.sum((passed <= aim).to(tl.int32), 0), last)
     best_block = tl.argmax(highest_J, 0)
     choice = tl.where(greedy > 0.0, tl.load(best + source * blocks + best_block), drawn).to(tl.int32)
 

@@ -1,0 +1,107 @@
+"""Compiled layers: all of them share one version, whatever the lengths, and compute what the plain ones compute."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters
+
+from rloom.models.attention import Opaque, PackedAttention
+from rloom.models.network import PolicyNetwork
+from rloom.rollout.base import Request, Sampling
+from rloom.rollout.native.engine import NativeRollout
+from tests.helpers import CPU, FAMILIES, a_batch, engine_of, policy, save_model
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # torch's own, as its compiler is imported
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # the compiler looks whether an input has one
+]
+
+
+@pytest.fixture
+def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]]:
+    """A plain one, a compiled one of the same five layers, and how many versions of a layer were made."""
+    config = FAMILIES["qwen2"]()
+    config.num_hidden_layers, config.layer_types = 5, ["full_attention"] * 5
+    folder = save_model(tmp_path, config)
+    plain, compiled = policy(folder), policy(folder)
+    torch._dynamo.reset()
+    counters.clear()
+    for layer in compiled.decoder.layers:
+        make = partial(
+            torch.nn.Module.compile, layer, backend="aot_eager"
+        )  # as inductor, less the making of machine code
+        monkeypatch.setattr(layer, "compile", make)
+    compiled.compile()
+    return plain, compiled, lambda: counters["stats"]["unique_graphs"]
+
+
+def test_five_layers_and_three_batches_take_one_compilation(
+    networks: tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]],
+) -> None:
+    plain, compiled, versions = networks
+    for samples in (8, 5, 3):
+        batch = a_batch(samples).select(range(samples))
+        found, expected = (
+            network.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T) for network in (compiled, plain)
+        )
+        found.output_T.sum().backward()
+        torch.testing.assert_close(found.output_T, expected.output_T)
+    assert versions() == 1
+
+
+def test_attention_behind_the_operator_is_compiled_once_and_sees_every_layer_in_order(
+    networks: tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]],
+) -> None:
+    plain, compiled, versions = networks
+    opaque = Opaque()
+    with torch.no_grad():
+        for tokens in (9, 12):
+            token_T, packed = torch.arange(3, 3 + tokens), PackedAttention(torch.tensor([tokens]), CPU.device)
+            calls: list[int] = []
+
+            def attend(query, key, value, form, packed=packed, calls=calls):
+                calls.append(len(calls))
+                return packed(query, key, value, form)
+
+            with opaque.attending(attend):
+                found = compiled.decoder.packed_hidden(token_T, opaque, packed.position_T)
+            torch.testing.assert_close(found, plain.decoder.packed_hidden(token_T, packed))
+            assert calls == [0, 1, 2, 3, 4]
+    assert versions() == 1
+
+
+def test_as_written_puts_the_compiled_layers_aside_and_back(
+    networks: tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]],
+) -> None:
+    _, compiled, versions = networks
+    batch = a_batch()
+    with torch.no_grad(), compiled.decoder.as_written():
+        compiled.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T)
+        assert versions() == 0
+    with torch.no_grad():
+        compiled.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T)
+    assert versions() == 1
+
+
+def test_a_layer_that_cannot_be_compiled_sends_the_pass_back_to_its_start(
+    model_folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Attention counts its layers: the second try must not take the first layer for the next one."""
+    network = policy(model_folder("llama"))
+    rollout = NativeRollout(
+        network, host=engine_of(network), max_sequences=4, max_prefill_tokens=40, memory_share=0.5, free_cache=True
+    )
+    requests, sampling = [Request((3, 4, 5), 0), Request((7, 8), 1)], Sampling(5)
+    expected = {index: one.tokens_L.tolist() for index, one in rollout.generate(requests, sampling)}
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TorchDynamoException("a construct it does not know\nand more about it")
+
+    network.decoder.layers[1]._compiled_call_impl = refuse
+    assert {index: one.tokens_L.tolist() for index, one in rollout.generate(requests, sampling)} == expected
+    assert "cannot compile the layers of LlamaForCausalLM (TorchDynamoException: a construct it" in caplog.text
+    assert "use_torch_compile=False" in caplog.text
