@@ -36,7 +36,8 @@ from shapes import (
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.data.packing import MicroBatching
-from rloom.engines.local import LocalEngine, Placement
+from rloom.engines.base import Placement
+from rloom.engines.local import LocalEngine
 from rloom.models.load import load_tokenizer
 from rloom.rollout.base import Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout

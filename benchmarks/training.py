@@ -22,7 +22,8 @@ from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TrainBatch
 from rloom.data.packing import MicroBatching
-from rloom.engines.local import AdamW, LocalEngine, Placement
+from rloom.engines.base import AdamW, Placement
+from rloom.engines.local import LocalEngine
 from rloom.trainer.assemble.models import enable_checkpointing
 
 LEARNING_RATE = 1e-6

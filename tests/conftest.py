@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rloom.engines.mesh import join, leave
 from tests.helpers import FAMILIES, save_model
+from tests.ranks import free_port
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +58,11 @@ def interpreted_kernels() -> Iterator[None]:
 @pytest.fixture(params=FAMILIES)
 def family_folder(request: pytest.FixtureRequest, model_folder: Callable[[str], Path]) -> Path:
     return model_folder(request.param)
+
+
+@pytest.fixture(scope="session")
+def one_rank() -> Iterator[None]:
+    """This process is a process group of its own."""
+    join(0, 1, address=f"127.0.0.1:{free_port()}", device=torch.device("cpu"))
+    yield
+    leave()

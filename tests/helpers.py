@@ -25,7 +25,8 @@ from transformers import (
 
 from rloom.batch import TrainBatch
 from rloom.data.packing import MicroBatching
-from rloom.engines.local import AdamW, LocalEngine, Placement
+from rloom.engines.base import AdamW, Placement
+from rloom.engines.local import LocalEngine
 from rloom.models.load import Lora, ModelSource, load_causal_lm
 from rloom.models.network import PolicyNetwork
 

@@ -1,14 +1,31 @@
 """The engine role: one worker's part of a model that is scored and trained."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective
 from rloom.batch import Batch, TrainBatch
+
+
+@dataclass(frozen=True)
+class Placement:
+    device: torch.device
+    dtype: torch.dtype = torch.float32  # of the arithmetic; what the optimizer updates is float32
+    offload_parameters: bool = False
+    offload_optimizer: bool = False
+
+
+@dataclass(frozen=True)
+class AdamW:
+    weight_decay: float
+    betas: tuple[float, float]
+    grad_clip: float
 
 
 @dataclass(frozen=True)
@@ -31,6 +48,9 @@ class Engine(Protocol):
 
     def optim_step(self, learning_rate: float) -> Update:
         """Apply the gathered gradient and forget it."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter by name, whole, one at a time, as the arithmetic sees it: what a rollout engine loads."""
 
     def save(self, folder: Path, contents: frozenset[str]) -> None: ...
 

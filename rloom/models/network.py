@@ -4,7 +4,7 @@ T tokens of all samples laid end to end, N samples, H hidden size, V vocabulary.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -27,6 +27,14 @@ log = logging.getLogger(__name__)
 COMPILE_KEYS = "use_torch_compile=False (of actor_rollout_ref.actor, actor_rollout_ref.ref or critic)"
 
 
+class Reference(Protocol):
+    """What a policy is compared with over the whole vocabulary. It has no gradient."""
+
+    def frozen_hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor: ...
+
+    def frozen_logits(self, hidden_TH: Tensor) -> Tensor: ...
+
+
 class Network(Protocol):
     """A model with a head that says one number a token: its log-prob, or the value of the state before it."""
 
@@ -40,8 +48,19 @@ class Network(Protocol):
         mask_T: Tensor,
         *,
         entropy_gradient: bool = False,
-        reference: "Network | None" = None,  # also the KL to it; itself: to what it was before LoRA
+        reference: Reference | None = None,  # also the KL to it
     ) -> TokenOutputs: ...
+
+    def as_reference(self) -> Reference:
+        """The model as it was before LoRA, for another, or for itself, to be compared with."""
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """Parts that run one after the other and have about one size: the units of sharding."""
+
+    @property
+    def exact(self) -> Sequence[nn.Module]:
+        """Parts whose arithmetic is float32 whatever that of the others is."""
 
     def without_adapter(self) -> AbstractContextManager[Any]:
         """The model as it was before LoRA."""
@@ -149,6 +168,14 @@ class PolicyNetwork:
         module: nn.Module = self.decoder.model
         return module
 
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        return self.decoder.layers
+
+    @property
+    def exact(self) -> Sequence[nn.Module]:
+        return ()
+
     def without_adapter(self) -> AbstractContextManager[Any]:
         return self.decoder.without_adapter()
 
@@ -201,12 +228,11 @@ class PolicyNetwork:
         mask_T: Tensor,
         *,
         entropy_gradient: bool = False,
-        reference: Network | None = None,
+        reference: Reference | None = None,
     ) -> TokenOutputs:
         place = send(mask_T.nonzero().squeeze(1), tokens_T.device)
         compared = None
         if reference is not None:
-            assert isinstance(reference, PolicyNetwork)
             compared = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[place - 1]
         hidden, target = self.decoder.hidden(tokens_T, length_N)[place - 1], tokens_T[place]
         weight_VH = self.plain_head
@@ -231,6 +257,9 @@ class PolicyNetwork:
             zeros_T.index_put((place,), kl) if compared is not None else None,
         )
 
+    def as_reference(self) -> Reference:
+        return self
+
     @torch.no_grad()
     def frozen_hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
         with self.without_adapter():
@@ -253,7 +282,19 @@ class ValueNetwork:
 
     def cast(self, dtype: torch.dtype) -> None:
         self.decoder.cast(dtype)
-        self.decoder.base.get_output_embeddings().float()  # bfloat16 cannot tell a value of 0.500 from 0.501
+        for module in self.exact:
+            module.float()
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        return self.decoder.layers
+
+    @property
+    def exact(self) -> Sequence[nn.Module]:
+        return (self.decoder.base.get_output_embeddings(),)  # bfloat16 cannot tell a value of 0.500 from 0.501
+
+    def as_reference(self) -> Reference:
+        raise TypeError("a critic says values: there is no distribution to compare with")
 
     def compile(self) -> None:
         self.decoder.compile()
@@ -273,7 +314,7 @@ class ValueNetwork:
         mask_T: Tensor,
         *,
         entropy_gradient: bool = False,
-        reference: Network | None = None,
+        reference: Reference | None = None,
     ) -> TokenOutputs:
         place = send(mask_T.nonzero().squeeze(1), tokens_T.device)
         hidden = self.decoder.hidden(tokens_T, length_N)[place - 1]

@@ -13,6 +13,9 @@ NOUNS = (*BOTTOM, "rloom.batch", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks")
 LOOP = tuple(f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "roles", "sampling", "schedule"))
+ENGINE_PARTS = tuple(
+    f"rloom.engines.{name}" for name in ("base", "passes", "optim", "storage", "mesh")
+)  # of any engine
 BACKENDS = ("rloom.engines", "rloom.rollout", "rloom.rewards", "rloom.models", "rloom.data", "rloom.observe")
 DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluate_checkpoint", "directory", "main_ppo"))
 
@@ -32,7 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.rewards.rules": ("rloom.rewards.rules", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
-    "rloom.engines": ("rloom.engines.base", "rloom.algos", "rloom.models", "rloom.data.packing", *NOUNS),
+    "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", "rloom.data.packing", *NOUNS),
     "rloom.rollout": ("rloom.rollout.base", "rloom.models", *NOUNS),
     "rloom.rollout.native": ("rloom.rollout.native", "rloom.rollout.base", "rloom.models", *NOUNS),
     **{
@@ -74,6 +77,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch.utils.tensorboard": ("rloom.observe.trackers",),
     "matplotlib": ("rloom.observe.curve",),
     "rich": ("rloom.observe",),
+    "torch.distributed": ("rloom.engines.mesh", "rloom.engines.storage", "rloom.engines.sharded"),
     "triton": ("rloom.models.head_kernels", "rloom.rollout.native.kernels"),
     "ray": (),
     "vllm": (),
@@ -128,7 +132,9 @@ def test_no_backend_imports_another_of_its_kind() -> None:
         for module in (m for m in modules() if under(m.name, kind)):
             own = ".".join(module.name.split(".")[:3])
             others = [
-                name for name in module.imports() if under(name, kind) and not is_any_of(name, (own, f"{kind}.base"))
+                name
+                for name in module.imports()
+                if under(name, kind) and not is_any_of(name, (own, f"{kind}.base", *ENGINE_PARTS))
             ]
             assert not others, f"{module.name} imports {others}"
 

@@ -1,7 +1,7 @@
 """What every training engine owes the roles that use it. Another engine joins by one entry in ENGINES."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,80 +15,36 @@ from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TokenOutputs, TrainBatch
 from rloom.data.packing import MicroBatching
-from rloom.engines.base import Engine
-from rloom.engines.local import AdamW, LocalEngine
+from rloom.engines.base import AdamW, Engine
 from rloom.errors import CheckpointError, TrainingError
-from rloom.models.load import Lora, ModelSource, load_causal_lm
-from rloom.models.network import ValueNetwork
+from rloom.models.load import Lora
 from rloom.models.save import merge_adapter, save_pretrained
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.assemble.models import enable_checkpointing
 from rloom.trainer.roles import Learner, Rhythm, Scorer
 from rloom.trainer.schedule import Schedule
+from tests.engine_subjects import ENGINES, NEED_RANKS, WHOLE, Subject
 from tests.helpers import (
     ADAMW,
-    CPU,
     FAMILIES,
-    Weights,
     a_batch,
     assert_identical,
     assert_same,
     eager_model,
     lesson,
-    policy,
     samples_of,
     save_model,
     tiny_tokenizer,
 )
 
 EVERYTHING = frozenset({"model", "optimizer"})
-WHOLE = MicroBatching(samples=8)
 LORA = Lora(rank=4)
 OBJECTIVE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
 
 
-@dataclass(frozen=True)
-class Subject:
-    """An engine under test: how to build one, and how to look inside."""
-
-    build: Callable[..., Any]  # keywords as `local` takes them -> an Engine
-    gradients: Callable[[Any], Weights]
-    weights: Callable[[Any], Weights]  # those that learn
-
-
-def local(
-    folder: Path,
-    *,
-    packed: bool = True,
-    checkpointing: bool = False,
-    micro: MicroBatching = WHOLE,
-    lora: Lora | None = None,
-    adamw: AdamW = ADAMW,
-    critic: bool = False,
-) -> LocalEngine:
-    network = (
-        ValueNetwork(load_causal_lm(ModelSource(str(folder))), packed=packed)
-        if critic
-        else policy(folder, packed=packed, lora=lora)
-    )
-    if checkpointing:
-        enable_checkpointing(network.decoder.base)
-    return LocalEngine(network, CPU, scoring=micro, training=micro, optimizer=adamw)
-
-
-def local_gradients(engine: LocalEngine) -> Weights:
-    return {name: p.grad.clone() for name, p in engine.module.named_parameters() if p.grad is not None}
-
-
-def local_weights(engine: LocalEngine) -> Weights:
-    return {name: p.detach().clone() for name, p in engine.learned.items()}
-
-
-ENGINES: Mapping[str, Subject] = {"local": Subject(local, local_gradients, local_weights)}
-
-
 @pytest.fixture(params=ENGINES)
 def subject(request: pytest.FixtureRequest) -> Subject:
+    if request.param in NEED_RANKS:
+        request.getfixturevalue("one_rank")
     return ENGINES[request.param]
 
 
@@ -432,14 +388,44 @@ def test_lora_learns_the_same_with_gradient_checkpointing(subject: Subject, fold
 def test_a_merged_adapter_says_what_the_adapter_said_and_loads_anywhere(
     subject: Subject, folder: Path, tmp_path: Path
 ) -> None:
-    engine = taught_adapter(subject, folder)
-    network, tokens = engine.network, a_batch().tokens_T[None, :20]
-    engine.module.eval()
-    with torch.no_grad():
-        expected = network.logits(network.decoder.hidden(tokens[0], torch.tensor([20])))[None]
-        merge_adapter(network)
-        save_pretrained(network, tiny_tokenizer(), tmp_path)
-        found = AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits
-        unchanged = eager_model(folder)(tokens).logits
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    assert (found - unchanged).abs().max() > 0.1
+    engine, batch = taught_adapter(subject, folder), a_batch()
+    engine.save(tmp_path, frozenset({"model"}))
+    exported = ENGINES["local"].build(folder, lora=LORA, adamw=None)  # one process, as `rloom export` does it
+    exported.load(tmp_path, frozenset({"model"}))
+    merge_adapter(exported.network)
+    save_pretrained(exported.network, tiny_tokenizer(), tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    found_T, unchanged_T = logprobs_of(merged, batch), logprobs_of(eager_model(folder), batch)
+    torch.testing.assert_close(found_T, engine.score(batch), atol=1e-4, rtol=1e-4)
+    assert (found_T - unchanged_T).abs().max() > 0.1
+
+
+@torch.no_grad()
+def logprobs_of(model: Any, batch: TrainBatch) -> Tensor:
+    found = []
+    for tokens, mask in samples_of(batch):
+        logprobs = model(tokens[None]).logits[0, :-1].log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
+        found += [torch.zeros(1), logprobs * mask[1:]]
+    return torch.cat(found)
+
+
+def test_its_weights_are_those_of_the_model_by_the_models_names(subject: Subject, folder: Path) -> None:
+    engine, expected = subject.build(folder), dict(eager_model(folder).named_parameters())
+    assert_identical(dict(engine.weights()), expected)
+    learn(learner(engine), lesson(), step=1)
+    assert_identical(dict(engine.weights()), subject.weights(engine))
+    assert all(not weight.requires_grad for _, weight in engine.weights())
+
+
+@pytest.mark.parametrize("other", ENGINES)
+@pytest.mark.parametrize("kind", [{}, {"lora": LORA}], ids=["whole", "lora"])
+def test_another_engine_goes_on_from_its_checkpoint(
+    subject: Subject, one_rank: None, folder: Path, tmp_path: Path, kind: dict[str, Any], other: str
+) -> None:
+    first, second = subject.build(folder, **kind), ENGINES[other].build(folder, **kind)
+    learn(learner(first), lesson(), step=1)
+    first.save(tmp_path, EVERYTHING)
+    second.load(tmp_path, EVERYTHING)
+    for engine in (first, second):
+        learn(learner(engine), lesson(), step=2)
+    assert_same(ENGINES[other].weights(second), subject.weights(first))

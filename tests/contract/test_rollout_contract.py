@@ -14,7 +14,8 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import Batch, Trajectory
-from rloom.engines.local import LocalEngine, Placement
+from rloom.engines.base import Placement
+from rloom.engines.local import LocalEngine
 from rloom.models.load import Lora
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, Sampling

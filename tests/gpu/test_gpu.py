@@ -11,7 +11,8 @@ from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import Batch
 from rloom.data.packing import MicroBatching
-from rloom.engines.local import LocalEngine, Placement
+from rloom.engines.base import Placement
+from rloom.engines.local import LocalEngine
 from rloom.errors import ModelError
 from rloom.models.load import Lora
 from rloom.models.network import PolicyNetwork

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rloom.engines.local import Placement
+from rloom.engines.base import Placement
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.native import engine

@@ -7,7 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.config.schema import Config, Fsdp, Optim
 from rloom.data.packing import MicroBatching
-from rloom.engines.local import AdamW, LocalEngine, Placement
+from rloom.engines.base import AdamW, Placement
+from rloom.engines.local import LocalEngine
 from rloom.errors import ConfigError
 from rloom.models.load import Lora, ModelSource, load_causal_lm
 from rloom.models.network import PolicyNetwork, ValueNetwork

@@ -1,0 +1,65 @@
+"""The ranks of a sharded engine: how a process joins them, how they are laid out, what they agree on."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rloom.errors import ConfigError
+
+REPLICAS, SHARDS = "replicas", "shards"
+
+
+def join(
+    rank: int, ranks: int, *, address: str, device: torch.device, backend: str | None = None, timeout_s: float = 1800
+) -> None:
+    """Become one of the ranks that meet at `address` (host:port). Every rank calls it; it returns when all are there.
+
+    On a GPU small agreements go through gloo on the host, so that none makes the host wait for the device.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"),
+        init_method=f"tcp://{address}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def leave() -> None:
+    dist.destroy_process_group()
+
+
+def lay_out_ranks(device: torch.device, shards: int = -1) -> DeviceMesh:
+    """`shards` neighbouring ranks share one copy of the weights, and each such group has its own; -1: all share one.
+
+    Engines that live in the same processes can share it.
+    """
+    ranks = dist.get_world_size()
+    shards = ranks if shards == -1 else shards
+    if shards < 1 or ranks % shards:
+        raise ConfigError(
+            f"fsdp_config.fsdp_size={shards}: {ranks} ranks do not divide into groups of {shards}; "
+            "use a number that divides them, or -1"
+        )
+    if shards == ranks:
+        return init_device_mesh(device.type, (ranks,), mesh_dim_names=(SHARDS,))
+    return init_device_mesh(device.type, (ranks // shards, shards), mesh_dim_names=(REPLICAS, SHARDS))
+
+
+def highest(number: int) -> int:
+    """The largest of the numbers that the ranks bring."""
+    found = torch.tensor(number)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
+
+
+def norm_over_shards(part: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The norm of a whole, from that of this rank's shard. Replicas hold the same and are not counted twice."""
+    square = part.double() ** 2  # float64, so that the root of one rank's own square is the number itself
+    dist.all_reduce(square, group=mesh.get_group(SHARDS))
+    return square.sqrt().to(part.dtype)

@@ -1,0 +1,47 @@
+"""The optimizer's part of any engine: one update of float32 masters, and where its moments rest."""
+
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from rloom.engines.base import AdamW, Update
+
+
+def make_optimizer(masters: Collection[Tensor], settings: AdamW) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        masters, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+    )  # the learning rate comes with each step
+
+
+def update(
+    optimizer: torch.optim.Optimizer,
+    masters: Collection[Tensor],
+    settings: AdamW,
+    learning_rate: float,
+    whole_norm: Callable[[Tensor], Tensor] = lambda norm: norm,  # of the gradient, from that of the part held here
+) -> Update:
+    """Clip, apply unless it is not finite, forget."""
+    norm = whole_norm(get_total_norm([master.grad for master in masters if master.grad is not None]))
+    clip_grads_with_norm_(masters, settings.grad_clip, norm)
+    applied = bool(torch.isfinite(norm))
+    if applied:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return Update(float(norm), applied)
+
+
+def move_moments(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                state[name] = value.to(device)
+
+
+def put_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Tensor]]) -> None:
+    """Saved moments, by the place of their parameter; the settings stay those the configuration says."""
+    settings = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": moments, "param_groups": settings})

@@ -1,0 +1,83 @@
+"""How any engine takes a batch through its model: cut into passes, in an order that suits them, and put back."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import Metrics, Objective, Shares
+from rloom.batch import Batch, TokenOutputs, TrainBatch, token_places
+from rloom.data.packing import MicroBatching
+
+B = TypeVar("B", bound=Batch)
+
+
+class Outputs(Protocol):
+    """The model's word on the samples of one pass, given on the host and on the device."""
+
+    def __call__(self, here: Batch, there: Batch) -> TokenOutputs: ...
+
+
+@dataclass(frozen=True)
+class Layout(Generic[B]):
+    """A batch in the order in which its samples are passed, on the host and on the device.
+
+    The whole batch is sent at once, in that order: a pass is then a stretch of it and keeps nobody waiting.
+    """
+
+    place_T: Tensor  # where, in the batch as it came, each token of `here` was
+    here: B
+    there: B
+    samples: Sequence[int]  # of each pass
+    tokens: Sequence[int]  # of each pass
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[tuple[B, B]]:
+        first_row = first_token = 0
+        for samples, tokens in zip(self.samples, self.tokens, strict=True):
+            stretch = slice(first_row, first_row + samples), slice(first_token, first_token + tokens)
+            yield self.here.stretch(*stretch), self.there.stretch(*stretch)
+            first_row, first_token = first_row + samples, first_token + tokens
+
+
+def lay_out(batch: B, batching: MicroBatching, device: torch.device) -> Layout[B]:
+    lengths = batch.length_N.tolist()
+    cuts = batching.cut(lengths)
+    order = torch.tensor([row for rows in cuts for row in rows], dtype=torch.long)
+    here = batch.select(order)
+    return Layout(
+        token_places(batch.length_N, order),
+        here,
+        here.to(device),
+        [len(rows) for rows in cuts],
+        [sum(lengths[row] for row in rows) for rows in cuts],
+    )
+
+
+@torch.no_grad()
+def score_passes(layout: Layout[B], outputs: Outputs) -> Tensor:
+    """output_T of the batch as it came, on the host."""
+    found = [outputs(here, there).output_T.float() for here, there in layout]
+    output_T = torch.zeros(len(layout.place_T))
+    output_T[layout.place_T] = torch.cat(found).cpu()
+    return output_T
+
+
+def teach(
+    passes: Iterable[tuple[TrainBatch, TrainBatch]], outputs: Outputs, objective: Objective, counts: Counts
+) -> Metrics:
+    """Leave the gradient of all passes in the parameters."""
+    total: Shares = {}
+    for here, there in passes:
+        loss, shares = objective(outputs(here, there), there, counts)
+        loss.backward()
+        for name, value in shares.items():
+            total[name] = total[name] + value if name in total else value
+    # read at the end: a number read earlier would make the host wait for the device
+    numbers = torch.stack([value.double() for value in total.values()]).tolist() if total else []
+    return dict(zip(total, numbers, strict=True))

@@ -1,0 +1,309 @@
+"""The engine of several processes: one rank's shard of a model, gathered a layer at a time (FSDP2).
+
+What rests on a rank is its shard of the float32 weights, their gradient and their moments. A pass gathers the weights
+in the precision of the arithmetic, and sums gradients over ranks in float32. Every pass, step, save and read of whole
+weights is collective: all ranks of the mesh call it, in the same order. One rank alone runs the same code.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import Metrics, Objective
+from rloom.batch import Batch, TokenOutputs, TrainBatch
+from rloom.data.packing import MicroBatching
+from rloom.engines.base import AdamW, Placement, Update
+from rloom.engines.mesh import SHARDS, highest, norm_over_shards
+from rloom.engines.optim import make_optimizer, move_moments, put_moments, update
+from rloom.engines.passes import Layout, lay_out, score_passes, teach
+from rloom.engines.storage import (
+    ADAPTER,
+    MODEL,
+    OPTIMIZER,
+    cannot_write,
+    local,
+    moment,
+    read_moments,
+    read_weights,
+    write_shards,
+)
+from rloom.models.network import Network, Reference
+
+Outcome = TypeVar("Outcome", bound=tuple[Tensor | None, ...])
+
+
+class Whole(nn.Module):
+    """The root of the sharded units. What is called through it sees embeddings and head whole; layers gather their own.
+
+    A function travels through it rather than tensors: FSDP would send those to the device, and lengths and masks are
+    read on the host.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], Outcome]) -> Outcome:
+        return compute()
+
+
+class ShardedEngine:
+    def __init__(
+        self,
+        network: Network,
+        placement: Placement,
+        mesh: DeviceMesh,  # lay_out_ranks, after join
+        *,
+        scoring: MicroBatching,
+        training: MicroBatching | None = None,
+        optimizer: AdamW | None = None,  # None: it is only ever scored
+        reference: "ShardedEngine | None" = None,  # for a KL over the whole vocabulary; None: itself, adapter off
+        compiled: bool = False,
+    ) -> None:
+        self.network, self.placement, self.mesh = network, placement, mesh
+        self.scoring, self.training = scoring, training
+        self.reference = reference or self
+        self.module = network.module
+        self.adamw = optimizer
+        learned = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        self.kind = MODEL if len(learned) == sum(1 for _ in self.module.parameters()) else ADAPTER
+        self.dtypes = self.cast_what_is_frozen()
+        if compiled and placement.device.type == "cuda":
+            network.compile()
+        self.root = self.shard()
+        self.parameters: dict[str, DTensor] = sharded_parameters(self.module)
+        self.learned = {name: self.parameters[name] for name in learned}
+        self.masters: dict[str, nn.Parameter] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optimizer is not None:
+            # the optimizer works on plain tensors, in the same memory: what it does to one number needs no other rank
+            self.masters = {name: nn.Parameter(local(p.detach())) for name, p in self.learned.items()}
+            self.optimizer = make_optimizer(self.masters.values(), optimizer)
+        self.rest()  # FSDP takes whatever runs first for its root, and what requires a gradient then for what learns
+
+    def cast_what_is_frozen(self) -> dict[str, torch.dtype]:
+        """Only what learns needs more precision than the arithmetic. Returns that of the arithmetic, by parameter."""
+        exact = {id(p) for module in self.network.exact for p in module.parameters()}
+        named = list(self.module.named_parameters())
+        dtypes = {name: torch.float32 if id(p) in exact else self.placement.dtype for name, p in named}
+        for name, parameter in named:
+            if self.adamw is None:
+                parameter.requires_grad_(False)
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(dtypes[name])
+        return dtypes
+
+    def shard(self) -> FSDPModule:
+        """Each layer a unit, what must be exact another, the rest the root's."""
+        offloads = self.placement.offload_parameters and self.placement.device.type == "cuda"
+        offload = CPUOffloadPolicy() if offloads else OffloadPolicy()
+        root = Whole(self.module)
+        for module in (*self.network.exact, *self.network.layers, root):
+            dtype = torch.float32 if module in self.network.exact else self.placement.dtype
+            unit = fully_shard(
+                module,
+                mesh=self.mesh,
+                reshard_after_forward=self.shares and module is not root,
+                mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
+                offload_policy=offload,
+            )
+            # losses are shares of a mini-batch over all ranks: gradients add up, where FSDP would average
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+        assert isinstance(root, FSDPModule)
+        return root
+
+    @property
+    def shares(self) -> bool:
+        """A rank that holds everything anyway saves nothing by resharding between passes, nor between directions."""
+        return bool(self.mesh[SHARDS].size() > 1)
+
+    @property
+    def size(self) -> int:
+        """Parameters of the whole model."""
+        return sum(parameter.numel() for parameter in self.parameters.values())
+
+    @property
+    def device(self) -> torch.device:
+        return self.placement.device
+
+    def score_reference(self, batch: Batch) -> Tensor:
+        with self.network.without_adapter():
+            return self.score(batch)
+
+    def score(self, batch: Batch) -> Tensor:
+        self.module.eval()
+        layout = lay_out(batch, self.scoring, self.device)
+        most = highest(len(layout))
+        output_T = score_passes(layout, self.outputs)
+        with torch.no_grad():
+            for _ in range(len(layout), most):
+                self.outputs(*idle_pass(self.device))
+        self.rest()
+        return output_T
+
+    def outputs(
+        self, here: Batch, there: Batch, *, entropy_gradient: bool = False, reference: Reference | None = None
+    ) -> TokenOutputs:
+        def compute() -> tuple[Tensor, Tensor | None, Tensor | None]:
+            found = self.network.token_outputs(
+                there.tokens_T, here.length_N, here.mask_T, entropy_gradient=entropy_gradient, reference=reference
+            )
+            # FSDP looks for the tensors of an output in tuples, not in our dataclass
+            return found.output_T, found.entropy_T, found.kl_T
+
+        return TokenOutputs(*self.whole(compute))
+
+    def whole(self, compute: Callable[[], Outcome]) -> Outcome:
+        assert isinstance(self.root, nn.Module)
+        found: Outcome = self.root(compute)
+        return found
+
+    def rest(self) -> None:
+        """Every unit is its shards again. An empty backward pass does that, and FSDP forgets the forward passes."""
+        with torch.enable_grad():
+            nothing = torch.zeros((), device=self.device, requires_grad=True)
+            self.whole(lambda: (nothing * 1.0,))[0].backward()
+
+    def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> Metrics:
+        assert self.training is not None  # an engine with an optimizer is given one
+        self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
+        layout = lay_out(batch, self.training, self.device)
+        most = highest(len(layout))
+        outputs = partial(
+            self.outputs,
+            entropy_gradient=objective.needs_entropy_gradient,
+            reference=self.frozen() if objective.needs_full_kl else None,
+        )
+        metrics = teach(self.reducing_last(layout, most), outputs, objective, counts)
+        for turn in range(len(layout), most):  # in step with ranks that have more to do
+            self.begin_pass(last=turn == most - 1)
+            (outputs(*idle_pass(self.device)).output_T.sum() * 0.0).backward()
+        if objective.needs_full_kl and self.reference is not self:
+            self.reference.rest()
+        return metrics
+
+    def frozen(self) -> Reference:
+        # itself: its root is gathered already while it runs
+        own = self.network.as_reference()
+        return own if self.reference is self else ShardedReference(self.reference)
+
+    def reducing_last(self, layout: Layout[TrainBatch], most: int) -> Iterator[tuple[TrainBatch, TrainBatch]]:
+        """Gradients add up on each rank, unsharded, and are summed over ranks in the last of `most` passes only."""
+        for turn, one in enumerate(layout):
+            self.begin_pass(last=turn == most - 1)
+            yield one
+
+    def begin_pass(self, *, last: bool) -> None:
+        self.root.set_requires_gradient_sync(last)
+        self.root.set_reshard_after_backward(last or self.shares)
+
+    def optim_step(self, learning_rate: float) -> Update:
+        assert self.optimizer is not None and self.adamw is not None
+        for name, parameter in self.learned.items():
+            gradient, parameter.grad = parameter.grad, None
+            self.masters[name].grad = None if gradient is None else local(gradient)
+        visiting = self.placement.offload_optimizer and not self.placement.offload_parameters
+        if visiting:
+            move_moments(self.optimizer, self.device)
+        done = update(
+            self.optimizer,
+            self.masters.values(),
+            self.adamw,
+            learning_rate,
+            whole_norm=partial(norm_over_shards, mesh=self.mesh),
+        )
+        if visiting:
+            move_moments(self.optimizer, torch.device("cpu"))
+        return done
+
+    @torch.no_grad()
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.parameters.items():
+            coarse = parameter.to(self.device, self.dtypes[name])  # before it is gathered: fewer bytes
+            assert isinstance(coarse, DTensor)
+            yield name, coarse.full_tensor()
+
+    def save(self, folder: Path, contents: frozenset[str]) -> None:
+        if highest(int(not folder.is_dir())):
+            raise cannot_write(folder, "not every rank sees that folder; checkpoints need a disk that all nodes share")
+        if "model" in contents:
+            write_shards(folder, self.kind, self.learned)
+        if "optimizer" in contents and self.optimizer is not None:
+            write_shards(folder, OPTIMIZER, self.moments())
+
+    def moments(self) -> dict[str, Tensor]:
+        """By name, as the shards they are. How many steps there were is the same on every rank."""
+        assert self.optimizer is not None
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.learned.items():
+            for key, value in self.optimizer.state.get(self.masters[name], {}).items():
+                found[moment(name, key)] = value if value.dim() == 0 else like(parameter, value)
+        return found
+
+    def load(self, folder: Path, contents: frozenset[str]) -> None:
+        if "model" in contents:
+            read_weights(folder, self.kind, self.learned)
+        if "optimizer" in contents and self.optimizer is not None:
+            put_moments(self.optimizer, read_moments(folder, self.learned))
+
+
+class ShardedReference:
+    """Another engine's model, to be compared with. Its root stays gathered until that engine rests."""
+
+    def __init__(self, engine: ShardedEngine) -> None:
+        self.engine = engine
+        self.reference = engine.network.as_reference()
+
+    def frozen_hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
+        return self.engine.whole(lambda: (self.reference.frozen_hidden(tokens_T, length_N),))[0]
+
+    def frozen_logits(self, hidden_TH: Tensor) -> Tensor:
+        return self.reference.frozen_logits(hidden_TH)
+
+
+def sharded_parameters(module: nn.Module) -> dict[str, DTensor]:
+    found: dict[str, DTensor] = {}
+    for name, parameter in module.named_parameters():
+        assert isinstance(parameter, DTensor)  # fully_shard made it one
+        found[name] = parameter
+    return found
+
+
+def idle_pass(device: torch.device) -> tuple[Batch, Batch]:
+    """Two tokens, a pass that costs next to nothing: nobody looks at what comes of it, but layers are gathered."""
+    here = Batch(
+        tokens_T=torch.zeros(2, dtype=torch.long),
+        mask_T=torch.tensor([False, True]),
+        rollout_logprobs_T=torch.zeros(2),
+        length_N=torch.tensor([2]),
+        group_N=torch.zeros(1, dtype=torch.long),
+        score_N=torch.zeros(1),
+        valid_N=torch.tensor([False]),
+    )
+    return here, here.to(device)
+
+
+def like(parameter: DTensor, shard: Tensor) -> DTensor:
+    return DTensor.from_local(
+        shard,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

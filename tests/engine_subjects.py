@@ -1,0 +1,105 @@
+"""The engines under test: how to build each, and how to look inside. Another joins by one entry in ENGINES."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from rloom.data.packing import MicroBatching
+from rloom.engines.base import AdamW, Placement
+from rloom.engines.local import LocalEngine
+from rloom.engines.mesh import lay_out_ranks
+from rloom.engines.sharded import ShardedEngine
+from rloom.models.load import Lora, ModelSource, load_causal_lm
+from rloom.models.network import PolicyNetwork, ValueNetwork
+from rloom.trainer.assemble.models import enable_checkpointing
+from tests.helpers import ADAMW, CPU, Weights, policy
+
+WHOLE = MicroBatching(samples=8)
+
+
+@dataclass(frozen=True)
+class Subject:
+    build: Callable[..., Any]  # keywords as `local` takes them -> an Engine
+    gradients: Callable[[Any], Weights]
+    weights: Callable[[Any], Weights]  # those that learn
+
+
+def network_of(
+    folder: Path, *, packed: bool, checkpointing: bool, lora: Lora | None, critic: bool
+) -> PolicyNetwork | ValueNetwork:
+    network = (
+        ValueNetwork(load_causal_lm(ModelSource(str(folder))), packed=packed)
+        if critic
+        else policy(folder, packed=packed, lora=lora)
+    )
+    if checkpointing:
+        enable_checkpointing(network.decoder.base)
+    return network
+
+
+def local(
+    folder: Path,
+    *,
+    packed: bool = True,
+    checkpointing: bool = False,
+    micro: MicroBatching = WHOLE,
+    lora: Lora | None = None,
+    adamw: AdamW | None = ADAMW,
+    critic: bool = False,
+    placement: Placement = CPU,
+    reference: LocalEngine | None = None,
+) -> LocalEngine:
+    network = network_of(folder, packed=packed, checkpointing=checkpointing, lora=lora, critic=critic)
+    return LocalEngine(network, placement, scoring=micro, training=micro, optimizer=adamw, reference=reference)
+
+
+def local_gradients(engine: LocalEngine) -> Weights:
+    own = {name: p.grad.clone() for name, p in engine.module.named_parameters() if p.grad is not None}
+    return {**own, **engine.gathered}
+
+
+def local_weights(engine: LocalEngine) -> Weights:
+    return {name: p.detach().clone() for name, p in engine.learned.items()}
+
+
+def sharded(
+    folder: Path,
+    *,
+    packed: bool = True,
+    checkpointing: bool = False,
+    micro: MicroBatching = WHOLE,
+    lora: Lora | None = None,
+    adamw: AdamW | None = ADAMW,
+    critic: bool = False,
+    placement: Placement = CPU,
+    reference: ShardedEngine | None = None,
+    shards: int = -1,
+) -> ShardedEngine:
+    """On every rank."""
+    network = network_of(folder, packed=packed, checkpointing=checkpointing, lora=lora, critic=critic)
+    mesh = lay_out_ranks(placement.device, shards)
+    return ShardedEngine(network, placement, mesh, scoring=micro, training=micro, optimizer=adamw, reference=reference)
+
+
+def sharded_gradients(engine: ShardedEngine) -> Weights:
+    return {name: whole(p.grad).clone() for name, p in engine.learned.items() if p.grad is not None}
+
+
+def sharded_weights(engine: ShardedEngine) -> Weights:
+    return {name: whole(p).clone() for name, p in engine.learned.items()}
+
+
+@torch.no_grad()
+def whole(tensor: DTensor) -> torch.Tensor:
+    return tensor.full_tensor()
+
+
+ENGINES: Mapping[str, Subject] = {
+    "local": Subject(local, local_gradients, local_weights),
+    "sharded": Subject(sharded, sharded_gradients, sharded_weights),
+}
+NEED_RANKS = ("sharded",)

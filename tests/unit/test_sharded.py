@@ -1,0 +1,333 @@
+"""Several ranks, each with a shard, do what one process does: gradients, updates, scores, checkpoints."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import PolicyObjective, ValueObjective
+from rloom.algos.policy_losses import LossSettings
+from rloom.batch import TrainBatch, token_places
+from rloom.data.packing import MicroBatching, share_rows
+from rloom.engines.base import Placement
+from rloom.engines.mesh import lay_out_ranks
+from rloom.errors import CheckpointError, ConfigError
+from rloom.models.load import Lora
+from rloom.trainer.checkpoint import Checkpoints, read_state
+from tests.engine_subjects import ENGINES
+from tests.helpers import Weights, assert_identical, lesson
+from tests.ranks import Crew
+
+LORA = Lora(rank=4)
+# Adam divides a gradient by its own size: rounding where it is next to nothing becomes a small part of an update
+SAME_UPDATE = 1e-5
+EVERYTHING = frozenset({"model", "optimizer"})
+UNEVEN = {1: MicroBatching(tokens=20), 2: MicroBatching(tokens=16), 4: MicroBatching(tokens=22)}
+POLICY = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
+FULL_KL = replace(POLICY, kl_estimator="full")
+VALUES = ValueObjective(clip_range=0.01, aggregation="token-mean")
+LOCAL, SHARDED = ENGINES["local"], ENGINES["sharded"]
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: dict[str, Any]  # of engine
+    objective: Any = POLICY
+    family: str = "qwen2"
+    reference: str | None = None  # a family: another model to be compared with
+    same_update: float = SAME_UPDATE
+
+
+@dataclass(frozen=True)
+class Course:
+    """What two updates on one rank looked like, or in one process."""
+
+    metrics: list[dict[str, float]]
+    norms: list[float]
+    gradients: list[Weights]
+    weights: Weights
+    scores_T: Tensor
+    reference_T: Tensor
+
+
+def share(batch: TrainBatch, rank: int, ranks: int) -> list[int]:
+    return share_rows(batch.length_N.tolist(), ranks, balance=True)[rank]
+
+
+def teach(name: str, rank: int, ranks: int, folders: dict[str, Path], case: Case, **more: Any) -> Course:
+    subject, batch = ENGINES[name], lesson()
+    torch.manual_seed(0)  # an adapter starts from chance
+    reference = subject.build(folders[case.reference], adamw=None) if case.reference else None
+    engine = subject.build(folders[case.family], micro=UNEVEN[ranks], reference=reference, **case.kind, **more)
+    mine, counts = batch.select(share(batch, rank, ranks)), Counts.of(batch, 16)
+    metrics, norms, gradients = [], [], []
+    for _ in range(2):
+        metrics.append(engine.forward_backward(mine, case.objective, counts))
+        gradients.append(subject.gradients(engine))
+        norms.append(engine.optim_step(0.01).grad_norm)
+    scores_T, reference_T = engine.score(mine), engine.score_reference(mine)
+    return Course(metrics, norms, gradients if rank == 0 else [], dict(engine.weights()), scores_T, reference_T)
+
+
+def teach_rank(rank: int, ranks: int, folders: dict[str, Path], case: Case, more: dict[str, Any]) -> Course:
+    return teach("sharded", rank, ranks, folders, case, **more)
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    crew = Crew(4)
+    yield crew
+    crew.close()
+
+
+@pytest.fixture(scope="module")
+def folders(model_folder: Callable[[str], Path]) -> dict[str, Path]:
+    return {family: model_folder(family) for family in ("qwen2", "qwen3", "gemma2")}
+
+
+def assert_near(found: Weights, expected: Weights, relative: float) -> None:
+    """To the largest number of all: some gradients are nothing but rounding (a key's bias moves no attention)."""
+    assert found.keys() == expected.keys()
+    largest = max(float(tensor.abs().max()) for tensor in expected.values())
+    for name, tensor in expected.items():
+        difference = float((found[name] - tensor).abs().max())
+        assert difference <= relative * largest, f"{name}: {difference} of {largest}"
+
+
+CASES = {
+    "whole": Case({}),
+    "tied": Case({}, family="qwen3"),
+    "softcaps": Case({}, family="gemma2"),
+    "padded": Case({"packed": False}),
+    "checkpointed": Case({"checkpointing": True}),
+    "lora": Case({"lora": LORA}),
+    "lora, checkpointed": Case({"lora": LORA, "checkpointing": True}),
+    "critic": Case({"critic": True}, VALUES),
+    "kl over the vocabulary": Case({}, FULL_KL, reference="gemma2"),
+    "kl over the vocabulary to itself before lora": Case({"lora": LORA}, FULL_KL, same_update=1e-4),  # no KL yet
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_four_ranks_learn_what_one_process_learns(crew: Crew, folders: dict[str, Path], name: str) -> None:
+    check_against_one_process(crew, folders, 4, CASES[name], {})
+
+
+@pytest.mark.parametrize("name", ["whole", "lora", "critic", "kl over the vocabulary"])
+def test_two_ranks_learn_what_one_process_learns(crew: Crew, folders: dict[str, Path], name: str) -> None:
+    check_against_one_process(crew, folders, 2, CASES[name], {})
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_copies_of_the_weights_stay_the_same(crew: Crew, folders: dict[str, Path], shards: int) -> None:
+    """Four ranks: two copies of two shards each, and four whole copies."""
+    check_against_one_process(crew, folders, 4, CASES["tied"], {"shards": shards})
+
+
+def check_against_one_process(
+    crew: Crew, folders: dict[str, Path], ranks: int, case: Case, more: dict[str, Any]
+) -> None:
+    batch = lesson()
+    cuts = [UNEVEN[ranks].cut(batch.select(share(batch, rank, ranks)).length_N.tolist()) for rank in range(ranks)]
+    assert len({len(cut) for cut in cuts}) > 1  # some ranks have more passes than others
+    expected = teach("local", 0, 1, folders, case)
+    found = crew.run(ranks, teach_rank, folders, case, more)
+    for step in range(2):
+        tolerance = 1e-6 if step == 0 else 1e-5  # Adam's first step takes a gradient's sign, however small it is
+        assert_near(found[0].gradients[step], expected.gradients[step], tolerance)
+        for rank in found:
+            assert rank.norms[step] == found[0].norms[step] == pytest.approx(expected.norms[step], rel=tolerance)
+        total = {key: sum(rank.metrics[step][key] for rank in found) for key in expected.metrics[step]}
+        assert total == pytest.approx(expected.metrics[step], rel=tolerance, abs=1e-6)
+    assert_near(found[0].weights, expected.weights, case.same_update)
+    for rank in found[1:]:
+        assert_identical(rank.weights, found[0].weights)
+    torch.testing.assert_close(merge([r.scores_T for r in found], batch), expected.scores_T, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(merge([r.reference_T for r in found], batch), expected.reference_T, atol=2e-5, rtol=1e-5)
+
+
+def merge(parts: list[Tensor], batch: TrainBatch) -> Tensor:
+    merged_T = torch.zeros(len(batch.tokens_T))
+    for rank, part_T in enumerate(parts):
+        merged_T[token_places(batch.length_N, torch.tensor(share(batch, rank, len(parts))))] = part_T
+    return merged_T
+
+
+@pytest.mark.parametrize("name", ["whole", "lora", "critic", "kl over the vocabulary"])
+def test_one_rank_is_one_process_bit_for_bit(one_rank: None, folders: dict[str, Path], name: str) -> None:
+    expected, found = (teach(engine, 0, 1, folders, CASES[name]) for engine in ("local", "sharded"))
+    assert found.metrics == expected.metrics and found.norms == expected.norms
+    assert_identical(found.weights, expected.weights)
+    torch.testing.assert_close(found.scores_T, expected.scores_T, atol=0, rtol=0)
+
+
+BFLOAT16 = Placement(torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["whole", "lora", "critic"])
+def test_in_bfloat16_it_gathers_coarse_weights_and_updates_exact_ones(
+    crew: Crew, one_rank: None, folders: dict[str, Path], name: str
+) -> None:
+    case = CASES[name]
+    expected, alone = (teach(engine, 0, 1, folders, case, placement=BFLOAT16) for engine in ("local", "sharded"))
+    assert alone.norms == pytest.approx(expected.norms, rel=1e-6)
+    assert_near(alone.weights, expected.weights, 1e-6)
+    head = [weight.dtype for key, weight in alone.weights.items() if "lm_head" in key]
+    assert set(head) == {torch.float32 if case.objective is VALUES else torch.bfloat16}
+    pair = crew.run(2, teach_rank, folders, case, {"placement": BFLOAT16})
+    assert pair[0].norms == pair[1].norms == pytest.approx(expected.norms, rel=0.02)
+
+
+def poisoned_rank(rank: int, ranks: int, folder: Path) -> tuple[list[bool], float, bool]:
+    """One advantage, in the share of the last rank, is no number."""
+    engine, batch = SHARDED.build(folder, micro=UNEVEN[ranks]), lesson()
+    mine, counts = batch.select(share(batch, rank, ranks)), Counts.of(batch, 16)
+    bad = replace(mine, advantages_T=torch.full_like(mine.advantages_T, math.nan)) if rank == ranks - 1 else mine
+    before, applied = SHARDED.weights(engine), []
+    engine.forward_backward(bad, POLICY, counts)
+    update = engine.optim_step(0.01)
+    applied.append(update.applied)
+    same = all(torch.equal(before[name], weight) for name, weight in SHARDED.weights(engine).items())
+    engine.forward_backward(mine, POLICY, counts)
+    applied.append(engine.optim_step(0.01).applied)
+    return applied, update.grad_norm, same
+
+
+def test_one_ranks_bad_gradient_is_dropped_on_all(crew: Crew, folders: dict[str, Path]) -> None:
+    for applied, norm, same in crew.run(4, poisoned_rank, folders["qwen2"]):
+        assert applied == [False, True] and math.isnan(norm) and same
+
+
+def go_on(
+    rank: int, ranks: int, folder: Path, kind: dict[str, Any], load: Path | None, save: Path | None, steps: int
+) -> tuple[Weights, Weights]:
+    """The weights as loaded, and after some more updates over the whole batch on every rank's share."""
+    torch.manual_seed(1 if load else 0)
+    engine, batch = SHARDED.build(folder, **kind), lesson()
+    if load:
+        engine.load(load, EVERYTHING)
+    loaded = SHARDED.weights(engine)
+    rows = list(range(rank, len(batch), ranks))
+    for _ in range(steps):
+        engine.forward_backward(batch.select(rows), VALUES if "critic" in kind else POLICY, Counts.of(batch, 16))
+        engine.optim_step(0.01)
+    if save:
+        engine.save(save, EVERYTHING)
+    return loaded, SHARDED.weights(engine)
+
+
+@pytest.mark.parametrize("name", ["whole", "lora", "critic"])
+def test_a_checkpoint_of_four_ranks_resumes_on_any_number(
+    crew: Crew, folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    folder, kind = folders["qwen2"], CASES[name].kind
+    _, saved = crew.run(4, go_on, folder, kind, None, tmp_path, 2)[0]
+    assert not list(tmp_path.glob("*.safetensors"))
+    _, expected = crew.run(4, go_on, folder, kind, tmp_path, None, 1)[0]
+    for ranks in (1, 2, 3):
+        loaded, moved = crew.run(ranks, go_on, folder, kind, tmp_path, None, 1)[0]
+        assert_identical(loaded, saved)
+        assert_near(moved, expected, SAME_UPDATE)  # as far as that: the moments came along
+    alone = LOCAL.build(folder, **kind)
+    alone.load(tmp_path, EVERYTHING)
+    assert_identical(LOCAL.weights(alone), saved)
+
+
+def test_a_checkpoint_of_one_process_resumes_on_three_ranks(
+    crew: Crew, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    engine, batch = LOCAL.build(folders["qwen2"]), lesson()
+    for step in range(2):
+        engine.forward_backward(batch, POLICY, Counts.of(batch, 16))
+        engine.optim_step(0.01)
+        if step == 0:
+            engine.save(tmp_path, EVERYTHING)
+            saved = LOCAL.weights(engine)
+    loaded, moved = crew.run(3, go_on, folders["qwen2"], {}, tmp_path, None, 1)[0]
+    assert_identical(loaded, saved)
+    assert_near(moved, LOCAL.weights(engine), SAME_UPDATE)
+
+
+def test_a_checkpoint_of_two_copies_holds_one_and_resumes_on_two_ranks(
+    crew: Crew, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = folders["qwen2"]
+    copies, single = tmp_path / "copies", tmp_path / "single"
+    for place in (copies, single):
+        place.mkdir()
+    _, saved = crew.run(4, go_on, folder, {"shards": 2}, None, copies, 1)[0]
+    loaded, _ = crew.run(2, go_on, folder, {}, copies, single, 0)[0]
+    assert_identical(loaded, saved)
+    sizes = [sum(file.stat().st_size for file in place.rglob("*.distcp")) for place in (copies, single)]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
+
+
+def test_a_checkpoints_shards_are_sealed_with_it(one_rank: None, folders: dict[str, Path], tmp_path: Path) -> None:
+    def write(draft: Path) -> None:
+        (draft / "actor").mkdir()
+        SHARDED.build(folders["qwen2"]).save(draft / "actor", EVERYTHING)
+
+    saved = Checkpoints(tmp_path, {"actor": None}).save(1, write, {"step": 1})
+    assert read_state(saved) == {"step": 1}
+    shard = next((saved / "actor" / "model_shards").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"damaged: .*model_shards/.*\.distcp has \d+ bytes"):
+        read_state(saved)
+
+
+def count_collectives(rank: int, ranks: int, folder: Path) -> tuple[list[int], int, int]:
+    """Sums of gradients over ranks in a forward_backward of one pass and of several; numbers that rest here, of all."""
+    batch, found = lesson(), []
+    for micro in (MicroBatching(samples=8), MicroBatching(samples=1)):
+        engine = SHARDED.build(folder, micro=micro)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            engine.forward_backward(batch.select(share(batch, rank, ranks)), POLICY, Counts.of(batch, 16))
+        found.append(sum(event.name.startswith("c10d::_reduce_scatter") for event in profile.events()))
+    engine.score(batch)
+    return found, sum(p.to_local().numel() for p in engine.module.parameters()), engine.size
+
+
+def test_gradients_travel_once_however_many_passes_there_are(crew: Crew, folders: dict[str, Path]) -> None:
+    ranks = crew.run(2, count_collectives, folders["qwen2"])
+    for calls, resting, size in ranks:
+        assert calls == [3, 3]  # two layers and the root
+        assert resting == pytest.approx(size / 2, rel=0.01)  # nothing stays gathered
+
+
+def save_where_one_rank_sees_nothing(rank: int, ranks: int, folder: Path, place: Path) -> str:
+    engine = SHARDED.build(folder)
+    with pytest.raises(CheckpointError) as caught:
+        engine.save(place if rank == 0 else place / "elsewhere", EVERYTHING)
+    return str(caught.value)
+
+
+def save_where_a_file_is_in_the_way(rank: int, ranks: int, folder: Path, place: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        SHARDED.build(folder).save(place, EVERYTHING)
+    return str(caught.value)
+
+
+def test_a_place_that_cannot_be_written_is_an_error_on_all(
+    crew: Crew, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "model_shards").write_text("in the way")
+    said = crew.run(2, save_where_a_file_is_in_the_way, folders["qwen2"], tmp_path)
+    assert all(f"{tmp_path} cannot be written: rank " in text for text in said)
+
+
+def test_a_folder_that_not_every_rank_sees_is_refused_by_all(
+    crew: Crew, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    said = crew.run(2, save_where_one_rank_sees_nothing, folders["qwen2"], tmp_path)
+    assert all("cannot be written: not every rank sees that folder" in text for text in said)
+
+
+def test_a_size_that_does_not_divide_the_ranks_is_refused(one_rank: None) -> None:
+    with pytest.raises(ConfigError, match=r"fsdp_size=3: 1 ranks do not divide"):
+        lay_out_ranks(torch.device("cpu"), 3)
