@@ -2,9 +2,9 @@
 
     python benchmarks/training.py --shape qwen2.5-0.5b [--samples 128] [--tokens_per_pass 32768] [--checkpointing]
 
-rloom: float32 masters and moments, bfloat16 arithmetic, packed, log-probs in chunks. The peer: transformers with sdpa
-attention in rows without padding, all logits at once, weights, gradients and moments in bfloat16 (half the bytes of
-rloom's, and the faster way for it).
+rloom: float32 masters and moments, bfloat16 arithmetic, packed, log-probs in chunks. fsdp2: the same through the engine
+of several processes, as the only rank. The peer: transformers with sdpa attention in rows without padding, all logits
+at once, weights, gradients and moments in bfloat16 (half the bytes of rloom's, and the faster way for it).
 """
 
 import argparse
@@ -24,6 +24,9 @@ from rloom.batch import TrainBatch
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement
 from rloom.engines.local import LocalEngine
+from rloom.engines.mesh import free_port, join, lay_out_ranks
+from rloom.engines.sharded import ShardedEngine
+from rloom.models.network import Network
 from rloom.trainer.assemble.models import enable_checkpointing
 
 LEARNING_RATE = 1e-6
@@ -69,25 +72,30 @@ def random_batch(shape: Shape, samples: int, prompt_tokens: int, new_tokens: int
     )
 
 
-def make_engine(given: argparse.Namespace) -> LocalEngine:
+def network_and_settings(given: argparse.Namespace) -> tuple[Network, Placement, dict[str, Any]]:
     device, dtype = pick_device()
     network = random_network(SHAPES[given.shape], device, torch.float32)  # as weights are loaded: the masters
     if given.checkpointing:
         enable_checkpointing(network.decoder.base)
     budget = MicroBatching(tokens=given.tokens_per_pass)
-    return LocalEngine(
-        network,
-        Placement(device, dtype),
-        scoring=budget,
-        training=budget,
-        optimizer=OPTIMIZER,
-        compiled=not given.eager,
-    )
+    settings = {"scoring": budget, "training": budget, "optimizer": OPTIMIZER, "compiled": not given.eager}
+    return network, Placement(device, dtype), settings
+
+
+def make_engine(given: argparse.Namespace) -> LocalEngine:
+    network, placement, settings = network_and_settings(given)
+    return LocalEngine(network, placement, **settings)
+
+
+def make_only_rank(given: argparse.Namespace) -> ShardedEngine:
+    network, placement, settings = network_and_settings(given)
+    join(0, 1, address=f"127.0.0.1:{free_port()}", device=placement.device)
+    return ShardedEngine(network, placement, lay_out_ranks(placement.device), **settings)
 
 
 class Ours:
-    def __init__(self, given: argparse.Namespace, batch: TrainBatch) -> None:
-        self.engine = make_engine(given)
+    def __init__(self, engine: LocalEngine | ShardedEngine, given: argparse.Namespace, batch: TrainBatch) -> None:
+        self.engine = engine
         self.tokens_per_pass = given.tokens_per_pass
         self.batch, self.counts = OBJECTIVE.prepare(batch), Counts.of(batch, given.new_tokens)
 
@@ -209,7 +217,7 @@ def parse() -> argparse.Namespace:
     add_shape_arguments(parser, "qwen2.5-0.5b")
     add_training_arguments(parser)
     parser.add_argument("--samples", type=int, default=128)
-    parser.add_argument("--engines", nargs="+", choices=("rloom", "hf"), default=["rloom", "hf"])
+    parser.add_argument("--engines", nargs="+", choices=("rloom", "fsdp2", "hf"), default=["rloom", "hf"])
     return parser.parse_args()
 
 
@@ -223,7 +231,11 @@ def main() -> None:
     device, dtype = pick_device()
     shape = SHAPES[given.shape]
     batch = random_batch(shape, given.samples, given.prompt_tokens, given.new_tokens)
-    builders = {"rloom": lambda: Ours(given, batch), "hf": lambda: HuggingFace(given, batch)}
+    builders: dict[str, Callable[[], Ours | HuggingFace]] = {
+        "rloom": lambda: Ours(make_engine(given), given, batch),
+        "fsdp2": lambda: Ours(make_only_rank(given), given, batch),
+        "hf": lambda: HuggingFace(given, batch),
+    }
     results = [measure(name, build, given) for name, build in builders.items() if name in given.engines]
     print(
         f"Update of {given.shape} ({shape.parameters / 1e6:,.1f} M parameters, random) on {given.samples} samples of "

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rloom.engines.mesh import join, leave
+from rloom.engines.mesh import free_port, join, leave
 from tests.helpers import FAMILIES, save_model
-from tests.ranks import free_port
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Real processes that meet in process groups, for tests of what only several ranks do."""
 
 import io
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -11,17 +10,10 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from rloom.engines.mesh import join, leave
+from rloom.engines.mesh import free_port, join, leave
 
 # (rank, ranks, *arguments), importable by name: the processes are new ones
 Work = Callable[..., Any]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Crew:

@@ -1,5 +1,6 @@
 """The ranks of a sharded engine: how a process joins them, how they are laid out, what they agree on."""
 
+import socket
 from datetime import timedelta
 
 import torch
@@ -10,6 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rloom.errors import ConfigError
 
 REPLICAS, SHARDS = "replicas", "shards"
+
+
+def free_port() -> int:
+    """One that nobody listens on now; rank 0 asks its own machine."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def join(

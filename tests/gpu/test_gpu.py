@@ -189,8 +189,9 @@ def test_compiled_layers_train_and_write_as_the_others(family_folder: Path, dtyp
         for compile_layers in (False, True)
     )
     batch = a_batch()
-    near = 1e-4 if dtype == torch.float32 else 0.1  # of a log-prob; the compiler rounds to bfloat16 less often
-    torch.testing.assert_close(compiled.score(batch), plain.score(batch), rtol=0, atol=near)
+    apart = (compiled.score(batch) - plain.score(batch)).abs()
+    # the compiler rounds to bfloat16 less often; with random weights every token is an unlikely one
+    assert float(apart.max()) < 1e-4 if dtype == torch.float32 else float(apart.mean()) < 0.03
     for engine in (plain, compiled):
         engine.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
     for name, gradient in gradients(plain).items():
