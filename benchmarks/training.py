@@ -24,9 +24,10 @@ from rloom.batch import TrainBatch
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement
 from rloom.engines.local import LocalEngine
-from rloom.engines.mesh import free_port, join, lay_out_ranks
+from rloom.engines.mesh import join, lay_out_ranks
 from rloom.engines.sharded import ShardedEngine
 from rloom.models.network import Network
+from rloom.runtime.nodes import free_port
 from rloom.trainer.assemble.models import enable_checkpointing
 
 LEARNING_RATE = 1e-6

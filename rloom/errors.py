@@ -6,7 +6,8 @@ RloomError
 ├── ModelError         a model folder that cannot be loaded
 ├── RewardError        a reward function, or too many failed scores
 ├── CheckpointError    a checkpoint that is damaged, foreign or cannot be written
-└── TrainingError      the run itself went wrong (updates that are not finite)
+├── TrainingError      the run itself went wrong (updates that are not finite)
+└── WorkerError        a worker or a machine of the run died, failed or never came
 
 Each message names the field, the value and the way out. Anything else that escapes is a bug of ours.
 """
@@ -38,3 +39,9 @@ class CheckpointError(RloomError):
 
 class TrainingError(RloomError):
     pass
+
+
+class WorkerError(RloomError):
+    def __init__(self, message: str, *, lost: bool = False) -> None:
+        super().__init__(message)
+        self.lost = lost  # something is gone that may come back: worth beginning again

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rloom.engines.mesh import free_port, join, leave
+from rloom.engines.mesh import join, leave
+from rloom.runtime.nodes import free_port
 from tests.helpers import FAMILIES, save_model
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from rloom.engines.mesh import free_port, join, leave
+from rloom.engines.mesh import join, leave
+from rloom.runtime.nodes import free_port
 
 # (rank, ranks, *arguments), importable by name: the processes are new ones
 Work = Callable[..., Any]

@@ -25,7 +25,8 @@ def check(config: Config, algorithm: Needs) -> None:
         *critic_where_needed(config, algorithm),
         *mini_batches(config),
         *micro_batches(config, algorithm),
-        *one_process(config),
+        *machines(config),
+        *parallel(config),
         *rollout(config),
         *dapo(config),
         *resume(config),
@@ -101,19 +102,51 @@ def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int) -> 
         )
 
 
-def one_process(config: Config) -> Iterator[str]:
-    trainer, actor, rollout = config.trainer, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    parallel = {
-        "trainer.nnodes": trainer.nnodes,
-        "trainer.n_gpus_per_node": trainer.n_gpus_per_node,
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size": actor.ulysses_sequence_parallel_size,
-        "actor_rollout_ref.rollout.tensor_model_parallel_size": rollout.tensor_model_parallel_size,
-        "actor_rollout_ref.actor.fsdp_config.fsdp_size": max(actor.fsdp_config.fsdp_size, 1),
-        "critic.model.fsdp_config.fsdp_size": max(config.critic.model.fsdp_config.fsdp_size, 1),
+def machines(config: Config) -> Iterator[str]:
+    trainer = config.trainer
+    if trainer.node_rank >= trainer.nnodes:
+        yield (
+            f"trainer.node_rank={trainer.node_rank}: with trainer.nnodes={trainer.nnodes} machines are numbered 0 to "
+            f"{trainer.nnodes - 1}"
+        )
+    if trainer.nnodes > 1 and trainer.master_addr is None and not config.joins_a_cluster:
+        yield (
+            f"trainer.nnodes={trainer.nnodes} needs trainer.master_addr, the address of machine 0 as the others reach "
+            "it, or a Ray cluster that is there (ray_kwargs.ray_init.address, RAY_ADDRESS)"
+        )
+
+
+def parallel(config: Config) -> Iterator[str]:
+    """How workers share models. `workers`: of the pool in question."""
+    actor, chosen = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    if chosen.tensor_model_parallel_size != 1:
+        yield (
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={chosen.tensor_model_parallel_size}: the "
+            f"{chosen.name} engine holds a whole model in each worker; use 1"
+        )
+    if actor.ulysses_sequence_parallel_size != 1:
+        yield (
+            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size}: "
+            "this version does not split sequences; use 1"
+        )
+    pools = config.trainer.pools
+    workers = pools.actor or config.workers - sum(size for role, size in pools.own.items() if role != "actor")
+    sizes = {
+        "actor_rollout_ref.actor.fsdp_config.fsdp_size": (actor.fsdp_config.fsdp_size, workers),
+        "critic.model.fsdp_config.fsdp_size": (config.critic.model.fsdp_config.fsdp_size, pools.critic or workers),
     }
-    for key, value in parallel.items():
-        if value != 1:
-            yield f"{key}={value}: this version of rloom trains in one process on one device; use 1"
+    for key, (size, among) in sizes.items():
+        if size != -1 and (size < 1 or among % size):
+            yield f"{key}={size} does not divide {among} workers; use {nearest_divisors(among, size)}, or -1"
+    if pools.own and config.workers == 1:
+        yield "trainer.pools: one worker holds every role; set trainer.n_gpus_per_node or trainer.nnodes above 1"
+    if pools.ref and config.actor_rollout_ref.model.has_lora:
+        yield f"trainer.pools.ref={pools.ref}: with LoRA the reference is the actor, adapter off; leave the key out"
+    if pools.ref and actor.use_kl_loss and actor.kl_loss_type == "full":
+        yield (
+            f"trainer.pools.ref={pools.ref}: a KL over the whole vocabulary needs the reference beside the actor; "
+            "leave the key out, or use another actor_rollout_ref.actor.kl_loss_type"
+        )
 
 
 def rollout(config: Config) -> Iterator[str]:

@@ -7,7 +7,8 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from rloom.config.schema import Config, Section
+from rloom.config.schema import Config
+from rloom.config.section import Section
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,14 @@ from rloom.errors import ConfigError
 PACKAGED = Path(__file__).parent
 EMBEDDED = "embedded"
 HYDRAS_OWN = ("hydra", "preset")  # names that Hydra would take for itself
+ONE_PROCESS = (  # whatever the run had
+    "trainer.nnodes=1",
+    "trainer.n_gpus_per_node=1",
+    "trainer.node_rank=0",
+    "trainer.pools={actor: null, critic: null, ref: null, rollout: null}",
+    "actor_rollout_ref.actor.fsdp_config.fsdp_size=-1",
+    "critic.model.fsdp_config.fsdp_size=-1",
+)
 CONFIG_FILE = "config.yaml"  # what a run writes down, in its directory and in every checkpoint
 
 
@@ -34,15 +42,12 @@ NOT_YET = {
     "reward_model.api": "API judges",
     "reward_model.composite": "mixes of rewards",
     "reward_model.sandbox": "code rewards",
-    "trainer.node_rank": "several machines",
-    "trainer.master_addr": "several machines",
-    "trainer.master_port": "several machines",
     "actor_rollout_ref.actor.megatron": "Megatron engines",
     "actor_rollout_ref.actor.megatron_config": "Megatron engines",
     "critic.megatron_config": "Megatron engines",
 }
 # Values of such keys that ask for nothing else than what this version does.
-MEANS_WHAT_WE_DO = {"reward_model.enable": False, "reward_model.reward_manager": "naive", "trainer.node_rank": 0}
+MEANS_WHAT_WE_DO = {"reward_model.enable": False, "reward_model.reward_manager": "naive"}
 
 
 def load_config(
@@ -63,7 +68,7 @@ def load_saved(checkpoint: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration of the run that wrote a checkpoint, reading the model from the checkpoint itself."""
     whole = checkpoint / "actor" / "model.safetensors"  # with LoRA there is only the adapter
     own_model = [f"actor_rollout_ref.model.path='{whole.parent.absolute()}'"] if whole.is_file() else []
-    arguments = [as_addition(text) for text in (*own_model, *overrides)]
+    arguments = [as_addition(text) for text in (*own_model, *ONE_PROCESS, *overrides)]
     tree, _ = compose(checkpoint.absolute(), CONFIG_FILE.removesuffix(".yaml"), arguments)
     return validate(tree)
 

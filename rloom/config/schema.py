@@ -4,29 +4,20 @@ A section is a frozen, closed pydantic model: an unknown key, a wrong type or a 
 anything loads. Values derived from several keys are properties; nothing ever rewrites a key.
 """
 
+import os
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from rloom.config.running import RayKwargs, Trainer
+from rloom.config.section import Section, key, section
 
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 TRUNCATION = Literal["error", "left", "right", "middle"]
 KL_ESTIMATOR = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
 ]
-LOGGER = Literal["console", "tensorboard", "wandb", "file"]
 BETA = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
-
-
-def key(default: Any, doc: str, **limits: Any) -> Any:
-    return Field(default=default, description=doc, **limits)
-
-
-def section(kind: type[Section], doc: str) -> Any:
-    return Field(default_factory=kind, description=doc)
 
 
 class Data(Section):
@@ -77,6 +68,10 @@ class Model(Section):
     )
     override_config: dict[str, Any] = key({}, "Entries that replace those of the model's config.json.")
     custom_chat_template: str | None = key(None, "A Jinja chat template instead of the tokenizer's own.")
+
+    @property
+    def has_lora(self) -> bool:
+        return bool(self.lora_rank or self.lora_adapter_path)
 
 
 class Optim(Section):
@@ -355,42 +350,6 @@ class AlgorithmSection(Section):
     filter_groups: FilterGroups = section(FilterGroups, "Dynamic sampling.")
 
 
-class Trainer(Section):
-    nnodes: int = key(1, "Machines.", ge=1)
-    n_gpus_per_node: int = key(1, "GPUs a machine; on a CPU, processes.", ge=1)
-    total_epochs: int = key(30, "Passes over the training prompts.", ge=1)
-    total_training_steps: int | None = key(None, "Steps in all; wins over `total_epochs`.", ge=1)
-    save_freq: int = key(-1, "Save a checkpoint every so many steps, and at the end. -1: never.", ge=-1)
-    test_freq: int = key(-1, "Validate every so many steps, and at the end. -1: never.", ge=-1)
-    val_before_train: bool = key(True, "Validate before the first step, when there are validation prompts.")
-    val_only: bool = key(False, "Validate and end.")
-    critic_warmup: int = key(0, "Steps in which only the critic learns.", ge=0)
-    logger: LOGGER | list[LOGGER] = key(["console"], "Where metrics go, beside the run's own file: one or a list.")
-    project_name: str = key("rloom_examples", "Project, for trackers and the default directory.")
-    experiment_name: str = key("default", "Experiment, likewise.")
-    default_local_dir: str = key(
-        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
-        "The run directory: checkpoints, metrics, pictures.",
-    )
-    resume_mode: Literal["auto", "disable", "resume_path"] = key(
-        "auto",
-        "auto: go on from the newest checkpoint in the run directory, if any. resume_path: from `resume_from_path`.",
-    )
-    resume_from_path: str | None = key(None, "A `global_step_N` folder.")
-    max_actor_ckpt_to_keep: int | None = key(None, "Newest checkpoints kept with the actor's weights. null: all.", ge=1)
-    max_critic_ckpt_to_keep: int | None = key(None, "Newest checkpoints kept with the critic's. null: all.", ge=1)
-    balance_batch: bool = key(True, "Share a batch among workers by tokens instead of by samples.")
-    rollout_data_dir: str | None = key(None, "Write every training answer with its score here, a jsonl file a step.")
-    validation_data_dir: str | None = key(None, "Likewise for validation.")
-    log_val_generations: int = key(0, "Print so many validation answers each time.", ge=0)
-    max_nonfinite_updates: int = key(3, "Stop after so many updates in a row whose gradient was not finite.", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = key("auto", "Where to compute. auto: a GPU if there is one.")
-
-    @property
-    def loggers(self) -> list[str]:
-        return [self.logger] if isinstance(self.logger, str) else [*self.logger]
-
-
 class Config(Section):
     data: Data = section(Data, "Prompts.")
     actor_rollout_ref: ActorRolloutRef = section(
@@ -401,6 +360,20 @@ class Config(Section):
     custom_reward_function: CustomRewardFunction = section(CustomRewardFunction, "A reward function of your own.")
     algorithm: AlgorithmSection = section(AlgorithmSection, "Advantages and KL control.")
     trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.")
+    ray_kwargs: RayKwargs = section(RayKwargs, "How to reach Ray, where there is more than one worker.")
+
+    @property
+    def workers(self) -> int:
+        return self.trainer.nnodes * self.trainer.n_gpus_per_node
+
+    @property
+    def uses_ray(self) -> bool:
+        """One worker needs no Ray, unless it is to live in a cluster that is there."""
+        return self.workers > 1 or self.joins_a_cluster
+
+    @property
+    def joins_a_cluster(self) -> bool:
+        return "address" in self.ray_kwargs.ray_init or bool(os.environ.get("RAY_ADDRESS"))
 
     @property
     def uses_reference(self) -> bool:

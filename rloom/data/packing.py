@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,17 @@ def fill_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def share_rows(lengths: Sequence[int], workers: int, *, balance: bool) -> list[list[int]]:
-    """Rows for each worker, as many for each: in order, or so that each gets about as many tokens."""
-    rows, each = list(range(len(lengths))), len(lengths) // workers
-    assert each * workers == len(lengths), "a batch divides evenly among workers"
+    """Rows for each worker, as many for each give or take one: in order, or so that each gets about as many tokens."""
+    rows = list(range(len(lengths)))
+    fewest, over = divmod(len(rows), workers)
+    sizes = [fewest + (worker < over) for worker in range(workers)]
     if not balance or workers == 1:
-        return [rows[i * each : (i + 1) * each] for i in range(workers)]
+        ends = list(accumulate(sizes))
+        return [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     shares: list[list[int]] = [[] for _ in range(workers)]
     loads = [0] * workers
     for row in sorted(rows, key=lambda row: (-lengths[row], row)):
-        lightest = min((w for w in range(workers) if len(shares[w]) < each), key=lambda w: (loads[w], w))
+        lightest = min((w for w in range(workers) if len(shares[w]) < sizes[w]), key=lambda w: (loads[w], w))
         shares[lightest].append(row)
         loads[lightest] += lengths[row]
     return [sorted(share) for share in shares]

@@ -1,24 +1,17 @@
 """The ranks of a sharded engine: how a process joins them, how they are laid out, what they agree on."""
 
-import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rloom.errors import ConfigError
 
 REPLICAS, SHARDS = "replicas", "shards"
-
-
-def free_port() -> int:
-    """One that nobody listens on now; rank 0 asks its own machine."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def join(
@@ -41,6 +34,26 @@ def join(
 
 def leave() -> None:
     dist.destroy_process_group()
+
+
+class Broadcast:
+    """A channel between processes that are no ranks of one engine: its member 0 sends, the others receive."""
+
+    def __init__(
+        self, member: int, members: int, *, address: str, device: torch.device, timeout_s: float = 1800
+    ) -> None:
+        host, port = address.rsplit(":", 1)
+        patience = timedelta(seconds=timeout_s)
+        store = TCPStore(host, int(port), members, is_master=member == 0, timeout=patience)
+        self.sends = member == 0
+        self.group: Any = (
+            dist.ProcessGroupNCCL(store, member, members, dist.ProcessGroupNCCL.Options())
+            if device.type == "cuda"
+            else dist.ProcessGroupGloo(store, member, members, patience)
+        )
+
+    def broadcast(self, tensor: Tensor) -> None:
+        self.group.broadcast([tensor], dist.BroadcastOptions()).wait()
 
 
 def lay_out_ranks(device: torch.device, shards: int = -1) -> DeviceMesh:

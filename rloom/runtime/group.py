@@ -1,6 +1,6 @@
 """Workers that do the same thing on different shares. In one process a group is a list; elsewhere it is remote."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 
@@ -11,7 +11,8 @@ class Group(Protocol):
     def each(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call the method on every worker with its own arguments; the results in the workers' order."""
 
-    def close(self) -> None: ...
+    def stream(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        """The same for a method that yields: (worker, item) as they come."""
 
 
 class LocalGroup:
@@ -25,5 +26,7 @@ class LocalGroup:
     def each(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> list[Any]:
         return [getattr(worker, method)(*args) for worker, args in zip(self.workers, args_per_worker, strict=True)]
 
-    def close(self) -> None:
-        """Its workers end with the process."""
+    def stream(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        for number, (worker, args) in enumerate(zip(self.workers, args_per_worker, strict=True)):
+            for item in getattr(worker, method)(*args):
+                yield number, item

@@ -77,6 +77,12 @@ def starting_point(config: Config, checkpoints: Checkpoints) -> Path | None:
     return checkpoints.newest() if config.trainer.resume_mode == "auto" else named_start(config)
 
 
+def last_of_this_run(config: Config, checkpoints: Checkpoints) -> Path | None:
+    """Where a run that lost a worker goes on: what an earlier run left was set aside when it began."""
+    checkpoints.clean()
+    return checkpoints.newest() or named_start(config)
+
+
 def make_room(checkpoints: Checkpoints, start: Path | None) -> None:
     """What an earlier run left beyond the starting point is set aside, never overwritten."""
     if start is None:

@@ -21,7 +21,7 @@ def export(checkpoint: Path, folder: Path, *, adapter: bool = False, dtype: str 
         raise CheckpointError(f"{folder} is not empty; name a folder that is not there yet")
     # the numbers as they were saved, whatever precision the run computed in
     config = load_saved(checkpoint, ["trainer.device=cpu", "actor_rollout_ref.actor.fsdp_config.dtype=float32"])
-    if adapter and not (config.actor_rollout_ref.model.lora_rank or config.actor_rollout_ref.model.lora_adapter_path):
+    if adapter and not config.actor_rollout_ref.model.has_lora:
         raise CheckpointError(f"--adapter: {checkpoint} was trained without LoRA; leave the flag out")
     network = policy_network(config)
     policy_engine(config, network, trained=False).load(checkpoint / "actor", frozenset({"model"}))

@@ -21,10 +21,11 @@ from rloom.algos.registry import Algorithm
 from rloom.batch import Batch, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
 from rloom.errors import CheckpointError, RloomError
-from rloom.observe.metrics import batch_metrics, device_peak_flops, part_metrics, throughput, utilisation
+from rloom.observe.metrics import batch_metrics, part_metrics, throughput, utilisation
 from rloom.observe.runlog import RunLog
 from rloom.rewards.background import check_failures
 from rloom.rollout.base import Sampling
+from rloom.runtime.group import Group
 from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.evaluate import Evaluator
 from rloom.trainer.roles import Learner, Scorer
@@ -65,6 +66,7 @@ class Settings:
     rollout_dir: Path | None
     validation_dir: Path | None
     device: torch.device
+    peak_flops: float | None  # of all devices together, where it is known
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Roles:
     critic: Learner | None  # iff the algorithm needs one
     reference: Scorer | None  # iff KL is used
     evaluator: Evaluator | None  # iff there are held-out prompts
+    workers: Group | None = None  # all of them, iff they are other processes than this one
 
 
 @dataclass(frozen=True)
@@ -264,11 +267,15 @@ class Training:
             log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(outcome.answers, step))
         tokens = len(lesson.tokens_T)
         metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device)
-        peak = device_peak_flops(s.device)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
             if learner is not None:  # forward and backward of a token: 6 operations a parameter
                 flops = 6.0 * learner.parameters * tokens * learner.rhythm.epochs
-                metrics |= utilisation(name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=peak)
+                metrics |= utilisation(
+                    name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=s.peak_flops
+                )
+        if self.roles.workers is not None:
+            for vitals in self.roles.workers.each("vitals", [()] * self.roles.workers.size):
+                metrics |= vitals
         log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
 
     def validate(self, step: int) -> dict[str, float]:
@@ -312,6 +319,7 @@ class Training:
     def resume(self, checkpoint: Path) -> None:
         saved = read_state(checkpoint)
         self.load_checkpoint(checkpoint)
+        self.roles.sampler.publish()
         self.stream.load(saved["stream"])
         kl = replace(self.state.kl, coefficient=saved["kl_coefficient"])
         self.state = State(step=saved["step"], kl=kl, stream=self.stream.state())

@@ -117,7 +117,8 @@ class Learner:
         counts = Counts.of(mini, self.rhythm.horizon)
         shares = share_rows(mini.length_N.tolist(), self.group.size, balance=self.balance)
         parts = self.group.each("forward_backward", [(mini.select(rows), self.objective, counts) for rows in shares])
-        return {key: sum(part[key] for part in parts) for key in parts[0]}
+        names = dict.fromkeys(name for part in parts for name in part)  # a worker without a share has none
+        return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
     def watch(self, update: Update) -> None:
         self.nonfinite_in_a_row = 0 if update.applied else self.nonfinite_in_a_row + 1

@@ -1,31 +1,79 @@
 """One run from beginning to end: build, go on from where it stopped, train, say what came of it."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+
+import torch
 
 from rloom.atomic import replace_text
 from rloom.config.load import CONFIG_FILE
 from rloom.config.schema import Config
+from rloom.errors import WorkerError
 from rloom.observe.console import validation_accuracies
 from rloom.observe.curve import draw_learning_curve
 from rloom.observe.records import read_metrics
 from rloom.observe.runlog import RunLog
-from rloom.trainer.assemble.parts import Parts, config_text, open_parts
+from rloom.runtime.nodes import lend_this_machine
+from rloom.runtime.placement import Layout
+from rloom.trainer.assemble.crew import layout_of
+from rloom.trainer.assemble.parts import Parts, check_config, config_text, open_parts
 from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.directory import make_room, run_directory, sole_owner, starting_point
+from rloom.trainer.directory import last_of_this_run, make_room, run_directory, sole_owner, starting_point
 from rloom.trainer.loop import Training
 
 CURVE = "learning_curve.png"
+LOGS = "logs"
 
 
 def run(config: Config) -> int:
+    check_config(config)
+    trainer = config.trainer
+    if trainer.node_rank > 0:
+        lend_this_machine(
+            f"{trainer.master_addr}:{trainer.master_port}",
+            trainer.node_rank,
+            cpus=max(os.cpu_count() or 1, trainer.n_gpus_per_node),
+            gpus=torch.cuda.device_count(),
+            timeout_s=trainer.start_timeout_s,
+            say=print,
+        )
+        return 0
     directory = run_directory(config)
-    with open_parts(config) as parts, sole_owner(directory):
+    with sole_owner(directory), machines(config):
+        return attempts(config, directory)
+
+
+def attempts(config: Config, directory: Path) -> int:
+    """Go on from the last checkpoint when a worker is lost, as often as is allowed."""
+    layout = layout_of(config)
+    for restarts in count():
+        try:
+            return run_once(config, directory, layout, again=restarts > 0)
+        except WorkerError as error:
+            if not error.lost:
+                raise
+            if restarts == config.trainer.max_restarts:
+                error.add_note(
+                    f"trainer.max_restarts={restarts}: the run does not begin again. The same command goes on from the "
+                    "last checkpoint"
+                )
+                raise
+            print(f"{error}\nRestart {restarts + 1} of {config.trainer.max_restarts}", flush=True)
+            layout = layout_of_what_is_left(config, layout)
+    raise AssertionError("unreachable")
+
+
+def run_once(config: Config, directory: Path, layout: Layout, *, again: bool) -> int:
+    with open_parts(config, layout, directory / LOGS) as parts:
         checkpoints = Checkpoints(
             directory,
             keep={"actor": config.trainer.max_actor_ckpt_to_keep}
             | ({"critic": config.trainer.max_critic_ckpt_to_keep} if parts.roles.critic is not None else {}),
         )
-        start = starting_point(config, checkpoints)
+        start = last_of_this_run(config, checkpoints) if again else starting_point(config, checkpoints)
         if not config.trainer.val_only:
             make_room(checkpoints, start)
             replace_text(directory / CONFIG_FILE, config_text(config))
@@ -38,6 +86,23 @@ def run(config: Config) -> int:
             total_steps=parts.settings.total_steps,
         ) as log:
             return train(config, parts, log, checkpoints, start)
+
+
+@contextmanager
+def machines(config: Config) -> Iterator[None]:
+    if not config.uses_ray:
+        yield
+        return
+    from rloom.trainer.assemble.ray_crew import open_cluster  # Ray is an extra
+
+    with open_cluster(config):
+        yield
+
+
+def layout_of_what_is_left(config: Config, layout: Layout) -> Layout:
+    from rloom.trainer.assemble.ray_crew import smaller_where_it_must_be
+
+    return smaller_where_it_must_be(config, layout)
 
 
 def train(config: Config, parts: Parts, log: RunLog, checkpoints: Checkpoints, start: Path | None) -> int:

@@ -4,13 +4,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import chain
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
 
 from rloom.algos.dapo import informative_groups
 from rloom.batch import Batch, Trajectory
+from rloom.data.packing import share_rows
 from rloom.errors import TrainingError
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.runtime.group import Group
@@ -45,6 +46,7 @@ class Sampler:
     """Writes `n` answers to each prompt and scores them."""
 
     rollout: Group
+    publishers: Group  # all that take part when the policy's weights go to the rollout engines
     reward: ScoreQueue
     decode: Decoder
     seed: int
@@ -65,8 +67,10 @@ class Sampler:
         ]
         answers: dict[int, tuple[Completion, Future[Score]]] = {}
         self.rollout.each("wake", [()] * self.rollout.size)
-        streams = self.rollout.each("generate", share(requests, self.rollout.size, sampling))
-        for row, completion in chain.from_iterable(streams):
+        shares = share(requests, self.rollout.size)
+        arguments = [([requests[row] for row in rows], sampling) for rows in shares]
+        for worker, (place, completion) in self.rollout.stream("generate", arguments):
+            row = shares[worker][place]
             answers[row] = completion, self.reward.submit(self.sample_of(asked[row], completion))
             progress(len(answers), len(asked))
         self.rollout.each("sleep", [()] * self.rollout.size)
@@ -74,7 +78,7 @@ class Sampler:
 
     def publish(self) -> None:
         """Let the rollout engines see the weights the policy has now."""
-        self.rollout.each("load_weights", [()] * self.rollout.size)
+        self.publishers.each("load_weights", [()] * self.publishers.size)
 
     def sample_of(self, prompt: Prompt, completion: Completion) -> Sample:
         return Sample(
@@ -126,9 +130,11 @@ class DynamicSampling:
         )
 
 
-def share(requests: list[Request], workers: int, sampling: Sampling) -> list[tuple[list[Request], Sampling]]:
-    assert workers == 1, "one process has one rollout engine"
-    return [(requests, sampling)]
+def share(requests: Sequence[Request], workers: int) -> list[list[int]]:
+    """Rows for each worker. The answers to one prompt stay together: its keys and values are computed once."""
+    prompts = [list(rows) for _, rows in groupby(range(len(requests)), key=lambda row: requests[row].tokens)]
+    shares = share_rows([len(requests[rows[0]].tokens) for rows in prompts], workers, balance=True)
+    return [[row for prompt in chosen for row in prompts[prompt]] for chosen in shares]
 
 
 def draw_seed(seed: int, occasion: str, row: int) -> int:

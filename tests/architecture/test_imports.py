@@ -11,6 +11,7 @@ from tests.architecture.source import ROOT, Module, modules, under
 BOTTOM = ("rloom.errors", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
+RUNTIME = ("rloom.runtime.nodes", "rloom.runtime.placement", "rloom.runtime.vitals", "rloom.runtime.ray")
 CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks")
 LOOP = tuple(f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "roles", "sampling", "schedule"))
 ENGINE_PARTS = tuple(
@@ -51,9 +52,28 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         )
         for name in LOOP
     },
-    "rloom.trainer.assemble": ("rloom.trainer.assemble", *LOOP, *PROTOCOLS, *BACKENDS, *CONFIG, "rloom.algos", *NOUNS),
+    "rloom.trainer.assemble": (
+        "rloom.trainer.assemble",
+        *LOOP,
+        *PROTOCOLS,
+        *BACKENDS,
+        *RUNTIME,
+        *CONFIG,
+        "rloom.algos",
+        *NOUNS,
+    ),
     **{
-        name: (*DOORS, *LOOP, *BACKENDS, *CONFIG, "rloom.trainer.assemble", "rloom.console", "rloom.atomic", *NOUNS)
+        name: (
+            *DOORS,
+            *LOOP,
+            *BACKENDS,
+            *RUNTIME,
+            *CONFIG,
+            "rloom.trainer.assemble",
+            "rloom.console",
+            "rloom.atomic",
+            *NOUNS,
+        )
         for name in DOORS
     },
     "rloom.cli": ("rloom", *DOORS, *BACKENDS, "rloom.config", "rloom.console", *NOUNS),
@@ -79,7 +99,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rich": ("rloom.observe",),
     "torch.distributed": ("rloom.engines.mesh", "rloom.engines.storage", "rloom.engines.sharded"),
     "triton": ("rloom.models.head_kernels", "rloom.rollout.native.kernels"),
-    "ray": (),
+    "ray": ("rloom.runtime.ray",),
     "vllm": (),
     "sglang": (),
     "megatron": (),

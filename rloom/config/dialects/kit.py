@@ -28,6 +28,8 @@ VARIABLES = {
     "ROLLOUT_TP_SIZE": "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "GPU_MEMORY_UTILIZATION": "actor_rollout_ref.rollout.gpu_memory_utilization",
     "NNODES": "trainer.nnodes",
+    "NODE_RANK": "trainer.node_rank",
+    "MASTER_ADDR": "trainer.master_addr",
 }
 NOT_YET = ("REWARD_MODEL_PATH",)  # variables of the kit that this version would have to ignore
 OUTPUT = "outputs/checkpoints"

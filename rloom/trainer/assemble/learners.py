@@ -4,10 +4,8 @@ from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_policy_loss
 from rloom.config.schema import Config, Optim
-from rloom.engines.local import LocalEngine
-from rloom.runtime.group import LocalGroup
-from rloom.trainer.assemble.models import critic_engine
-from rloom.trainer.roles import Learner, Rhythm
+from rloom.runtime.group import Group
+from rloom.trainer.roles import Learner, Rhythm, Scorer
 from rloom.trainer.schedule import Schedule
 
 
@@ -15,12 +13,12 @@ def schedule(optim: Optim, total_steps: int) -> Schedule:
     return Schedule(optim.lr, optim.warmup(total_steps), total_steps, optim.lr_scheduler_type, optim.min_lr_ratio)
 
 
-def policy_learner(config: Config, engine: LocalEngine, total_steps: int) -> Learner:
+def policy_learner(config: Config, group: Group, parameters: int, total_steps: int) -> Learner:
     actor = config.actor_rollout_ref.actor
     entry = resolve_policy_loss(actor.policy_loss.loss_mode)
     return Learner(
         "actor",
-        LocalGroup([engine]),
+        group,
         objective=PolicyObjective(
             loss_mode=actor.policy_loss.loss_mode,
             loss_settings=loss_settings(config),
@@ -34,7 +32,7 @@ def policy_learner(config: Config, engine: LocalEngine, total_steps: int) -> Lea
         schedule=schedule(actor.optim, total_steps),
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
-        parameters=engine.size,
+        parameters=parameters,
     )
 
 
@@ -48,11 +46,11 @@ def loss_settings(config: Config) -> LossSettings:
     )
 
 
-def critic_learner(config: Config, total_steps: int) -> Learner:
-    actor, critic, engine = config.actor_rollout_ref.actor, config.critic, critic_engine(config)
+def critic_learner(config: Config, group: Group, parameters: int, total_steps: int) -> Learner:
+    actor, critic = config.actor_rollout_ref.actor, config.critic
     return Learner(
         "critic",
-        LocalGroup([engine]),
+        group,
         objective=ValueObjective(critic.cliprange_value, critic.loss_agg_mode),
         rhythm=rhythm(
             config,
@@ -63,8 +61,16 @@ def critic_learner(config: Config, total_steps: int) -> Learner:
         schedule=schedule(critic.optim, total_steps),
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
-        parameters=engine.size,
+        parameters=parameters,
     )
+
+
+def reference_scorer(config: Config, policy: Group, reference: Group | None) -> Scorer | None:
+    """Where the loop itself needs the reference's log-probs: not for a KL loss over the whole vocabulary."""
+    actor, balance = config.actor_rollout_ref.actor, config.trainer.balance_batch
+    if not config.algorithm.use_kl_in_reward and not (actor.use_kl_loss and actor.kl_loss_type != "full"):
+        return None
+    return Scorer(policy, balance, reference=True) if reference is None else Scorer(reference, balance)
 
 
 def rhythm(config: Config, prompts: int, epochs: int, shuffle: bool) -> Rhythm:

@@ -5,19 +5,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rloom.algos.registry import resolve_algorithm
 from rloom.config.schema import Config, Fsdp, Optim
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement
 from rloom.engines.local import LocalEngine
+from rloom.engines.mesh import lay_out_ranks
+from rloom.engines.sharded import ShardedEngine
 from rloom.errors import ConfigError
 from rloom.models.load import Lora, ModelSource, load_causal_lm
-from rloom.models.network import PolicyNetwork, ValueNetwork
-from rloom.rollout.base import Rollout
+from rloom.models.network import Network, PolicyNetwork, ValueNetwork
+from rloom.rollout.base import Host, Rollout
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
-from rloom.runtime.group import LocalGroup
 from rloom.trainer.assemble.inputs import policy_source
-from rloom.trainer.roles import Scorer
+
+AnyEngine = LocalEngine | ShardedEngine
 
 
 def pick_device(config: Config) -> torch.device:
@@ -34,8 +37,19 @@ def placement(config: Config, fsdp: Fsdp) -> Placement:
     return Placement(device, dtype, fsdp.param_offload, fsdp.optimizer_offload)
 
 
-def micro(samples: int | None, dynamic: bool | None, tokens: int) -> MicroBatching:
-    return MicroBatching(samples=samples) if samples is not None and not dynamic else MicroBatching(tokens=tokens)
+def micro(
+    per_rank: int | None, together: int | None, dynamic: bool | None, tokens: int, *, ranks: int = 1
+) -> MicroBatching:
+    """`together`: the older way to say it, samples of all ranks."""
+    samples = per_rank or (together and max(1, together // ranks))
+    return MicroBatching(samples=samples) if samples and not dynamic else MicroBatching(tokens=tokens)
+
+
+def make_engine(network: Network, where: Placement, *, ranks: int, shards: int, **settings: Any) -> AnyEngine:
+    """A whole model on this device, or this rank's shard of one that all ranks hold together."""
+    if ranks == 1:
+        return LocalEngine(network, where, **settings)
+    return ShardedEngine(network, where, lay_out_ranks(where.device, shards), **settings)
 
 
 def adamw(optim: Optim, grad_clip: float) -> AdamW:
@@ -46,7 +60,7 @@ def policy_network(config: Config) -> PolicyNetwork:
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     lora = (
         Lora(model.lora_rank, model.lora_alpha, model.target_modules, model.lora_adapter_path)
-        if model.lora_rank or model.lora_adapter_path
+        if model.has_lora
         else None
     )
     network = PolicyNetwork(
@@ -63,21 +77,32 @@ def policy_network(config: Config) -> PolicyNetwork:
 
 
 def policy_engine(
-    config: Config, network: PolicyNetwork, *, trained: bool = True, reference: LocalEngine | None = None
-) -> LocalEngine:
+    config: Config,
+    network: PolicyNetwork,
+    *,
+    trained: bool = True,
+    reference: AnyEngine | None = None,
+    ranks: int = 1,
+) -> AnyEngine:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    return LocalEngine(
+    return make_engine(
         network,
         placement(config, actor.fsdp_config),
+        ranks=ranks,
+        shards=actor.fsdp_config.fsdp_size,
         scoring=micro(
-            rollout.log_prob_micro_batch_size_per_gpu or rollout.log_prob_micro_batch_size,
+            rollout.log_prob_micro_batch_size_per_gpu,
+            rollout.log_prob_micro_batch_size,
             rollout.log_prob_use_dynamic_bsz,
             rollout.log_prob_max_token_len_per_gpu,
+            ranks=ranks,
         ),
         training=micro(
-            actor.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size,
+            actor.ppo_micro_batch_size_per_gpu,
+            actor.ppo_micro_batch_size,
             actor.use_dynamic_bsz,
             actor.ppo_max_token_len_per_gpu,
+            ranks=ranks,
         ),
         optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
         reference=reference,
@@ -85,14 +110,20 @@ def policy_engine(
     )
 
 
-def reference_engine(config: Config) -> LocalEngine | None:
+def needs_critic(config: Config) -> bool:
+    return resolve_algorithm(config.algorithm.adv_estimator).needs_critic
+
+
+def has_reference_model(config: Config) -> bool:
     """A frozen second copy, where KL is used. With LoRA there is none: the policy's adapter is switched off."""
+    return config.uses_reference and not config.actor_rollout_ref.model.has_lora
+
+
+def reference_engine(config: Config, *, ranks: int = 1) -> AnyEngine:
     model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
     actor = config.actor_rollout_ref.actor
-    if not config.uses_reference or model.lora_rank or model.lora_adapter_path:
-        return None
     where = placement(config, actor.fsdp_config)
-    return LocalEngine(
+    return make_engine(
         PolicyNetwork(
             load_causal_lm(policy_source(config)),
             packed=model.use_remove_padding,
@@ -100,26 +131,20 @@ def reference_engine(config: Config) -> LocalEngine | None:
             chunked=model.use_fused_kernels,
         ),
         Placement(where.device, where.dtype, offload_parameters=ref.fsdp_config.param_offload),
+        ranks=ranks,
+        shards=actor.fsdp_config.fsdp_size,
         scoring=micro(
-            ref.log_prob_micro_batch_size_per_gpu or ref.log_prob_micro_batch_size,
+            ref.log_prob_micro_batch_size_per_gpu,
+            ref.log_prob_micro_batch_size,
             ref.log_prob_use_dynamic_bsz,
             ref.log_prob_max_token_len_per_gpu,
+            ranks=ranks,
         ),
         compiled=actor.use_torch_compile if ref.use_torch_compile is None else ref.use_torch_compile,
     )
 
 
-def reference_scorer(config: Config, policy: LocalEngine, reference: LocalEngine | None) -> Scorer | None:
-    """Where the loop itself needs the reference's log-probs: not for a KL loss over the whole vocabulary."""
-    actor = config.actor_rollout_ref.actor
-    if not config.algorithm.use_kl_in_reward and not (actor.use_kl_loss and actor.kl_loss_type != "full"):
-        return None
-    if reference is None:
-        return Scorer(LocalGroup([policy]), reference=True)
-    return Scorer(LocalGroup([reference]), balance=config.trainer.balance_batch)
-
-
-def critic_engine(config: Config) -> LocalEngine:
+def critic_engine(config: Config, *, ranks: int = 1) -> AnyEngine:
     critic, policy = config.critic, config.actor_rollout_ref.model
     source = ModelSource(
         critic.model.path or policy.path,
@@ -134,13 +159,17 @@ def critic_engine(config: Config) -> LocalEngine:
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
         enable_checkpointing(network.decoder.base)
     batching = micro(
-        critic.ppo_micro_batch_size_per_gpu or critic.ppo_micro_batch_size,
+        critic.ppo_micro_batch_size_per_gpu,
+        critic.ppo_micro_batch_size,
         critic.use_dynamic_bsz,
         critic.ppo_max_token_len_per_gpu,
+        ranks=ranks,
     )
-    return LocalEngine(
+    return make_engine(
         network,
         placement(config, fsdp),
+        ranks=ranks,
+        shards=fsdp.fsdp_size,
         scoring=batching,
         training=batching,
         optimizer=adamw(critic.optim, critic.grad_clip),
@@ -153,9 +182,7 @@ def enable_checkpointing(model: Any) -> None:
     model.enable_input_require_grads()  # with LoRA no input would carry a gradient otherwise
 
 
-def rollout_engine(
-    config: Config, network: PolicyNetwork, host: LocalEngine, tokenizer: PreTrainedTokenizerBase
-) -> Rollout:
+def rollout_engine(config: Config, network: PolicyNetwork, host: Host, tokenizer: PreTrainedTokenizerBase) -> Rollout:
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "hf":
         return HfRollout(

@@ -5,7 +5,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import yaml
 from transformers import PreTrainedTokenizerBase
 
@@ -16,26 +15,19 @@ from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
 from rloom.config.load import CONFIG_FILE, expand
 from rloom.config.schema import Config
-from rloom.data.chat import stop_token_ids
 from rloom.data.stream import PromptStream
 from rloom.engines.local import LocalEngine
 from rloom.errors import ConfigError
 from rloom.models.load import load_tokenizer
-from rloom.models.network import PolicyNetwork
-from rloom.models.save import save_description, save_pretrained
 from rloom.rewards.background import BackgroundScorer
 from rloom.rollout.base import Sampling
-from rloom.runtime.group import LocalGroup
+from rloom.runtime.group import Group, LocalGroup
+from rloom.runtime.placement import Layout
+from rloom.trainer.assemble.crew import Crew, open_crew
 from rloom.trainer.assemble.inputs import check_reward, held_out_prompts, policy_source, train_prompts
-from rloom.trainer.assemble.learners import critic_learner, policy_learner
-from rloom.trainer.assemble.models import (
-    pick_device,
-    policy_engine,
-    policy_network,
-    reference_engine,
-    reference_scorer,
-    rollout_engine,
-)
+from rloom.trainer.assemble.learners import critic_learner, policy_learner, reference_scorer
+from rloom.trainer.assemble.models import pick_device, policy_engine, policy_network, rollout_engine
+from rloom.trainer.assemble.worker import ModelFiles
 from rloom.trainer.evaluate import Evaluator
 from rloom.trainer.loop import Overlong, Roles, Settings
 from rloom.trainer.sampling import DynamicSampling, Sampler
@@ -58,8 +50,7 @@ class Parts:
     roles: Roles
     stream: PromptStream
     kl: KlControl
-    network: PolicyNetwork
-    tokenizer: PreTrainedTokenizerBase
+    files: Group
 
     def write_checkpoint(self, folder: Path) -> None:
         contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.save_contents)
@@ -67,9 +58,9 @@ class Parts:
         if self.roles.critic is not None:
             self.roles.critic.save(folder, contents)
         (folder / CONFIG_FILE).write_text(config_text(self.config))
-        save_description(self.network, self.tokenizer, folder / "actor")
+        self.files.each("describe", [(folder / "actor",)])
         if "hf_model" in contents:
-            save_pretrained(self.network, self.tokenizer, folder / "actor" / "huggingface")
+            self.files.each("write_pretrained", [(folder / "actor" / "huggingface",)])
 
     def load_checkpoint(self, folder: Path) -> None:
         contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.load_contents)
@@ -79,11 +70,11 @@ class Parts:
 
 
 @contextmanager
-def open_parts(config: Config) -> Iterator[Parts]:
+def open_parts(config: Config, layout: Layout, logs: Path | None = None) -> Iterator[Parts]:
     """Build everything in the order in which it can fail cheaply: keys, prompts, reward, models."""
     check_config(config)
-    device = pick_device(config)
-    torch.manual_seed(config.data.seed)
+    if not config.uses_ray:
+        pick_device(config)  # a GPU that is not there is best said at once
     tokenizer = load_tokenizer(policy_source(config))
     prompts, held_out = train_prompts(config, tokenizer), held_out_prompts(config, tokenizer)
     stream = PromptStream(
@@ -94,27 +85,21 @@ def open_parts(config: Config) -> Iterator[Parts]:
             "data.val_files is not set, and trainer.test_freq or trainer.val_only asks for validation: name a file"
         )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
-    with closing(BackgroundScorer(check_reward(config, [*prompts, *held_out]))) as scorer:
-        network = policy_network(config)
-        frozen = reference_engine(config)
-        engine = policy_engine(config, network, reference=frozen)
-        sampler = answer_sampler(config, network, engine, tokenizer, scorer)
+    with (
+        closing(BackgroundScorer(check_reward(config, [*prompts, *held_out]))) as scorer,
+        open_crew(config, layout, logs) as crew,
+    ):
+        size = crew.parameters
+        sampler = answer_sampler(config, crew.rollout, crew.publishers, tokenizer, scorer)
         roles = Roles(
-            policy=policy_learner(config, engine, total),
+            policy=policy_learner(config, crew.policy, size["actor"], total),
             sampler=sampler,
-            critic=critic_learner(config, total) if needs_critic(config) else None,
-            reference=reference_scorer(config, engine, frozen),
-            evaluator=evaluator(config, sampler, network, tokenizer, held_out) if held_out else None,
+            critic=None if crew.critic is None else critic_learner(config, crew.critic, size["critic"], total),
+            reference=reference_scorer(config, crew.policy, crew.reference),
+            evaluator=evaluator(config, sampler, crew.stop_ids, held_out) if held_out else None,
+            workers=crew.everyone,
         )
-        yield Parts(
-            config,
-            settings(config, total, device, network, tokenizer),
-            roles,
-            stream,
-            kl_control(config),
-            network,
-            tokenizer,
-        )
+        yield Parts(config, settings(config, total, crew), roles, stream, kl_control(config), crew.files)
 
 
 @contextmanager
@@ -129,57 +114,34 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
         network = policy_network(config)
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
-        sampler = answer_sampler(config, network, engine, tokenizer, scorer)
-        yield evaluator(config, sampler, network, tokenizer, held_out)
-
-
-def needs_critic(config: Config) -> bool:
-    return resolve_algorithm(config.algorithm.adv_estimator).needs_critic
+        assert isinstance(engine, LocalEngine)  # one process
+        group = LocalGroup([rollout_engine(config, network, engine, tokenizer)])
+        sampler = answer_sampler(config, group, group, tokenizer, scorer)
+        yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
 
 
 def answer_sampler(
-    config: Config,
-    network: PolicyNetwork,
-    engine: LocalEngine,
-    tokenizer: PreTrainedTokenizerBase,
-    scorer: BackgroundScorer,
+    config: Config, rollout: Group, publishers: Group, tokenizer: PreTrainedTokenizerBase, scorer: BackgroundScorer
 ) -> Sampler:
     def decode(tokens: list[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
-    group = LocalGroup([rollout_engine(config, network, engine, tokenizer)])
-    return Sampler(group, scorer, decode, config.data.seed)
+    return Sampler(rollout, publishers, scorer, decode, config.data.seed)
 
 
-def stop_ids(network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    return stop_token_ids(tokenizer, network.decoder.base.generation_config.eos_token_id)
-
-
-def evaluator(
-    config: Config,
-    sampler: Sampler,
-    network: PolicyNetwork,
-    tokenizer: PreTrainedTokenizerBase,
-    held_out: list[Prompt],
-) -> Evaluator:
+def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: list[Prompt]) -> Evaluator:
     val = config.actor_rollout_ref.rollout.val_kwargs
     sampling = Sampling(
         max_new_tokens=config.data.max_response_length,
         temperature=val.temperature if val.do_sample else 0.0,
         top_p=val.top_p,
         top_k=val.top_k,
-        stop_ids=stop_ids(network, tokenizer),
+        stop_ids=stop_ids,
     )
     return Evaluator(held_out, sampler, sampling, val.n, config.data.val_batch_size)
 
 
-def settings(
-    config: Config,
-    total_steps: int,
-    device: torch.device,
-    network: PolicyNetwork,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Settings:
+def settings(config: Config, total_steps: int, crew: Crew) -> Settings:
     rollout, trainer, algorithm = config.actor_rollout_ref.rollout, config.trainer, config.algorithm
     return Settings(
         algorithm=resolve_algorithm(algorithm.adv_estimator),
@@ -189,7 +151,7 @@ def settings(
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
-            stop_ids=stop_ids(network, tokenizer),
+            stop_ids=crew.stop_ids,
             ignore_eos=rollout.ignore_eos,
         ),
         answers_per_prompt=rollout.n,
@@ -208,7 +170,8 @@ def settings(
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
-        device=device,
+        device=crew.device,
+        peak_flops=crew.peak_flops,
     )
 
 

@@ -1,0 +1,119 @@
+"""Machines that form a cluster for one run: the first starts Ray's head, the others join it and leave with it."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rloom.errors import ConfigError, WorkerError
+
+NODE = "rloom_node_"  # the resource that marks a machine of the run, with its number
+LOOKS_APART_S = 1.0
+GONE_AFTER = 3  # looks in a row that do not find the head
+LEAVING_S = 20.0
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def reachable(address: str, timeout_s: float = 2.0) -> bool:
+    host, port = address.rsplit(":", 1)
+    try:
+        with socket.create_connection((host, int(port)), timeout=timeout_s):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def head_node(address: str, *, cpus: int, gpus: int) -> Iterator[None]:
+    """Ray's head on this machine, for as long as it lasts."""
+    host, port = address.rsplit(":", 1)
+    if reachable(address):
+        raise ConfigError(
+            f"trainer.master_port={port}: something listens on {address} already; end it, or choose another port "
+            "on every machine"
+        )
+    with ray_process(["--head", f"--node-ip-address={host}", f"--port={port}"], 0, cpus, gpus) as process:
+        wait_until(lambda: reachable(address) or fail_if_ended(process), 60, f"Ray's head at {address} does not answer")
+        yield
+
+
+def lend_this_machine(
+    address: str, node: int, *, cpus: int, gpus: int, timeout_s: float, say: Callable[[str], None]
+) -> None:
+    """Join the head and stay until it is gone."""
+    say(f"Machine {node} joins the run at {address}")
+    waited = wait_until(lambda: reachable(address), timeout_s, f"nobody answers at {address} after {timeout_s:.0f} s")
+    if waited > LOOKS_APART_S:
+        say(f"Machine 0 answers after {waited:.0f} s")
+    with ray_process([f"--address={address}"], node, cpus, gpus) as process:
+        missing = 0
+        while missing < GONE_AFTER:
+            time.sleep(LOOKS_APART_S)
+            fail_if_ended(process, unless=lambda: not reachable(address))
+            missing = 0 if reachable(address) else missing + 1
+    say(f"The run at {address} has ended; machine {node} leaves")
+
+
+@contextmanager
+def ray_process(how: list[str], node: int, cpus: int, gpus: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """`ray start` in the foreground of a child: what it started ends with it."""
+    command = [
+        ray_command(), "start", *how, "--block", "--disable-usage-stats", f"--num-cpus={cpus}", f"--num-gpus={gpus}",
+        f"--resources={json.dumps({f'{NODE}{node}': 1})}",
+    ]  # fmt: skip
+    if "--head" in how:
+        command.append("--include-dashboard=false")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ.copy())
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(LEAVING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def ray_command() -> str:
+    beside = Path(sys.executable).with_name("ray")  # of the environment that runs us, activated or not
+    found = str(beside) if beside.is_file() else shutil.which("ray")
+    if found is None:
+        raise ConfigError(no_ray("trainer.nnodes"))
+    return found
+
+
+def no_ray(key: str) -> str:
+    return f"{key}: more than one worker needs Ray, which is not installed; pip install 'rloom[ray]'"
+
+
+def fail_if_ended(process: "subprocess.Popen[bytes]", unless: Callable[[], bool] = lambda: False) -> bool:
+    if process.poll() is None or unless():
+        return False
+    said = process.stderr.read().decode(errors="replace").strip() if process.stderr is not None else ""
+    raise WorkerError(f"`ray start` ended with {process.returncode}: {said[-2000:] or 'it said nothing'}")
+
+
+def wait_until(done: Callable[[], bool], timeout_s: float, otherwise: str) -> float:
+    """Seconds it took."""
+    started = time.monotonic()
+    while not done():
+        if time.monotonic() - started > timeout_s:
+            raise WorkerError(otherwise)
+        time.sleep(0.2)
+    return time.monotonic() - started

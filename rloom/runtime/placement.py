@@ -1,0 +1,83 @@
+"""Which roles live together, and on which node each worker sits. Arithmetic only: nothing is started here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rloom.errors import ConfigError
+
+ACTOR, CRITIC, REFERENCE, ROLLOUT = "actor", "critic", "ref", "rollout"
+ROLES = (ACTOR, CRITIC, REFERENCE, ROLLOUT)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Workers that all hold the same roles."""
+
+    roles: tuple[str, ...]
+    first: int  # number of its first worker among all of the run
+    size: int
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.roles)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One worker's place in its pool."""
+
+    pool: Pool
+    rank: int  # within the pool
+
+    @property
+    def number(self) -> int:
+        return self.pool.first + self.rank
+
+    @property
+    def alone(self) -> bool:
+        return self.pool.size == 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    nodes: int
+    per_node: int  # workers a node
+    pools: Sequence[Pool]
+
+    @property
+    def workers(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def colocated(self) -> bool:
+        return len(self.pools) == 1
+
+    def seats(self) -> list[Seat]:
+        return [Seat(pool, rank) for pool in self.pools for rank in range(pool.size)]
+
+    def node_of(self, seat: Seat) -> int:
+        return seat.number // self.per_node
+
+    def pool_of(self, role: str) -> Pool:
+        return next(pool for pool in self.pools if role in pool.roles)
+
+
+def lay_out(nodes: int, per_node: int, own: Mapping[str, int]) -> Layout:
+    """`own`: roles with workers of their own, and how many. The others share what is left, with the actor."""
+    workers = nodes * per_node
+    apart = {role: size for role, size in own.items() if role != ACTOR}
+    left = workers - sum(apart.values())
+    shared = tuple(role for role in ROLES if role not in apart)
+    wanted = own.get(ACTOR, left)
+    if left < 1 or wanted != left:
+        asked = ", ".join(f"{role} {size}" for role, size in own.items())
+        raise ConfigError(
+            f"trainer.pools ({asked}): trainer.nnodes × trainer.n_gpus_per_node = {nodes} × {per_node} = {workers} "
+            f"workers, of which {left} are left for the actor"
+            + (f", not {wanted}" if ACTOR in own else "")
+            + "; change the pools or the number of workers until they add up"
+        )
+    pools = [Pool(shared, 0, left)]
+    for role, size in apart.items():
+        pools.append(Pool((role,), pools[-1].first + pools[-1].size, size))
+    return Layout(nodes, per_node, pools)

@@ -1,0 +1,242 @@
+"""Ray: the only file that knows it. Hosts are Ray's actors; each holds one object of ours, and a group calls them."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rloom.errors import ConfigError, RloomError, WorkerError
+from rloom.runtime.nodes import NODE, free_port
+from rloom.runtime.vitals import Machine, Vitals
+
+ITEMS_EVERY_S = 0.1  # a stream's items travel together: each journey costs about a millisecond
+LAST_LINES = 15  # of a dead worker's log
+DEATH_NEWS_S = 5.0  # a worker that complains of a lost peer may be heard before the news of that death
+
+
+class Host:
+    """The actor: an object, and its ears. What it prints goes to a file and, through Ray, to the console."""
+
+    def __init__(self, name: str, log_file: str | None, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.name = name
+        if log_file is not None:
+            copy_output_to(Path(log_file))
+        self.health = Vitals(name)
+        self.object = make(*arguments)
+
+    def __repr__(self) -> str:  # Ray puts it before each line
+        return self.name
+
+    def address(self) -> str:
+        return f"{ray.util.get_node_ip_address()}:{free_port()}"
+
+    def machine(self) -> Machine:
+        return Machine.here(ray.util.get_node_ip_address())
+
+    def vitals(self) -> dict[str, float]:
+        return self.health.metrics()
+
+    def build(self, *arguments: Any) -> Any:
+        return self.object.build(*arguments)
+
+    def call(self, role: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self.object.roles[role], method)(*arguments)
+
+    def stream(self, role: str, method: str, arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
+        items: list[Any] = []
+        sent = time.monotonic()
+        for item in getattr(self.object.roles[role], method)(*arguments):
+            items.append(item)
+            if time.monotonic() - sent > ITEMS_EVERY_S:
+                yield items
+                items, sent = [], time.monotonic()
+        yield items
+
+
+def copy_output_to(file: Path) -> None:
+    """Everything this process prints, native code included. `tee` outlives a process that is killed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    tee = subprocess.Popen(["tee", "-a", str(file)], stdin=subprocess.PIPE, start_new_session=True)
+    assert tee.stdin is not None
+    for stream in (1, 2):
+        os.dup2(tee.stdin.fileno(), stream)
+
+
+@dataclass(frozen=True)
+class Member:
+    name: str
+    host: Any  # handle of a Host
+    log_file: Path | None
+
+
+class RayGroup:
+    """Hosts that are asked together. The first that dies ends the asking, and is named."""
+
+    def __init__(self, members: Sequence[Member], role: str | None) -> None:
+        self.members, self.role = members, role
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def each(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> list[Any]:
+        asked = zip(self.members, args_per_worker, strict=True)
+        if self.role is None:  # the hosts themselves
+            return self.gather([getattr(member.host, method).remote(*args) for member, args in asked])
+        return self.gather([member.host.call.remote(self.role, method, args) for member, args in asked])
+
+    def gather(self, answers: Sequence[Any]) -> list[Any]:
+        member_of = dict(zip(answers, self.members, strict=True))
+        found: dict[Any, Any] = {}
+        while len(found) < len(answers):
+            ready, _ = ray.wait([answer for answer in answers if answer not in found], num_returns=1)
+            for answer in ready:
+                found[answer] = self.result(answer, member_of)
+        return [found[answer] for answer in answers]
+
+    def stream(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        streams: list[Any] = [
+            member.host.stream.options(num_returns="streaming").remote(self.role, method, args)
+            for member, args in zip(self.members, args_per_worker, strict=True)
+        ]
+        member_of = dict(zip(streams, self.members, strict=True))
+        number_of = {stream: number for number, stream in enumerate(streams)}
+        while streams:
+            ready: list[Any] = ray.wait(streams, num_returns=1)[0]
+            for stream in ready:
+                try:
+                    items = self.result(next(stream), {**member_of, None: member_of[stream]})
+                except StopIteration:
+                    streams.remove(stream)
+                    continue
+                for item in items:
+                    yield number_of[stream], item
+
+    def result(self, answer: Any, member_of: Mapping[Any, Member]) -> Any:
+        member = member_of.get(answer) or member_of[None]
+        try:
+            return ray.get(answer)
+        except RayActorError as error:
+            raise lost(member, error) from error
+        except RayTaskError as error:
+            self.blame_the_dead(error)
+            cause = error.cause
+            if isinstance(cause, RloomError):
+                raise type(cause)(f"{member.name}: {cause}") from error
+            raise WorkerError(
+                f"{member.name} failed: {type(cause).__name__}: {cause}{last_words(member.log_file)}"
+            ) from error
+        except RayError as error:  # an object lost with its node, a cluster that is gone
+            raise WorkerError(f"{member.name} cannot be reached: {error}", lost=True) from error
+
+    def blame_the_dead(self, error: RayTaskError) -> None:
+        """A rank whose peer died complains of a closed connection: name the one that died, not the one that lived."""
+        if isinstance(error.cause, RloomError):
+            return
+        questions = {member.host.vitals.remote(): member for member in self.members}
+        answered, _ = ray.wait(list(questions), num_returns=len(questions), timeout=DEATH_NEWS_S)
+        for question in answered:
+            try:
+                ray.get(question)
+            except RayActorError as death:
+                raise lost(questions[question], death) from death
+            except RayError:
+                continue
+
+
+def lost(member: Member, error: Exception) -> WorkerError:
+    reason = next((line for line in str(error).splitlines() if "reason" in line.lower() or "exit" in line.lower()), "")
+    return WorkerError(f"{member.name} died. {reason.strip()}{last_words(member.log_file)}".strip(), lost=True)
+
+
+def last_words(log_file: Path | None) -> str:
+    if log_file is None or not log_file.is_file():
+        return ""
+    lines = log_file.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    return "\n".join([f"\nIts last lines ({log_file}):", *(f"  {line}" for line in lines)]) if lines else ""
+
+
+@contextmanager
+def connect(arguments: Mapping[str, Any], *, cpus: int) -> Iterator[None]:
+    """A cluster that is there (an address among the arguments, or RAY_ADDRESS), or one of this machine alone."""
+    if ray.is_initialized():
+        raise WorkerError("this process is connected to Ray already; one run at a time")
+    own = "address" not in arguments and not os.environ.get("RAY_ADDRESS")
+    alone = {"num_cpus": cpus, "include_dashboard": False} if own else {}
+    try:
+        ray.init(**{"log_to_driver": True, "configure_logging": False, **alone, **arguments})
+    except (ConnectionError, ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(
+            f"ray_kwargs.ray_init={dict(arguments)}, RAY_ADDRESS={os.environ.get('RAY_ADDRESS', '')}: "
+            f"Ray cannot be reached: {str(error).strip().splitlines()[0]}"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def machines() -> list[Mapping[str, float]]:
+    """What each living machine of the cluster has, by resource."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def here(per_node: Mapping[str, float]) -> int:
+    """Machines that could carry a node's share."""
+    return sum(all(machine.get(name, 0) >= amount for name, amount in per_node.items()) for machine in machines())
+
+
+def missing_numbers(nodes: int) -> list[int]:
+    """Which of the machines of a run that starts its own cluster have not joined."""
+    present = {name for machine in machines() for name in machine}
+    return [number for number in range(nodes) if f"{NODE}{number}" not in present]
+
+
+@contextmanager
+def reserve(nodes: int, per_node: Mapping[str, float], timeout_s: float) -> Iterator[PlacementGroup]:
+    """A share on each of so many machines, all at once or not at all."""
+    strategy = "STRICT_SPREAD" if nodes > 1 else "PACK"
+    share = placement_group([dict(per_node)] * nodes, strategy=strategy)
+    try:
+        if not share.wait(timeout_s):
+            raise WorkerError(
+                f"trainer.nnodes={nodes} machines with {dict(per_node)} each are not free after "
+                f"trainer.start_timeout_s={timeout_s:.0f}: the cluster has {[dict(one) for one in machines()]}, "
+                f"free now is {dict(ray.available_resources())}; another job may hold them"
+            )
+        yield share
+    finally:
+        remove_placement_group(share)
+
+
+def start_host(
+    share: PlacementGroup,
+    node: int,
+    needs: Mapping[str, float],
+    member: tuple[str, Path | None],
+    make: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> Member:
+    name, log_file = member
+    options = {
+        "num_cpus": needs.get("CPU", 0),
+        "num_gpus": needs.get("GPU", 0),
+        "max_restarts": 0,  # a rank cannot come back alone: the run begins again from its last checkpoint
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(share, placement_group_bundle_index=node),
+    }
+    host = ray.remote(Host).options(**options).remote(name, str(log_file) if log_file else None, make, arguments)
+    return Member(name, host, log_file)
+
+
+def end_hosts(members: Sequence[Member]) -> None:
+    for member in members:
+        ray.kill(member.host, no_restart=True)

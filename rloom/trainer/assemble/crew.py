@@ -1,0 +1,75 @@
+"""Who does the work of a run: this process, or Ray workers. Nobody above can tell which."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rloom.config.schema import Config
+from rloom.observe.metrics import device_peak_flops
+from rloom.runtime.group import Group, LocalGroup
+from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Layout, lay_out
+from rloom.trainer.assemble.models import has_reference_model, needs_critic
+from rloom.trainer.assemble.worker import FILES, PUBLISH, Meeting, Worker
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The groups of workers behind each role."""
+
+    policy: Group
+    rollout: Group
+    publishers: Group  # all that take part when weights go from policy to rollout
+    files: Group  # one worker, which has the policy whole
+    critic: Group | None
+    reference: Group | None
+    everyone: Group | None  # to ask how they are; None: they are this process
+    parameters: Mapping[str, int]  # of the models, by role
+    device: torch.device  # of the loop itself
+    peak_flops: float | None  # of all devices together, where it is known
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        found: tuple[int, ...] = self.files.each("stop_ids", [()])[0]
+        return found
+
+
+@contextmanager
+def open_crew(config: Config, layout: Layout, logs: Path | None) -> Iterator[Crew]:
+    """`logs`: the folder in which workers beyond this process leave what they say."""
+    if not config.uses_ray:
+        yield in_this_process(config, layout)
+        return
+    from rloom.trainer.assemble.ray_crew import ray_workers  # Ray is an extra
+
+    with ray_workers(config, layout, logs) as crew:
+        yield crew
+
+
+def layout_of(config: Config) -> Layout:
+    trainer = config.trainer
+    return lay_out(trainer.nnodes, trainer.n_gpus_per_node, trainer.pools.own)
+
+
+def in_this_process(config: Config, layout: Layout) -> Crew:
+    [seat] = layout.seats()
+    worker = Worker(config, layout, seat)
+    parameters = worker.build(Meeting())
+
+    def group(role: str) -> Group:
+        return LocalGroup([worker.roles[role]])
+
+    return Crew(
+        policy=group(ACTOR),
+        rollout=group(ROLLOUT),
+        publishers=group(PUBLISH),
+        files=group(FILES),
+        critic=group(CRITIC) if needs_critic(config) else None,
+        reference=group(REFERENCE) if has_reference_model(config) else None,
+        everyone=None,
+        parameters=parameters,
+        device=worker.device,
+        peak_flops=device_peak_flops(worker.device),
+    )

@@ -1,0 +1,175 @@
+"""A crew of Ray workers: machines found, workers seated and looked at, models built, each step with a time limit."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from rloom.config.schema import Config
+from rloom.errors import ConfigError, WorkerError
+from rloom.observe.metrics import peak_flops_by_name
+from rloom.runtime.nodes import head_node, no_ray, wait_until
+from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Layout, Pool, lay_out
+from rloom.runtime.vitals import Machine
+from rloom.trainer.assemble.crew import Crew
+from rloom.trainer.assemble.models import has_reference_model, needs_critic
+from rloom.trainer.assemble.worker import FILES, PUBLISH, Meeting, Worker
+
+try:
+    from rloom.runtime import ray as cluster
+except ImportError as error:
+    raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node")) from error
+
+log = logging.getLogger(__name__)
+RETURN_S = 60.0  # how long a machine that is lost may take to come back
+CROWDED = 0.5  # a GPU of which less is free is somebody else's, too
+
+
+@contextmanager
+def open_cluster(config: Config) -> Iterator[None]:
+    """The machines of a run, for all its attempts: this one, those that join it, or a cluster that is there."""
+    trainer, arguments = config.trainer, dict(config.ray_kwargs.ray_init)
+    cpus = max(os.cpu_count() or 1, trainer.n_gpus_per_node)
+    with ExitStack() as stack:
+        joins = "address" in arguments or os.environ.get("RAY_ADDRESS")
+        if trainer.nnodes > 1 and not joins:
+            assert trainer.master_addr is not None  # checked with the configuration
+            address = f"{trainer.master_addr}:{trainer.master_port}"
+            stack.enter_context(head_node(address, cpus=cpus, gpus=torch.cuda.device_count()))
+            arguments["address"] = address
+        stack.enter_context(cluster.connect(arguments, cpus=cpus))
+        if trainer.nnodes > 1 and not joins:
+            await_machines(config)
+        yield
+
+
+def await_machines(config: Config) -> None:
+    trainer, patience = config.trainer, config.trainer.start_timeout_s
+    missing = cluster.missing_numbers(trainer.nnodes)
+    if missing:
+        log.info(f"Waiting up to {patience:.0f} s for machines {missing} of {trainer.nnodes}")
+    try:
+        wait_until(lambda: not cluster.missing_numbers(trainer.nnodes), patience, "")
+    except WorkerError:
+        missing = cluster.missing_numbers(trainer.nnodes)
+        raise WorkerError(
+            f"trainer.nnodes={trainer.nnodes}: after trainer.start_timeout_s={patience:.0f} these machines have not "
+            f"come: {', '.join(f'trainer.node_rank={number}' for number in missing)}. Run the same command there with "
+            f"that key and trainer.master_addr={trainer.master_addr} trainer.master_port={trainer.master_port}"
+        ) from None
+
+
+def needs_of_a_worker(config: Config) -> dict[str, float]:
+    """On a CPU, less than a core where there are more workers than cores: nobody would come otherwise."""
+    if config.trainer.device == "cuda" or (config.trainer.device == "auto" and any_gpu()):
+        return {"CPU": 1, "GPU": 1}
+    return {"CPU": 1}
+
+
+def any_gpu() -> bool:
+    return any(machine.get("GPU", 0) >= 1 for machine in cluster.machines())
+
+
+def check_machines(config: Config, layout: Layout) -> None:
+    share = node_share(config, layout)
+    able = cluster.here(share)
+    if able < layout.nodes:
+        found = "; ".join(describe_resources(machine) for machine in cluster.machines()) or "none"
+        raise WorkerError(
+            f"trainer.nnodes={layout.nodes} trainer.n_gpus_per_node={layout.per_node}: {layout.nodes} machines with "
+            f"{describe_resources(share)} each are needed, {able} of these are here. The cluster has: {found}"
+        )
+
+
+def smaller_where_it_must_be(config: Config, layout: Layout) -> Layout:
+    """After a loss: the same layout once the machines are back, or one of those that are left."""
+    share, patience = node_share(config, layout), min(config.trainer.start_timeout_s, RETURN_S)
+    try:
+        wait_until(lambda: cluster.here(share) >= layout.nodes, patience, "")
+    except WorkerError:
+        left = cluster.here(share)
+        if left < 1 or not layout.colocated:
+            raise WorkerError(
+                f"{left} of {layout.nodes} machines are left, and none came back within {patience:.0f} s; "
+                "the same command goes on from the last checkpoint when they are there again"
+            ) from None
+        print(f"{left} of {layout.nodes} machines are left: going on with {left * layout.per_node} workers", flush=True)
+        return lay_out(left, layout.per_node, {})
+    return layout
+
+
+def node_share(config: Config, layout: Layout) -> dict[str, float]:
+    return {name: amount * layout.per_node for name, amount in needs_of_a_worker(config).items()}
+
+
+def describe_resources(resources: Mapping[str, float]) -> str:
+    return (
+        " and ".join(f"{amount:g} {name}" for name, amount in resources.items() if name in ("CPU", "GPU")) or "nothing"
+    )
+
+
+@contextmanager
+def ray_workers(config: Config, layout: Layout, logs: Path | None) -> Iterator[Crew]:
+    check_machines(config, layout)
+    needs = needs_of_a_worker(config)
+    with cluster.reserve(layout.nodes, node_share(config, layout), config.trainer.start_timeout_s) as share:
+        members: list[cluster.Member] = []
+        try:
+            for seat in layout.seats():
+                name = f"worker {seat.number}"
+                file = None if logs is None else logs.absolute() / f"worker_{seat.number}.log"
+                place = layout.node_of(seat)
+                members.append(cluster.start_host(share, place, needs, (name, file), Worker, (config, layout, seat)))
+            yield build(config, layout, members)
+        finally:
+            cluster.end_hosts(members)
+
+
+def build(config: Config, layout: Layout, members: Sequence[cluster.Member]) -> Crew:
+    everyone = cluster.RayGroup(members, role=None)
+    inspect(everyone.each("machine", [()] * len(members)), members, config)
+    addresses = everyone.each("address", [()] * len(members))
+    meeting = Meeting({pool.name: addresses[pool.first] for pool in layout.pools})
+    meeting[PUBLISH] = cluster.RayGroup(members[:1], role=None).each("address", [()])[0]
+    parameters: dict[str, int] = {}
+    for found in everyone.each("build", [(meeting,)] * len(members)):
+        parameters |= found
+
+    def group(role: str, pool: Pool) -> cluster.RayGroup:
+        return cluster.RayGroup(members[pool.first : pool.first + pool.size], role)
+
+    actor, rollout = layout.pool_of(ACTOR), layout.pool_of(ROLLOUT)
+    taking_part = [members[seat.number] for seat in layout.seats() if seat.pool in (actor, rollout)]
+    gpus = [machine.gpu for machine in everyone.each("machine", [()] * len(members)) if machine.gpu]
+    peaks = [peak for gpu in gpus if (peak := peak_flops_by_name(gpu)) is not None]
+    return Crew(
+        policy=group(ACTOR, actor),
+        rollout=group(ROLLOUT, rollout),
+        publishers=cluster.RayGroup(taking_part, PUBLISH),
+        files=cluster.RayGroup(members[rollout.first : rollout.first + 1], FILES),
+        critic=group(CRITIC, layout.pool_of(CRITIC)) if needs_critic(config) else None,
+        reference=group(REFERENCE, layout.pool_of(REFERENCE)) if has_reference_model(config) else None,
+        everyone=everyone,
+        parameters=parameters,
+        device=torch.device("cpu"),
+        peak_flops=sum(peaks) if peaks and len(peaks) == len(members) else None,
+    )
+
+
+def inspect(machines: Sequence[Machine], members: Sequence[cluster.Member], config: Config) -> None:
+    """What the workers found where they sit, before anything large is loaded."""
+    for member, machine in zip(members, machines, strict=True):
+        gpu = f", {machine.gpu} with {machine.gpu_free_gib:.0f} GiB free" if machine.gpu else ""
+        log.info(
+            f"{member.name}: process {machine.process} on {machine.node}, {machine.memory_gib:.0f} GiB of memory free{gpu}"
+        )
+        if machine.gpu and machine.gpu_free_gib < CROWDED * machine.gpu_total_gib:
+            log.warning(
+                f"{member.name}: only {machine.gpu_free_gib:.0f} of {machine.gpu_total_gib:.0f} GiB of its GPU are "
+                "free; is another process on it?"
+            )
+        if machine.gpu is None and config.trainer.device == "cuda":
+            raise WorkerError(f"trainer.device=cuda: {member.name} on {machine.node} sees no GPU")

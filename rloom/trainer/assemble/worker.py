@@ -1,0 +1,128 @@
+"""One worker: the roles of its seat, built from the configuration. One process is one; with Ray there are many.
+
+Roles by name: actor, critic, ref (engines), rollout, publish (weights from actor to rollout), files (the policy as a
+Hugging Face folder).
+"""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rloom.config.schema import Config
+from rloom.data.chat import stop_token_ids
+from rloom.engines.mesh import Broadcast, join
+from rloom.engines.publish import Publication
+from rloom.models.load import load_tokenizer
+from rloom.models.network import PolicyNetwork
+from rloom.models.save import save_description, save_pretrained
+from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Layout, Seat
+from rloom.trainer.assemble.inputs import policy_source
+from rloom.trainer.assemble.models import (
+    AnyEngine,
+    critic_engine,
+    has_reference_model,
+    needs_critic,
+    pick_device,
+    placement,
+    policy_engine,
+    policy_network,
+    reference_engine,
+    rollout_engine,
+)
+
+PUBLISH, FILES = "publish", "files"
+
+
+class Meeting(dict[str, str]):
+    """host:port by what meets there: the name of a pool, or `publish`."""
+
+
+class Worker:
+    def __init__(self, config: Config, layout: Layout, seat: Seat) -> None:
+        self.config, self.layout, self.seat = config, layout, seat
+        self.device = pick_device(config)
+        self.roles: dict[str, Any] = {}
+
+    def build(self, meeting: Meeting) -> dict[str, int]:
+        """Load the models; ranks of one pool do it together. Parameters by role."""
+        pool, config = self.seat.pool, self.config
+        # every rank draws the same numbers for what is drawn (LoRA), in the order of one process
+        torch.manual_seed(config.data.seed)
+        learns = ACTOR in pool.roles or CRITIC in pool.roles or REFERENCE in pool.roles
+        tokenizer = load_tokenizer(policy_source(config))  # before anyone waits: is the model on this machine at all?
+        if pool.size > 1 and learns:
+            join(self.seat.rank, pool.size, address=meeting[pool.name], device=self.device)
+        network = policy_network(config) if ACTOR in pool.roles else None
+        if REFERENCE in pool.roles and has_reference_model(config):
+            self.roles[REFERENCE] = reference_engine(config, ranks=pool.size)
+        if network is not None:
+            frozen = self.roles.get(REFERENCE)
+            self.roles[ACTOR] = policy_engine(config, network, reference=frozen, ranks=pool.size)
+        if CRITIC in pool.roles and needs_critic(config):
+            self.roles[CRITIC] = critic_engine(config, ranks=pool.size)
+        if ROLLOUT in pool.roles:
+            self.add_rollout(network, tokenizer)
+        self.connect(meeting)
+        return {name: self.roles[name].size for name in (ACTOR, CRITIC) if name in self.roles}
+
+    def add_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
+        """On the actor's own weights where it has them whole; otherwise on a copy."""
+        if network is None or not self.seat.alone:
+            network = policy_network(self.config)
+            host: Any = OwnCopy(network, self.config, self.device)
+        else:
+            host = self.roles[ACTOR]
+        self.roles[ROLLOUT] = rollout_engine(self.config, network, host, tokenizer)
+        self.roles[FILES] = ModelFiles(network, tokenizer)
+
+    def connect(self, meeting: Meeting) -> None:
+        """Weights flow within each worker, or from the actor's first to every worker that generates."""
+        actor: AnyEngine | None = self.roles.get(ACTOR)
+        generates = ROLLOUT in self.seat.pool.roles
+        copy = self.roles[FILES].network.module if generates and (actor is None or not self.seat.alone) else None
+        source, rollout = self.layout.pool_of(ACTOR), self.layout.pool_of(ROLLOUT)
+        if actor is None and copy is None:
+            return
+        channel = None
+        if source is not rollout and (self.seat.rank == 0 or generates):
+            member = 1 + self.seat.rank if generates else 0
+            channel = Broadcast(member, 1 + rollout.size, address=meeting[PUBLISH], device=self.device)
+        if copy is None and source is rollout:
+            self.roles[PUBLISH] = self.roles[ROLLOUT]  # the weights are the actor's own
+        else:
+            self.roles[PUBLISH] = Publication(actor, copy, channel)
+
+
+class OwnCopy:
+    """What a rollout engine needs of a training engine, for a model that only generates."""
+
+    def __init__(self, network: PolicyNetwork, config: Config, device: torch.device) -> None:
+        actor = config.actor_rollout_ref.actor
+        network.module.requires_grad_(False)
+        network.cast(placement(config, actor.fsdp_config).dtype)
+        network.module.to(device)
+        if actor.use_torch_compile and device.type == "cuda":
+            network.compile()
+        self.device = device
+
+    def on_device(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+class ModelFiles:
+    """The policy as files: what it is, and with its weights."""
+
+    def __init__(self, network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.network, self.tokenizer = network, tokenizer
+
+    def stop_ids(self) -> tuple[int, ...]:
+        return stop_token_ids(self.tokenizer, self.network.decoder.base.generation_config.eos_token_id)
+
+    def describe(self, folder: Path) -> None:
+        save_description(self.network, self.tokenizer, folder)
+
+    def write_pretrained(self, folder: Path) -> None:
+        save_pretrained(self.network, self.tokenizer, folder)
