@@ -63,6 +63,10 @@ class Trainer(Section):
     device: Literal["auto", "cpu", "cuda"] = key("auto", "Where to compute. auto: a GPU if there is one.")
 
     @property
+    def head(self) -> str:
+        return f"{self.master_addr}:{self.master_port}"
+
+    @property
     def loggers(self) -> list[str]:
         return [self.logger] if isinstance(self.logger, str) else [*self.logger]
 

@@ -372,6 +372,11 @@ class Config(Section):
         return self.workers > 1 or self.joins_a_cluster
 
     @property
+    def starts_a_cluster(self) -> bool:
+        """Of several machines; one machine alone needs no meeting place."""
+        return self.trainer.nnodes > 1 and not self.joins_a_cluster
+
+    @property
     def joins_a_cluster(self) -> bool:
         return "address" in self.ray_kwargs.ray_init or bool(os.environ.get("RAY_ADDRESS"))
 

@@ -1,5 +1,6 @@
 """Machines that form a cluster for one run: the first starts Ray's head, the others join it and leave with it."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -36,6 +37,17 @@ def reachable(address: str, timeout_s: float = 2.0) -> bool:
         return False
 
 
+def agree_on_token(address: str) -> None:
+    """Machines of one cluster need one token, and each would make up its own. Before Ray is imported: it looks then.
+
+    This one keeps runs apart, not intruders out: on a network that others use, set RAY_AUTH_TOKEN to a secret.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token") == "token":
+        os.environ["RAY_AUTH_MODE"] = "token"
+        if not os.environ.get("RAY_AUTH_TOKEN_PATH"):
+            os.environ.setdefault("RAY_AUTH_TOKEN", hashlib.sha256(f"rloom {address}".encode()).hexdigest())
+
+
 @contextmanager
 def head_node(address: str, *, cpus: int, gpus: int) -> Iterator[None]:
     """Ray's head on this machine, for as long as it lasts."""
@@ -54,6 +66,7 @@ def lend_this_machine(
     address: str, node: int, *, cpus: int, gpus: int, timeout_s: float, say: Callable[[str], None]
 ) -> None:
     """Join the head and stay until it is gone."""
+    agree_on_token(address)
     say(f"Machine {node} joins the run at {address}")
     waited = wait_until(lambda: reachable(address), timeout_s, f"nobody answers at {address} after {timeout_s:.0f} s")
     if waited > LOOKS_APART_S:

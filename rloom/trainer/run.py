@@ -16,7 +16,7 @@ from rloom.observe.console import validation_accuracies
 from rloom.observe.curve import draw_learning_curve
 from rloom.observe.records import read_metrics
 from rloom.observe.runlog import RunLog
-from rloom.runtime.nodes import lend_this_machine
+from rloom.runtime.nodes import agree_on_token, lend_this_machine
 from rloom.runtime.placement import Layout
 from rloom.trainer.assemble.crew import layout_of
 from rloom.trainer.assemble.parts import Parts, check_config, config_text, open_parts
@@ -33,7 +33,7 @@ def run(config: Config) -> int:
     trainer = config.trainer
     if trainer.node_rank > 0:
         lend_this_machine(
-            f"{trainer.master_addr}:{trainer.master_port}",
+            trainer.head,
             trainer.node_rank,
             cpus=max(os.cpu_count() or 1, trainer.n_gpus_per_node),
             gpus=torch.cuda.device_count(),
@@ -93,6 +93,8 @@ def machines(config: Config) -> Iterator[None]:
     if not config.uses_ray:
         yield
         return
+    if config.starts_a_cluster:
+        agree_on_token(config.trainer.head)
     from rloom.trainer.assemble.ray_crew import open_cluster  # Ray is an extra
 
     with open_cluster(config):

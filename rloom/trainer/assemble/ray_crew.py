@@ -34,14 +34,11 @@ def open_cluster(config: Config) -> Iterator[None]:
     trainer, arguments = config.trainer, dict(config.ray_kwargs.ray_init)
     cpus = max(os.cpu_count() or 1, trainer.n_gpus_per_node)
     with ExitStack() as stack:
-        joins = "address" in arguments or os.environ.get("RAY_ADDRESS")
-        if trainer.nnodes > 1 and not joins:
-            assert trainer.master_addr is not None  # checked with the configuration
-            address = f"{trainer.master_addr}:{trainer.master_port}"
-            stack.enter_context(head_node(address, cpus=cpus, gpus=torch.cuda.device_count()))
-            arguments["address"] = address
+        if config.starts_a_cluster:
+            stack.enter_context(head_node(trainer.head, cpus=cpus, gpus=torch.cuda.device_count()))
+            arguments["address"] = trainer.head
         stack.enter_context(cluster.connect(arguments, cpus=cpus))
-        if trainer.nnodes > 1 and not joins:
+        if config.starts_a_cluster:
             await_machines(config)
         yield
 
@@ -164,7 +161,8 @@ def inspect(machines: Sequence[Machine], members: Sequence[cluster.Member], conf
     for member, machine in zip(members, machines, strict=True):
         gpu = f", {machine.gpu} with {machine.gpu_free_gib:.0f} GiB free" if machine.gpu else ""
         log.info(
-            f"{member.name}: process {machine.process} on {machine.node}, {machine.memory_gib:.0f} GiB of memory free{gpu}"
+            f"{member.name}: process {machine.process} on {machine.node}, "
+            f"{machine.memory_gib:.0f} GiB of memory free{gpu}"
         )
         if machine.gpu and machine.gpu_free_gib < CROWDED * machine.gpu_total_gib:
             log.warning(

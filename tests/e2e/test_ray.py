@@ -1,0 +1,160 @@
+"""Several workers, by a real Ray on this machine: the same numbers as one process, and runs that survive a death."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray looks when it is imported
+pytest.importorskip("ray")
+
+from rloom.runtime import ray as cluster
+from rloom.runtime.nodes import free_port, head_node
+from rloom.trainer.export import export
+from tests.e2e.runs import records, same, train
+
+pytestmark = pytest.mark.slow
+OWN = ("timing_s/", "perf/")  # what another number of workers may change
+LIMIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of one machine with more cores than it has, as far as Ray knows."""
+    where = f"127.0.0.1:{free_port()}"
+    with head_node(where, cpus=8, gpus=0):
+        yield where
+
+
+@pytest.fixture(autouse=True)
+def time_limit() -> Iterator[None]:
+    """A run that waits forever is a failure, not a reason to wait."""
+
+    def give_up(*_: Any) -> None:
+        raise TimeoutError(f"no end after {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def with_workers(address: str, tmp_path: Path) -> Callable[..., Path]:
+    def run(workers: int, steps: int, *overrides: str, name: str = "") -> Path:
+        directory = tmp_path / (name or f"workers_{workers}")
+        more = [f"trainer.n_gpus_per_node={workers}", f"ray_kwargs.ray_init.address={address}"]
+        train(directory, steps, *overrides, *(more if workers > 1 else []))
+        return directory
+
+    return run
+
+
+def numbers(directory: Path) -> list[dict[str, float]]:
+    return [{k: v for k, v in record.items() if not k.startswith(OWN)} for record in records(directory)]
+
+
+def whole(run: Path, folder: Path, step: int = 3) -> dict[str, torch.Tensor]:
+    return load_file(export(run / f"global_step_{step}", folder) / "model.safetensors")
+
+
+def assert_near(one: list[dict[str, float]], other: list[dict[str, float]]) -> None:
+    assert len(one) == len(other) > 0
+    for first, second in zip(one, other, strict=True):
+        assert first.keys() == second.keys()
+        for key in first:
+            assert first[key] == pytest.approx(second[key], rel=2e-3, abs=1e-5), key
+
+
+@pytest.mark.parametrize(
+    ("estimator", "workers"), [("gae", (2,)), ("rloo", (2,)), ("grpo", (2, 4))], ids=["gae", "rloo", "grpo"]
+)
+def test_any_number_of_workers_computes_the_same(
+    estimator: str, workers: tuple[int, ...], with_workers: Callable[..., Path], tmp_path: Path
+) -> None:
+    asked = (
+        f"algorithm.adv_estimator={estimator}",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "trainer.test_freq=3",  # greedy answers after training
+        f"trainer.validation_data_dir={tmp_path}/answers",
+        "trainer.save_freq=3",
+    )
+    alone = with_workers(1, 3, *asked)
+    answers, expected = (tmp_path / "answers" / "3.jsonl").read_text(), whole(alone, tmp_path / "hf")
+    for count in workers:
+        several = with_workers(count, 3, *asked)
+        assert_near(numbers(alone), numbers(several))
+        assert (tmp_path / "answers" / "3.jsonl").read_text() == answers
+        assert "perf/worker_1/resident_gb" in records(several)[0]
+        for name, tensor in whole(several, tmp_path / f"hf{count}").items():
+            torch.testing.assert_close(tensor, expected[name], atol=2e-5, rtol=0)
+
+
+def test_roles_apart_compute_the_same_as_together(with_workers: Callable[..., Path]) -> None:
+    asked = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=True")
+    alone = with_workers(1, 2, *asked)
+    apart = with_workers(4, 2, *asked, "trainer.pools.ref=1", "trainer.pools.rollout=1")
+    assert_near(numbers(alone), numbers(apart))
+
+
+class Deadly(cluster.RayGroup):
+    """A group whose last worker is killed at chosen calls: after the workers were asked, before all have answered."""
+
+    plan: ClassVar[dict[str, int]] = {}  # method -> at which of its calls in the whole run
+    calls: ClassVar[Counter[str]] = Counter()
+    processes: ClassVar[dict[str, int]] = {}
+    asked = ""
+
+    def strike(self, method: str) -> None:
+        self.calls[method] += 1
+        if self.plan.get(method) == self.calls[method]:
+            os.kill(self.processes[self.members[-1].name], signal.SIGKILL)
+
+    def each(self, method: str, args_per_worker: Any) -> list[Any]:
+        self.asked = method
+        found = super().each(method, args_per_worker)
+        if method == "machine":
+            self.processes.update({m.name: one.process for m, one in zip(self.members, found, strict=True)})
+        return found
+
+    def gather(self, answers: Any) -> list[Any]:
+        self.strike(self.asked)
+        return super().gather(answers)
+
+    def stream(self, method: str, args_per_worker: Any) -> Iterator[tuple[int, Any]]:
+        for number, item in enumerate(super().stream(method, args_per_worker)):
+            if number == 0:
+                self.strike(method)
+            yield item
+
+
+def test_a_worker_killed_in_generation_in_an_update_and_while_saving_costs_nothing(
+    with_workers: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    calm = with_workers(2, 4, "algorithm.adv_estimator=grpo", name="calm")
+    monkeypatch.setattr(cluster, "RayGroup", Deadly)
+    # step 2, once more step 2 and then step 3, and the checkpoint of step 4
+    Deadly.plan = {"generate": 2, "forward_backward": 6, "save": 4}
+    disturbed = with_workers(2, 4, "algorithm.adv_estimator=grpo", name="disturbed")
+    said = capfd.readouterr().out
+    assert said.count("worker 1 died") == 3 and "Restart 3 of 3" in said
+    assert "Its last lines" in said
+    assert numbers(disturbed) == numbers(calm)
+    assert same(whole(disturbed, disturbed / "hf", 4), whole(calm, calm / "hf", 4))
+
+
+def test_a_run_does_not_begin_again_more_often_than_it_may(
+    with_workers: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "RayGroup", Deadly)
+    Deadly.plan, Deadly.calls = {"optim_step": 1}, Counter()
+    with pytest.raises(AssertionError):  # exit status 2
+        with_workers(2, 2, "algorithm.adv_estimator=grpo", "trainer.max_restarts=0")
+    assert "trainer.max_restarts=0: the run does not begin again" in capfd.readouterr().err
