@@ -8,13 +8,14 @@ from pathlib import Path
 
 from rloom import __version__
 from rloom.config.load import load_config
-from rloom.console import run_safely
+from rloom.console import run_safely, split_hydra_flags
 from rloom.trainer import main_ppo
 
 USAGE = """rloom COMMAND
 
   train [key=value ...]        train a policy; without keys, the embedded model on the embedded data
   kit [flags] [key=value ...]  the same with train.sh's flags: --model --epochs --lr --batch_size --kl_coef --n_gpus
+  plan [key=value ...]         what a configuration will do, without starting it: batches, placement, memory, time
   eval CKPT [key=value ...]    answer the held-out prompts with a checkpoint and print how well
   export CKPT DIR              write a checkpoint's policy as a Hugging Face folder
   config [key]                 the whole documented configuration, or what one key means
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = {
         "train": main_ppo.main,
         "kit": train_with_kit_flags,
+        "plan": plan,
         "eval": evaluate,
         "export": export,
         "config": show_config,
@@ -50,6 +52,28 @@ def train_with_kit_flags(arguments: Sequence[str]) -> int:
     from rloom.config.dialects.kit import translate
 
     return run_safely(lambda: main_ppo.train(load_config(translate(arguments, os.environ))))
+
+
+def plan(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "rloom plan",
+        usage="%(prog)s [key=value ...] [--gpu_memory GIB] [--config-path DIR] [--config-name NAME]",
+        description="What `rloom train` would do with the same keys. Nothing is started, loaded or downloaded.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--gpu_memory", type=float, metavar="GIB", help="memory of one GPU; 80 if not given")
+    given, rest = parser.parse_known_args(arguments)
+
+    def show() -> int:
+        from rloom.config.plan.make import USUAL_GPU_GIB, make_plan
+        from rloom.config.plan.render import render
+
+        overrides, source = split_hydra_flags(rest)
+        memory = USUAL_GPU_GIB if given.gpu_memory is None else given.gpu_memory
+        print(render(make_plan(load_config(overrides, **source), memory), assumed_gpu=given.gpu_memory is None))
+        return 0
+
+    return run_safely(show)
 
 
 def show_config(arguments: Sequence[str]) -> int:

@@ -1,0 +1,97 @@
+"""From a configuration to its plan. Nothing is started, loaded or downloaded."""
+
+from dataclasses import dataclass
+
+from rloom.config import checks
+from rloom.config.plan import roles
+from rloom.config.plan.architecture import NotKnown
+from rloom.config.plan.batches import Batches, batches, uneven
+from rloom.config.plan.memory import GIB, Memory, memory
+from rloom.config.plan.needs import Needs, needs_of, needs_old_logprobs
+from rloom.config.plan.roles import FLOAT32, Role
+from rloom.config.plan.timing import StepTime, step_time
+from rloom.config.schema import Config
+from rloom.errors import ConfigError
+
+USUAL_GPU_GIB = 80.0
+SMALLEST_MEASURED = 494e6  # parameters
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is known once the models' sizes are."""
+
+    actor: Role
+    critic: Role | None
+    memory: Memory
+    time: StepTime | None  # None: it does not fit, or there is no measured rate
+
+
+@dataclass(frozen=True)
+class Plan:
+    config: Config
+    needs: Needs
+    batches: Batches
+    models: Models | None  # None: the reason is the first of the notes
+    notes: tuple[str, ...]
+
+
+def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
+    if not gpu_gib > 0:
+        raise ConfigError(f"--gpu_memory={gpu_gib}: a GPU has some; give its GiB")
+    needs = needs_of(config)
+    needs_old_logprobs(config)  # knows the names of losses
+    check(config, needs)
+    sizes = batches(config, critic=needs.needs_critic)
+    try:
+        models = size_up(config, sizes, gpu_gib)
+    except NotKnown as error:
+        return Plan(config, needs, sizes, None, (f"Memory and time are left out: {error}",))
+    if config.trainer.device == "cpu":
+        return Plan(config, needs, sizes, None, ("Memory and time are counted for GPUs, and trainer.device=cpu",))
+    return Plan(config, needs, sizes, models, tuple(notes(config, models)))
+
+
+def check(config: Config, needs: Needs) -> None:
+    """As training does, but for the number of processes: how many there would be is what is asked here."""
+    try:
+        checks.check(as_one_process(config), needs)
+        faults = []
+    except ConfigError as error:
+        faults = [str(error)]
+    faults += uneven(config, critic=needs.needs_critic)
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def as_one_process(config: Config) -> Config:
+    tree = config.model_dump()
+    tree["trainer"].update(nnodes=1, n_gpus_per_node=1)
+    tree["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"] = 1
+    for fsdp in (tree["actor_rollout_ref"]["actor"]["fsdp_config"], tree["critic"]["model"]["fsdp_config"]):
+        fsdp["fsdp_size"] = -1
+    return Config.model_validate(tree)
+
+
+def size_up(config: Config, sizes: Batches, gpu_gib: float) -> Models:
+    actor = roles.actor(config, sizes.actor)
+    critic = roles.critic(config, sizes.critic) if sizes.critic is not None else None
+    held = memory(config, sizes, actor, critic, gpu_gib * GIB)
+    known = held.fits and all(role.number_bytes < FLOAT32 for role in (actor, critic) if role is not None)
+    return Models(actor, critic, held, step_time(config, sizes, actor, critic, held) if known else None)
+
+
+def notes(config: Config, models: Models) -> list[str]:
+    found = []
+    if models.time is None:
+        why = "rates were measured in bfloat16 only" if models.memory.fits else "it does not fit"
+        found.append(f"Time is left out: {why}")
+    elif models.actor.parameters < SMALLEST_MEASURED / 2:
+        found.append("The smallest model measured has 494 M parameters: one so much smaller takes longer than that")
+    if config.actor_rollout_ref.rollout.name == "hf":
+        found.append("Generation is timed as that of rollout.name=native; hf takes several times as long")
+    if not config.actor_rollout_ref.actor.use_torch_compile:
+        found.append("Activations and time are those of compiled layers; without torch.compile both are more")
+    if ":" in config.algorithm.adv_estimator:
+        found.append(f"{config.algorithm.adv_estimator} is not run here: it gets a critic where critic.enable=True")
+    return found

@@ -1,0 +1,436 @@
+"""`rloom plan`: numbers worked out by hand, and held to what the engines do and to what was measured."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from rloom import cli
+from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
+from rloom.config.load import load_config
+from rloom.config.plan import memory, needs, scaling, timing
+from rloom.config.plan.architecture import Architecture, architecture
+from rloom.config.plan.batches import cut
+from rloom.config.plan.make import Models, Plan, make_plan
+from rloom.data.packing import MicroBatching
+from rloom.errors import ConfigError, ModelError
+from rloom.models import head
+from rloom.models.load import Lora, with_lora
+from rloom.models.network import ValueNetwork
+from rloom.rollout.native import engine
+from tests.architecture.source import ROOT
+from tests.helpers import FAMILIES, SHAPE, a_batch
+
+GIB = 2**30
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+}
+SMALL = {"model_type": "qwen2", "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
+WHOLE = ("actor_rollout_ref.model.enable_gradient_checkpointing=False", "algorithm.adv_estimator=grpo")
+DOCUMENT = (  # of the worked example: 32 prompts × 4, two engines of 4 GPUs, train batch 32 samples, micro 1, 8 GPUs
+    "algorithm.adv_estimator=rloo",
+    "data.train_batch_size=32",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "trainer.n_gpus_per_node=8",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return written(tmp_path / "model", {**SMALL, **SHAPES["0.5B"]})
+
+
+def written(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def plan_of(folder: Path | None, *keys: str, gpu_gib: float = 140.0) -> Plan:
+    path = [] if folder is None else [f"actor_rollout_ref.model.path='{folder}'"]
+    return make_plan(load_config([*path, *keys]), gpu_gib)
+
+
+def models_of(folder: Path, *keys: str, gpu_gib: float = 140.0) -> Models:
+    models = plan_of(folder, *keys, gpu_gib=gpu_gib).models
+    assert models is not None
+    return models
+
+
+def shape(name: str) -> Architecture:
+    return architecture({**SMALL, **SHAPES[name]}, "test")
+
+
+# --- batches
+
+
+def test_the_worked_example_of_the_documents() -> None:
+    sizes = plan_of(None, *DOCUMENT).batches
+    assert (sizes.prompts, sizes.n, sizes.samples) == (32, 4, 128)
+    assert (sizes.engines, sizes.prompts_per_engine, sizes.samples_per_engine) == (2, 16, 64)
+    assert (sizes.actor.samples, sizes.actor.passes.samples, sizes.actor.passes.count) == (32, 4, 4)
+    assert (sizes.actor.per_epoch, sizes.actor.count) == (4, 4)
+    assert plan_of(None, *DOCUMENT, "actor_rollout_ref.actor.ppo_epochs=5").batches.actor.count == 20
+
+
+def test_the_worked_example_is_printed_as_the_documents_say_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", *DOCUMENT]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "prompts × answers 32 × 4 = 128 samples",
+        "rollout engines 8 / TP 4 = 2 engines: 16 prompts, 64 samples each",
+        "actor mini-batch 8 prompts × 4 = 32 samples; 4 a rank",
+        "actor micro-batches 4 / 1 a pass = 4 accumulation steps a mini-batch",
+        "actor optimizer steps 128 / 32 = 4 a PPO epoch × 1 epoch = 4 a step",
+        "1 node × 8 GPUs = 8: Ray workers, all roles on every GPU",
+        "roles actor, native rollout engine × 2",
+    ):
+        assert words in said
+
+
+def test_a_critic_follows_the_actor_where_it_says_nothing_itself() -> None:
+    keys = (
+        "data.train_batch_size=64",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    )
+    own = ("critic.ppo_mini_batch_size=32", "critic.ppo_epochs=3", "critic.ppo_micro_batch_size=8")
+    follows, differs = plan_of(None, *keys).batches, plan_of(None, *keys, *own, "trainer.n_gpus_per_node=4").batches
+    assert follows.critic is not None and differs.critic is not None
+    assert (follows.critic.samples, follows.critic.count) == (32, 4)
+    # 64 samples over 4 ranks; the older key's 8 samples are 2 a rank
+    assert (differs.critic.count, differs.critic.passes.samples, differs.critic.passes.count) == (6, 16, 8)
+    assert plan_of(None, *keys, "algorithm.adv_estimator=grpo").batches.critic is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "budget", "longest"), [(128, 32768, 640), (128, 49152, 640), (7, 100, 30), (3, 9, 9)]
+)
+def test_passes_are_those_of_the_engine(samples: int, budget: int, longest: int) -> None:
+    found = cut(samples, None, None, budget, longest)
+    real = MicroBatching(tokens=budget).cut([longest] * samples)
+    assert (found.count, found.samples_each) == (len(real), max(len(rows) for rows in real))
+
+
+# --- what is refused
+
+
+def test_faults_are_those_of_training_and_all_are_heard_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(None, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=1", "trainer.n_gpus_per_node=5")
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("actor_rollout_ref.rollout.n=1: grpo compares the answers to one prompt")
+    assert second == (
+        "actor_rollout_ref.actor.ppo_mini_batch_size=32: its 32 samples (× actor_rollout_ref.rollout.n=1) do not "
+        "divide evenly among trainer.nnodes × trainer.n_gpus_per_node = 5 ranks; change either"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "8 ranks do not divide into groups of 3"),
+        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=3", "8 ranks do not divide into groups of 3"),
+        ("algorithm.adv_estimator=gea", "algorithm.adv_estimator=gea: there is no such entry; use one of gae, rloo"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=x", "loss_mode=x: there is no such entry; use one of vanilla"),
+    ],
+)
+def test_what_cannot_be_is_an_error(key: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan_of(None, "trainer.n_gpus_per_node=8", key)
+
+
+def test_what_algorithms_need_is_what_the_catalogue_says() -> None:
+    catalogue = {n: needs.Needs(a.needs_critic, a.min_group, a.needs_greedy) for n, a in ALGORITHMS.items()}
+    assert catalogue == needs.ESTIMATORS
+    assert {name: entry.needs_old_logprobs for name, entry in POLICY_LOSSES.items()} == needs.LOSSES
+
+
+# --- sizes
+
+
+BIASED = {
+    "llama with biases": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, head_dim=16),
+    "qwen3 with biases": Qwen3Config(**SHAPE, attention_bias=True),
+    "qwen2 untied": Qwen2Config(**{**SHAPE, "num_key_value_heads": 4}, tie_word_embeddings=False),
+}
+CONFIGS = {**{name: make() for name, make in FAMILIES.items()}, **BIASED}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_parameters_are_counted_exactly(config: PreTrainedConfig) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        policy = sum(p.numel() for p in model.parameters())
+        adapted = with_lora(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), Lora(4))
+        critic = ValueNetwork(model, packed=True).module
+    for said in (config.to_dict(), config.to_diff_dict()):  # a config.json may leave defaults out
+        size = architecture(said, "test")
+        assert size.parameters == policy
+        assert size.critic_parameters == sum(p.numel() for p in critic.parameters())
+        assert size.adapter_parameters(4, "all-linear") == sum(
+            p.numel() for p in adapted.parameters() if p.requires_grad
+        )
+
+
+def test_published_models_have_their_published_sizes() -> None:
+    assert (shape("0.5B").parameters, shape("1.5B").parameters) == (494_032_768, 1_543_714_304)
+    seven = architecture(scaling.QWEN_7B, "test")
+    assert (seven.parameters, seven.matrix_parameters) == (7_615_616_512, 7_070_619_136)
+
+
+def test_the_adapter_of_two_modules() -> None:
+    # q: 896 + 896, v: 896 + 128, rank 8, 24 layers
+    assert shape("0.5B").adapter_parameters(8, ["q_proj", "v_proj"]) == 24 * 8 * (1792 + 1024)
+
+
+def test_a_hub_name_is_read_from_the_cache_and_never_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    path = "actor_rollout_ref.model.path=some/model"
+    missing = plan_of(None, path)
+    assert missing.models is None
+    assert "`hf download some/model config.json` fetches that one file" in missing.notes[0]
+    stored = tmp_path / "models--some--model"
+    written(stored / "snapshots" / "abc", {**SMALL, **SHAPES["0.5B"]})
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("abc")
+    found = plan_of(None, path)
+    assert found.models is not None and found.models.actor.parameters == 494_032_768
+
+
+def test_a_family_that_cannot_be_counted_still_has_batches(tmp_path: Path) -> None:
+    plan = plan_of(written(tmp_path / "moe", {"model_type": "mixtral"}))
+    assert plan.models is None and plan.batches.prompts == 1024
+    assert "(model_type 'mixtral'); the families counted are llama, mistral" in plan.notes[0]
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"model_type": "llama"}'])
+def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        plan_of(tmp_path)
+
+
+# --- memory
+
+
+def test_one_process_holds_eighteen_bytes_a_parameter(folder: Path) -> None:
+    held = models_of(folder, *WHOLE, "actor_rollout_ref.rollout.n=2").memory.moments
+    size = 494_032_768
+    step = held[memory.ACTOR_STEP]
+    assert [step[name] for name in ("weights", "masters", "moments", "gradients")] == [
+        2 * size,
+        4 * size,
+        8 * size,
+        4 * size,
+    ]
+    assert "gradients" not in held[memory.GENERATION]
+    offloaded = models_of(folder, *WHOLE, "actor_rollout_ref.rollout.n=2", *OFFLOAD).memory.moments
+    generation = offloaded[memory.GENERATION]
+    assert [generation[name] for name in ("weights", "masters", "moments")] == [2 * size, 0, 0]
+    assert offloaded[memory.ACTOR_STEP] == step  # all meet on the GPU
+
+
+OFFLOAD = tuple(f"actor_rollout_ref.actor.fsdp_config.{name}_offload=True" for name in ("param", "optimizer"))
+
+
+def test_eight_ranks_hold_shards_and_a_whole_gradient_between_passes(folder: Path) -> None:
+    keys = (*WHOLE, "actor_rollout_ref.rollout.n=8", "trainer.n_gpus_per_node=8")
+    models, size = models_of(folder, *keys), 494_032_768
+    passes = models.memory.moments[memory.ACTOR_PASSES]
+    assert (passes["weights"], passes["moments"]) == (4 * size / 8, 8 * size / 8)
+    assert passes["gradients"] == 4 * size + 4 * size / 8  # 256 samples a rank: many passes
+    # the embedding and the last norm, and two layers
+    layer = 2 * 896 * 896 + 2 * 896 * 128 + 896 + 256 + 3 * 896 * 4864 + 2 * 896
+    assert passes["gathered layers"] == 2 * (151936 * 896 + 896 + 2 * layer)
+    assert passes["rollout engine's weights"] == 2 * size
+    one = models_of(folder, *keys, "actor_rollout_ref.actor.ppo_mini_batch_size=8").memory.moments
+    assert one[memory.ACTOR_PASSES]["gradients"] == 4 * size / 8  # 8 samples of 1,024 tokens a rank: one pass
+
+
+def test_reference_and_critic_count_only_where_they_exist(folder: Path) -> None:
+    two, kl = "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.use_kl_loss=True"
+    assert not models_of(folder, *WHOLE, two).memory.moments[memory.GENERATION]["reference"]
+    assert models_of(folder, *WHOLE, two, kl).memory.moments[memory.GENERATION]["reference"] == 2 * 494_032_768
+    lora = models_of(folder, *WHOLE, two, kl, "actor_rollout_ref.model.lora_rank=8")
+    assert not lora.memory.moments[memory.GENERATION]["reference"]
+    assert lora.actor.learned == 24 * 8 * (1792 + 2 * 1024 + 1792 + 3 * 5760)
+    with_critic = models_of(folder).memory
+    assert with_critic.moments[memory.GENERATION]["critic at rest"] == 14 * (494_032_768 + 896)
+    assert memory.CRITIC_PASSES in with_critic.moments
+
+
+def test_a_token_leaves_behind_what_layers_save(folder: Path) -> None:
+    two = "actor_rollout_ref.rollout.n=2"
+    role, light = models_of(folder, *WHOLE, two).actor, models_of(folder, WHOLE[1], two).actor
+    assert memory.activations(role, 1) == 2 * 24 * 20224  # 4·896 + 2·896 + 2·128 + 3·4864
+    assert memory.activations(light, 1) == 2 * (24 * 896 + 20224)
+    # 2 GiB of logits in float32 and half of that as gradient, the head's own gradient in both
+    assert memory.head(role, 32768) == 6 * (2**29 + 151936 * 896)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "measured"), [("0.5B", 32640, 41.8), ("0.5B", 40960, 49.4), ("1.5B", 20480, 69.6)]
+)
+def test_peaks_are_those_that_were_measured(tmp_path: Path, name: str, tokens: int, measured: float) -> None:
+    """docs/LOG.md, one update; torch's allocator alone. Samples of 640 tokens: 64 and 32 in the fullest pass.
+
+    The first figure fits passes filled up to the budget (51 samples), not yet evened out.
+    """
+    role = models_of(written(tmp_path / "m", {**SMALL, **SHAPES[name]}), *WHOLE, "actor_rollout_ref.rollout.n=2").actor
+    found = 18 * role.parameters + memory.activations(role, tokens) + memory.head(role, tokens)
+    assert found / GIB == pytest.approx(measured, rel=0.015)
+
+
+def test_the_cache_takes_what_is_asked_for_up_to_its_share(folder: Path) -> None:
+    keys = (*WHOLE, "data.train_batch_size=256", "actor_rollout_ref.rollout.n=8")
+    cache = models_of(folder, *keys).memory.cache
+    assert cache.token_bytes == 2 * 24 * 2 * 64 * 2
+    assert (cache.running, cache.wanted) == (1024, 1024 * 512 + 256 * 512)
+    assert cache.room == 70 * GIB // 12288
+    assert cache.bytes == 12288 * 655360
+    little = models_of(folder, *keys, "actor_rollout_ref.rollout.gpu_memory_utilization=0.001", gpu_gib=80).memory
+    assert little.cache.whole_sequences == int(0.08 * GIB) // 12288 // 1024 == 6
+    kept = models_of(folder, *keys, "actor_rollout_ref.rollout.free_cache_engine=False").memory
+    assert kept.moments[memory.ACTOR_PASSES]["key-value cache"] == cache.bytes
+
+
+def test_constants_are_those_of_the_code_that_holds_the_memory() -> None:
+    assert memory.LOGITS_AT_ONCE == head.LOGITS_AT_ONCE
+    assert memory.FREE_SHARE == engine.FREE_SHARE
+    lesson = a_batch()
+    sizes = {field.name: getattr(lesson, field.name) for field in fields(lesson) if field.name.endswith("_T")}
+    numbers = {name: tensor.element_size() for name, tensor in sizes.items() if tensor is not None}
+    assert sum(numbers.values()) == timing.LESSON
+    assert sum(numbers.values()) - numbers["advantages_T"] + 4 == timing.SCORED
+    assert numbers["tokens_T"] + numbers["rollout_logprobs_T"] == timing.WRITTEN
+
+
+# --- time
+
+
+def test_bytes_over_links_by_hand() -> None:
+    """Eight GPUs share 9 GB: 7.875 GB reach each by NVLink. Four such machines: 6.75 GB enter each by 8 ports."""
+    assert timing.Links(8, 8).share_s(9e9, 8) == (7.875e9 / 450e9, 7.875e9)
+    seconds, received = timing.Links(32, 8).share_s(9e9, 32)
+    assert (seconds, received) == (max(8.71875e9 / 450e9, 6.75e9 / 400e9), 8.71875e9)
+    assert timing.Links(1, 1).share_s(9e9, 1) == (0, 0)
+    assert timing.Links(32, 8).sum_s(1e9, 4) == (1.5e9 / 50e9, 1.5e9)
+
+
+def test_an_update_gathers_twice_a_pass_and_reduces_once_a_mini_batch(folder: Path) -> None:
+    keys = (
+        "data.train_batch_size=64",
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+    )
+    micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"
+    models = models_of(folder, *WHOLE, *keys, micro, "trainer.n_gpus_per_node=8")
+    assert models.time is not None
+    stages = {stage.name: stage for stage in models.time.stages}
+    size, outer = 494_032_768, 151936 * 896 + 896
+    # 256 samples over 8 ranks are 32, in 4 passes; two mini-batches
+    gathered, reduced = 2 * 4 * 2 * (2 * (size - outer) + outer), 2 * 4 * size
+    assert stages["actor update"].wire_bytes == pytest.approx(7 / 8 * (gathered + reduced))
+    assert stages["weights to the engine"].wire_bytes == pytest.approx(7 / 8 * 2 * size)
+    # 12 bytes as they are written, 17 to be scored, 17 and old log-probs as a lesson
+    assert stages["samples through the driver"].wire_bytes == (12 + 17 + 21) * 64 * 8 * 1024
+
+
+def test_an_on_policy_step_of_one_process_has_nothing_on_the_wire(folder: Path) -> None:
+    on_policy = "actor_rollout_ref.actor.ppo_mini_batch_size=1024"
+    time = models_of(folder, *WHOLE, "actor_rollout_ref.rollout.n=2", on_policy).time
+    assert time is not None
+    assert [stage.name for stage in time.stages] == ["generation", "actor update"]
+    assert time.wire_share == 0
+
+
+STEP = (  # benchmarks/step.py and benchmarks/rollout.py: prompts of 128, answers of 512 tokens, 8 to a prompt
+    *WHOLE,
+    "actor_rollout_ref.rollout.n=8",
+    "data.max_prompt_length=128",
+    "data.max_response_length=512",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "measured"), [("0.5B", 128, 2.24), ("0.5B", 32, 1.09), ("1.5B", 64, 2.71), ("7B", 32, 4.52)]
+)
+def test_generation_takes_about_as_long_as_was_measured(
+    tmp_path: Path, name: str, prompts: int, measured: float
+) -> None:
+    config = scaling.QWEN_7B if name == "7B" else {**SMALL, **SHAPES[name]}
+    batch = (f"data.train_batch_size={prompts}", f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}")
+    time = models_of(written(tmp_path / "m", config), *STEP, *batch, gpu_gib=400).time
+    assert time is not None
+    assert time.of("generation") == pytest.approx(measured, rel=0.12)
+
+
+def test_an_update_takes_about_as_long_as_was_measured(folder: Path) -> None:
+    """docs/LOG.md, a whole step: 4.52 s for 1,024 samples of 640 tokens."""
+    batch = ("data.train_batch_size=128", "actor_rollout_ref.actor.ppo_mini_batch_size=128")
+    time = models_of(folder, *STEP, *batch).time
+    assert time is not None
+    assert time.of("actor update") == pytest.approx(4.52, rel=0.05)
+    assert (timing.training_share(494_000_000), timing.training_share(7_000_000_000)) == (0.435, 0.508)
+
+
+def test_what_is_offloaded_crosses_to_the_gpu_and_back(folder: Path) -> None:
+    role, size = models_of(folder, *WHOLE, *OFFLOAD, "actor_rollout_ref.rollout.n=2").actor, 494_032_768
+    # four updates: weights for the passes and for the optimizer, masters, two moments, each both ways
+    assert timing.offloaded_bytes(role, passes=0) == 4 * 2 * (2 + 2 + 4 + 8) * size
+
+
+def test_time_is_left_out_where_nothing_was_measured_or_nothing_fits(folder: Path) -> None:
+    exact = plan_of(folder, "actor_rollout_ref.actor.fsdp_config.dtype=float32")
+    assert exact.models is not None and exact.models.time is None
+    assert exact.notes == ("Time is left out: rates were measured in bfloat16 only",)
+    crowded = plan_of(folder, gpu_gib=10)
+    assert crowded.notes == ("Time is left out: it does not fit",)
+    assert plan_of(None, "trainer.device=cpu").models is None
+
+
+# --- what is printed
+
+
+def test_the_verdict_names_the_gpu_and_the_way_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [f"actor_rollout_ref.model.path={folder}", *WHOLE, "actor_rollout_ref.rollout.n=2"]
+    assert cli.main(["plan", *keys]) == 0
+    assert "yes: at most " in (said := capsys.readouterr().out)
+    assert "of 80 GiB (assumed; --gpu_memory says otherwise)" in said
+    assert cli.main(["plan", *keys, "--gpu_memory", "24"]) == 0
+    assert "of 24 GiB; lower ppo_max_token_len_per_gpu or the micro-batch size, or enable" in capsys.readouterr().out
+
+
+def test_errors_and_flags_are_those_of_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "data.sead=1"]) == 2
+    assert "data.sead: there is no such key; did you mean data.seed?" in capsys.readouterr().err
+    assert cli.main(["plan", "--lr", "1"]) == 2
+    assert "--lr is no flag of this command" in capsys.readouterr().err
+    assert cli.main(["plan", "--gpu_memory", "0"]) == 2
+    assert "--gpu_memory=0.0: a GPU has some" in capsys.readouterr().err
+
+
+def test_a_plan_needs_no_torch() -> None:
+    code = "import sys; from rloom import cli; cli.main(['plan']); print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "set()", done.stderr
+
+
+def test_the_table_in_the_guide_is_the_one_the_formula_makes() -> None:
+    file = ROOT / "docs" / "plan.md"
+    page = file.read_text(encoding="utf-8")
+    assert page.count(scaling.BEGIN) == 1
+    assert scaling.renewed(page) == page, "run `python -m rloom.config.plan.scaling docs/plan.md`"
