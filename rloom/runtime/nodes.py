@@ -4,12 +4,13 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rloom.errors import ConfigError, WorkerError
@@ -17,7 +18,7 @@ from rloom.errors import ConfigError, WorkerError
 NODE = "rloom_node_"  # the resource that marks a machine of the run, with its number
 LOOKS_APART_S = 1.0
 GONE_AFTER = 3  # looks in a row that do not find the head
-LEAVING_S = 20.0
+LEAVING_S = 5.0
 
 
 def free_port() -> int:
@@ -89,16 +90,18 @@ def ray_process(how: list[str], node: int, cpus: int, gpus: int) -> Iterator["su
     ]  # fmt: skip
     if "--head" in how:
         command.append("--include-dashboard=false")
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ.copy())
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ.copy(), start_new_session=True
+    )
     try:
         yield process
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(LEAVING_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with suppress(ProcessLookupError):  # whatever of it is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         if process.stderr is not None:
             process.stderr.close()
 

@@ -90,7 +90,7 @@ def batches(config: Config, *, critic: bool) -> Batches:
         prompts=config.data.train_batch_size,
         n=rollout.n,
         ranks=ranks,
-        engines=ranks // rollout.tensor_model_parallel_size,
+        engines=(config.trainer.pools.rollout or ranks) // rollout.tensor_model_parallel_size,
         prompt_tokens=config.data.max_prompt_length,
         answer_tokens=config.data.max_response_length,
         actor=updates(config, actor, actor.ppo_mini_batch_size, actor.ppo_epochs),
@@ -117,27 +117,15 @@ def per_rank(each: int | None, whole: int | None, ranks: int) -> int | None:
 
 
 def ranks_of(config: Config) -> int:
-    return config.trainer.nnodes * config.trainer.n_gpus_per_node
+    """Those that hold the actor."""
+    return config.workers - sum(size for role, size in config.trainer.pools.own.items() if role != "actor")
 
 
-def uneven(config: Config, *, critic: bool) -> Iterator[str]:
-    """Shares that do not come out even: one sentence a fault, like the other checks."""
-    ranks, arr = ranks_of(config), config.actor_rollout_ref
-    says = f"trainer.nnodes × trainer.n_gpus_per_node = {ranks} ranks"
-    shares = {"actor_rollout_ref.rollout.tensor_model_parallel_size": arr.rollout.tensor_model_parallel_size}
-    sizes = {"actor_rollout_ref.actor": (arr.actor.fsdp_config, arr.actor.ppo_mini_batch_size)}
-    if critic:
-        own = config.critic.ppo_mini_batch_size or arr.actor.ppo_mini_batch_size
-        sizes["critic"] = (config.critic.model.fsdp_config, own)
-    for name, (fsdp, prompts) in sizes.items():
-        place = "critic.model" if name == "critic" else name
-        shares[f"{place}.fsdp_config.fsdp_size"] = max(1, fsdp.fsdp_size)
-        samples = prompts * arr.rollout.n
-        if samples % ranks:
-            yield (
-                f"{name}.ppo_mini_batch_size={prompts}: its {samples} samples (× actor_rollout_ref.rollout.n="
-                f"{arr.rollout.n}) do not divide evenly among {says}; change either"
-            )
-    for key, value in shares.items():
-        if ranks % value:
-            yield f"{key}={value}: {says} do not divide into groups of {value}; use a number that divides {ranks}"
+def uneven(config: Config) -> Iterator[str]:
+    workers = config.trainer.pools.rollout or ranks_of(config)
+    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    if workers % size:
+        yield (
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: {workers} workers that generate do not "
+            f"divide into groups of {size}; use a number that divides {workers}"
+        )

@@ -53,23 +53,21 @@ def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
 
 
 def check(config: Config, needs: Needs) -> None:
-    """As training does, but for the number of processes: how many there would be is what is asked here."""
+    """As training does, but for machines that need not be there yet, and engines that hold a share of a model."""
     try:
-        checks.check(as_one_process(config), needs)
+        checks.check(as_one_machine(config), needs)
         faults = []
     except ConfigError as error:
         faults = [str(error)]
-    faults += uneven(config, critic=needs.needs_critic)
+    faults += uneven(config)
     if faults:
         raise ConfigError("\n".join(faults))
 
 
-def as_one_process(config: Config) -> Config:
+def as_one_machine(config: Config) -> Config:
     tree = config.model_dump()
-    tree["trainer"].update(nnodes=1, n_gpus_per_node=1)
+    tree["trainer"].update(nnodes=1, n_gpus_per_node=config.workers, node_rank=0)
     tree["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"] = 1
-    for fsdp in (tree["actor_rollout_ref"]["actor"]["fsdp_config"], tree["critic"]["model"]["fsdp_config"]):
-        fsdp["fsdp_size"] = -1
     return Config.model_validate(tree)
 
 
@@ -88,6 +86,10 @@ def notes(config: Config, models: Models) -> list[str]:
         found.append(f"Time is left out: {why}")
     elif models.actor.parameters < SMALLEST_MEASURED / 2:
         found.append("The smallest model measured has 494 M parameters: one so much smaller takes longer than that")
+    if config.trainer.pools.own:
+        found.append(
+            "Memory and time are those of an actor's worker that also holds the other roles; apart, both are less"
+        )
     if config.actor_rollout_ref.rollout.name == "hf":
         found.append("Generation is timed as that of rollout.name=native; hf takes several times as long")
     if not config.actor_rollout_ref.actor.use_torch_compile:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from rloom.config.plan.batches import Batches, Updates
+from rloom.config.plan.batches import Batches, Updates, ranks_of
 from rloom.config.plan.make import Models, Plan
 from rloom.config.plan.memory import GIB, Memory
 from rloom.config.plan.roles import FLOAT32, Role
@@ -71,12 +71,21 @@ def update_lines(name: str, sizes: Batches, updates: Updates) -> Iterator[str]:
 def placement_lines(plan: Plan) -> Iterator[str]:
     config, ranks = plan.config, plan.batches.ranks
     trainer = config.trainer
-    how = "one process, without Ray" if ranks == 1 else "Ray workers, all roles on every GPU"
-    yield line("ranks", f"{count(trainer.nnodes, 'node')} × {count(trainer.n_gpus_per_node, 'GPU')} = {ranks}: {how}")
+    how = "one process, without Ray" if config.workers == 1 else "Ray workers, " + living(config)
+    nodes, gpus = count(trainer.nnodes, "node"), count(trainer.n_gpus_per_node, "GPU")
+    yield line("workers", f"{nodes} × {gpus} = {config.workers}: {how}")
     yield line("roles", ", ".join(role_names(plan)))
     yield line("actor's weights", sharding(config.actor_rollout_ref.actor.fsdp_config.fsdp_size, ranks))
     if plan.needs.needs_critic:
         yield line("critic's weights", sharding(config.critic.model.fsdp_config.fsdp_size, ranks))
+
+
+def living(config: Config) -> str:
+    own = config.trainer.pools.own
+    if not own:
+        return "all roles on every GPU"
+    apart = ", ".join(f"{role} on {size}" for role, size in own.items() if role != "actor")
+    return f"{apart}, the other roles on {ranks_of(config)}"
 
 
 def role_names(plan: Plan) -> Iterator[str]:

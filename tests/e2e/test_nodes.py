@@ -1,0 +1,69 @@
+"""Several machines by the documents' commands: here, several Ray nodes on one."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rloom.config.dialects import kit
+from rloom.errors import WorkerError
+from rloom.runtime.nodes import free_port, lend_this_machine, reachable
+from tests.e2e.runs import arguments, records
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+CLEAN = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"OMP_NUM_THREADS": "1"}
+
+
+def start(directory: Path, node: int, nodes: int, port: int, *overrides: str) -> subprocess.Popen[str]:
+    """The command of the documents, one on each machine."""
+    meeting = (f"trainer.nnodes={nodes}", f"trainer.node_rank={node}", "trainer.master_addr=127.0.0.1")
+    keys = arguments(directory, 2, *meeting, f"trainer.master_port={port}", *overrides)
+    return subprocess.Popen(
+        [sys.executable, "-m", "rloom.trainer.main_ppo", "algorithm.adv_estimator=grpo", *keys],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=CLEAN,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    found = free_port()
+    yield found
+    assert not reachable(f"127.0.0.1:{found}"), "the head outlived its run"
+
+
+def test_two_machines_train_together_and_the_second_leaves_with_the_first(tmp_path: Path, port: int) -> None:
+    second, first = (start(tmp_path, node, 2, port) for node in (1, 0))
+    said = first.communicate(timeout=200)[0]
+    assert first.returncode == 0, said
+    ended = time.monotonic()
+    heard = second.communicate(timeout=60)[0]
+    assert second.returncode == 0, heard
+    assert time.monotonic() - ended < 30
+    assert "the run at 127.0.0.1" in heard.lower() and "machine 1 leaves" in heard
+    assert "worker 1: process" in said
+    assert [record["training/global_step"] for record in records(tmp_path)] == [1, 2]
+    assert (tmp_path / "logs" / "worker_1.log").is_file()
+
+
+def test_a_machine_that_never_comes_is_named_and_not_awaited_forever(tmp_path: Path, port: int) -> None:
+    run = start(tmp_path, 0, 3, port, "trainer.start_timeout_s=5")
+    said = run.communicate(timeout=120)[0]
+    assert run.returncode == 2
+    assert "trainer.nnodes=3: after trainer.start_timeout_s=5 these machines have not come" in said
+    assert "trainer.node_rank=1, trainer.node_rank=2" in said and f"trainer.master_port={port}" in said
+
+
+def test_a_machine_whose_first_is_not_there_says_so() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(WorkerError, match=f"nobody answers at {address} after 1 s"):
+        lend_this_machine(address, 1, cpus=1, gpus=0, timeout_s=1, say=print)
+
+
+def test_the_kits_variables_name_the_machines() -> None:
+    found = kit.translate([], {"NNODES": "4", "NODE_RANK": "2", "MASTER_ADDR": "10.0.0.1"})
+    assert {"trainer.nnodes=4", "trainer.node_rank=2", "trainer.master_addr=10.0.0.1"} <= set(found)
