@@ -27,7 +27,7 @@ from rloom.engines.storage import (
     write_optimizer,
     write_weights,
 )
-from rloom.models.network import Network, Reference
+from rloom.models.network import Judge, Network, Reference
 
 
 class LocalEngine:
@@ -123,11 +123,14 @@ class LocalEngine:
         with self.on_device():
             return score_passes(layout, self.outputs)
 
-    def outputs(
-        self, here: Batch, there: Batch, *, entropy_gradient: bool = False, reference: Reference | None = None
-    ) -> TokenOutputs:
-        return self.network.token_outputs(
-            there.tokens_T, here.length_N, here.mask_T, entropy_gradient=entropy_gradient, reference=reference
+    def outputs(self, here: Batch, there: Batch) -> TokenOutputs:
+        return self.network.token_outputs(there.tokens_T, here.length_N, here.mask_T)
+
+    def loss(
+        self, here: Batch, there: Batch, judge: Judge, *, entropy_gradient: bool, reference: Reference | None
+    ) -> Tensor:
+        return self.network.loss(
+            there.tokens_T, here.length_N, here.mask_T, judge, entropy_gradient=entropy_gradient, reference=reference
         )
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> Metrics:
@@ -135,13 +138,13 @@ class LocalEngine:
         reference = self.reference if objective.needs_full_kl else None
         self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
         layout = lay_out(batch, self.training, self.device)
-        outputs = partial(
-            self.outputs,
+        loss = partial(
+            self.loss,
             entropy_gradient=objective.needs_entropy_gradient,
             reference=reference.network.as_reference() if reference is not None else None,
         )
         with self.on_device(), reference.on_device() if reference is not None else nullcontext():
-            return teach(layout, outputs, objective, counts)
+            return teach(layout, loss, objective, counts)
 
     def optim_step(self, learning_rate: float) -> Update:
         assert self.optimizer is not None and self.adamw is not None

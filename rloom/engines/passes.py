@@ -1,7 +1,8 @@
 """How any engine takes a batch through its model: cut into passes, in an order that suits them, and put back."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective, Shares
 from rloom.batch import Batch, TokenOutputs, TrainBatch, token_places
 from rloom.data.packing import MicroBatching
+from rloom.models.network import Judge
 
 B = TypeVar("B", bound=Batch)
 
@@ -19,6 +21,12 @@ class Outputs(Protocol):
     """The model's word on the samples of one pass, given on the host and on the device."""
 
     def __call__(self, here: Batch, there: Batch) -> TokenOutputs: ...
+
+
+class Loss(Protocol):
+    """The loss of one pass, with its gradient, as the judge of its parts has it."""
+
+    def __call__(self, here: Batch, there: Batch, judge: Judge) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -68,16 +76,39 @@ def score_passes(layout: Layout[B], outputs: Outputs) -> Tensor:
     return output_T
 
 
-def teach(
-    passes: Iterable[tuple[TrainBatch, TrainBatch]], outputs: Outputs, objective: Objective, counts: Counts
-) -> Metrics:
+def teach(passes: Iterable[tuple[TrainBatch, TrainBatch]], loss: Loss, objective: Objective, counts: Counts) -> Metrics:
     """Leave the gradient of all passes in the parameters."""
-    total: Shares = {}
+    tally = Tally(objective, counts)
     for here, there in passes:
-        loss, shares = objective(outputs(here, there), there, counts)
-        loss.backward()
-        for name, value in shares.items():
-            total[name] = total[name] + value if name in total else value
+        loss(here, there, partial(tally.judge, Reread(**vars(there)))).backward()
     # read at the end: a number read earlier would make the host wait for the device
+    total = tally.total
     numbers = torch.stack([value.double() for value in total.values()]).tolist() if total else []
     return dict(zip(total, numbers, strict=True))
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Asks the objective, and adds up what it says of the metrics."""
+
+    objective: Objective
+    counts: Counts
+    total: Shares = field(default_factory=dict)
+
+    def judge(self, there: TrainBatch, outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor:
+        loss, shares = self.objective(outputs, there.stretch(rows, tokens), self.counts)
+        for name, value in shares.items():
+            self.total[name] = self.total[name] + value if name in self.total else value
+        return loss
+
+
+class Reread(TrainBatch):
+    """Objectives ask for these two once a metric; on a device each answer is several kernels, so it is kept."""
+
+    @cached_property
+    def sample_T(self) -> Tensor:
+        return super().sample_T
+
+    @cached_property
+    def loss_mask_T(self) -> Tensor:
+        return super().loss_mask_T

@@ -41,7 +41,7 @@ from rloom.engines.storage import (
     read_weights,
     write_shards,
 )
-from rloom.models.network import Network, Reference
+from rloom.models.network import Judge, Network, Reference
 
 Outcome = TypeVar("Outcome", bound=tuple[Tensor | None, ...])
 
@@ -156,17 +156,29 @@ class ShardedEngine:
         self.rest()
         return output_T
 
-    def outputs(
-        self, here: Batch, there: Batch, *, entropy_gradient: bool = False, reference: Reference | None = None
-    ) -> TokenOutputs:
-        def compute() -> tuple[Tensor, Tensor | None, Tensor | None]:
-            found = self.network.token_outputs(
-                there.tokens_T, here.length_N, here.mask_T, entropy_gradient=entropy_gradient, reference=reference
-            )
+    def outputs(self, here: Batch, there: Batch) -> TokenOutputs:
+        def compute() -> tuple[Tensor, Tensor | None]:
+            found = self.network.token_outputs(there.tokens_T, here.length_N, here.mask_T)
             # FSDP looks for the tensors of an output in tuples, not in our dataclass
-            return found.output_T, found.entropy_T, found.kl_T
+            return found.output_T, found.entropy_T
 
         return TokenOutputs(*self.whole(compute))
+
+    def loss(
+        self, here: Batch, there: Batch, judge: Judge, *, entropy_gradient: bool, reference: Reference | None
+    ) -> Tensor:
+        def compute() -> tuple[Tensor]:
+            found = self.network.loss(
+                there.tokens_T,
+                here.length_N,
+                here.mask_T,
+                judge,
+                entropy_gradient=entropy_gradient,
+                reference=reference,
+            )
+            return (found,)
+
+        return self.whole(compute)[0]
 
     def whole(self, compute: Callable[[], Outcome]) -> Outcome:
         assert isinstance(self.root, nn.Module)
@@ -184,15 +196,15 @@ class ShardedEngine:
         self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
         layout = lay_out(batch, self.training, self.device)
         most = highest(len(layout))
-        outputs = partial(
-            self.outputs,
+        loss = partial(
+            self.loss,
             entropy_gradient=objective.needs_entropy_gradient,
             reference=self.frozen() if objective.needs_full_kl else None,
         )
-        metrics = teach(self.reducing_last(layout, most), outputs, objective, counts)
+        metrics = teach(self.reducing_last(layout, most), loss, objective, counts)
         for turn in range(len(layout), most):  # in step with ranks that have more to do
             self.begin_pass(last=turn == most - 1)
-            (outputs(*idle_pass(self.device)).output_T.sum() * 0.0).backward()
+            loss(*idle_pass(self.device), no_loss).backward()
         if objective.needs_full_kl and self.reference is not self:
             self.reference.rest()
         return metrics
@@ -296,6 +308,10 @@ def idle_pass(device: torch.device) -> tuple[Batch, Batch]:
         valid_N=torch.tensor([False]),
     )
     return here, here.to(device)
+
+
+def no_loss(outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor:
+    return outputs.output_T.sum() * 0.0
 
 
 def like(parameter: DTensor, shard: Tensor) -> DTensor:

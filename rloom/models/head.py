@@ -1,12 +1,14 @@
 """Log-prob and entropy of tokens straight from hidden states, forward and backward, a chunk of logits at a time.
 
-T tokens, R tokens of a chunk, H hidden, V vocabulary. The logits of a chunk are made anew in the backward pass: what a
-call holds does not grow with T * V.
+T tokens, R tokens of a chunk, H hidden, V vocabulary, N samples. What a call holds does not grow with T * V. Where a
+chunk's loss is known at once (`judged_loss`), the gradient in its logits is formed while they are there; where the
+numbers of all tokens are wanted first (`fused_logprobs`), the backward pass makes the logits anew.
 """
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,6 +50,28 @@ def fused_logprobs(
     """
     logprob_T, entropy_T = FusedHead.apply(hidden_TH, weight_VH, target_T.contiguous(), form, entropy_gradient)
     return logprob_T, entropy_T
+
+
+# the index of a chunk, its log-probs and entropies -> what it adds to the loss
+JudgeChunk = Callable[[int, Tensor, Tensor], Tensor]
+
+
+def judged_loss(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    target_T: Tensor,
+    form: HeadForm,
+    chunks: Sequence[slice],  # of the tokens, in order, all of them, none empty
+    judge: JudgeChunk,
+    *,
+    entropy_gradient: bool,
+) -> Tensor:
+    """The sum of what `judge` says of each chunk. The logits are computed once, also where there is a gradient.
+
+    Precisions as in `fused_logprobs`. Only the gradients in hidden states and weight wait for the backward pass.
+    """
+    loss: Tensor = JudgedHead.apply(hidden_TH, weight_VH, target_T, form, chunks, judge, entropy_gradient)
+    return loss
 
 
 def linear_float32(hidden_TH: Tensor, weight_VH: Tensor) -> Tensor:
@@ -127,6 +151,74 @@ class FusedHead(torch.autograd.Function):
         return sums.hidden_TH, None if sums.weight_VH is None else sums.weight_VH.to(weight_VH.dtype), None, None, None
 
 
+class JudgedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TH: Tensor,
+        weight_VH: Tensor,
+        target_T: Tensor,
+        form: HeadForm,
+        chunks: Sequence[slice],
+        judge: JudgeChunk,
+        entropy_gradient: bool,
+    ) -> Tensor:
+        from rloom.models.head_kernels import logits_gradient, row_numbers
+
+        cast_VH = weight_VH.to(hidden_TH.dtype)
+        sums = GradientSums(hidden_TH, cast_VH, of_hidden=ctx.needs_input_grad[0], of_weight=ctx.needs_input_grad[1])
+        rows = max(chunk.stop - chunk.start for chunk in chunks)
+        logits_RV = hidden_TH.new_empty((rows, len(weight_VH)), dtype=torch.float32)
+        gradient_RV = hidden_TH.new_empty((rows, len(weight_VH)))
+        loss = hidden_TH.new_zeros((), dtype=torch.float32)
+        with torch.cuda.device_of(hidden_TH):
+            for index, chunk in enumerate(chunks):
+                # copied: a chunk may begin anywhere, and Triton compiles once more for addresses that are not aligned
+                target_R = target_T[chunk].clone()
+                logprob_R, total_R, entropy_R = (torch.empty_like(target_R, dtype=torch.float32) for _ in range(3))
+                chunk_RV, chunk_gradient_RV = (buffer[: len(target_R)] for buffer in (logits_RV, gradient_RV))
+                matmul_float32(hidden_TH[chunk], cast_VH.T, out=chunk_RV)
+                row_numbers(chunk_RV, target_R, (logprob_R, total_R, entropy_R), **form.kernel_arguments())
+                chunk_loss, gradients = judged(judge, index, logprob_R, entropy_R, entropy_gradient)
+                loss += chunk_loss
+                logits_gradient(
+                    chunk_RV,
+                    target_R,
+                    (total_R, entropy_R),
+                    gradients,
+                    chunk_gradient_RV,
+                    **form.kernel_arguments(),
+                    entropy_gradient=entropy_gradient,
+                )
+                sums.add(chunk, chunk_gradient_RV)
+        ctx.save_for_backward(sums.hidden_TH, sums.weight_VH)
+        ctx.dtypes = hidden_TH.dtype, weight_VH.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        # the weight's sum changes its precision here anyway: to multiply it on the way costs nothing
+        hidden_TH, weight_VH = (
+            None if found is None else torch.mul(found, gradient, out=torch.empty_like(found, dtype=dtype))
+            for found, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return hidden_TH, weight_VH, None, None, None, None, None
+
+
+def judged(
+    judge: JudgeChunk, index: int, logprob_R: Tensor, entropy_R: Tensor, entropy_gradient: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The loss, and its gradients in log-prob and entropy; where an entropy has none, nobody reads the second."""
+    with torch.enable_grad():
+        logprob_R = logprob_R.detach().requires_grad_()
+        entropy_R = entropy_R.detach().requires_grad_(entropy_gradient)
+        loss = judge(index, logprob_R, entropy_R)
+    wanted = (logprob_R, entropy_R) if entropy_gradient else (logprob_R,)
+    found = [gradient.contiguous() for gradient in torch.autograd.grad(loss, wanted, materialize_grads=True)]
+    return loss.detach(), (found[0], found[-1])
+
+
 class GradientSums:
     """The loss's gradients in hidden states and weight, as far as they are wanted, from those in the logits."""
 
@@ -156,6 +248,52 @@ def rows_at_once(tokens: int, vocabulary: int) -> int:
     most -= most % multiple
     even = -(-tokens // max(1, -(-tokens // most)))
     return min(tokens, -(-even // multiple) * multiple)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Neighbouring samples of a pass."""
+
+    rows: slice
+    tokens: slice
+    answers: slice  # of the tokens that the policy wrote
+
+
+def parts_at_once(place_T: Tensor, length_N: Tensor, vocabulary: int) -> list[Part]:
+    """All samples, given the places of what they wrote, in few parts of about one size, the logits of each at once.
+
+    No part where a sample alone has more of them than that, or where none wrote anything.
+    """
+    most = LOGITS_AT_ONCE // vocabulary
+    end_N = length_N.cumsum(0)
+    written_N = torch.searchsorted(place_T, end_N)  # up to the end of each sample
+    counts = written_N.diff(prepend=written_N.new_zeros(1)).tolist()
+    if not 0 < max(counts) <= most:
+        return []
+    ends, tokens, answers = cut_evenly(counts, most), [0, *end_N.tolist()], [0, *written_N.tolist()]
+    return [
+        Part(slice(first, last), slice(tokens[first], tokens[last]), slice(answers[first], answers[last]))
+        for first, last in pairwise([0, *ends])
+    ]
+
+
+def cut_evenly(counts: Sequence[int], most: int) -> list[int]:
+    """Where each part ends: of `most` at most, and near its share of what as few parts as possible have to hold."""
+    parts = len(cut(counts, most, 1))
+    return cut(counts, most, parts)
+
+
+def cut(counts: Sequence[int], most: int, parts: int) -> list[int]:
+    """Where each of `parts` even parts ends; more of them where `most` does not allow for so few."""
+    ends: list[int] = []
+    left, filled = sum(counts), 0
+    for row, count in enumerate(counts):
+        share = left / max(1, parts - len(ends))
+        if filled and (filled + count > most or filled + count / 2 > share):
+            ends.append(row)
+            left, filled = left - filled, 0
+        filled += count
+    return [*ends, len(counts)]
 
 
 def chunks(tokens: int, rows: int) -> Iterator[slice]:

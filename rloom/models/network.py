@@ -18,12 +18,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rloom.batch import TokenOutputs
 from rloom.errors import ModelError
 from rloom.models.attention import Attend, PackedAttention, RowsAttention
-from rloom.models.head import HAS_TRITON, HeadForm, fused_logprobs, linear_float32
+from rloom.models.head import HAS_TRITON, HeadForm, fused_logprobs, judged_loss, linear_float32, parts_at_once
 from rloom.models.load import first_line
 from rloom.models.logprobs import token_logprobs
 from rloom.transfer import send
 
 log = logging.getLogger(__name__)
+ALL = slice(None)
 COMPILE_KEYS = "use_torch_compile=False (of actor_rollout_ref.actor, actor_rollout_ref.ref or critic)"
 
 
@@ -33,6 +34,12 @@ class Reference(Protocol):
     def frozen_hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor: ...
 
     def frozen_logits(self, hidden_TH: Tensor) -> Tensor: ...
+
+
+class Judge(Protocol):
+    """What some neighbouring samples of a pass, given by their rows and tokens in it, add to its loss."""
+
+    def __call__(self, outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor: ...
 
 
 class Network(Protocol):
@@ -50,6 +57,18 @@ class Network(Protocol):
         entropy_gradient: bool = False,
         reference: Reference | None = None,  # also the KL to it
     ) -> TokenOutputs: ...
+
+    def loss(
+        self,
+        tokens_T: Tensor,
+        length_N: Tensor,
+        mask_T: Tensor,
+        judge: Judge,
+        *,
+        entropy_gradient: bool = False,
+        reference: Reference | None = None,
+    ) -> Tensor:
+        """What `judge` says of all samples, with its gradient. It is asked once, or once for each of some parts."""
 
     def as_reference(self) -> Reference:
         """The model as it was before LoRA, for another, or for itself, to be compared with."""
@@ -191,6 +210,14 @@ class PolicyNetwork:
         head = self.decoder.base.get_output_embeddings()
         return head.weight if type(head) is nn.Linear and head.bias is None else None
 
+    def fused_head(self, device: torch.device) -> Tensor | None:
+        """The weight of the head where the kernels may take it from there."""
+        return self.plain_head if self.chunked and kernels_run_on(device) else None
+
+    @property
+    def form(self) -> HeadForm:
+        return HeadForm(self.temperature, self.scale, self.softcap)
+
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """What the model's own forward makes of its last hidden state; `check_head` holds it to that.
 
@@ -235,10 +262,9 @@ class PolicyNetwork:
         if reference is not None:
             compared = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[place - 1]
         hidden, target = self.decoder.hidden(tokens_T, length_N)[place - 1], tokens_T[place]
-        weight_VH = self.plain_head
-        if compared is None and self.chunked and weight_VH is not None and hidden.is_cuda and HAS_TRITON:
-            form = HeadForm(self.temperature, self.scale, self.softcap)
-            logprobs, entropy = fused_logprobs(hidden, weight_VH, target, form, entropy_gradient=entropy_gradient)
+        weight_VH = self.fused_head(hidden.device)
+        if compared is None and weight_VH is not None:
+            logprobs, entropy = fused_logprobs(hidden, weight_VH, target, self.form, entropy_gradient=entropy_gradient)
             kl = torch.zeros_like(entropy)
         else:
             logprobs, entropy, kl = token_logprobs(
@@ -250,11 +276,44 @@ class PolicyNetwork:
                 entropy_gradient=entropy_gradient,
                 reference=compared,
             )
-        zeros_T = logprobs.new_zeros(len(tokens_T))
-        return TokenOutputs(
-            zeros_T.index_put((place,), logprobs),
-            zeros_T.index_put((place,), entropy),
-            zeros_T.index_put((place,), kl) if compared is not None else None,
+        return outputs_at(place, len(tokens_T), logprobs, entropy, kl if compared is not None else None)
+
+    def loss(
+        self,
+        tokens_T: Tensor,
+        length_N: Tensor,
+        mask_T: Tensor,
+        judge: Judge,
+        *,
+        entropy_gradient: bool = False,
+        reference: Reference | None = None,
+    ) -> Tensor:
+        """Part by part where the kernels can: the logits of a part are still there when its loss is known."""
+        weight_VH = self.fused_head(tokens_T.device) if reference is None else None
+        place = mask_T.nonzero().squeeze(1)
+        parts = [] if weight_VH is None else parts_at_once(place, length_N, len(weight_VH))
+        if weight_VH is None or not parts:
+            return judge(
+                self.token_outputs(tokens_T, length_N, mask_T, entropy_gradient=entropy_gradient, reference=reference),
+                ALL,
+                ALL,
+            )
+        place = send(place, tokens_T.device)
+
+        def judge_part(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
+            part = parts[index]
+            first, last = part.tokens.start, part.tokens.stop
+            outputs = outputs_at(place[part.answers] - first, last - first, logprobs, entropy)
+            return judge(outputs, part.rows, part.tokens)
+
+        return judged_loss(
+            self.decoder.hidden(tokens_T, length_N)[place - 1],
+            weight_VH,
+            tokens_T[place],
+            self.form,
+            [part.answers for part in parts],
+            judge_part,
+            entropy_gradient=entropy_gradient,
         )
 
     def as_reference(self) -> Reference:
@@ -320,3 +379,29 @@ class ValueNetwork:
         hidden = self.decoder.hidden(tokens_T, length_N)[place - 1]
         values = self.decoder.base.get_output_embeddings()(hidden.float()).squeeze(1)
         return TokenOutputs(values.new_zeros(len(tokens_T)).index_put((place,), values))
+
+    def loss(
+        self,
+        tokens_T: Tensor,
+        length_N: Tensor,
+        mask_T: Tensor,
+        judge: Judge,
+        *,
+        entropy_gradient: bool = False,
+        reference: Reference | None = None,
+    ) -> Tensor:
+        return judge(self.token_outputs(tokens_T, length_N, mask_T), ALL, ALL)
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    return HAS_TRITON and device.type == "cuda"
+
+
+def outputs_at(place: Tensor, tokens: int, logprobs: Tensor, entropy: Tensor, kl: Tensor | None = None) -> TokenOutputs:
+    """A policy's numbers where they belong among all tokens."""
+    zeros_T = logprobs.new_zeros(tokens)
+    return TokenOutputs(
+        zeros_T.index_put((place,), logprobs),
+        zeros_T.index_put((place,), entropy),
+        None if kl is None else zeros_T.index_put((place,), kl),
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ import torch
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.batch import Batch
+from rloom.batch import Batch, TokenOutputs
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import Placement
 from rloom.engines.local import LocalEngine
 from rloom.errors import ModelError
+from rloom.models import head
 from rloom.models.load import Lora
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
@@ -22,7 +24,7 @@ from rloom.rollout.native.engine import NativeRollout
 from rloom.trainer.assemble.models import enable_checkpointing
 from rloom.trainer.sampling import trajectory
 from rloom.types import Prompt, Score
-from tests.helpers import ADAMW, a_batch, engine_of, policy
+from tests.helpers import ADAMW, VOCABULARY, a_batch, engine_of, policy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -205,6 +207,55 @@ def test_compiled_layers_train_and_write_as_the_others(family_folder: Path, dtyp
 def gradients(engine: LocalEngine) -> dict[str, torch.Tensor]:
     own = {name: p.grad for name, p in engine.learned.items() if p.grad is not None}
     return {**own, **engine.gathered}
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])  # tied embeddings in the second
+def test_in_bfloat16_a_loss_judged_in_parts_has_the_gradients_of_two_steps(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """With the logits of 25 tokens at once the pass has several parts; with those of 11 the longest answer has no
+    place in one, and all log-probs are known before the loss is."""
+    batch, found, asked = a_batch(), [], []
+
+    class Counted(PolicyObjective):
+        def __call__(self, *arguments: Any) -> Any:
+            asked[-1] += 1
+            return super().__call__(*arguments)
+
+    for tokens in (25, 11):
+        monkeypatch.setattr(head, "LOGITS_AT_ONCE", tokens * VOCABULARY)
+        asked.append(0)
+        engine = engine_of(policy(model_folder(family)), Placement(CUDA, torch.bfloat16))
+        metrics = engine.forward_backward(batch, Counted(**vars(REINFORCE)), Counts.of(batch, 16))
+        found.append((metrics, gradients(engine)))
+    assert asked == [3, 1]
+    (metrics, in_parts), (expected, in_two_steps) = found
+    assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    for name, gradient in in_two_steps.items():
+        gap = (in_parts[name] - gradient).norm() / gradient.norm().clamp(min=1e-3)
+        assert float(gap) < 0.02, name
+
+
+def test_judging_in_parts_never_waits_for_the_device(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, batch = policy(model_folder("qwen2")), a_batch()
+    network.module.to(CUDA, torch.bfloat16)
+    there, counts = batch.to(CUDA), Counts.of(batch, 16)
+    hidden_TH = torch.randn(len(batch.tokens_T), 32, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
+    monkeypatch.setattr(network.decoder, "hidden", lambda tokens_T, length_N: hidden_TH)
+    monkeypatch.setattr(head, "LOGITS_AT_ONCE", 25 * VOCABULARY)
+
+    def judge(outputs: TokenOutputs, rows: slice, tokens: slice) -> torch.Tensor:
+        return REINFORCE(outputs, there.stretch(rows, tokens), counts)[0]
+
+    for mode in ("default", "error"):  # the first time the kernels are compiled
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            network.loss(there.tokens_T, batch.length_N, batch.mask_T, judge, entropy_gradient=True).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert hidden_TH.grad is not None and hidden_TH.grad.isfinite().all()
 
 
 def test_packed_samples_attend_by_varlen_as_in_rows(model_folder: Callable[[str], Path]) -> None:
