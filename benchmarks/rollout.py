@@ -43,7 +43,7 @@ from rloom.rollout.base import Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.trainer.assemble.inputs import policy_source, train_prompts
 from rloom.trainer.assemble.models import policy_engine, policy_network, rollout_engine
-from rloom.trainer.assemble.parts import stop_ids
+from rloom.trainer.assemble.worker import ModelFiles
 
 ENGINES = ("native", "hf", "vllm")
 IN_TURN = ("vllm", "hf", "native")  # vLLM wants an empty GPU, and native keeps its cache until the process ends
@@ -211,7 +211,7 @@ def measure_model(given: argparse.Namespace) -> list[Result]:
     host = policy_engine(config, network, trained=False)
     prompts = train_prompts(config, tokenizer)[: given.prompts]
     requests = [Request(p.tokens, seed) for seed, p in enumerate(p for p in prompts for _ in range(given.answers))]
-    stops = stop_ids(network, tokenizer)
+    stops = ModelFiles(network, tokenizer).stop_ids()
     cases = [
         Case(name, lambda _: requests, Sampling(given.new_tokens, stop_ids=stops, ignore_eos=ignored))
         for name, ignored in (("as written", False), (f"all {given.new_tokens}", True))

@@ -121,9 +121,10 @@ class ShardedEngine:
                 mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
                 offload_policy=offload,
             )
-            # losses are shares of a mini-batch over all ranks: gradients add up, where FSDP would average
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)
+            if self.mesh.size() > 1:  # of one rank the mean is the sum, and FSDP would divide by 1 in a pass of its own
+                # losses are shares of a mini-batch over all ranks: gradients add up, where FSDP would average
+                unit.set_gradient_divide_factor(1.0)
+                unit.set_force_sum_reduction_for_comms(True)
         assert isinstance(root, FSDPModule)
         return root
 
