@@ -82,7 +82,8 @@ class Step:
             free_cache=True,
             eager=given.eager,
         )
-        self.sampler = Sampler(LocalGroup([rollout]), RandomScores(seed=0), no_text, seed=0)
+        group = LocalGroup([rollout])
+        self.sampler = Sampler(group, group, RandomScores(seed=0), no_text, seed=0)
         self.learner = Learner(
             "actor",
             LocalGroup([self.engine]),

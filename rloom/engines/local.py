@@ -153,8 +153,7 @@ class LocalEngine:
                 self.masters[name].grad = gradient
             self.gathered = {}
             done = update(self.optimizer, self.masters.values(), self.adamw, learning_rate)
-            if done.applied:
-                self.publish_masters()
+            self.publish_masters()
         return done
 
     @torch.no_grad()

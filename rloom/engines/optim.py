@@ -1,12 +1,15 @@
 """The optimizer's part of any engine: one update of float32 masters, and where its moments rest."""
 
+import math
 from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from rloom.engines.base import AdamW, Update
+
+TINY = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds to a norm
 
 
 def make_optimizer(masters: Collection[Tensor], settings: AdamW) -> torch.optim.Optimizer:
@@ -24,14 +27,16 @@ def update(
 ) -> Update:
     """Clip, apply unless it is not finite, forget."""
     norm = whole_norm(get_total_norm([master.grad for master in masters if master.grad is not None]))
-    clip_grads_with_norm_(masters, settings.grad_clip, norm)
-    applied = bool(torch.isfinite(norm))
-    if applied:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.step()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    # The fused step divides gradients by the one and changes nothing if the other is 1 (torch's own GradScaler sets
+    # them so): the device goes on before the host has seen the norm.
+    optimizer.grad_scale = ((norm + TINY) / settings.grad_clip).clamp(min=1.0)  # type: ignore[attr-defined]
+    optimizer.found_inf = (~torch.isfinite(norm)).to(norm.dtype)  # type: ignore[attr-defined]
+    optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return Update(float(norm), applied)
+    found = float(norm)
+    return Update(found, math.isfinite(found))
 
 
 def move_moments(optimizer: torch.optim.Optimizer, device: torch.device) -> None:

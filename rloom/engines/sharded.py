@@ -125,6 +125,10 @@ class ShardedEngine:
                 # losses are shares of a mini-batch over all ranks: gradients add up, where FSDP would average
                 unit.set_gradient_divide_factor(1.0)
                 unit.set_force_sum_reduction_for_comms(True)
+        for part in root.modules():
+            # of a module that FSDP marks so, the compiler takes every number (the size of a head) for one that varies,
+            # and writes kernels ten times as slow; what else the mark is for, the hooks do
+            part._is_fsdp_managed_module = False  # type: ignore[assignment]
         assert isinstance(root, FSDPModule)
         return root
 
