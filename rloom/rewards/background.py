@@ -6,6 +6,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import cycle
+from typing import Protocol
 
 from rloom.errors import RewardError
 from rloom.rewards.base import Reward
@@ -13,6 +15,20 @@ from rloom.types import Sample, Score
 
 _DETAIL = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")
 REASONS_SHOWN = 5
+
+
+class ScoreQueue(Protocol):
+    def submit(self, sample: Sample) -> "Future[Score]": ...
+
+
+class Turns:
+    """Several queues, one after the other: of the machines of a run, say."""
+
+    def __init__(self, queues: Sequence[ScoreQueue]) -> None:
+        self._next = cycle(queues)
+
+    def submit(self, sample: Sample) -> "Future[Score]":
+        return next(self._next).submit(sample)
 
 
 class BackgroundScorer:

@@ -1,10 +1,13 @@
 """Ray: the only file that knows it. Hosts are Ray's actors; each holds one object of ours, and a group calls them."""
 
+import asyncio
+import logging
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,17 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.runtime.nodes import NODE, free_port
 from rloom.runtime.vitals import Machine, Vitals
 
+log = logging.getLogger(__name__)
 ITEMS_EVERY_S = 0.1  # a stream's items travel together: each journey costs about a millisecond
+SCORED_AT_ONCE = 1000  # samples on their way on one machine; its pool decides how many are scored together
+FIRST_WORD_S = 60.0  # of waiting without an answer, before the console says for whom
+RAYS_OWN = (":actor_name:", ":job_id:", ":task_name:")  # what Ray prints for itself
 LAST_LINES = 15  # of a dead worker's log
 DEATH_NEWS_S = 5.0  # a worker that complains of a lost peer may be heard before the news of that death
 
@@ -97,8 +104,13 @@ class RayGroup:
     def gather(self, answers: Sequence[Any]) -> list[Any]:
         member_of = dict(zip(answers, self.members, strict=True))
         found: dict[Any, Any] = {}
+        waited = FIRST_WORD_S
         while len(found) < len(answers):
-            ready, _ = ray.wait([answer for answer in answers if answer not in found], num_returns=1)
+            left = [answer for answer in answers if answer not in found]
+            ready, _ = ray.wait(left, num_returns=1, timeout=waited)
+            if not ready:
+                log.info(f"Waiting for {', '.join(member_of[answer].name for answer in left)} ({waited:.0f} s)")
+                waited *= 2
             for answer in ready:
                 found[answer] = self.result(answer, member_of)
         return [found[answer] for answer in answers]
@@ -153,15 +165,59 @@ class RayGroup:
                 continue
 
 
+class ScoringHost:
+    """An actor that scores many samples at a time, in the queue that it makes."""
+
+    def __init__(self, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.queue = make(*arguments)
+
+    async def score(self, sample: Any) -> Any:
+        return await asyncio.wrap_future(self.queue.submit(sample))
+
+
+class RemoteQueue:
+    """Scores on another machine."""
+
+    def __init__(self, name: str, host: Any) -> None:
+        self.name, self.host = name, host
+
+    def submit(self, sample: Any) -> "Future[Any]":
+        score: Future[Any] = Future()
+
+        def arrived(answer: "Future[Any]") -> None:
+            error = answer.exception()
+            if error is None:
+                score.set_result(answer.result())
+            elif isinstance(error, RayTaskError):
+                score.set_exception(error.cause)
+            else:
+                score.set_exception(WorkerError(f"{self.name} died: {str(error).splitlines()[0]}", lost=True))
+
+        self.host.score.remote(sample).future().add_done_callback(arrived)
+        return score
+
+
+def start_scoring(
+    share: PlacementGroup, node: int, make: Callable[..., Any], arguments: tuple[Any, ...]
+) -> RemoteQueue:
+    where = PlacementGroupSchedulingStrategy(share, placement_group_bundle_index=node)
+    options = {"num_cpus": 0, "max_concurrency": SCORED_AT_ONCE, "scheduling_strategy": where}
+    return RemoteQueue(
+        f"the scoring of machine {node}", ray.remote(ScoringHost).options(**options).remote(make, arguments)
+    )
+
+
 def lost(member: Member, error: Exception) -> WorkerError:
-    reason = next((line for line in str(error).splitlines() if "reason" in line.lower() or "exit" in line.lower()), "")
-    return WorkerError(f"{member.name} died. {reason.strip()}{last_words(member.log_file)}".strip(), lost=True)
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = next((line for line in said if "exit" in line.lower()), said[0] if said else type(error).__name__)
+    return WorkerError(f"{member.name} died. {reason}{last_words(member.log_file)}", lost=True)
 
 
 def last_words(log_file: Path | None) -> str:
     if log_file is None or not log_file.is_file():
         return ""
-    lines = log_file.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    lines = [line for line in log_file.read_text(errors="replace").splitlines() if not line.startswith(RAYS_OWN)]
+    lines = lines[-LAST_LINES:]
     return "\n".join([f"\nIts last lines ({log_file}):", *(f"  {line}" for line in lines)]) if lines else ""
 
 
@@ -171,7 +227,8 @@ def connect(arguments: Mapping[str, Any], *, cpus: int) -> Iterator[None]:
     if ray.is_initialized():
         raise WorkerError("this process is connected to Ray already; one run at a time")
     own = "address" not in arguments and not os.environ.get("RAY_ADDRESS")
-    alone = {"num_cpus": cpus, "include_dashboard": False} if own else {}
+    # "local": never somebody else's cluster that happens to be on this machine
+    alone = {"address": "local", "num_cpus": cpus, "include_dashboard": False} if own else {}
     try:
         ray.init(**{"log_to_driver": True, "configure_logging": False, **alone, **arguments})
     except (ConnectionError, ValueError, TypeError, RuntimeError) as error:
@@ -192,7 +249,30 @@ def machines() -> list[Mapping[str, float]]:
 
 def here(per_node: Mapping[str, float]) -> int:
     """Machines that could carry a node's share."""
-    return sum(all(machine.get(name, 0) >= amount for name, amount in per_node.items()) for machine in machines())
+    return sum(fits(machine, per_node) for machine in machines())
+
+
+def fits(machine: Mapping[str, float], per_node: Mapping[str, float]) -> bool:
+    return all(machine.get(name, 0) >= amount for name, amount in per_node.items())
+
+
+def answering(per_node: Mapping[str, float]) -> int:
+    """Of these, those that answer: of a machine that is gone Ray speaks well for half a minute."""
+    able = [node for node in ray.nodes() if node["Alive"] and fits(node["Resources"], per_node)]
+    hello = ray.remote(num_cpus=0)(say_hello)
+    asked = [
+        hello.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
+        for node in able
+    ]
+    found = 0
+    for answer in ray.wait(asked, num_returns=len(asked), timeout=DEATH_NEWS_S)[0] if asked else []:
+        with suppress(RayError):  # an answer, too: the machine is gone
+            found += bool(ray.get(answer))
+    return found
+
+
+def say_hello() -> int:
+    return os.getpid()
 
 
 def missing_numbers(nodes: int) -> list[int]:
@@ -237,6 +317,6 @@ def start_host(
     return Member(name, host, log_file)
 
 
-def end_hosts(members: Sequence[Member]) -> None:
-    for member in members:
-        ray.kill(member.host, no_restart=True)
+def end_hosts(hosts: Sequence[Member | RemoteQueue]) -> None:
+    for one in hosts:
+        ray.kill(one.host, no_restart=True)

@@ -13,13 +13,10 @@ from rloom.algos.dapo import informative_groups
 from rloom.batch import Batch, Trajectory
 from rloom.data.packing import share_rows
 from rloom.errors import TrainingError
+from rloom.rewards.background import ScoreQueue
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.runtime.group import Group
 from rloom.types import Prompt, Sample, Score
-
-
-class ScoreQueue(Protocol):
-    def submit(self, sample: Sample) -> Future[Score]: ...
 
 
 class Decoder(Protocol):

@@ -1,6 +1,6 @@
 """Who does the work of a run: this process, or Ray workers. Nobody above can tell which."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 
 from rloom.config.schema import Config
 from rloom.observe.metrics import device_peak_flops
+from rloom.rewards.background import ScoreQueue
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Layout, lay_out
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
@@ -27,6 +28,7 @@ class Crew:
     reference: Group | None
     everyone: Group | None  # to ask how they are; None: they are this process
     parameters: Mapping[str, int]  # of the models, by role
+    scorers: Sequence[ScoreQueue]  # of rewards, on machines other than this one
     device: torch.device  # of the loop itself
     peak_flops: float | None  # of all devices together, where it is known
 
@@ -70,6 +72,7 @@ def in_this_process(config: Config, layout: Layout) -> Crew:
         reference=group(REFERENCE) if has_reference_model(config) else None,
         everyone=None,
         parameters=parameters,
+        scorers=(),
         device=worker.device,
         peak_flops=device_peak_flops(worker.device),
     )

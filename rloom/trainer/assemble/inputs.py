@@ -10,6 +10,7 @@ from rloom.config.schema import Config
 from rloom.data.prompts import load_prompts
 from rloom.models.load import EMBEDDED as EMBEDDED_FOLDER
 from rloom.models.load import ModelSource
+from rloom.rewards.background import BackgroundScorer
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import check_sources
 from rloom.types import Prompt
@@ -62,12 +63,22 @@ def check_reward(config: Config, prompts: Sequence[Prompt]) -> RulePool:
         for prompt in prompts:
             rows[prompt.data_source].append(prompt.index)
         check_sources(rows, custom.reward_kwargs)
-    pool = RulePool(
+    pool = rule_pool(config)
+    pool.check()
+    return pool
+
+
+def rule_pool(config: Config) -> RulePool:
+    custom = config.custom_reward_function
+    return RulePool(
         num_workers=config.reward_model.num_workers,
         timeout_s=config.reward_model.timeout_s,
         path=str(expand(custom.path)) if custom.path else None,
         name=custom.name,
         reward_kwargs=custom.reward_kwargs,
     )
-    pool.check()
-    return pool
+
+
+def reward_queue(config: Config) -> BackgroundScorer:
+    """What every machine beyond the first scores with; the reward was checked on that one."""
+    return BackgroundScorer(rule_pool(config))

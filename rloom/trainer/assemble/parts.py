@@ -19,7 +19,7 @@ from rloom.data.stream import PromptStream
 from rloom.engines.local import LocalEngine
 from rloom.errors import ConfigError
 from rloom.models.load import load_tokenizer
-from rloom.rewards.background import BackgroundScorer
+from rloom.rewards.background import BackgroundScorer, ScoreQueue, Turns
 from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import Layout
@@ -90,7 +90,8 @@ def open_parts(config: Config, layout: Layout, logs: Path | None = None) -> Iter
         open_crew(config, layout, logs) as crew,
     ):
         size = crew.parameters
-        sampler = answer_sampler(config, crew.rollout, crew.publishers, tokenizer, scorer)
+        everywhere = Turns([scorer, *crew.scorers])
+        sampler = answer_sampler(config, crew.rollout, crew.publishers, tokenizer, everywhere)
         roles = Roles(
             policy=policy_learner(config, crew.policy, size["actor"], total),
             sampler=sampler,
@@ -121,7 +122,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
 
 
 def answer_sampler(
-    config: Config, rollout: Group, publishers: Group, tokenizer: PreTrainedTokenizerBase, scorer: BackgroundScorer
+    config: Config, rollout: Group, publishers: Group, tokenizer: PreTrainedTokenizerBase, scorer: ScoreQueue
 ) -> Sampler:
     def decode(tokens: list[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))

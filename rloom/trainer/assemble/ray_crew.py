@@ -15,6 +15,7 @@ from rloom.runtime.nodes import head_node, no_ray, wait_until
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Layout, Pool, lay_out
 from rloom.runtime.vitals import Machine
 from rloom.trainer.assemble.crew import Crew
+from rloom.trainer.assemble.inputs import reward_queue
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
 from rloom.trainer.assemble.worker import FILES, PUBLISH, Meeting, Worker
 
@@ -85,9 +86,9 @@ def smaller_where_it_must_be(config: Config, layout: Layout) -> Layout:
     """After a loss: the same layout once the machines are back, or one of those that are left."""
     share, patience = node_share(config, layout), min(config.trainer.start_timeout_s, RETURN_S)
     try:
-        wait_until(lambda: cluster.here(share) >= layout.nodes, patience, "")
+        wait_until(lambda: cluster.answering(share) >= layout.nodes, patience, "")
     except WorkerError:
-        left = cluster.here(share)
+        left = cluster.answering(share)
         if left < 1 or not layout.colocated:
             raise WorkerError(
                 f"{left} of {layout.nodes} machines are left, and none came back within {patience:.0f} s; "
@@ -114,18 +115,23 @@ def ray_workers(config: Config, layout: Layout, logs: Path | None) -> Iterator[C
     needs = needs_of_a_worker(config)
     with cluster.reserve(layout.nodes, node_share(config, layout), config.trainer.start_timeout_s) as share:
         members: list[cluster.Member] = []
+        scorers: list[cluster.RemoteQueue] = []
         try:
+            for node in range(1, layout.nodes):
+                scorers.append(cluster.start_scoring(share, node, reward_queue, (config,)))
             for seat in layout.seats():
                 name = f"worker {seat.number}"
                 file = None if logs is None else logs.absolute() / f"worker_{seat.number}.log"
                 place = layout.node_of(seat)
                 members.append(cluster.start_host(share, place, needs, (name, file), Worker, (config, layout, seat)))
-            yield build(config, layout, members)
+            yield build(config, layout, members, scorers)
         finally:
-            cluster.end_hosts(members)
+            cluster.end_hosts([*members, *scorers])
 
 
-def build(config: Config, layout: Layout, members: Sequence[cluster.Member]) -> Crew:
+def build(
+    config: Config, layout: Layout, members: Sequence[cluster.Member], scorers: Sequence[cluster.RemoteQueue]
+) -> Crew:
     everyone = cluster.RayGroup(members, role=None)
     inspect(everyone.each("machine", [()] * len(members)), members, config)
     addresses = everyone.each("address", [()] * len(members))
@@ -151,6 +157,7 @@ def build(config: Config, layout: Layout, members: Sequence[cluster.Member]) -> 
         reference=group(REFERENCE, layout.pool_of(REFERENCE)) if has_reference_model(config) else None,
         everyone=everyone,
         parameters=parameters,
+        scorers=scorers,
         device=torch.device("cpu"),
         peak_flops=sum(peaks) if peaks and len(peaks) == len(members) else None,
     )
