@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"OMP_NUM_THREADS": "1"}
 
 
-def start(directory: Path, node: int, nodes: int, port: int, *overrides: str) -> subprocess.Popen[str]:
+def start(directory: Path, node: int, nodes: int, port: int, *overrides: str, steps: int = 2) -> subprocess.Popen[str]:
     """The command of the documents, one on each machine."""
     meeting = (f"trainer.nnodes={nodes}", f"trainer.node_rank={node}", "trainer.master_addr=127.0.0.1")
-    keys = arguments(directory, 2, *meeting, f"trainer.master_port={port}", *overrides)
+    keys = arguments(directory, steps, *meeting, f"trainer.master_port={port}", *overrides)
     return subprocess.Popen(
         [sys.executable, "-m", "rloom.trainer.main_ppo", "algorithm.adv_estimator=grpo", *keys],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=CLEAN,
@@ -48,6 +48,29 @@ def test_two_machines_train_together_and_the_second_leaves_with_the_first(tmp_pa
     assert "worker 1: process" in said
     assert [record["training/global_step"] for record in records(tmp_path)] == [1, 2]
     assert (tmp_path / "logs" / "worker_1.log").is_file()
+
+
+def test_a_machine_that_is_lost_leaves_the_others_to_go_on(tmp_path: Path, port: int) -> None:
+    second, first = (start(tmp_path, node, 2, port, "trainer.start_timeout_s=15", steps=8) for node in (1, 0))
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "global_step_2").is_dir():
+        assert time.monotonic() < deadline and first.poll() is None
+        time.sleep(0.1)
+    stop_machine(second)
+    said = first.communicate(timeout=200)[0]
+    assert first.returncode == 0, said
+    assert " died" in said, said
+    assert "1 of 2 machines are left: going on with them" in said, said
+    assert [record["training/global_step"] for record in records(tmp_path)] == [*range(1, 9)]
+
+
+def stop_machine(joined: subprocess.Popen[str]) -> None:
+    """As when its plug is pulled: the command, and the Ray it started in a session of its own."""
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(joined.pid)], capture_output=True, text=True)
+    joined.kill()
+    joined.communicate()
+    for child in children.stdout.split():
+        subprocess.run(["pkill", "-9", "--session", child], check=False)
 
 
 def test_a_machine_that_never_comes_is_named_and_not_awaited_forever(tmp_path: Path, port: int) -> None:

@@ -104,6 +104,14 @@ def test_roles_apart_compute_the_same_as_together(with_workers: Callable[..., Pa
     assert_near(numbers(alone), numbers(apart))
 
 
+def test_a_run_goes_on_with_another_number_of_workers(with_workers: Callable[..., Path]) -> None:
+    asked = ("algorithm.adv_estimator=gae",)
+    alone = with_workers(1, 4, *asked, name="alone")
+    for workers, steps in ((2, 1), (3, 2), (1, 3), (2, 4)):  # 8 samples a step: 3 workers get 3, 3 and 2
+        moved = with_workers(workers, steps, *asked, name="moved")
+    assert_near(numbers(alone), numbers(moved))
+
+
 class Deadly(cluster.RayGroup):
     """A group whose last worker is killed at chosen calls: after the workers were asked, before all have answered."""
 

@@ -216,18 +216,36 @@ def test_two_warm_ups_that_disagree_are_refused(role: str) -> None:
     passes(f"{role}.optim.lr_warmup_steps=5", f"{role}.optim.warmup_steps=5")
 
 
+SEVERAL = "trainer.n_gpus_per_node=4"
+
+
 @pytest.mark.parametrize(
-    "key",
+    ("keys", "said"),
     [
-        "trainer.nnodes",
-        "trainer.n_gpus_per_node",
-        f"{ROLLOUT}.tensor_model_parallel_size",
-        f"{ACTOR}.ulysses_sequence_parallel_size",
-        f"{ACTOR}.fsdp_config.fsdp_size",
+        (["trainer.nnodes=2"], "trainer.nnodes=2 needs trainer.master_addr"),
+        (["trainer.node_rank=1"], "trainer.node_rank=1: with trainer.nnodes=1 machines are numbered 0 to 0"),
+        ([SEVERAL, f"{ROLLOUT}.tensor_model_parallel_size=2"], "the native engine holds a whole model in each worker"),
+        ([SEVERAL, f"{ACTOR}.fsdp_config.fsdp_size=3"], f"{ACTOR}.fsdp_config.fsdp_size=3 does not divide 4 workers"),
+        ([f"{ACTOR}.fsdp_config.fsdp_size=2"], "fsdp_size=2 does not divide 1 workers; use 1, or -1"),
+        (["trainer.pools.rollout=1"], "trainer.pools: one worker holds every role"),
+        (
+            [SEVERAL, "trainer.pools.ref=1", "actor_rollout_ref.model.lora_rank=8"],
+            "trainer.pools.ref=1: with LoRA the reference is the actor",
+        ),
+        (
+            [SEVERAL, "trainer.pools.ref=1", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type=full"],
+            "needs the reference beside the actor",
+        ),
     ],
 )
-def test_more_than_one_process_is_refused_not_ignored(key: str) -> None:
-    assert check_error(f"{key}=2") == f"{key}=2: this version of rloom trains in one process on one device; use 1"
+def test_workers_that_cannot_share_a_model_so_are_refused(keys: list[str], said: str) -> None:
+    assert said in check_error(*keys)
+
+
+def test_several_workers_and_machines_are_fine() -> None:
+    passes(SEVERAL, f"{ACTOR}.fsdp_config.fsdp_size=2", "trainer.pools.rollout=2")
+    passes("trainer.nnodes=2", "trainer.node_rank=1", "trainer.master_addr=10.0.0.1")
+    passes("trainer.nnodes=2", "ray_kwargs.ray_init.address=10.0.0.1:6379")
 
 
 def test_what_an_engine_cannot_honour_is_refused() -> None:

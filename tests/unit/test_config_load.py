@@ -275,7 +275,6 @@ def test_keys_of_later_versions_say_so_and_their_idle_values_pass() -> None:
     for key, what in {
         "reward_model.enable=True": "reward models are not in this version",
         "reward_model.path=some/model": "reward models are not in this version",
-        "trainer.master_addr=10.0.0.1": "several machines are not in this version",
         "critic.megatron_config.tensor_model_parallel_size=4": "Megatron engines are not in this version",
     }.items():
         with pytest.raises(ConfigError, match=what):

@@ -94,7 +94,7 @@ def smaller_where_it_must_be(config: Config, layout: Layout) -> Layout:
                 f"{left} of {layout.nodes} machines are left, and none came back within {patience:.0f} s; "
                 "the same command goes on from the last checkpoint when they are there again"
             ) from None
-        print(f"{left} of {layout.nodes} machines are left: going on with {left * layout.per_node} workers", flush=True)
+        print(f"{left} of {layout.nodes} machines are left: going on with them", flush=True)
         return lay_out(left, layout.per_node, {})
     return layout
 
