@@ -1,11 +1,13 @@
 """Machines that form a cluster for one run: the first starts Ray's head, the others join it and leave with it."""
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from pathlib import Path
 from rloom.errors import ConfigError, WorkerError
 
 NODE = "rloom_node_"  # the resource that marks a machine of the run, with its number
+SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 LOOKS_APART_S = 1.0
 GONE_AFTER = 3  # looks in a row that do not find the head
 LEAVING_S = 5.0
@@ -36,6 +39,20 @@ def reachable(address: str, timeout_s: float = 2.0) -> bool:
             return True
     except OSError:
         return False
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has this address; None where the system does not say (not Linux)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            question = struct.pack("256s", name.encode()[:15])
+            with suppress(OSError):  # one without an address
+                answer = fcntl.ioctl(any_socket.fileno(), SIOCGIFADDR, question)
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
 
 
 def agree_on_token(address: str) -> None:

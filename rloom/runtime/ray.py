@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rloom.errors import ConfigError, RloomError, WorkerError
-from rloom.runtime.nodes import NODE, free_port
+from rloom.runtime.nodes import NODE, free_port, interface_of
 from rloom.runtime.vitals import Machine, Vitals
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ ITEMS_EVERY_S = 0.1  # a stream's items travel together: each journey costs abou
 SCORED_AT_ONCE = 1000  # samples on their way on one machine; its pool decides how many are scored together
 FIRST_WORD_S = 60.0  # of waiting without an answer, before the console says for whom
 RAYS_OWN = (":actor_name:", ":job_id:", ":task_name:")  # what Ray prints for itself
+MARK = 0.001  # of a machine's number: enough to be there
 LAST_LINES = 15  # of a dead worker's log
 DEATH_NEWS_S = 5.0  # a worker that complains of a lost peer may be heard before the news of that death
 
@@ -38,6 +39,9 @@ class Host:
         if log_file is not None:
             copy_output_to(Path(log_file))
         self.health = Vitals(name)
+        # gloo would ask what the machine's name resolves to, and on many that is 127.0.0.1
+        if "GLOO_SOCKET_IFNAME" not in os.environ and (found := interface_of(ray.util.get_node_ip_address())):
+            os.environ["GLOO_SOCKET_IFNAME"] = found
         self.object = make(*arguments)
 
     def __repr__(self) -> str:  # Ray puts it before each line
@@ -285,7 +289,10 @@ def missing_numbers(nodes: int) -> list[int]:
 def reserve(nodes: int, per_node: Mapping[str, float], timeout_s: float) -> Iterator[PlacementGroup]:
     """A share on each of so many machines, all at once or not at all."""
     strategy = "STRICT_SPREAD" if nodes > 1 else "PACK"
-    share = placement_group([dict(per_node)] * nodes, strategy=strategy)
+    # machines that have numbers are taken in their order: the first is the one that drives
+    numbered = sorted({name for machine in machines() for name in machine if name.startswith(NODE)})
+    marks = [{mark: MARK} for mark in numbered[:nodes]] if len(numbered) >= nodes else [{}] * nodes
+    share = placement_group([{**per_node, **mark} for mark in marks], strategy=strategy)
     try:
         if not share.wait(timeout_s):
             raise WorkerError(

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,21 @@ pytestmark = pytest.mark.slow
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"OMP_NUM_THREADS": "1"}
 
 
-def start(directory: Path, node: int, nodes: int, port: int, *overrides: str, steps: int = 2) -> subprocess.Popen[str]:
+def start(
+    directory: Path,
+    node: int,
+    nodes: int,
+    port: int,
+    *overrides: str,
+    steps: int = 2,
+    address: str = "127.0.0.1",
+    within: Sequence[str] = (),
+) -> subprocess.Popen[str]:
     """The command of the documents, one on each machine."""
-    meeting = (f"trainer.nnodes={nodes}", f"trainer.node_rank={node}", "trainer.master_addr=127.0.0.1")
+    meeting = (f"trainer.nnodes={nodes}", f"trainer.node_rank={node}", f"trainer.master_addr={address}")
     keys = arguments(directory, steps, *meeting, f"trainer.master_port={port}", *overrides)
     return subprocess.Popen(
-        [sys.executable, "-m", "rloom.trainer.main_ppo", "algorithm.adv_estimator=grpo", *keys],
+        [*within, sys.executable, "-m", "rloom.trainer.main_ppo", "algorithm.adv_estimator=grpo", *keys],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=CLEAN,
     )  # fmt: skip
 
@@ -62,6 +71,52 @@ def test_a_machine_that_is_lost_leaves_the_others_to_go_on(tmp_path: Path, port:
     assert " died" in said, said
     assert "1 of 2 machines are left: going on with them" in said, said
     assert [record["training/global_step"] for record in records(tmp_path)] == [*range(1, 9)]
+
+
+@pytest.fixture
+def two_networks() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a wire between them, as far from each other as one machine allows."""
+    names = (f"rloom{os.getpid()}a", f"rloom{os.getpid()}b")
+    first, second = names
+    inside = {name: ["ip", "netns", "exec", name, "ip"] for name in names}
+    try:
+        for name in names:
+            run(["ip", "netns", "add", name])
+        run(["ip", "link", "add", "wire0", "netns", first, "type", "veth", "peer", "name", "wire1", "netns", second])
+        for number, name in enumerate(names):
+            run([*inside[name], "link", "set", "lo", "up"])
+            run([*inside[name], "addr", "add", f"10.77.0.{number + 1}/24", "dev", f"wire{number}"])
+            run([*inside[name], "link", "set", f"wire{number}", "up"])
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    else:
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_machines_that_share_no_network_but_one_wire_train_together(
+    tmp_path: Path, two_networks: tuple[str, str]
+) -> None:
+    second, first = (
+        start(tmp_path, node, 2, 6379, address="10.77.0.1", within=["ip", "netns", "exec", two_networks[node]])
+        for node in (1, 0)
+    )
+    said = first.communicate(timeout=200)[0]
+    assert first.returncode == 0, said
+    heard = second.communicate(timeout=60)[0]
+    assert second.returncode == 0, heard
+    # machine 0 drives, and its worker is the first
+    assert [line.split(" on ")[1].split(",")[0] for line in said.splitlines() if line.startswith("worker ")] == [
+        "10.77.0.1",
+        "10.77.0.2",
+    ]
+    assert [record["training/global_step"] for record in records(tmp_path)] == [1, 2]
 
 
 def stop_machine(joined: subprocess.Popen[str]) -> None:
