@@ -9,12 +9,19 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import PolicyObjective
+from rloom.algos.policy_losses import LossSettings
+from rloom.data.packing import MicroBatching
+from rloom.engines.mesh import lay_out_ranks
+from rloom.engines.sharded import ShardedEngine
 from rloom.models.attention import Opaque, PackedAttention
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Request, Sampling
 from rloom.rollout.native.engine import NativeRollout
-from tests.helpers import CPU, FAMILIES, a_batch, engine_of, policy, save_model
+from tests.helpers import ADAMW, CPU, FAMILIES, a_batch, engine_of, policy, save_model
 
+REINFORCE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.0, None, "kl")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # torch's own, as its compiler is imported
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # the compiler looks whether an input has one
@@ -51,6 +58,21 @@ def test_five_layers_and_three_batches_take_one_compilation(
         found.output_T.sum().backward()
         torch.testing.assert_close(found.output_T, expected.output_T)
     assert versions() == 1
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_sharded_layer_is_compiled_once_like_a_whole_one(
+    networks: tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]],
+) -> None:
+    """To the compiler a module that FSDP manages is full of numbers that vary: several versions, all slow."""
+    plain, compiled, versions = networks
+    whole = MicroBatching(samples=8)
+    sharded = ShardedEngine(compiled, CPU, lay_out_ranks(CPU.device), scoring=whole, training=whole, optimizer=ADAMW)
+    for samples in (8, 5):
+        batch = a_batch(samples).select(range(samples))
+        sharded.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
+    assert versions() == 1
+    torch.testing.assert_close(sharded.score(a_batch()), engine_of(plain).score(a_batch()))
 
 
 def test_attention_behind_the_operator_is_compiled_once_and_sees_every_layer_in_order(
