@@ -112,6 +112,15 @@ def test_a_run_goes_on_with_another_number_of_workers(with_workers: Callable[...
     assert_near(numbers(alone), numbers(moved))
 
 
+def test_gpus_that_are_not_there_are_missed_at_once(
+    with_workers: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AssertionError):  # exit status 2
+        with_workers(8, 1, "algorithm.adv_estimator=grpo", "trainer.device=cuda")
+    said = capfd.readouterr().err
+    assert "machines with 8 CPU and 8 GPU each are needed, 0 of these are here. The cluster has: 8 CPU" in said
+
+
 class Deadly(cluster.RayGroup):
     """A group whose last worker is killed at chosen calls: after the workers were asked, before all have answered."""
 

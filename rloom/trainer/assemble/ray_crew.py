@@ -1,4 +1,4 @@
-"""A crew of Ray workers: machines found, workers seated and looked at, models built, each step with a time limit."""
+"""A crew of Ray workers: machines found or named as missing, workers seated and looked at, models built."""
 
 import logging
 import os
@@ -61,7 +61,6 @@ def await_machines(config: Config) -> None:
 
 
 def needs_of_a_worker(config: Config) -> dict[str, float]:
-    """On a CPU, less than a core where there are more workers than cores: nobody would come otherwise."""
     if config.trainer.device == "cuda" or (config.trainer.device == "auto" and any_gpu()):
         return {"CPU": 1, "GPU": 1}
     return {"CPU": 1}
