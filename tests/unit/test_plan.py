@@ -279,7 +279,7 @@ def test_a_token_leaves_behind_what_layers_save(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "measured"), [("0.5B", 32640, 41.8), ("0.5B", 40960, 49.4), ("1.5B", 20480, 69.6)]
+    ("name", "tokens", "measured"), [("0.5B", 27520, 36.7), ("0.5B", 40960, 48.9), ("1.5B", 20480, 68.9)]
 )
 def test_peaks_are_those_that_were_measured(tmp_path: Path, name: str, tokens: int, measured: float) -> None:
     """docs/LOG.md, one update; torch's allocator alone. Samples of 640 tokens: 64 and 32 in the fullest pass.
@@ -381,7 +381,7 @@ def test_an_update_takes_about_as_long_as_was_measured(folder: Path) -> None:
     time = models_of(folder, *STEP, *batch).time
     assert time is not None
     assert time.of("actor update") == pytest.approx(4.52, rel=0.05)
-    assert (timing.training_share(494_000_000), timing.training_share(7_000_000_000)) == (0.435, 0.508)
+    assert (timing.training_share(494_000_000), timing.training_share(7_000_000_000)) == (0.446, 0.523)
 
 
 def test_what_is_offloaded_crosses_to_the_gpu_and_back(folder: Path) -> None:
