@@ -104,6 +104,14 @@ def test_roles_apart_compute_the_same_as_together(with_workers: Callable[..., Pa
     assert_near(numbers(alone), numbers(apart))
 
 
+def test_workers_that_share_sequences_compute_the_same(with_workers: Callable[..., Path]) -> None:
+    """The critic's do not: the same two workers hold halves of the actor's sequences and whole ones of the critic's."""
+    asked = ("algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=True")
+    alone = with_workers(1, 2, *asked)
+    shared = with_workers(2, 2, *asked, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
+    assert_near(numbers(alone), numbers(shared))
+
+
 class Deadly(cluster.RayGroup):
     """A group whose last worker is killed at chosen calls: after the workers were asked, before all have answered."""
 
