@@ -78,11 +78,21 @@ def sharded(
     placement: Placement = CPU,
     reference: ShardedEngine | None = None,
     shards: int = -1,
+    sequence_ranks: int = 1,
 ) -> ShardedEngine:
     """On every rank."""
     network = network_of(folder, packed=packed, checkpointing=checkpointing, lora=lora, critic=critic)
     mesh = lay_out_ranks(placement.device, shards)
-    return ShardedEngine(network, placement, mesh, scoring=micro, training=micro, optimizer=adamw, reference=reference)
+    return ShardedEngine(
+        network,
+        placement,
+        mesh,
+        scoring=micro,
+        training=micro,
+        optimizer=adamw,
+        reference=reference,
+        sequence_ranks=sequence_ranks,
+    )
 
 
 def sharded_gradients(engine: ShardedEngine) -> Weights:

@@ -27,6 +27,7 @@ def check(config: Config, algorithm: Needs) -> None:
         *micro_batches(config, algorithm),
         *machines(config),
         *parallel(config),
+        *sequences(config),
         *rollout(config),
         *dapo(config),
         *resume(config),
@@ -72,14 +73,15 @@ def mini_batches(config: Config) -> Iterator[str]:
 def micro_batches(config: Config, algorithm: Needs) -> Iterator[str]:
     actor, critic, n = config.actor_rollout_ref.actor, config.critic, config.actor_rollout_ref.rollout.n
     longest = config.data.max_prompt_length + config.data.max_response_length
-    yield from micro_batch("actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest)
+    shared = actor.ulysses_sequence_parallel_size
+    yield from micro_batch("actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, shared)
     if algorithm.needs_critic:
         prompts = critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
         yield from micro_batch("critic", critic, prompts * n, longest)
 
 
-def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int) -> Iterator[str]:
-    """`samples` make a mini-batch; one of them may be `longest` tokens long."""
+def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int, shared: int = 1) -> Iterator[str]:
+    """`samples` make a mini-batch; one of them may be `longest` tokens long, held by `shared` workers together."""
     per_gpu, whole = role.ppo_micro_batch_size_per_gpu, role.ppo_micro_batch_size
     size, key = (whole, "ppo_micro_batch_size") if per_gpu is None else (per_gpu, "ppo_micro_batch_size_per_gpu")
     if per_gpu is not None and whole is not None:
@@ -90,10 +92,12 @@ def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int) -> 
     elif size is None and role.use_dynamic_bsz is False:
         yield f"{name}.use_dynamic_bsz=False needs a size: set {name}.ppo_micro_batch_size_per_gpu"
     elif size is None or role.use_dynamic_bsz:
-        if role.ppo_max_token_len_per_gpu < longest:
+        least = -(-longest // shared)
+        if role.ppo_max_token_len_per_gpu < least:
+            together = "" if shared == 1 else f" on ulysses_sequence_parallel_size={shared} workers"
             yield (
                 f"{name}.ppo_max_token_len_per_gpu={role.ppo_max_token_len_per_gpu}: one sample may have "
-                f"data.max_prompt_length + data.max_response_length = {longest} tokens; use {longest} or more"
+                f"data.max_prompt_length + data.max_response_length = {longest} tokens{together}; use {least} or more"
             )
     elif samples % size:
         yield (
@@ -124,13 +128,7 @@ def parallel(config: Config) -> Iterator[str]:
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={chosen.tensor_model_parallel_size}: the "
             f"{chosen.name} engine holds a whole model in each worker; use 1"
         )
-    if actor.ulysses_sequence_parallel_size != 1:
-        yield (
-            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size}: "
-            "this version does not split sequences; use 1"
-        )
-    pools = config.trainer.pools
-    workers = pools.actor or config.workers - sum(size for role, size in pools.own.items() if role != "actor")
+    pools, workers = config.trainer.pools, actor_workers(config)
     sizes = {
         "actor_rollout_ref.actor.fsdp_config.fsdp_size": (actor.fsdp_config.fsdp_size, workers),
         "critic.model.fsdp_config.fsdp_size": (config.critic.model.fsdp_config.fsdp_size, pools.critic or workers),
@@ -146,6 +144,31 @@ def parallel(config: Config) -> Iterator[str]:
         yield (
             f"trainer.pools.ref={pools.ref}: a KL over the whole vocabulary needs the reference beside the actor; "
             "leave the key out, or use another actor_rollout_ref.actor.kl_loss_type"
+        )
+
+
+def actor_workers(config: Config) -> int:
+    pools = config.trainer.pools
+    return pools.actor or config.workers - sum(size for role, size in pools.own.items() if role != "actor")
+
+
+def sequences(config: Config) -> Iterator[str]:
+    """What has to hold where several workers share a sequence."""
+    actor, pools = config.actor_rollout_ref.actor, config.trainer.pools
+    size = actor.ulysses_sequence_parallel_size
+    if size == 1:
+        return
+    key = f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={size}"
+    owners = {"workers": actor_workers(config), "workers of trainer.pools.ref": pools.ref}
+    for whose, workers in owners.items():
+        if workers is not None and workers % size:
+            yield f"{key} does not divide {workers} {whose}; use {nearest_divisors(workers, size)}"
+    if not config.actor_rollout_ref.model.use_remove_padding:
+        yield f"{key} cuts packed sequences; set actor_rollout_ref.model.use_remove_padding=True, or use 1"
+    if actor.use_kl_loss and actor.kl_loss_type == "full":
+        yield (
+            f"{key}: a KL over the whole vocabulary needs whole sequences on each worker; use 1, or another "
+            "actor_rollout_ref.actor.kl_loss_type"
         )
 
 

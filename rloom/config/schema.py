@@ -179,7 +179,12 @@ class Actor(Section):
     )
     grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
     shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
-    ulysses_sequence_parallel_size: int = key(1, "Ranks that share one sequence.", ge=1)
+    ulysses_sequence_parallel_size: int = key(
+        1,
+        "Ranks, of actor and reference, that share each sequence, so that longer ones fit; divides the workers and the "
+        "model's attention heads. Token budgets count what one of them holds.",
+        ge=1,
+    )
     optim: Optim = section(Optim, "The optimizer and its schedule.")
     fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and precision.")
     checkpoint: Checkpoint = section(Checkpoint, "What checkpoints hold.")

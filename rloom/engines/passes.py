@@ -72,7 +72,8 @@ def score_passes(layout: Layout[B], outputs: Outputs) -> Tensor:
     """output_T of the batch as it came, on the host."""
     found = [outputs(here, there).output_T.float() for here, there in layout]
     output_T = torch.zeros(len(layout.place_T))
-    output_T[layout.place_T] = torch.cat(found).cpu()
+    if found:  # a worker may be left without samples
+        output_T[layout.place_T] = torch.cat(found).cpu()
     return output_T
 
 

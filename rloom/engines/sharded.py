@@ -41,7 +41,8 @@ from rloom.engines.storage import (
     read_weights,
     write_shards,
 )
-from rloom.models.network import Judge, Network, Reference
+from rloom.engines.ulysses import Neighbours, join_neighbours, shared_outputs
+from rloom.models.network import ALL, Judge, Network, Reference
 
 Outcome = TypeVar("Outcome", bound=tuple[Tensor | None, ...])
 
@@ -73,9 +74,11 @@ class ShardedEngine:
         optimizer: AdamW | None = None,  # None: it is only ever scored
         reference: "ShardedEngine | None" = None,  # for a KL over the whole vocabulary; None: itself, adapter off
         compiled: bool = False,
+        sequence_ranks: int = 1,  # neighbouring ranks that are given the same samples and share their tokens
     ) -> None:
         self.network, self.placement, self.mesh = network, placement, mesh
         self.scoring, self.training = scoring, training
+        self.neighbours = None if sequence_ranks == 1 else join_neighbours(network, sequence_ranks)
         self.reference = reference or self
         self.module = network.module
         self.adamw = optimizer
@@ -163,7 +166,11 @@ class ShardedEngine:
 
     def outputs(self, here: Batch, there: Batch) -> TokenOutputs:
         def compute() -> tuple[Tensor, Tensor | None]:
-            found = self.network.token_outputs(there.tokens_T, here.length_N, here.mask_T)
+            found = (
+                self.network.token_outputs(there.tokens_T, here.length_N, here.mask_T)
+                if self.neighbours is None
+                else shared_outputs(self.network, here, there, self.neighbours)
+            )
             # FSDP looks for the tensors of an output in tuples, not in our dataclass
             return found.output_T, found.entropy_T
 
@@ -183,7 +190,14 @@ class ShardedEngine:
             )
             return (found,)
 
-        return self.whole(compute)[0]
+        def compute_shared(neighbours: Neighbours) -> tuple[Tensor]:
+            """The numbers first: no rank has all the hidden states of a sample, which its loss may look at whole."""
+            assert reference is None  # the configuration's checks allow no KL over the vocabulary here
+            found = shared_outputs(self.network, here, there, neighbours, entropy_gradient=entropy_gradient)
+            return (judge(found, ALL, ALL),)
+
+        shared = self.neighbours
+        return self.whole(compute if shared is None else partial(compute_shared, shared))[0]
 
     def whole(self, compute: Callable[[], Outcome]) -> Outcome:
         assert isinstance(self.root, nn.Module)

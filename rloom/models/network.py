@@ -20,7 +20,7 @@ from rloom.errors import ModelError
 from rloom.models.attention import Attend, PackedAttention, RowsAttention
 from rloom.models.head import HAS_TRITON, HeadForm, fused_logprobs, judged_loss, linear_float32, parts_at_once
 from rloom.models.load import first_line
-from rloom.models.logprobs import token_logprobs
+from rloom.models.logprobs import Logits, token_logprobs
 from rloom.transfer import send
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,13 @@ class Network(Protocol):
 
     @property
     def module(self) -> nn.Module: ...
+
+    @property
+    def decoder(self) -> "Decoder":
+        """The body, without its head."""
+
+    def answer_outputs(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool = False) -> TokenOutputs:
+        """What the head says of some tokens, from the hidden states before them."""
 
     def token_outputs(
         self,
@@ -100,6 +107,11 @@ class Decoder:
         self.body: Any = self.base.get_decoder()
         self.packed = packed
         self.layers: list[nn.Module] = [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+    @property
+    def heads(self) -> int:
+        """Of the queries."""
+        return int(self.base.config.get_text_config().num_attention_heads)
 
     def cast(self, dtype: torch.dtype) -> None:
         """Parameters only: the angles of rotary embeddings are buffers and stay float32."""
@@ -261,22 +273,33 @@ class PolicyNetwork:
         compared = None
         if reference is not None:
             compared = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[place - 1]
-        hidden, target = self.decoder.hidden(tokens_T, length_N)[place - 1], tokens_T[place]
-        weight_VH = self.fused_head(hidden.device)
+        hidden = self.decoder.hidden(tokens_T, length_N)[place - 1]
+        found = self.answer_outputs(hidden, tokens_T[place], entropy_gradient=entropy_gradient, compared=compared)
+        return outputs_at(place, len(tokens_T), found)
+
+    def answer_outputs(
+        self,
+        hidden_AH: Tensor,
+        target_A: Tensor,
+        *,
+        entropy_gradient: bool = False,
+        compared: tuple[Logits, Tensor] | None = None,  # a reference's logits and its hidden states
+    ) -> TokenOutputs:
+        weight_VH = self.fused_head(hidden_AH.device)
         if compared is None and weight_VH is not None:
-            logprobs, entropy = fused_logprobs(hidden, weight_VH, target, self.form, entropy_gradient=entropy_gradient)
-            kl = torch.zeros_like(entropy)
-        else:
-            logprobs, entropy, kl = token_logprobs(
-                self.logits,
-                hidden,
-                target,
-                temperature=self.temperature,
-                chunked=self.chunked,
-                entropy_gradient=entropy_gradient,
-                reference=compared,
+            return TokenOutputs(
+                *fused_logprobs(hidden_AH, weight_VH, target_A, self.form, entropy_gradient=entropy_gradient)
             )
-        return outputs_at(place, len(tokens_T), logprobs, entropy, kl if compared is not None else None)
+        logprobs, entropy, kl = token_logprobs(
+            self.logits,
+            hidden_AH,
+            target_A,
+            temperature=self.temperature,
+            chunked=self.chunked,
+            entropy_gradient=entropy_gradient,
+            reference=compared,
+        )
+        return TokenOutputs(logprobs, entropy, kl if compared is not None else None)
 
     def loss(
         self,
@@ -303,7 +326,7 @@ class PolicyNetwork:
         def judge_part(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
             part = parts[index]
             first, last = part.tokens.start, part.tokens.stop
-            outputs = outputs_at(place[part.answers] - first, last - first, logprobs, entropy)
+            outputs = outputs_at(place[part.answers] - first, last - first, TokenOutputs(logprobs, entropy))
             return judge(outputs, part.rows, part.tokens)
 
         return judged_loss(
@@ -377,8 +400,10 @@ class ValueNetwork:
     ) -> TokenOutputs:
         place = send(mask_T.nonzero().squeeze(1), tokens_T.device)
         hidden = self.decoder.hidden(tokens_T, length_N)[place - 1]
-        values = self.decoder.base.get_output_embeddings()(hidden.float()).squeeze(1)
-        return TokenOutputs(values.new_zeros(len(tokens_T)).index_put((place,), values))
+        return outputs_at(place, len(tokens_T), self.answer_outputs(hidden, tokens_T[place]))
+
+    def answer_outputs(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool = False) -> TokenOutputs:
+        return TokenOutputs(self.decoder.base.get_output_embeddings()(hidden_AH.float()).squeeze(1))
 
     def loss(
         self,
@@ -397,11 +422,10 @@ def kernels_run_on(device: torch.device) -> bool:
     return HAS_TRITON and device.type == "cuda"
 
 
-def outputs_at(place: Tensor, tokens: int, logprobs: Tensor, entropy: Tensor, kl: Tensor | None = None) -> TokenOutputs:
-    """A policy's numbers where they belong among all tokens."""
-    zeros_T = logprobs.new_zeros(tokens)
-    return TokenOutputs(
-        zeros_T.index_put((place,), logprobs),
-        zeros_T.index_put((place,), entropy),
-        None if kl is None else zeros_T.index_put((place,), kl),
-    )
+def outputs_at(place_A: Tensor, tokens: int, found: TokenOutputs) -> TokenOutputs:
+    """Numbers of some tokens where they belong among all."""
+    zeros_T = found.output_T.new_zeros(tokens)
+    numbers = (found.output_T, found.entropy_T, found.kl_T)
+    placed = [None if number_A is None else zeros_T.index_put((place_A,), number_A) for number_A in numbers]
+    assert placed[0] is not None
+    return TokenOutputs(placed[0], *placed[1:])

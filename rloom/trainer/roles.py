@@ -4,9 +4,10 @@ Sharding and merging are here, as ordinary code.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,12 @@ from rloom.trainer.schedule import Schedule
 Progress = Callable[[int, int], None]  # (done, total)
 
 
+def each_share(group: Group, method: str, arguments: Sequence[tuple[Any, ...]], sequence_ranks: int) -> list[Any]:
+    """Neighbours that share sequences get the same share of a batch and find the same: the first answers for them."""
+    answers = group.each(method, [one for one in arguments for _ in range(sequence_ranks)])
+    return answers[::sequence_ranks]
+
+
 @dataclass(frozen=True)
 class Scorer:
     """A model that is only asked: the reference."""
@@ -31,14 +38,15 @@ class Scorer:
     group: Group
     balance: bool = True
     reference: bool = False  # ask the policy's own workers, with their adapter switched off
+    sequence_ranks: int = 1  # workers that share a sequence
 
     def score(self, batch: Batch) -> Tensor:
-        shares = share_rows(batch.length_N.tolist(), self.group.size, balance=self.balance)
+        shares = share_rows(batch.length_N.tolist(), self.group.size // self.sequence_ranks, balance=self.balance)
         method = "score_reference" if self.reference else "score"
-        outputs = self.group.each(method, [(batch.select(rows),) for rows in shares])
+        outputs = each_share(self.group, method, [(batch.select(rows),) for rows in shares], self.sequence_ranks)
         merged_T = torch.zeros(len(batch.tokens_T))
         for rows, output_T in zip(shares, outputs, strict=True):
-            merged_T[token_places(batch.length_N, torch.tensor(rows))] = output_T
+            merged_T[token_places(batch.length_N, torch.tensor(rows, dtype=torch.long))] = output_T
         return merged_T
 
 
@@ -81,6 +89,7 @@ class Learner:
         balance: bool,
         max_nonfinite: int,
         parameters: int = 0,  # of its model, for the share of a device's peak that an update reaches
+        sequence_ranks: int = 1,  # workers that share a sequence
     ) -> None:
         self.name = name
         self.group = group
@@ -88,10 +97,11 @@ class Learner:
         self.balance = balance
         self.max_nonfinite = max_nonfinite
         self.parameters = parameters
+        self.sequence_ranks = sequence_ranks
         self.nonfinite_in_a_row = 0
 
     def score(self, batch: Batch) -> Tensor:
-        return Scorer(self.group, self.balance).score(batch)
+        return Scorer(self.group, self.balance, sequence_ranks=self.sequence_ranks).score(batch)
 
     def learn(self, batch: TrainBatch, step: int, progress: Progress) -> Metrics:
         """One pass of the update rule over the batch; metrics averaged over its updates."""
@@ -115,8 +125,9 @@ class Learner:
         """The gradient of one mini-batch, gathered over workers that each hold a share of it."""
         mini = self.objective.prepare(mini)
         counts = Counts.of(mini, self.rhythm.horizon)
-        shares = share_rows(mini.length_N.tolist(), self.group.size, balance=self.balance)
-        parts = self.group.each("forward_backward", [(mini.select(rows), self.objective, counts) for rows in shares])
+        shares = share_rows(mini.length_N.tolist(), self.group.size // self.sequence_ranks, balance=self.balance)
+        arguments = [(mini.select(rows), self.objective, counts) for rows in shares]
+        parts = each_share(self.group, "forward_backward", arguments, self.sequence_ranks)
         names = dict.fromkeys(name for part in parts for name in part)  # a worker without a share has none
         return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 

@@ -121,6 +121,14 @@ def test_gpus_that_are_not_there_are_missed_at_once(
     assert "machines with 8 CPU and 8 GPU each are needed, 0 of these are here. The cluster has: 8 CPU" in said
 
 
+def test_workers_that_share_sequences_compute_the_same(with_workers: Callable[..., Path]) -> None:
+    """The critic's do not: the same two workers hold halves of the actor's sequences and whole ones of the critic's."""
+    asked = ("algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=True")
+    alone = with_workers(1, 2, *asked)
+    shared = with_workers(2, 2, *asked, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
+    assert_near(numbers(alone), numbers(shared))
+
+
 class Deadly(cluster.RayGroup):
     """A group whose last worker is killed at chosen calls: after the workers were asked, before all have answered."""
 

@@ -109,7 +109,13 @@ class Echo:
         self.folders.append(("load", folder))
 
 
-def learner(*workers: Echo, of: Rhythm | None = None, schedule: Schedule | None = None, limit: int = 2) -> Learner:
+def learner(
+    *workers: Echo,
+    of: Rhythm | None = None,
+    schedule: Schedule | None = None,
+    limit: int = 2,
+    sequence_ranks: int = 1,
+) -> Learner:
     return Learner(
         "critic",
         LocalGroup(workers),
@@ -118,6 +124,7 @@ def learner(*workers: Echo, of: Rhythm | None = None, schedule: Schedule | None 
         schedule=schedule or Schedule(0.1),
         balance=True,
         max_nonfinite=limit,
+        sequence_ranks=sequence_ranks,
     )
 
 
@@ -149,6 +156,22 @@ def test_every_worker_divides_by_the_counts_of_the_whole_mini_batch() -> None:
     # rows 0-3 teach 6 + 9 + 4 + 10 tokens (3 of row 3 are a tool's); of rows 4-7 the first failed: 12 + 8 + 5
     assert pair[0].counts == pair[1].counts == [Counts(29, 4, 16), Counts(25, 3, 16)]
     assert metrics["critic/vf_loss"] == 4.0  # the workers' shares, 2 + 2, in each of two updates
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_workers_that_share_sequences_get_the_same_share_and_count_once(reference: bool) -> None:
+    four = [Echo() for _ in range(4)]
+    scores_T = Scorer(LocalGroup(four), reference=reference, sequence_ranks=2).score(a_batch())
+    assert torch.equal(scores_T, (-1 if reference else 1) * a_batch().tokens_T.float())
+    if not reference:
+        assert [worker.lengths for worker in four] == [[[6, 17, 12, 9]]] * 2 + [[[9, 12, 15, 8]]] * 2
+    four = [Echo() for _ in range(4)]
+    pairs = learner(*four, sequence_ranks=2)
+    assert learn(pairs)["critic/vf_loss"] == 4.0  # the pairs' shares, 2 + 2, in each of two updates
+    assert four[0].lengths == four[1].lengths != four[2].lengths == four[3].lengths
+    assert four[0].counts == four[3].counts == [Counts(29, 4, 16), Counts(25, 3, 16)]
+    assert [len(worker.rates) for worker in four] == [2, 2, 2, 2]  # every worker takes the step
+    assert torch.equal(pairs.score(a_batch()), a_batch().tokens_T.float())
 
 
 def test_metrics_are_means_over_the_updates_and_the_rate_is_the_steps() -> None:

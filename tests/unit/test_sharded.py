@@ -21,7 +21,7 @@ from rloom.errors import CheckpointError, ConfigError
 from rloom.models.load import Lora
 from rloom.trainer.checkpoint import Checkpoints, read_state
 from tests.engine_subjects import ENGINES
-from tests.helpers import Weights, assert_identical, lesson
+from tests.helpers import Weights, assert_identical, assert_near, lesson
 from tests.ranks import Crew
 
 LORA = Lora(rank=4)
@@ -89,15 +89,6 @@ def crew() -> Iterator[Crew]:
 @pytest.fixture(scope="module")
 def folders(model_folder: Callable[[str], Path]) -> dict[str, Path]:
     return {family: model_folder(family) for family in ("qwen2", "qwen3", "gemma2")}
-
-
-def assert_near(found: Weights, expected: Weights, relative: float) -> None:
-    """To the largest number of all: some gradients are nothing but rounding (a key's bias moves no attention)."""
-    assert found.keys() == expected.keys()
-    largest = max(float(tensor.abs().max()) for tensor in expected.values())
-    for name, tensor in expected.items():
-        difference = float((found[name] - tensor).abs().max())
-        assert difference <= relative * largest, f"{name}: {difference} of {largest}"
 
 
 CASES = {

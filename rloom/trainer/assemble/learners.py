@@ -5,6 +5,7 @@ from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_policy_loss
 from rloom.config.schema import Config, Optim
 from rloom.runtime.group import Group
+from rloom.trainer.assemble.models import sequence_ranks
 from rloom.trainer.roles import Learner, Rhythm, Scorer
 from rloom.trainer.schedule import Schedule
 
@@ -33,6 +34,7 @@ def policy_learner(config: Config, group: Group, parameters: int, total_steps: i
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
         parameters=parameters,
+        sequence_ranks=sequence_ranks(config, group.size),
     )
 
 
@@ -70,7 +72,8 @@ def reference_scorer(config: Config, policy: Group, reference: Group | None) -> 
     actor, balance = config.actor_rollout_ref.actor, config.trainer.balance_batch
     if not config.algorithm.use_kl_in_reward and not (actor.use_kl_loss and actor.kl_loss_type != "full"):
         return None
-    return Scorer(policy, balance, reference=True) if reference is None else Scorer(reference, balance)
+    group = policy if reference is None else reference
+    return Scorer(group, balance, reference=reference is None, sequence_ranks=sequence_ranks(config, group.size))
 
 
 def rhythm(config: Config, prompts: int, epochs: int, shuffle: bool) -> Rhythm:

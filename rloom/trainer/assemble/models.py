@@ -38,18 +38,31 @@ def placement(config: Config, fsdp: Fsdp) -> Placement:
 
 
 def micro(
-    per_rank: int | None, together: int | None, dynamic: bool | None, tokens: int, *, ranks: int = 1
+    per_rank: int | None,
+    together: int | None,
+    dynamic: bool | None,
+    tokens: int,
+    *,
+    ranks: int = 1,
+    sequence_ranks: int = 1,
 ) -> MicroBatching:
-    """`together`: the older way to say it, samples of all ranks."""
-    samples = per_rank or (together and max(1, together // ranks))
-    return MicroBatching(samples=samples) if samples and not dynamic else MicroBatching(tokens=tokens)
+    """`together`: the older way to say it, samples of all ranks. Ranks that share sequences take so many times more."""
+    samples = per_rank or (together and max(1, together * sequence_ranks // ranks))
+    return MicroBatching(samples=samples) if samples and not dynamic else MicroBatching(tokens=tokens * sequence_ranks)
 
 
-def make_engine(network: Network, where: Placement, *, ranks: int, shards: int, **settings: Any) -> AnyEngine:
+def sequence_ranks(config: Config, ranks: int) -> int:
+    """How many ranks of actor or reference share a sequence. One alone (an evaluation) holds it whole."""
+    return 1 if ranks == 1 else config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+
+
+def make_engine(
+    network: Network, where: Placement, *, ranks: int, shards: int, shared: int = 1, **settings: Any
+) -> AnyEngine:
     """A whole model on this device, or this rank's shard of one that all ranks hold together."""
     if ranks == 1:
         return LocalEngine(network, where, **settings)
-    return ShardedEngine(network, where, lay_out_ranks(where.device, shards), **settings)
+    return ShardedEngine(network, where, lay_out_ranks(where.device, shards), sequence_ranks=shared, **settings)
 
 
 def adamw(optim: Optim, grad_clip: float) -> AdamW:
@@ -85,17 +98,20 @@ def policy_engine(
     ranks: int = 1,
 ) -> AnyEngine:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    shared = sequence_ranks(config, ranks)
     return make_engine(
         network,
         placement(config, actor.fsdp_config),
         ranks=ranks,
         shards=actor.fsdp_config.fsdp_size,
+        shared=shared,
         scoring=micro(
             rollout.log_prob_micro_batch_size_per_gpu,
             rollout.log_prob_micro_batch_size,
             rollout.log_prob_use_dynamic_bsz,
             rollout.log_prob_max_token_len_per_gpu,
             ranks=ranks,
+            sequence_ranks=shared,
         ),
         training=micro(
             actor.ppo_micro_batch_size_per_gpu,
@@ -103,6 +119,7 @@ def policy_engine(
             actor.use_dynamic_bsz,
             actor.ppo_max_token_len_per_gpu,
             ranks=ranks,
+            sequence_ranks=shared,
         ),
         optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
         reference=reference,
@@ -123,6 +140,7 @@ def reference_engine(config: Config, *, ranks: int = 1) -> AnyEngine:
     model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
     actor = config.actor_rollout_ref.actor
     where = placement(config, actor.fsdp_config)
+    shared = sequence_ranks(config, ranks)
     return make_engine(
         PolicyNetwork(
             load_causal_lm(policy_source(config)),
@@ -133,12 +151,14 @@ def reference_engine(config: Config, *, ranks: int = 1) -> AnyEngine:
         Placement(where.device, where.dtype, offload_parameters=ref.fsdp_config.param_offload),
         ranks=ranks,
         shards=actor.fsdp_config.fsdp_size,
+        shared=shared,
         scoring=micro(
             ref.log_prob_micro_batch_size_per_gpu,
             ref.log_prob_micro_batch_size,
             ref.log_prob_use_dynamic_bsz,
             ref.log_prob_max_token_len_per_gpu,
             ranks=ranks,
+            sequence_ranks=shared,
         ),
         compiled=actor.use_torch_compile if ref.use_torch_compile is None else ref.use_torch_compile,
     )
