@@ -22,6 +22,7 @@ from rloom.runtime.nodes import NODE, free_port, interface_of
 from rloom.runtime.vitals import Machine, Vitals
 
 log = logging.getLogger(__name__)
+calls = logging.getLogger("rloom.calls")
 ITEMS_EVERY_S = 0.1  # a stream's items travel together: each journey costs about a millisecond
 SCORED_AT_ONCE = 1000  # samples on their way on one machine; its pool decides how many are scored together
 FIRST_WORD_S = 60.0  # of waiting without an answer, before the console says for whom
@@ -38,6 +39,7 @@ class Host:
         self.name = name
         if log_file is not None:
             copy_output_to(Path(log_file))
+            note_calls_in(Path(log_file))
         self.health = Vitals(name)
         # gloo would ask what the machine's name resolves to, and on many that is 127.0.0.1
         if "GLOO_SOCKET_IFNAME" not in os.environ and (found := interface_of(ray.util.get_node_ip_address())):
@@ -60,9 +62,11 @@ class Host:
         return self.object.build(*arguments)
 
     def call(self, role: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        calls.info(f"{role}.{method}")
         return getattr(self.object.roles[role], method)(*arguments)
 
     def stream(self, role: str, method: str, arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
+        calls.info(f"{role}.{method}")
         items: list[Any] = []
         sent = time.monotonic()
         for item in getattr(self.object.roles[role], method)(*arguments):
@@ -80,6 +84,15 @@ def copy_output_to(file: Path) -> None:
     assert tee.stdin is not None
     for stream in (1, 2):
         os.dup2(tee.stdin.fileno(), stream)
+
+
+def note_calls_in(file: Path) -> None:
+    """What the worker was asked last is what one wants to know of it when it is dead; the console need not hear it."""
+    handler = logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    calls.addHandler(handler)
+    calls.setLevel(logging.INFO)
+    calls.propagate = False
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def run(config: Config) -> int:
         )
         return 0
     directory = run_directory(config)
-    with sole_owner(directory), machines(config):
+    with machines(config):
         return attempts(config, directory)
 
 
@@ -67,7 +67,7 @@ def attempts(config: Config, directory: Path) -> int:
 
 
 def run_once(config: Config, directory: Path, layout: Layout, *, again: bool) -> int:
-    with open_parts(config, layout, directory / LOGS) as parts:
+    with open_parts(config, layout, directory / LOGS) as parts, sole_owner(directory):
         checkpoints = Checkpoints(
             directory,
             keep={"actor": config.trainer.max_actor_ckpt_to_keep}

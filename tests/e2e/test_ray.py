@@ -170,7 +170,7 @@ def test_a_worker_killed_in_generation_in_an_update_and_while_saving_costs_nothi
     disturbed = with_workers(2, 4, "algorithm.adv_estimator=grpo", name="disturbed")
     said = capfd.readouterr().out
     assert said.count("worker 1 died") == 3 and "Restart 3 of 3" in said
-    assert "Its last lines" in said
+    assert "Its last lines" in said and all(f"actor.{call}" in said for call in ("forward_backward", "save"))
     assert numbers(disturbed) == numbers(calm)
     assert same(whole(disturbed, disturbed / "hf", 4), whole(calm, calm / "hf", 4))
 
