@@ -38,7 +38,7 @@ from rloom.trainer.sampling import Sampler, pack
 from rloom.trainer.schedule import Schedule
 from rloom.types import Prompt, Sample, Score
 
-STAGES = ("generation", "reward and pack", "advantages", "update", "optimizer")
+STAGES = ("generation", "reward and pack", "advantages", "update")
 TRL = (
     "TRL 1.16 took 68 s with its own generation and 70 s with vLLM colocated for 128 prompts × 8 answers × 512 tokens\n"
     "of the 0.5B shape (micro-batch 32, gradient checkpointing): measured elsewhere on the same kind of GPU, one H200."
@@ -110,11 +110,11 @@ class Step:
         with watch.stage("advantages"):
             lesson = grpo_lesson(batch)
         with watch.stage("update"):
-            metrics = self.learner.accumulate(lesson)
-        with watch.stage("optimizer"):
-            assert self.engine.optim_step(LEARNING_RATE).applied
+            self.learner.accumulate(lesson)
+            done = self.learner.apply(LEARNING_RATE)
+            assert done.applied
             self.sampler.publish()
-        return watch.seconds, metrics
+        return watch.seconds, done.metrics
 
 
 def grpo_lesson(batch: Batch) -> TrainBatch:
@@ -135,10 +135,10 @@ def rates(given: argparse.Namespace, shape: Shape, seconds: dict[str, float]) ->
     floor_s = decode_floor_seconds(shape, given.prompt_tokens, new_tokens, known)
     floor_s += prefill_floor_seconds(shape, given.prompt_tokens, given.prompts, known)
     flops = training_flops(shape, len(new_tokens) * (given.prompt_tokens + given.new_tokens))
-    reached = flops / (seconds["update"] + seconds["optimizer"])
+    reached = flops / seconds["update"]
     return (
         f"Best of each: generation {sum(new_tokens) / seconds['generation']:,.0f} tok/s, "
-        f"{floor_s / seconds['generation']:.0%} of an H200's floor; update and optimizer {reached / 1e12:.1f} TFLOP/s, "
+        f"{floor_s / seconds['generation']:.0%} of an H200's floor; update {reached / 1e12:.1f} TFLOP/s, "
         f"{reached / known.peak:.1%} of its peak."
     )
 

@@ -10,6 +10,7 @@ at once, weights, gradients and moments in bfloat16 (half the bytes of rloom's, 
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -33,22 +34,17 @@ from rloom.trainer.assemble.models import enable_checkpointing
 LEARNING_RATE = 1e-6
 OPTIMIZER = AdamW(weight_decay=0.01, betas=(0.9, 0.999), grad_clip=1.0)
 OBJECTIVE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.0, None, "low_var_kl")
-PASSES, STEP = "forward and backward", "optimizer"
 
 
 @dataclass(frozen=True)
 class Result:
     name: str
     tokens_per_pass: int
-    passes_s: float
-    optimizer_s: float
+    seconds: float
+    median_s: float
     warm_up_s: float
     peak_gib: float
     held_gib: float | None
-
-    @property
-    def seconds(self) -> float:
-        return self.passes_s + self.optimizer_s
 
 
 def random_batch(shape: Shape, samples: int, prompt_tokens: int, new_tokens: int) -> TrainBatch:
@@ -100,10 +96,8 @@ class Ours:
         self.tokens_per_pass = given.tokens_per_pass
         self.batch, self.counts = OBJECTIVE.prepare(batch), Counts.of(batch, given.new_tokens)
 
-    def passes(self) -> None:
+    def update(self) -> None:
         self.engine.forward_backward(self.batch, OBJECTIVE, self.counts)
-
-    def step(self) -> None:
         assert self.engine.optim_step(LEARNING_RATE).applied
 
 
@@ -127,13 +121,16 @@ class HuggingFace:
     def tokens_per_pass(self) -> int:
         return self.rows_per_pass * self.length
 
-    def passes(self) -> None:
+    def update(self) -> None:
         """Smaller passes where the memory does not suffice; the clock of the attempt that failed is the warm-up's."""
         while not self.try_passes():
             self.optimizer.zero_grad(set_to_none=True)
             release(self.device)
             note(f"hf: {self.rows_per_pass} rows at once do not fit the memory; {self.rows_per_pass // 2} now")
             self.rows_per_pass //= 2
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), OPTIMIZER.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def try_passes(self) -> bool:
         try:
@@ -152,43 +149,36 @@ class HuggingFace:
         loss = -((logprobs - logprobs.detach()).exp() * advantages[:, 1:]).sum()
         loss.backward()
 
-    def step(self) -> None:
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), OPTIMIZER.grad_clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
 
 def measure(name: str, build: Callable[[], Ours | HuggingFace], given: argparse.Namespace) -> Result:
-    """The best of the repetitions by their sum."""
+    """The best of the repetitions, and their median."""
     device, _ = pick_device()
     release(device)
     trained = build()
-    taken: list[dict[str, float]] = []
+    taken: list[float] = []
     for attempt in range(given.repeat + 1):
         watch = Stopwatch.on(device)
-        with watch.stage(PASSES):
-            trained.passes()
-        with watch.stage(STEP):
-            trained.step()
-        taken.append(watch.seconds)
-        note(f"{name}, {'warm-up' if attempt == 0 else attempt}: {sum(watch.seconds.values()):.2f} s")
-    best = min(taken[1:], key=lambda seconds: sum(seconds.values()))
-    warm_up_s = sum(taken[0].values())
+        with watch.stage(name):
+            trained.update()
+        taken.append(watch.seconds[name])
+        note(f"{name}, {'warm-up' if attempt == 0 else attempt}: {taken[-1]:.3f} s")
+    warm_up_s, *repeated = taken
     result = Result(
-        name, trained.tokens_per_pass, best[PASSES], best[STEP], warm_up_s, peak_gib(device), held_gib(device)
+        name,
+        trained.tokens_per_pass,
+        min(repeated),
+        median(repeated),
+        warm_up_s,
+        peak_gib(device),
+        held_gib(device),
     )
     if given.profile and isinstance(trained, Ours):
-
-        def once() -> None:
-            trained.passes()
-            trained.step()
-
-        print(f"{profile_once(once, device, given.profile)}\n")
+        print(f"{profile_once(trained.update, device, given.profile)}\n")
     return result
 
 
 def report(results: list[Result], tokens: int, shape: Shape, rates: Rates, on_gpu: bool) -> str:
-    columns = ["engine", "tokens a pass", "s a step", "optimizer s", "warm-up s", "tok/s", "TFLOP/s"]
+    columns = ["engine", "tokens a pass", "s", "median s", "warm-up s", "tok/s", "TFLOP/s"]
     columns += [f"of {rates.peak / 1e12:.0f}", "peak GiB", "held GiB", "× hf", "memory × hf"]
     peer = next((result for result in results if result.name == "hf"), None)
     rows = []
@@ -199,7 +189,7 @@ def report(results: list[Result], tokens: int, shape: Shape, rates: Rates, on_gp
                 result.name,
                 f"{result.tokens_per_pass:,}",
                 f"{result.seconds:.3f}",
-                f"{result.optimizer_s:.3f}",
+                f"{result.median_s:.3f}",
                 f"{result.warm_up_s:.1f}",
                 f"{tokens / result.seconds:,.0f}",
                 f"{rate / 1e12:.2f}",

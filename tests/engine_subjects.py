@@ -59,7 +59,7 @@ def local(
 
 def local_gradients(engine: LocalEngine) -> Weights:
     own = {name: p.grad.clone() for name, p in engine.module.named_parameters() if p.grad is not None}
-    return {**own, **engine.gathered}
+    return {**own, **{name: gradient.clone() for name, gradient in engine.gathered.items()}}
 
 
 def local_weights(engine: LocalEngine) -> Weights:

@@ -1,7 +1,7 @@
 """The engine role: one worker's part of a model that is scored and trained."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -30,10 +30,11 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Update:
-    """What became of an optimizer step. A gradient that is not finite is dropped, never applied."""
+    """What became of a gradient. One that is not finite is dropped, never applied."""
 
     grad_norm: float
     applied: bool
+    metrics: Metrics = field(default_factory=dict)  # this worker's shares of what the objective says of the lesson
 
 
 class Engine(Protocol):
@@ -43,11 +44,11 @@ class Engine(Protocol):
     def score_reference(self, batch: Batch) -> Tensor:
         """The same with the LoRA adapter switched off."""
 
-    def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> Metrics:
-        """Add this batch's share of the mini-batch's gradient; the metrics are shares too."""
+    def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
+        """Add this batch's share of the mini-batch's gradient. It need not have ended when this returns."""
 
     def optim_step(self, learning_rate: float) -> Update:
-        """Apply the gathered gradient and forget it."""
+        """Apply the gathered gradient and forget it. The one moment of an update at which the device is waited for."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter by name, whole, one at a time, as the arithmetic sees it: what a rollout engine loads."""

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.objectives import Metrics, Objective
+from rloom.algos.objectives import Objective, Shares
 from rloom.batch import Batch, TokenOutputs, TrainBatch
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement, Update
-from rloom.engines.optim import make_optimizer, move_moments, put_moments, update
+from rloom.engines.optim import make_optimizer, move_moments, outcome, put_moments, update
 from rloom.engines.passes import lay_out, score_passes, teach
 from rloom.engines.storage import (
     ADAPTER,
@@ -48,6 +48,7 @@ class LocalEngine:
         self.scoring, self.training = scoring, training
         self.module = network.module
         self.gathered: dict[str, Tensor] = {}  # gradients of masters that are copies
+        self.said: Shares = {}  # by the objective, of what the gradient was gathered from
         self.adamw = optimizer
         # with LoRA only the adapter learns, and only it is saved
         self.learned = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
@@ -133,7 +134,7 @@ class LocalEngine:
             there.tokens_T, here.length_N, here.mask_T, judge, entropy_gradient=entropy_gradient, reference=reference
         )
 
-    def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> Metrics:
+    def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
         assert self.training is not None  # an engine with an optimizer is given one
         reference = self.reference if objective.needs_full_kl else None
         self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
@@ -144,7 +145,7 @@ class LocalEngine:
             reference=reference.network.as_reference() if reference is not None else None,
         )
         with self.on_device(), reference.on_device() if reference is not None else nullcontext():
-            return teach(layout, loss, objective, counts)
+            teach(layout, loss, objective, counts, self.said)
 
     def optim_step(self, learning_rate: float) -> Update:
         assert self.optimizer is not None and self.adamw is not None
@@ -152,9 +153,10 @@ class LocalEngine:
             for name, gradient in self.gathered.items():
                 self.masters[name].grad = gradient
             self.gathered = {}
-            done = update(self.optimizer, self.masters.values(), self.adamw, learning_rate)
+            norm = update(self.optimizer, self.masters.values(), self.adamw, learning_rate)
             self.publish_masters()
-        return done
+        said, self.said = self.said, {}
+        return outcome(norm, said)
 
     @torch.no_grad()
     def publish_masters(self) -> None:

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from rloom.algos.objectives import Shares
 from rloom.engines.base import AdamW, Update
+from rloom.engines.passes import read
 
 TINY = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds to a norm
 
@@ -24,8 +26,8 @@ def update(
     settings: AdamW,
     learning_rate: float,
     whole_norm: Callable[[Tensor], Tensor] = lambda norm: norm,  # of the gradient, from that of the part held here
-) -> Update:
-    """Clip, apply unless it is not finite, forget."""
+) -> Tensor:
+    """Clip, apply unless it is not finite, forget. The gradient's norm, not read yet."""
     norm = whole_norm(get_total_norm([master.grad for master in masters if master.grad is not None]))
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
@@ -35,8 +37,13 @@ def update(
     optimizer.found_inf = (~torch.isfinite(norm)).to(norm.dtype)  # type: ignore[attr-defined]
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def outcome(norm: Tensor, total: Shares) -> Update:
+    """Read at the end, when all of an update has been asked of the device."""
     found = float(norm)
-    return Update(found, math.isfinite(found))
+    return Update(found, math.isfinite(found), read(total))
 
 
 def move_moments(optimizer: torch.optim.Optimizer, device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """How any engine takes a batch through its model: cut into passes, in an order that suits them, and put back."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Generic, Protocol, TypeVar
 
@@ -77,13 +77,20 @@ def score_passes(layout: Layout[B], outputs: Outputs) -> Tensor:
     return output_T
 
 
-def teach(passes: Iterable[tuple[TrainBatch, TrainBatch]], loss: Loss, objective: Objective, counts: Counts) -> Metrics:
-    """Leave the gradient of all passes in the parameters."""
-    tally = Tally(objective, counts)
+def teach(
+    passes: Iterable[tuple[TrainBatch, TrainBatch]], loss: Loss, objective: Objective, counts: Counts, total: Shares
+) -> None:
+    """Leave the gradient of all passes in the parameters; what the objective says of the metrics is added to `total`.
+
+    Nothing is read: a number that is would make the host wait for the device.
+    """
+    tally = Tally(objective, counts, total)
     for here, there in passes:
         loss(here, there, partial(tally.judge, Reread(**vars(there)))).backward()
-    # read at the end: a number read earlier would make the host wait for the device
-    total = tally.total
+
+
+def read(total: Shares) -> Metrics:
+    """All at once."""
     numbers = torch.stack([value.double() for value in total.values()]).tolist() if total else []
     return dict(zip(total, numbers, strict=True))
 
@@ -94,7 +101,7 @@ class Tally:
 
     objective: Objective
     counts: Counts
-    total: Shares = field(default_factory=dict)
+    total: Shares
 
     def judge(self, there: TrainBatch, outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor:
         loss, shares = self.objective(outputs, there.stretch(rows, tokens), self.counts)

@@ -23,12 +23,12 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.objectives import Metrics, Objective
+from rloom.algos.objectives import Objective, Shares
 from rloom.batch import Batch, TokenOutputs, TrainBatch
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement, Update
 from rloom.engines.mesh import SHARDS, highest, norm_over_shards
-from rloom.engines.optim import make_optimizer, move_moments, put_moments, update
+from rloom.engines.optim import make_optimizer, move_moments, outcome, put_moments, update
 from rloom.engines.passes import Layout, lay_out, score_passes, teach
 from rloom.engines.storage import (
     ADAPTER,
@@ -82,6 +82,7 @@ class ShardedEngine:
         self.reference = reference or self
         self.module = network.module
         self.adamw = optimizer
+        self.said: Shares = {}  # by the objective, of what the gradient was gathered from
         learned = [name for name, p in self.module.named_parameters() if p.requires_grad]
         self.kind = MODEL if len(learned) == sum(1 for _ in self.module.parameters()) else ADAPTER
         self.dtypes = self.cast_what_is_frozen()
@@ -210,7 +211,7 @@ class ShardedEngine:
             nothing = torch.zeros((), device=self.device, requires_grad=True)
             self.whole(lambda: (nothing * 1.0,))[0].backward()
 
-    def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> Metrics:
+    def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
         assert self.training is not None  # an engine with an optimizer is given one
         self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
         layout = lay_out(batch, self.training, self.device)
@@ -220,13 +221,12 @@ class ShardedEngine:
             entropy_gradient=objective.needs_entropy_gradient,
             reference=self.frozen() if objective.needs_full_kl else None,
         )
-        metrics = teach(self.reducing_last(layout, most), loss, objective, counts)
+        teach(self.reducing_last(layout, most), loss, objective, counts, self.said)
         for turn in range(len(layout), most):  # in step with ranks that have more to do
             self.begin_pass(last=turn == most - 1)
             loss(*idle_pass(self.device), no_loss).backward()
         if objective.needs_full_kl and self.reference is not self:
             self.reference.rest()
-        return metrics
 
     def frozen(self) -> Reference:
         # itself: its root is gathered already while it runs
@@ -251,7 +251,7 @@ class ShardedEngine:
         visiting = self.placement.offload_optimizer and not self.placement.offload_parameters
         if visiting:
             move_moments(self.optimizer, self.device)
-        done = update(
+        norm = update(
             self.optimizer,
             self.masters.values(),
             self.adamw,
@@ -260,7 +260,8 @@ class ShardedEngine:
         )
         if visiting:
             move_moments(self.optimizer, torch.device("cpu"))
-        return done
+        said, self.said = self.said, {}
+        return outcome(norm, said)
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -88,11 +88,15 @@ class Float32Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_TV: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, gradient_TV: Tensor) -> tuple[Tensor | None, Tensor | None]:
         hidden_TH, weight_VH = ctx.saved_tensors
         gradient_TV = gradient_TV.to(hidden_TH.dtype)
-        hidden = matmul_float32(gradient_TV, weight_VH.to(hidden_TH.dtype))
-        return hidden.to(hidden_TH.dtype), matmul_float32(gradient_TV.T, hidden_TH).to(weight_VH.dtype)
+        of_hidden = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_hidden = matmul_float32(gradient_TV, weight_VH.to(hidden_TH.dtype)).to(hidden_TH.dtype)
+        if ctx.needs_input_grad[1]:
+            of_weight = matmul_float32(gradient_TV.T, hidden_TH).to(weight_VH.dtype)
+        return of_hidden, of_weight
 
 
 class FusedHead(torch.autograd.Function):

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
+import torch._functorch.config
 from peft import PeftModel
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
@@ -126,6 +127,9 @@ class Decoder:
                 f"more slowly. {COMPILE_KEYS} says so from the start"
             )
         torch._dynamo.config.recompile_limit = 64  # training, scoring, prefill and decode each have a version
+        # What a layer's products read (norms, gate times up) is made anew in the backward pass where it comes from
+        # numbers that are kept anyway: a third of what a layer keeps, for one writing of it.
+        torch._functorch.config.ban_recompute_materialized_backward = False
         for layer in self.layers:
             layer.compile(dynamic=True)
 

@@ -5,7 +5,7 @@ Sharding and merging are here, as ordinary code.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,27 +109,32 @@ class Learner:
         gathered: dict[str, list[float]] = defaultdict(list)
         skipped = 0
         for done, rows in enumerate(self.rhythm.mini_batches(batch, step), start=1):
-            metrics = self.accumulate(batch.select(rows))
-            update: Update = self.group.each("optim_step", [(learning_rate,)] * self.group.size)[0]
+            self.accumulate(batch.select(rows))
+            update = self.apply(learning_rate)
             self.watch(update)
             skipped += not update.applied
             if update.applied:
-                metrics[f"{self.name}/grad_norm"] = update.grad_norm
-                for key, value in metrics.items():
+                for key, value in {**update.metrics, f"{self.name}/grad_norm": update.grad_norm}.items():
                     gathered[key].append(value)
             progress(done, total)
         means = {key: sum(values) / len(values) for key, values in gathered.items()}
         return {**means, f"{self.name}/lr": learning_rate, f"{self.name}/nonfinite_updates": float(skipped)}
 
-    def accumulate(self, mini: TrainBatch) -> Metrics:
+    def accumulate(self, mini: TrainBatch) -> None:
         """The gradient of one mini-batch, gathered over workers that each hold a share of it."""
         mini = self.objective.prepare(mini)
         counts = Counts.of(mini, self.rhythm.horizon)
         shares = share_rows(mini.length_N.tolist(), self.group.size // self.sequence_ranks, balance=self.balance)
         arguments = [(mini.select(rows), self.objective, counts) for rows in shares]
-        parts = each_share(self.group, "forward_backward", arguments, self.sequence_ranks)
+        each_share(self.group, "forward_backward", arguments, self.sequence_ranks)
+
+    def apply(self, learning_rate: float) -> Update:
+        """The gathered gradient, on every worker; their metrics are shares of the mini-batch's."""
+        arguments = [(learning_rate,)] * (self.group.size // self.sequence_ranks)
+        updates: list[Update] = each_share(self.group, "optim_step", arguments, self.sequence_ranks)
+        parts = [update.metrics for update in updates]
         names = dict.fromkeys(name for part in parts for name in part)  # a worker without a share has none
-        return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
+        return replace(updates[0], metrics={name: sum(part.get(name, 0.0) for part in parts) for name in names})
 
     def watch(self, update: Update) -> None:
         self.nonfinite_in_a_row = 0 if update.applied else self.nonfinite_in_a_row + 1

@@ -26,6 +26,7 @@ from tests.engine_subjects import ENGINES, NEED_RANKS, WHOLE, Subject
 from tests.helpers import (
     ADAMW,
     FAMILIES,
+    Weights,
     a_batch,
     assert_identical,
     assert_same,
@@ -69,6 +70,14 @@ def learn(who: Learner, batch: TrainBatch, step: int) -> dict[str, float]:
     return who.learn(batch, step, progress=lambda done, total: None)
 
 
+def taught(subject: Subject, *engines: Engine, objective: Any = OBJECTIVE) -> tuple[list[Weights], dict[str, float]]:
+    """The gradient that the lesson leaves in each engine, and its metrics."""
+    who = learner(*engines, objective=objective)
+    who.accumulate(lesson())
+    gradients = [subject.gradients(engine) for engine in engines]
+    return gradients, who.apply(0.0).metrics
+
+
 SPLITS = {
     "two": {"micro": MicroBatching(samples=4)},
     "eight": {"micro": MicroBatching(samples=1)},
@@ -89,11 +98,11 @@ def test_the_gradient_does_not_depend_on_the_split(
 ) -> None:
     objective = replace(OBJECTIVE, aggregation=aggregation)
     whole, parts = subject.build(folder), subject.build(folder, **SPLITS[split])
-    whole_metrics = learner(whole, objective=objective).accumulate(lesson())
-    parts_metrics = learner(parts, objective=objective).accumulate(lesson())
-    assert len(subject.gradients(whole)) == 27  # every parameter of a two-layer qwen2
+    [whole_gradients], whole_metrics = taught(subject, whole, objective=objective)
+    [parts_gradients], parts_metrics = taught(subject, parts, objective=objective)
+    assert len(whole_gradients) == 27  # every parameter of a two-layer qwen2
     assert 0.1 < whole_metrics["actor/pg_clipfrac"] < 0.9  # some tokens are clipped and some are not
-    assert_same(subject.gradients(parts), subject.gradients(whole))
+    assert_same(parts_gradients, whole_gradients)
     assert parts_metrics == pytest.approx(whole_metrics, rel=1e-4, abs=1e-6)
 
 
@@ -114,10 +123,9 @@ def test_two_workers_gradients_add_up_to_one_workers(subject: Subject, folder: P
         subject.build(folder, micro=MicroBatching(samples=1)),
         subject.build(folder, micro=MicroBatching(tokens=25)),
     ]
-    alone_metrics = learner(alone).accumulate(lesson())
-    pair_metrics = learner(*pair).accumulate(lesson())
-    first, second = (subject.gradients(worker) for worker in pair)
-    assert_same({name: first[name] + second[name] for name in first}, subject.gradients(alone))
+    [gradients], alone_metrics = taught(subject, alone)
+    [first, second], pair_metrics = taught(subject, *pair)
+    assert_same({name: first[name] + second[name] for name in first}, gradients)
     assert pair_metrics == pytest.approx(alone_metrics, rel=1e-4, abs=1e-6)
 
 
@@ -125,9 +133,9 @@ def test_a_critics_gradient_does_not_depend_on_the_split(subject: Subject, folde
     objective = ValueObjective(clip_range=0.5, aggregation="token-mean")
     whole = subject.build(folder, critic=True)
     parts = subject.build(folder, critic=True, micro=MicroBatching(samples=1), packed=False, checkpointing=True)
-    whole_metrics = learner(whole, objective=objective).accumulate(lesson())
-    parts_metrics = learner(parts, objective=objective).accumulate(lesson())
-    assert_same(subject.gradients(parts), subject.gradients(whole))
+    [whole_gradients], whole_metrics = taught(subject, whole, objective=objective)
+    [parts_gradients], parts_metrics = taught(subject, parts, objective=objective)
+    assert_same(parts_gradients, whole_gradients)
     assert parts_metrics == pytest.approx(whole_metrics)
 
 
@@ -189,6 +197,16 @@ def test_the_first_step_of_adamw_is_the_one_worked_out_by_hand(subject: Subject,
         clipped = gradients[name] * 0.5 / (norm + 1e-6)
         expected = before[name] * (1 - 0.01 * 0.1) - 0.01 * clipped / (clipped.abs() + 1e-8)
         torch.testing.assert_close(weight, expected, atol=2e-6, rtol=0, msg=name)
+
+
+def test_metrics_gather_as_gradients_do_and_are_forgotten_with_them(subject: Subject, folder: Path) -> None:
+    """Two halves of a lesson, given one after the other, are the lesson; the next update begins from nothing."""
+    (_, expected), engine = taught(subject, subject.build(folder)), subject.build(folder)
+    for rows in ([0, 1, 2, 3], [4, 5, 6, 7]):
+        engine.forward_backward(lesson().select(rows), OBJECTIVE, Counts.of(lesson(), 16))
+    assert engine.optim_step(0.0).metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    engine.forward_backward(lesson(), OBJECTIVE, Counts.of(lesson(), 16))
+    assert engine.optim_step(0.0).metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_a_step_forgets_the_gradient_and_a_rate_of_zero_moves_nothing(subject: Subject, folder: Path) -> None:

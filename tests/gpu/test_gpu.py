@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2Config
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
@@ -24,7 +25,7 @@ from rloom.rollout.native.engine import NativeRollout
 from rloom.trainer.assemble.models import enable_checkpointing
 from rloom.trainer.sampling import trajectory
 from rloom.types import Prompt, Score
-from tests.helpers import ADAMW, VOCABULARY, a_batch, engine_of, policy
+from tests.helpers import ADAMW, SHAPE, VOCABULARY, a_batch, engine_of, policy, save_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -203,9 +204,29 @@ def test_compiled_layers_train_and_write_as_the_others(family_folder: Path, dtyp
         assert [one.tokens_L.tolist() for one in found] == [one.tokens_L.tolist() for one in expected]
 
 
+def test_a_compiled_layer_keeps_what_the_plan_says(tmp_path: Path) -> None:
+    """Its input and what attention adds to it, queries and attention's output, keys and values, gate and up."""
+    hidden, query, key_value, intermediate, layers = 256, 256, 128, 1024, 6
+    shape = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
+    network = policy(save_model(tmp_path, Qwen2Config(**{**SHAPE, **shape, "max_position_embeddings": 1024})))
+    engine = LocalEngine(network, Placement(CUDA, torch.bfloat16), scoring=WHOLE, training=WHOLE, compiled=True)
+    engine.module.requires_grad_()
+    length_N = torch.full((20,), 1000)
+    tokens_T = torch.randint(3, VOCABULARY, (20_000,), device=CUDA)
+    for _ in range(2):  # the first time it is compiled
+        before = torch.cuda.memory_allocated()
+        network.decoder.hidden(tokens_T, length_N).sum().backward()
+        engine.module.zero_grad()
+    after = network.decoder.hidden(tokens_T, length_N)
+    kept = torch.cuda.memory_allocated() - before
+    each = 2 * len(tokens_T)
+    assert after.requires_grad
+    assert kept / each == pytest.approx(layers * 2 * (hidden + query + key_value + intermediate), rel=0.08)
+
+
 def gradients(engine: LocalEngine) -> dict[str, torch.Tensor]:
-    own = {name: p.grad for name, p in engine.learned.items() if p.grad is not None}
-    return {**own, **engine.gathered}
+    found = {name: engine.gathered.get(name, p.grad) for name, p in engine.learned.items()}
+    return {name: gradient.clone() for name, gradient in found.items() if gradient is not None}
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])  # tied embeddings in the second
@@ -225,8 +246,9 @@ def test_in_bfloat16_a_loss_judged_in_parts_has_the_gradients_of_two_steps(
         monkeypatch.setattr(head, "LOGITS_AT_ONCE", tokens * VOCABULARY)
         asked.append(0)
         engine = engine_of(policy(model_folder(family)), Placement(CUDA, torch.bfloat16))
-        metrics = engine.forward_backward(batch, Counted(**vars(REINFORCE)), Counts.of(batch, 16))
-        found.append((metrics, gradients(engine)))
+        engine.forward_backward(batch, Counted(**vars(REINFORCE)), Counts.of(batch, 16))
+        own = gradients(engine)
+        found.append((engine.optim_step(0.0).metrics, own))
     assert asked == [3, 1]
     (metrics, in_parts), (expected, in_two_steps) = found
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -255,6 +277,17 @@ def test_judging_in_parts_never_waits_for_the_device(
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert hidden_TH.grad is not None and hidden_TH.grad.isfinite().all()
+
+
+def test_a_gradient_is_gathered_without_waiting_for_the_device(model_folder: Callable[[str], Path]) -> None:
+    engine, batch = engine_of(policy(model_folder("qwen2")), Placement(CUDA, torch.bfloat16)), a_batch()
+    for mode in ("default", "error"):  # the first time the kernels are compiled
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            engine.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert engine.optim_step(0.01).metrics["actor/entropy"] > 0
 
 
 def test_packed_samples_attend_by_varlen_as_in_rows(model_folder: Callable[[str], Path]) -> None:

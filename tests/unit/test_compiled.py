@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
@@ -58,6 +59,29 @@ def test_five_layers_and_three_batches_take_one_compilation(
         found.output_T.sum().backward()
         torch.testing.assert_close(found.output_T, expected.output_T)
     assert versions() == 1
+
+
+def test_a_layer_keeps_gate_and_up_and_not_what_is_made_of_them(model_folder: Callable[[str], Path]) -> None:
+    """As wide as the feed-forward part: gate and up. As wide as a hidden state: attention's output, before and after
+    its product. The inputs of other products (both norms, gate times up) are made anew."""
+    network, batch = policy(model_folder("qwen2")), a_batch()
+    torch._dynamo.reset()
+    kept: list[torch.Size] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            kept.append(tensor.shape)
+        return tensor
+
+    for layer in network.decoder.layers:
+        layer.compile = partial(  # its division into forward and backward is inductor's
+            torch.nn.Module.compile, layer, backend="aot_eager_decomp_partition"
+        )
+    network.compile()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network.decoder.hidden(batch.tokens_T, batch.length_N)
+    tokens, layers = len(batch.tokens_T), len(network.decoder.layers)
+    assert [kept.count(torch.Size([tokens, width])) for width in (48, 32)] == [2 * layers, 2 * layers]
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -5,6 +5,7 @@ Without a CUDA device the kernels run in Triton's interpreter.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -216,6 +217,23 @@ def test_logits_in_float32_have_the_gradients_of_a_plain_product() -> None:
     nothing = linear_float32(case.hidden_TH.detach()[:0], case.weight_VH)
     nothing.sum().backward()
     assert nothing.shape == (0, 37)  # how the size of the vocabulary is asked for
+
+
+@pytest.mark.parametrize(("frozen", "given"), [("weight", [(6, 5)]), ("hidden", [(37, 5)])])
+def test_logits_in_float32_of_what_is_frozen_cost_no_product(
+    monkeypatch: pytest.MonkeyPatch, frozen: str, given: list[tuple[int, int]]
+) -> None:
+    case, shapes = Case.drawn(6), []
+    (case.weight_VH if frozen == "weight" else case.hidden_TH).requires_grad_(False)
+    logits = linear_float32(case.hidden_TH, case.weight_VH)
+
+    def spy(a: Tensor, b: Tensor, **named: Any) -> Tensor:
+        shapes.append((a.shape[0], b.shape[1]))
+        return matmul_float32(a, b, **named)
+
+    monkeypatch.setattr(head, "matmul_float32", spy)
+    logits.sum().backward()
+    assert shapes == given
 
 
 def test_a_product_in_float32_adds_to_what_is_there() -> None:

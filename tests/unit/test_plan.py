@@ -272,8 +272,8 @@ def test_reference_and_critic_count_only_where_they_exist(folder: Path) -> None:
 def test_a_token_leaves_behind_what_layers_save(folder: Path) -> None:
     two = "actor_rollout_ref.rollout.n=2"
     role, light = models_of(folder, *WHOLE, two).actor, models_of(folder, WHOLE[1], two).actor
-    assert memory.activations(role, 1) == 2 * 24 * 20224  # 4·896 + 2·896 + 2·128 + 3·4864
-    assert memory.activations(light, 1) == 2 * (24 * 896 + 20224)
+    assert memory.activations(role, 1) == 2 * 24 * 13568  # 2·896 + 2·896 + 2·128 + 2·4864
+    assert memory.activations(light, 1) == 2 * (24 * 896 + 13568)
     # 2 GiB of logits in float32 and half of that as gradient, the head's own gradient in both
     assert memory.head(role, 32768) == 6 * (2**29 + 151936 * 896)
 

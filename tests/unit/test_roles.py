@@ -1,5 +1,6 @@
 """Sharding, merging and mini-batches: what the roles do around their engines."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,15 @@ class Echo:
     def score_reference(self, batch: Batch) -> Tensor:
         return -batch.tokens_T.float()
 
-    def forward_backward(self, batch: TrainBatch, objective: Any, counts: Counts) -> dict[str, float]:
+    def forward_backward(self, batch: TrainBatch, objective: Any, counts: Counts) -> None:
         self.lengths.append(batch.length_N.tolist())
         self.counts.append(counts)
-        return {"critic/vf_loss": float(len(batch))}
+        self.metrics = {"critic/vf_loss": float(len(batch))}
 
     def optim_step(self, learning_rate: float) -> Update:
         self.rates.append(learning_rate)
-        return self.updates.pop(0) if self.updates else Update(grad_norm=2.0, applied=True)
+        update = self.updates.pop(0) if self.updates else Update(grad_norm=2.0, applied=True)
+        return replace(update, metrics=self.metrics)
 
     def save(self, folder: Path, contents: frozenset[str]) -> None:
         assert folder.is_dir()

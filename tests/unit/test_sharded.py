@@ -68,9 +68,11 @@ def teach(name: str, rank: int, ranks: int, folders: dict[str, Path], case: Case
     mine, counts = batch.select(share(batch, rank, ranks)), Counts.of(batch, 16)
     metrics, norms, gradients = [], [], []
     for _ in range(2):
-        metrics.append(engine.forward_backward(mine, case.objective, counts))
+        engine.forward_backward(mine, case.objective, counts)
         gradients.append(subject.gradients(engine))
-        norms.append(engine.optim_step(0.01).grad_norm)
+        update = engine.optim_step(0.01)
+        metrics.append(update.metrics)
+        norms.append(update.grad_norm)
     scores_T, reference_T = engine.score(mine), engine.score_reference(mine)
     return Course(metrics, norms, gradients if rank == 0 else [], dict(engine.weights()), scores_T, reference_T)
 

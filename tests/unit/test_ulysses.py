@@ -100,11 +100,11 @@ def teach(name: str, rank: int, ranks: int, folder: Path, case: Case, together: 
     engine = subject.build(folder, micro=case.micro, **(case.kind or {}), **more)
     mine, counts = batch.select(share(batch, rank, ranks, together)), Counts.of(batch, 16)
     before_T = engine.score(mine)
-    metrics = engine.forward_backward(mine, case.objective, counts)
+    engine.forward_backward(mine, case.objective, counts)
     gradients = subject.gradients(engine)
-    norm = engine.optim_step(0.01).grad_norm
+    update = engine.optim_step(0.01)
     after_T = engine.score(mine)
-    return Course(metrics, gradients, norm, dict(engine.weights()), before_T, after_T)
+    return Course(update.metrics, gradients, update.grad_norm, dict(engine.weights()), before_T, after_T)
 
 
 def teach_rank(rank: int, ranks: int, folder: Path, case: Case, together: int) -> Course:

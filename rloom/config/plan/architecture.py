@@ -123,10 +123,10 @@ class Architecture:
     def saved_numbers(self) -> int:
         """What one token leaves behind in one compiled layer for the backward pass.
 
-        Both norms' inputs and outputs (4 hidden), queries and attention's output (2 query), keys and values (2 kv),
-        gate, up and their product (3 intermediate).
+        The layer's input and what attention adds to it (2 hidden), queries and attention's output (2 query), keys and
+        values (2 kv), gate and up (2 intermediate). Norms and products of gate and up are made anew.
         """
-        return 4 * self.hidden + 2 * self.query_size + 2 * self.kv_size + 3 * self.intermediate
+        return 2 * (self.hidden + self.query_size + self.kv_size + self.intermediate)
 
     def adapter_parameters(self, rank: int, targets: str | Sequence[str]) -> int:
         """Of LoRA. `all-linear` leaves the output embedding out."""
