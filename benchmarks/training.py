@@ -93,7 +93,9 @@ def make_only_rank(given: argparse.Namespace) -> ShardedEngine:
 class Ours:
     def __init__(self, engine: LocalEngine | ShardedEngine, given: argparse.Namespace, batch: TrainBatch) -> None:
         self.engine = engine
-        self.tokens_per_pass = given.tokens_per_pass
+        lengths = batch.length_N.tolist()
+        passes = MicroBatching(tokens=given.tokens_per_pass).cut(lengths)
+        self.tokens_per_pass = max(sum(lengths[row] for row in rows) for rows in passes)  # of the fullest
         self.batch, self.counts = OBJECTIVE.prepare(batch), Counts.of(batch, given.new_tokens)
 
     def update(self) -> None:

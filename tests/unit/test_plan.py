@@ -279,13 +279,11 @@ def test_a_token_leaves_behind_what_layers_save(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "measured"), [("0.5B", 27520, 36.7), ("0.5B", 40960, 48.9), ("1.5B", 20480, 68.9)]
+    ("name", "tokens", "measured"),
+    [("0.5B", 27520, 28.5), ("0.5B", 40960, 36.7), ("1.5B", 16640, 51.1), ("1.5B", 20480, 56.1), ("1.5B", 40960, 82.6)],
 )
 def test_peaks_are_those_that_were_measured(tmp_path: Path, name: str, tokens: int, measured: float) -> None:
-    """docs/LOG.md, one update; torch's allocator alone. Samples of 640 tokens: 64 and 32 in the fullest pass.
-
-    The first figure fits passes filled up to the budget (51 samples), not yet evened out.
-    """
+    """docs/LOG.md, one update; torch's allocator alone."""
     role = models_of(written(tmp_path / "m", {**SMALL, **SHAPES[name]}), *WHOLE, "actor_rollout_ref.rollout.n=2").actor
     found = 18 * role.parameters + memory.activations(role, tokens) + memory.head(role, tokens)
     assert found / GIB == pytest.approx(measured, rel=0.015)
@@ -381,7 +379,7 @@ def test_an_update_takes_about_as_long_as_was_measured(folder: Path) -> None:
     time = models_of(folder, *STEP, *batch).time
     assert time is not None
     assert time.of("actor update") == pytest.approx(4.52, rel=0.05)
-    assert (timing.training_share(494_000_000), timing.training_share(7_000_000_000)) == (0.446, 0.523)
+    assert (timing.training_share(494_000_000), timing.training_share(7_000_000_000)) == (0.452, 0.530)
 
 
 def test_what_is_offloaded_crosses_to_the_gpu_and_back(folder: Path) -> None:
@@ -407,8 +405,8 @@ def test_the_verdict_names_the_gpu_and_the_way_out(folder: Path, capsys: pytest.
     assert cli.main(["plan", *keys]) == 0
     assert "yes: at most " in (said := capsys.readouterr().out)
     assert "of 80 GiB (assumed; --gpu_memory says otherwise)" in said
-    assert cli.main(["plan", *keys, "--gpu_memory", "24"]) == 0
-    assert "of 24 GiB; lower ppo_max_token_len_per_gpu or the micro-batch size, or enable" in capsys.readouterr().out
+    assert cli.main(["plan", *keys, "--gpu_memory", "16"]) == 0
+    assert "of 16 GiB; lower ppo_max_token_len_per_gpu or the micro-batch size, or enable" in capsys.readouterr().out
 
 
 def test_errors_and_flags_are_those_of_training(capsys: pytest.CaptureFixture[str]) -> None:
