@@ -1,4 +1,4 @@
-"""A whole GRPO step by stage: generation, rewards, advantages, update with its optimizer; with the trainer's own pieces.
+"""A whole GRPO step by stage: generation, rewards, advantages, update and optimizer, with the trainer's own pieces.
 
     python benchmarks/step.py --shape qwen2.5-0.5b [--prompts 128] [--answers 8]
 
