@@ -16,7 +16,7 @@ from rloom.engines.sharded import ShardedEngine
 from rloom.models.load import Lora, ModelSource, load_causal_lm
 from rloom.models.network import PolicyNetwork, ValueNetwork
 from rloom.trainer.assemble.models import enable_checkpointing
-from tests.helpers import ADAMW, CPU, Weights, policy
+from tests.helpers import ADAMW, CPU, Weights
 
 WHOLE = MicroBatching(samples=8)
 
@@ -29,13 +29,10 @@ class Subject:
 
 
 def network_of(
-    folder: Path, *, packed: bool, checkpointing: bool, lora: Lora | None, critic: bool
+    folder: Path, *, packed: bool, checkpointing: bool, lora: Lora | None, critic: bool, empty: bool = False
 ) -> PolicyNetwork | ValueNetwork:
-    network = (
-        ValueNetwork(load_causal_lm(ModelSource(str(folder))), packed=packed)
-        if critic
-        else policy(folder, packed=packed, lora=lora)
-    )
+    model = load_causal_lm(ModelSource(str(folder)), lora=lora, empty=empty)
+    network = ValueNetwork(model, packed=packed) if critic else PolicyNetwork(model, packed=packed)
     if checkpointing:
         enable_checkpointing(network.decoder.base)
     return network
@@ -79,9 +76,10 @@ def sharded(
     reference: ShardedEngine | None = None,
     shards: int = -1,
     sequence_ranks: int = 1,
+    empty: bool = False,
 ) -> ShardedEngine:
     """On every rank."""
-    network = network_of(folder, packed=packed, checkpointing=checkpointing, lora=lora, critic=critic)
+    network = network_of(folder, packed=packed, checkpointing=checkpointing, lora=lora, critic=critic, empty=empty)
     mesh = lay_out_ranks(placement.device, shards)
     return ShardedEngine(
         network,

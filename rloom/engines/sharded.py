@@ -5,6 +5,7 @@ in the precision of the arithmetic, and sums gradients over ranks in float32. Ev
 weights is collective: all ranks of the mesh call it, in the same order. One rank alone runs the same code.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from rloom.algos.objectives import Objective, Shares
 from rloom.batch import Batch, TokenOutputs, TrainBatch
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement, Update
+from rloom.engines.handout import hand_out, make_room, weights_to_hand_out
 from rloom.engines.mesh import SHARDS, highest, norm_over_shards
 from rloom.engines.optim import make_optimizer, move_moments, outcome, put_moments, update
 from rloom.engines.passes import Layout, lay_out, score_passes, teach
@@ -45,6 +47,7 @@ from rloom.engines.ulysses import Neighbours, join_neighbours, shared_outputs
 from rloom.models.network import ALL, Judge, Network, Reference
 
 Outcome = TypeVar("Outcome", bound=tuple[Tensor | None, ...])
+WHOLE_GRADIENT = 0.25  # of a GPU's memory: the most that gradients not yet summed over ranks may take
 
 
 class Whole(nn.Module):
@@ -67,7 +70,7 @@ class ShardedEngine:
         self,
         network: Network,
         placement: Placement,
-        mesh: DeviceMesh,  # lay_out_ranks, after join
+        mesh: DeviceMesh,  # lay_out_ranks, after join; where the first rank alone has read the network, of all ranks
         *,
         scoring: MicroBatching,
         training: MicroBatching | None = None,
@@ -88,8 +91,14 @@ class ShardedEngine:
         self.dtypes = self.cast_what_is_frozen()
         if compiled and placement.device.type == "cuda":
             network.compile()
+        read = weights_to_hand_out(self.module)
         self.root = self.shard()
+        if read is not None and not read:
+            assert isinstance(self.root, nn.Module)
+            make_room(self.root, self.home)
         self.parameters: dict[str, DTensor] = sharded_parameters(self.module)
+        if read is not None:
+            hand_out(read, self.parameters, placement.device)
         self.learned = {name: self.parameters[name] for name in learned}
         self.masters: dict[str, nn.Parameter] = {}
         self.optimizer: torch.optim.Optimizer | None = None
@@ -113,8 +122,7 @@ class ShardedEngine:
 
     def shard(self) -> FSDPModule:
         """Each layer a unit, what must be exact another, the rest the root's."""
-        offloads = self.placement.offload_parameters and self.placement.device.type == "cuda"
-        offload = CPUOffloadPolicy() if offloads else OffloadPolicy()
+        offload = OffloadPolicy() if self.home == self.device else CPUOffloadPolicy()
         root = Whole(self.module)
         for module in (*self.network.exact, *self.network.layers, root):
             dtype = torch.float32 if module in self.network.exact else self.placement.dtype
@@ -142,6 +150,11 @@ class ShardedEngine:
         return bool(self.mesh[SHARDS].size() > 1)
 
     @property
+    def sums_once(self) -> bool:
+        """There is room for a whole float32 gradient on each rank, until the last pass of a mini-batch."""
+        return 4 * sum(p.numel() for p in self.learned.values()) <= WHOLE_GRADIENT * memory_of(self.device)
+
+    @property
     def size(self) -> int:
         """Parameters of the whole model."""
         return sum(parameter.numel() for parameter in self.parameters.values())
@@ -149,6 +162,11 @@ class ShardedEngine:
     @property
     def device(self) -> torch.device:
         return self.placement.device
+
+    @property
+    def home(self) -> torch.device:
+        """Where shards rest."""
+        return torch.device("cpu") if self.placement.offload_parameters else self.device
 
     def score_reference(self, batch: Batch) -> Tensor:
         with self.network.without_adapter():
@@ -234,13 +252,14 @@ class ShardedEngine:
         return own if self.reference is self else ShardedReference(self.reference)
 
     def reducing_last(self, layout: Layout[TrainBatch], most: int) -> Iterator[tuple[TrainBatch, TrainBatch]]:
-        """Gradients add up on each rank, unsharded, and are summed over ranks in the last of `most` passes only."""
+        """Gradients add up on each rank, unsharded, and are summed over ranks in the last of `most` passes only; where
+        there is no room for that, in each."""
         for turn, one in enumerate(layout):
             self.begin_pass(last=turn == most - 1)
             yield one
 
     def begin_pass(self, *, last: bool) -> None:
-        self.root.set_requires_gradient_sync(last)
+        self.root.set_requires_gradient_sync(last or not self.sums_once)
         self.root.set_reshard_after_backward(last or self.shares)
 
     def optim_step(self, learning_rate: float) -> Update:
@@ -306,6 +325,11 @@ class ShardedReference:
 
     def frozen_logits(self, hidden_TH: Tensor) -> Tensor:
         return self.reference.frozen_logits(hidden_TH)
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes; a host has swap and neighbours, and is not asked."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
 
 
 def sharded_parameters(module: nn.Module) -> dict[str, DTensor]:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from accelerate import init_empty_weights
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -57,8 +58,13 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_causal_lm(source: ModelSource, *, lora: Lora | None = None) -> PreTrainedModel | PeftModel:
-    """The model in float32, without dropout, attending through an `attend` argument."""
+def load_causal_lm(
+    source: ModelSource, *, lora: Lora | None = None, dtype: torch.dtype = torch.float32, empty: bool = False
+) -> PreTrainedModel | PeftModel:
+    """The model, without dropout, attending through an `attend` argument.
+
+    Empty: its parameters are on the meta device and have no numbers, nothing but its configuration was read.
+    """
     check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=source.trust_remote_code)
@@ -67,20 +73,25 @@ def load_causal_lm(source: ModelSource, *, lora: Lora | None = None) -> PreTrain
         for name in DROPOUTS:
             if name in config.to_dict():
                 setattr(config, name, 0.0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            source.location,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=RLOOM_ATTENTION,
-            trust_remote_code=source.trust_remote_code,
-        )
+        settings = {
+            "dtype": dtype,
+            "attn_implementation": RLOOM_ATTENTION,
+            "trust_remote_code": source.trust_remote_code,
+        }
+        model: PreTrainedModel
+        if empty:
+            with init_empty_weights(include_buffers=False):
+                model = AutoModelForCausalLM.from_config(config, **settings)
+            model.tie_weights()  # there, what is one parameter became two
+        else:
+            model = AutoModelForCausalLM.from_pretrained(source.location, config=config, **settings)
     except Exception as error:
         raise ModelError(
             f"{source.key}={source.path}: the model could not be loaded: {first_line(error)}. "
             "Give a folder with config.json and weights, or a hub name that this machine can reach"
         ) from error
     mend_generation_config(model)
-    adapted = with_lora(model, lora) if lora is not None else model
+    adapted = model if lora is None else with_lora(model, lora, empty=empty)
     for module in adapted.modules():
         if isinstance(module, torch.nn.Dropout):  # an adapter may bring its own
             module.p = 0.0
@@ -95,9 +106,9 @@ def mend_generation_config(model: PreTrainedModel) -> None:
         model.generation_config.do_sample = True
 
 
-def with_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
+def with_lora(model: PreTrainedModel, lora: Lora, *, empty: bool = False) -> PeftModel:
     if lora.adapter_path is not None:
-        return load_adapter(model, lora.adapter_path)
+        return load_adapter(model, lora.adapter_path, empty=empty)
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
     try:
@@ -106,9 +117,14 @@ def with_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         raise ModelError(f"actor_rollout_ref.model.target_modules={targets}: {first_line(error)}") from error
 
 
-def load_adapter(model: PreTrainedModel, path: str) -> PeftModel:
+def load_adapter(model: PreTrainedModel, path: str, *, empty: bool) -> PeftModel:
+    folder = str(Path(path).expanduser())
     try:
-        return PeftModel.from_pretrained(model, str(Path(path).expanduser()), is_trainable=True)
+        if empty:
+            settings = PeftConfig.from_pretrained(folder)
+            settings.inference_mode = False  # as it is saved it would not learn
+            return get_peft_model(model, settings)
+        return PeftModel.from_pretrained(model, folder, is_trainable=True)
     except Exception as error:
         raise ModelError(
             f"actor_rollout_ref.model.lora_adapter_path={path}: the adapter could not be loaded: {first_line(error)}. "

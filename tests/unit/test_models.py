@@ -183,6 +183,26 @@ def test_overrides_reach_the_model(model_folder: ModelFolder) -> None:
     assert load_causal_lm(source).config.sliding_window == 7
 
 
+@pytest.mark.parametrize("adapter", [None, "drawn", "saved"])
+def test_an_empty_model_is_the_model_without_its_numbers(
+    family_folder: Path, tmp_path: Path, adapter: str | None
+) -> None:
+    """The same parameters in the same order, of which the same learn, tied ones counted once; buffers have theirs."""
+    lora = None if adapter is None else Lora(rank=4)
+    source = ModelSource(str(family_folder))
+    if adapter == "saved":
+        load_causal_lm(source, lora=lora).save_pretrained(tmp_path)
+        lora = Lora(rank=0, adapter_path=str(tmp_path))
+    full, empty = load_causal_lm(source, lora=lora), load_causal_lm(source, lora=lora, empty=True)
+    expected, found = (
+        [(name, p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()] for model in (full, empty)
+    )
+    assert found == expected
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    for (name, one), (other_name, other) in zip(full.named_buffers(), empty.named_buffers(), strict=True):
+        assert name == other_name and torch.equal(one, other)
+
+
 def broken(folder: Path, name: str) -> str:
     """The path of a folder that is no model, for the reason its name says."""
     folder.mkdir()

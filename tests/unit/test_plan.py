@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rloom.config.plan.architecture import Architecture, architecture
 from rloom.config.plan.batches import cut
 from rloom.config.plan.make import Models, Plan, make_plan
 from rloom.data.packing import MicroBatching
+from rloom.engines import sharded
 from rloom.errors import ConfigError, ModelError
 from rloom.models import head
 from rloom.models.load import Lora, with_lora
@@ -255,6 +256,10 @@ def test_eight_ranks_hold_shards_and_a_whole_gradient_between_passes(folder: Pat
     assert passes["rollout engine's weights"] == 2 * size
     one = models_of(folder, *keys, "actor_rollout_ref.actor.ppo_mini_batch_size=8").memory.moments
     assert one[memory.ACTOR_PASSES]["gradients"] == 4 * size / 8  # 8 samples of 1,024 tokens a rank: one pass
+    little = models_of(
+        folder, *keys, gpu_gib=7
+    ).memory.moments  # a quarter of it is less than the 1.84 GiB of a gradient
+    assert little[memory.ACTOR_PASSES]["gradients"] == 4 * size / 8
 
 
 def test_reference_and_critic_count_only_where_they_exist(folder: Path) -> None:
@@ -305,6 +310,7 @@ def test_the_cache_takes_what_is_asked_for_up_to_its_share(folder: Path) -> None
 def test_constants_are_those_of_the_code_that_holds_the_memory() -> None:
     assert memory.LOGITS_AT_ONCE == head.LOGITS_AT_ONCE
     assert memory.FREE_SHARE == engine.FREE_SHARE
+    assert memory.WHOLE_GRADIENT == sharded.WHOLE_GRADIENT
     lesson = a_batch()
     sizes = {field.name: getattr(lesson, field.name) for field in fields(lesson) if field.name.endswith("_T")}
     numbers = {name: tensor.element_size() for name, tensor in sizes.items() if tensor is not None}
@@ -332,13 +338,17 @@ def test_an_update_gathers_twice_a_pass_and_reduces_once_a_mini_batch(folder: Pa
         "actor_rollout_ref.actor.ppo_mini_batch_size=32",
     )
     micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"
-    models = models_of(folder, *WHOLE, *keys, micro, "trainer.n_gpus_per_node=8")
-    assert models.time is not None
+    plan = plan_of(folder, *WHOLE, *keys, micro, "trainer.n_gpus_per_node=8", gpu_gib=140)
+    models = plan.models
+    assert models is not None and models.time is not None
     stages = {stage.name: stage for stage in models.time.stages}
     size, outer = 494_032_768, 151936 * 896 + 896
     # 256 samples over 8 ranks are 32, in 4 passes; two mini-batches
     gathered, reduced = 2 * 4 * 2 * (2 * (size - outer) + outer), 2 * 4 * size
     assert stages["actor update"].wire_bytes == pytest.approx(7 / 8 * (gathered + reduced))
+    little = replace(models.memory, gpu_bytes=7 * GIB)  # no room for a whole gradient: each of 4 passes sums its own
+    update = timing.update("actor update", plan.batches, models.actor, timing.Links(8, 8), little)
+    assert update.wire_bytes == pytest.approx(7 / 8 * (gathered + 4 * reduced))
     assert stages["weights to the engine"].wire_bytes == pytest.approx(7 / 8 * 2 * size)
     # 12 bytes as they are written, 17 to be scored, 17 and old log-probs as a lesson
     assert stages["samples through the driver"].wire_bytes == (12 + 17 + 21) * 64 * 8 * 1024

@@ -124,13 +124,14 @@ def test_copies_of_the_weights_stay_the_same(crew: Crew, folders: dict[str, Path
 
 
 def check_against_one_process(
-    crew: Crew, folders: dict[str, Path], ranks: int, case: Case, more: dict[str, Any]
+    crew: Crew, folders: dict[str, Path], ranks: int, case: Case, more: dict[str, Any], *around: Callable[..., Any]
 ) -> None:
     batch = lesson()
     cuts = [UNEVEN[ranks].cut(batch.select(share(batch, rank, ranks)).length_N.tolist()) for rank in range(ranks)]
     assert len({len(cut) for cut in cuts}) > 1  # some ranks have more passes than others
     expected = teach("local", 0, 1, folders, case)
-    found = crew.run(ranks, teach_rank, folders, case, more)
+    work, *rest = *around, teach_rank
+    found = crew.run(ranks, work, *rest, folders, case, more)
     for step in range(2):
         tolerance = 1e-6 if step == 0 else 1e-5  # Adam's first step takes a gradient's sign, however small it is
         assert_near(found[0].gradients[step], expected.gradients[step], tolerance)
@@ -293,6 +294,19 @@ def test_gradients_travel_once_however_many_passes_there_are(crew: Crew, folders
         assert resting == pytest.approx(size / 2, rel=0.01)  # nothing stays gathered
 
 
+def in_little_memory(rank: int, ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rloom.engines.sharded.memory_of", lambda device: 0)
+        return work(rank, ranks, *arguments)
+
+
+def test_without_room_for_a_whole_gradient_every_pass_sums_its_own(crew: Crew, folders: dict[str, Path]) -> None:
+    for calls, _, _ in crew.run(2, in_little_memory, count_collectives, folders["qwen2"]):
+        assert calls == [3, 4 * 3]  # four samples a rank, one a pass
+    for more in ({}, {"shards": 2}):
+        check_against_one_process(crew, folders, 4, CASES["tied"], more, in_little_memory)
+
+
 def save_where_one_rank_sees_nothing(rank: int, ranks: int, folder: Path, place: Path) -> str:
     engine = SHARDED.build(folder)
     with pytest.raises(CheckpointError) as caught:
@@ -324,3 +338,27 @@ def test_a_folder_that_not_every_rank_sees_is_refused_by_all(
 def test_a_size_that_does_not_divide_the_ranks_is_refused(one_rank: None) -> None:
     with pytest.raises(ConfigError, match=r"fsdp_size=3: 1 ranks do not divide"):
         lay_out_ranks(torch.device("cpu"), 3)
+
+
+def read_by_the_first(rank: int, ranks: int, folders: dict[str, Path], case: Case, more: dict[str, Any]) -> Course:
+    return teach("sharded", rank, ranks, folders, case, empty=rank > 0, **more)
+
+
+@pytest.mark.parametrize("name", ["whole", "tied", "softcaps", "lora", "critic", "kl over the vocabulary"])
+def test_ranks_that_did_not_read_the_model_are_given_it(crew: Crew, folders: dict[str, Path], name: str) -> None:
+    """Bit for bit as if each had read it; the second family ties its embeddings, an adapter is drawn by the first."""
+    check_same_course(crew, folders, CASES[name], {})
+
+
+@pytest.mark.parametrize("more", [{"shards": 1}, {"placement": BFLOAT16}])
+def test_copies_and_coarse_weights_are_given_too(crew: Crew, folders: dict[str, Path], more: dict[str, Any]) -> None:
+    check_same_course(crew, folders, CASES["lora"], more)
+
+
+def check_same_course(crew: Crew, folders: dict[str, Path], case: Case, more: dict[str, Any]) -> None:
+    expected, found = (crew.run(2, work, folders, case, more) for work in (teach_rank, read_by_the_first))
+    for one, other in zip(found, expected, strict=True):
+        assert one.metrics == other.metrics and one.norms == other.norms
+        assert_identical(one.weights, other.weights)
+        torch.testing.assert_close(one.scores_T, other.scores_T, atol=0, rtol=0)
+        torch.testing.assert_close(one.reference_T, other.reference_T, atol=0, rtol=0)

@@ -12,6 +12,7 @@ from rloom.config.schema import Config
 
 GIB = 2**30
 LOGITS_AT_ONCE = 2**29  # numbers of the fused head's buffer, as in rloom/models/head.py; a test compares them
+WHOLE_GRADIENT = 0.25  # of a GPU: what a gradient not yet summed over ranks may take, as in rloom/engines/sharded.py
 FREE_SHARE = 0.8  # of the memory left that the native engine's cache may take; likewise
 SEQUENCES, SEQUENCES_HF = 1024, 256  # at a time on a GPU, where max_num_seqs does not say
 BESIDE = 2 * GIB  # assumed: the driver's context, captured graphs, torch's fragments
@@ -81,14 +82,17 @@ def resting(role: Role) -> Held:
     return held
 
 
-def in_passes(role: Role) -> Held:
+def sums_once(role: Role, gpu_bytes: float) -> bool:
+    """Gradients are summed over ranks in the last pass of a mini-batch; where a whole one has no room, in each."""
+    return FLOAT32 * role.learned <= WHOLE_GRADIENT * gpu_bytes
+
+
+def in_passes(role: Role, gpu_bytes: float) -> Held:
     """Forward and backward over a mini-batch, at the end of its last pass but one."""
     held = resting(role)
     if role.sharded:
         held["gathered layers"] = gathered(role)
-        whole = (
-            FLOAT32 * role.learned if role.updates.passes.count > 1 else 0
-        )  # summed over ranks in the last pass only
+        whole = FLOAT32 * role.learned if role.updates.passes.count > 1 and sums_once(role, gpu_bytes) else 0
         shard = 0 if role.offload_parameters else FLOAT32 * role.learned / role.shards
         held["gradients"] = whole + shard
     else:
@@ -158,11 +162,11 @@ def memory(config: Config, sizes: Batches, actor: Role, critic: Role | None, gpu
     cache = key_value_cache(config, sizes, actor, gpu_bytes, sum(generating.values()))
     moments: dict[str, Held] = {
         GENERATION: {**generating, "key-value cache": cache.bytes},
-        ACTOR_PASSES: {**in_passes(actor), "reference": compared, **critic_rest, **common},
+        ACTOR_PASSES: {**in_passes(actor, gpu_bytes), "reference": compared, **critic_rest, **common},
         ACTOR_STEP: {**in_step(actor), "reference": rest, **critic_rest, **common},
     }
     if critic is not None:
-        moments[CRITIC_PASSES] = {**in_passes(critic), "reference": rest, **actor_rest, **common}
+        moments[CRITIC_PASSES] = {**in_passes(critic, gpu_bytes), "reference": rest, **actor_rest, **common}
         moments[CRITIC_STEP] = {**in_step(critic), "reference": rest, **actor_rest, **common}
     if not config.actor_rollout_ref.rollout.free_cache_engine:
         for held in moments.values():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rloom.config.plan.batches import Batches, Passes, up
-from rloom.config.plan.memory import Memory
+from rloom.config.plan.memory import Memory, sums_once
 from rloom.config.plan.needs import needs_of, needs_old_logprobs
 from rloom.config.plan.roles import FLOAT32, Role
 from rloom.config.schema import Config, Ref, Rollout
@@ -107,8 +107,9 @@ def step_time(config: Config, sizes: Batches, actor: Role, critic: Role | None, 
             section.use_dynamic_bsz,
             section.ppo_max_token_len_per_gpu,
         )
-        stages += [scoring("values", sizes, critic, values, links), update("critic update", sizes, critic, links)]
-    stages.append(update("actor update", sizes, actor, links))
+        stages.append(scoring("values", sizes, critic, values, links))
+        stages.append(update("critic update", sizes, critic, links, memory))
+    stages.append(update("actor update", sizes, actor, links, memory))
     if sizes.ranks > 1:
         seconds, moved = links.share_s(actor.number_bytes * actor.parameters, actor.shards)
         stages.append(Stage("weights to the engine", wire_s=seconds, wire_bytes=moved))
@@ -170,11 +171,12 @@ def scoring(name: str, sizes: Batches, role: Role, passes: Passes, links: Links)
     return Stage(name, compute_s, seconds, moved)
 
 
-def update(name: str, sizes: Batches, role: Role, links: Links) -> Stage:
+def update(name: str, sizes: Batches, role: Role, links: Links, memory: Memory) -> Stage:
     """Forward and backward are three forward passes, four with checkpointing.
 
     On the wire: each pass gathers every layer twice, embeddings and head once; each mini-batch sums float32 gradients
-    once, in its last pass, over the shards and then over the copies. Offloaded bytes cross to the GPU and back.
+    once, in its last pass, or in each where it must, over the shards and then over the copies. Offloaded bytes cross to
+    the GPU and back.
     """
     updates, learned = role.updates, FLOAT32 * role.learned
     passes = updates.passes.count * updates.count
@@ -183,8 +185,9 @@ def update(name: str, sizes: Batches, role: Role, links: Links) -> Stage:
     compute_s += updates.count * optimizer_bytes(role) / MEMORY_BANDWIDTH
     weights = role.number_bytes * (2 * (role.parameters - role.outer) + role.outer)
     gathering = links.share_s(passes * weights, role.shards)
-    reducing = links.share_s(updates.count * learned, role.shards)
-    copies = links.sum_s(updates.count * learned / role.shards, sizes.ranks // role.shards)
+    sums = updates.count if sums_once(role, memory.gpu_bytes) else passes
+    reducing = links.share_s(sums * learned, role.shards)
+    copies = links.sum_s(sums * learned / role.shards, sizes.ranks // role.shards)
     offloaded = offloaded_bytes(role, passes)
     moved = gathering[1] + reducing[1] + copies[1] + offloaded
     return Stage(name, compute_s, gathering[0] + reducing[0] + copies[0] + offloaded / PCIE, moved)

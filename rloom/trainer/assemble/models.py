@@ -69,7 +69,8 @@ def adamw(optim: Optim, grad_clip: float) -> AdamW:
     return AdamW(optim.weight_decay, optim.betas, grad_clip)
 
 
-def policy_network(config: Config) -> PolicyNetwork:
+def policy_network(config: Config, *, dtype: torch.dtype = torch.float32, empty: bool = False) -> PolicyNetwork:
+    """Empty: another rank has read the model and will hand out its weights."""
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     lora = (
         Lora(model.lora_rank, model.lora_alpha, model.target_modules, model.lora_adapter_path)
@@ -77,12 +78,13 @@ def policy_network(config: Config) -> PolicyNetwork:
         else None
     )
     network = PolicyNetwork(
-        load_causal_lm(policy_source(config), lora=lora),
+        load_causal_lm(policy_source(config), lora=lora, dtype=dtype, empty=empty),
         packed=model.use_remove_padding,
         temperature=config.actor_rollout_ref.rollout.temperature,
         chunked=model.use_fused_kernels,
     )
-    network.check_head(f"actor_rollout_ref.model.path={model.path}")
+    if dtype == torch.float32 and not empty:
+        network.check_head(f"actor_rollout_ref.model.path={model.path}")
     checkpointing = actor.fsdp_config.gradient_checkpointing
     if model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
         enable_checkpointing(network.decoder.base)
@@ -136,14 +138,14 @@ def has_reference_model(config: Config) -> bool:
     return config.uses_reference and not config.actor_rollout_ref.model.has_lora
 
 
-def reference_engine(config: Config, *, ranks: int = 1) -> AnyEngine:
+def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> AnyEngine:
     model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
     actor = config.actor_rollout_ref.actor
     where = placement(config, actor.fsdp_config)
     shared = sequence_ranks(config, ranks)
     return make_engine(
         PolicyNetwork(
-            load_causal_lm(policy_source(config)),
+            load_causal_lm(policy_source(config), empty=empty),
             packed=model.use_remove_padding,
             temperature=config.actor_rollout_ref.rollout.temperature,
             chunked=model.use_fused_kernels,
@@ -164,7 +166,7 @@ def reference_engine(config: Config, *, ranks: int = 1) -> AnyEngine:
     )
 
 
-def critic_engine(config: Config, *, ranks: int = 1) -> AnyEngine:
+def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> AnyEngine:
     critic, policy = config.critic, config.actor_rollout_ref.model
     source = ModelSource(
         critic.model.path or policy.path,
@@ -173,7 +175,7 @@ def critic_engine(config: Config, *, ranks: int = 1) -> AnyEngine:
         overrides={**({} if critic.model.path else policy.override_config), **critic.model.override_config},
     )
     packed = critic.model.use_remove_padding
-    network = ValueNetwork(load_causal_lm(source), packed=packed)
+    network = ValueNetwork(load_causal_lm(source, empty=empty), packed=packed)
     fsdp = critic.model.fsdp_config
     checkpointing = fsdp.gradient_checkpointing
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:

@@ -55,14 +55,15 @@ class Worker:
         tokenizer = load_tokenizer(policy_source(config))  # before anyone waits: is the model on this machine at all?
         if pool.size > 1 and learns:
             join(self.seat.rank, pool.size, address=meeting[pool.name], device=self.device)
-        network = policy_network(config) if ACTOR in pool.roles else None
+        empty = self.seat.rank > 0  # the first rank reads the model and hands out its weights
+        network = policy_network(config, empty=empty) if ACTOR in pool.roles else None
         if REFERENCE in pool.roles and has_reference_model(config):
-            self.roles[REFERENCE] = reference_engine(config, ranks=pool.size)
+            self.roles[REFERENCE] = reference_engine(config, ranks=pool.size, empty=empty)
         if network is not None:
             frozen = self.roles.get(REFERENCE)
             self.roles[ACTOR] = policy_engine(config, network, reference=frozen, ranks=pool.size)
         if CRITIC in pool.roles and needs_critic(config):
-            self.roles[CRITIC] = critic_engine(config, ranks=pool.size)
+            self.roles[CRITIC] = critic_engine(config, ranks=pool.size, empty=empty)
         if ROLLOUT in pool.roles:
             self.add_rollout(network, tokenizer)
         self.connect(meeting)
@@ -71,8 +72,9 @@ class Worker:
     def add_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
         """On the actor's own weights where it has them whole; otherwise on a copy."""
         if network is None or not self.seat.alone:
-            network = policy_network(self.config)
-            host: Any = OwnCopy(network, self.config, self.device)
+            dtype = placement(self.config, self.config.actor_rollout_ref.actor.fsdp_config).dtype
+            network = policy_network(self.config, dtype=dtype)
+            host: Any = OwnCopy(network, dtype, self.config.actor_rollout_ref.actor.use_torch_compile, self.device)
         else:
             host = self.roles[ACTOR]
         self.roles[ROLLOUT] = rollout_engine(self.config, network, host, tokenizer)
@@ -99,12 +101,11 @@ class Worker:
 class OwnCopy:
     """What a rollout engine needs of a training engine, for a model that only generates."""
 
-    def __init__(self, network: PolicyNetwork, config: Config, device: torch.device) -> None:
-        actor = config.actor_rollout_ref.actor
+    def __init__(self, network: PolicyNetwork, dtype: torch.dtype, compiled: bool, device: torch.device) -> None:
         network.module.requires_grad_(False)
-        network.cast(placement(config, actor.fsdp_config).dtype)
+        network.cast(dtype)  # an adapter is made more precisely than it is asked for
         network.module.to(device)
-        if actor.use_torch_compile and device.type == "cuda":
+        if compiled and device.type == "cuda":
             network.compile()
         self.device = device
 
