@@ -3,7 +3,7 @@
 A rule yields one sentence a fault, so that a user hears of all of them at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from rloom.config.schema import Actor, Config, Critic
@@ -27,7 +27,7 @@ def check(config: Config, algorithm: Needs) -> None:
         *micro_batches(config, algorithm),
         *machines(config),
         *parallel(config),
-        *sequences(config),
+        *sequences(config, algorithm),
         *rollout(config),
         *dapo(config),
         *resume(config),
@@ -77,10 +77,10 @@ def micro_batches(config: Config, algorithm: Needs) -> Iterator[str]:
     yield from micro_batch("actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, shared)
     if algorithm.needs_critic:
         prompts = critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
-        yield from micro_batch("critic", critic, prompts * n, longest)
+        yield from micro_batch("critic", critic, prompts * n, longest, critic.ulysses_sequence_parallel_size)
 
 
-def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int, shared: int = 1) -> Iterator[str]:
+def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int, shared: int) -> Iterator[str]:
     """`samples` make a mini-batch; one of them may be `longest` tokens long, held by `shared` workers together."""
     per_gpu, whole = role.ppo_micro_batch_size_per_gpu, role.ppo_micro_batch_size
     size, key = (whole, "ppo_micro_batch_size") if per_gpu is None else (per_gpu, "ppo_micro_batch_size_per_gpu")
@@ -152,24 +152,32 @@ def actor_workers(config: Config) -> int:
     return pools.actor or config.workers - sum(size for role, size in pools.own.items() if role != "actor")
 
 
-def sequences(config: Config) -> Iterator[str]:
+def sequences(config: Config, algorithm: Needs) -> Iterator[str]:
     """What has to hold where several workers share a sequence."""
-    actor, pools = config.actor_rollout_ref.actor, config.trainer.pools
-    size = actor.ulysses_sequence_parallel_size
-    if size == 1:
-        return
-    key = f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={size}"
-    owners = {"workers": actor_workers(config), "workers of trainer.pools.ref": pools.ref}
-    for whose, workers in owners.items():
-        if workers is not None and workers % size:
-            yield f"{key} does not divide {workers} {whose}; use {nearest_divisors(workers, size)}"
-    if not config.actor_rollout_ref.model.use_remove_padding:
-        yield f"{key} cuts packed sequences; set actor_rollout_ref.model.use_remove_padding=True, or use 1"
-    if actor.use_kl_loss and actor.kl_loss_type == "full":
+    actor, critic, pools = config.actor_rollout_ref.actor, config.critic, config.trainer.pools
+    packed = config.actor_rollout_ref.model.use_remove_padding
+    workers, reference = actor_workers(config), {"workers of trainer.pools.ref": pools.ref} if pools.ref else {}
+    owners = {"workers": workers, **reference}
+    yield from sharing("actor_rollout_ref.actor", actor, owners, "actor_rollout_ref.model", packed)
+    if algorithm.needs_critic:
+        own = {"workers": pools.critic or workers}
+        yield from sharing("critic", critic, own, "critic.model", critic.model.use_remove_padding)
+    if actor.ulysses_sequence_parallel_size > 1 and actor.use_kl_loss and actor.kl_loss_type == "full":
         yield (
-            f"{key}: a KL over the whole vocabulary needs whole sequences on each worker; use 1, or another "
+            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size}: a KL over "
+            "the whole vocabulary needs whole sequences on each worker; use 1, or another "
             "actor_rollout_ref.actor.kl_loss_type"
         )
+
+
+def sharing(name: str, role: Actor | Critic, owners: Mapping[str, int], model: str, packed: bool) -> Iterator[str]:
+    size = role.ulysses_sequence_parallel_size
+    key = f"{name}.ulysses_sequence_parallel_size={size}"
+    for whose, workers in owners.items():
+        if workers % size:
+            yield f"{key} does not divide {workers} {whose}; use {nearest_divisors(workers, size)}"
+    if size > 1 and not packed:
+        yield f"{key} cuts packed sequences; set {model}.use_remove_padding=True, or use 1"
 
 
 def rollout(config: Config) -> Iterator[str]:

@@ -29,6 +29,7 @@ ONE_PROCESS = (  # whatever the run had
     "actor_rollout_ref.actor.fsdp_config.fsdp_size=-1",
     "critic.model.fsdp_config.fsdp_size=-1",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
+    "critic.ulysses_sequence_parallel_size=1",
 )
 CONFIG_FILE = "config.yaml"  # what a run writes down, in its directory and in every checkpoint
 

@@ -275,6 +275,9 @@ class Critic(Section):
     ppo_epochs: int | None = key(None, "Times each batch is learned from. null: the actor's.", ge=1)
     cliprange_value: float = key(0.5, "How far a new value may leave the old one before its gradient is cut.", gt=0)
     loss_agg_mode: AGGREGATION = key("token-mean", "How token losses become one number.")
+    ulysses_sequence_parallel_size: int = key(
+        1, "As `actor_rollout_ref.actor.ulysses_sequence_parallel_size`, for the critic's ranks.", ge=1
+    )
     use_torch_compile: bool = key(True, "Compile the critic's layers on a GPU.")
     grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
     shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")

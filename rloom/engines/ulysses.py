@@ -21,7 +21,7 @@ from rloom.models.attention import Form, PackedAttention
 from rloom.models.network import Network
 from rloom.transfer import send
 
-KEY = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+KEY = "ulysses_sequence_parallel_size"  # of the actor or the critic
 
 
 @dataclass(frozen=True)

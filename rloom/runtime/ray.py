@@ -224,8 +224,10 @@ def start_scoring(
     )
 
 
-def lost(member: Member, error: Exception) -> WorkerError:
+def lost(member: Member, error: RayActorError) -> WorkerError:
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if error.actor_init_failed:  # it would fail again; the last line is what was raised
+        return WorkerError(f"{member.name} could not begin: {said[-1]}{last_words(member.log_file)}")
     reason = next((line for line in said if "exit" in line.lower()), said[0] if said else type(error).__name__)
     return WorkerError(f"{member.name} died. {reason}{last_words(member.log_file)}", lost=True)
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray looks when it is imported
 pytest.importorskip("ray")
 
+from rloom.errors import WorkerError
 from rloom.runtime import ray as cluster
 from rloom.runtime.nodes import free_port, head_node
 from rloom.trainer.export import export
@@ -122,11 +123,12 @@ def test_gpus_that_are_not_there_are_missed_at_once(
 
 
 def test_workers_that_share_sequences_compute_the_same(with_workers: Callable[..., Path]) -> None:
-    """The critic's do not: the same two workers hold halves of the actor's sequences and whole ones of the critic's."""
+    """Those of the actor alone, then those of the critic alone; the other's are whole on the same two workers."""
     asked = ("algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=True")
     alone = with_workers(1, 2, *asked)
-    shared = with_workers(2, 2, *asked, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
-    assert_near(numbers(alone), numbers(shared))
+    for role in ("actor_rollout_ref.actor", "critic"):
+        shared = with_workers(2, 2, *asked, f"{role}.ulysses_sequence_parallel_size=2", name=role)
+        assert_near(numbers(alone), numbers(shared))
 
 
 class Deadly(cluster.RayGroup):
@@ -173,6 +175,16 @@ def test_a_worker_killed_in_generation_in_an_update_and_while_saving_costs_nothi
     assert "Its last lines" in said and all(f"actor.{call}" in said for call in ("forward_backward", "save"))
     assert numbers(disturbed) == numbers(calm)
     assert same(whole(disturbed, disturbed / "hf", 4), whole(calm, calm / "hf", 4))
+
+
+def test_a_worker_that_cannot_begin_is_an_error_and_no_loss(address: str) -> None:
+    """To begin again would end the same."""
+    with cluster.connect({"address": address}, cpus=1), cluster.reserve(1, {"CPU": 1}, timeout_s=30) as share:
+        member = cluster.start_host(share, 0, {"CPU": 1}, ("worker 0", None), int, ("no number",))
+        with pytest.raises(WorkerError) as caught:
+            cluster.RayGroup([member], None).each("vitals", [()])
+    assert str(caught.value).startswith("worker 0 could not begin: ValueError: invalid literal for int()")
+    assert not caught.value.lost
 
 
 def test_a_run_does_not_begin_again_more_often_than_it_may(

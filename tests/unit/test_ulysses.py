@@ -28,7 +28,8 @@ from tests.helpers import SHAPE, Weights, assert_identical, assert_near, lesson,
 from tests.ranks import Crew
 
 SAME = 1e-5
-KEY = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+NAME = "ulysses_sequence_parallel_size"
+KEY = f"actor_rollout_ref.actor.{NAME}"
 SMALL = MicroBatching(tokens=16)
 POLICY = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
 GSPO = PolicyObjective("gspo", LossSettings(clip_low=3e-4, clip_high=4e-4), "seq-mean-token-mean", 0.0, None, "kl")
@@ -193,9 +194,11 @@ def refused(rank: int, ranks: int, folder: Path, together: int) -> str:
 
 def test_heads_or_ranks_that_do_not_divide_are_refused(crew: Crew, folders: dict[str, Path]) -> None:
     assert set(crew.run(4, refused, folders["6 and 3"], 4)) == {
-        f"{KEY}=4: the 6 attention heads of LlamaForCausalLM do not divide among 4 ranks; use 1 or 2"
+        f"{NAME}=4: the 6 attention heads of LlamaForCausalLM do not divide among 4 ranks; use 1 or 2"
     }
-    assert set(crew.run(3, refused, folders["llama"], 2)) == {f"{KEY}=2: 3 ranks do not divide into groups of 2; use 1"}
+    assert set(crew.run(3, refused, folders["llama"], 2)) == {
+        f"{NAME}=2: 3 ranks do not divide into groups of 2; use 1"
+    }
 
 
 FOUR = ("trainer.n_gpus_per_node=4", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
@@ -219,6 +222,9 @@ def test_a_configuration_that_cannot_share_sequences_is_refused() -> None:
     ]
     [padded] = faults(f"{KEY}=2", "actor_rollout_ref.model.use_remove_padding=False")
     assert padded.startswith(f"{KEY}=2 cuts packed sequences; set actor_rollout_ref.model.use_remove_padding=True")
+    assert faults(f"critic.{NAME}=2", "trainer.pools.critic=1") == [f"critic.{NAME}=2 does not divide 1 workers; use 1"]
+    [padded] = faults(f"critic.{NAME}=2", "critic.model.use_remove_padding=False")
+    assert padded.startswith(f"critic.{NAME}=2 cuts packed sequences; set critic.model.use_remove_padding=True")
     [full] = faults(f"{KEY}=2", "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_type=full")
     assert full.startswith(f"{KEY}=2: a KL over the whole vocabulary needs whole sequences on each worker; use 1")
 
@@ -234,4 +240,7 @@ def test_the_token_budget_of_a_gpu_counts_its_stretch() -> None:
     assert micro(None, None, None, 100, ranks=4, sequence_ranks=2) == MicroBatching(tokens=200)
     assert micro(None, 8, None, 100, ranks=4, sequence_ranks=2) == MicroBatching(samples=4)
     config = load_config(["actor_rollout_ref.model.path=a/model", *FOUR, f"{KEY}=2"])
-    assert [sequence_ranks(config, ranks) for ranks in (1, 4)] == [1, 2]  # an evaluation is one process
+    assert [sequence_ranks(config.actor_rollout_ref.actor, ranks) for ranks in (1, 4)] == [1, 2]  # an evaluation: one
+    assert faults(f"critic.{NAME}=2", "critic.ppo_max_token_len_per_gpu=1001", *longest) == []
+    [fault] = faults(f"critic.{NAME}=2", "critic.ppo_max_token_len_per_gpu=1000", *longest)
+    assert fault.startswith("critic.ppo_max_token_len_per_gpu=1000: one sample may have")

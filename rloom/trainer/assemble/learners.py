@@ -34,7 +34,7 @@ def policy_learner(config: Config, group: Group, parameters: int, total_steps: i
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
         parameters=parameters,
-        sequence_ranks=sequence_ranks(config, group.size),
+        sequence_ranks=sequence_ranks(actor, group.size),
     )
 
 
@@ -64,6 +64,7 @@ def critic_learner(config: Config, group: Group, parameters: int, total_steps: i
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
         parameters=parameters,
+        sequence_ranks=sequence_ranks(critic, group.size),
     )
 
 
@@ -73,7 +74,7 @@ def reference_scorer(config: Config, policy: Group, reference: Group | None) -> 
     if not config.algorithm.use_kl_in_reward and not (actor.use_kl_loss and actor.kl_loss_type != "full"):
         return None
     group = policy if reference is None else reference
-    return Scorer(group, balance, reference=reference is None, sequence_ranks=sequence_ranks(config, group.size))
+    return Scorer(group, balance, reference=reference is None, sequence_ranks=sequence_ranks(actor, group.size))
 
 
 def rhythm(config: Config, prompts: int, epochs: int, shuffle: bool) -> Rhythm:

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.registry import resolve_algorithm
-from rloom.config.schema import Config, Fsdp, Optim
+from rloom.config.schema import Actor, Config, Critic, Fsdp, Optim
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement
 from rloom.engines.local import LocalEngine
@@ -51,9 +51,9 @@ def micro(
     return MicroBatching(samples=samples) if samples and not dynamic else MicroBatching(tokens=tokens * sequence_ranks)
 
 
-def sequence_ranks(config: Config, ranks: int) -> int:
-    """How many ranks of actor or reference share a sequence. One alone (an evaluation) holds it whole."""
-    return 1 if ranks == 1 else config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+def sequence_ranks(role: Actor | Critic, ranks: int) -> int:
+    """How many ranks share a sequence; the reference's do as the actor's. One alone (an evaluation) holds it whole."""
+    return 1 if ranks == 1 else role.ulysses_sequence_parallel_size
 
 
 def make_engine(
@@ -100,7 +100,7 @@ def policy_engine(
     ranks: int = 1,
 ) -> AnyEngine:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    shared = sequence_ranks(config, ranks)
+    shared = sequence_ranks(actor, ranks)
     return make_engine(
         network,
         placement(config, actor.fsdp_config),
@@ -142,7 +142,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
     model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
     actor = config.actor_rollout_ref.actor
     where = placement(config, actor.fsdp_config)
-    shared = sequence_ranks(config, ranks)
+    shared = sequence_ranks(actor, ranks)
     return make_engine(
         PolicyNetwork(
             load_causal_lm(policy_source(config), empty=empty),
@@ -180,18 +180,21 @@ def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Any
     checkpointing = fsdp.gradient_checkpointing
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
         enable_checkpointing(network.decoder.base)
+    shared = sequence_ranks(critic, ranks)
     batching = micro(
         critic.ppo_micro_batch_size_per_gpu,
         critic.ppo_micro_batch_size,
         critic.use_dynamic_bsz,
         critic.ppo_max_token_len_per_gpu,
         ranks=ranks,
+        sequence_ranks=shared,
     )
     return make_engine(
         network,
         placement(config, fsdp),
         ranks=ranks,
         shards=fsdp.fsdp_size,
+        shared=shared,
         scoring=batching,
         training=batching,
         optimizer=adamw(critic.optim, critic.grad_clip),
