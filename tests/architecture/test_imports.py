@@ -15,7 +15,7 @@ RUNTIME = ("rloom.runtime.nodes", "rloom.runtime.placement", "rloom.runtime.vita
 CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks")
 LOOP = tuple(f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "roles", "sampling", "schedule"))
 ENGINE_PARTS = tuple(
-    f"rloom.engines.{name}" for name in ("base", "passes", "optim", "storage", "mesh", "ulysses")
+    f"rloom.engines.{name}" for name in ("base", "passes", "optim", "storage", "mesh", "handout", "ulysses")
 )  # of any engine
 BACKENDS = ("rloom.engines", "rloom.rollout", "rloom.rewards", "rloom.models", "rloom.data", "rloom.observe")
 DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluate_checkpoint", "directory", "main_ppo"))
@@ -97,7 +97,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch.utils.tensorboard": ("rloom.observe.trackers",),
     "matplotlib": ("rloom.observe.curve",),
     "rich": ("rloom.observe",),
-    "torch.distributed": tuple(f"rloom.engines.{name}" for name in ("mesh", "storage", "sharded", "ulysses")),
+    "torch.distributed": tuple(
+        f"rloom.engines.{name}" for name in ("mesh", "storage", "handout", "sharded", "ulysses")
+    ),
     "triton": ("rloom.models.head_kernels", "rloom.rollout.native.kernels"),
     "ray": ("rloom.runtime.ray",),
     "vllm": (),
