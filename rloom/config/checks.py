@@ -160,7 +160,7 @@ def sequences(config: Config, algorithm: Needs) -> Iterator[str]:
     owners = {"workers": workers, **reference}
     yield from sharing("actor_rollout_ref.actor", actor, owners, "actor_rollout_ref.model", packed)
     if algorithm.needs_critic:
-        own = {"workers": pools.critic or workers}
+        own = {"workers of trainer.pools.critic": pools.critic} if pools.critic else {"workers": workers}
         yield from sharing("critic", critic, own, "critic.model", critic.model.use_remove_padding)
     if actor.ulysses_sequence_parallel_size > 1 and actor.use_kl_loss and actor.kl_loss_type == "full":
         yield (

@@ -98,8 +98,11 @@ class ShardedEngine:
             make_room(self.root, self.home)
         self.parameters: dict[str, DTensor] = sharded_parameters(self.module)
         if read is not None:
-            hand_out(read, self.parameters, placement.device)
+            hand_out(read, self.module, placement.device)
         self.learned = {name: self.parameters[name] for name in learned}
+        gradient = 4 * sum(parameter.numel() for parameter in self.learned.values())
+        # all ranks or none, though their GPUs may differ
+        self.sums_once = not highest(int(gradient > WHOLE_GRADIENT * memory_of(placement.device)))
         self.masters: dict[str, nn.Parameter] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer is not None:
@@ -148,11 +151,6 @@ class ShardedEngine:
     def shares(self) -> bool:
         """A rank that holds everything anyway saves nothing by resharding between passes, nor between directions."""
         return bool(self.mesh[SHARDS].size() > 1)
-
-    @property
-    def sums_once(self) -> bool:
-        """There is room for a whole float32 gradient on each rank, until the last pass of a mini-batch."""
-        return 4 * sum(p.numel() for p in self.learned.values()) <= WHOLE_GRADIENT * memory_of(self.device)
 
     @property
     def size(self) -> int:

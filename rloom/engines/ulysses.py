@@ -21,8 +21,6 @@ from rloom.models.attention import Form, PackedAttention
 from rloom.models.network import Network
 from rloom.transfer import send
 
-KEY = "ulysses_sequence_parallel_size"  # of the actor or the critic
-
 
 @dataclass(frozen=True)
 class Neighbours:
@@ -33,17 +31,21 @@ class Neighbours:
     rank: int  # of this process among them
 
 
+def check_heads(network: Network, ranks: int, among: int, key: str) -> None:
+    """Of `among` workers `ranks` share a sequence: each gets some of the heads."""
+    heads = network.decoder.heads
+    if heads % ranks:
+        able = [str(size) for size in range(1, among + 1) if among % size == 0 and heads % size == 0]
+        raise ConfigError(
+            f"{key}={ranks}: the {heads} attention heads of {type(network.decoder.base).__name__} do not divide among "
+            f"{ranks} ranks; use {' or '.join(able)}"
+        )
+
+
 def join_neighbours(network: Network, ranks: int) -> Neighbours:
     """Collective: each `ranks` ranks in a row become neighbours."""
-    among, heads = dist.get_world_size(), network.decoder.heads
-    if among % ranks or heads % ranks:
-        wrong = f"{among} ranks do not divide into groups of {ranks}"
-        if heads % ranks:
-            model = type(network.decoder.base).__name__
-            wrong = f"the {heads} attention heads of {model} do not divide among {ranks} ranks"
-        able = [str(size) for size in range(1, among + 1) if among % size == 0 and heads % size == 0]
-        raise ConfigError(f"{KEY}={ranks}: {wrong}; use {' or '.join(able)}")
-    assert network.decoder.packed  # the configuration's checks ask for it
+    # the configuration's checks ask for it
+    assert dist.get_world_size() % ranks == 0 and network.decoder.heads % ranks == 0 and network.decoder.packed
     group, _ = dist.new_subgroups(ranks)
     assert isinstance(group, dist.ProcessGroup)
     return Neighbours(group.group_name, ranks, group.rank())

@@ -155,7 +155,7 @@ class RayGroup:
         try:
             return ray.get(answer)
         except RayActorError as error:
-            raise lost(member, error) from error
+            raise lost(member.name, error, member.log_file) from error
         except RayTaskError as error:
             self.blame_the_dead(error)
             cause = error.cause
@@ -177,7 +177,8 @@ class RayGroup:
             try:
                 ray.get(question)
             except RayActorError as death:
-                raise lost(questions[question], death) from death
+                dead = questions[question]
+                raise lost(dead.name, death, dead.log_file) from death
             except RayError:
                 continue
 
@@ -207,8 +208,10 @@ class RemoteQueue:
                 score.set_result(answer.result())
             elif isinstance(error, RayTaskError):
                 score.set_exception(error.cause)
+            elif isinstance(error, RayActorError):
+                score.set_exception(lost(self.name, error))
             else:
-                score.set_exception(WorkerError(f"{self.name} died: {str(error).splitlines()[0]}", lost=True))
+                score.set_exception(WorkerError(f"{self.name} cannot be reached: {error}", lost=True))
 
         self.host.score.remote(sample).future().add_done_callback(arrived)
         return score
@@ -224,12 +227,12 @@ def start_scoring(
     )
 
 
-def lost(member: Member, error: RayActorError) -> WorkerError:
+def lost(name: str, error: RayActorError, log_file: Path | None = None) -> WorkerError:
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
     if error.actor_init_failed:  # it would fail again; the last line is what was raised
-        return WorkerError(f"{member.name} could not begin: {said[-1]}{last_words(member.log_file)}")
+        return WorkerError(f"{name} could not begin: {said[-1]}{last_words(log_file)}")
     reason = next((line for line in said if "exit" in line.lower()), said[0] if said else type(error).__name__)
-    return WorkerError(f"{member.name} died. {reason}{last_words(member.log_file)}", lost=True)
+    return WorkerError(f"{name} died. {reason}{last_words(log_file)}", lost=True)
 
 
 def last_words(log_file: Path | None) -> str:

@@ -88,6 +88,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic": ("rloom.config",),
     "transformers": ("rloom.models", "rloom.rollout.hf", "rloom.trainer.assemble"),
     "peft": ("rloom.models",),
+    "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
     "pyarrow": ("rloom.data",),
     "datasets": ("rloom.data.prepare",),

@@ -12,9 +12,12 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import Batch, TokenOutputs
+from rloom.config.load import load_config
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import Placement
 from rloom.engines.local import LocalEngine
+from rloom.engines.mesh import join, lay_out_ranks, leave
+from rloom.engines.sharded import ShardedEngine
 from rloom.errors import ModelError
 from rloom.models import head
 from rloom.models.load import Lora
@@ -22,7 +25,8 @@ from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
-from rloom.trainer.assemble.models import enable_checkpointing
+from rloom.runtime.nodes import free_port
+from rloom.trainer.assemble.models import enable_checkpointing, pick_device
 from rloom.trainer.sampling import trajectory
 from rloom.types import Prompt, Score
 from tests.helpers import ADAMW, SHAPE, VOCABULARY, a_batch, engine_of, policy, save_model
@@ -311,6 +315,31 @@ def test_in_bfloat16_sampled_logprobs_stay_near_the_trainers(
     batch = Batch.pack(rows, groups=range(len(rows)))
     difference_T = (host.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs()
     assert float(difference_T.mean()) < 0.02
+
+
+def test_the_only_rank_of_a_sharded_engine_learns_what_the_plain_one_learns(
+    model_folder: Callable[[str], Path],
+) -> None:
+    """By NCCL, on the device that a run picks for itself."""
+    device, folder, batch = pick_device(load_config([])), model_folder("qwen2"), a_batch()
+    plain = engine_of(policy(folder), Placement(device))
+    join(0, 1, address=f"127.0.0.1:{free_port()}", device=device)
+    try:
+        sharded = ShardedEngine(
+            policy(folder),
+            Placement(device),
+            lay_out_ranks(device),
+            scoring=WHOLE,
+            training=WHOLE,
+            optimizer=ADAMW,
+        )
+        for engine in (plain, sharded):
+            engine.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
+        found, expected = sharded.optim_step(0.01), plain.optim_step(0.01)
+        assert found.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-6)
+        assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+    finally:
+        leave()
 
 
 def test_offloaded_weights_and_moments_visit_the_gpu_and_learn_the_same(model_folder: Callable[[str], Path]) -> None:

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rloom.config.load import load_config
+from rloom.engines.base import Placement
 from rloom.errors import ModelError
 from rloom.models import logprobs
 from rloom.models.load import Lora, ModelSource, load_causal_lm, load_tokenizer
 from rloom.models.network import PolicyNetwork, ValueNetwork
+from rloom.trainer.assemble.models import pick_device, placement
 from tests.helpers import FAMILIES, WINDOW, a_batch, eager_model, policy, samples_of, save_model, tiny_model
 
 ModelFolder = Callable[[str], Path]
@@ -181,6 +184,16 @@ def test_a_model_with_dropout_is_loaded_without_it(tmp_path: Path) -> None:
 def test_overrides_reach_the_model(model_folder: ModelFolder) -> None:
     source = ModelSource(str(model_folder("mistral")), overrides={"sliding_window": 7})
     assert load_causal_lm(source).config.sliding_window == 7
+
+
+def test_a_gpu_is_named_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda.set_device, which every rank calls, takes no other."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = load_config(["actor_rollout_ref.model.path=a/model"])
+    assert pick_device(config) == torch.device("cuda", 0)
+    assert placement(config, config.actor_rollout_ref.actor.fsdp_config) == Placement(
+        torch.device("cuda", 0), torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize("adapter", [None, "drawn", "saved"])

@@ -17,11 +17,12 @@ from rloom.batch import TrainBatch, token_places
 from rloom.data.packing import MicroBatching, share_rows
 from rloom.engines.base import Placement
 from rloom.engines.mesh import lay_out_ranks
+from rloom.engines.sharded import ShardedEngine
 from rloom.errors import CheckpointError, ConfigError
 from rloom.models.load import Lora
 from rloom.trainer.checkpoint import Checkpoints, read_state
-from tests.engine_subjects import ENGINES
-from tests.helpers import Weights, assert_identical, assert_near, lesson
+from tests.engine_subjects import ENGINES, network_of
+from tests.helpers import CPU, Weights, assert_identical, assert_near, lesson
 from tests.ranks import Crew
 
 LORA = Lora(rank=4)
@@ -295,15 +296,17 @@ def test_gradients_travel_once_however_many_passes_there_are(crew: Crew, folders
 
 
 def in_little_memory(rank: int, ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
+    """Of the last rank; the others do as it does."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rloom.engines.sharded.memory_of", lambda device: 0)
+        if rank == ranks - 1:
+            patch.setattr("rloom.engines.sharded.memory_of", lambda device: 0)
         return work(rank, ranks, *arguments)
 
 
 def test_without_room_for_a_whole_gradient_every_pass_sums_its_own(crew: Crew, folders: dict[str, Path]) -> None:
     for calls, _, _ in crew.run(2, in_little_memory, count_collectives, folders["qwen2"]):
         assert calls == [3, 4 * 3]  # four samples a rank, one a pass
-    for more in ({}, {"shards": 2}):
+    for more in ({}, {"shards": 2}, {"shards": 1}):
         check_against_one_process(crew, folders, 4, CASES["tied"], more, in_little_memory)
 
 
@@ -353,6 +356,18 @@ def test_ranks_that_did_not_read_the_model_are_given_it(crew: Crew, folders: dic
 @pytest.mark.parametrize("more", [{"shards": 1}, {"placement": BFLOAT16}])
 def test_copies_and_coarse_weights_are_given_too(crew: Crew, folders: dict[str, Path], more: dict[str, Any]) -> None:
     check_same_course(crew, folders, CASES["lora"], more)
+
+
+def told_by_the_first(rank: int, ranks: int, folder: Path) -> list[float]:
+    """Numbers that a family keeps with its weights and that are no parameters: a scale, in some a router's bias."""
+    network = network_of(folder, packed=True, checkpointing=False, lora=None, critic=False, empty=rank > 0)
+    network.decoder.layers[0].register_buffer("scale", torch.tensor(0.5 if rank == 0 else 1.0))
+    ShardedEngine(network, CPU, lay_out_ranks(CPU.device), scoring=MicroBatching(samples=8))
+    return [float(buffer) for name, buffer in network.module.named_buffers() if name.endswith("scale")]
+
+
+def test_buffers_are_given_with_the_weights(crew: Crew, folders: dict[str, Path]) -> None:
+    assert crew.run(2, told_by_the_first, folders["qwen2"]) == [[0.5], [0.5]]
 
 
 def check_same_course(crew: Crew, folders: dict[str, Path], case: Case, more: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from rloom.config.checks import check
 from rloom.config.load import load_config
 from rloom.data.packing import MicroBatching, share_rows
 from rloom.engines.base import Placement
-from rloom.engines.ulysses import exchange, join_neighbours
+from rloom.engines.ulysses import check_heads, exchange, join_neighbours
 from rloom.errors import ConfigError
 from rloom.models.load import Lora
 from rloom.trainer.assemble.models import micro, sequence_ranks
@@ -186,19 +186,14 @@ def test_what_is_sent_comes_back_as_gradient(crew: Crew, folders: dict[str, Path
     assert crew.run(2, exchange_twice, folders["llama"]) == [([0.0, 10.0], [1.0, 3.0]), ([1.0, 11.0], [2.0, 4.0])]
 
 
-def refused(rank: int, ranks: int, folder: Path, together: int) -> str:
+def test_heads_that_do_not_divide_are_refused(folders: dict[str, Path]) -> None:
+    network = policy(folders["6 and 3"])
+    check_heads(network, 2, 4, KEY)
     with pytest.raises(ConfigError) as caught:
-        join_neighbours(policy(folder), together)
-    return str(caught.value)
-
-
-def test_heads_or_ranks_that_do_not_divide_are_refused(crew: Crew, folders: dict[str, Path]) -> None:
-    assert set(crew.run(4, refused, folders["6 and 3"], 4)) == {
-        f"{NAME}=4: the 6 attention heads of LlamaForCausalLM do not divide among 4 ranks; use 1 or 2"
-    }
-    assert set(crew.run(3, refused, folders["llama"], 2)) == {
-        f"{NAME}=2: 3 ranks do not divide into groups of 2; use 1"
-    }
+        check_heads(network, 4, 4, KEY)
+    assert str(caught.value) == (
+        f"{KEY}=4: the 6 attention heads of LlamaForCausalLM do not divide among 4 ranks; use 1 or 2"
+    )
 
 
 FOUR = ("trainer.n_gpus_per_node=4", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
@@ -222,7 +217,9 @@ def test_a_configuration_that_cannot_share_sequences_is_refused() -> None:
     ]
     [padded] = faults(f"{KEY}=2", "actor_rollout_ref.model.use_remove_padding=False")
     assert padded.startswith(f"{KEY}=2 cuts packed sequences; set actor_rollout_ref.model.use_remove_padding=True")
-    assert faults(f"critic.{NAME}=2", "trainer.pools.critic=1") == [f"critic.{NAME}=2 does not divide 1 workers; use 1"]
+    assert faults(f"critic.{NAME}=2", "trainer.pools.critic=1") == [
+        f"critic.{NAME}=2 does not divide 1 workers of trainer.pools.critic; use 1"
+    ]
     [padded] = faults(f"critic.{NAME}=2", "critic.model.use_remove_padding=False")
     assert padded.startswith(f"critic.{NAME}=2 cuts packed sequences; set critic.model.use_remove_padding=True")
     [full] = faults(f"{KEY}=2", "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_type=full")

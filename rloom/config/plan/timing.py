@@ -19,7 +19,7 @@ MEMORY_BANDWIDTH = 4.3e12  # bytes/s
 MATRIX_RATE = 700e12  # FLOP/s of large products alone
 PEAK = 989e12  # FLOP/s, dense bfloat16; of the data sheet, what the shares below are shares of
 TRAINING_SHARES = ((494e6, 0.452), (1544e6, 0.530))  # (parameters, share of the peak an update reaches)
-# Two numbers fitted to four measured generations (0.5B, 0.5B, 1.5B, 7B), each met within 11 %.
+# Two numbers fitted to four measured generations (0.5B, 0.5B, 1.5B, 7B), each met within 12 %.
 FLOOR_SHARE, DECODE_STEP_S = 0.8, 1.6e-3
 
 # Of data sheets, not measured, one way.
@@ -188,7 +188,7 @@ def update(name: str, sizes: Batches, role: Role, links: Links, memory: Memory) 
     sums = updates.count if sums_once(role, memory.gpu_bytes) else passes
     reducing = links.share_s(sums * learned, role.shards)
     copies = links.sum_s(sums * learned / role.shards, sizes.ranks // role.shards)
-    offloaded = offloaded_bytes(role, passes)
+    offloaded = offloaded_bytes(role, passes, sums)
     moved = gathering[1] + reducing[1] + copies[1] + offloaded
     return Stage(name, compute_s, gathering[0] + reducing[0] + copies[0] + offloaded / PCIE, moved)
 
@@ -198,9 +198,9 @@ def optimizer_bytes(role: Role) -> float:
     return (7 * FLOAT32 + role.number_bytes) * role.learned / (role.shards if role.sharded else 1)
 
 
-def offloaded_bytes(role: Role, passes: int) -> float:
+def offloaded_bytes(role: Role, passes: int, sums: int) -> float:
     """Over PCIe a step. Moments come and go at each update. So do weights, for the passes and again for the optimizer
-    with their masters; sharded, they come twice a pass, and gradients go once an update."""
+    with their masters; sharded, they come twice a pass, and gradients go as often as they are summed."""
     share = role.shards if role.sharded else 1
     moved = 0.0
     if role.offload_optimizer and not (role.sharded and role.offload_parameters):
@@ -208,7 +208,7 @@ def offloaded_bytes(role: Role, passes: int) -> float:
     if role.offload_parameters:
         masters = FLOAT32 * role.learned if role.number_bytes < FLOAT32 else 0
         alone = role.updates.count * (4 * role.number_bytes * role.parameters + 2 * masters)
-        among = (2 * passes + role.updates.count) * FLOAT32 * role.parameters / share
+        among = FLOAT32 * (2 * passes * role.parameters + sums * role.learned) / share
         moved += among if role.sharded else alone
     return moved
 

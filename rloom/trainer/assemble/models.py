@@ -12,6 +12,7 @@ from rloom.engines.base import AdamW, Placement
 from rloom.engines.local import LocalEngine
 from rloom.engines.mesh import lay_out_ranks
 from rloom.engines.sharded import ShardedEngine
+from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
 from rloom.models.load import Lora, ModelSource, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
@@ -27,7 +28,8 @@ def pick_device(config: Config) -> torch.device:
     wanted = config.trainer.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.device=cuda: torch sees no GPU on this machine; use auto or cpu")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    # with its number, which torch wants to know of ranks; a worker sees only its own GPU
+    return torch.device("cuda", 0) if wanted != "cpu" and torch.cuda.is_available() else torch.device("cpu")
 
 
 def placement(config: Config, fsdp: Fsdp) -> Placement:
@@ -57,11 +59,12 @@ def sequence_ranks(role: Actor | Critic, ranks: int) -> int:
 
 
 def make_engine(
-    network: Network, where: Placement, *, ranks: int, shards: int, shared: int = 1, **settings: Any
+    network: Network, where: Placement, *, ranks: int, shards: int, shared: int, role: str, **settings: Any
 ) -> AnyEngine:
     """A whole model on this device, or this rank's shard of one that all ranks hold together."""
     if ranks == 1:
         return LocalEngine(network, where, **settings)
+    check_heads(network, shared, ranks, f"{role}.ulysses_sequence_parallel_size")
     return ShardedEngine(network, where, lay_out_ranks(where.device, shards), sequence_ranks=shared, **settings)
 
 
@@ -107,6 +110,7 @@ def policy_engine(
         ranks=ranks,
         shards=actor.fsdp_config.fsdp_size,
         shared=shared,
+        role="actor_rollout_ref.actor",
         scoring=micro(
             rollout.log_prob_micro_batch_size_per_gpu,
             rollout.log_prob_micro_batch_size,
@@ -154,6 +158,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
         ranks=ranks,
         shards=actor.fsdp_config.fsdp_size,
         shared=shared,
+        role="actor_rollout_ref.actor",
         scoring=micro(
             ref.log_prob_micro_batch_size_per_gpu,
             ref.log_prob_micro_batch_size,
@@ -195,6 +200,7 @@ def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Any
         ranks=ranks,
         shards=fsdp.fsdp_size,
         shared=shared,
+        role="critic",
         scoring=batching,
         training=batching,
         optimizer=adamw(critic.optim, critic.grad_clip),

@@ -49,7 +49,7 @@ class Worker:
     def build(self, meeting: Meeting) -> dict[str, int]:
         """Load the models; ranks of one pool do it together. Parameters by role."""
         pool, config = self.seat.pool, self.config
-        # every rank draws the same numbers for what is drawn (LoRA), in the order of one process
+        # what is drawn (LoRA) is drawn as in one process: by the first rank, and by whoever generates beside
         torch.manual_seed(config.data.seed)
         learns = ACTOR in pool.roles or CRITIC in pool.roles or REFERENCE in pool.roles
         tokenizer = load_tokenizer(policy_source(config))  # before anyone waits: is the model on this machine at all?
