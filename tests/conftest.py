@@ -1,4 +1,4 @@
-"""Shared by all tests: folders of tiny models, and kernels that run without a GPU."""
+"""Shared by all tests: folders of tiny models, processes that become ranks, and kernels that run without a GPU."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ import torch
 from rloom.engines.mesh import join, leave
 from rloom.runtime.nodes import free_port
 from tests.helpers import FAMILIES, save_model
+from tests.ranks import Crew
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +59,14 @@ def interpreted_kernels() -> Iterator[None]:
 @pytest.fixture(params=FAMILIES)
 def family_folder(request: pytest.FixtureRequest, model_folder: Callable[[str], Path]) -> Path:
     return model_folder(request.param)
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    """Four processes that can become the ranks of a process group."""
+    crew = Crew(4)
+    yield crew
+    crew.close()
 
 
 @pytest.fixture(scope="session")

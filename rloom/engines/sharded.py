@@ -68,9 +68,9 @@ class Whole(nn.Module):
 class ShardedEngine:
     def __init__(
         self,
-        network: Network,
+        network: Network,  # either every rank has read it, or the first alone, and hands it out
         placement: Placement,
-        mesh: DeviceMesh,  # lay_out_ranks, after join; where the first rank alone has read the network, of all ranks
+        mesh: DeviceMesh,  # lay_out_ranks, after join
         *,
         scoring: MicroBatching,
         training: MicroBatching | None = None,

@@ -1,7 +1,7 @@
 """Several ranks, each with a shard, do what one process does: gradients, updates, scores, checkpoints."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,6 @@ def teach(name: str, rank: int, ranks: int, folders: dict[str, Path], case: Case
 
 def teach_rank(rank: int, ranks: int, folders: dict[str, Path], case: Case, more: dict[str, Any]) -> Course:
     return teach("sharded", rank, ranks, folders, case, **more)
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    crew = Crew(4)
-    yield crew
-    crew.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Ranks that share sequences do what one process does that holds them whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,13 +74,6 @@ class Course:
     weights: Weights
     before_T: Tensor
     after_T: Tensor
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    crew = Crew(4)
-    yield crew
-    crew.close()
 
 
 @pytest.fixture(scope="module")
