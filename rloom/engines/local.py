@@ -137,7 +137,7 @@ class LocalEngine:
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
         assert self.training is not None  # an engine with an optimizer is given one
         reference = self.reference if objective.needs_full_kl else None
-        self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
+        self.network.decoder.train()
         layout = lay_out(batch, self.training, self.device)
         loss = partial(
             self.loss,

@@ -229,7 +229,7 @@ class ShardedEngine:
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
         assert self.training is not None  # an engine with an optimizer is given one
-        self.module.train()  # no dropout is left to it; gradient checkpointing asks for it
+        self.network.decoder.train()
         layout = lay_out(batch, self.training, self.device)
         most = highest(len(layout))
         loss = partial(

@@ -34,6 +34,11 @@ class Neighbours:
 def check_heads(network: Network, ranks: int, among: int, key: str) -> None:
     """Of `among` workers `ranks` share a sequence: each gets some of the heads."""
     heads = network.decoder.heads
+    if ranks > 1 and not network.decoder.packed:
+        raise ConfigError(
+            f"{key}={ranks}: it cuts packed samples, and {type(network.decoder.base).__name__} is right with a row for "
+            "each sample only; use 1"
+        )
     if heads % ranks:
         able = [str(size) for size in range(1, among + 1) if among % size == 0 and heads % size == 0]
         raise ConfigError(

@@ -12,14 +12,19 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from rloom.errors import ModelError
 from rloom.transfer import send
 
 NAME = "rloom"  # what `config._attn_implementation` says
 # Newer versions of torch want to be told that several heads share a key; older ones just do it.
 SHARED_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+# Arguments of transformers' attention functions that do not change what a causal, packed or cached attention computes.
+WITHOUT_EFFECT = frozenset(
+    {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
+)
 
 
 class Form(NamedTuple):
@@ -28,11 +33,12 @@ class Form(NamedTuple):
     scale: float
     window: int | None = None  # how many tokens back a token sees, itself included
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
+    sinks: Tensor | None = None  # [heads], a score each that takes part in the softmax and has no value (gpt-oss)
 
 
 class Attend(Protocol):
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
-        """[rows, heads, tokens, size] each, packed samples being one row -> [rows, tokens, heads, size]
+        """[rows, heads, tokens, size] each, packed samples being one row -> [rows, tokens, heads, size of a value]
 
         Called once a layer, in order. Which layer it is, is not said: a compiled layer would then be compiled anew for
         each of them.
@@ -49,17 +55,53 @@ def call_attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    attend: Attend,
-    scaling: float,
+    attend: Attend | None = None,
+    scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: Any,
+    s_aux: Tensor | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """The function registered with transformers; `attend` travels through the model's keyword arguments."""
-    return attend(query, key, value, Form(scaling, sliding_window, softcap)), None
+    if attend is None:
+        attend = current_attention(module)
+    check_arguments(module, attention_mask, others)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend(query, key, value, Form(scale, sliding_window, softcap, s_aux)), None
+
+
+def check_arguments(module: torch.nn.Module, attention_mask: Tensor | None, others: dict[str, Any]) -> None:
+    """An argument that is not understood would be left out of the result without a word."""
+    unknown = [name for name, value in others.items() if value is not None and name not in WITHOUT_EFFECT]
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if "is_causal" in unknown and others["is_causal"] is True:
+        unknown.remove("is_causal")
+    if "dropout" in unknown and not (others["dropout"] and module.training):
+        unknown.remove("dropout")
+    if unknown:
+        raise ModelError(
+            f"{type(module).__name__} asks its attention for {', '.join(unknown)}, which rloom's own does not have"
+        )
 
 
 AttentionInterface.register(NAME, call_attend)
+RUNNING: list[Attend] = []  # for families whose layers do not pass keyword arguments on to their attention
+
+
+@contextmanager
+def running(attend: Attend) -> Iterator[None]:
+    RUNNING.append(attend)
+    try:
+        yield
+    finally:
+        RUNNING.pop()
+
+
+def current_attention(module: torch.nn.Module) -> Attend:
+    if not RUNNING:
+        raise ModelError(f"{type(module).__name__} was called outside of rloom, with rloom's attention set")
+    return RUNNING[-1]
 
 
 class PackedAttention:
@@ -80,8 +122,9 @@ class PackedAttention:
         return self.column_T
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
-        # in float32 there is no such kernel, and none of them knows a softcap
-        if query.is_cuda and form.softcap is None and value.dtype in (torch.bfloat16, torch.float16):
+        # in float32 there is no such kernel, and none of them has a softcap or the gradient of sinks
+        plain = form.softcap is None and form.sinks is None
+        if query.is_cuda and plain and value.dtype in (torch.bfloat16, torch.float16):
             return self.varlen(query, key, value, form)
         rows = attend_causally(self.spread(query), self.spread(key), self.spread(value), form)
         return rows.transpose(1, 2)[self.row_T, self.column_T].unsqueeze(0)
@@ -91,6 +134,8 @@ class PackedAttention:
 
     def varlen(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         """Torch's own kernel for samples laid end to end."""
+        size = value.shape[-1]
+        value = pad(value, (0, key.shape[-1] - size)) if size < key.shape[-1] else value  # it wants one size for both
         out = varlen_attn(
             query[0].transpose(0, 1).to(value.dtype),
             key[0].transpose(0, 1).to(value.dtype),
@@ -104,7 +149,7 @@ class PackedAttention:
             **SHARED_KEYS,
         )
         assert isinstance(out, Tensor)  # nothing beside it was asked for
-        return out.unsqueeze(0)
+        return out[..., :size].unsqueeze(0)
 
     def spread(self, packed: Tensor) -> Tensor:
         """[1, heads, tokens, size] -> [samples, heads, longest, size]; causality hides what pads the end of a row."""
@@ -127,45 +172,48 @@ class RowsAttention:
 class Opaque:
     """Stands for an attention that a compiler must not look into: one that writes to a cache and counts its layers.
 
-    Compiled layers call `rloom::attend`; at run time that calls what `attending` was given.
+    Compiled layers call `rloom::attend`; at run time that calls the attention that is `running`.
     """
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
-        out: Tensor = attend_as_told(query, key, value, form.scale, form.window, form.softcap)
+        out: Tensor = attend_while_running(query, key, value, form.scale, form.window, form.softcap, form.sinks)
         return out
 
     def restart(self) -> None:
-        TOLD[-1].restart()
-
-    @contextmanager
-    def attending(self, attend: Attend) -> Iterator[None]:
-        TOLD.append(attend)
-        try:
-            yield
-        finally:
-            TOLD.pop()
-
-
-TOLD: list[Attend] = []  # the last one counts
+        RUNNING[-1].restart()
 
 
 @torch.library.custom_op("rloom::attend", mutates_args=())
-def attend_as_told(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None
+def attend_while_running(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    return TOLD[-1](query, key, value, Form(scale, window, softcap))
+    return RUNNING[-1](query, key, value, Form(scale, window, softcap, sinks))
 
 
-@attend_as_told.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
-    rows, heads, tokens, size = query.shape
-    return value.new_empty(rows, tokens, heads, size)
+@attend_while_running.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    rows, heads, tokens, _ = query.shape
+    return value.new_empty(rows, tokens, heads, value.shape[-1])
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
     """[rows, heads, length, size] each; every token sees itself and what is before it, `window` tokens at most."""
     length = query.shape[2]
-    if form.softcap is None and (form.window is None or length <= form.window):
+    if form.softcap is None and form.sinks is None and (form.window is None or length <= form.window):
         gqa = query.shape[1] != key.shape[1]
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=form.scale, enable_gqa=gqa)
     place = torch.arange(length, device=query.device)
@@ -176,10 +224,16 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Te
 def attend_where(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, form: Form) -> Tensor:
     """Attention under an explicit mask (True: seen)."""
     groups = query.shape[1] // key.shape[1]
-    if form.softcap is None:
+    if form.softcap is None and form.sinks is None:
         return scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=form.scale, enable_gqa=groups > 1)
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    score = form.softcap * torch.tanh(query @ key.transpose(-1, -2) * (form.scale / form.softcap))
-    weight = score.masked_fill(~seen, float("-inf")).softmax(-1, dtype=torch.float32)
+    score = query @ key.transpose(-1, -2) * form.scale
+    if form.softcap is not None:
+        score = form.softcap * torch.tanh(score / form.softcap)
+    score = score.masked_fill(~seen, float("-inf"))
+    if form.sinks is not None:
+        sink = form.sinks.to(score.dtype).reshape(1, score.shape[1], -1, 1).expand(*score.shape[:3], 1)
+        score = torch.cat([score, sink], -1)
+    weight = score.softmax(-1, dtype=torch.float32)[..., : key.shape[2]]
     return weight.to(value.dtype) @ value

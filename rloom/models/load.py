@@ -8,16 +8,23 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
+from rloom.models.context import fix_rotary_scaling
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
-# In reinforcement learning the log-prob of a token must not depend on a coin toss.
-DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout")
+RANDOM = ("drop", "jitter")  # in the names of entries that make what a model computes depend on chance
 
 transformers_logging.disable_progress_bar()  # our own bars say what is going on
 
@@ -38,6 +45,7 @@ class ModelSource:
     key: str = "actor_rollout_ref.model.path"
     trust_remote_code: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    longest: int | None = None  # tokens of the longest sample it will see, where that is known
 
     @property
     def location(self) -> str:
@@ -58,24 +66,46 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def read_config(source: ModelSource) -> PreTrainedConfig:
+    """The model's configuration, with the overrides and without chance."""
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, trust_remote_code=source.trust_remote_code)
+    for name, value in source.overrides.items():
+        setattr(config, name, value)
+    without_chance(config)
+    return config
+
+
+def without_chance(config: PreTrainedConfig) -> None:
+    """The log-prob of a token must not depend on dropout or on noise."""
+    for name, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            without_chance(value)
+        elif is_random(name) and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def is_random(name: str) -> bool:
+    return any(word in name for word in RANDOM)
+
+
 def load_causal_lm(
-    source: ModelSource, *, lora: Lora | None = None, dtype: torch.dtype = torch.float32, empty: bool = False
+    source: ModelSource,
+    *,
+    lora: Lora | None = None,
+    dtype: torch.dtype = torch.float32,
+    empty: bool = False,
+    attention: str = RLOOM_ATTENTION,
 ) -> PreTrainedModel | PeftModel:
-    """The model, without dropout, attending through an `attend` argument.
+    """The model, without dropout. With rloom's attention it attends through an `attend` argument.
 
     Empty: its parameters are on the meta device and have no numbers, nothing but its configuration was read.
     """
     check_folder(source)
     try:
-        config = AutoConfig.from_pretrained(source.location, trust_remote_code=source.trust_remote_code)
-        for name, value in source.overrides.items():
-            setattr(config, name, value)
-        for name in DROPOUTS:
-            if name in config.to_dict():
-                setattr(config, name, 0.0)
+        config = read_config(source)
         settings = {
             "dtype": dtype,
-            "attn_implementation": RLOOM_ATTENTION,
+            "attn_implementation": attention,
             "trust_remote_code": source.trust_remote_code,
         }
         model: PreTrainedModel
@@ -91,6 +121,8 @@ def load_causal_lm(
             "Give a folder with config.json and weights, or a hub name that this machine can reach"
         ) from error
     mend_generation_config(model)
+    if source.longest is not None:
+        fix_rotary_scaling(model, source.longest)
     adapted = model if lora is None else with_lora(model, lora, empty=empty)
     for module in adapted.modules():
         if isinstance(module, torch.nn.Dropout):  # an adapter may bring its own
@@ -134,10 +166,10 @@ def load_adapter(model: PreTrainedModel, path: str, *, empty: bool) -> PeftModel
 
 def check_folder(source: ModelSource) -> None:
     """Say plainly what is missing, before transformers says it at length."""
-    for name in DROPOUTS:
-        if source.overrides.get(name):
+    for name, value in source.overrides.items():
+        if is_random(name) and value:
             raise ModelError(
-                f"{source.key.rsplit('.', 1)[0]}.override_config.{name}={source.overrides[name]}: a policy's log-probs "
+                f"{source.key.rsplit('.', 1)[0]}.override_config.{name}={value}: a policy's log-probs "
                 "must not depend on chance; leave it out, dropout is off"
             )
     folder = Path(source.location)

@@ -3,30 +3,22 @@
 T tokens of all samples laid end to end, N samples, H hidden size, V vocabulary. Lengths and masks are on the host.
 """
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-import torch._functorch.config
 from peft import PeftModel
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rloom.batch import TokenOutputs
-from rloom.errors import ModelError
-from rloom.models.attention import Attend, PackedAttention, RowsAttention
+from rloom.models.decoder import Decoder
 from rloom.models.head import HAS_TRITON, HeadForm, fused_logprobs, judged_loss, linear_float32, parts_at_once
-from rloom.models.load import first_line
 from rloom.models.logprobs import Logits, token_logprobs
 from rloom.transfer import send
 
-log = logging.getLogger(__name__)
 ALL = slice(None)
-COMPILE_KEYS = "use_torch_compile=False (of actor_rollout_ref.actor, actor_rollout_ref.ref or critic)"
 
 
 class Reference(Protocol):
@@ -50,7 +42,7 @@ class Network(Protocol):
     def module(self) -> nn.Module: ...
 
     @property
-    def decoder(self) -> "Decoder":
+    def decoder(self) -> Decoder:
         """The body, without its head."""
 
     def answer_outputs(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool = False) -> TokenOutputs:
@@ -99,92 +91,6 @@ class Network(Protocol):
         """Let torch.compile have the layers."""
 
 
-class Decoder:
-    """The body of a Hugging Face causal model, over packed or padded samples."""
-
-    def __init__(self, model: PreTrainedModel | PeftModel, *, packed: bool) -> None:
-        self.model = model
-        self.base: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
-        self.body: Any = self.base.get_decoder()
-        self.packed = packed
-        self.layers: list[nn.Module] = [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
-
-    @property
-    def heads(self) -> int:
-        """Of the queries."""
-        return int(self.base.config.get_text_config().num_attention_heads)
-
-    def cast(self, dtype: torch.dtype) -> None:
-        """Parameters only: the angles of rotary embeddings are buffers and stay float32."""
-        for parameter in self.model.parameters():
-            parameter.data = parameter.data.to(dtype)
-
-    def compile(self) -> None:
-        """Fuse what lies between a layer's matrix products. All layers share what is compiled."""
-        if not self.layers:
-            log.warning(
-                f"{type(self.base).__name__} has no layers that rloom knows how to compile: they run as they are, "
-                f"more slowly. {COMPILE_KEYS} says so from the start"
-            )
-        torch._dynamo.config.recompile_limit = 64  # training, scoring, prefill and decode each have a version
-        # What a layer's products read (norms, gate times up) is made anew in the backward pass where it comes from
-        # numbers that are kept anyway: a third of what a layer keeps, for one writing of it.
-        torch._functorch.config.ban_recompute_materialized_backward = False
-        for layer in self.layers:
-            layer.compile(dynamic=True)
-
-    @contextmanager
-    def as_written(self) -> Iterator[None]:
-        """The layers without what the compiler made of them."""
-        compiled = [layer._compiled_call_impl for layer in self.layers]
-        for layer in self.layers:
-            layer._compiled_call_impl = None
-        try:
-            yield
-        finally:
-            for layer, implementation in zip(self.layers, compiled, strict=True):
-                layer._compiled_call_impl = implementation
-
-    def without_adapter(self) -> AbstractContextManager[Any]:
-        return self.model.disable_adapter() if isinstance(self.model, PeftModel) else nullcontext()
-
-    def hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
-        if not self.packed:
-            return self.padded(tokens_T, length_N)
-        return self.packed_hidden(tokens_T, PackedAttention(length_N, tokens_T.device))
-
-    def packed_hidden(self, tokens_T: Tensor, attend: Attend, position_T: Tensor | None = None) -> Tensor:
-        """All samples in one row; `attend` knows where each begins."""
-        if position_T is None:
-            assert isinstance(attend, PackedAttention)
-            position_T = attend.position_T
-        return self.run(tokens_T.unsqueeze(0), position_T.unsqueeze(0), attend)[0]
-
-    def padded(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
-        """One sample a row, padded at the end."""
-        length_N = send(length_N, tokens_T.device)
-        place = torch.arange(int(length_N.max()), device=tokens_T.device)
-        real = place < length_N[:, None]
-        tokens = tokens_T.new_zeros(real.shape)
-        tokens[real] = tokens_T
-        return self.run(tokens, place.expand_as(tokens), RowsAttention())[real]
-
-    def run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
-        try:
-            out = self.body(input_ids=tokens, position_ids=position, attend=attend, use_cache=False)
-        except TorchDynamoException as error:
-            log.warning(
-                f"torch.compile cannot compile the layers of {type(self.base).__name__} ({first_line(error)}): "
-                f"they run as they are, more slowly. {COMPILE_KEYS} says so from the start"
-            )
-            for layer in self.layers:
-                layer._compiled_call_impl = None
-            attend.restart()
-            out = self.body(input_ids=tokens, position_ids=position, attend=attend, use_cache=False)
-        hidden: Tensor = out.last_hidden_state
-        return hidden
-
-
 class PolicyNetwork:
     """A causal language model. Its output is the log-prob of each token at the sampling temperature."""
 
@@ -194,9 +100,9 @@ class PolicyNetwork:
         self.decoder = Decoder(model, packed=packed)
         self.temperature = temperature
         self.chunked = chunked
-        config = self.decoder.base.config.to_dict()
-        self.softcap: float | None = config.get("final_logit_softcapping")  # Gemma 2 and 3
-        self.scale = config.get("logit_scale", 1.0) / config.get("logits_scaling", 1.0)  # Cohere, Granite
+        text = self.decoder.base.config.get_text_config()
+        self.softcap: float | None = getattr(text, "final_logit_softcapping", None)  # Gemma
+        self.scale = logit_scale(text)
 
     @property
     def module(self) -> nn.Module:
@@ -235,7 +141,7 @@ class PolicyNetwork:
         return HeadForm(self.temperature, self.scale, self.softcap)
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """What the model's own forward makes of its last hidden state; `check_head` holds it to that.
+        """What the model's own forward makes of its last hidden state; `verify` compares them when a model is loaded.
 
         In float32 where a kernel gives that: bfloat16 rounds a logit of 20 by up to 0.06.
         """
@@ -248,21 +154,6 @@ class PolicyNetwork:
         if self.scale != 1.0:
             logits_TV = logits_TV * self.scale
         return logits_TV if self.softcap is None else self.softcap * torch.tanh(logits_TV / self.softcap)
-
-    @torch.no_grad()
-    def check_head(self, key: str) -> None:
-        """Some architectures do more to their logits than we know of: better no training than a wrong one."""
-        base = self.decoder.base
-        tokens, attend = torch.arange(3, 8), PackedAttention(torch.tensor([5]), torch.device("cpu"))
-        ours = self.logits(self.decoder.packed_hidden(tokens, attend))
-        theirs = base(
-            input_ids=tokens[None], position_ids=attend.position_T[None], attend=attend, use_cache=False
-        ).logits[0]
-        if not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
-            raise ModelError(
-                f"{key}: {type(base).__name__} changes its logits in a way that rloom does not know of "
-                f"(largest difference {float((ours - theirs).abs().max()):.3g}); use a model of another architecture"
-            )
 
     def token_outputs(
         self,
@@ -420,6 +311,19 @@ class ValueNetwork:
         reference: Reference | None = None,
     ) -> Tensor:
         return judge(self.token_outputs(tokens_T, length_N, mask_T), ALL, ALL)
+
+
+def logit_scale(text: PreTrainedConfig) -> float:
+    """What a family multiplies its logits by."""
+
+    def entry(name: str) -> float:
+        value = getattr(text, name, None)
+        return float(value) if isinstance(value, int | float) else 1.0
+
+    divisor = entry("logits_scaling")  # Granite, MiniCPM
+    if text.model_type.startswith("hyperclovax"):  # the same name, the other way round
+        divisor = 1 / divisor
+    return entry("logit_scale") * entry("lm_head_multiplier") / divisor  # Cohere, Falcon-H1
 
 
 def kernels_run_on(device: torch.device) -> bool:

@@ -22,6 +22,8 @@ class HfRollout:
         pad_id: int,
         max_sequences: int,
         generate_kwargs: Mapping[str, Any],
+        attention: str = "sdpa",  # of transformers
+        pads_prompts: bool = True,  # False: only prompts of one length are answered together
     ) -> None:
         self.decoder, self.model = network.decoder, network.decoder.base
         self.host = host
@@ -29,12 +31,20 @@ class HfRollout:
         self.pad_id = pad_id
         self.max_sequences = max_sequences
         self.generate_kwargs = generate_kwargs
+        self.attention, self.pads_prompts = attention, pads_prompts
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        for first in range(0, len(requests), self.max_sequences):
-            part = requests[first : first + self.max_sequences]
-            for offset, completion in enumerate(self.generate_together(part, sampling)):
-                yield first + offset, completion
+        for part in self.batches(requests):
+            yield from zip(part, self.generate_together([requests[i] for i in part], sampling), strict=True)
+
+    def batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
+        """Requests that are answered together."""
+        alike: dict[int, list[int]] = {}
+        for place, request in enumerate(requests):
+            alike.setdefault(0 if self.pads_prompts else len(request.tokens), []).append(place)
+        for places in alike.values():
+            for first in range(0, len(places), self.max_sequences):
+                yield places[first : first + self.max_sequences]
 
     def generate_together(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         tokens, real = self.pad_left(requests)
@@ -54,7 +64,7 @@ class HfRollout:
             torch.no_grad(),
             self.host.on_device(),
             self.decoder.as_written(),
-            ready_to_generate(self.model),
+            ready_to_generate(self.model, self.attention),
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
         ):
             torch.manual_seed(requests[0].seed)
@@ -111,15 +121,13 @@ def cut_at_stop(tokens: Tensor, logprobs: Tensor, stop_ids: Sequence[int]) -> Co
 
 
 @contextmanager
-def ready_to_generate(model: Any) -> Iterator[None]:
+def ready_to_generate(model: Any, own_attention: str) -> Iterator[None]:
     """generate() builds its own masks and cache, so it needs transformers' attention and no checkpointing.
 
     The model's own generation settings (a repetition penalty, say) are put away: the trainer knows nothing of them.
     """
     attention, training, settings = model.config._attn_implementation, model.training, model.generation_config
-    # sdpa would leave a softcap out without a word
-    softcap = model.config.to_dict().get("attn_logit_softcapping")
-    model.set_attn_implementation("sdpa" if softcap is None else "eager")
+    model.set_attn_implementation(own_attention)
     model.generation_config = GenerationConfig()
     model.eval()
     try:

@@ -16,7 +16,7 @@ from rloom.algos.policy_losses import LossSettings
 from rloom.data.packing import MicroBatching
 from rloom.engines.mesh import lay_out_ranks
 from rloom.engines.sharded import ShardedEngine
-from rloom.models.attention import Opaque, PackedAttention
+from rloom.models.attention import Opaque, PackedAttention, running
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Request, Sampling
 from rloom.rollout.native.engine import NativeRollout
@@ -113,7 +113,7 @@ def test_attention_behind_the_operator_is_compiled_once_and_sees_every_layer_in_
                 calls.append(len(calls))
                 return packed(query, key, value, form)
 
-            with opaque.attending(attend):
+            with running(attend):
                 found = compiled.decoder.packed_hidden(token_T, opaque, packed.position_T)
             torch.testing.assert_close(found, plain.decoder.packed_hidden(token_T, packed))
             assert calls == [0, 1, 2, 3, 4]

@@ -17,17 +17,16 @@ class Cache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def reserve(self, layer: int, value: Tensor) -> None:
+    def reserve(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Layers come in order, so their shapes are learned from what they first write.
 
         Keys take the values' precision: where a rotation hands them over in float32, attention would make each of them
         bfloat16 again at every step.
         """
         if layer == len(self.keys):
-            _, heads, _, size = value.shape
             # zeros: what is masked out is still multiplied, and nothing times NaN is NaN
-            self.keys.append(value.new_zeros(self.slots, heads, self.length, size))
-            self.values.append(value.new_zeros(self.slots, heads, self.length, size))
+            for cache, tensor in ((self.keys, key), (self.values, value)):
+                cache.append(value.new_zeros(self.slots, tensor.shape[1], self.length, tensor.shape[3]))
 
     def move(self, source: Tensor, target: Tensor) -> None:
         for layer in (*self.keys, *self.values):
@@ -48,7 +47,7 @@ class PrefillAttention(PackedAttention):
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         self.layer += 1
         layer, longest = self.layer, self.longest
-        self.cache.reserve(layer, value)
+        self.cache.reserve(layer, key, value)
         self.cache.keys[layer][self.slot_S, :, :longest] = self.spread(key.to(value.dtype))[self.prompt_S]
         self.cache.values[layer][self.slot_S, :, :longest] = self.spread(value)[self.prompt_S]
         return super().__call__(query, key, value, form)
@@ -83,4 +82,4 @@ class DecodeAttention:
             seen[:, None, None, :],
             form,
         )
-        return rows.reshape(1, sequences, -1, size)
+        return rows.reshape(1, sequences, -1, values.shape[-1])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rloom.models.attention import Opaque
+from rloom.models.attention import Opaque, running
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion
 from rloom.rollout.native.graphs import Graphs, batch_of
@@ -71,7 +71,7 @@ class Resident:
         tokens_T = send(torch.tensor([token for tokens in prompts for token in tokens]), self.device)
         last_P = send(torch.cumsum(length_P, 0) - 1, self.device)
         attend = PromptAttention(length_P, send(start_P, self.device), self.cache)
-        with OPAQUE.attending(attend):
+        with running(attend):
             hidden_TH = self.network.decoder.packed_hidden(tokens_T, OPAQUE, attend.position_T)
         choose_and_note(self.network.logits(hidden_TH[last_P]), source_B, slot_B, self.slots)
 
@@ -80,7 +80,7 @@ class Resident:
         """One more token for each row: this is what graphs hold."""
         slot_B = self.slots.row_slot[:rows]
         token_B, position_B = self.slots.inputs(slot_B)
-        with OPAQUE.attending(AnswerAttention(self.cache, self.slots, slot_B)):
+        with running(AnswerAttention(self.cache, self.slots, slot_B)):
             hidden_BH = self.network.decoder.packed_hidden(token_B, OPAQUE, position_B)
         choose_and_note(self.network.logits(hidden_BH), self.slots.identity[:rows], slot_B, self.slots)
 

@@ -18,7 +18,16 @@ from rloom.types import Prompt
 
 def policy_source(config: Config) -> ModelSource:
     model = config.actor_rollout_ref.model
-    return ModelSource(model.path, trust_remote_code=model.trust_remote_code, overrides=model.override_config)
+    return ModelSource(
+        model.path,
+        trust_remote_code=model.trust_remote_code,
+        overrides=model.override_config,
+        longest=longest_sample(config),
+    )
+
+
+def longest_sample(config: Config) -> int:
+    return config.data.max_prompt_length + config.data.max_response_length
 
 
 def train_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:

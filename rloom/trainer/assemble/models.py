@@ -19,7 +19,8 @@ from rloom.models.network import Network, PolicyNetwork, ValueNetwork
 from rloom.rollout.base import Host, Rollout
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
-from rloom.trainer.assemble.inputs import policy_source
+from rloom.trainer.assemble.inputs import longest_sample, policy_source
+from rloom.trainer.assemble.support import family_of
 
 AnyEngine = LocalEngine | ShardedEngine
 
@@ -80,14 +81,14 @@ def policy_network(config: Config, *, dtype: torch.dtype = torch.float32, empty:
         if model.has_lora
         else None
     )
+    source = policy_source(config)
+    layout = family_of(source).layout(packed=model.use_remove_padding)
     network = PolicyNetwork(
-        load_causal_lm(policy_source(config), lora=lora, dtype=dtype, empty=empty),
-        packed=model.use_remove_padding,
+        load_causal_lm(source, lora=lora, dtype=dtype, empty=empty, attention=layout.attention),
+        packed=layout.packed,
         temperature=config.actor_rollout_ref.rollout.temperature,
         chunked=model.use_fused_kernels,
     )
-    if dtype == torch.float32 and not empty:
-        network.check_head(f"actor_rollout_ref.model.path={model.path}")
     checkpointing = actor.fsdp_config.gradient_checkpointing
     if model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
         enable_checkpointing(network.decoder.base)
@@ -146,11 +147,12 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
     model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
     actor = config.actor_rollout_ref.actor
     where = placement(config, actor.fsdp_config)
-    shared = sequence_ranks(actor, ranks)
+    shared, source = sequence_ranks(actor, ranks), policy_source(config)
+    layout = family_of(source).layout(packed=model.use_remove_padding)
     return make_engine(
         PolicyNetwork(
-            load_causal_lm(policy_source(config), empty=empty),
-            packed=model.use_remove_padding,
+            load_causal_lm(source, empty=empty, attention=layout.attention),
+            packed=layout.packed,
             temperature=config.actor_rollout_ref.rollout.temperature,
             chunked=model.use_fused_kernels,
         ),
@@ -178,9 +180,10 @@ def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Any
         key="critic.model.path",
         trust_remote_code=critic.model.trust_remote_code or policy.trust_remote_code,
         overrides={**({} if critic.model.path else policy.override_config), **critic.model.override_config},
+        longest=longest_sample(config),
     )
-    packed = critic.model.use_remove_padding
-    network = ValueNetwork(load_causal_lm(source, empty=empty), packed=packed)
+    layout = family_of(source).layout(packed=critic.model.use_remove_padding)
+    network = ValueNetwork(load_causal_lm(source, empty=empty, attention=layout.attention), packed=layout.packed)
     fsdp = critic.model.fsdp_config
     checkpointing = fsdp.gradient_checkpointing
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
@@ -216,12 +219,15 @@ def enable_checkpointing(model: Any) -> None:
 def rollout_engine(config: Config, network: PolicyNetwork, host: Host, tokenizer: PreTrainedTokenizerBase) -> Rollout:
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "hf":
+        generation = family_of(policy_source(config)).hf_generation()
         return HfRollout(
             network,
             host=host,
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
             max_sequences=rollout.max_num_seqs or 256,
             generate_kwargs=rollout.engine_kwargs,
+            attention=generation.attention,
+            pads_prompts=generation.pads_prompts,
         )
     return NativeRollout(
         network,

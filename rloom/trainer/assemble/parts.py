@@ -27,6 +27,7 @@ from rloom.trainer.assemble.crew import Crew, open_crew
 from rloom.trainer.assemble.inputs import check_reward, held_out_prompts, policy_source, train_prompts
 from rloom.trainer.assemble.learners import critic_learner, policy_learner, reference_scorer
 from rloom.trainer.assemble.models import pick_device, policy_engine, policy_network, rollout_engine
+from rloom.trainer.assemble.support import check_policy_family
 from rloom.trainer.assemble.worker import ModelFiles
 from rloom.trainer.evaluate import Evaluator
 from rloom.trainer.loop import Overlong, Roles, Settings
@@ -76,6 +77,7 @@ def open_parts(config: Config, layout: Layout, logs: Path | None = None) -> Iter
     if not config.uses_ray:
         pick_device(config)  # a GPU that is not there is best said at once
     tokenizer = load_tokenizer(policy_source(config))
+    check_policy_family(config, policy_source(config))
     prompts, held_out = train_prompts(config, tokenizer), held_out_prompts(config, tokenizer)
     stream = PromptStream(
         prompts, batch_size=config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed
@@ -108,6 +110,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     """Only what validation needs: no critic, no optimizer, no training prompts."""
     check_config(config)
     tokenizer = load_tokenizer(policy_source(config))
+    check_policy_family(config, policy_source(config))
     held_out = held_out_prompts(config, tokenizer)
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")

@@ -1,0 +1,53 @@
+"""How long a sample may be: the context a model was made for, and rotary embeddings that depend on the length."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from rloom.errors import ModelError
+
+LENGTH_KEYS = "data.max_prompt_length + data.max_response_length"
+
+
+def check_context(config: PreTrainedConfig, longest: int, key: str) -> None:
+    """`longest`: tokens of the longest sample of the run."""
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(context, int) and 0 < context < longest:
+        section = key.split("=")[0].rsplit(".", 1)[0]
+        raise ModelError(
+            f"{key}: {LENGTH_KEYS} = {longest} tokens, the model was made for {context} (max_position_embeddings); "
+            f"lower them, or, if its rotary embedding reaches further, set "
+            f"{section}.override_config.max_position_embeddings={longest}"
+        )
+
+
+@torch.no_grad()
+def fix_rotary_scaling(model: PreTrainedModel, longest: int) -> None:
+    """Choose the frequencies of length-dependent rotary embeddings once, for the run's longest sample.
+
+    transformers chooses them in every pass by its largest position (longrope of Phi-3: two sets; dynamic: a formula): a
+    sample's logits would change with the samples beside it, and in the middle of an answer.
+    """
+    for module in model.modules():
+        kinds = vars(module).get("rope_type")
+        if isinstance(kinds, str) and depends_on_length(kinds):
+            module(torch.zeros(1), last_position(longest))
+            module.rope_type = fixed(kinds)
+        elif isinstance(kinds, dict):
+            for layer_type, kind in kinds.items():
+                if depends_on_length(kind):
+                    module(torch.zeros(1), last_position(longest), layer_type)
+                    kinds[layer_type] = fixed(kind)
+
+
+def depends_on_length(kind: str) -> bool:
+    return kind == "longrope" or "dynamic" in kind
+
+
+def fixed(kind: str) -> str:
+    """A name for which transformers recomputes nothing."""
+    return f"fixed {kind.replace('dynamic', 'ntk')}"
+
+
+def last_position(longest: int) -> Tensor:
+    return torch.tensor([[longest - 1]])
