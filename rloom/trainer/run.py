@@ -56,12 +56,12 @@ def attempts(config: Config, directory: Path) -> int:
             if not error.lost:
                 raise
             if restarts == config.trainer.max_restarts:
-                error.add_note(
-                    f"trainer.max_restarts={restarts}: the run does not begin again. The same command goes on from the "
-                    "last checkpoint"
-                )
+                error.add_note(f"trainer.max_restarts={restarts}: the run does not begin again.")
                 raise
-            print(f"{error}\nRestart {restarts + 1} of {config.trainer.max_restarts}", flush=True)
+            print(
+                error, *getattr(error, "__notes__", []), f"Restart {restarts + 1} of {config.trainer.max_restarts}",
+                sep="\n", flush=True,
+            )  # fmt: skip
             layout = layout_of_what_is_left(config, layout)
     raise AssertionError("unreachable")
 

@@ -141,7 +141,7 @@ def test_updates_that_are_never_finite_stop_the_run_and_name_the_last_good_check
     assert main_ppo.main(arguments(tmp_path / "run", 5, *keys)) == 2
     said = capsys.readouterr().err
     assert "2 actor updates in a row had a gradient that is not finite" in said
-    assert f"the last good checkpoint is {tmp_path / 'run' / 'global_step_1'}" in said
+    assert f"The last good checkpoint is {tmp_path / 'run' / 'global_step_1'}" in said
     # the critic had already learned from the second step: half a step is not saved as if it were a whole one
     assert [path.name for path in (tmp_path / "run").glob("global_step_*")] == ["global_step_1"]
 

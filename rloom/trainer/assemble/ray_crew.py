@@ -18,6 +18,7 @@ from rloom.trainer.assemble.crew import Crew
 from rloom.trainer.assemble.inputs import reward_queue
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
 from rloom.trainer.assemble.worker import FILES, PUBLISH, Meeting, Worker
+from rloom.trainer.memory import BUILD, explain_out_of_memory
 
 try:
     from rloom.runtime import ray as cluster
@@ -137,8 +138,9 @@ def build(
     meeting = Meeting({pool.name: addresses[pool.first] for pool in layout.pools})
     meeting[PUBLISH] = cluster.RayGroup(members[:1], role=None).each("address", [()])[0]
     parameters: dict[str, int] = {}
-    for found in everyone.each("build", [(meeting,)] * len(members)):
-        parameters |= found
+    with explain_out_of_memory(BUILD):
+        for found in everyone.each("build", [(meeting,)] * len(members)):
+            parameters |= found
 
     def group(role: str, pool: Pool) -> cluster.RayGroup:
         return cluster.RayGroup(members[pool.first : pool.first + pool.size], role)
