@@ -11,7 +11,7 @@ from tests.architecture.source import ROOT, Module, modules, under
 BOTTOM = ("rloom.errors", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
-RUNTIME = ("rloom.runtime.nodes", "rloom.runtime.placement", "rloom.runtime.vitals", "rloom.runtime.ray")
+RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "ray", "secret", "vitals"))
 CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks")
 LOOP = tuple(
     f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "memory", "roles", "sampling", "schedule")
