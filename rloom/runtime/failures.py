@@ -39,8 +39,10 @@ def portable_errors() -> Iterator[None]:
     except RloomError:
         raise
     except Exception as error:
+        below = error.__traceback__.tb_next if error.__traceback__ is not None else None  # without this function
+        trace = "".join(traceback.format_exception(type(error), error, below))
         memory = isinstance(error, torch.OutOfMemoryError)
-        raise CallFailed(f"{type(error).__name__}: {error}", traceback.format_exc(), memory) from None
+        raise CallFailed(f"{type(error).__name__}: {error}", trace, memory) from None
 
 
 class Kind(IntEnum):

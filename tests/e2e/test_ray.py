@@ -215,14 +215,14 @@ def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
 
 
 class Faulty(cluster.RayGroup):
-    """A group whose last worker raises at its second call of `score`, where the others wait for it in a collective."""
+    """A group whose last worker raises at its fourth call of `score`, where the others wait for it in a collective."""
 
     processes: ClassVar[list[int]] = []
     called: ClassVar[list[str]] = []
 
     def each(self, method: str, args_per_worker: Any) -> list[Any]:
         self.called.append(method)
-        if method == "score" and self.called.count("score") == 2:
+        if method == "score" and self.called.count("score") == 4:
             *peers, last = self.members
             answers = [peer.host.call.remote(self.role, method, args_per_worker[0]) for peer in peers]
             return self.gather([*answers, last.host.call.remote(self.role, "score_with_no_such_method", ())])
@@ -237,7 +237,7 @@ def test_an_error_on_one_worker_is_shown_first_ends_the_others_and_saves_nothing
 ) -> None:
     monkeypatch.setattr(cluster, "RayGroup", Faulty)
     with pytest.raises(AssertionError):  # exit status 2
-        with_workers(2, 3, "algorithm.adv_estimator=grpo", name="run")
+        with_workers(2, 5, "algorithm.adv_estimator=grpo", "trainer.save_freq=2", name="run")
     said = capfd.readouterr().err
     shown = said[said.index("rloom: worker error: ") :].splitlines()
     assert shown[0] == (
@@ -247,7 +247,7 @@ def test_an_error_on_one_worker_is_shown_first_ends_the_others_and_saves_nothing
     assert "checkpoint error" not in said and "room on the disk" not in said
     assert any(line.startswith("Its last lines") and line.endswith("worker_1.log):") for line in shown)
     assert shown[-1].startswith("A worker failed, so nothing was saved after it. The last good checkpoint is ")
-    assert shown[-1].endswith("global_step_1; the same command goes on from it.")
+    assert shown[-1].endswith("global_step_2; the same command goes on from it."), "step 3 was not saved"
     assert Faulty.called[-1] == "score", "nothing was asked of the workers after one had failed"
     wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in Faulty.processes), 30, "still there")
 
