@@ -16,6 +16,8 @@ Each message names the field, the value and the way out. Anything else that esca
 class RloomError(Exception):
     """Base of everything a user can mend."""
 
+    worker: str | None = None  # the Ray worker that raised it: its group cannot be used any more
+
 
 class ConfigError(RloomError):
     pass
@@ -42,6 +44,7 @@ class TrainingError(RloomError):
 
 
 class WorkerError(RloomError):
-    def __init__(self, message: str, *, lost: bool = False) -> None:
+    def __init__(self, message: str, *, lost: bool = False, out_of_memory: bool = False) -> None:
         super().__init__(message)
         self.lost = lost  # something is gone that may come back: worth beginning again
+        self.out_of_memory = out_of_memory  # of a GPU

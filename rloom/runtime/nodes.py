@@ -1,7 +1,6 @@
-"""Machines that form a cluster for one run: the first starts Ray's head, the others join it and leave with it."""
+"""Machines that form a cluster for one run: addresses, ports, and `ray start` as a child process."""
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -19,9 +18,11 @@ from rloom.errors import ConfigError, WorkerError
 
 NODE = "rloom_node_"  # the resource that marks a machine of the run, with its number
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
-LOOKS_APART_S = 1.0
-GONE_AFTER = 3  # looks in a row that do not find the head
 LEAVING_S = 5.0
+# prctl(PR_SET_PDEATHSIG): a head that outlives its run would keep the port, and machines of the next run would join it
+END_WITH_PARENT = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); os.execv(sys.argv[1], sys.argv[1:])"
+)
 
 
 def free_port() -> int:
@@ -41,72 +42,75 @@ def reachable(address: str, timeout_s: float = 2.0) -> bool:
         return False
 
 
-def interface_of(address: str) -> str | None:
-    """The name of the network interface that has this address; None where the system does not say (not Linux)."""
+def own_addresses() -> dict[str, str]:
+    """IPv4 address by network interface; empty where the system does not say (not Linux)."""
+    found: dict[str, str] = {}
     if not sys.platform.startswith("linux"):
-        return None
+        return found
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             question = struct.pack("256s", name.encode()[:15])
             with suppress(OSError):  # one without an address
                 answer = fcntl.ioctl(any_socket.fileno(), SIOCGIFADDR, question)
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return None
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
 
 
-def agree_on_token(address: str) -> None:
-    """Machines of one cluster need one token, and each would make up its own. Before Ray is imported: it looks then.
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has this address."""
+    return next((name for name, own in own_addresses().items() if own == address), None)
 
-    This one keeps runs apart, not intruders out: on a network that others use, set RAY_AUTH_TOKEN to a secret.
-    """
-    if os.environ.get("RAY_AUTH_MODE", "token") == "token":
-        os.environ["RAY_AUTH_MODE"] = "token"
-        if not os.environ.get("RAY_AUTH_TOKEN_PATH"):
-            os.environ.setdefault("RAY_AUTH_TOKEN", hashlib.sha256(f"rloom {address}".encode()).hexdigest())
+
+def check_head_address(address: str) -> None:
+    """The address is one of this machine's, and its port is free."""
+    host, port = address.rsplit(":", 1)
+    if not can_bind(host):
+        own = ", ".join(own_addresses().values()) or "not known"
+        raise ConfigError(
+            f"trainer.master_addr={host}: this machine, trainer.node_rank=0, does not have that address (its own: "
+            f"{own}); start trainer.node_rank=0 on the machine that has it, or give one of these on every machine"
+        )
+    if reachable(address):
+        raise ConfigError(
+            f"trainer.master_port={port}: something listens on {address} already; end it, or choose another port "
+            "on every machine"
+        )
+
+
+def can_bind(host: str) -> bool:
+    try:
+        places = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"trainer.master_addr={host}: no machine of that name is known ({error.strerror}); give machine 0's address"
+        ) from error
+    for family, kind, protocol, _, place in places:
+        with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)
+            return True
+    return False
 
 
 @contextmanager
 def head_node(address: str, *, cpus: int, gpus: int) -> Iterator[None]:
     """Ray's head on this machine, for as long as it lasts."""
     host, port = address.rsplit(":", 1)
-    if reachable(address):
-        raise ConfigError(
-            f"trainer.master_port={port}: something listens on {address} already; end it, or choose another port "
-            "on every machine"
-        )
     with ray_process(["--head", f"--node-ip-address={host}", f"--port={port}"], 0, cpus, gpus) as process:
         wait_until(lambda: reachable(address) or fail_if_ended(process), 60, f"Ray's head at {address} does not answer")
         yield
 
 
-def lend_this_machine(
-    address: str, node: int, *, cpus: int, gpus: int, timeout_s: float, say: Callable[[str], None]
-) -> None:
-    """Join the head and stay until it is gone."""
-    agree_on_token(address)
-    say(f"Machine {node} joins the run at {address}")
-    waited = wait_until(lambda: reachable(address), timeout_s, f"nobody answers at {address} after {timeout_s:.0f} s")
-    if waited > LOOKS_APART_S:
-        say(f"Machine 0 answers after {waited:.0f} s")
-    with ray_process([f"--address={address}"], node, cpus, gpus) as process:
-        missing = 0
-        while missing < GONE_AFTER:
-            time.sleep(LOOKS_APART_S)
-            fail_if_ended(process, unless=lambda: not reachable(address))
-            missing = 0 if reachable(address) else missing + 1
-    say(f"The run at {address} has ended; machine {node} leaves")
-
-
 @contextmanager
 def ray_process(how: list[str], node: int, cpus: int, gpus: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """`ray start` in the foreground of a child: what it started ends with it."""
+    """`ray start` in the foreground of a child: what it started ends with it, and it ends with this process."""
     command = [
         ray_command(), "start", *how, "--block", "--disable-usage-stats", f"--num-cpus={cpus}", f"--num-gpus={gpus}",
         f"--resources={json.dumps({f'{NODE}{node}': 1})}",
     ]  # fmt: skip
     if "--head" in how:
         command.append("--include-dashboard=false")
+    if sys.platform.startswith("linux"):
+        command = [sys.executable, "-c", END_WITH_PARENT, *command]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ.copy(), start_new_session=True
     )
@@ -138,8 +142,9 @@ def no_ray(key: str) -> str:
 def fail_if_ended(process: "subprocess.Popen[bytes]", unless: Callable[[], bool] = lambda: False) -> bool:
     if process.poll() is None or unless():
         return False
-    said = process.stderr.read().decode(errors="replace").strip() if process.stderr is not None else ""
-    raise WorkerError(f"`ray start` ended with {process.returncode}: {said[-2000:] or 'it said nothing'}")
+    text = process.stderr.read().decode(errors="replace") if process.stderr is not None else ""
+    lines = [line for line in text.splitlines() if line.strip()]  # of a traceback, the last line is the error
+    raise WorkerError(f"`ray start` ended with {process.returncode}: {lines[-1] if lines else 'it printed nothing'}")
 
 
 def wait_until(done: Callable[[], bool], timeout_s: float, otherwise: str) -> float:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError, UnserializableException
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rloom.errors import ConfigError, RloomError, WorkerError
+from rloom.runtime.failures import CallFailed, Failure, Kind, cause_first, kind_of, portable_errors, wait_for_others_s
 from rloom.runtime.nodes import NODE, free_port, interface_of
 from rloom.runtime.vitals import Machine, Vitals
 
@@ -29,7 +30,7 @@ FIRST_WORD_S = 60.0  # of waiting without an answer, before the console says for
 RAYS_OWN = (":actor_name:", ":job_id:", ":task_name:")  # what Ray prints for itself
 MARK = 0.001  # of a machine's number: enough to be there
 LAST_LINES = 15  # of a dead worker's log
-DEATH_NEWS_S = 5.0  # a worker that complains of a lost peer may be heard before the news of that death
+HELLO_S = 5.0  # for a machine to answer
 
 
 class Host:
@@ -59,21 +60,25 @@ class Host:
         return self.health.metrics()
 
     def build(self, *arguments: Any) -> Any:
-        return self.object.build(*arguments)
+        calls.info("build")
+        with portable_errors():
+            return self.object.build(*arguments)
 
     def call(self, role: str, method: str, arguments: tuple[Any, ...]) -> Any:
         calls.info(f"{role}.{method}")
-        return getattr(self.object.roles[role], method)(*arguments)
+        with portable_errors():
+            return getattr(self.object.roles[role], method)(*arguments)
 
     def stream(self, role: str, method: str, arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
         calls.info(f"{role}.{method}")
         items: list[Any] = []
         sent = time.monotonic()
-        for item in getattr(self.object.roles[role], method)(*arguments):
-            items.append(item)
-            if time.monotonic() - sent > ITEMS_EVERY_S:
-                yield items
-                items, sent = [], time.monotonic()
+        with portable_errors():
+            for item in getattr(self.object.roles[role], method)(*arguments):
+                items.append(item)
+                if time.monotonic() - sent > ITEMS_EVERY_S:
+                    yield items
+                    items, sent = [], time.monotonic()
         yield items
 
 
@@ -103,7 +108,7 @@ class Member:
 
 
 class RayGroup:
-    """Hosts that are asked together. The first that dies ends the asking, and is named."""
+    """Hosts that are called together. When one fails, the call fails with its cause; the others are not waited for."""
 
     def __init__(self, members: Sequence[Member], role: str | None) -> None:
         self.members, self.role = members, role
@@ -129,7 +134,11 @@ class RayGroup:
                 log.info(f"Waiting for {', '.join(member_of[answer].name for answer in left)} ({waited:.0f} s)")
                 waited *= 2
             for answer in ready:
-                found[answer] = self.result(answer, member_of)
+                try:
+                    found[answer] = ray.get(answer)
+                except RayError as error:
+                    waiting = {other: member_of[other] for other in left if other != answer}
+                    raise self.cause(member_of[answer], error, waiting) from error
         return [found[answer] for answer in answers]
 
     def stream(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
@@ -137,50 +146,58 @@ class RayGroup:
             member.host.stream.options(num_returns="streaming").remote(self.role, method, args)
             for member, args in zip(self.members, args_per_worker, strict=True)
         ]
-        member_of = dict(zip(streams, self.members, strict=True))
         number_of = {stream: number for number, stream in enumerate(streams)}
         while streams:
             ready: list[Any] = ray.wait(streams, num_returns=1)[0]
             for stream in ready:
                 try:
-                    items = self.result(next(stream), {**member_of, None: member_of[stream]})
+                    items = ray.get(next(stream))
                 except StopIteration:
                     streams.remove(stream)
                     continue
+                except RayError as error:
+                    raise self.cause(self.members[number_of[stream]], error, {}) from error
                 for item in items:
                     yield number_of[stream], item
 
-    def result(self, answer: Any, member_of: Mapping[Any, Member]) -> Any:
-        member = member_of.get(answer) or member_of[None]
-        try:
-            return ray.get(answer)
-        except RayActorError as error:
-            raise lost(member.name, error, member.log_file) from error
-        except RayTaskError as error:
-            self.blame_the_dead(error)
-            cause = error.cause
-            if isinstance(cause, RloomError):
-                raise type(cause)(f"{member.name}: {cause}") from error
-            raise WorkerError(
-                f"{member.name} failed: {type(cause).__name__}: {cause}{last_words(member.log_file)}"
-            ) from error
-        except RayError as error:  # an object lost with its node, a cluster that is gone
-            raise WorkerError(f"{member.name} cannot be reached: {error}", lost=True) from error
+    def cause(self, failed: Member, error: RayError, waiting: Mapping[Any, Member]) -> RloomError:
+        """Why the group failed. `failed` was the first to report; `waiting`: pending answers of the others.
 
-    def blame_the_dead(self, error: RayTaskError) -> None:
-        """A rank whose peer died complains of a closed connection: name the one that died, not the one that lived."""
-        if isinstance(error.cause, RloomError):
-            return
-        questions = {member.host.vitals.remote(): member for member in self.members}
-        answered, _ = ray.wait(list(questions), num_returns=len(questions), timeout=DEATH_NEWS_S)
-        for question in answered:
-            try:
-                ray.get(question)
-            except RayActorError as death:
-                dead = questions[question]
-                raise lost(dead.name, death, dead.log_file) from death
-            except RayError:
-                continue
+        A worker whose peer died, or that raised because of it, may report before that peer. One that hangs in a
+        collective with a failed peer never answers: it is waited for as long as a likelier cause may arrive.
+        """
+        failures, began = [failure_of(failed, error)], time.monotonic()
+        known = {failed.name, *(member.name for member in waiting.values())}
+        # of those that have answered already, one may be dead by now
+        pending = {**waiting, **{m.host.vitals.remote(): m for m in self.members if m.name not in known}}
+        while pending and (left_s := began + wait_for_others_s(failures) - time.monotonic()) > 0:
+            for answer in ray.wait(list(pending), num_returns=1, timeout=left_s)[0]:
+                member = pending.pop(answer)
+                try:
+                    ray.get(answer)
+                except RayError as other:
+                    failures.append(failure_of(member, other))
+        return cause_first(failures)
+
+
+def failure_of(member: Member, error: RayError) -> Failure:
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    kind = Kind.RAISED
+    shown: RloomError
+    if isinstance(error, RayActorError):
+        kind, shown = Kind.DIED, lost(member.name, error, member.log_file)
+    elif isinstance(cause, RloomError):
+        kind, shown = kind_of(str(cause)), type(cause)(f"{member.name}: {cause}")
+    elif isinstance(cause, CallFailed):
+        trace = "" if cause.out_of_memory else f"\n{cause.trace.rstrip()}"
+        text = f"{member.name} failed: {cause.what}{trace}{last_words(member.log_file)}"
+        kind, shown = kind_of(cause.what), WorkerError(text, out_of_memory=cause.out_of_memory)
+    elif isinstance(error, (RayTaskError, UnserializableException)):  # not in our code: arguments that do not unpickle
+        shown = WorkerError(f"{member.name} failed: {error}{last_words(member.log_file)}")
+    else:  # an object lost with its node, a cluster that is gone
+        kind, shown = Kind.DIED, WorkerError(f"{member.name} cannot be reached: {error}", lost=True)
+    shown.worker = member.name
+    return Failure(kind, shown)
 
 
 class ScoringHost:
@@ -287,7 +304,7 @@ def answering(per_node: Mapping[str, float]) -> int:
         for node in able
     ]
     found = 0
-    for answer in ray.wait(asked, num_returns=len(asked), timeout=DEATH_NEWS_S)[0] if asked else []:
+    for answer in ray.wait(asked, num_returns=len(asked), timeout=HELLO_S)[0] if asked else []:
         with suppress(RayError):  # an answer, too: the machine is gone
             found += bool(ray.get(answer))
     return found

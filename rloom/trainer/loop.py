@@ -20,7 +20,7 @@ from rloom.algos.packed import sum_by_sample
 from rloom.algos.registry import Algorithm
 from rloom.batch import Batch, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
-from rloom.errors import CheckpointError, RloomError
+from rloom.errors import CheckpointError, RloomError, WorkerError
 from rloom.observe.metrics import batch_metrics, part_metrics, throughput, utilisation
 from rloom.observe.runlog import RunLog
 from rloom.rewards.background import check_failures
@@ -28,6 +28,7 @@ from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group
 from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.evaluate import Evaluator
+from rloom.trainer.memory import explain_out_of_memory
 from rloom.trainer.roles import Learner, Scorer
 from rloom.trainer.sampling import DynamicSampling, Sampler, pack
 from rloom.types import Prompt
@@ -115,7 +116,7 @@ class Training:
         self.write_checkpoint, self.load_checkpoint = write_checkpoint, load_checkpoint
         self.state = State(step=0, kl=kl, stream=stream.state())
         self.interrupted = False
-        self.learning = False  # weights are between two steps: nothing may be saved
+        self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
 
     def run(self) -> None:
         if self.settings.validate_first and self.state.step == 0:
@@ -136,13 +137,13 @@ class Training:
         # 2. Turn rewards into advantages.
         old_logprobs_T = ref_logprobs_T = values_T = greedy_N = None
         if s.needs_old_logprobs:
-            with log.span("old_log_prob"):
+            with self.stage("old_log_prob"):
                 old_logprobs_T = roles.policy.score(batch)
         if roles.reference is not None:
-            with log.span("ref"):
+            with self.stage("ref"):
                 ref_logprobs_T = roles.reference.score(batch)
         if roles.critic is not None:
-            with log.span("values"):
+            with self.stage("values"):
                 values_T = roles.critic.score(batch)
         if s.algorithm.needs_greedy:
             greedy_N = self.greedy_scores(answers, step)
@@ -161,18 +162,17 @@ class Training:
 
         # 3. Learn: the critic always, the policy once the critic has warmed up.
         metrics |= measured
-        self.learning = True
         if roles.critic is not None:
-            with log.span("update_critic"):
+            with self.stage("update_critic"):
                 metrics |= roles.critic.learn(lesson, step, log.advance)
         if step > s.critic_warmup:
-            with log.span("update_actor"):
+            with self.stage("update_actor"):
                 metrics |= roles.policy.learn(lesson, step, log.advance)
 
         # 4. Publish the weights and look at ourselves.
-        with log.span("update_weights"):
+        with self.stage("update_weights"):
             roles.sampler.publish()
-        self.state, self.learning = State(step=step, kl=kl, stream=self.stream.state()), False
+        self.state, self.updates_at_state = State(step=step, kl=kl, stream=self.stream.state()), self.updates
         return Outcome(answers, lesson, rewards_T, metrics)
 
     def sample(self, step: int) -> list[Trajectory]:
@@ -192,7 +192,7 @@ class Training:
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, occasion: str, stage: str
     ) -> list[Trajectory]:
         log = self.log
-        with log.span(stage):
+        with self.stage(stage):
             written = self.roles.sampler.write(prompts, n, sampling, occasion, log.advance)
         with log.span("reward"):
             answers = written.scored(log.advance)
@@ -251,11 +251,20 @@ class Training:
                 self.validate(step)
             if due(self.settings.save_every, step, last):
                 self.save()
-        except CheckpointError:  # saving is what went wrong
+        except Exception as error:
+            error.add_note(self.save_after(error))
             raise
-        except RloomError as error:
-            error.add_note(self.save_what_is_whole())
-            raise
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """A timed part of a step that uses GPUs."""
+        with self.log.span(name), explain_out_of_memory(name):
+            yield
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps that were begun, by any model."""
+        return self.roles.policy.updates + (self.roles.critic.updates if self.roles.critic is not None else 0)
 
     def record(self, step: int, outcome: "Outcome") -> None:
         s, log, lesson = self.settings, self.log, outcome.lesson
@@ -282,7 +291,7 @@ class Training:
         evaluator, log = self.roles.evaluator, self.log
         if evaluator is None:
             return {}
-        with log.span("testing"):
+        with self.stage("testing"):
             answers = evaluator.answer(step, log.advance)
         check_failures([t.score for t in answers], self.settings.max_failed_share)
         metrics = evaluator.metrics(answers)
@@ -294,19 +303,31 @@ class Training:
             log.message(f"  [{row['score']}] {row['input']!r} -> {row['output']!r} (expected {row['gts']!r})")
         return metrics
 
+    def save_after(self, error: Exception) -> str:
+        """Save the last completed step after an error, where that is possible; returns what the user is told of it."""
+        if isinstance(error, CheckpointError):  # saving is what went wrong
+            return self.last_checkpoint()
+        if isinstance(error, WorkerError) or (isinstance(error, RloomError) and error.worker is not None):
+            # saving needs all workers together: they would wait for the one that failed
+            return f"A worker failed, so nothing was saved after it. {self.last_checkpoint()}"
+        try:
+            return self.save_what_is_whole()
+        except Exception as failure:  # shown after the error that came first
+            return f"Saving failed as well: {type(failure).__name__}: {failure}\n{self.last_checkpoint()}"
+
     def save_what_is_whole(self) -> str:
         """After a step that did not end: save what the step before left, unless weights have moved since."""
         if self.state.step == 0:
             return "No step was completed, so there is nothing to save."
-        if not self.learning:
-            return f"Stopped after step {self.state.step}, saved in {self.save()}. The same command goes on from there."
+        if self.updates != self.updates_at_state:
+            return f"Stopped in the middle of an update. {self.last_checkpoint()}"
+        return f"Stopped after step {self.state.step}, saved in {self.save()}. The same command goes on from there."
+
+    def last_checkpoint(self) -> str:
         steps = self.checkpoints.steps()
-        last = (
-            f"the last good checkpoint is {self.checkpoints.path(steps[-1])}"
-            if steps
-            else "no checkpoint was saved yet"
-        )
-        return f"Stopped in the middle of an update; {last}."
+        if not steps:
+            return "No checkpoint was saved yet."
+        return f"The last good checkpoint is {self.checkpoints.path(steps[-1])}; the same command goes on from it."
 
     def save(self) -> Path:
         path = self.checkpoints.path(self.state.step)

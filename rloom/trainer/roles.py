@@ -99,6 +99,7 @@ class Learner:
         self.parameters = parameters
         self.sequence_ranks = sequence_ranks
         self.nonfinite_in_a_row = 0
+        self.updates = 0  # optimizer steps begun
 
     def score(self, batch: Batch) -> Tensor:
         return Scorer(self.group, self.balance, sequence_ranks=self.sequence_ranks).score(batch)
@@ -130,6 +131,7 @@ class Learner:
 
     def apply(self, learning_rate: float) -> Update:
         """The gathered gradient, on every worker; their metrics are shares of the mini-batch's."""
+        self.updates += 1
         arguments = [(learning_rate,)] * (self.group.size // self.sequence_ranks)
         updates: list[Update] = each_share(self.group, "optim_step", arguments, self.sequence_ranks)
         parts = [update.metrics for update in updates]

@@ -2,22 +2,24 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
 import torch
 
 from rloom.atomic import replace_text
-from rloom.config.load import CONFIG_FILE
+from rloom.config.load import CONFIG_FILE, expand
 from rloom.config.schema import Config
 from rloom.errors import WorkerError
 from rloom.observe.console import validation_accuracies
 from rloom.observe.curve import draw_learning_curve
 from rloom.observe.records import read_metrics
 from rloom.observe.runlog import RunLog
-from rloom.runtime.nodes import agree_on_token, lend_this_machine
+from rloom.runtime.joining import lend_this_machine
+from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import Layout
+from rloom.runtime.secret import new_secret
 from rloom.trainer.assemble.crew import layout_of
 from rloom.trainer.assemble.parts import Parts, check_config, config_text, open_parts
 from rloom.trainer.checkpoint import Checkpoints
@@ -35,6 +37,7 @@ def run(config: Config) -> int:
         lend_this_machine(
             trainer.head,
             trainer.node_rank,
+            directory=expand(trainer.default_local_dir).absolute(),
             cpus=max(os.cpu_count() or 1, trainer.n_gpus_per_node),
             gpus=torch.cuda.device_count(),
             timeout_s=trainer.start_timeout_s,
@@ -42,7 +45,7 @@ def run(config: Config) -> int:
         )
         return 0
     directory = run_directory(config)
-    with machines(config):
+    with machines(config, directory):
         return attempts(config, directory)
 
 
@@ -56,12 +59,12 @@ def attempts(config: Config, directory: Path) -> int:
             if not error.lost:
                 raise
             if restarts == config.trainer.max_restarts:
-                error.add_note(
-                    f"trainer.max_restarts={restarts}: the run does not begin again. The same command goes on from the "
-                    "last checkpoint"
-                )
+                error.add_note(f"trainer.max_restarts={restarts}: the run does not begin again.")
                 raise
-            print(f"{error}\nRestart {restarts + 1} of {config.trainer.max_restarts}", flush=True)
+            print(
+                error, *getattr(error, "__notes__", []), f"Restart {restarts + 1} of {config.trainer.max_restarts}",
+                sep="\n", flush=True,
+            )  # fmt: skip
             layout = layout_of_what_is_left(config, layout)
     raise AssertionError("unreachable")
 
@@ -89,15 +92,17 @@ def run_once(config: Config, directory: Path, layout: Layout, *, again: bool) ->
 
 
 @contextmanager
-def machines(config: Config) -> Iterator[None]:
+def machines(config: Config, directory: Path) -> Iterator[None]:
     if not config.uses_ray:
         yield
         return
-    if config.starts_a_cluster:
-        agree_on_token(config.trainer.head)
-    from rloom.trainer.assemble.ray_crew import open_cluster  # Ray is an extra
+    with ExitStack() as stack:
+        if config.starts_a_cluster:
+            check_head_address(config.trainer.head)
+            stack.enter_context(new_secret(directory, config.trainer.head))
+        from rloom.trainer.assemble.ray_crew import open_cluster  # Ray is an extra
 
-    with open_cluster(config):
+        stack.enter_context(open_cluster(config))
         yield
 
 

@@ -15,9 +15,11 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray looks when it is impor
 pytest.importorskip("ray")
 
 from rloom.errors import WorkerError
+from rloom.runtime import failures
 from rloom.runtime import ray as cluster
-from rloom.runtime.nodes import free_port, head_node
+from rloom.runtime.nodes import free_port, head_node, wait_until
 from rloom.trainer.export import export
+from tests.e2e.peers import Peer
 from tests.e2e.runs import records, same, train
 
 pytestmark = pytest.mark.slow
@@ -185,6 +187,69 @@ def test_a_worker_that_cannot_begin_is_an_error_and_no_loss(address: str) -> Non
             cluster.RayGroup([member], None).each("vitals", [()])
     assert str(caught.value).startswith("worker 0 could not begin: ValueError: invalid literal for int()")
     assert not caught.value.lost
+
+
+def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of a lost peer arrives first, its cause a second later; a third worker is in a collective for ever."""
+    monkeypatch.setattr(failures, "RAISED_WAIT_S", 2.0)
+    with cluster.connect({"address": address}, cpus=1), cluster.reserve(1, {"CPU": 3}, timeout_s=30) as share:
+        members = [
+            cluster.start_host(share, 0, {"CPU": 1}, (f"worker {n}", tmp_path / f"{n}.log"), Peer, ()) for n in range(3)
+        ]
+        group = cluster.RayGroup(members, "actor")
+        assert group.each("act", [(0, None)] * 3) == ["done"] * 3
+        with pytest.raises(WorkerError) as caught:
+            group.each("act", [(0, "Connection closed by peer"), (1, "the disk is gone"), (LIMIT_S, None)])
+        error = caught.value
+        assert str(error).startswith("worker 1 failed: Strange: the disk is gone\nTraceback")
+        assert f"Its last lines ({tmp_path / '1.log'})" in str(error) and "actor.act" in str(error)
+        assert error.__notes__ == [
+            "A consequence, or at the same time: worker 0 failed: Strange: Connection closed by peer"
+        ]
+        assert (error.worker, error.lost) == ("worker 1", False)
+        with pytest.raises(WorkerError, match="worker 0 failed: Strange: no such token"):
+            list(cluster.RayGroup(members[:2], "actor").stream("write", [(0, "no such token"), (0, None)]))
+        cluster.end_hosts(members)
+
+
+class Faulty(cluster.RayGroup):
+    """A group whose last worker raises at its fourth call of `score`, where the others wait for it in a collective."""
+
+    processes: ClassVar[list[int]] = []
+    called: ClassVar[list[str]] = []
+
+    def each(self, method: str, args_per_worker: Any) -> list[Any]:
+        self.called.append(method)
+        if method == "score" and self.called.count("score") == 4:
+            *peers, last = self.members
+            answers = [peer.host.call.remote(self.role, method, args_per_worker[0]) for peer in peers]
+            return self.gather([*answers, last.host.call.remote(self.role, "score_with_no_such_method", ())])
+        found = super().each(method, args_per_worker)
+        if method == "machine":
+            self.processes[:] = [machine.process for machine in found]
+        return found
+
+
+def test_an_error_on_one_worker_is_shown_first_ends_the_others_and_saves_nothing(
+    with_workers: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "RayGroup", Faulty)
+    with pytest.raises(AssertionError):  # exit status 2
+        with_workers(2, 5, "algorithm.adv_estimator=grpo", "trainer.save_freq=2", name="run")
+    said = capfd.readouterr().err
+    shown = said[said.index("rloom: worker error: ") :].splitlines()
+    assert shown[0] == (
+        "rloom: worker error: worker 1 failed: AttributeError: "
+        "'ShardedEngine' object has no attribute 'score_with_no_such_method'"
+    )
+    assert "checkpoint error" not in said and "room on the disk" not in said
+    assert any(line.startswith("Its last lines") and line.endswith("worker_1.log):") for line in shown)
+    assert shown[-1].startswith("A worker failed, so nothing was saved after it. The last good checkpoint is ")
+    assert shown[-1].endswith("global_step_2; the same command goes on from it."), "step 3 was not saved"
+    assert Faulty.called[-1] == "score", "nothing was asked of the workers after one had failed"
+    wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in Faulty.processes), 30, "still there")
 
 
 def test_a_run_does_not_begin_again_more_often_than_it_may(

@@ -5,9 +5,12 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from rloom.engines.local import LocalEngine
 from rloom.trainer import main_ppo
 from tests.e2e.runs import arguments, records, same, start, train, weights
 
@@ -141,9 +144,34 @@ def test_updates_that_are_never_finite_stop_the_run_and_name_the_last_good_check
     assert main_ppo.main(arguments(tmp_path / "run", 5, *keys)) == 2
     said = capsys.readouterr().err
     assert "2 actor updates in a row had a gradient that is not finite" in said
-    assert f"the last good checkpoint is {tmp_path / 'run' / 'global_step_1'}" in said
+    assert f"The last good checkpoint is {tmp_path / 'run' / 'global_step_1'}" in said
     # the critic had already learned from the second step: half a step is not saved as if it were a whole one
     assert [path.name for path in (tmp_path / "run").glob("global_step_*")] == ["global_step_1"]
+
+
+def test_memory_that_runs_out_before_the_first_update_of_a_step_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ("algorithm.adv_estimator=rloo", "trainer.save_freq=-1")
+    passes = []
+
+    def run_out(engine: LocalEngine, *arguments: Any) -> None:
+        passes.append(1)
+        if len(passes) == 3:  # of two mini-batches a step
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        forward_backward(engine, *arguments)
+
+    forward_backward = LocalEngine.forward_backward
+    monkeypatch.setattr(LocalEngine, "forward_backward", run_out)
+    assert main_ppo.main(arguments(tmp_path / "run", 3, *keys)) == 2
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(
+        "rloom: training error: the GPU ran out of memory in the actor's update: CUDA out of memory."
+    )
+    assert last.startswith(f"Stopped after step 1, saved in {tmp_path / 'run' / 'global_step_1'}.")
+    monkeypatch.undo()
+    train(tmp_path / "whole", 1, *keys[:1])
+    assert same(weights(tmp_path / "run", 1), weights(tmp_path / "whole", 1))
 
 
 def test_a_run_that_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Layout, lay_out
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
 from rloom.trainer.assemble.worker import FILES, PUBLISH, Meeting, Worker
+from rloom.trainer.memory import BUILD, explain_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def layout_of(config: Config) -> Layout:
 def in_this_process(config: Config, layout: Layout) -> Crew:
     [seat] = layout.seats()
     worker = Worker(config, layout, seat)
-    parameters = worker.build(Meeting())
+    with explain_out_of_memory(BUILD):
+        parameters = worker.build(Meeting())
 
     def group(role: str) -> Group:
         return LocalGroup([worker.roles[role]])

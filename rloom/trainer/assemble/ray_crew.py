@@ -13,11 +13,13 @@ from rloom.errors import ConfigError, WorkerError
 from rloom.observe.metrics import peak_flops_by_name
 from rloom.runtime.nodes import head_node, no_ray, wait_until
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Layout, Pool, lay_out
+from rloom.runtime.secret import OTHER_WAY
 from rloom.runtime.vitals import Machine
 from rloom.trainer.assemble.crew import Crew
 from rloom.trainer.assemble.inputs import reward_queue
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
 from rloom.trainer.assemble.worker import FILES, PUBLISH, Meeting, Worker
+from rloom.trainer.memory import BUILD, explain_out_of_memory
 
 try:
     from rloom.runtime import ray as cluster
@@ -56,7 +58,8 @@ def await_machines(config: Config) -> None:
         raise WorkerError(
             f"trainer.nnodes={trainer.nnodes}: after trainer.start_timeout_s={patience:.0f} these machines have not "
             f"come: {', '.join(f'trainer.node_rank={number}' for number in missing)}. Run the same command there with "
-            f"that key and trainer.master_addr={trainer.master_addr} trainer.master_port={trainer.master_port}"
+            f"that key and trainer.master_addr={trainer.master_addr} trainer.master_port={trainer.master_port}. Where "
+            f"machines do not share trainer.default_local_dir, {OTHER_WAY}"
         ) from None
 
 
@@ -137,8 +140,9 @@ def build(
     meeting = Meeting({pool.name: addresses[pool.first] for pool in layout.pools})
     meeting[PUBLISH] = cluster.RayGroup(members[:1], role=None).each("address", [()])[0]
     parameters: dict[str, int] = {}
-    for found in everyone.each("build", [(meeting,)] * len(members)):
-        parameters |= found
+    with explain_out_of_memory(BUILD):
+        for found in everyone.each("build", [(meeting,)] * len(members)):
+            parameters |= found
 
     def group(role: str, pool: Pool) -> cluster.RayGroup:
         return cluster.RayGroup(members[pool.first : pool.first + pool.size], role)

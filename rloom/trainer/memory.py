@@ -1,0 +1,72 @@
+"""Keys that lower the memory of a GPU, by the stage of a step in which it ran out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from rloom.errors import TrainingError, WorkerError
+
+ACTOR, ROLLOUT, REFERENCE, CRITIC = (
+    "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref", "critic"
+)  # fmt: skip
+GENERATION = (
+    f"{ROLLOUT}.gpu_memory_utilization (rollout.name=native) or {ROLLOUT}.max_num_seqs lower, or "
+    f"{ACTOR}.fsdp_config.optimizer_offload=True"
+)
+PUBLISHING = f"{ROLLOUT}.free_cache_engine=True, {ROLLOUT}.gpu_memory_utilization lower"
+
+
+def update_keys(role: str, model: str, fsdp: str) -> str:
+    return (
+        f"{role}.ppo_max_token_len_per_gpu lower (or, where you set it, {role}.ppo_micro_batch_size_per_gpu), "
+        f"{model}.enable_gradient_checkpointing=True, {fsdp}.optimizer_offload=True, {fsdp}.param_offload=True"
+    )
+
+
+def scoring_keys(role: str, prefix: str = "log_prob") -> str:
+    """While a model scores, the moments of those that learn are not in use."""
+    tokens, samples = f"{role}.{prefix}_max_token_len_per_gpu", f"{role}.{prefix}_micro_batch_size_per_gpu"
+    return f"{tokens} lower (or, where you set it, {samples}), {ACTOR}.fsdp_config.optimizer_offload=True"
+
+
+BUILDING = (
+    f"{ACTOR}.fsdp_config.optimizer_offload=True, {ACTOR}.fsdp_config.param_offload=True, "
+    f"{REFERENCE}.fsdp_config.param_offload=True, {CRITIC}.model.fsdp_config.optimizer_offload=True, "
+    f"{CRITIC}.model.fsdp_config.param_offload=True, more GPUs (trainer.n_gpus_per_node), or LoRA "
+    "(actor_rollout_ref.model.lora_rank)"
+)
+BUILD = "build"  # the models, before the first step
+
+# stage (the others are timing_s/NAME in the metrics) -> what it does, and the keys that lower its memory
+STAGES: dict[str, tuple[str, str]] = {
+    BUILD: ("loading the models", BUILDING),
+    "gen": ("generation", GENERATION),
+    "gen_greedy": ("generation", GENERATION),
+    "testing": ("generation for validation", GENERATION),
+    "old_log_prob": ("scoring by the policy", scoring_keys(ROLLOUT)),
+    "ref": ("scoring by the reference", scoring_keys(REFERENCE)),
+    "values": ("scoring by the critic", scoring_keys(CRITIC, "ppo")),
+    "update_critic": ("the critic's update", update_keys(CRITIC, f"{CRITIC}.model", f"{CRITIC}.model.fsdp_config")),
+    "update_actor": ("the actor's update", update_keys(ACTOR, "actor_rollout_ref.model", f"{ACTOR}.fsdp_config")),
+    "update_weights": ("copying the weights to the rollout engine", PUBLISHING),
+}
+
+
+@contextmanager
+def explain_out_of_memory(stage: str) -> Iterator[None]:
+    """A GPU's memory that runs out becomes an error which names the keys that lower it, here and on a worker."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = str(error).partition(" If reserved but unallocated")[0]  # what follows is about torch's own allocator
+        raise TrainingError(f"the GPU ran out of memory in {STAGES[stage][0]}: {said}\n{advice(stage)}") from error
+    except WorkerError as error:
+        if error.out_of_memory:
+            error.add_note(advice(stage))
+        raise
+
+
+def advice(stage: str) -> str:
+    doing, keys = STAGES[stage]
+    return f"Keys that lower the memory of {doing}: {keys}. `rloom plan` with your keys shows what each part takes."

@@ -1,0 +1,163 @@
+"""An error in a step: what is saved, and what is said of it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from rloom.algos.kl import KlControl
+from rloom.config.keys import all_keys
+from rloom.errors import CheckpointError, ModelError, RewardError, RloomError, TrainingError, WorkerError
+from rloom.observe.console import Display
+from rloom.observe.runlog import RunLog
+from rloom.trainer.checkpoint import Checkpoints
+from rloom.trainer.loop import Outcome, State, Training
+from rloom.trainer.memory import STAGES
+
+
+class Planted(Training):
+    """Step 1 completes; what step 2 does is up to the test."""
+
+    act: Callable[[], None]
+    cannot_save: Exception | None = None
+
+    def step(self, step: int) -> Outcome:
+        cast(Any, self.roles.policy).updates += step == 1
+        if step > 1:
+            self.act()
+        self.state, self.updates_at_state = State(step, self.state.kl, {}), self.updates
+        return cast(Any, None)
+
+    def record(self, step: int, outcome: Outcome) -> None:
+        pass
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Planted:
+    policy = SimpleNamespace(updates=0)
+
+    def write(folder: Path) -> None:
+        if training.cannot_save is not None:
+            raise training.cannot_save
+        (folder / "actor").mkdir()
+        (folder / "actor" / "weights").write_text("numbers")
+
+    training = Planted(
+        cast(Any, SimpleNamespace(total_steps=5, validate_every=None, save_every=None, validate_first=False)),
+        cast(Any, SimpleNamespace(policy=policy, critic=None)),
+        cast(Any, SimpleNamespace(state=dict)),
+        KlControl(0.0),
+        RunLog(tmp_path, trackers=[], display=Display(total_steps=5, quiet=True)),
+        Checkpoints(tmp_path, keep={"actor": None}),
+        write,
+        lambda folder: None,
+    )
+    return training
+
+
+def fails_with(training: Planted, error: Exception, act: Callable[[], None] | None = None) -> list[str]:
+    """The notes of the error with which the run ends."""
+
+    def raise_it() -> None:
+        if act is not None:
+            act()
+        raise error
+
+    training.act = raise_it
+    with pytest.raises(type(error)) as caught:
+        training.run()
+    assert caught.value is error
+    return caught.value.__notes__
+
+
+def saved(training: Planted) -> list[int]:
+    return training.checkpoints.steps()
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RewardError("3 of 4 rewards failed"), torch.OutOfMemoryError("CUDA")])
+def test_any_error_between_updates_saves_the_last_completed_step(training: Planted, error: Exception) -> None:
+    [note] = fails_with(training, error)
+    assert saved(training) == [1]
+    assert note == (
+        f"Stopped after step 1, saved in {training.checkpoints.path(1)}. The same command goes on from there."
+    )
+
+
+def failed_worker(error: RloomError) -> RloomError:
+    error.worker = "worker 1"
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [WorkerError("worker 1 failed: KeyError: 'x'"), WorkerError("worker 1 died", lost=True),
+     failed_worker(ModelError("worker 1: no such folder"))],
+)  # fmt: skip
+def test_after_a_failed_worker_nothing_is_saved_and_the_last_checkpoint_is_named(
+    training: Planted, error: Exception
+) -> None:
+    training.cannot_save = AssertionError("saving was tried")
+    assert fails_with(training, error) == [
+        "A worker failed, so nothing was saved after it. No checkpoint was saved yet."
+    ]
+
+
+def test_the_checkpoint_that_a_failed_worker_leaves_is_named(training: Planted) -> None:
+    [note] = fails_with(training, WorkerError("worker 1 failed"), act=lambda: training.save() and None)
+    assert note.endswith(
+        f"The last good checkpoint is {training.checkpoints.path(1)}; the same command goes on from it."
+    )
+
+
+def test_weights_between_two_steps_are_not_saved(training: Planted) -> None:
+    def update() -> None:
+        cast(Any, training.roles.policy).updates += 1
+
+    assert fails_with(training, TrainingError("not finite"), act=update) == [
+        "Stopped in the middle of an update. No checkpoint was saved yet."
+    ]
+    assert saved(training) == []
+
+
+def test_an_error_of_saving_comes_after_the_error_that_came_first(training: Planted) -> None:
+    training.cannot_save = OSError(28, "No space left on device")
+    [note] = fails_with(training, KeyError("x"))
+    assert note.startswith("Saving failed as well: CheckpointError: ") and "No space left on device" in note
+    assert saved(training) == []
+
+
+def test_a_checkpoint_that_cannot_be_written_is_not_tried_again(training: Planted) -> None:
+    training.cannot_save = AssertionError("saving was tried again")
+    assert fails_with(training, CheckpointError("cannot be written")) == ["No checkpoint was saved yet."]
+
+
+def test_memory_that_runs_out_names_the_keys_of_its_stage(training: Planted) -> None:
+    torchs = "CUDA out of memory. Tried to allocate 2.00 GiB. If reserved but unallocated memory is large try"
+    for stage, key, other in (
+        ("gen", "actor_rollout_ref.rollout.gpu_memory_utilization", "ppo_max_token_len_per_gpu"),
+        ("update_actor", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "gpu_memory_utilization"),
+        ("ref", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", "gpu_memory_utilization"),
+    ):
+        with pytest.raises(TrainingError) as caught, training.stage(stage):
+            raise torch.OutOfMemoryError(torchs)
+        said = str(caught.value)
+        assert said.startswith("the GPU ran out of memory in ") and "Tried to allocate 2.00 GiB.\n" in said
+        assert key in said and other not in said
+
+
+def test_memory_that_runs_out_on_a_worker_names_them_too(training: Planted) -> None:
+    with pytest.raises(WorkerError) as caught, training.stage("update_critic"):
+        raise WorkerError("worker 1 failed: OutOfMemoryError: CUDA out of memory.", out_of_memory=True)
+    assert "critic.ppo_max_token_len_per_gpu lower" in caught.value.__notes__[0]
+    with pytest.raises(WorkerError) as other, training.stage("update_critic"):
+        raise WorkerError("worker 1 failed: KeyError")
+    assert "__notes__" not in vars(other.value)
+
+
+def test_every_key_that_an_error_names_exists() -> None:
+    named = re.findall(r"(?:actor_rollout_ref|critic|trainer)(?:\.\w+)+", " ".join(keys for _, keys in STAGES.values()))
+    assert len(named) > 20 and set(named) <= all_keys().keys()
