@@ -39,7 +39,7 @@ def native(network: PolicyNetwork, host: LocalEngine, max_sequences: int = 64, *
 
 
 def hf(network: PolicyNetwork, host: LocalEngine, max_sequences: int = 64) -> HfRollout:
-    return HfRollout(network, host=host, pad_id=0, max_sequences=max_sequences, generate_kwargs={})
+    return HfRollout(network, host=host, pad_id=0, max_sequences=max_sequences, generate_kwargs={}, attention="eager")
 
 
 ENGINES: Mapping[str, Callable[..., Rollout]] = {"native": native, "hf": hf}

@@ -65,7 +65,7 @@ def stepping(network: PolicyNetwork, host: LocalEngine) -> NativeRollout:
 
 
 def hf(network: PolicyNetwork, host: LocalEngine) -> HfRollout:
-    return HfRollout(network, host=host, pad_id=0, max_sequences=8, generate_kwargs={})
+    return HfRollout(network, host=host, pad_id=0, max_sequences=8, generate_kwargs={}, attention="eager")
 
 
 def write(rollout: Rollout, sampling: Sampling, requests: Sequence[Request] = REQUESTS) -> list[Completion]:
