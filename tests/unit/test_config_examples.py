@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rloom.algos.registry import ALGORITHMS
 from rloom.config.checks import check
 from rloom.config.load import load_config
+from rloom.config.needs import declared_needs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = {
@@ -47,7 +47,7 @@ def test_a_scripts_keys_compose_and_pass_every_check(script: str, tmp_path: Path
     config = load_config(overrides)
     assert config.algorithm.adv_estimator == SCRIPTS[script]
     assert config.data.train_files == "/somewhere/data/gsm8k/train.parquet"
-    check(config, ALGORITHMS[SCRIPTS[script]])
+    check(config, declared_needs(config))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
