@@ -147,8 +147,8 @@ def shared_out(key: str, size: int, ranks: int, samples: int) -> Iterator[str]:
     below, above = [n for n in fitting if n < size][-1:], [n for n in fitting if n > size][:1]
     values = " or ".join(map(str, below + above))
     yield (
-        f"{key}={size} (samples of all GPUs together) does not divide among {ranks} GPUs; "
-        + (f"use {values}, or " if values else "")
+        f"{key}={size} (samples of all GPUs together) does not divide among {ranks} GPUs; use "
+        + (f"{values}, or " if values else "")
         + f"{key}_per_gpu, the samples of one GPU"
     )
 

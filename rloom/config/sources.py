@@ -43,6 +43,11 @@ def known(paths: Iterable[str]) -> frozenset[str]:
     return frozenset(key for path in paths for key in keys if f"{path}.".startswith(f"{key}."))
 
 
+@cache
+def free_dictionaries() -> frozenset[str]:
+    return frozenset(path for path, key in leaf_keys().items() if key.takes_any_entry)
+
+
 def nested(values: Mapping[str, Any]) -> Tree:
     tree: Tree = {}
     for path, value in values.items():
@@ -62,10 +67,9 @@ def put(tree: Tree, path: str, value: Any) -> None:
 
 
 def entries(tree: Mapping[Any, Any], prefix: str = "", dotted: bool = False) -> Iterator[Entry]:
-    free = {path for path, key in leaf_keys().items() if key.takes_any_entry}
     for name, value in tree.items():
         path, with_dot = f"{prefix}{name}", dotted or "." in str(name)
-        if isinstance(value, dict) and value and path not in free:
+        if isinstance(value, dict) and value and path not in free_dictionaries():
             yield from entries(value, f"{path}.", with_dot)
         else:
             yield Entry(path, value, with_dot)

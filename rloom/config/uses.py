@@ -138,6 +138,16 @@ def schedule(section: str) -> list[Use]:
     ]
 
 
+def in_a_name(key: str) -> Callable[[Run], bool]:
+    """A project or an experiment: part of the run directory's name, or shown by a tracker."""
+
+    def used(run: Run) -> bool:
+        trainer = run.config.trainer
+        return "wandb" in trainer.loggers or value_at(run.config, key) in trainer.default_local_dir
+
+    return used
+
+
 def clips_by_one_range(run: Run) -> bool:
     actor = run.config.actor_rollout_ref.actor
     return actor.clip_ratio_low is None or actor.clip_ratio_high is None
@@ -372,10 +382,13 @@ USES: list[Use] = [
         lambda run: run.config.trainer.total_training_steps is None,
         "{trainer.total_training_steps} says how long the run is",
     ),
-    Use(
-        ["trainer.project_name", "trainer.experiment_name"],
-        lambda run: "wandb" in run.config.trainer.loggers or not run.config.is_given("trainer.default_local_dir"),
-        "trainer.default_local_dir names the run directory, and no tracker shows it; trainer.logger=wandb would",
+    *(
+        Use(
+            [name],
+            in_a_name(name),
+            "{trainer.default_local_dir} does not hold it, and no tracker shows it; trainer.logger=wandb would",
+        )
+        for name in ("trainer.project_name", "trainer.experiment_name")
     ),
     Use(
         ["trainer.master_addr", "trainer.master_port"],

@@ -9,6 +9,7 @@ from rloom.config.keys import nearest
 from rloom.config.load import load_config
 from rloom.config.needs import declared_needs
 from rloom.errors import ConfigError
+from tests.helpers import configured
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LISTED = "(`rloom config` lists them all)"
@@ -23,14 +24,14 @@ def load_error(*overrides: str) -> str:
 
 
 def check_error(*overrides: str, estimator: str = "gae") -> str:
-    config = load_config([OWN_MODEL, *SIZES, f"algorithm.adv_estimator={estimator}", *overrides])
+    config = configured(OWN_MODEL, *SIZES, f"algorithm.adv_estimator={estimator}", *overrides)
     with pytest.raises(ConfigError) as caught:
         check(config, declared_needs(config))
     return str(caught.value)
 
 
 def passes(*overrides: str, estimator: str = "gae") -> None:
-    config = load_config([OWN_MODEL, *SIZES, f"algorithm.adv_estimator={estimator}", *overrides])
+    config = configured(OWN_MODEL, *SIZES, f"algorithm.adv_estimator={estimator}", *overrides)
     check(config, declared_needs(config))
 
 
@@ -50,6 +51,38 @@ def passes(*overrides: str, estimator: str = "gae") -> None:
 )
 def test_a_misspelt_or_misplaced_key_is_answered_with_the_nearest(unknown: str, meant: str) -> None:
     assert load_error(f"{unknown}=1") == f"{unknown}: there is no such key; did you mean {meant}? {LISTED}"
+
+
+@pytest.mark.parametrize(
+    ("unknown", "meant"),
+    [
+        ("ppo_mini_batch_size", ["actor_rollout_ref.actor.ppo_mini_batch_size", "critic.ppo_mini_batch_size"]),
+        ("rollout.n", ["actor_rollout_ref.rollout.n"]),
+        ("actor_rollout_ref.rolout.n", ["actor_rollout_ref.rollout.n"]),
+        ("trainer.save_steps", ["trainer.save_freq"]),
+        ("trainer.resume", ["trainer.resume_mode"]),
+        ("composite_rewards.enable", []),  # not critic.enable
+        ("rm_model", []),  # not trainer.resume_mode
+        ("actor_rollout_ref.rollout.max_model_len", []),  # not rollout.n
+        ("data.tokenizer", []),  # not data.seed
+    ],
+)
+def test_a_guess_is_near_or_there_is_none(unknown: str, meant: list[str]) -> None:
+    assert nearest(unknown) == meant
+
+
+def test_every_part_of_an_unknown_section_is_named_with_its_own_value() -> None:
+    error = load_error("+reward_model.api={type: openai, model: m}", "+a.b.c=1")
+    assert [line.partition(": ")[0] for line in error.splitlines()] == [
+        "reward_model.api.type='openai'",
+        "reward_model.api.model='m'",
+        "a.b.c",
+    ]
+
+
+def test_the_choices_of_a_key_are_listed_once() -> None:
+    error = load_error("algorithm.kl_penalty=full")
+    assert error.count("low_var_kl+") == error.count("k1|") == 1
 
 
 def test_a_key_like_no_other_gets_no_guess() -> None:
@@ -151,6 +184,37 @@ def test_a_micro_batch_is_counted_in_samples() -> None:
 def test_the_older_micro_batch_key_is_named_by_its_own_name() -> None:
     assert check_error(f"{ACTOR}.ppo_micro_batch_size=7").startswith(f"{ACTOR}.ppo_micro_batch_size=7 (samples) ")
     assert check_error("critic.ppo_micro_batch_size=7").startswith("critic.ppo_micro_batch_size=7 (samples) ")
+
+
+@pytest.mark.parametrize("role", [ACTOR, "critic"])
+def test_a_micro_batch_of_all_gpus_divides_among_them(role: str) -> None:
+    key = f"{role}.ppo_micro_batch_size"  # mini-batches of 32 × 8 = 256 samples
+    assert check_error(f"{key}=2", "trainer.n_gpus_per_node=8") == (
+        f"{key}=2 (samples of all GPUs together) does not divide among 8 GPUs; use 8, or {key}_per_gpu, the samples of "
+        "one GPU"
+    )
+    # no multiple of 6 divides 256
+    assert check_error(f"{key}=2", "trainer.n_gpus_per_node=6").endswith(
+        f"does not divide among 6 GPUs; use {key}_per_gpu, the samples of one GPU"
+    )
+    for size in (8, 16, 256):
+        passes(f"{key}={size}", "trainer.n_gpus_per_node=8")
+    passes(f"{key}=2", "trainer.n_gpus_per_node=2")
+
+
+@pytest.mark.parametrize("section", ["rollout", "ref"])
+def test_so_does_a_scoring_batch(section: str) -> None:
+    keys = ("trainer.n_gpus_per_node=4", f"{ACTOR}.use_kl_loss=True")
+    error = check_error(*keys, f"actor_rollout_ref.{section}.log_prob_micro_batch_size=6")
+    assert error.startswith(f"actor_rollout_ref.{section}.log_prob_micro_batch_size=6 (samples of all GPUs together) ")
+    assert "among 4 GPUs; use 4 or 8, or " in error
+    passes(*keys, f"actor_rollout_ref.{section}.log_prob_micro_batch_size=8")
+
+
+def test_ranks_that_share_sequences_count_as_one_for_a_micro_batch() -> None:
+    shared = ("trainer.n_gpus_per_node=8", f"{ACTOR}.ulysses_sequence_parallel_size=4")
+    passes(*shared, f"{ACTOR}.ppo_micro_batch_size=2")
+    assert "does not divide among 2 GPUs" in check_error(*shared, f"{ACTOR}.ppo_micro_batch_size=1")
 
 
 def test_two_keys_for_one_micro_batch_are_too_many() -> None:
@@ -259,6 +323,28 @@ def test_several_greedy_answers_would_all_be_the_same() -> None:
     assert check_error(f"{validation}.n=4").startswith(f"{validation}.n=4: greedy answers are all the same")
     assert "temperature=0 is greedy" in check_error(f"{validation}.do_sample=True")
     passes(f"{validation}.n=4", f"{validation}.do_sample=True", f"{validation}.temperature=1.0")
+
+
+def test_rejection_needs_bounds_in_order() -> None:
+    key = "algorithm.rollout_correction"
+    assert f"{key}.rollout_rs=geometric needs {key}.rollout_rs_threshold" in check_error(f"{key}.rollout_rs=geometric")
+    bounds = (f"{key}.rollout_rs_threshold=2.0", f"{key}.rollout_rs_threshold_lower=3.0")
+    assert f"{key}.rollout_rs_threshold_lower=3.0 is above {key}.rollout_rs_threshold=2.0" in check_error(
+        f"{key}.rollout_rs=token", *bounds
+    )
+
+
+def test_validation_that_the_user_asks_for_needs_prompts() -> None:
+    files = "data.train_files=mine.parquet"
+    assert check_error(files, "trainer.test_freq=5") == (
+        "trainer.test_freq=5 asks for validation, and there are no prompts for it: set data.val_files=FILE"
+    )
+    assert check_error(files, "trainer.val_only=True").startswith("trainer.val_only=True asks for validation")
+    passes(files, "trainer.test_freq=5", "data.val_files=other.parquet")
+    passes("trainer.test_freq=5")  # the embedded data has its own
+    preset = load_config([files])  # the embedded model: its preset validates every 8 steps
+    assert preset.trainer.test_freq == 8
+    check(preset, declared_needs(preset))
 
 
 def test_rules_that_look_at_several_keys_report_together() -> None:

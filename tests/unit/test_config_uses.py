@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-import yaml
 from algos_samples import MIXED
 
 from rloom.algos.advantages import AdvantageSettings
@@ -15,10 +14,10 @@ from rloom.config.checks import check, notices_on_a_cpu
 from rloom.config.keys import all_keys
 from rloom.config.load import validate
 from rloom.config.needs import declared_needs
-from rloom.config.schema import Config
 from rloom.config.sources import default_tree, put
 from rloom.config.uses import USES, WithoutEffect, without_effect
 from rloom.errors import ConfigError
+from tests.helpers import configured
 
 ALGORITHM, ACTOR, ROLLOUT = "algorithm", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
@@ -28,16 +27,8 @@ FILES = "data.train_files=a.parquet"  # of the user's own: without data.val_file
 STEP = f"{ACTOR}.ppo_mini_batch_size=1024"  # one update a step
 
 
-def configured(text: str) -> Config:
-    """As `load_config` makes it of a command line, without composing: the schema's defaults and these keys."""
-    tree, settings = default_tree(), dict(word.split("=", 1) for word in text.split())
-    for path, value in settings.items():
-        put(tree, path, yaml.safe_load(value))
-    return validate(tree, given=frozenset(settings))
-
-
 def found_in(text: str) -> WithoutEffect:
-    config = configured(text)
+    config = configured(*text.split())
     return without_effect(config, declared_needs(config))
 
 
@@ -108,7 +99,7 @@ def test_a_key_that_must_change_the_result_and_does_not_is_an_error(text: str) -
     assert [line for line in found.errors if line.startswith(f"{key}=") and ERRORS[text] in line]
     assert not found.notices
     with pytest.raises(ConfigError, match="no effect in this run, because "):
-        check(configured(text), declared_needs(configured(text)))
+        check(configured(*text.split()), declared_needs(configured(*text.split())))
 
 
 @pytest.mark.parametrize("text", NOTICES)
@@ -170,7 +161,7 @@ def test_defaults_and_presets_are_not_the_users_keys() -> None:
 
 
 def test_what_only_a_gpu_uses_is_said_once_the_device_is_known() -> None:
-    config = configured(f"{ROLLOUT}.gpu_memory_utilization=0.3 {RLOO} critic.optim.lr=1e-2")
+    config = configured(f"{ROLLOUT}.gpu_memory_utilization=0.3", *RLOO.split(), "critic.optim.lr=1e-2")
     needs = declared_needs(config)
     assert len(without_effect(config, needs).notices) == 1  # the critic's
     [notice] = notices_on_a_cpu(config, needs)

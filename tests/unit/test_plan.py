@@ -424,6 +424,16 @@ def test_the_verdict_names_the_gpu_and_the_way_out(folder: Path, capsys: pytest.
     assert "of 16 GiB; lower ppo_max_token_len_per_gpu or the micro-batch size, or enable" in capsys.readouterr().out
 
 
+def test_the_way_out_is_not_a_key_that_is_set(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [f"actor_rollout_ref.model.path={folder}", *WHOLE, "actor_rollout_ref.rollout.n=2"]
+    keys += ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "--gpu_memory", "9"]
+    assert cli.main(["plan", *keys]) == 0
+    assert "set fsdp_config.optimizer_offload=True" in capsys.readouterr().out
+    assert cli.main(["plan", *keys, *OFFLOAD]) == 0
+    said = capsys.readouterr().out
+    assert "NO: " in said and "share over more GPUs: one process brings the offloaded state back" in said
+
+
 def test_errors_and_flags_are_those_of_training(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "data.sead=1"]) == 2
     assert "data.sead: there is no such key; did you mean data.seed?" in capsys.readouterr().err
