@@ -434,15 +434,6 @@ def test_the_way_out_is_not_a_key_that_is_set(folder: Path, capsys: pytest.Captu
     assert "NO: " in said and "share over more GPUs: one process brings the offloaded state back" in said
 
 
-def test_errors_and_flags_are_those_of_training(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "data.sead=1"]) == 2
-    assert "data.sead: there is no such key; did you mean data.seed?" in capsys.readouterr().err
-    assert cli.main(["plan", "--lr", "1"]) == 2
-    assert "--lr is no flag of this command" in capsys.readouterr().err
-    assert cli.main(["plan", "--gpu_memory", "0"]) == 2
-    assert "--gpu_memory=0.0: a GPU has some" in capsys.readouterr().err
-
-
 def test_a_plan_needs_no_torch() -> None:
     code = "import sys; from rloom import cli; cli.main(['plan']); print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -52,3 +52,12 @@ def test_a_plan_names_keys_without_effect_too(capsys: pytest.CaptureFixture[str]
         "Note: critic.optim.lr=1.0: no effect in this run, because algorithm.adv_estimator=grpo trains no critic"
         in (capsys.readouterr().err)
     )
+
+
+def test_errors_and_flags_are_those_of_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "data.sead=1"]) == 2
+    assert "data.sead: there is no such key; did you mean data.seed?" in capsys.readouterr().err
+    assert cli.main(["plan", "--lr", "1"]) == 2
+    assert "--lr is no flag of this command" in capsys.readouterr().err
+    assert cli.main(["plan", "--gpu_memory", "0"]) == 2
+    assert "--gpu_memory=0.0: a GPU has some" in capsys.readouterr().err
