@@ -1,5 +1,6 @@
 """One run from beginning to end: build, go on from where it stopped, train, say what came of it."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.directory import last_of_this_run, make_room, run_directory, sole_owner, starting_point
 from rloom.trainer.loop import Training
 
+logger = logging.getLogger(__name__)
 CURVE = "learning_curve.png"
 LOGS = "logs"
 
@@ -37,7 +39,7 @@ def run(config: Config) -> int:
     trainer = config.trainer
     if trainer.device == "auto" and not config.uses_ray and not torch.cuda.is_available():
         for notice in notices_on_a_cpu(config, needs):
-            print(f"Note: {notice}")
+            logger.warning(f"Note: {notice}")
     if trainer.node_rank > 0:
         lend_this_machine(
             trainer.head,

@@ -11,6 +11,8 @@ from rloom.config.needs import declared_needs
 from rloom.config.schema import Config
 from rloom.config.uses import WithoutEffect, without_effect
 from rloom.errors import ConfigError
+from rloom.trainer.run import use_of_reference
+from tests.helpers import configured
 
 MODEL = "actor_rollout_ref.model.path=a/model"  # composed once; the embedded model is composed again for its preset
 COEFFICIENT = "algorithm.kl_ctrl.kl_coef"
@@ -93,8 +95,24 @@ def test_the_whole_tree_as_rloom_prints_it_gives_only_what_was_changed(tmp_path:
     ],
 )
 def test_kl_is_in_the_reward_where_its_control_is_set_or_it_is_asked_for(overrides: list[str], on: bool) -> None:
-    config = load_config([MODEL, *overrides])
+    config = configured(*overrides)
     assert (config.kl_in_reward, config.uses_reference) == (on, on)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "no reference"),
+        ([f"{COEFFICIENT}=0.002"], "KL to the reference in the reward (kl × 0.002)"),
+        (["actor_rollout_ref.actor.use_kl_loss=True"], "KL to the reference in the loss (low_var_kl × 0.001)"),
+        (
+            [f"{COEFFICIENT}=0.002", "actor_rollout_ref.actor.use_kl_loss=True"],
+            "KL to the reference in the reward (kl × 0.002) and in the loss (low_var_kl × 0.001)",
+        ),
+    ],
+)
+def test_the_first_line_of_a_run_says_what_the_reference_is_for(overrides: list[str], said: str) -> None:
+    assert use_of_reference(configured(*overrides)) == said
 
 
 def test_a_saved_configuration_keeps_what_followed_from_the_given_keys(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A key that the user set and the run has no use for is named, with the switch that would give it one."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from rloom.config.needs import declared_needs
 from rloom.config.sources import default_tree, put
 from rloom.config.uses import USES, WithoutEffect, without_effect
 from rloom.errors import ConfigError
+from rloom.trainer.assemble.parts import resolved_needs
 from tests.helpers import configured
 
 ALGORITHM, ACTOR, ROLLOUT = "algorithm", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -158,6 +160,22 @@ def test_defaults_and_presets_are_not_the_users_keys() -> None:
     put(tree, "critic.optim.lr", 0.5)
     config = validate(tree)
     assert without_effect(config, declared_needs(config)) == WithoutEffect()
+
+
+def test_an_algorithm_of_the_users_own_is_asked_once_its_file_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from rloom.algos.registry import ALGORITHMS, Algorithm\n"
+        "undiscounted = Algorithm(ALGORITHMS['rloo'].advantage, min_group=2, reads=frozenset())\n"
+        "plain = ALGORITHMS['rloo'].advantage\n"
+    )
+    found = {}
+    for name in ("undiscounted", "plain"):
+        keys = (f"algorithm.adv_estimator={tmp_path}/mine.py:{name}", f"{ROLLOUT}.n=2", "algorithm.gamma=0.9")
+        config = configured(*keys)
+        assert without_effect(config, declared_needs(config)) == WithoutEffect()
+        found[name] = without_effect(config, resolved_needs(config)).errors
+    assert found["undiscounted"][0].startswith("algorithm.gamma=0.9: no effect in this run")
+    assert found["plain"] == []  # which says nothing of what it reads
 
 
 def test_what_only_a_gpu_uses_is_said_once_the_device_is_known() -> None:
