@@ -1,5 +1,6 @@
 """Which keys the user set, in which spelling, and what follows from it."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,11 @@ def test_a_saved_configuration_keeps_what_followed_from_the_given_keys(tmp_path:
     assert saved.algorithm.use_kl_in_reward is True
     assert (saved.kl_in_reward, saved.given) == (True, frozenset())
     assert saved.model_dump() == config.model_dump()
+
+
+def test_a_worker_is_sent_what_the_user_set() -> None:
+    sent = pickle.loads(pickle.dumps(configured(f"{COEFFICIENT}=0.001")))
+    assert (sent.given, sent.kl_in_reward) == ({COEFFICIENT}, True)
 
 
 def test_the_yaml_of_document_003_is_read_as_printed(tmp_path: Path) -> None:
