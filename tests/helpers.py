@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
@@ -24,6 +25,9 @@ from transformers import (
 )
 
 from rloom.batch import TrainBatch
+from rloom.config.load import validate
+from rloom.config.schema import Config
+from rloom.config.sources import default_tree, known, put
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement
 from rloom.engines.local import LocalEngine
@@ -166,3 +170,11 @@ def assert_near(found: Weights, expected: Weights, relative: float) -> None:
     for name, tensor in expected.items():
         difference = float((found[name] - tensor).abs().max())
         assert difference <= relative * largest, f"{name}: {difference} of {largest}"
+
+
+def configured(*overrides: str) -> Config:
+    """What `load_config` makes of these `key=value`, without composing files: the schema's defaults and these keys."""
+    tree, settings = default_tree(), dict(text.lstrip("+").split("=", 1) for text in overrides)
+    for path, value in settings.items():
+        put(tree, path, yaml.safe_load(value))
+    return validate(tree, given=known(settings))

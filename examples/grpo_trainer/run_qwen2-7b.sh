@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # GRPO: Qwen2 7B on GSM8K, five answers a prompt, scores normalised within each group; no critic, no reference.
 # To hold it near where it started: actor_rollout_ref.actor.use_kl_loss=True
-# Full training holds 16 bytes a parameter on the GPU, about 120 GB for 7B. With less, train an adapter:
+# 8 GPUs of 80 GB, which need Ray: pip install --editable '.[ray]' in the clone. `rloom plan` with the same keys says
+# what each holds. On one GPU of 80 GB, train an adapter:
+#   trainer.n_gpus_per_node=1 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \
 #   actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.actor.optim.lr=1e-5
 set -euo pipefail
 data=${DATA:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k
@@ -37,7 +39,7 @@ exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
     trainer.logger='["console","tensorboard"]' \
     trainer.project_name=rloom_grpo_example_gsm8k \
     trainer.experiment_name=qwen2_7b_function_rm \
-    trainer.n_gpus_per_node=1 \
+    trainer.n_gpus_per_node=8 \
     trainer.nnodes=1 \
     trainer.save_freq=20 \
     trainer.test_freq=5 \

@@ -1,5 +1,9 @@
 #!/usr/bin/env bash
 # PPO: Gemma 2B on GSM8K, with a critic of the same size.
+# 2 GPUs of 80 GB, which need Ray: pip install --editable '.[ray]' in the clone. On 2 GPUs of 24 GB, keep what is not at
+# work in host memory:
+#   actor_rollout_ref.actor.fsdp_config.param_offload=True actor_rollout_ref.actor.fsdp_config.optimizer_offload=True \
+#   critic.model.fsdp_config.param_offload=True critic.model.fsdp_config.optimizer_offload=True
 # Any key of yours comes last and wins: run_gemma.sh trainer.total_epochs=20 actor_rollout_ref.actor.optim.lr=5e-7
 set -euo pipefail
 data=${DATA:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k
@@ -32,10 +36,9 @@ exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
     algorithm.use_kl_in_reward=False \
     trainer.critic_warmup=0 \
     trainer.logger='["console","tensorboard"]' \
-    trainer.project_name=rloom_ppo \
     trainer.experiment_name=gemma2b_function_rm \
     trainer.default_local_dir=checkpoints/gemma2b_function_rm \
-    trainer.n_gpus_per_node=1 \
+    trainer.n_gpus_per_node=2 \
     trainer.nnodes=1 \
     trainer.save_freq=20 \
     trainer.test_freq=10 \

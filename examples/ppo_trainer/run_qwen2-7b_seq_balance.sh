@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # PPO: Qwen2 7B on GSM8K, micro-batches filled up to a number of tokens instead of samples.
-# A role that learns holds 16 bytes a parameter on the GPU, about 120 GB for 7B; the two take turns. With less, use
-# ../rloo_trainer/run_qwen2-7b.sh with an adapter: it has no critic.
+# 8 GPUs of 80 GB, which need Ray: pip install --editable '.[ray]' in the clone. `rloom plan` with the same keys says
+# what each holds. With one GPU, use ../rloo_trainer/run_qwen2-7b.sh with an adapter: it has no critic.
 set -euo pipefail
 data=${DATA:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -44,7 +44,7 @@ exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
     trainer.logger='["console","tensorboard"]' \
     trainer.project_name=rloom_ppo \
     trainer.experiment_name=qwen2_7b_seq_balance \
-    trainer.n_gpus_per_node=1 \
+    trainer.n_gpus_per_node=8 \
     trainer.nnodes=1 \
     trainer.save_freq=20 \
     trainer.test_freq=5 \

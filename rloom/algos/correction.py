@@ -15,10 +15,8 @@ from torch import Tensor
 from rloom.algos.mismatch import FARTHEST, mismatch
 from rloom.algos.packed import masked_mean, sum_by_sample
 from rloom.batch import Batch
-from rloom.errors import ConfigError
 
 Level = Literal["token", "sequence", "geometric"]
-KEY = "algorithm.rollout_correction"
 
 
 @dataclass(frozen=True)
@@ -30,18 +28,6 @@ class CorrectionSettings:
     rollout_rs_threshold: float | None = None  # largest ratio kept
     rollout_rs_threshold_lower: float | None = None  # smallest ratio kept; None: 1 / the largest
     rollout_token_veto_threshold: float | None = None  # a single token below this ratio rejects its whole answer
-
-    def __post_init__(self) -> None:
-        if self.rollout_rs is not None and self.rollout_rs_threshold is None:
-            raise ConfigError(
-                f"{KEY}.rollout_rs={self.rollout_rs} needs {KEY}.rollout_rs_threshold, the largest ratio kept: "
-                "about 2 for token and sequence, 1.001 for geometric"
-            )
-        lower, upper = self.rollout_rs_threshold_lower, self.rollout_rs_threshold
-        if lower is not None and upper is not None and lower > upper:
-            raise ConfigError(
-                f"{KEY}.rollout_rs_threshold_lower={lower} is above rollout_rs_threshold={upper}; swap them"
-            )
 
 
 @dataclass(frozen=True)
@@ -138,7 +124,7 @@ def weight_metrics(ratios: Ratios, raw_T: Tensor, weights_T: Tensor, threshold: 
 
 def within_bounds(ratios: Ratios, level: Level, settings: CorrectionSettings) -> Tensor:
     upper, lower = settings.rollout_rs_threshold, settings.rollout_rs_threshold_lower
-    assert upper is not None  # CorrectionSettings checks
+    assert upper is not None  # the keys are checked: config/checks.py
     log_ratio_T = ratios.at(level)
     return (log_ratio_T <= math.log(upper)) & (log_ratio_T >= (-math.log(upper) if lower is None else math.log(lower)))
 

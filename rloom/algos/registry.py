@@ -1,4 +1,6 @@
-"""The catalogue: a name -> the function and what it needs. Adding an algorithm is one function and one line here.
+"""The catalogue: a name -> the function and what it needs. An algorithm is a function, its line here, and its needs.
+
+What an entry needs and reads stands in needs.py, which imports no torch.
 
 A name with a colon, `my_module:my_function` or `./my_file.py:my_function`, is one from outside the package.
 """
@@ -11,15 +13,20 @@ from torch import Tensor
 
 from rloom.algos import covariance_losses, over_time, sequence_losses, token_losses, within_groups
 from rloom.algos.advantages import AdvantageSettings, Evidence
+from rloom.algos.needs import (
+    ESTIMATOR_KEY,
+    ESTIMATOR_SETTINGS,
+    ESTIMATORS,
+    LOSS_KEY,
+    LOSS_SETTINGS,
+    LOSSES,
+    unknown_entry,
+)
 from rloom.algos.outside import check_two_arguments, load_outside
 from rloom.algos.policy_losses import LossSettings, PolicyLoss
 from rloom.batch import Advantages, TrainBatch
-from rloom.errors import ConfigError
 
 Estimator = Callable[[Evidence, AdvantageSettings], Advantages]
-
-ESTIMATOR_KEY = "algorithm.adv_estimator"
-LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class Algorithm:
     needs_critic: bool = False
     min_group: int = 1  # fewest answers to a prompt that it can compare
     needs_greedy: bool = False  # a greedy answer to each prompt, scored
+    reads: frozenset[str] = ESTIMATOR_SETTINGS  # keys of `algorithm` that change its result
 
 
 @dataclass(frozen=True)
@@ -36,35 +44,42 @@ class PolicyLossEntry:
     needs_old_logprobs: bool = False  # even where the update is exactly on-policy
     aggregation: str | None = None  # the one it is defined with; None: any, as configured
     choose: Callable[[TrainBatch, LossSettings], Tensor] | None = None  # mini-batch -> chosen_T, before any split
+    reads: frozenset[str] = LOSS_SETTINGS  # keys of `actor` and `actor.policy_loss` that change its result
+
+
+def estimator(name: str, advantage: Estimator) -> Algorithm:
+    return Algorithm(advantage, **vars(ESTIMATORS[name]))
+
+
+def policy_loss(
+    name: str, loss: PolicyLoss, choose: Callable[[TrainBatch, LossSettings], Tensor] | None = None
+) -> PolicyLossEntry:
+    return PolicyLossEntry(loss, choose=choose, **vars(LOSSES[name]))
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "gae": Algorithm(over_time.gae, needs_critic=True),
-    "rloo": Algorithm(within_groups.rloo, min_group=2),
-    "grpo": Algorithm(within_groups.grpo, min_group=2),
-    "reinforce_plus_plus": Algorithm(over_time.reinforce_plus_plus),
-    "reinforce_plus_plus_baseline": Algorithm(within_groups.reinforce_plus_plus_baseline, min_group=2),
-    "remax": Algorithm(over_time.remax, needs_greedy=True),
-    "opo": Algorithm(within_groups.opo, min_group=2),
-    "gpg": Algorithm(within_groups.gpg, min_group=2),
-    "grpo_passk": Algorithm(within_groups.grpo_passk, min_group=2),
+    "gae": estimator("gae", over_time.gae),
+    "rloo": estimator("rloo", within_groups.rloo),
+    "grpo": estimator("grpo", within_groups.grpo),
+    "reinforce_plus_plus": estimator("reinforce_plus_plus", over_time.reinforce_plus_plus),
+    "reinforce_plus_plus_baseline": estimator(
+        "reinforce_plus_plus_baseline", within_groups.reinforce_plus_plus_baseline
+    ),
+    "remax": estimator("remax", over_time.remax),
+    "opo": estimator("opo", within_groups.opo),
+    "gpg": estimator("gpg", within_groups.gpg),
+    "grpo_passk": estimator("grpo_passk", within_groups.grpo_passk),
 }
 
-BY_SEQUENCE = "seq-mean-token-mean"
-
 POLICY_LOSSES: dict[str, PolicyLossEntry] = {
-    "vanilla": PolicyLossEntry(token_losses.vanilla),
-    "gspo": PolicyLossEntry(sequence_losses.gspo, aggregation=BY_SEQUENCE),
-    "sapo": PolicyLossEntry(token_losses.sapo, aggregation=BY_SEQUENCE),
-    "gpg": PolicyLossEntry(token_losses.gpg),
-    "cispo": PolicyLossEntry(token_losses.cispo),
-    "clip_cov": PolicyLossEntry(
-        covariance_losses.clip_cov, needs_old_logprobs=True, choose=covariance_losses.choose_for_clip_cov
-    ),
-    "kl_cov": PolicyLossEntry(
-        covariance_losses.kl_cov, needs_old_logprobs=True, choose=covariance_losses.choose_for_kl_cov
-    ),
-    "geo_mean": PolicyLossEntry(sequence_losses.geo_mean, aggregation=BY_SEQUENCE),
+    "vanilla": policy_loss("vanilla", token_losses.vanilla),
+    "gspo": policy_loss("gspo", sequence_losses.gspo),
+    "sapo": policy_loss("sapo", token_losses.sapo),
+    "gpg": policy_loss("gpg", token_losses.gpg),
+    "cispo": policy_loss("cispo", token_losses.cispo),
+    "clip_cov": policy_loss("clip_cov", covariance_losses.clip_cov, covariance_losses.choose_for_clip_cov),
+    "kl_cov": policy_loss("kl_cov", covariance_losses.kl_cov, covariance_losses.choose_for_kl_cov),
+    "geo_mean": policy_loss("geo_mean", sequence_losses.geo_mean),
 }
 
 
@@ -92,8 +107,5 @@ def resolve_policy_loss(name: str) -> PolicyLossEntry:
 
 def from_outside(key: str, name: str, known: list[str]) -> Any:
     if ":" not in name:
-        raise ConfigError(
-            f"{key}={name}: there is no such entry; use one of {', '.join(known)}, "
-            "or your own as my_module:my_function or ./my_file.py:my_function"
-        )
+        raise unknown_entry(key, name, known)
     return load_outside(key, name)

@@ -1,43 +1,57 @@
-"""Rules that no single key can check: batch arithmetic, and what an algorithm needs. Run before anything loads.
+"""Rules that no single key can check: batch arithmetic, and what an algorithm needs. They run before torch loads.
 
-A rule yields one sentence a fault, so that a user hears of all of them at once.
+A rule yields one sentence a fault, so that a user hears of all of them at once. `rloom plan` and `rloom train` check
+the same rules.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
-from rloom.config.schema import Actor, Config, Critic
+from rloom.config.needs import Estimator, Needs
+from rloom.config.schema import Actor, Config, Critic, Ref, Rollout
+from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
+from rloom.runtime.placement import lay_out
+
+log = logging.getLogger(__name__)
 
 
-class Needs(Protocol):
-    """What an algorithm's entry in the catalogue declares."""
-
-    @property
-    def needs_critic(self) -> bool: ...
-    @property
-    def min_group(self) -> int: ...
+def verify(config: Config, needs: Needs) -> None:
+    """Check the keys, and say which of the user's this run has no use for."""
+    check(config, needs)
+    for notice in without_effect(config, needs).notices:
+        log.warning(f"Note: {notice}")
 
 
-def check(config: Config, algorithm: Needs) -> None:
+def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
+    """What `verify` could not yet say, where trainer.device=auto turns out to be a CPU."""
+    said = without_effect(config, needs).notices
+    return [notice for notice in without_effect(config, needs, on_cpu=True).notices if notice not in said]
+
+
+def check(config: Config, needs: Needs) -> None:
     faults = [
-        *group_size(config, algorithm),
-        *critic_where_needed(config, algorithm),
+        *group_size(config, needs.estimator),
+        *critic_where_needed(config, needs.estimator),
         *mini_batches(config),
-        *micro_batches(config, algorithm),
+        *micro_batches(config, needs.estimator),
+        *scoring_batches(config),
         *machines(config),
         *parallel(config),
-        *sequences(config, algorithm),
+        *sequences(config, needs.estimator),
         *rollout(config),
+        *validation(config),
         *dapo(config),
+        *correction(config),
         *resume(config),
         *warmup(config),
+        *without_effect(config, needs).errors,
     ]
     if faults:
         raise ConfigError("\n".join(faults))
 
 
-def group_size(config: Config, algorithm: Needs) -> Iterator[str]:
+def group_size(config: Config, algorithm: Estimator) -> Iterator[str]:
     n = config.actor_rollout_ref.rollout.n
     if n < algorithm.min_group:
         yield (
@@ -46,7 +60,7 @@ def group_size(config: Config, algorithm: Needs) -> Iterator[str]:
         )
 
 
-def critic_where_needed(config: Config, algorithm: Needs) -> Iterator[str]:
+def critic_where_needed(config: Config, algorithm: Estimator) -> Iterator[str]:
     estimator, warmup = config.algorithm.adv_estimator, config.trainer.critic_warmup
     if config.critic.enable is False and algorithm.needs_critic:
         yield f"critic.enable=False: algorithm.adv_estimator={estimator} needs a critic; use rloo or grpo"
@@ -70,18 +84,19 @@ def mini_batches(config: Config) -> Iterator[str]:
             )
 
 
-def micro_batches(config: Config, algorithm: Needs) -> Iterator[str]:
+def micro_batches(config: Config, algorithm: Estimator) -> Iterator[str]:
     actor, critic, n = config.actor_rollout_ref.actor, config.critic, config.actor_rollout_ref.rollout.n
     longest = config.data.max_prompt_length + config.data.max_response_length
-    shared = actor.ulysses_sequence_parallel_size
-    yield from micro_batch("actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, shared)
+    workers = actor_workers(config)
+    yield from micro_batch("actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, workers)
     if algorithm.needs_critic:
-        prompts = critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
-        yield from micro_batch("critic", critic, prompts * n, longest, critic.ulysses_sequence_parallel_size)
+        prompts, own = critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, config.trainer.pools.critic
+        yield from micro_batch("critic", critic, prompts * n, longest, own or workers)
 
 
-def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int, shared: int) -> Iterator[str]:
-    """`samples` make a mini-batch; one of them may be `longest` tokens long, held by `shared` workers together."""
+def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int, workers: int) -> Iterator[str]:
+    """`samples` make a mini-batch; one of them may be `longest` tokens long."""
+    shared = role.ulysses_sequence_parallel_size
     per_gpu, whole = role.ppo_micro_batch_size_per_gpu, role.ppo_micro_batch_size
     size, key = (whole, "ppo_micro_batch_size") if per_gpu is None else (per_gpu, "ppo_micro_batch_size_per_gpu")
     if per_gpu is not None and whole is not None:
@@ -104,6 +119,38 @@ def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int, sha
             f"{name}.{key}={size} (samples) does not divide the mini-batch of {samples} samples "
             f"({name}.ppo_mini_batch_size × actor_rollout_ref.rollout.n); use {nearest_divisors(samples, size)}"
         )
+    elif per_gpu is None:
+        yield from shared_out(f"{name}.ppo_micro_batch_size", size, workers // shared, samples)
+
+
+def scoring_batches(config: Config) -> Iterator[str]:
+    """The older keys of scoring passes, which count the samples of all GPUs together."""
+    roles, workers = config.actor_rollout_ref, actor_workers(config)
+    shared = roles.actor.ulysses_sequence_parallel_size
+    samples = config.data.train_batch_size * roles.rollout.n
+    among: dict[str, tuple[Rollout | Ref, int]] = {
+        "rollout": (roles.rollout, workers),
+        "ref": (roles.ref, config.trainer.pools.ref or workers),
+    }
+    for name, (section, ranks) in among.items():
+        whole = section.log_prob_micro_batch_size
+        if whole is not None and section.log_prob_micro_batch_size_per_gpu is None:
+            key = f"actor_rollout_ref.{name}.log_prob_micro_batch_size"
+            yield from shared_out(key, whole, ranks // shared, samples)
+
+
+def shared_out(key: str, size: int, ranks: int, samples: int) -> Iterator[str]:
+    """`size` samples a pass over all GPUs together: each of `ranks` takes the same whole number of them."""
+    if ranks < 1 or size % ranks == 0:
+        return
+    fitting = [number for number in range(ranks, samples + 1, ranks) if samples % number == 0]
+    below, above = [n for n in fitting if n < size][-1:], [n for n in fitting if n > size][:1]
+    values = " or ".join(map(str, below + above))
+    yield (
+        f"{key}={size} (samples of all GPUs together) does not divide among {ranks} GPUs; use "
+        + (f"{values}, or " if values else "")
+        + f"{key}_per_gpu, the samples of one GPU"
+    )
 
 
 def machines(config: Config) -> Iterator[str]:
@@ -126,7 +173,8 @@ def parallel(config: Config) -> Iterator[str]:
     if chosen.tensor_model_parallel_size != 1:
         yield (
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={chosen.tensor_model_parallel_size}: the "
-            f"{chosen.name} engine holds a whole model in each worker; use 1"
+            f"{chosen.name} engine holds a whole model in each worker; tensor parallelism is not in this version of "
+            "rloom; use 1"
         )
     pools, workers = config.trainer.pools, actor_workers(config)
     sizes = {
@@ -135,7 +183,12 @@ def parallel(config: Config) -> Iterator[str]:
     }
     for key, (size, among) in sizes.items():
         if size != -1 and (size < 1 or among % size):
-            yield f"{key}={size} does not divide {among} workers; use {nearest_divisors(among, size)}, or -1"
+            workers_there = f"{among} worker" if among == 1 else f"{among} workers"
+            yield f"{key}={size} does not divide {workers_there}; use {nearest_divisors(among, size)}, or -1"
+    try:
+        lay_out(config.trainer.nnodes, config.trainer.n_gpus_per_node, pools.own)
+    except ConfigError as error:
+        yield str(error)
     if pools.own and config.workers == 1:
         yield "trainer.pools: one worker holds every role; set trainer.n_gpus_per_node or trainer.nnodes above 1"
     if pools.ref and config.actor_rollout_ref.model.has_lora:
@@ -152,7 +205,7 @@ def actor_workers(config: Config) -> int:
     return pools.actor or config.workers - sum(size for role, size in pools.own.items() if role != "actor")
 
 
-def sequences(config: Config, algorithm: Needs) -> Iterator[str]:
+def sequences(config: Config, algorithm: Estimator) -> Iterator[str]:
     """What has to hold where several workers share a sequence."""
     actor, critic, pools = config.actor_rollout_ref.actor, config.critic, config.trainer.pools
     packed = config.actor_rollout_ref.model.use_remove_padding
@@ -197,6 +250,17 @@ def rollout(config: Config) -> Iterator[str]:
         )
 
 
+def validation(config: Config) -> Iterator[str]:
+    """The user asks for validation and names no prompts for it. A preset that asks is content without."""
+    trainer = config.trainer
+    asked = {"trainer.test_freq": max(trainer.test_freq, 0), "trainer.val_only": trainer.val_only}
+    if config.has_held_out_prompts:
+        return
+    for key, value in asked.items():
+        if value and config.is_given(key):
+            yield f"{key}={value} asks for validation, and there are no prompts for it: set data.val_files=FILE"
+
+
 def dapo(config: Config) -> Iterator[str]:
     n, limit = config.actor_rollout_ref.rollout.n, config.data.max_response_length
     buffer = config.reward_model.overlong_buffer
@@ -210,6 +274,18 @@ def dapo(config: Config) -> Iterator[str]:
             f"reward_model.overlong_buffer.len={buffer.len} is more than data.max_response_length={limit}; "
             f"use {limit} or less"
         )
+
+
+def correction(config: Config) -> Iterator[str]:
+    key, section = "algorithm.rollout_correction", config.algorithm.rollout_correction
+    lower, upper = section.rollout_rs_threshold_lower, section.rollout_rs_threshold
+    if section.rollout_rs is not None and upper is None:
+        yield (
+            f"{key}.rollout_rs={section.rollout_rs} needs {key}.rollout_rs_threshold, the largest ratio kept: "
+            "about 2 for token and sequence, 1.001 for geometric"
+        )
+    if lower is not None and upper is not None and lower > upper:
+        yield f"{key}.rollout_rs_threshold_lower={lower} is above {key}.rollout_rs_threshold={upper}; swap them"
 
 
 def resume(config: Config) -> Iterator[str]:

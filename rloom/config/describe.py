@@ -4,7 +4,8 @@ from typing import Any
 
 import yaml
 
-from rloom.config.keys import Key, all_keys, nearest, walk
+from rloom.config.keys import Key, all_keys, did_you_mean, walk
+from rloom.config.later import later_name
 from rloom.errors import ConfigError
 
 
@@ -25,8 +26,7 @@ def explain(name: str) -> str:
     keys = all_keys()
     found = [key for path, key in keys.items() if f".{name}." in f".{path}."]
     if not found:
-        guess = nearest(name)
-        raise ConfigError(f"{name}: there is no such key" + (f"; did you mean {guess}?" if guess else ""))
+        raise ConfigError(later_name(name) or f"{name}: there is no such key{did_you_mean(name)}")
     return "\n".join(describe(key) for key in found)
 
 

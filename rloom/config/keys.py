@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -66,21 +67,60 @@ def walk(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
             yield from walk(found.section, f"{prefix}{name}.")
 
 
+@cache
 def all_keys() -> dict[str, Key]:
     return {found.path: found for found in walk()}
 
 
-def nearest(unknown: str) -> str | None:
-    """The real key that a misspelt or misplaced one most likely means."""
+def value_at(config: Config, path: str) -> Any:
+    found: Any = config
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+MOST_GUESSES = 3
+# Likeness (difflib's ratio) that a guess needs: of the name within its own section, of the whole key, of the name
+# anywhere. The wider the search, the more alike.
+IN_SECTION, WHOLE_KEY, ANYWHERE = 0.6, 0.9, 0.85
+
+
+def did_you_mean(unknown: str) -> str:
+    guesses = nearest(unknown)
+    return f"; did you mean {' or '.join(guesses)}?" if guesses else ""
+
+
+def nearest(unknown: str) -> list[str]:
+    """The real keys that a misspelt or misplaced one may mean; none rather than a far-fetched one."""
     leaves = [path for path, found in all_keys().items() if found.section is None]
-    parts = unknown.split(".")
-    for first in range(len(parts)):  # actor.optim.lr: the right end, too short a beginning
-        ending = ".".join(parts[first:])
-        same_end = [path for path in leaves if f".{path}".endswith(f".{ending}")]
-        if same_end:
-            return difflib.get_close_matches(unknown, same_end, n=1, cutoff=0.0)[0]
-    guesses = difflib.get_close_matches(unknown, leaves, n=1)
-    if not guesses:
-        by_name = {path.rsplit(".", 1)[-1]: path for path in leaves}
-        guesses = [by_name[guess] for guess in difflib.get_close_matches(parts[-1], by_name, n=1)]
-    return guesses[0] if guesses else None
+    section, _, name = unknown.rpartition(".")
+    namesakes = [path for path in leaves if path.rpartition(".")[2] == name]
+    if namesakes:
+        return misplaced(unknown, namesakes)
+    siblings = {
+        path.rpartition(".")[2]: path for path in leaves if f".{path.rpartition('.')[0]}".endswith(f".{section}")
+    }
+    alike = difflib.get_close_matches(name, siblings, n=1, cutoff=IN_SECTION) if section else []
+    if alike:
+        return [siblings[alike[0]]]
+    whole = difflib.get_close_matches(unknown, leaves, n=1, cutoff=WHOLE_KEY)
+    names = {path.rpartition(".")[2]: path for path in reversed(leaves)}
+    return whole or [names[guess] for guess in difflib.get_close_matches(name, names, n=1, cutoff=ANYWHERE)]
+
+
+def misplaced(unknown: str, namesakes: list[str]) -> list[str]:
+    """Of the keys with that very name, those that end as it does (`rollout.n`), or share most sections with it."""
+    namesakes = [path for path in namesakes if path.endswith(f".{unknown}")] or namesakes
+    sections = set(unknown.split(".")[:-1])
+
+    def shared(path: str) -> int:
+        return len(sections & set(path.split(".")))
+
+    most = max(map(shared, namesakes))
+    guesses = [path for path in namesakes if shared(path) == most]
+    near_misses = difflib.get_close_matches(unknown, guesses, n=1, cutoff=WHOLE_KEY)  # a misspelt section
+    if near_misses:
+        return near_misses
+    # a common name (enable, path) in a section unlike any other means none of them
+    unrelated = bool(sections) and not most and len(guesses) > 1
+    return [] if unrelated or len(guesses) > MOST_GUESSES else guesses

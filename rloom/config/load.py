@@ -1,9 +1,8 @@
-"""Hydra composes, the schema judges: overrides -> one frozen Config, or an error that names the key."""
+"""Hydra composes, the schema checks: overrides -> one frozen Config, or an error that names the key."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import hydra
 import yaml
@@ -14,12 +13,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from rloom.config.keys import all_keys, nearest
-from rloom.config.schema import Config
+from rloom.config import faults
+from rloom.config.later import MEANS_WHAT_WE_DO
+from rloom.config.schema import EMBEDDED, Config
+from rloom.config.sources import Tree, default_tree, entries, given_in_files, known, unset_tree, without_dots
 from rloom.errors import ConfigError
 
 PACKAGED = Path(__file__).parent
-EMBEDDED = "embedded"
 HYDRAS_OWN = ("hydra", "preset")  # names that Hydra would take for itself
 ONE_PROCESS = (  # whatever the run had
     "trainer.nnodes=1",
@@ -34,35 +34,24 @@ ONE_PROCESS = (  # whatever the run had
 CONFIG_FILE = "config.yaml"  # what a run writes down, in its directory and in every checkpoint
 
 
-# Keys of later versions: what a user who sets one is waiting for.
-NOT_YET = {
-    "reward_model.enable": "reward models",
-    "reward_model.path": "reward models",
-    "reward_model.model": "reward models",
-    "reward_model.micro_batch_size_per_gpu": "reward models",
-    "reward_model.reward_manager": "other reward managers",
-    "reward_model.api": "API judges",
-    "reward_model.composite": "mixes of rewards",
-    "reward_model.sandbox": "code rewards",
-    "actor_rollout_ref.actor.megatron": "Megatron engines",
-    "actor_rollout_ref.actor.megatron_config": "Megatron engines",
-    "critic.megatron_config": "Megatron engines",
-}
-# Values of such keys that ask for nothing else than what this version does.
-MEANS_WHAT_WE_DO = {"reward_model.enable": False, "reward_model.reward_manager": "naive"}
-
-
 def load_config(
     overrides: Sequence[str] = (), *, config_path: str | None = None, config_name: str = "ppo_trainer"
 ) -> Config:
     """Compose the packaged configuration, or the user's own YAML on top of it, with `key=value` overrides."""
     folder, arguments = check_source(config_path, config_name), [as_addition(text) for text in overrides]
-    tree, takes_presets = compose(folder, config_name, arguments)
-    config = validate(tree)
+    typed = given_on_command_line(arguments)
+    written: frozenset[str] = frozenset()
+    if folder != PACKAGED:
+        unset, _ = compose(folder, config_name, [], schema=unset_tree(), resolve=False)
+        written = given_in_files(unset)
+
+    def composed(*preset: str) -> tuple[Config, bool]:
+        tree, takes_presets = compose(folder, config_name, [*arguments, *preset])
+        return validate(without_dots(tree, stronger=typed), given=typed | written), takes_presets
+
+    config, takes_presets = composed()
     if takes_presets and config.actor_rollout_ref.model.path == EMBEDDED:
-        preset = "embedded" if config.data.train_files == EMBEDDED else "embedded_model"
-        tree, _ = compose(folder, config_name, [*arguments, f"preset={preset}"])
-        config = validate(tree)
+        return composed("preset=embedded" if config.data.train_files == EMBEDDED else "preset=embedded_model")[0]
     return config
 
 
@@ -97,6 +86,12 @@ def as_addition(override: str) -> str:
     return f"++{name}={value}"
 
 
+def given_on_command_line(arguments: Sequence[str]) -> frozenset[str]:
+    """The keys that `++key=value` arguments set; a section given as a dictionary sets the keys in it."""
+    read = [OverridesParser.create().parse_override(text) for text in arguments]
+    return known(entry.path for one in read for entry in entries({one.key_or_group: one.value()}))
+
+
 def check_grammar(name: str, value: str) -> None:
     try:
         read = OverridesParser.create().parse_override(f"{name}={value}")
@@ -111,63 +106,33 @@ def check_grammar(name: str, value: str) -> None:
         )
 
 
-def compose(folder: Path, name: str, overrides: list[str]) -> tuple[dict[str, Any], bool]:
+def compose(
+    folder: Path, name: str, overrides: list[str], *, schema: Tree | None = None, resolve: bool = True
+) -> tuple[Tree, bool]:
     """The tree, and whether it has a place for presets: a YAML file without `defaults` stands by itself."""
-    ConfigStore.instance().store(name="schema", node=Config().model_dump(mode="json"))
+    ConfigStore.instance().store(name="schema", node=default_tree() if schema is None else schema)
     search = [f"hydra.searchpath=[file://{PACKAGED}]"]  # so that a user's YAML finds ppo_trainer
     try:
         with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             composed = hydra.compose(config_name=name, overrides=[*search, *overrides], return_hydra_config=True)
         OmegaConf.set_struct(composed, False)
         choices = composed.pop("hydra").runtime.choices
-        tree = OmegaConf.to_container(composed, resolve=True)
+        tree = OmegaConf.to_container(composed, resolve=resolve)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"the configuration cannot be read: {str(error).strip()}") from error
     assert isinstance(tree, dict)
     return {str(name): value for name, value in tree.items()}, "preset" in choices
 
 
-def validate(tree: dict[str, Any]) -> Config:
+def validate(tree: Tree, given: frozenset[str] = frozenset()) -> Config:
     for path, value in MEANS_WHAT_WE_DO.items():
         section, name = path.split(".")
         if isinstance(tree.get(section), dict) and tree[section].get(name) == value:
             del tree[section][name]
     try:
-        return Config.model_validate(tree)
+        return Config.model_validate(tree, context={"given": given})
     except ValidationError as error:
-        faults: dict[str, str] = {}  # one line a key: a union reports each of its members
-        for fault in error.errors():
-            path, text = describe_fault(fault)
-            faults.setdefault(path, text)
-        raise ConfigError("\n".join(faults.values())) from None
-
-
-def describe_fault(fault: Any) -> tuple[str, str]:
-    """(key, what is wrong with it) for one entry of pydantic's report."""
-    keys = all_keys()
-    location = [str(part) for part in fault["loc"]]
-    if fault["type"] == "extra_forbidden":
-        path = deepest(".".join(location), fault["input"])
-        later = next((what for start, what in NOT_YET.items() if f"{path}.".startswith(f"{start}.")), None)
-        if later is not None:
-            return path, f"{path}={fault['input']!r}: {later} are not in this version of rloom; leave the key out"
-        guess = nearest(path)
-        hint = f"; did you mean {guess}?" if guess else ""
-        return path, f"{path}: there is no such key{hint} (`rloom config` lists them all)"
-    while ".".join(location) not in keys:  # pydantic appends the member of a union that it tried
-        location.pop()
-    path = ".".join(location)
-    found = keys[path]
-    takes = f"it takes {found.kind}, by default {found.default}" if found.section is None else "it is a section of keys"
-    return path, f"{path}={fault['input']!r}: {fault['msg'].lower()}; {takes}"
-
-
-def deepest(path: str, value: Any) -> str:
-    """The whole key of which `path` is only the first unknown part: `actor` -> `actor.optim.lr`."""
-    while isinstance(value, dict) and value:
-        name, value = next(iter(value.items()))
-        path = f"{path}.{name}"
-    return path
+        raise ConfigError("\n".join(faults.sentences(error))) from None
 
 
 def expand(path: str) -> Path:

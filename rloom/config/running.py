@@ -2,6 +2,9 @@
 
 from typing import Any, Literal
 
+import yaml
+from pydantic import field_validator
+
 from rloom.config.section import Section, key, section
 
 LOGGER = Literal["console", "tensorboard", "wandb", "file"]
@@ -61,6 +64,12 @@ class Trainer(Section):
     log_val_generations: int = key(0, "Print so many validation answers each time.", ge=0)
     max_nonfinite_updates: int = key(3, "Stop after so many updates in a row whose gradient was not finite.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = key("auto", "Where to compute. auto: a GPU if there is one.")
+
+    @field_validator("logger", mode="before")
+    @classmethod
+    def read_list(cls, given: Any) -> Any:
+        """`'["console","wandb"]'` in a YAML file is text, where on a command line it is a list."""
+        return yaml.safe_load(given) if isinstance(given, str) and given.startswith("[") else given
 
     @property
     def head(self) -> str:

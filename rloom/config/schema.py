@@ -7,11 +7,12 @@ anything loads. Values derived from several keys are properties; nothing ever re
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
 from rloom.config.running import RayKwargs, Trainer
 from rloom.config.section import Section, key, section
 
+EMBEDDED = "embedded"  # names the model and the data that come with rloom
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 TRUNCATION = Literal["error", "left", "right", "middle"]
 KL_ESTIMATOR = Literal[
@@ -349,7 +350,11 @@ class AlgorithmSection(Section):
     norm_adv_by_std_in_grpo: bool = key(
         True, "Divide a group's advantages by their standard deviation. False is Dr. GRPO's way."
     )
-    use_kl_in_reward: bool = key(False, "Subtract the KL to the reference from each token's reward.")
+    use_kl_in_reward: bool | None = key(
+        None,
+        "Subtract the KL to the reference from each token's reward. null: when a key of `kl_ctrl` is set, unless it is "
+        "a fixed coefficient of 0.",
+    )
     kl_penalty: KL_ESTIMATOR = key("kl", "Its estimator.")
     kl_ctrl: KlCtrl = section(KlCtrl, "Its coefficient.")
     rollout_correction: RolloutCorrection = section(
@@ -369,6 +374,28 @@ class Config(Section):
     algorithm: AlgorithmSection = section(AlgorithmSection, "Advantages and KL control.")
     trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.")
     ray_kwargs: RayKwargs = section(RayKwargs, "How to reach Ray, where there is more than one worker.")
+
+    _given: frozenset[str] = PrivateAttr(default=frozenset())
+
+    def model_post_init(self, context: Any) -> None:
+        self._given = frozenset((context or {}).get("given", ()))
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The keys that the user set, on the command line or in a YAML file; not those of defaults and presets."""
+        return self._given
+
+    def is_given(self, name: str) -> bool:
+        """Whether the user set that key, or a key of that section."""
+        return any(f"{path}.".startswith(f"{name}.") for path in self._given)
+
+    @model_serializer(mode="wrap")
+    def resolved(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What follows from the given keys is written out: a saved configuration no longer knows which were given."""
+        tree: dict[str, Any] = serialize(self)
+        if "algorithm" in tree:
+            tree["algorithm"]["use_kl_in_reward"] = self.kl_in_reward
+        return tree
 
     @property
     def workers(self) -> int:
@@ -390,7 +417,24 @@ class Config(Section):
 
     @property
     def uses_reference(self) -> bool:
-        return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+        return self.actor_rollout_ref.actor.use_kl_loss or self.kl_in_reward
+
+    @property
+    def kl_in_reward(self) -> bool:
+        chosen, control = self.algorithm.use_kl_in_reward, self.algorithm.kl_ctrl
+        if chosen is not None:
+            return chosen
+        asks_for_none = control.type == "fixed" and control.kl_coef == 0
+        return self.is_given("algorithm.kl_ctrl") and not asks_for_none
+
+    @property
+    def has_held_out_prompts(self) -> bool:
+        return bool(self.data.val_files) or self.data.train_files == EMBEDDED
+
+    @property
+    def validates(self) -> bool:
+        trainer = self.trainer
+        return self.has_held_out_prompts and (trainer.test_freq > 0 or trainer.val_before_train or trainer.val_only)
 
     @property
     def mini_batches(self) -> int:

@@ -11,7 +11,7 @@ from rloom.data import chat
 from rloom.data.files import Row, locate, read_rows
 from rloom.data.prompts import data_source_of, extra_info_of, ground_truth_of, messages_of
 from rloom.errors import DataError
-from rloom.rewards.routing import rule_for
+from rloom.rewards.routing import registered, rule_for
 from rloom.types import Message
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
@@ -52,7 +52,7 @@ class _Read:
     messages: tuple[Message, ...] | None
     source: str | None
     ground_truth: Any
-    needs_rule: bool  # False where the row is for a reward model
+    truth_place: str | None  # where this row keeps, or would keep, its ground truth; None: that place is no object
 
 
 def check_file(
@@ -63,13 +63,13 @@ def check_file(
     reward_fn_key: str = "data_source",
     own_reward: bool = False,
 ) -> Report:
-    """`own_reward`: the run will bring its own (a custom function, a judge, a reward model), so neither a rule nor a
-    ground truth is asked for."""
+    """`own_reward`: the run brings a reward function of its own, so neither a rule nor a ground truth is asked for."""
     rows = read_rows(path)
     faults: list[Fault] = []
     read = [_read(number, values, prompt_key, reward_fn_key, faults) for number, values in enumerate(rows)]
     lengths = None if tokenizer is None else _lengths(read, tokenizer, faults)
-    ruled = [] if own_reward else [row for row in read if row.needs_rule]
+    # a reward_model that is no object is reported once, as a fault of the schema
+    ruled = [] if own_reward else [row for row in read if row.truth_place is not None]
     ruled_sources = dict.fromkeys(row.source for row in ruled if row.source is not None)
     return Report(
         path=locate(path),
@@ -93,15 +93,19 @@ def _read(number: int, values: Row, prompt_key: str, reward_fn_key: str, faults:
             return None
 
     attempt(extra_info_of)
-    reward_model = values.get("reward_model")
     return _Read(
         row=number,
         messages=attempt(messages_of, prompt_key),
         source=attempt(data_source_of, reward_fn_key),
         ground_truth=attempt(ground_truth_of),
-        # a reward_model that is no object is reported once, as a fault of the schema
-        needs_rule=reward_model is None or (isinstance(reward_model, Mapping) and reward_model.get("style") != "model"),
+        truth_place=_truth_place(values.get("reward_model")),
     )
+
+
+def _truth_place(reward_model: Any) -> str | None:
+    if reward_model is None:
+        return "ground_truth"
+    return "reward_model.ground_truth" if isinstance(reward_model, Mapping) else None
 
 
 def _truth_faults(rows: Sequence[_Read]) -> list[Fault]:
@@ -109,7 +113,7 @@ def _truth_faults(rows: Sequence[_Read]) -> list[Fault]:
     for row in rows:
         truth = row.ground_truth
         if truth is None or (isinstance(truth, str | list | dict) and not truth) or not str(truth).strip():
-            faults.append(Fault(row.row, "no ground truth; put it under reward_model.ground_truth"))
+            faults.append(Fault(row.row, f"no ground truth; put it under {row.truth_place}"))
         elif row.source == "openai/gsm8k" and not NUMBER.fullmatch(str(truth).strip()):
             faults.append(Fault(row.row, f"the ground truth {truth!r} is not a number, as openai/gsm8k needs"))
     return faults
@@ -155,8 +159,8 @@ def length_histogram(lengths: Sequence[int]) -> list[tuple[int, int]]:
 
 def render(report: Report) -> str:
     """The report for a terminal."""
-    lines = [f"{report.path}: {report.rows} rows (numbered from 0)", f"columns: {', '.join(report.columns)}"]
-    lines += ["data sources:", *(f"  {source}: {count} rows" for source, count in report.sources.items())]
+    lines = [f"{report.path}: {counted(report.rows)} (numbered from 0)", f"columns: {', '.join(report.columns)}"]
+    lines += ["data sources:", *(f"  {source}: {counted(count)}" for source, count in report.sources.items())]
     if report.prompt_lengths:
         lines += _render_lengths(report.prompt_lengths)
     lines += _render_kind("faults", [f"row {fault.row}: {fault.reason}" for fault in report.schema_faults])
@@ -164,13 +168,18 @@ def render(report: Report) -> str:
     lines += _render_kind(
         "data sources without a reward rule",
         [
-            f"{source}: name a known data source, or set custom_reward_function.path, a reward model or a judge"
+            f"{source}: name a known data source ({', '.join(registered())}), or score it with a function of your own, "
+            "custom_reward_function.path=FILE (check such a file with --own_reward)"
             for source in report.sources_without_rule
         ],
     )
     lines += _render_kind("repeated prompts", [f"row {row} repeats row {first}" for row, first in report.duplicates])
     lines.append("ok" if report.ok else "not ok")
     return "\n".join(lines)
+
+
+def counted(rows: int) -> str:
+    return f"{rows} row" if rows == 1 else f"{rows} rows"
 
 
 def _render_kind(title: str, entries: Sequence[str]) -> list[str]:

@@ -14,10 +14,8 @@ class PromptStream:
 
     def __init__(self, prompts: Sequence[Prompt], *, batch_size: int, shuffle: bool, seed: int) -> None:
         if not 1 <= batch_size <= len(prompts):
-            raise ConfigError(
-                f"data.train_batch_size={batch_size}: the training data has {len(prompts)} rows; "
-                f"use 1 to {len(prompts)}, or add data"
-            )
+            rows = f"{len(prompts)} rows; use 1 to {len(prompts)}" if len(prompts) != 1 else "1 row; use 1"
+            raise ConfigError(f"data.train_batch_size={batch_size}: the training data has {rows}, or add data")
         if seed < 0:
             raise ConfigError(f"data.seed={seed}: must be 0 or more")
         self.steps_per_epoch = len(prompts) // batch_size

@@ -3,12 +3,14 @@
 import importlib
 import netrc
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from rloom.errors import ConfigError
+from rloom.extras import install_command
 from rloom.observe.records import METRICS_FILE, append_metrics, truncate_metrics
 
 LOGGERS = ("console", "file", "tensorboard", "wandb")
@@ -43,7 +45,9 @@ class FileTracker:
 
 class TensorboardTracker:
     def __init__(self, run_dir: Path) -> None:
-        self._module = _import("torch.utils.tensorboard", logger="tensorboard", install="tensorboard")
+        self._module = _import(
+            "torch.utils.tensorboard", logger="tensorboard", install=f"{sys.executable} -m pip install tensorboard"
+        )
         self._folder = run_dir / "tensorboard"
         self._writer: Any = None
 
@@ -72,7 +76,7 @@ class WandbTracker:
         config: Mapping[str, Any],
         say: Callable[[str], None] = print,
     ) -> None:
-        self._wandb = _import("wandb", logger="wandb", install="'rloom[wandb]'")
+        self._wandb = _import("wandb", logger="wandb", install=install_command("wandb"))
         run_dir.mkdir(parents=True, exist_ok=True)
         self._folder = run_dir / "wandb"
         self._arguments = {"project": project, "name": experiment, "config": dict(config), "dir": str(run_dir)}
@@ -135,8 +139,8 @@ def _import(module: str, *, logger: str, install: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"trainer.logger names {logger!r}, which is not installed ({error}): "
-            f"pip install {install}, or leave {logger!r} out"
+            f"trainer.logger names {logger!r}, which is not installed ({error}); leave {logger!r} out, or install it: "
+            f"{install}"
         ) from error
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rloom.errors import ConfigError, WorkerError
+from rloom.extras import install_command
 
 NODE = "rloom_node_"  # the resource that marks a machine of the run, with its number
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
@@ -136,7 +137,7 @@ def ray_command() -> str:
 
 
 def no_ray(key: str) -> str:
-    return f"{key}: more than one worker needs Ray, which is not installed; pip install 'rloom[ray]'"
+    return f"{key}: more than one worker needs Ray, which is not installed: {install_command('ray')}"
 
 
 def fail_if_ended(process: "subprocess.Popen[bytes]", unless: Callable[[], bool] = lambda: False) -> bool:

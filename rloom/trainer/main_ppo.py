@@ -2,11 +2,17 @@
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 # Nothing heavy up here: reading the configuration and finding a misspelt key must not wait for torch.
+from rloom.config.checks import verify
 from rloom.config.load import load_config
+from rloom.config.needs import brings_own_algorithm, declared_needs
 from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
+from rloom.errors import ConfigError
+from rloom.extras import install_command
+from rloom.runtime.nodes import no_ray
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -29,9 +35,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(config: Config) -> int:
+    if not brings_own_algorithm(config):  # such a file imports torch; `run` checks it
+        verify(config, declared_needs(config))
+    check_extras(config)
     from rloom.trainer.run import run
 
     return run(config)
+
+
+def check_extras(config: Config) -> None:
+    """Libraries that this run needs and a plain installation does not bring."""
+    if config.uses_ray and find_spec("ray") is None:
+        raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node"))
+    if "wandb" in config.trainer.loggers and find_spec("wandb") is None:
+        way = f"leave it out, or install it: {install_command('wandb')}"
+        raise ConfigError(f"trainer.logger names 'wandb', which is not installed; {way}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """One run from beginning to end: build, go on from where it stopped, train, say what came of it."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,9 @@ from pathlib import Path
 import torch
 
 from rloom.atomic import replace_text
+from rloom.config.checks import notices_on_a_cpu, verify
 from rloom.config.load import CONFIG_FILE, expand
+from rloom.config.needs import brings_own_algorithm
 from rloom.config.schema import Config
 from rloom.errors import WorkerError
 from rloom.observe.console import validation_accuracies
@@ -21,18 +24,24 @@ from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import Layout
 from rloom.runtime.secret import new_secret
 from rloom.trainer.assemble.crew import layout_of
-from rloom.trainer.assemble.parts import Parts, check_config, config_text, open_parts
+from rloom.trainer.assemble.parts import Parts, config_text, open_parts, resolved_needs
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.directory import last_of_this_run, make_room, run_directory, sole_owner, starting_point
 from rloom.trainer.loop import Training
 
+logger = logging.getLogger(__name__)
 CURVE = "learning_curve.png"
 LOGS = "logs"
 
 
 def run(config: Config) -> int:
-    check_config(config)
+    needs = resolved_needs(config)
+    if brings_own_algorithm(config):
+        verify(config, needs)
     trainer = config.trainer
+    if trainer.device == "auto" and not config.uses_ray and not torch.cuda.is_available():
+        for notice in notices_on_a_cpu(config, needs):
+            logger.warning(f"Note: {notice}")
     if trainer.node_rank > 0:
         lend_this_machine(
             trainer.head,
@@ -147,11 +156,23 @@ def train(config: Config, parts: Parts, log: RunLog, checkpoints: Checkpoints, s
 
 
 def opening(config: Config, parts: Parts) -> str:
-    model, n = config.actor_rollout_ref.model.path, config.actor_rollout_ref.rollout.n
+    model, n, steps = (
+        config.actor_rollout_ref.model.path,
+        config.actor_rollout_ref.rollout.n,
+        parts.settings.total_steps,
+    )
     return (
         f"{config.algorithm.adv_estimator} on {model} ({parts.settings.device}): {len(parts.stream)} prompts, "
-        f"{config.data.train_batch_size} × {n} answers a step, {parts.settings.total_steps} steps"
+        f"{config.data.train_batch_size} × {n} answers a step, {steps} step{'s' if steps != 1 else ''}, "
+        f"{use_of_reference(config)}"
     )
+
+
+def use_of_reference(config: Config) -> str:
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    places = [f"in the reward ({algorithm.kl_penalty} × {algorithm.kl_ctrl.kl_coef})"] if config.kl_in_reward else []
+    places += [f"in the loss ({actor.kl_loss_type} × {actor.kl_loss_coef})"] if actor.use_kl_loss else []
+    return f"KL to the reference {' and '.join(places)}" if places else "no reference"
 
 
 def closing_words(log: RunLog, checkpoints: Checkpoints) -> str:

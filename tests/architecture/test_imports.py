@@ -8,11 +8,11 @@ import pytest
 
 from tests.architecture.source import ROOT, Module, modules, under
 
-BOTTOM = ("rloom.errors", "rloom.types")
+BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "ray", "secret", "vitals"))
-CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks")
+CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks", "rloom.config.needs")
 LOOP = tuple(
     f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "memory", "roles", "sampling", "schedule")
 )
@@ -25,12 +25,14 @@ DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluate_ch
 # part of rloom -> the parts of it that it may import; the longest name that fits a module counts
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.errors": (),
+    "rloom.extras": (),
     "rloom.atomic": (),
     "rloom.types": (),
     "rloom.transfer": (),
     "rloom.batch": ("rloom.types", "rloom.transfer"),
     "rloom.console": ("rloom.errors",),
-    "rloom.config": ("rloom.config", "rloom.errors"),
+    # tables and rules without torch, which the keys are checked against
+    "rloom.config": ("rloom.config", "rloom.errors", "rloom.algos.needs", "rloom.runtime.placement"),
     "rloom.algos": ("rloom.algos", *NOUNS),
     "rloom.models": ("rloom.models", "rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
     "rloom.runtime": ("rloom.runtime", *NOUNS),
@@ -110,7 +112,16 @@ HOMES: dict[str, tuple[str, ...]] = {
     "megatron": (),
 }
 
-WITHOUT_TORCH = (*BOTTOM, "rloom.config", "rloom.rewards", "rloom.console", "rloom.cli", "rloom.trainer.main_ppo")
+WITHOUT_TORCH = (
+    *BOTTOM,
+    "rloom.algos.needs",
+    "rloom.runtime.placement",
+    "rloom.config",
+    "rloom.rewards",
+    "rloom.console",
+    "rloom.cli",
+    "rloom.trainer.main_ppo",
+)
 
 
 def rule_of(module: Module) -> str:

@@ -11,7 +11,6 @@ from torch import Tensor
 from rloom.algos.correction import CorrectionSettings, correct
 from rloom.algos.mismatch import mismatch
 from rloom.batch import Batch
-from rloom.errors import ConfigError
 
 
 def numbers(values: list[float]) -> Tensor:
@@ -139,10 +138,3 @@ def test_nothing_is_ever_infinite(settings: CorrectionSettings, gap: float, batc
 
 def test_no_token_no_mismatch() -> None:
     assert mismatch(batch_of([".."], [1.0]), torch.zeros(2)) == {}
-
-
-def test_rejection_without_a_threshold_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"rollout_correction.rollout_rs=geometric needs .*rollout_rs_threshold"):
-        CorrectionSettings(rollout_rs="geometric")
-    with pytest.raises(ConfigError, match=r"rollout_rs_threshold_lower=3.0 is above rollout_rs_threshold=2.0"):
-        CorrectionSettings(rollout_rs="token", rollout_rs_threshold=2.0, rollout_rs_threshold_lower=3.0)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from rloom.algos.registry import ALGORITHMS
 from rloom.config.checks import check, nearest_divisors
 from rloom.config.keys import nearest
 from rloom.config.load import load_config
+from rloom.config.needs import declared_needs
 from rloom.errors import ConfigError
+from tests.helpers import configured
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LISTED = "(`rloom config` lists them all)"
@@ -23,15 +24,15 @@ def load_error(*overrides: str) -> str:
 
 
 def check_error(*overrides: str, estimator: str = "gae") -> str:
-    config = load_config([OWN_MODEL, *SIZES, f"algorithm.adv_estimator={estimator}", *overrides])
+    config = configured(OWN_MODEL, *SIZES, f"algorithm.adv_estimator={estimator}", *overrides)
     with pytest.raises(ConfigError) as caught:
-        check(config, ALGORITHMS[estimator])
+        check(config, declared_needs(config))
     return str(caught.value)
 
 
 def passes(*overrides: str, estimator: str = "gae") -> None:
-    config = load_config([OWN_MODEL, *SIZES, f"algorithm.adv_estimator={estimator}", *overrides])
-    check(config, ALGORITHMS[estimator])
+    config = configured(OWN_MODEL, *SIZES, f"algorithm.adv_estimator={estimator}", *overrides)
+    check(config, declared_needs(config))
 
 
 @pytest.mark.parametrize(
@@ -52,8 +53,40 @@ def test_a_misspelt_or_misplaced_key_is_answered_with_the_nearest(unknown: str, 
     assert load_error(f"{unknown}=1") == f"{unknown}: there is no such key; did you mean {meant}? {LISTED}"
 
 
+@pytest.mark.parametrize(
+    ("unknown", "meant"),
+    [
+        ("ppo_mini_batch_size", ["actor_rollout_ref.actor.ppo_mini_batch_size", "critic.ppo_mini_batch_size"]),
+        ("rollout.n", ["actor_rollout_ref.rollout.n"]),
+        ("actor_rollout_ref.rolout.n", ["actor_rollout_ref.rollout.n"]),
+        ("trainer.save_steps", ["trainer.save_freq"]),
+        ("trainer.resume", ["trainer.resume_mode"]),
+        ("composite_rewards.enable", []),  # not critic.enable
+        ("rm_model", []),  # not trainer.resume_mode
+        ("actor_rollout_ref.rollout.max_model_len", []),  # not rollout.n
+        ("data.tokenizer", []),  # not data.seed
+    ],
+)
+def test_a_guess_is_near_or_there_is_none(unknown: str, meant: list[str]) -> None:
+    assert nearest(unknown) == meant
+
+
+def test_every_part_of_an_unknown_section_is_named_with_its_own_value() -> None:
+    error = load_error("+reward_model.api={type: openai, model: m}", "+a.b.c=1")
+    assert [line.partition(": ")[0] for line in error.splitlines()] == [
+        "reward_model.api.type='openai'",
+        "reward_model.api.model='m'",
+        "a.b.c",
+    ]
+
+
+def test_the_choices_of_a_key_are_listed_once() -> None:
+    error = load_error("algorithm.kl_penalty=full")
+    assert error.count("low_var_kl+") == error.count("k1|") == 1
+
+
 def test_a_key_like_no_other_gets_no_guess() -> None:
-    assert nearest("qqqq") is None
+    assert nearest("qqqq") == []
     assert load_error("qqqq=1") == f"qqqq: there is no such key {LISTED}"
 
 
@@ -75,13 +108,13 @@ def test_the_composing_librarys_own_names_are_no_keys(name: str) -> None:
         ("data.max_prompt_length=0", ("data.max_prompt_length=0", "greater than or equal to 1", "by default 512")),
         ("algorithm.gamma=1.5", ("algorithm.gamma=1.5", "less than or equal to 1")),
         (f"{ROLLOUT}.temperature=0", (f"{ROLLOUT}.temperature=0", "greater than 0")),
-        (f"{ROLLOUT}.name=vllm", (f"{ROLLOUT}.name='vllm'", "it takes native|hf, by default native")),
+        (f"{ROLLOUT}.name=nativ", (f"{ROLLOUT}.name='nativ'", "it takes native|hf, by default native")),
         (f"{ACTOR}.optim.lr=inf", (f"{ACTOR}.optim.lr=inf", "finite number")),
         (f"{ACTOR}.entropy_coeff=nan", (f"{ACTOR}.entropy_coeff=nan", "finite number")),
         (f"{ACTOR}.optim.betas=[0.9,1.0]", (f"{ACTOR}.optim.betas=1.0", "less than 1", "by default [0.9, 0.999]")),
         (f"{ACTOR}.optim.betas=[0.9]", (f"{ACTOR}.optim.betas=[0.9]", "by default [0.9, 0.999]")),
-        ("trainer.logger=wand", ("trainer.logger='wand'", "'console', 'tensorboard', 'wandb' or 'file'")),
-        ("trainer.logger=[console,wand]", ("trainer.logger=", "wand", "'console', 'tensorboard', 'wandb' or 'file'")),
+        ("trainer.logger=wand", ("trainer.logger='wand'", "it takes console|tensorboard|wandb|file")),
+        ("trainer.logger=[console,wand]", ("trainer.logger=", "wand", "it takes console|tensorboard|wandb|file")),
         ("algorithm.kl_ctrl.type=slow", ("algorithm.kl_ctrl.type='slow'", "it takes fixed|adaptive")),
     ],
 )
@@ -151,6 +184,37 @@ def test_a_micro_batch_is_counted_in_samples() -> None:
 def test_the_older_micro_batch_key_is_named_by_its_own_name() -> None:
     assert check_error(f"{ACTOR}.ppo_micro_batch_size=7").startswith(f"{ACTOR}.ppo_micro_batch_size=7 (samples) ")
     assert check_error("critic.ppo_micro_batch_size=7").startswith("critic.ppo_micro_batch_size=7 (samples) ")
+
+
+@pytest.mark.parametrize("role", [ACTOR, "critic"])
+def test_a_micro_batch_of_all_gpus_divides_among_them(role: str) -> None:
+    key = f"{role}.ppo_micro_batch_size"  # mini-batches of 32 × 8 = 256 samples
+    assert check_error(f"{key}=2", "trainer.n_gpus_per_node=8") == (
+        f"{key}=2 (samples of all GPUs together) does not divide among 8 GPUs; use 8, or {key}_per_gpu, the samples of "
+        "one GPU"
+    )
+    # no multiple of 6 divides 256
+    assert check_error(f"{key}=2", "trainer.n_gpus_per_node=6").endswith(
+        f"does not divide among 6 GPUs; use {key}_per_gpu, the samples of one GPU"
+    )
+    for size in (8, 16, 256):
+        passes(f"{key}={size}", "trainer.n_gpus_per_node=8")
+    passes(f"{key}=2", "trainer.n_gpus_per_node=2")
+
+
+@pytest.mark.parametrize("section", ["rollout", "ref"])
+def test_so_does_a_scoring_batch(section: str) -> None:
+    keys = ("trainer.n_gpus_per_node=4", f"{ACTOR}.use_kl_loss=True")
+    error = check_error(*keys, f"actor_rollout_ref.{section}.log_prob_micro_batch_size=6")
+    assert error.startswith(f"actor_rollout_ref.{section}.log_prob_micro_batch_size=6 (samples of all GPUs together) ")
+    assert "among 4 GPUs; use 4 or 8, or " in error
+    passes(*keys, f"actor_rollout_ref.{section}.log_prob_micro_batch_size=8")
+
+
+def test_ranks_that_share_sequences_count_as_one_for_a_micro_batch() -> None:
+    shared = ("trainer.n_gpus_per_node=8", f"{ACTOR}.ulysses_sequence_parallel_size=4")
+    passes(*shared, f"{ACTOR}.ppo_micro_batch_size=2")
+    assert "does not divide among 2 GPUs" in check_error(*shared, f"{ACTOR}.ppo_micro_batch_size=1")
 
 
 def test_two_keys_for_one_micro_batch_are_too_many() -> None:
@@ -226,7 +290,7 @@ SEVERAL = "trainer.n_gpus_per_node=4"
         (["trainer.node_rank=1"], "trainer.node_rank=1: with trainer.nnodes=1 machines are numbered 0 to 0"),
         ([SEVERAL, f"{ROLLOUT}.tensor_model_parallel_size=2"], "the native engine holds a whole model in each worker"),
         ([SEVERAL, f"{ACTOR}.fsdp_config.fsdp_size=3"], f"{ACTOR}.fsdp_config.fsdp_size=3 does not divide 4 workers"),
-        ([f"{ACTOR}.fsdp_config.fsdp_size=2"], "fsdp_size=2 does not divide 1 workers; use 1, or -1"),
+        ([f"{ACTOR}.fsdp_config.fsdp_size=2"], "fsdp_size=2 does not divide 1 worker; use 1, or -1"),
         (["trainer.pools.rollout=1"], "trainer.pools: one worker holds every role"),
         (
             [SEVERAL, "trainer.pools.ref=1", "actor_rollout_ref.model.lora_rank=8"],
@@ -259,6 +323,28 @@ def test_several_greedy_answers_would_all_be_the_same() -> None:
     assert check_error(f"{validation}.n=4").startswith(f"{validation}.n=4: greedy answers are all the same")
     assert "temperature=0 is greedy" in check_error(f"{validation}.do_sample=True")
     passes(f"{validation}.n=4", f"{validation}.do_sample=True", f"{validation}.temperature=1.0")
+
+
+def test_rejection_needs_bounds_in_order() -> None:
+    key = "algorithm.rollout_correction"
+    assert f"{key}.rollout_rs=geometric needs {key}.rollout_rs_threshold" in check_error(f"{key}.rollout_rs=geometric")
+    bounds = (f"{key}.rollout_rs_threshold=2.0", f"{key}.rollout_rs_threshold_lower=3.0")
+    assert f"{key}.rollout_rs_threshold_lower=3.0 is above {key}.rollout_rs_threshold=2.0" in check_error(
+        f"{key}.rollout_rs=token", *bounds
+    )
+
+
+def test_validation_that_the_user_asks_for_needs_prompts() -> None:
+    files = "data.train_files=mine.parquet"
+    assert check_error(files, "trainer.test_freq=5") == (
+        "trainer.test_freq=5 asks for validation, and there are no prompts for it: set data.val_files=FILE"
+    )
+    assert check_error(files, "trainer.val_only=True").startswith("trainer.val_only=True asks for validation")
+    passes(files, "trainer.test_freq=5", "data.val_files=other.parquet")
+    passes("trainer.test_freq=5")  # the embedded data has its own
+    preset = load_config([files])  # the embedded model: its preset validates every 8 steps
+    assert preset.trainer.test_freq == 8
+    check(preset, declared_needs(preset))
 
 
 def test_rules_that_look_at_several_keys_report_together() -> None:

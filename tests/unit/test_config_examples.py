@@ -1,15 +1,30 @@
 """The example scripts run as they are: their keys exist, fit together, and give way to the user's."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from rloom.algos.registry import ALGORITHMS
 from rloom.config.checks import check
 from rloom.config.load import load_config
+from rloom.config.needs import declared_needs
+from rloom.config.plan.make import make_plan
+from rloom.config.plan.scaling import QWEN_7B
+from rloom.config.uses import without_effect
 
+GEMMA_2B = {  # of config.json
+    "model_type": "gemma",
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "vocab_size": 256000,
+    "tie_word_embeddings": True,
+}
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = {
     "ppo_trainer/run_gemma.sh": "gae",
@@ -47,7 +62,21 @@ def test_a_scripts_keys_compose_and_pass_every_check(script: str, tmp_path: Path
     config = load_config(overrides)
     assert config.algorithm.adv_estimator == SCRIPTS[script]
     assert config.data.train_files == "/somewhere/data/gsm8k/train.parquet"
-    check(config, ALGORITHMS[SCRIPTS[script]])
+    needs = declared_needs(config)
+    check(config, needs)
+    assert without_effect(config, needs).notices == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_fits_the_gpus_that_it_names(script: str, tmp_path: Path) -> None:
+    model = {**(GEMMA_2B if "gemma" in script else QWEN_7B)}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    paths = [f"actor_rollout_ref.model.path='{tmp_path}'"]
+    paths += [f"critic.model.path='{tmp_path}'"] if SCRIPTS[script] == "gae" else []
+    _, _, *overrides = command_of(script, tmp_path, *paths)
+    plan = make_plan(load_config(overrides), gpu_gib=80)
+    assert plan.batches.ranks == (2 if "gemma" in script else 8)  # as the documents have it
+    assert plan.models is not None and plan.models.memory.fits
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

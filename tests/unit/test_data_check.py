@@ -48,7 +48,7 @@ def test_a_sound_file_is_ok(tmp_path: Path) -> None:
         "columns: data_source, prompt, reward_model, ground_truth\n"
         "data sources:\n"
         "  openai/gsm8k: 2 rows\n"
-        "  math_reasoning: 1 rows\n"
+        "  math_reasoning: 1 row\n"
         "ok"
     )
 
@@ -79,9 +79,27 @@ def test_ground_truths_that_are_missing_or_no_number_are_faults(tmp_path: Path) 
     assert not report.ok
 
 
-def test_a_row_for_a_reward_model_needs_neither_truth_nor_rule(tmp_path: Path) -> None:
-    rows = [{"data_source": "some/dialogues", "prompt": "a", "reward_model": {"style": "model"}}]
-    assert check_file(write(tmp_path, rows)).ok
+def test_a_row_for_a_reward_model_is_refused_as_training_refuses_it(tmp_path: Path) -> None:
+    path = write(tmp_path, [{"data_source": "some/dialogues", "prompt": "a", "reward_model": {"style": "model"}}])
+    assert check_file(path).sources_without_rule == ("some/dialogues",)
+    assert check_file(path, own_reward=True).ok
+
+
+def test_a_missing_ground_truth_is_to_go_where_the_rows_keep_theirs(tmp_path: Path) -> None:
+    rows = [{"data_source": "math_reasoning", "prompt": "a"}, gsm8k("b", None)]
+    found = [fault.reason for fault in check_file(write(tmp_path, rows)).truth_faults]
+    assert found == [
+        "no ground truth; put it under ground_truth",
+        "no ground truth; put it under reward_model.ground_truth",
+    ]
+
+
+def test_the_way_out_of_an_unknown_source_is_one_that_exists(tmp_path: Path) -> None:
+    said = render(check_file(write(tmp_path, [{"data_source": "my/own", "prompt": "a", "ground_truth": "x"}])))
+    assert "custom_reward_function.path=FILE" in said
+    assert "judge" not in said and "reward model" not in said
+    assert ": 1 row (numbered from 0)\n" in said
+    assert "  my/own: 1 row\n" in said
 
 
 def test_a_data_source_without_a_rule_is_named_once(tmp_path: Path) -> None:

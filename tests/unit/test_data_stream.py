@@ -91,6 +91,8 @@ def test_a_damaged_state_is_refused() -> None:
 def test_a_batch_larger_than_the_data_names_key_value_and_rows() -> None:
     with pytest.raises(ConfigError, match=r"data\.train_batch_size=1024: the training data has 7 rows; use 1 to 7"):
         stream(batch_size=1024)
+    with pytest.raises(ConfigError, match=r"data\.train_batch_size=2: the training data has 1 row; use 1, or add data"):
+        stream(1, batch_size=2)
     with pytest.raises(ConfigError, match=r"data\.train_batch_size=0"):
         stream(batch_size=0)
 

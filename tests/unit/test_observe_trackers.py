@@ -82,7 +82,7 @@ def test_an_unknown_logger_is_named_with_those_that_exist(tmp_path: Path) -> Non
 
 def test_a_missing_package_is_an_error_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"trainer\.logger.*'wandb'.*pip install 'rloom\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"trainer\.logger.*'wandb'.*-m pip install .*\[wandb\]"):
         make(["wandb"], tmp_path)
 
 

@@ -13,11 +13,10 @@ from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from rloom import cli
-from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
 from rloom.config.load import load_config
-from rloom.config.plan import memory, needs, scaling, timing
+from rloom.config.plan import memory, scaling, timing
 from rloom.config.plan.architecture import Architecture, architecture
-from rloom.config.plan.batches import cut
+from rloom.config.plan.batches import batches, cut
 from rloom.config.plan.make import Models, Plan, make_plan
 from rloom.data.packing import MicroBatching
 from rloom.engines import sharded
@@ -36,11 +35,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 SMALL = {"model_type": "qwen2", "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
 WHOLE = ("actor_rollout_ref.model.enable_gradient_checkpointing=False", "algorithm.adv_estimator=grpo")
-DOCUMENT = (  # of the worked example: 32 prompts × 4, two engines of 4 GPUs, train batch 32 samples, micro 1, 8 GPUs
+DOCUMENT = (  # of the worked example: 32 prompts × 4, train batch 32 samples, micro 1, 8 GPUs
     "algorithm.adv_estimator=rloo",
     "data.train_batch_size=32",
     "actor_rollout_ref.rollout.n=4",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
     "trainer.n_gpus_per_node=8",
@@ -79,7 +77,10 @@ def shape(name: str) -> Architecture:
 def test_the_worked_example_of_the_documents() -> None:
     sizes = plan_of(None, *DOCUMENT).batches
     assert (sizes.prompts, sizes.n, sizes.samples) == (32, 4, 128)
-    assert (sizes.engines, sizes.prompts_per_engine, sizes.samples_per_engine) == (2, 16, 64)
+    assert (sizes.engines, sizes.prompts_per_engine, sizes.samples_per_engine) == (8, 4, 16)
+    shared = load_config([*DOCUMENT, "actor_rollout_ref.rollout.tensor_model_parallel_size=4"])
+    sizes_of_two = batches(shared, critic=False)
+    assert (sizes_of_two.engines, sizes_of_two.prompts_per_engine, sizes_of_two.samples_per_engine) == (2, 16, 64)
     assert (sizes.actor.samples, sizes.actor.passes.samples, sizes.actor.passes.count) == (32, 4, 4)
     assert (sizes.actor.per_epoch, sizes.actor.count) == (4, 4)
     assert plan_of(None, *DOCUMENT, "actor_rollout_ref.actor.ppo_epochs=5").batches.actor.count == 20
@@ -90,12 +91,12 @@ def test_the_worked_example_is_printed_as_the_documents_say_it(capsys: pytest.Ca
     said = " ".join(capsys.readouterr().out.split())
     for words in (
         "prompts × answers 32 × 4 = 128 samples",
-        "rollout engines 8 / TP 4 = 2 engines: 16 prompts, 64 samples each",
+        "rollout engines 8 / TP 1 = 8 engines: 4 prompts, 16 samples each",
         "actor mini-batch 8 prompts × 4 = 32 samples; 4 a rank",
         "actor micro-batches 4 / 1 a pass = 4 accumulation steps a mini-batch",
         "actor optimizer steps 128 / 32 = 4 a PPO epoch × 1 epoch = 4 a step",
         "1 node × 8 GPUs = 8: Ray workers, all roles on every GPU",
-        "roles actor, native rollout engine × 2",
+        "roles actor, native rollout engine × 8",
     ):
         assert words in said
 
@@ -130,15 +131,18 @@ def test_passes_are_those_of_the_engine(samples: int, budget: int, longest: int)
 def test_faults_are_those_of_training_and_all_are_heard_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(None, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=1", "trainer.pools.rollout=2")
-    first, second = str(caught.value).splitlines()
-    assert first.startswith("actor_rollout_ref.rollout.n=1: grpo compares the answers to one prompt")
-    assert second.startswith("trainer.pools: one worker holds every role")
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("actor_rollout_ref.rollout.n=1: grpo compares the answers to one prompt")
+    assert lines[-1].startswith("trainer.pools: one worker holds every role")
 
 
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "8 workers that generate do not divide into groups"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=4", "tensor parallelism is not in this version"),
+        ("trainer.pools.rollout=8", "0 are left for the actor"),
+        ("trainer.nnodes=2", "trainer.nnodes=2 needs trainer.master_addr"),
+        ("algorithm.rollout_correction.rollout_rs=token", "rollout_rs=token needs"),
         ("actor_rollout_ref.actor.fsdp_config.fsdp_size=3", "fsdp_size=3 does not divide 8 workers; use 2 or 4"),
         ("algorithm.adv_estimator=gea", "algorithm.adv_estimator=gea: there is no such entry; use one of gae, rloo"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=x", "loss_mode=x: there is no such entry; use one of vanilla"),
@@ -147,12 +151,6 @@ def test_faults_are_those_of_training_and_all_are_heard_at_once() -> None:
 def test_what_cannot_be_is_an_error(key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         plan_of(None, "trainer.n_gpus_per_node=8", key)
-
-
-def test_what_algorithms_need_is_what_the_catalogue_says() -> None:
-    catalogue = {n: needs.Needs(a.needs_critic, a.min_group, a.needs_greedy) for n, a in ALGORITHMS.items()}
-    assert catalogue == needs.ESTIMATORS
-    assert {name: entry.needs_old_logprobs for name, entry in POLICY_LOSSES.items()} == needs.LOSSES
 
 
 # --- sizes
@@ -426,13 +424,14 @@ def test_the_verdict_names_the_gpu_and_the_way_out(folder: Path, capsys: pytest.
     assert "of 16 GiB; lower ppo_max_token_len_per_gpu or the micro-batch size, or enable" in capsys.readouterr().out
 
 
-def test_errors_and_flags_are_those_of_training(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "data.sead=1"]) == 2
-    assert "data.sead: there is no such key; did you mean data.seed?" in capsys.readouterr().err
-    assert cli.main(["plan", "--lr", "1"]) == 2
-    assert "--lr is no flag of this command" in capsys.readouterr().err
-    assert cli.main(["plan", "--gpu_memory", "0"]) == 2
-    assert "--gpu_memory=0.0: a GPU has some" in capsys.readouterr().err
+def test_the_way_out_is_not_a_key_that_is_set(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [f"actor_rollout_ref.model.path={folder}", *WHOLE, "actor_rollout_ref.rollout.n=2"]
+    keys += ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "--gpu_memory", "9"]
+    assert cli.main(["plan", *keys]) == 0
+    assert "set fsdp_config.optimizer_offload=True" in capsys.readouterr().out
+    assert cli.main(["plan", *keys, *OFFLOAD]) == 0
+    said = capsys.readouterr().out
+    assert "NO: " in said and "share over more GPUs: one process brings the offloaded state back" in said
 
 
 def test_a_plan_needs_no_torch() -> None:

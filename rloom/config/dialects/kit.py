@@ -2,70 +2,160 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
+from rloom.config.later import JUDGES, REWARD_MODELS, Later
 from rloom.errors import ConfigError
 
-# flag, environment variable -> key
-KEYS = {
-    "model": ("MODEL_PATH", "actor_rollout_ref.model.path"),
-    "epochs": (None, "trainer.total_epochs"),
-    "lr": (None, "actor_rollout_ref.actor.optim.lr"),
-    "batch_size": (None, "data.train_batch_size"),
-    "kl_coef": ("KL_COEF", "algorithm.kl_ctrl.kl_coef"),
-    "n_gpus": ("N_GPUS", "trainer.n_gpus_per_node"),
+
+@dataclass(frozen=True)
+class Setting:
+    """A flag or a variable of the kit, and the key it sets."""
+
+    key: str
+    english: str
+    chinese: str
+    variable: str | None = None  # that a flag has beside it
+
+    def meaning(self, chinese: bool) -> str:
+        return f"{self.chinese if chinese else self.english} ({self.key})"
+
+
+FLAGS = {
+    "model": Setting(
+        "actor_rollout_ref.model.path", "model: folder or hub name", "模型：目录或 Hub 名称", variable="MODEL_PATH"
+    ),
+    "epochs": Setting("trainer.total_epochs", "passes over the training prompts", "训练轮数"),
+    "lr": Setting("actor_rollout_ref.actor.optim.lr", "learning rate of the policy", "策略（Actor）学习率"),
+    "batch_size": Setting(
+        "data.train_batch_size",
+        "prompts a step, learned from in four updates",
+        "每步的提示数，分四次更新",
+    ),
+    "kl_coef": Setting(
+        "algorithm.kl_ctrl.kl_coef",
+        "coefficient of the KL in the reward; given, the KL is on",
+        "奖励中 KL 的系数；给出即启用 KL",
+        variable="KL_COEF",
+    ),
+    "n_gpus": Setting("trainer.n_gpus_per_node", "GPUs of this machine", "本机 GPU 数", variable="N_GPUS"),
 }
 VARIABLES = {
-    "CLIP_RATIO": "actor_rollout_ref.actor.clip_ratio",
-    "GAE_GAMMA": "algorithm.gamma",
-    "GAE_LAMBDA": "algorithm.lam",
-    "PPO_EPOCHS": "actor_rollout_ref.actor.ppo_epochs",
-    "CRITIC_LR": "critic.optim.lr",
-    "CRITIC_EPOCHS": "critic.ppo_epochs",
-    "CLIPRANGE_VALUE": "critic.cliprange_value",
-    "ROLLOUT_N": "actor_rollout_ref.rollout.n",
-    "ROLLOUT_TEMPERATURE": "actor_rollout_ref.rollout.temperature",
-    "ROLLOUT_TP_SIZE": "actor_rollout_ref.rollout.tensor_model_parallel_size",
-    "GPU_MEMORY_UTILIZATION": "actor_rollout_ref.rollout.gpu_memory_utilization",
-    "NNODES": "trainer.nnodes",
-    "NODE_RANK": "trainer.node_rank",
-    "MASTER_ADDR": "trainer.master_addr",
+    "CLIP_RATIO": Setting("actor_rollout_ref.actor.clip_ratio", "PPO's clip range", "PPO 裁剪范围"),
+    "GAE_GAMMA": Setting("algorithm.gamma", "discount of later rewards", "折扣因子 γ"),
+    "GAE_LAMBDA": Setting("algorithm.lam", "GAE's lambda", "GAE 的 λ"),
+    "PPO_EPOCHS": Setting(
+        "actor_rollout_ref.actor.ppo_epochs", "times each batch is learned from", "每批数据的更新轮数"
+    ),
+    "CRITIC_LR": Setting("critic.optim.lr", "learning rate of the critic", "Critic 学习率"),
+    "CRITIC_EPOCHS": Setting("critic.ppo_epochs", "the same, for the critic", "Critic 的更新轮数"),
+    "CLIPRANGE_VALUE": Setting("critic.cliprange_value", "clip range of the values", "价值裁剪范围"),
+    "ROLLOUT_N": Setting("actor_rollout_ref.rollout.n", "answers to each prompt", "每个提示的回答数"),
+    "ROLLOUT_TEMPERATURE": Setting("actor_rollout_ref.rollout.temperature", "sampling temperature", "采样温度"),
+    "ROLLOUT_TP_SIZE": Setting(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "GPUs of one rollout engine; 1 in this version",
+        "每个推理引擎的 GPU 数；本版本为 1",
+    ),
+    "GPU_MEMORY_UTILIZATION": Setting(
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "share of a GPU's memory that the key-value cache may fill up to",
+        "KV 缓存可用的显存比例",
+    ),
+    "NNODES": Setting("trainer.nnodes", "machines", "机器数"),
+    "NODE_RANK": Setting("trainer.node_rank", "which of them this is, from 0", "本机编号，从 0 开始"),
+    "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0", "0 号机器的地址"),
 }
-NOT_YET = ("REWARD_MODEL_PATH",)  # variables of the kit that this version would have to ignore
+# Flags and variables of the kit that this version has no use for -> whether they take a value, what is missing.
+LATER_FLAGS: dict[str, tuple[bool, Later]] = {
+    "reward_model": (True, REWARD_MODELS),
+    "use_api_reward": (False, JUDGES),
+    "rm_api_type": (True, JUDGES),
+    "rm_model": (True, JUDGES),
+    "rm_prompt_preset": (True, JUDGES),
+    "rm_system_prompt": (True, JUDGES),
+    "rm_scoring_prompt": (True, JUDGES),
+}
+LATER_VARIABLES = {"REWARD_MODEL_PATH": REWARD_MODELS}
 OUTPUT = "outputs/checkpoints"
+
+ENGLISH = (
+    "Trains a policy: without flags, the embedded model on the embedded data, no download.",
+    "Every key of `rloom config` can follow as key=value and wins.",
+    "Environment variables (a flag wins over its variable):",
+    "show this help and end",
+)
+CHINESE = (
+    "训练策略模型；不带参数时使用内置模型和内置数据，无需下载。",
+    "其后可写 `rloom config` 中的任意 key=value，优先级最高。",
+    "环境变量（同名参数优先于变量）：",
+    "显示本帮助并退出",
+)
 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"train.sh: {message}; it takes --{', --'.join(KEYS)} and key=value")
+        raise ConfigError(f"train.sh: {message}; it takes --{', --'.join(FLAGS)} and key=value")
 
 
 def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Overrides for `load_config`. A flag wins over its variable, a key=value over both."""
-    parser = Parser("train.sh", description=__doc__, allow_abbrev=False)
-    for flag in KEYS:
-        parser.add_argument(f"--{flag}")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    given = vars(parser.parse_intermixed_args(list(arguments)))
-    for name in NOT_YET:
-        if environment.get(name):
-            raise ConfigError(
-                f"{name}={environment[name]}: this version scores with rules and your own function "
-                "(custom_reward_function.path=FILE), not with reward models; unset it"
-            )
+    given = vars(parser(speaks_chinese(environment)).parse_intermixed_args(list(arguments)))
+    refuse_later(given, environment)
     overrides = [f"trainer.default_local_dir={OUTPUT}"]
-    overrides += [f"{key}={environment[name]}" for name, key in VARIABLES.items() if environment.get(name)]
-    for flag, (variable, key) in KEYS.items():
-        value = given[flag] or (environment.get(variable) if variable else None)
+    overrides += [f"{found.key}={environment[name]}" for name, found in VARIABLES.items() if environment.get(name)]
+    for flag, found in FLAGS.items():
+        value = given[flag] or (environment.get(found.variable) if found.variable else None)
         if value:
-            overrides += [f"{key}={value}", *consequences(flag, value)]
+            overrides += [f"{found.key}={value}", *consequences(flag, value)]
     return [*overrides, *given["overrides"]]
+
+
+def parser(chinese: bool) -> Parser:
+    about, keys, variables, help_help = CHINESE if chinese else ENGLISH
+    named = {found.variable: found for found in FLAGS.values() if found.variable} | VARIABLES
+    lines = [f"  {name:<24}{found.meaning(chinese)}" for name, found in named.items()]
+    made = Parser(
+        "train.sh",
+        usage="train.sh [--flag VALUE ...] [key=value ...]",
+        description=f"{about}\n{keys}",
+        epilog="\n".join([variables, *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    made.add_argument("-h", "--help", action="help", help=help_help)
+    for flag, found in FLAGS.items():
+        made.add_argument(f"--{flag}", metavar="VALUE", help=found.meaning(chinese))
+    for flag, (takes_value, _) in LATER_FLAGS.items():
+        made.add_argument(f"--{flag}", action="store" if takes_value else "store_true", help=argparse.SUPPRESS)
+    made.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
+    return made
+
+
+def speaks_chinese(environment: Mapping[str, str]) -> bool:
+    chosen = next((environment[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environment.get(name)), "")
+    return chosen.startswith("zh")
+
+
+def refuse_later(given: Mapping[str, object], environment: Mapping[str, str]) -> None:
+    faults = [
+        later.sentence(f"--{flag} {given[flag]}" if takes_value else f"--{flag}")
+        for flag, (takes_value, later) in LATER_FLAGS.items()
+        if given[flag]
+    ]
+    faults += [
+        later.sentence(f"{name}={environment[name]}")
+        for name, later in LATER_VARIABLES.items()
+        if environment.get(name)
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
 
 
 def consequences(flag: str, value: str) -> list[str]:
     """What else a flag means to someone who knows only the flag."""
-    if flag == "kl_coef":
-        return ["algorithm.use_kl_in_reward=True"]
     if flag == "batch_size" and value.isdigit():
         quarter = int(value) // 4 if int(value) % 4 == 0 else int(value)  # four updates a step, as users are used to
         return [f"actor_rollout_ref.actor.ppo_mini_batch_size={quarter}"]

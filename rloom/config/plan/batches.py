@@ -1,6 +1,5 @@
 """Batch arithmetic: how a step's samples are shared among engines, ranks and passes."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rloom.config.schema import Actor, Config, Critic
@@ -119,13 +118,3 @@ def per_rank(each: int | None, whole: int | None, ranks: int) -> int | None:
 def ranks_of(config: Config) -> int:
     """Those that hold the actor."""
     return config.workers - sum(size for role, size in config.trainer.pools.own.items() if role != "actor")
-
-
-def uneven(config: Config) -> Iterator[str]:
-    workers = config.trainer.pools.rollout or ranks_of(config)
-    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    if workers % size:
-        yield (
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: {workers} workers that generate do not "
-            f"divide into groups of {size}; use a number that divides {workers}"
-        )

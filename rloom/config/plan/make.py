@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from rloom.config import checks
+from rloom.config.checks import verify
+from rloom.config.needs import Needs, declared_needs
 from rloom.config.plan import roles
 from rloom.config.plan.architecture import NotKnown
-from rloom.config.plan.batches import Batches, batches, uneven
+from rloom.config.plan.batches import Batches, batches
 from rloom.config.plan.memory import GIB, Memory, memory
-from rloom.config.plan.needs import Needs, needs_of, needs_old_logprobs
 from rloom.config.plan.roles import FLOAT32, Role
 from rloom.config.plan.timing import StepTime, step_time
 from rloom.config.schema import Config
@@ -39,10 +39,9 @@ class Plan:
 def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
     if not gpu_gib > 0:
         raise ConfigError(f"--gpu_memory={gpu_gib}: a GPU has some; give its GiB")
-    needs = needs_of(config)
-    needs_old_logprobs(config)  # knows the names of losses
-    check(config, needs)
-    sizes = batches(config, critic=needs.needs_critic)
+    needs = declared_needs(config)
+    verify(config, needs)
+    sizes = batches(config, critic=needs.estimator.needs_critic)
     try:
         models = size_up(config, sizes, gpu_gib)
     except NotKnown as error:
@@ -50,25 +49,6 @@ def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
     if config.trainer.device == "cpu":
         return Plan(config, needs, sizes, None, ("Memory and time are counted for GPUs, and trainer.device=cpu",))
     return Plan(config, needs, sizes, models, tuple(notes(config, models)))
-
-
-def check(config: Config, needs: Needs) -> None:
-    """As training does, but for machines that need not be there yet, and engines that hold a share of a model."""
-    try:
-        checks.check(as_one_machine(config), needs)
-        faults = []
-    except ConfigError as error:
-        faults = [str(error)]
-    faults += uneven(config)
-    if faults:
-        raise ConfigError("\n".join(faults))
-
-
-def as_one_machine(config: Config) -> Config:
-    tree = config.model_dump()
-    tree["trainer"].update(nnodes=1, n_gpus_per_node=config.workers, node_rank=0)
-    tree["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"] = 1
-    return Config.model_validate(tree)
 
 
 def size_up(config: Config, sizes: Batches, gpu_gib: float) -> Models:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rloom.config.plan.batches import Batches, Updates, ranks_of
 from rloom.config.plan.make import Models, Plan
-from rloom.config.plan.memory import GIB, Memory
+from rloom.config.plan.memory import CRITIC_PASSES, CRITIC_STEP, GIB, Memory
 from rloom.config.plan.roles import FLOAT32, Role
 from rloom.config.plan.timing import Stage, StepTime
 from rloom.config.schema import Config
@@ -76,7 +76,7 @@ def placement_lines(plan: Plan) -> Iterator[str]:
     yield line("workers", f"{nodes} × {gpus} = {config.workers}: {how}")
     yield line("roles", ", ".join(role_names(plan)))
     yield line("actor's weights", sharding(config.actor_rollout_ref.actor.fsdp_config.fsdp_size, ranks))
-    if plan.needs.needs_critic:
+    if plan.needs.estimator.needs_critic:
         yield line("critic's weights", sharding(config.critic.model.fsdp_config.fsdp_size, ranks))
 
 
@@ -91,7 +91,7 @@ def living(config: Config) -> str:
 def role_names(plan: Plan) -> Iterator[str]:
     config = plan.config
     yield "actor"
-    if plan.needs.needs_critic:
+    if plan.needs.estimator.needs_critic:
         yield f"critic ({config.algorithm.adv_estimator} needs one)"
     if config.uses_reference:
         yield f"reference ({reference_kind(config)})"
@@ -126,7 +126,7 @@ def memory_lines(models: Models, assumed_gpu: bool) -> Iterator[str]:
             yield line(name, "".join(f"{gib(size):>15}" for size in sizes))
     yield line("together", "".join(f"{gib(memory.total(moment)):>15}" for moment in moments))
     yield from cache_lines(memory)
-    yield line("does it fit?", verdict(memory, assumed_gpu))
+    yield line("does it fit?", verdict(models, assumed_gpu))
 
 
 def gib(size: float) -> str:
@@ -148,20 +148,25 @@ def cache_lines(memory: Memory) -> Iterator[str]:
     yield line("at a time", f"{room:,} of the {count(cache.running, 'sequence')} that may run, at full length")
 
 
-def verdict(memory: Memory, assumed_gpu: bool) -> str:
+def verdict(models: Models, assumed_gpu: bool) -> str:
+    memory = models.memory
     size = f"{memory.gpu_bytes / GIB:.0f} GiB" + (" (assumed; --gpu_memory says otherwise)" if assumed_gpu else "")
     need = f"{memory.peak_bytes / GIB:.1f} GiB in {memory.peak}"
     if memory.fits:
         return f"yes: at most {need}, of {size}"
     if memory.peak_bytes <= memory.gpu_bytes:
         return f"NO: not one sequence of {memory.cache.longest:,} tokens fits the cache in {size}"
-    return f"NO: {need}, of {size}; {way_out(memory)}"
+    return f"NO: {need}, of {size}; {way_out(models)}"
 
 
-def way_out(memory: Memory) -> str:
+def way_out(models: Models) -> str:
     """The key that acts on what takes most where it is too much."""
+    memory = models.memory
     held = memory.moments[memory.peak]
     largest = max(held, key=lambda name: held[name])
+    role = models.critic if memory.peak in (CRITIC_PASSES, CRITIC_STEP) and models.critic is not None else models.actor
+    if largest == "moments" and role.offload_optimizer:
+        return "share over more GPUs: one process brings the offloaded state back for the optimizer's step"
     return {
         "activations": "lower ppo_max_token_len_per_gpu or the micro-batch size, or enable gradient checkpointing",
         "moments": "set fsdp_config.optimizer_offload=True, or share over more GPUs",

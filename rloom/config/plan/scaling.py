@@ -53,6 +53,7 @@ def plans() -> Iterator[Plan]:
         (Path(folder) / "config.json").write_text(json.dumps(QWEN_7B))
         for gpus, shards in CASES:
             where = [f"trainer.nnodes={gpus // PER_NODE}", f"trainer.n_gpus_per_node={PER_NODE}"]
+            where += ["trainer.master_addr=10.0.0.1"] if gpus > PER_NODE else []
             where += [f"actor_rollout_ref.model.path='{folder}'"]
             where += [f"actor_rollout_ref.actor.fsdp_config.fsdp_size={shards}"]
             yield make_plan(load_config([*KEYS, *where]), H200_GIB)

@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rloom.config.needs import declared_needs, needs_old_logprobs
 from rloom.config.plan.batches import Batches, Passes, up
 from rloom.config.plan.memory import Memory, sums_once
-from rloom.config.plan.needs import needs_of, needs_old_logprobs
 from rloom.config.plan.roles import FLOAT32, Role
 from rloom.config.schema import Config, Ref, Rollout
 
@@ -93,9 +93,9 @@ def step_time(config: Config, sizes: Batches, actor: Role, critic: Role | None, 
     links = Links(sizes.ranks, config.trainer.n_gpus_per_node)
     rollout, ref = config.actor_rollout_ref.rollout, config.actor_rollout_ref.ref
     kl_loss = config.actor_rollout_ref.actor.use_kl_loss and config.actor_rollout_ref.actor.kl_loss_type != "full"
-    compares = config.algorithm.use_kl_in_reward or kl_loss
+    compares = config.kl_in_reward or kl_loss
     stages = [generation(config, sizes, actor, memory)]
-    if needs_old_logprobs(config):
+    if needs_old_logprobs(config, declared_needs(config).loss):
         stages.append(scoring("old log-probs", sizes, actor, score_passes(sizes, rollout), links))
     if compares:
         stages.append(scoring("reference", sizes, actor, score_passes(sizes, ref), links))
@@ -135,7 +135,7 @@ def generation(config: Config, sizes: Batches, actor: Role, memory: Memory) -> S
     for waits its turn."""
     size, parallel = actor.architecture, config.actor_rollout_ref.rollout.tensor_model_parallel_size
     samples, answer, prompt = sizes.samples_per_engine, sizes.answer_tokens, sizes.prompt_tokens
-    if needs_of(config).needs_greedy:
+    if declared_needs(config).estimator.needs_greedy:
         samples += sizes.prompts_per_engine
     running = max(1, min(memory.cache.running, memory.cache.whole_sequences))
     steps = up(samples, running) * answer

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from rloom.data.files import Row
 from rloom.errors import DataError, RloomError
+from rloom.extras import install_command
 
 Splits = tuple[list[Row], list[Row]]  # train, test
 
@@ -96,8 +97,8 @@ def load_from_hub(repository: str, *, split: str, subset: str | None = None) -> 
         import datasets
     except ImportError as error:
         raise DataError(
-            f"{repository}: downloading it needs the `datasets` library, which is not installed; install it, or give a "
-            "folder with the data set's files as --source"
+            f"{repository}: downloading it needs the `datasets` library, which is not installed. Give a folder with "
+            f"the data set's files as --source, or install it: {install_command('data')}"
         ) from error
     try:
         rows: list[Row] = datasets.load_dataset(repository, subset, split=split).to_list()

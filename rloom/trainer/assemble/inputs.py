@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from rloom.config.load import EMBEDDED, expand
-from rloom.config.schema import Config
+from rloom.config.load import expand
+from rloom.config.schema import EMBEDDED, Config
 from rloom.data.prompts import load_prompts
 from rloom.models.load import EMBEDDED as EMBEDDED_FOLDER
 from rloom.models.load import ModelSource

@@ -71,7 +71,7 @@ def critic_learner(config: Config, group: Group, parameters: int, total_steps: i
 def reference_scorer(config: Config, policy: Group, reference: Group | None) -> Scorer | None:
     """Where the loop itself needs the reference's log-probs: not for a KL loss over the whole vocabulary."""
     actor, balance = config.actor_rollout_ref.actor, config.trainer.balance_batch
-    if not config.algorithm.use_kl_in_reward and not (actor.use_kl_loss and actor.kl_loss_type != "full"):
+    if not config.kl_in_reward and not (actor.use_kl_loss and actor.kl_loss_type != "full"):
         return None
     group = policy if reference is None else reference
     return Scorer(group, balance, reference=reference is None, sequence_ranks=sequence_ranks(actor, group.size))

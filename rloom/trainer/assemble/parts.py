@@ -14,6 +14,7 @@ from rloom.algos.kl import KlControl
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
 from rloom.config.load import CONFIG_FILE, expand
+from rloom.config.needs import Needs, needs_old_logprobs
 from rloom.config.schema import Config
 from rloom.data.stream import PromptStream
 from rloom.engines.local import LocalEngine
@@ -36,10 +37,13 @@ from rloom.types import Prompt
 
 
 def check_config(config: Config) -> None:
-    """Names first, then what they need; an error costs no loading."""
-    resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    checks.check(config, resolve_algorithm(config.algorithm.adv_estimator))
-    correction(config)
+    checks.check(config, resolved_needs(config))
+
+
+def resolved_needs(config: Config) -> Needs:
+    """Of the entries themselves, those of the user's own files too."""
+    loss = resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    return Needs(resolve_algorithm(config.algorithm.adv_estimator), loss)
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,6 @@ def open_parts(config: Config, layout: Layout, logs: Path | None = None) -> Iter
     stream = PromptStream(
         prompts, batch_size=config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed
     )
-    if not held_out and (config.trainer.test_freq > 0 or config.trainer.val_only):
-        raise ConfigError(
-            "data.val_files is not set, and trainer.test_freq or trainer.val_only asks for validation: name a file"
-        )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
         closing(BackgroundScorer(check_reward(config, [*prompts, *held_out]))) as scorer,
@@ -159,8 +159,8 @@ def settings(config: Config, total_steps: int, crew: Crew) -> Settings:
             ignore_eos=rollout.ignore_eos,
         ),
         answers_per_prompt=rollout.n,
-        needs_old_logprobs=needs_old_logprobs(config),
-        kl_in_reward=algorithm.kl_penalty if algorithm.use_kl_in_reward else None,
+        needs_old_logprobs=needs_old_logprobs(config, resolved_needs(config).loss),
+        kl_in_reward=algorithm.kl_penalty if config.kl_in_reward else None,
         correction=correction(config),
         overlong=overlong(config),
         dynamic_sampling=dynamic_sampling(config),
@@ -177,13 +177,6 @@ def settings(config: Config, total_steps: int, crew: Crew) -> Settings:
         device=crew.device,
         peak_flops=crew.peak_flops,
     )
-
-
-def needs_old_logprobs(config: Config) -> bool:
-    """Not when the policy that learns is exactly the one that wrote, unless something else looks at them."""
-    entry = resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    asked = config.algorithm.use_kl_in_reward or config.algorithm.rollout_correction.enabled
-    return not config.on_policy or entry.needs_old_logprobs or asked
 
 
 def correction(config: Config) -> CorrectionSettings | None:

@@ -1,0 +1,72 @@
+"""What each estimator and each policy loss needs, and which settings it reads. No torch here.
+
+The catalogue (registry.py) adds the functions. The keys of a run are checked against these tables before torch loads.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rloom.errors import ConfigError
+
+ESTIMATOR_KEY = "algorithm.adv_estimator"
+LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
+
+ESTIMATOR_SETTINGS = frozenset({"gamma", "lam", "norm_adv_by_std_in_grpo"})  # keys of `algorithm`
+SAPO = frozenset({"tau_pos", "tau_neg"})
+CLIP_COV = frozenset({"clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"})
+KL_COV = frozenset({"kl_cov_ratio", "ppo_kl_coef"})
+CLIP = frozenset({"clip_ratio"})  # stands for clip_ratio_low and clip_ratio_high, too
+LOSS_SETTINGS = CLIP | {"clip_ratio_c"} | SAPO | CLIP_COV | KL_COV  # keys of `actor` and `actor.policy_loss`
+
+BY_SEQUENCE = "seq-mean-token-mean"
+
+
+@dataclass(frozen=True)
+class EstimatorNeeds:
+    needs_critic: bool = False
+    min_group: int = 1  # fewest answers to a prompt that it can compare
+    needs_greedy: bool = False  # a greedy answer to each prompt, scored
+    reads: frozenset[str] = ESTIMATOR_SETTINGS
+
+
+@dataclass(frozen=True)
+class LossNeeds:
+    needs_old_logprobs: bool = False  # even where the update is exactly on-policy
+    aggregation: str | None = None  # the one it is defined with; None: any, as configured
+    reads: frozenset[str] = LOSS_SETTINGS
+
+
+NOTHING: frozenset[str] = frozenset()
+GAMMA = frozenset({"gamma"})
+NORM = frozenset({"norm_adv_by_std_in_grpo"})
+IN_GROUPS = EstimatorNeeds(min_group=2, reads=NOTHING)
+
+ESTIMATORS = {
+    "gae": EstimatorNeeds(needs_critic=True, reads=GAMMA | {"lam"}),
+    "rloo": IN_GROUPS,
+    "grpo": EstimatorNeeds(min_group=2, reads=NORM),
+    "reinforce_plus_plus": EstimatorNeeds(reads=GAMMA),
+    "reinforce_plus_plus_baseline": IN_GROUPS,
+    "remax": EstimatorNeeds(needs_greedy=True, reads=GAMMA),
+    "opo": IN_GROUPS,
+    "gpg": IN_GROUPS,
+    "grpo_passk": EstimatorNeeds(min_group=2, reads=NORM),
+}
+
+LOSSES = {
+    "vanilla": LossNeeds(reads=CLIP | {"clip_ratio_c"}),
+    "gspo": LossNeeds(aggregation=BY_SEQUENCE, reads=CLIP),
+    "sapo": LossNeeds(aggregation=BY_SEQUENCE, reads=SAPO),
+    "gpg": LossNeeds(reads=NOTHING),
+    "cispo": LossNeeds(reads=CLIP),
+    "clip_cov": LossNeeds(needs_old_logprobs=True, reads=CLIP | CLIP_COV),
+    "kl_cov": LossNeeds(needs_old_logprobs=True, reads=KL_COV),
+    "geo_mean": LossNeeds(aggregation=BY_SEQUENCE, reads=CLIP),
+}
+
+
+def unknown_entry(key: str, name: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"{key}={name}: there is no such entry; use one of {', '.join(known)}, "
+        "or your own as my_module:my_function or ./my_file.py:my_function"
+    )

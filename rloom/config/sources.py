@@ -1,0 +1,116 @@
+"""Which keys the user set himself, and keys that a YAML file writes with dots."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from rloom.config.keys import Key, all_keys
+from rloom.errors import ConfigError
+
+UNSET = "???"  # how OmegaConf writes a value that nobody gave
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    path: str
+    value: Any
+    dotted: bool  # written as `kl_ctrl.kl_coef: 0.001` instead of nested
+
+
+def default_tree() -> Tree:
+    """Every key with its default."""
+    return nested({path: key.default for path, key in leaf_keys().items()})
+
+
+def unset_tree() -> Tree:
+    """Every key without a value: what is composed on top of it was given. Free dictionaries take entries, so they
+    begin empty."""
+    return nested({path: {} if key.takes_any_entry else UNSET for path, key in leaf_keys().items()})
+
+
+@cache
+def leaf_keys() -> dict[str, Key]:
+    return {path: key for path, key in all_keys().items() if key.section is None}
+
+
+def known(paths: Iterable[str]) -> frozenset[str]:
+    """Those that are keys; of an entry in a free dictionary, the dictionary's key."""
+    keys = leaf_keys()
+    return frozenset(key for path in paths for key in keys if f"{path}.".startswith(f"{key}."))
+
+
+@cache
+def free_dictionaries() -> frozenset[str]:
+    return frozenset(path for path, key in leaf_keys().items() if key.takes_any_entry)
+
+
+def nested(values: Mapping[str, Any]) -> Tree:
+    tree: Tree = {}
+    for path, value in values.items():
+        put(tree, path, value)
+    return tree
+
+
+def put(tree: Tree, path: str, value: Any) -> None:
+    *sections, name = path.split(".")
+    for depth, section in enumerate(sections, start=1):
+        below: Any = tree.setdefault(section, {})
+        if not isinstance(below, dict):
+            above = ".".join(sections[:depth])
+            raise ConfigError(f"{path}: {above} has a value of its own ({below!r}); keep one of the two")
+        tree = below
+    tree[name] = value
+
+
+def entries(tree: Mapping[Any, Any], prefix: str = "", dotted: bool = False) -> Iterator[Entry]:
+    for name, value in tree.items():
+        path, with_dot = f"{prefix}{name}", dotted or "." in str(name)
+        if isinstance(value, dict) and value and path not in free_dictionaries():
+            yield from entries(value, f"{path}.", with_dot)
+        else:
+            yield Entry(path, value, with_dot)
+
+
+def without_dots(tree: Tree, stronger: Collection[str]) -> Tree:
+    """Dotted keys as the nested keys they mean, but for those that the command line sets, too."""
+    dotted = [entry for entry in entries(tree) if entry.dotted]
+    if not dotted:
+        return tree
+    tree = drop_dotted(tree)
+    for entry in dotted:
+        if entry.path not in stronger:
+            put(tree, entry.path, entry.value)
+    return tree
+
+
+def drop_dotted(tree: Tree) -> Tree:
+    return {
+        name: drop_dotted(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+        if "." not in str(name)
+    }
+
+
+def given_in_files(tree: Tree) -> frozenset[str]:
+    """The keys that YAML files set, from what they make of `unset_tree`."""
+    written = [entry for entry in entries(tree) if entry.value not in (UNSET, {})]
+    nested_paths = {entry.path for entry in written if not entry.dotted}
+    twice = [entry.path for entry in written if entry.dotted and entry.path in nested_paths]
+    if twice:
+        raise ConfigError(f"{', '.join(twice)}: written twice, nested and with dots; keep one")
+    return known(entry.path for entry in written) - copied_defaults(written)
+
+
+def copied_defaults(written: Collection[Entry]) -> frozenset[str]:
+    """A section that stands whole in a file, as `rloom config` prints it, says only what differs from its defaults."""
+    keys, sections = leaf_keys(), defaultdict(set)
+    for path, key in keys.items():
+        if not key.takes_any_entry:  # one that is empty cannot be told from one that is not there
+            sections[path.rpartition(".")[0]].add(path)
+    paths = {entry.path for entry in written}
+    whole = {path for members in sections.values() if members <= paths for path in members}
+    return frozenset(entry.path for entry in written if entry.path in whole and entry.value == keys[entry.path].default)

@@ -1,0 +1,404 @@
+"""Keys that only some runs have a use for: when, and which switch gives them one.
+
+A key that the user set and that this run has no use for is named. It is an error where the user must expect another
+result than the run gives, and a notice otherwise: for a key about memory or speed, or one whose switch the user set.
+A key that no row names is used by every run.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rloom.config.keys import value_at
+from rloom.config.needs import Needs, needs_old_logprobs
+from rloom.config.schema import Config
+
+ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
+ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+ESTIMATOR = "algorithm.adv_estimator"
+LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What decides whether a key is used."""
+
+    config: Config
+    needs: Needs
+    on_cpu: bool
+
+    @property
+    def has_reference_model(self) -> bool:
+        """With LoRA the reference is the actor with its adapter switched off."""
+        return self.config.uses_reference and not self.config.actor_rollout_ref.model.has_lora
+
+    @property
+    def scores_with_the_actor(self) -> bool:
+        compares_adapter = self.config.uses_reference and self.config.actor_rollout_ref.model.has_lora
+        return compares_adapter or needs_old_logprobs(self.config, self.needs.loss)
+
+
+@dataclass(frozen=True)
+class Use:
+    keys: Sequence[str]  # keys, or whole sections
+    used: Callable[[Run], bool]
+    otherwise: str  # why not, and what to do; {key} is the value of that key
+    error: bool = False
+    switch: str | None = None  # the user who set this key knows what it leaves without use: a notice
+    harmless: Sequence[Any] = ()  # values that ask for nothing
+    apart_from: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class WithoutEffect:
+    errors: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def without_effect(config: Config, needs: Needs, *, on_cpu: bool = False) -> WithoutEffect:
+    """The keys that the user set and this run does not use: one sentence a row of the table.
+
+    `on_cpu`: with trainer.device=auto that is known once torch has loaded.
+    """
+    run, found = Run(config, needs, on_cpu or config.trainer.device == "cpu"), WithoutEffect()
+    named: set[str] = set()
+    for use in USES:
+        idle = [] if use.used(run) else [key for key in idle_keys(use, config) if key not in named]
+        if not idle:
+            continue
+        named.update(idle)
+        settings = ", ".join(f"{key}={value_at(config, key)}" for key in idle)
+        sentence = f"{settings}: no effect in this run, because {filled(use.otherwise, config)}"
+        is_error = use.error and not (use.switch and config.is_given(use.switch))
+        (found.errors if is_error else found.notices).append(sentence)
+    return found
+
+
+def idle_keys(use: Use, config: Config) -> Iterator[str]:
+    for key in sorted(config.given):
+        covered = any(f"{key}.".startswith(f"{name}.") for name in use.keys)
+        if covered and key not in use.apart_from and value_at(config, key) not in (None, *use.harmless):
+            yield key
+
+
+def filled(sentence: str, config: Config) -> str:
+    """`{key}` in it as `key=value`."""
+    parts = sentence.split("{")
+    named = [(key, rest) for key, _, rest in (part.partition("}") for part in parts[1:])]
+    return parts[0] + "".join(f"{key}={value_at(config, key)}{rest}" for key, rest in named)
+
+
+def reads(name: str) -> Callable[[Run], bool]:
+    return lambda run: name in run.needs.estimator.reads
+
+
+def loss_reads(name: str) -> Callable[[Run], bool]:
+    return lambda run: name in run.needs.loss.reads
+
+
+def passes(section: str, size: str, dynamic: str, budget: str) -> list[Use]:
+    """Passes are filled by samples or by tokens: the other way's key has no use."""
+    sizes = [f"{section}.{size}_per_gpu", f"{section}.{size}"]
+
+    def by_tokens(run: Run) -> bool:
+        chosen = value_at(run.config, f"{section}.{dynamic}")
+        return bool(chosen) or all(value_at(run.config, key) is None for key in sizes)
+
+    return [
+        Use(sizes, lambda run: not by_tokens(run), f"{{{section}.{dynamic}}} fills passes by tokens"),
+        Use(
+            [f"{section}.{budget}"],
+            by_tokens,
+            f"passes are filled by samples; {section}.{dynamic}=True would fill them by tokens",
+        ),
+    ]
+
+
+def schedule(section: str) -> list[Use]:
+    def optim(run: Run) -> Any:
+        return value_at(run.config, section)
+
+    return [
+        Use(
+            [f"{section}.min_lr_ratio"],
+            lambda run: optim(run).lr_scheduler_type != "constant",
+            f"{{{section}.lr_scheduler_type}} keeps the rate; use cosine or linear",
+            error=True,
+            switch=f"{section}.lr_scheduler_type",
+            harmless=(0,),
+        ),
+        Use(
+            [f"{section}.lr_warmup_steps_ratio"],
+            lambda run: all(
+                steps is None or steps < 0 for steps in (optim(run).lr_warmup_steps, optim(run).warmup_steps)
+            ),
+            f"{section}.lr_warmup_steps or warmup_steps gives a number of steps, which wins",
+            harmless=(0,),
+        ),
+    ]
+
+
+def in_a_name(key: str) -> Callable[[Run], bool]:
+    """A project or an experiment: part of the run directory's name, or shown by a tracker."""
+
+    def used(run: Run) -> bool:
+        trainer = run.config.trainer
+        return "wandb" in trainer.loggers or value_at(run.config, key) in trainer.default_local_dir
+
+    return used
+
+
+def clips_by_one_range(run: Run) -> bool:
+    actor = run.config.actor_rollout_ref.actor
+    return actor.clip_ratio_low is None or actor.clip_ratio_high is None
+
+
+CORRECTION = f"{ALGORITHM}.rollout_correction"
+GPU_ONLY = "the run is on a CPU, and only a GPU has a use for it"
+NO_VALIDATION = (
+    "there is no validation; set data.val_files, and trainer.test_freq, trainer.val_before_train or trainer.val_only"
+)
+
+USES: list[Use] = [
+    # KL
+    Use(
+        [f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"],
+        lambda run: run.config.actor_rollout_ref.actor.use_kl_loss,
+        f"there is no KL in the loss; set {ACTOR}.use_kl_loss=True",
+        error=True,
+        switch=f"{ACTOR}.use_kl_loss",
+        harmless=(0,),
+    ),
+    Use(
+        [f"{ALGORITHM}.kl_penalty", f"{ALGORITHM}.kl_ctrl"],
+        lambda run: run.config.kl_in_reward,
+        f"there is no KL in the reward; set {ALGORITHM}.use_kl_in_reward=True",
+        error=True,
+        switch=f"{ALGORITHM}.use_kl_in_reward",
+        harmless=(0, "fixed"),
+    ),
+    Use(
+        [f"{ALGORITHM}.kl_ctrl.horizon", f"{ALGORITHM}.kl_ctrl.target_kl"],
+        lambda run: run.config.algorithm.kl_ctrl.type == "adaptive",
+        f"{{{ALGORITHM}.kl_ctrl.type}} keeps the coefficient; set {ALGORITHM}.kl_ctrl.type=adaptive",
+        error=True,
+        switch=f"{ALGORITHM}.kl_ctrl.type",
+    ),
+    Use(
+        ["trainer.pools.ref"],
+        lambda run: run.config.uses_reference,
+        f"there is no reference, and these workers would stand idle; set {ACTOR}.use_kl_loss=True or "
+        f"{ALGORITHM}.use_kl_in_reward=True, or leave the key out",
+        error=True,
+    ),
+    Use(
+        [REF],
+        lambda run: run.has_reference_model,
+        f"there is no reference model; {ACTOR}.use_kl_loss=True or {ALGORITHM}.use_kl_in_reward=True starts one, "
+        "unless LoRA is trained",
+    ),
+    # estimators
+    Use(
+        ["trainer.pools.critic"],
+        lambda run: run.needs.estimator.needs_critic,
+        f"{{{ESTIMATOR}}} trains no critic, and these workers would stand idle; use gae, or leave the key out",
+        error=True,
+    ),
+    Use(
+        [CRITIC, "trainer.max_critic_ckpt_to_keep"],
+        lambda run: run.needs.estimator.needs_critic,
+        f"{{{ESTIMATOR}}} trains no critic; gae does",
+        apart_from=[f"{CRITIC}.enable"],
+    ),
+    Use(
+        [f"{ALGORITHM}.gamma"],
+        reads("gamma"),
+        f"{{{ESTIMATOR}}} does not discount; use 1.0, or gae, reinforce_plus_plus or remax",
+        error=True,
+        harmless=(1,),
+    ),
+    Use([f"{ALGORITHM}.lam"], reads("lam"), f"{{{ESTIMATOR}}} does not read it; gae does"),
+    Use(
+        [f"{ALGORITHM}.norm_adv_by_std_in_grpo"],
+        reads("norm_adv_by_std_in_grpo"),
+        f"{{{ESTIMATOR}}} does not read it; grpo and grpo_passk do",
+        error=True,
+        harmless=(True,),
+    ),
+    # policy losses
+    *(
+        Use(
+            [f"{ACTOR}.policy_loss.{name}"],
+            loss_reads(name),
+            f"{{{LOSS_MODE}}} does not read it; {reader} does",
+            error=True,
+            switch=LOSS_MODE,
+        )
+        for reader, names in {
+            "sapo": ("tau_pos", "tau_neg"),
+            "clip_cov": ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"),
+            "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
+        }.items()
+        for name in names
+    ),
+    Use(
+        [f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"],
+        loss_reads("clip_ratio"),
+        f"{{{LOSS_MODE}}} does not clip; vanilla does",
+    ),
+    Use(
+        [f"{ACTOR}.clip_ratio"],
+        clips_by_one_range,
+        f"{ACTOR}.clip_ratio_low and clip_ratio_high are both set",
+    ),
+    Use([f"{ACTOR}.clip_ratio_c"], loss_reads("clip_ratio_c"), f"{{{LOSS_MODE}}} has no dual clip; vanilla has"),
+    # rollout
+    Use(
+        [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens")]
+        + [f"{ROLLOUT}.{name}" for name in ("enforce_eager", "free_cache_engine")],
+        lambda run: run.config.actor_rollout_ref.rollout.name != "hf",
+        f"the hf engine does not read it; {ROLLOUT}.name=native does",
+    ),
+    Use(
+        [f"{ROLLOUT}.log_prob_{name}" for name in ("micro_batch_size_per_gpu", "micro_batch_size")]
+        + [f"{ROLLOUT}.log_prob_{name}" for name in ("use_dynamic_bsz", "max_token_len_per_gpu")],
+        lambda run: run.scores_with_the_actor,
+        f"one update a step ({ACTOR}.ppo_mini_batch_size = data.train_batch_size, {ACTOR}.ppo_epochs=1) needs no old "
+        "log-probs",
+    ),
+    *(
+        Use(
+            [f"{ROLLOUT}.val_kwargs.{name}"],
+            lambda run: run.config.actor_rollout_ref.rollout.val_kwargs.do_sample,
+            f"validation is greedy; set {ROLLOUT}.val_kwargs.do_sample=True",
+            error=True,
+            switch=f"{ROLLOUT}.val_kwargs.do_sample",
+            harmless=(off,),
+        )
+        for name, off in {"temperature": 0, "top_p": 1, "top_k": -1}.items()
+    ),
+    Use(
+        [f"{CORRECTION}.rollout_is_threshold", f"{CORRECTION}.rollout_is_batch_normalize"],
+        lambda run: run.config.algorithm.rollout_correction.rollout_is is not None,
+        f"losses are not weighed; set {CORRECTION}.rollout_is=token or sequence",
+        error=True,
+        switch=f"{CORRECTION}.rollout_is",
+        harmless=(False,),
+    ),
+    Use(
+        [f"{CORRECTION}.rollout_rs_threshold", f"{CORRECTION}.rollout_rs_threshold_lower"],
+        lambda run: run.config.algorithm.rollout_correction.rollout_rs is not None,
+        f"nothing is rejected; set {CORRECTION}.rollout_rs=token, sequence or geometric",
+        error=True,
+        switch=f"{CORRECTION}.rollout_rs",
+    ),
+    # sampling and rewards
+    Use(
+        [f"{ALGORITHM}.filter_groups"],
+        lambda run: run.config.algorithm.filter_groups.enable,
+        f"groups are not filtered; set {ALGORITHM}.filter_groups.enable=True",
+        error=True,
+        switch=f"{ALGORITHM}.filter_groups.enable",
+        apart_from=[f"{ALGORITHM}.filter_groups.enable"],
+    ),
+    Use(
+        ["reward_model.overlong_buffer"],
+        lambda run: run.config.reward_model.overlong_buffer.enable,
+        "over-long answers are not penalised; set reward_model.overlong_buffer.enable=True",
+        error=True,
+        switch="reward_model.overlong_buffer.enable",
+        apart_from=["reward_model.overlong_buffer.enable"],
+    ),
+    Use(
+        ["custom_reward_function.name"],
+        lambda run: run.config.custom_reward_function.path is not None,
+        "the built-in rules score; set custom_reward_function.path=FILE",
+        error=True,
+        harmless=("compute_score",),
+    ),
+    Use(
+        ["data.return_raw_chat"],
+        lambda run: run.config.custom_reward_function.path is not None,
+        "the built-in rules do not read it; custom_reward_function.path=FILE may",
+        harmless=(False,),
+    ),
+    Use(
+        ["data.truncation"],
+        lambda run: not run.config.data.filter_overlong_prompts,
+        "data.filter_overlong_prompts=True drops the prompts that it would cut",
+        harmless=("error",),
+    ),
+    # validation
+    Use(
+        [
+            "data.val_files",
+            "data.val_batch_size",
+            "data.val_max_samples",
+            f"{ROLLOUT}.val_kwargs",
+            "trainer.validation_data_dir",
+            "trainer.log_val_generations",
+        ],
+        lambda run: run.config.validates,
+        NO_VALIDATION,
+        harmless=(0, -1, False),
+    ),
+    Use(
+        ["trainer.val_before_train"],
+        lambda run: run.config.has_held_out_prompts,
+        "there are no prompts for it; set data.val_files=FILE",
+        harmless=(False,),
+    ),
+    # models and optimizers
+    Use(
+        [f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules"],
+        lambda run: run.config.actor_rollout_ref.model.lora_adapter_path is None,
+        f"the adapter of {MODEL}.lora_adapter_path has its own",
+    ),
+    Use(
+        [f"{MODEL}.lora_alpha", f"{MODEL}.target_modules"],
+        lambda run: run.config.actor_rollout_ref.model.has_lora,
+        f"all weights are trained; set {MODEL}.lora_rank",
+        error=True,
+        switch=f"{MODEL}.lora_rank",
+    ),
+    *schedule(f"{ACTOR}.optim"),
+    *schedule(f"{CRITIC}.optim"),
+    *passes(ACTOR, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
+    *passes(CRITIC, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
+    *passes(ROLLOUT, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+    *passes(REF, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+    Use(
+        [f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.enforce_eager"]
+        + [f"{section}.use_torch_compile" for section in (ACTOR, REF, CRITIC)]
+        + [f"{section}.fsdp_config.param_offload" for section in (ACTOR, REF, f"{CRITIC}.model")]
+        + [f"{section}.fsdp_config.optimizer_offload" for section in (ACTOR, f"{CRITIC}.model")],
+        lambda run: not run.on_cpu,
+        GPU_ONLY,
+        harmless=(False,),
+    ),
+    # the run
+    Use(
+        ["trainer.total_epochs"],
+        lambda run: run.config.trainer.total_training_steps is None,
+        "{trainer.total_training_steps} says how long the run is",
+    ),
+    *(
+        Use(
+            [name],
+            in_a_name(name),
+            "{trainer.default_local_dir} does not hold it, and no tracker shows it; trainer.logger=wandb would",
+        )
+        for name in ("trainer.project_name", "trainer.experiment_name")
+    ),
+    Use(
+        ["trainer.master_addr", "trainer.master_port"],
+        lambda run: run.config.starts_a_cluster,
+        "the machines need no meeting place; trainer.nnodes above 1 does",
+    ),
+    Use(
+        ["ray_kwargs", "trainer.start_timeout_s", "trainer.max_restarts", "trainer.balance_batch"],
+        lambda run: run.config.uses_ray,
+        "one worker needs no Ray; trainer.n_gpus_per_node or trainer.nnodes above 1 does",
+        harmless=(False,),
+    ),
+]

@@ -1,0 +1,26 @@
+"""How to install what a plain installation leaves out, in the environment that runs now."""
+
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+CLONE = Path(__file__).parents[1]
+
+
+def install_command(extra: str) -> str:
+    """In a clone, the extra of its pyproject.toml with the versions it was tested with; else the extra's libraries."""
+    python = shlex.quote(sys.executable)
+    if (CLONE / "pyproject.toml").is_file():
+        constraint, wanted = shlex.quote(str(CLONE / "constraints.txt")), shlex.quote(f"{CLONE}[{extra}]")
+        return f"{python} -m pip install --constraint {constraint} --editable {wanted}"
+    return f"{python} -m pip install {' '.join(map(shlex.quote, requirements(extra)))}"
+
+
+def requirements(extra: str) -> list[str]:
+    try:
+        declared = requires("rloom") or []
+    except PackageNotFoundError:
+        declared = []
+    marked = [line.partition(";") for line in declared]
+    return [name.strip() for name, _, marker in marked if marker.replace("'", '"').strip() == f'extra == "{extra}"']
