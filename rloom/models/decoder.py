@@ -143,8 +143,8 @@ def body_of(model: PreTrainedModel) -> Any:
     found: Any = model.get_decoder()
     if not isinstance(found, PreTrainedModel):  # some families call a part of their head `decoder`
         found = model.base_model
-    # others give the model with its head
-    return found.model if found.get_output_embeddings() is not None and hasattr(found, "model") else found
+    whole = found.get_output_embeddings() is not None  # others give the model with its head
+    return getattr(found, "model", found) if whole else found
 
 
 def takes_keywords(layer: nn.Module) -> bool:

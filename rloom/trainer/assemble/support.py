@@ -12,7 +12,7 @@ from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.context import check_context
 from rloom.models.load import ModelSource, first_line, read_config
 from rloom.models.verify import TrainingSupport, examine, small_twin
-from rloom.rollout.verify import examine_hf, examine_native
+from rloom.trainer.assemble.rollout_support import examine_hf, examine_native
 
 log = logging.getLogger(__name__)
 ENGINE_KEY = "actor_rollout_ref.rollout.name"
