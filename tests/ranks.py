@@ -72,7 +72,7 @@ def serve(pipe: Connection, device: torch.device) -> None:
         rank, ranks, port, work, arguments = pipe.recv()
         answer = io.BytesIO()
         try:
-            join(rank, ranks, address=f"127.0.0.1:{port}", device=device, shared=True, timeout_s=30)
+            join(rank, ranks, address=f"127.0.0.1:{port}", device=device, shared=True, timeout_s=120)
             torch.save((None, work(rank, ranks, *arguments)), answer)
             leave()
         except BaseException:  # whatever it is, the test shows it
