@@ -20,8 +20,9 @@ Work = Callable[..., Any]
 class Crew:
     """Processes that stay, since starting them takes longer than most of what they are asked to do."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, device: str = "cpu") -> None:
+        """On "cuda:0" all of them share that GPU."""
+        self.size, self.device = size, torch.device(device)
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
 
@@ -42,7 +43,7 @@ class Crew:
         context = torch.multiprocessing.get_context("spawn")
         for _ in range(self.size):
             here, there = context.Pipe()
-            process = context.Process(target=serve, args=(there,), daemon=True)
+            process = context.Process(target=serve, args=(there, self.device), daemon=True)
             process.start()
             self.processes.append(process)
             self.pipes.append(here)
@@ -65,13 +66,13 @@ class Crew:
         self.processes, self.pipes = [], []
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Connection, device: torch.device) -> None:
     torch.set_num_threads(1)
     while True:
         rank, ranks, port, work, arguments = pipe.recv()
         answer = io.BytesIO()
         try:
-            join(rank, ranks, address=f"127.0.0.1:{port}", device=torch.device("cpu"), timeout_s=30)
+            join(rank, ranks, address=f"127.0.0.1:{port}", device=device, shared=True, timeout_s=120)
             torch.save((None, work(rank, ranks, *arguments)), answer)
             leave()
         except BaseException:  # whatever it is, the test shows it

@@ -15,21 +15,29 @@ REPLICAS, SHARDS = "replicas", "shards"
 
 
 def join(
-    rank: int, ranks: int, *, address: str, device: torch.device, backend: str | None = None, timeout_s: float = 1800
+    rank: int, ranks: int, *, address: str, device: torch.device, shared: bool = False, timeout_s: float = 1800
 ) -> None:
     """Become one of the ranks that meet at `address` (host:port). Every rank calls it; it returns when all are there.
 
-    On a GPU small agreements go through gloo on the host, so that none makes the host wait for the device.
+    On a GPU small agreements go through gloo on the host, so that none makes the host wait for the device. `shared`:
+    other ranks are on the same GPU, which NCCL refuses; gloo copies their tensors through the host.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"),
+        backend_of(device, shared),
         init_method=f"tcp://{address}",
         rank=rank,
         world_size=ranks,
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+def backend_of(device: torch.device, shared: bool) -> str:
+    if device.type != "cuda":
+        return "gloo"
+    # both devices by name: where the backend is plain "gloo", device meshes make groups of their own, with NCCL
+    return "cpu:gloo,cuda:gloo" if shared else "cpu:gloo,cuda:nccl"
 
 
 def leave() -> None:
@@ -40,7 +48,14 @@ class Broadcast:
     """A channel between processes that are no ranks of one engine: its member 0 sends, the others receive."""
 
     def __init__(
-        self, member: int, members: int, *, address: str, device: torch.device, timeout_s: float = 1800
+        self,
+        member: int,
+        members: int,
+        *,
+        address: str,
+        device: torch.device,
+        shared: bool = False,  # members on one GPU, as in join
+        timeout_s: float = 1800,
     ) -> None:
         host, port = address.rsplit(":", 1)
         patience = timedelta(seconds=timeout_s)
@@ -48,7 +63,7 @@ class Broadcast:
         self.sends = member == 0
         self.group: Any = (
             dist.ProcessGroupNCCL(store, member, members, dist.ProcessGroupNCCL.Options())
-            if device.type == "cuda"
+            if device.type == "cuda" and not shared
             else dist.ProcessGroupGloo(store, member, members, patience)
         )
 
@@ -78,6 +93,22 @@ def highest(number: int) -> int:
     found = torch.tensor(number)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return int(found)
+
+
+def gather_rows(shard: Tensor, rows: int, mesh: DeviceMesh) -> Tensor:
+    """A whole tensor of so many rows, from the shards that ranks hold of it (FSDP2's: equal, the last ones shorter).
+
+    DTensor.full_tensor calls a collective that gloo has for tensors on the host alone.
+    """
+    ranks = mesh[SHARDS].size()
+    if ranks == 1:
+        return shard
+    most = -(-rows // ranks)
+    own = shard.new_zeros(most, *shard.shape[1:])
+    own[: len(shard)] = shard
+    whole = shard.new_empty(most * ranks, *shard.shape[1:])
+    dist.all_gather(list(whole.chunk(ranks)), own, group=mesh.get_group(SHARDS))
+    return whole[:rows]
 
 
 def norm_over_shards(part: Tensor, mesh: DeviceMesh) -> Tensor:

@@ -29,7 +29,7 @@ from rloom.batch import Batch, TokenOutputs, TrainBatch
 from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement, Update
 from rloom.engines.handout import hand_out, make_room, weights_to_hand_out
-from rloom.engines.mesh import SHARDS, highest, norm_over_shards
+from rloom.engines.mesh import SHARDS, gather_rows, highest, norm_over_shards
 from rloom.engines.optim import make_optimizer, move_moments, outcome, put_moments, update
 from rloom.engines.passes import Layout, lay_out, score_passes, teach
 from rloom.engines.storage import (
@@ -283,9 +283,8 @@ class ShardedEngine:
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.parameters.items():
-            coarse = parameter.to(self.device, self.dtypes[name])  # before it is gathered: fewer bytes
-            assert isinstance(coarse, DTensor)
-            yield name, coarse.full_tensor()
+            coarse = local(parameter).to(self.device, self.dtypes[name])  # before it is gathered: fewer bytes
+            yield name, gather_rows(coarse, len(parameter), self.mesh)
 
     def save(self, folder: Path, contents: frozenset[str]) -> None:
         if highest(int(not folder.is_dir())):

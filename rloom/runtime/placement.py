@@ -43,6 +43,7 @@ class Layout:
     nodes: int
     per_node: int  # workers a node
     pools: Sequence[Pool]
+    gpus_per_worker: float = 1.0  # below 1 in tests alone: the workers of a machine share its GPU
 
     @property
     def workers(self) -> int:
@@ -62,7 +63,7 @@ class Layout:
         return next(pool for pool in self.pools if role in pool.roles)
 
 
-def lay_out(nodes: int, per_node: int, own: Mapping[str, int]) -> Layout:
+def lay_out(nodes: int, per_node: int, own: Mapping[str, int], *, gpus_per_worker: float = 1.0) -> Layout:
     """`own`: roles with workers of their own, and how many. The others share what is left, with the actor."""
     workers = nodes * per_node
     apart = {role: size for role, size in own.items() if role != ACTOR}
@@ -80,4 +81,4 @@ def lay_out(nodes: int, per_node: int, own: Mapping[str, int]) -> Layout:
     pools = [Pool(shared, 0, left)]
     for role, size in apart.items():
         pools.append(Pool((role,), pools[-1].first + pools[-1].size, size))
-    return Layout(nodes, per_node, pools)
+    return Layout(nodes, per_node, pools, gpus_per_worker)

@@ -2,8 +2,10 @@
 
 import pytest
 
+from rloom.config.load import load_config
 from rloom.errors import ConfigError
 from rloom.runtime.placement import lay_out
+from rloom.trainer.assemble.crew import layout_of
 
 
 def test_by_default_every_worker_holds_every_role() -> None:
@@ -33,3 +35,22 @@ def test_the_actor_gets_what_the_others_leave() -> None:
 def test_pools_that_do_not_add_up_say_what_is_left(own: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=r"trainer.pools .* 1 × 4 = 4 workers, of which -?\d+ are left for the actor"):
         lay_out(1, 4, own)
+
+
+def test_every_worker_has_a_gpu_of_its_own_unless_a_test_makes_them_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from rloom.trainer.assemble.ray_crew import needs_of_a_worker, node_share
+
+    config = load_config(["trainer.n_gpus_per_node=4", "trainer.device=cuda"])
+    found = {}
+    for share in ("0", "1"):
+        monkeypatch.setenv("RLOOM_TEST_SHARE_GPU", share)
+        layout = layout_of(config)
+        found[share] = needs_of_a_worker(config, layout), node_share(config, layout)
+    assert found == {
+        "0": ({"CPU": 1, "GPU": 1}, {"CPU": 4, "GPU": 4}),
+        "1": ({"CPU": 1, "GPU": 0.25}, {"CPU": 4, "GPU": 1}),
+    }
+    monkeypatch.setenv("RLOOM_TEST_SHARE_GPU", "yes")
+    with pytest.raises(ConfigError, match="RLOOM_TEST_SHARE_GPU=yes: use 1 to put all workers of a machine on one GPU"):
+        layout_of(config)

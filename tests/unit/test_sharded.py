@@ -16,7 +16,7 @@ from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TrainBatch, token_places
 from rloom.data.packing import MicroBatching, share_rows
 from rloom.engines.base import Placement
-from rloom.engines.mesh import lay_out_ranks
+from rloom.engines.mesh import backend_of, gather_rows, lay_out_ranks
 from rloom.engines.sharded import ShardedEngine
 from rloom.errors import CheckpointError, ConfigError
 from rloom.models.load import Lora
@@ -145,6 +145,28 @@ def merge(parts: list[Tensor], batch: TrainBatch) -> Tensor:
     for rank, part_T in enumerate(parts):
         merged_T[token_places(batch.length_N, torch.tensor(share(batch, rank, len(parts))))] = part_T
     return merged_T
+
+
+def gather_my_rows(rank: int, ranks: int, whole: Tensor, shards: int) -> Tensor:
+    mesh = lay_out_ranks(torch.device("cpu"), shards)
+    most = math.ceil(len(whole) / shards)
+    return gather_rows(whole[rank % shards * most :][:most], len(whole), mesh)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shards", [4, 2, 1])
+def test_rows_are_gathered_from_shards_of_unequal_size(crew: Crew, shards: int, dtype: torch.dtype) -> None:
+    """Five rows on four ranks: two, two, one and none."""
+    whole = torch.arange(10, dtype=dtype).view(5, 2)
+    for found in crew.run(4, gather_my_rows, whole, shards):
+        assert torch.equal(found, whole)
+
+
+def test_ranks_on_one_gpu_communicate_over_gloo() -> None:
+    """NCCL refuses two ranks on one GPU."""
+    gpu = torch.device("cuda", 0)
+    assert (backend_of(gpu, shared=False), backend_of(gpu, shared=True)) == ("cpu:gloo,cuda:nccl", "cpu:gloo,cuda:gloo")
+    assert backend_of(torch.device("cpu"), shared=True) == "gloo"
 
 
 @pytest.mark.parametrize("name", ["whole", "lora", "critic", "kl over the vocabulary"])

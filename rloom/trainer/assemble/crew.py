@@ -1,5 +1,6 @@
 """Who does the work of a run: this process, or Ray workers. Nobody above can tell which."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 import torch
 
 from rloom.config.schema import Config
+from rloom.errors import ConfigError
 from rloom.observe.metrics import device_peak_flops
 from rloom.rewards.background import ScoreQueue
 from rloom.runtime.group import Group, LocalGroup
@@ -15,6 +17,9 @@ from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Layout, l
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
 from rloom.trainer.assemble.worker import FILES, PUBLISH, Meeting, Worker
 from rloom.trainer.memory import BUILD, explain_out_of_memory
+
+# A switch for tests: the workers of a machine share its first GPU and communicate over gloo, which is slow.
+SHARE_GPU = "RLOOM_TEST_SHARE_GPU"
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,11 @@ def open_crew(config: Config, layout: Layout, logs: Path | None) -> Iterator[Cre
 
 def layout_of(config: Config) -> Layout:
     trainer = config.trainer
-    return lay_out(trainer.nnodes, trainer.n_gpus_per_node, trainer.pools.own)
+    share = os.environ.get(SHARE_GPU, "0")
+    if share not in ("0", "1"):
+        raise ConfigError(f"{SHARE_GPU}={share}: use 1 to put all workers of a machine on one GPU, or leave it out")
+    gpus = 1 / trainer.n_gpus_per_node if share == "1" else 1.0
+    return lay_out(trainer.nnodes, trainer.n_gpus_per_node, trainer.pools.own, gpus_per_worker=gpus)
 
 
 def in_this_process(config: Config, layout: Layout) -> Crew:

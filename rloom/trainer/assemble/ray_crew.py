@@ -63,9 +63,9 @@ def await_machines(config: Config) -> None:
         ) from None
 
 
-def needs_of_a_worker(config: Config) -> dict[str, float]:
+def needs_of_a_worker(config: Config, layout: Layout) -> dict[str, float]:
     if config.trainer.device == "cuda" or (config.trainer.device == "auto" and any_gpu()):
-        return {"CPU": 1, "GPU": 1}
+        return {"CPU": 1, "GPU": layout.gpus_per_worker}
     return {"CPU": 1}
 
 
@@ -97,12 +97,12 @@ def smaller_where_it_must_be(config: Config, layout: Layout) -> Layout:
                 "the same command goes on from the last checkpoint when they are there again"
             ) from None
         print(f"{left} of {layout.nodes} machines are left: going on with them", flush=True)
-        return lay_out(left, layout.per_node, {})
+        return lay_out(left, layout.per_node, {}, gpus_per_worker=layout.gpus_per_worker)
     return layout
 
 
 def node_share(config: Config, layout: Layout) -> dict[str, float]:
-    return {name: amount * layout.per_node for name, amount in needs_of_a_worker(config).items()}
+    return {name: amount * layout.per_node for name, amount in needs_of_a_worker(config, layout).items()}
 
 
 def describe_resources(resources: Mapping[str, float]) -> str:
@@ -114,7 +114,7 @@ def describe_resources(resources: Mapping[str, float]) -> str:
 @contextmanager
 def ray_workers(config: Config, layout: Layout, logs: Path | None) -> Iterator[Crew]:
     check_machines(config, layout)
-    needs = needs_of_a_worker(config)
+    needs = needs_of_a_worker(config, layout)
     with cluster.reserve(layout.nodes, node_share(config, layout), config.trainer.start_timeout_s) as share:
         members: list[cluster.Member] = []
         scorers: list[cluster.RemoteQueue] = []
@@ -162,7 +162,7 @@ def build(
         parameters=parameters,
         scorers=scorers,
         device=torch.device("cpu"),
-        peak_flops=sum(peaks) if peaks and len(peaks) == len(members) else None,
+        peak_flops=layout.gpus_per_worker * sum(peaks) if peaks and len(peaks) == len(members) else None,
     )
 
 

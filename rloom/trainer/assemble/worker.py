@@ -46,6 +46,10 @@ class Worker:
         self.device = pick_device(config)
         self.roles: dict[str, Any] = {}
 
+    @property
+    def shares_gpu(self) -> bool:
+        return self.layout.gpus_per_worker < 1
+
     def build(self, meeting: Meeting) -> dict[str, int]:
         """Load the models; ranks of one pool do it together. Parameters by role."""
         pool, config = self.seat.pool, self.config
@@ -54,7 +58,7 @@ class Worker:
         learns = ACTOR in pool.roles or CRITIC in pool.roles or REFERENCE in pool.roles
         tokenizer = load_tokenizer(policy_source(config))  # before anyone waits: is the model on this machine at all?
         if pool.size > 1 and learns:
-            join(self.seat.rank, pool.size, address=meeting[pool.name], device=self.device)
+            join(self.seat.rank, pool.size, address=meeting[pool.name], device=self.device, shared=self.shares_gpu)
         empty = self.seat.rank > 0  # the first rank reads the model and hands out its weights
         network = policy_network(config, empty=empty) if ACTOR in pool.roles else None
         if REFERENCE in pool.roles and has_reference_model(config):
@@ -91,7 +95,9 @@ class Worker:
         channel = None
         if source is not rollout and (self.seat.rank == 0 or generates):
             member = 1 + self.seat.rank if generates else 0
-            channel = Broadcast(member, 1 + rollout.size, address=meeting[PUBLISH], device=self.device)
+            channel = Broadcast(
+                member, 1 + rollout.size, address=meeting[PUBLISH], device=self.device, shared=self.shares_gpu
+            )
         if copy is None and source is rollout:
             self.roles[PUBLISH] = self.roles[ROLLOUT]  # the weights are the actor's own
         else:
