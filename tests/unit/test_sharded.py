@@ -252,7 +252,7 @@ def test_a_checkpoint_of_two_copies_holds_one_and_resumes_on_two_ranks(
     _, saved = crew.run(4, go_on, folder, {"shards": 2}, None, copies, 1)[0]
     loaded, _ = crew.run(2, go_on, folder, {}, copies, single, 0)[0]
     assert_identical(loaded, saved)
-    sizes = [sum(file.stat().st_size for file in place.rglob("*.distcp")) for place in (copies, single)]
+    sizes = [sum(file.stat().st_size for file in place.rglob("*.safetensors")) for place in (copies, single)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
 
 
@@ -263,9 +263,9 @@ def test_a_checkpoints_shards_are_sealed_with_it(one_rank: None, folders: dict[s
 
     saved = Checkpoints(tmp_path, {"actor": None}).save(1, write, {"step": 1})
     assert read_state(saved) == {"step": 1}
-    shard = next((saved / "actor" / "model_shards").glob("*.distcp"))
+    shard = next((saved / "actor" / "model_shards").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"damaged: .*model_shards/.*\.distcp has \d+ bytes"):
+    with pytest.raises(CheckpointError, match=r"damaged: .*model_shards/rank_0\.safetensors has \d+ bytes"):
         read_state(saved)
 
 
