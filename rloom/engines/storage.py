@@ -181,7 +181,7 @@ def read_weights(folder: Path, kind: str, own: Weights) -> None:
     if saved is None:
         raise CheckpointError(
             f"{weights_file(folder, kind)} is missing: the checkpoint was saved without it (checkpoint.save_contents), "
-            f"or with other LoRA settings; take a checkpoint that has it, or start anew with trainer.resume_mode=disable"
+            "or with other LoRA settings; take a checkpoint that has it, or start anew with trainer.resume_mode=disable"
         )
     check_shapes(saved, own)
     read_tensors(saved, own)

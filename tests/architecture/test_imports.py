@@ -12,7 +12,7 @@ BOTTOM = ("rloom.errors", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = ("rloom.runtime.nodes", "rloom.runtime.placement", "rloom.runtime.vitals", "rloom.runtime.ray")
-CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks")
+CONFIG = ("rloom.config.load", "rloom.config.saved", "rloom.config.schema", "rloom.config.checks")
 LOOP = tuple(f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "roles", "sampling", "schedule"))
 ENGINE_PARTS = tuple(
     f"rloom.engines.{name}" for name in ("base", "passes", "optim", "storage", "mesh", "handout", "ulysses")

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from rloom.algos.registry import ALGORITHMS
 from rloom.config.checks import check
 from rloom.config.describe import whole_tree
-from rloom.config.load import expand, load_config, load_saved
+from rloom.config.load import expand, load_config
+from rloom.config.saved import load_saved
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 

@@ -20,7 +20,7 @@ from rloom.engines.mesh import lay_out_ranks
 from rloom.engines.sharded import ShardedEngine
 from rloom.errors import CheckpointError, ConfigError
 from rloom.models.load import Lora
-from rloom.trainer.checkpoint import Checkpoints, read_state
+from rloom.trainer.checkpoint import Checkpoints, check
 from tests.engine_subjects import ENGINES, network_of
 from tests.helpers import CPU, Weights, assert_identical, assert_near, lesson
 from tests.ranks import Crew
@@ -261,12 +261,13 @@ def test_a_checkpoints_shards_are_sealed_with_it(one_rank: None, folders: dict[s
         (draft / "actor").mkdir()
         SHARDED.build(folders["qwen2"]).save(draft / "actor", EVERYTHING)
 
-    saved = Checkpoints(tmp_path, {"actor": None}).save(1, write, {"step": 1})
-    assert read_state(saved) == {"step": 1}
+    state = {"step": 1, "kl_coefficient": 0.0, "stream": {}}
+    saved = Checkpoints(tmp_path, {"actor": None}).save(1, write, state)
+    check(saved)
     shard = next((saved / "actor" / "model_shards").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"damaged: .*model_shards/rank_0\.safetensors has \d+ bytes"):
-        read_state(saved)
+        check(saved)
 
 
 def count_collectives(rank: int, ranks: int, folder: Path) -> tuple[list[int], int, int]:
