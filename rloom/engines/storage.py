@@ -259,6 +259,8 @@ def saved_tensor(name: str, entry: Any) -> SavedTensor:
         raise ValueError(f"{name} has dtype {entry['dtype']!r}")
     pieces = [Piece(str(one["file"]), whole_number(one["start"]), whole_number(one["stop"])) for one in entry["pieces"]]
     pieces.sort(key=lambda piece: piece.start)
+    if len({piece.file for piece in pieces}) < len(pieces):
+        raise ValueError(f"{name} is twice in one file")
     end = 0
     for piece in pieces:
         if not RANK_FILE.fullmatch(piece.file):

@@ -187,6 +187,7 @@ def accuracy_lines(records: Sequence[Mapping[str, float]]) -> list[str]:
     last_step, last = found[-1]
     for source, accuracy in last.items():
         step, first = next((step, values[source]) for step, values in found if source in values)
-        before = f"{first:.1%} {'at the start' if step == 0 else f'after step {step}'}, " if step < last_step else ""
-        lines.append(f"Held-out accuracy on {source}: {before}{accuracy:.1%} after step {last_step}")
+        when = "at the start" if step == 0 else f"after step {step}"
+        now = f", {accuracy:.1%} now" if step < last_step else ""
+        lines.append(f"Held-out accuracy on {source}: {first:.1%} {when}{now}")
     return lines

@@ -165,7 +165,7 @@ def test_the_kits_flags_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> No
     assert cli.main(["train", "data.seed=3", "algorithm.lam=0.9", "actor_rollout_ref.actor.optim.lr=1e-4"]) == 0
     kit, plain = seen
     assert (kit.algorithm.lam, kit.actor_rollout_ref.actor.optim.lr, kit.data.seed) == (0.9, 1e-4, 3)
-    moved = plain.trainer.model_copy(update={"default_local_dir": "outputs/checkpoints"})
+    moved = plain.trainer.model_copy(update={"default_local_dir": "outputs/checkpoints/embedded"})
     assert kit == plain.model_copy(update={"trainer": moved})
 
 

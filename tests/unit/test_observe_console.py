@@ -72,7 +72,7 @@ def test_a_validation_line_remembers_the_start() -> None:
     Display(console).validation(
         10,
         {"val-core/math_reasoning/acc/mean@1": 0.719, "val-core/b/acc/mean@1": 1.25, "val-aux/b/acc/best@1": 1.0},
-        start={"math_reasoning": 0.375},
+        first={"math_reasoning": (0, 0.375)},
     )
     assert written(console) == "step 10 · validation · math_reasoning acc 71.9 % (start 37.5 %) · b acc 1.25\n"
 

@@ -1,7 +1,9 @@
 """The flags and environment variables of `train.sh`, as overrides of our own keys."""
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import NoReturn
 
 from rloom.errors import ConfigError
@@ -32,7 +34,8 @@ VARIABLES = {
     "MASTER_ADDR": "trainer.master_addr",
 }
 NOT_YET = ("REWARD_MODEL_PATH",)  # variables of the kit that this version would have to ignore
-OUTPUT = "outputs/checkpoints"
+OUTPUT = "outputs/checkpoints"  # each model has a folder of its own below it
+MODEL_KEY = "actor_rollout_ref.model.path"
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,13 +56,22 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
                 f"{name}={environment[name]}: this version scores with rules and your own function "
                 "(custom_reward_function.path=FILE), not with reward models; unset it"
             )
-    overrides = [f"trainer.default_local_dir={OUTPUT}"]
-    overrides += [f"{key}={environment[name]}" for name, key in VARIABLES.items() if environment.get(name)]
+    overrides = [f"{key}={environment[name]}" for name, key in VARIABLES.items() if environment.get(name)]
     for flag, (variable, key) in KEYS.items():
         value = given[flag] or (environment.get(variable) if variable else None)
         if value:
             overrides += [f"{key}={value}", *consequences(flag, value)]
-    return [*overrides, *given["overrides"]]
+    overrides += given["overrides"]
+    return [f"trainer.default_local_dir={OUTPUT}/{model_folder(overrides)}", *overrides]
+
+
+def model_folder(overrides: Sequence[str]) -> str:
+    """A hub name as it is (Qwen/Qwen2.5-7B), of a path its last part; without a model, embedded."""
+    values = [value for key, _, value in (text.lstrip("+").partition("=") for text in overrides) if key == MODEL_KEY]
+    path = PurePosixPath(values[-1].strip("'\"") if values else "embedded")
+    is_hub_name = len(path.parts) == 2 and path.parts[0] not in ("~", "..", "/", ".")
+    parts = path.parts if is_hub_name else (path.name,)
+    return "/".join(re.sub(r"[^\w.-]", "_", part) for part in parts) or "model"
 
 
 def consequences(flag: str, value: str) -> list[str]:
