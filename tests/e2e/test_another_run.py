@@ -48,7 +48,7 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 
 def go_on(folder: Path, steps: int, *overrides: str) -> int:
-    """The same command, with some keys changed. The data and the model are at the places of the copy: content counts."""
+    """The same command with some keys changed. The data and the model have moved with the copy: content counts."""
     data, model = own_data(folder / "train.parquet"), f"actor_rollout_ref.model.path={folder / 'model'}"
     return main_ppo.main(arguments(folder / "run", steps, *GAE, data, model, "data.val_files=embedded", *overrides))
 

@@ -275,9 +275,11 @@ def test_an_index_that_no_run_wrote_is_named(checkpoints: dict[str, Path], engin
     checkpoint, index = checkpoints[SHARDS], f"actor/model_shards/{INDEX}"
     content = json.loads((checkpoint / index).read_text())
     change(content)
-    with changed(checkpoint, index, json.dumps(content).encode(), fresh_seals=True):
-        with pytest.raises(CheckpointError) as caught:
-            resume(checkpoint, engine)
+    with (
+        changed(checkpoint, index, json.dumps(content).encode(), fresh_seals=True),
+        pytest.raises(CheckpointError) as caught,
+    ):
+        resume(checkpoint, engine)
     assert str(checkpoint / "actor" / "model_shards") in str(caught.value) and says in str(caught.value)
 
 
@@ -285,9 +287,11 @@ def test_a_moment_that_is_missing_is_named(checkpoints: dict[str, Path], engine:
     checkpoint, index = checkpoints[SHARDS], f"actor/optimizer_shards/{INDEX}"
     content = json.loads((checkpoint / index).read_text())
     del content["tensors"]["model.embed_tokens.weight/exp_avg_sq"]
-    with changed(checkpoint, index, json.dumps(content).encode(), fresh_seals=True):
-        with pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight/exp_avg_sq is missing there"):
-            resume(checkpoint, engine)
+    with (
+        changed(checkpoint, index, json.dumps(content).encode(), fresh_seals=True),
+        pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight/exp_avg_sq is missing there"),
+    ):
+        resume(checkpoint, engine)
 
 
 STATES: Mapping[str, Any] = {"step": -1, "kl_coefficient": float("nan"), "stream": [], "format": 1}
@@ -297,9 +301,11 @@ STATES: Mapping[str, Any] = {"step": -1, "kl_coefficient": float("nan"), "stream
 def test_a_state_that_no_run_wrote_is_named(checkpoints: dict[str, Path], engine: Any, name: str) -> None:
     checkpoint = checkpoints[ONE]
     content = json.loads((checkpoint / STATE).read_text()) | {name: STATES[name]}
-    with changed(checkpoint, STATE, json.dumps(content).encode(), fresh_seals=True):
-        with pytest.raises(CheckpointError) as caught:
-            resume(checkpoint, engine)
+    with (
+        changed(checkpoint, STATE, json.dumps(content).encode(), fresh_seals=True),
+        pytest.raises(CheckpointError) as caught,
+    ):
+        resume(checkpoint, engine)
     assert str(checkpoint / STATE) in str(caught.value)
 
 
@@ -307,9 +313,11 @@ def test_a_state_that_no_run_wrote_is_named(checkpoints: dict[str, Path], engine
 def test_a_seal_names_files_of_its_own_folder_alone(checkpoints: dict[str, Path], entry: str) -> None:
     checkpoint = checkpoints[ONE]
     content = json.loads((checkpoint / SEAL).read_text()) | {entry: {"bytes": 1, "sha256": ""}}
-    with changed(checkpoint, SEAL, json.dumps(content).encode(), fresh_seals=False):
-        with pytest.raises(CheckpointError, match=r"seal\.json cannot be read|File name too long"):
-            open_checkpoint(checkpoint)
+    with (
+        changed(checkpoint, SEAL, json.dumps(content).encode(), fresh_seals=False),
+        pytest.raises(CheckpointError, match=r"seal\.json cannot be read|File name too long"),
+    ):
+        open_checkpoint(checkpoint)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_recognised_and_not_opened(

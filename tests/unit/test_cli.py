@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -150,6 +151,16 @@ def test_an_interrupt_ends_with_the_shells_code() -> None:
         raise KeyboardInterrupt
 
     assert run_safely(command) == 130
+
+
+def test_an_export_takes_keys_beside_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rloom.trainer import export
+
+    seen: list[tuple[object, ...]] = []
+    monkeypatch.setattr(export, "export", lambda *given, **named: seen.append((*given, named)))
+    trust = "actor_rollout_ref.model.trust_remote_code=True"
+    assert cli.main(["export", "global_step_1", "--dtype", "bfloat16", "folder", trust]) == 0
+    assert seen == [(Path("global_step_1"), Path("folder"), [trust], {"adapter": False, "dtype": "bfloat16"})]
 
 
 def test_the_kits_flags_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

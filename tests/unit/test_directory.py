@@ -20,9 +20,11 @@ from rloom.trainer.directory import LOCK, OWNER, sole_owner
 def test_a_second_run_is_refused_and_the_first_one_leaves_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "one"
     with sole_owner(directory):
-        with pytest.raises(ConfigError, match=rf"{directory}: another run is using it; wait .* or choose another"):
-            with sole_owner(directory):
-                pass
+        with (
+            pytest.raises(ConfigError, match=rf"{directory}: another run is using it; wait .* or choose another"),
+            sole_owner(directory),
+        ):
+            pass
         assert (directory / LOCK).exists()
     assert list(tmp_path.iterdir()) == []
 
@@ -92,9 +94,11 @@ def test_without_locks_what_a_dead_run_left_is_replaced(
         with sole_owner(tmp_path):
             assert json.loads((tmp_path / OWNER).read_text())["pid"] == os.getpid()
         return
-    with pytest.raises(ConfigError, match=rf"the run of {tmp_path / OWNER} .*if that run has ended, remove the file"):
-        with sole_owner(tmp_path):
-            pass
+    with (
+        pytest.raises(ConfigError, match=rf"the run of {tmp_path / OWNER} .*if that run has ended, remove the file"),
+        sole_owner(tmp_path),
+    ):
+        pass
     assert (tmp_path / OWNER).exists()
 
 

@@ -252,6 +252,8 @@ def test_a_checkpoint_of_two_copies_holds_one_and_resumes_on_two_ranks(
     _, saved = crew.run(4, go_on, folder, {"shards": 2}, None, copies, 1)[0]
     loaded, _ = crew.run(2, go_on, folder, {}, copies, single, 0)[0]
     assert_identical(loaded, saved)
+    assert len({file.name for file in (copies / "model_shards").glob("*.safetensors")}) == 4
+    assert all(file.stat().st_size > 10_000 for file in (copies / "model_shards").glob("*.safetensors"))  # shared work
     sizes = [sum(file.stat().st_size for file in place.rglob("*.safetensors")) for place in (copies, single)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
 
