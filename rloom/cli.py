@@ -17,7 +17,7 @@ USAGE = """rloom COMMAND
   kit [flags] [key=value ...]  the same with train.sh's flags: --model --epochs --lr --batch_size --kl_coef --n_gpus
   plan [key=value ...]         what a configuration will do, without starting it: batches, placement, memory, time
   eval CKPT [key=value ...]    answer the held-out prompts with a checkpoint and print how well
-  export CKPT DIR              write a checkpoint's policy as a Hugging Face folder
+  export CKPT DIR [key=value]  write a checkpoint's policy as a Hugging Face folder
   config [key]                 the whole documented configuration, or what one key means
   data prepare NAME            make train.parquet and test.parquet of a known data set
   data check FILE              look a data file over before training on it
@@ -112,12 +112,13 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, help="a folder that is not there yet")
     parser.add_argument("--adapter", action="store_true", help="write the LoRA adapter alone instead of merging it")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    given = parser.parse_args(arguments)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the configuration of its run")
+    given = parser.parse_intermixed_args(arguments)
 
     def run() -> int:
         from rloom.trainer import export
 
-        print(export.export(given.checkpoint, given.folder, adapter=given.adapter, dtype=given.dtype))
+        print(export.export(given.checkpoint, given.folder, given.overrides, adapter=given.adapter, dtype=given.dtype))
         return 0
 
     return run_safely(run)

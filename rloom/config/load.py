@@ -21,17 +21,6 @@ from rloom.errors import ConfigError
 
 PACKAGED = Path(__file__).parent
 HYDRAS_OWN = ("hydra", "preset")  # names that Hydra would take for itself
-ONE_PROCESS = (  # whatever the run had
-    "trainer.nnodes=1",
-    "trainer.n_gpus_per_node=1",
-    "trainer.node_rank=0",
-    "trainer.pools={actor: null, critic: null, ref: null, rollout: null}",
-    "actor_rollout_ref.actor.fsdp_config.fsdp_size=-1",
-    "critic.model.fsdp_config.fsdp_size=-1",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
-    "critic.ulysses_sequence_parallel_size=1",
-)
-CONFIG_FILE = "config.yaml"  # what a run writes down, in its directory and in every checkpoint
 
 
 def load_config(
@@ -55,13 +44,18 @@ def load_config(
     return config
 
 
-def load_saved(checkpoint: Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of the run that wrote a checkpoint, reading the model from the checkpoint itself."""
-    whole = checkpoint / "actor" / "model.safetensors"  # with LoRA there is only the adapter
-    own_model = [f"actor_rollout_ref.model.path='{whole.parent.absolute()}'"] if whole.is_file() else []
-    arguments = [as_addition(text) for text in (*own_model, *ONE_PROCESS, *overrides)]
-    tree, _ = compose(checkpoint.absolute(), CONFIG_FILE.removesuffix(".yaml"), arguments)
-    return validate(tree)
+def overrides_tree(overrides: Sequence[str]) -> Tree:
+    """`key=value` pairs as a tree of their own, for a configuration that Hydra does not compose."""
+    tree = OmegaConf.create({})
+    try:
+        for text in overrides:
+            read = OverridesParser.create().parse_override(as_addition(text))
+            OmegaConf.update(tree, read.key_or_group, read.value(), force_add=True)
+        found = OmegaConf.to_container(tree, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"the overrides cannot be read: {str(error).strip()}") from error
+    assert isinstance(found, dict)
+    return {str(name): value for name, value in found.items()}
 
 
 def check_source(config_path: str | None, config_name: str) -> Path:

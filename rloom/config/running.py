@@ -39,7 +39,7 @@ class Trainer(Section):
     )
     total_epochs: int = key(30, "Passes over the training prompts.", ge=1)
     total_training_steps: int | None = key(None, "Steps in all; wins over `total_epochs`.", ge=1)
-    save_freq: int = key(-1, "Save a checkpoint every so many steps, and at the end. -1: never.", ge=-1)
+    save_freq: int = key(-1, "Save a checkpoint every so many steps, and at the end. -1: at the end alone.", ge=-1)
     test_freq: int = key(-1, "Validate every so many steps, and at the end. -1: never.", ge=-1)
     val_before_train: bool = key(True, "Validate before the first step, when there are validation prompts.")
     val_only: bool = key(False, "Validate and end.")

@@ -24,7 +24,7 @@ class PromptStream:
         self._shuffle = shuffle
         self._seed = seed
         self._epoch = 0
-        self._step = 0  # batches drawn from this epoch
+        self._row = 0  # of this epoch's order: the first that is not drawn yet
         self._order = self._order_of(0)
 
     def __len__(self) -> int:
@@ -36,20 +36,19 @@ class PromptStream:
         return self._epoch
 
     def next(self) -> list[Prompt]:
-        if self._step == self.steps_per_epoch:
-            self._go_to(self._epoch + 1, step=0)
-        start = self._step * self._batch_size
-        self._step += 1
-        return [self._prompts[row] for row in self._order[start : start + self._batch_size]]
+        if self._row + self._batch_size > len(self._prompts):
+            self._go_to(self._epoch + 1, row=0)
+        start, self._row = self._row, self._row + self._batch_size
+        return [self._prompts[row] for row in self._order[start : self._row]]
 
     def state(self) -> dict[str, Any]:
         """The position, and what gives it a meaning. Plain JSON."""
-        return {"epoch": self._epoch, "step": self._step, **self._identity()}
+        return {"epoch": self._epoch, "row": self._row, **self._identity()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken."""
+        """Continue where `state` was taken. The batch size may be another: the position is counted in rows."""
         expected = self._identity()
-        missing = [name for name in ("epoch", "step", *expected) if name not in state]
+        missing = [name for name in ("epoch", "row", *expected) if name not in state]
         if missing:
             raise CheckpointError(f"the saved data position lacks {', '.join(missing)}; resume from another checkpoint")
         changed = [f"{name} was {state[name]}, is {now}" for name, now in expected.items() if state[name] != now]
@@ -58,23 +57,23 @@ class PromptStream:
                 f"the saved data position does not fit this run: {'; '.join(changed)}. "
                 "Set them back, or start anew with trainer.resume_mode=disable"
             )
-        if state["epoch"] < 0 or not 0 <= state["step"] <= self.steps_per_epoch:
+        epoch, row = state["epoch"], state["row"]
+        if type(epoch) is not int or type(row) is not int or epoch < 0 or not 0 <= row <= len(self._prompts):
             raise CheckpointError(
-                f"the saved data position is damaged: epoch {state['epoch']}, step {state['step']} of "
-                f"{self.steps_per_epoch}; resume from another checkpoint"
+                f"the saved data position is damaged: epoch {epoch!r}, row {row!r} of {len(self._prompts)}; "
+                "resume from another checkpoint"
             )
-        self._go_to(state["epoch"], step=state["step"])
+        self._go_to(epoch, row=row)
 
     def _identity(self) -> dict[str, Any]:
         return {
             "rows": len(self._prompts),
-            "data.train_batch_size": self._batch_size,
             "data.shuffle": self._shuffle,
             "data.seed": self._seed,
         }
 
-    def _go_to(self, epoch: int, *, step: int) -> None:
-        self._epoch, self._step, self._order = epoch, step, self._order_of(epoch)
+    def _go_to(self, epoch: int, *, row: int) -> None:
+        self._epoch, self._row, self._order = epoch, row, self._order_of(epoch)
 
     def _order_of(self, epoch: int) -> list[int]:
         if not self._shuffle:

@@ -22,10 +22,11 @@ from rloom.engines.passes import lay_out, score_passes, teach
 from rloom.engines.storage import (
     ADAPTER,
     MODEL,
+    OPTIMIZER,
+    moment,
     read_moments,
     read_weights,
-    write_optimizer,
-    write_weights,
+    write_whole,
 )
 from rloom.models.network import Judge, Network, Reference
 
@@ -190,9 +191,14 @@ class LocalEngine:
 
     def save(self, folder: Path, contents: frozenset[str]) -> None:
         if "model" in contents:
-            write_weights(folder, self.kind, self.masters)
+            write_whole(folder, self.kind, self.masters)
         if "optimizer" in contents and self.optimizer is not None:
-            write_optimizer(folder, self.optimizer)
+            write_whole(folder, OPTIMIZER, self.moments())
+
+    def moments(self) -> dict[str, Tensor]:
+        assert self.optimizer is not None
+        states = {name: self.optimizer.state.get(master, {}) for name, master in self.masters.items()}
+        return {moment(name, key): value for name, state in states.items() for key, value in state.items()}
 
     def load(self, folder: Path, contents: frozenset[str]) -> None:
         if "model" in contents:

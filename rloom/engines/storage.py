@@ -1,133 +1,210 @@
-"""What engines leave in a checkpoint: whole files of one process, or a folder of shards that several ranks wrote.
+"""The tensors of a checkpoint: one safetensors file of one process, or a folder of shards that several ranks wrote.
 
-    model.safetensors   lora.safetensors   optimizer.pt        one process
-    model_shards/       lora_shards/       optimizer_shards/   several ranks, by torch.distributed.checkpoint
+    model.safetensors   lora.safetensors   optimizer.safetensors   one process
+    model_shards/       lora_shards/       optimizer_shards/       several ranks
 
-Either is read into whole tensors as well as into the shards of any number of ranks. Both name weights and moments by
-parameter; optimizer.pt goes by the parameters' places.
+    model_shards/rank_0.safetensors ...   what each rank wrote
+    model_shards/index.json               which tensor has which shape and dtype, and which file holds which rows of it
+
+Both are read into whole tensors as well as into the shards of any number of ranks, and each rank reads only the rows it
+needs. Weights are named by parameter, moments `parameter/exp_avg`. Neither format holds code: nothing is unpickled.
 """
 
-import warnings
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_shards
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from rloom.errors import CheckpointError
 
 MODEL, ADAPTER, OPTIMIZER = "model", "lora", "optimizer"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-METADATA = ".metadata"  # of a folder of shards: written last
+INDEX, INDEX_VERSION = "index.json", 1
+RANK_FILE = re.compile(r"rank_\d+\.safetensors")
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+ALIGNMENT = 8  # bytes, of a safetensors header
+ANOTHER = "take another checkpoint, or start anew with trainer.resume_mode=disable"
+
 Weights = Mapping[str, Tensor]
-Moments = dict[int, dict[str, Tensor]]  # by the place of their parameter
+Moments = dict[int, dict[str, Tensor]]  # by the position of their parameter
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `start` to `stop` of a tensor, along its first dimension. A tensor without dimensions is one row."""
+
+    file: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors names it
+    pieces: Sequence[Piece]  # in the order of their rows; together they are all of them
+
+    def shape_of(self, piece: Piece) -> tuple[int, ...]:
+        return (piece.stop - piece.start, *self.shape[1:]) if self.shape else ()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What is saved under one name, before any of its numbers is read."""
+
+    source: Path  # the file or folder that error messages name
+    folder: Path  # of the pieces' files
+    tensors: Mapping[str, SavedTensor]
 
 
 def weights_file(folder: Path, kind: str) -> Path:
     return folder / f"{kind}.safetensors"
 
 
-def optimizer_file(folder: Path) -> Path:
-    return folder / f"{OPTIMIZER}.pt"
-
-
 def shards_of(folder: Path, kind: str) -> Path:
     return folder / f"{kind}_shards"
+
+
+def moment(name: str, key: str = MOMENTS[0]) -> str:
+    return f"{name}/{key}"
 
 
 def cannot_write(folder: Path, error: BaseException | str) -> CheckpointError:
     return CheckpointError(f"{folder} cannot be written: {error}; is there room on the disk?")
 
 
-def write_weights(folder: Path, kind: str, weights: Weights) -> None:
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+def damaged(file: Path, fault: object) -> CheckpointError:
+    return CheckpointError(f"{file} cannot be read: {fault}; {ANOTHER}")
+
+
+def write_whole(folder: Path, kind: str, tensors: Weights) -> None:
     try:
-        save_file(whole, weights_file(folder, kind), metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:
+        write_tensors(weights_file(folder, kind), tensors)
+    except OSError as error:
         raise cannot_write(folder, error) from error
 
 
-def write_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
-    try:
-        torch.save(optimizer.state_dict(), optimizer_file(folder))
-    except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
-        raise cannot_write(folder, error) from error
+def write_tensors(file: Path, tensors: Weights) -> None:
+    """A safetensors file, one tensor after another: the host never holds a copy of all of them."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each is aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            numbers = tensors[name].detach().cpu().contiguous().reshape(-1)
+            stream.write(numbers.view(torch.uint8).numpy().data)
 
 
 def write_shards(folder: Path, kind: str, tensors: Weights) -> None:
-    """Called on every rank. Each writes what it holds; tensors that all hold are written once."""
+    """Called on every rank. Each writes its rows to a file of its own; what several ranks hold is written by one."""
+    shards, rank = shards_of(folder, kind), dist.get_rank()
+    mine = {name: tensor for number, (name, tensor) in enumerate(tensors.items()) if writes(tensor, number)}
+    file, failure = f"rank_{rank}.safetensors", None
     try:
-        save_shards({name: tensor.detach() for name, tensor in tensors.items()}, checkpoint_id=shards_of(folder, kind))
-    except CheckpointException as error:
-        raise cannot_write(folder, first_failure(error)) from error
+        shards.mkdir(exist_ok=True)
+        write_tensors(shards / file, {name: local(tensor) for name, tensor in mine.items()})
+    except OSError as error:
+        failure = f"rank {rank}: {error}"
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (failure, {name: Piece(file, *rows_of(tensor)) for name, tensor in mine.items()}))
+    failures = [failure for failure, _ in found if failure is not None]
+    if not failures:
+        failures = write_index(shards, tensors, [pieces for _, pieces in found])
+    if failures:
+        raise cannot_write(folder, failures[0])
+
+
+def writes(tensor: Tensor, number: int) -> bool:
+    """Whether this rank writes its rows of a tensor. Copies take turns, so that all of them share the work."""
+    if not isinstance(tensor, DTensor):
+        return number % dist.get_world_size() == dist.get_rank()
+    start, stop = rows_of(tensor)
+    copies = [axis for axis, placement in enumerate(tensor.placements) if isinstance(placement, Replicate)]
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None  # every rank of the engine is in its mesh
+    return start < stop and all(coordinate[axis] == number % tensor.device_mesh.size(axis) for axis in copies)
+
+
+def write_index(shards: Path, tensors: Weights, found: Sequence[Mapping[str, Piece]]) -> list[str]:
+    """By the first rank, once all have written. What went wrong, on every rank."""
+    failure: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        entries = {
+            name: {
+                "shape": list(tensor.shape),
+                "dtype": DTYPES[tensor.dtype],
+                "pieces": [asdict(pieces[name]) for pieces in found if name in pieces],
+            }
+            for name, tensor in tensors.items()
+        }
+        try:
+            (shards / INDEX).write_text(json.dumps({"version": INDEX_VERSION, "tensors": entries}))
+        except OSError as error:
+            failure = [f"rank 0: {error}"]
+    dist.broadcast_object_list(failure, src=0)
+    return [text for text in failure if text is not None]
+
+
+def rows_of(tensor: Tensor) -> tuple[int, int]:
+    """Which rows of the whole tensor this process holds: all, or those of its shard."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not isinstance(tensor, DTensor):
+        return 0, rows
+    sharded = [axis for axis, placement in enumerate(tensor.placements) if isinstance(placement, Shard)]
+    assert all(placement in (Replicate(), Shard(0)) for placement in tensor.placements) and len(sharded) <= 1
+    if not sharded:
+        return 0, rows
+    each = -(-rows // tensor.device_mesh.size(sharded[0]))  # FSDP2 cuts as torch.chunk does
+    start = min(tensor.device_mesh.get_local_rank(sharded[0]) * each, rows)
+    return start, start + tensor.to_local().shape[0]
 
 
 def read_weights(folder: Path, kind: str, own: Weights) -> None:
     """Into `own`, which are whole tensors or the shards of a rank."""
-    file, shards = weights_file(folder, kind), shards_of(folder, kind)
-    if (shards / METADATA).is_file():
-        check_shapes(shards, saved_shapes(shards), own)
-        read_shards(shards, own)
-    elif file.is_file():
-        read_whole(file, own)
-    else:
+    saved = find_saved(folder, kind)
+    if saved is None:
         raise CheckpointError(
-            f"{file} is missing: the checkpoint was saved without it (checkpoint.save_contents), or with other "
-            "LoRA settings; take a checkpoint that has it, or start anew with trainer.resume_mode=disable"
+            f"{weights_file(folder, kind)} is missing: the checkpoint was saved without it (checkpoint.save_contents), "
+            "or with other LoRA settings; take a checkpoint that has it, or start anew with trainer.resume_mode=disable"
         )
-
-
-@torch.no_grad()
-def read_whole(file: Path, own: Weights) -> None:
-    with safe_open(file, framework="pt") as saved:
-        check_shapes(file, {name: tuple(saved.get_slice(name).get_shape()) for name in saved.keys()}, own)  # noqa: SIM118
-        for name, tensor in own.items():
-            fill(tensor, saved.get_tensor(name))
-
-
-def check_shapes(file: Path, saved: Mapping[str, tuple[int, ...]], own: Weights) -> None:
-    for name in (*own, *saved):
-        there = str(saved[name]) if name in saved else "missing"
-        here = str(tuple(own[name].shape)) if name in own else "missing"
-        if there != here:
-            raise CheckpointError(
-                f"{file}: {name} is {there} there and {here} in this model; "
-                "resume with the model it was saved from, or start anew with trainer.resume_mode=disable"
-            )
+    check_shapes(saved, own)
+    read_tensors(saved, own)
 
 
 def read_moments(folder: Path, own: Weights) -> Moments:
     """The moments of the parameters `own`, cut as those are. One that never had a gradient has none."""
-    file, shards = optimizer_file(folder), shards_of(folder, OPTIMIZER)
-    if (shards / METADATA).is_file():
-        saved = saved_shapes(shards)
-        moments = {place: empty_moments(p) for place, (name, p) in enumerate(own.items()) if moment(name) in saved}
-        names = list(own)
-        read_shards(shards, {moment(names[i], key): t for i, state in moments.items() for key, t in state.items()})
-    elif file.is_file():
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["state"]
-        moments = {place: empty_moments(p) for place, p in enumerate(own.values()) if place in found}
-        for place, state in moments.items():
-            for key, tensor in state.items():
-                fill(tensor, found[place][key])
-    else:
+    saved = find_saved(folder, OPTIMIZER)
+    if saved is None:
         raise CheckpointError(
-            f"{file} is missing: the checkpoint was saved without it; "
+            f"{weights_file(folder, OPTIMIZER)} is missing: the checkpoint was saved without it; "
             "leave optimizer out of actor_rollout_ref.actor.checkpoint.load_contents to go on all the same"
         )
-    return {place: {key: local(tensor) for key, tensor in state.items()} for place, state in moments.items()}
+    moments = {position: empty_moments(p) for position, (name, p) in enumerate(own.items()) if held(saved, name)}
+    names = list(own)
+    wanted = {moment(names[i], key): tensor for i, state in moments.items() for key, tensor in state.items()}
+    check_shapes(saved, wanted)
+    read_tensors(saved, wanted)
+    return {position: {key: local(tensor) for key, tensor in state.items()} for position, state in moments.items()}
 
 
-def moment(name: str, key: str = MOMENTS[0]) -> str:
-    return f"{name}/{key}"
+def held(saved: Saved, name: str) -> bool:
+    return any(moment(name, key) in saved.tensors for key in MOMENTS)
 
 
 def empty_moments(parameter: Tensor) -> dict[str, Tensor]:
@@ -135,27 +212,126 @@ def empty_moments(parameter: Tensor) -> dict[str, Tensor]:
     return {step: torch.zeros(()), **{key: torch.zeros_like(parameter, requires_grad=False) for key in others}}
 
 
-def saved_shapes(shards: Path) -> dict[str, tuple[int, ...]]:
-    found = FileSystemReader(shards).read_metadata().state_dict_metadata
-    return {name: tuple(entry.size) for name, entry in found.items() if isinstance(entry, TensorStorageMetadata)}
+def find_saved(folder: Path, kind: str) -> Saved | None:
+    file, shards = weights_file(folder, kind), shards_of(folder, kind)
+    if shards.is_dir():
+        return read_index(shards)
+    if not file.is_file():
+        return None
+    with opened(file) as stored:
+        tensors = {}
+        for name in stored.keys():  # noqa: SIM118
+            part = stored.get_slice(name)
+            shape = tuple(part.get_shape())
+            tensors[name] = SavedTensor(shape, part.get_dtype(), [Piece(file.name, 0, shape[0] if shape else 1)])
+    return Saved(file, folder, tensors)
 
 
-def read_shards(shards: Path, own: Weights) -> None:
-    """Each rank reads what it needs, whoever wrote it, and asks nobody."""
+def check_folder(folder: Path) -> None:
+    """Every tensor file of a role's folder has a header that can be read. Its numbers are not read."""
+    for file in (*folder.glob("*.safetensors"), *folder.glob("*_shards/*.safetensors")):
+        with opened(file):
+            pass
+    for shards in folder.glob("*_shards"):
+        saved = read_index(shards)
+        for tensor in saved.tensors.values():
+            for piece in tensor.pieces:
+                if not (shards / piece.file).is_file():
+                    raise damaged(shards / piece.file, "it is missing")
+
+
+def read_index(shards: Path) -> Saved:
+    file = shards / INDEX
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            load_shards({name: tensor.detach() for name, tensor in own.items()}, checkpoint_id=shards, no_dist=True)
-    except CheckpointException as error:
-        raise CheckpointError(
-            f"{shards} cannot be read: {first_failure(error)}; take another checkpoint, "
-            "or start anew with trainer.resume_mode=disable"
-        ) from error
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["version"] != INDEX_VERSION:
+            raise ValueError(f"its version is {content['version']!r}, and this rloom reads {INDEX_VERSION}")
+        tensors = {str(name): saved_tensor(str(name), entry) for name, entry in content["tensors"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise damaged(file, f"{type(error).__name__}: {error}") from error
+    return Saved(file, shards, tensors)
 
 
-def first_failure(error: CheckpointException) -> str:
-    rank, (failure, _) = next(iter(error.failures.items()))
-    return f"rank {rank}: {failure}"
+def saved_tensor(name: str, entry: Any) -> SavedTensor:
+    """One entry of an index, checked: ValueError, KeyError or TypeError where it is not what `write_index` writes."""
+    shape = tuple(whole_number(size) for size in entry["shape"])
+    if entry["dtype"] not in DTYPES.values():
+        raise ValueError(f"{name} has dtype {entry['dtype']!r}")
+    pieces = [Piece(str(one["file"]), whole_number(one["start"]), whole_number(one["stop"])) for one in entry["pieces"]]
+    pieces.sort(key=lambda piece: piece.start)
+    if len({piece.file for piece in pieces}) < len(pieces):
+        raise ValueError(f"{name} is twice in one file")
+    end = 0
+    for piece in pieces:
+        if not RANK_FILE.fullmatch(piece.file):
+            raise ValueError(f"{name} is in {piece.file!r}, which is no file of a rank")
+        if piece.start != end or piece.stop <= piece.start:
+            raise ValueError(f"{name}: rows {piece.start} to {piece.stop} do not follow row {end}")
+        end = piece.stop
+    if end != (shape[0] if shape else 1):
+        raise ValueError(f"{name}: the files hold {end} rows of a tensor of shape {shape}")
+    return SavedTensor(shape, entry["dtype"], pieces)
+
+
+def whole_number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a size")
+    return value
+
+
+def check_shapes(saved: Saved, own: Weights) -> None:
+    for name in (*own, *saved.tensors):
+        in_file = str(saved.tensors[name].shape) if name in saved.tensors else "missing"
+        in_model = str(tuple(own[name].shape)) if name in own else "missing"
+        if in_file != in_model:
+            raise CheckpointError(
+                f"{saved.source}: {name} is {in_file} there and {in_model} in this model; "
+                "resume with the model it was saved from, or start anew with trainer.resume_mode=disable"
+            )
+
+
+@torch.no_grad()
+def read_tensors(saved: Saved, own: Weights) -> None:
+    """The rows that this process holds, whoever wrote them. Needs no other rank."""
+    wanted: dict[str, list[tuple[str, Piece]]] = {}  # by file: each is opened once
+    for name, tensor in own.items():
+        start, stop = rows_of(tensor)
+        for piece in saved.tensors[name].pieces:
+            if piece.start < stop and start < piece.stop:
+                wanted.setdefault(piece.file, []).append((name, piece))
+    for file, parts in wanted.items():
+        with opened(saved.folder / file) as stored:
+            names = set(stored.keys())
+            for name, piece in parts:
+                if name not in names:
+                    raise damaged(saved.folder / file, f"it does not hold {name}")
+                read_piece(saved.folder / file, stored, name, saved.tensors[name], piece, own[name])
+
+
+def read_piece(file: Path, stored: Any, name: str, saved: SavedTensor, piece: Piece, own: Tensor) -> None:
+    part = stored.get_slice(name)
+    found = tuple(part.get_shape()), part.get_dtype()
+    if found != (saved.shape_of(piece), saved.dtype) or saved.dtype not in DTYPES.values():
+        raise damaged(file, f"{name} is {found[1]} {found[0]} instead of {saved.dtype} {saved.shape_of(piece)}")
+    target = local(own)
+    if not saved.shape:
+        target.copy_(stored.get_tensor(name))
+        return
+    start, stop = rows_of(own)
+    first, last = max(start, piece.start), min(stop, piece.stop)
+    target[first - start : last - start].copy_(part[first - piece.start : last - piece.start])
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """A safetensors file, whose faults become errors that name it."""
+    if not file.is_file():
+        raise damaged(file, "it is missing")
+    try:
+        with safe_open(file, framework="pt") as stored:
+            yield stored
+    except (OSError, SafetensorError, ValueError) as error:
+        raise damaged(file, error) from error
 
 
 def fill(own: Tensor, whole: Tensor) -> None:

@@ -92,9 +92,9 @@ class Display:
         self.clear()
         self._print(step_parts(step, self._total_steps, metrics))
 
-    def validation(self, step: int, metrics: Mapping[str, float], start: Mapping[str, float]) -> None:
+    def validation(self, step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]]) -> None:
         self.clear()
-        self._print(validation_parts(step, metrics, start))
+        self._print(validation_parts(step, metrics, first))
 
     def _print(self, parts: list[Part]) -> None:
         width = self._console.width if self._console.is_terminal else None
@@ -116,11 +116,14 @@ def step_parts(step: int, total_steps: int | None, metrics: Mapping[str, float])
     return parts
 
 
-def validation_parts(step: int, metrics: Mapping[str, float], start: Mapping[str, float]) -> list[Part]:
-    """`start` holds the accuracies of the run's first validation: what there is to be proud of."""
+def validation_parts(step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]]) -> list[Part]:
+    """`first`: (step, accuracy) of the run's first validation, which need not have been before its first step."""
     parts = [Part("step", str(step)), Part("validation")]
     for name, value in validation_accuracies(metrics).items():
-        since = f" (start {_percent(start[name])})" if name in start else ""
+        since = ""
+        if name in first:
+            when, before = first[name]
+            since = f" ({'start' if when == 0 else f'step {when}'} {_percent(before)})"
         parts.append(Part(f"{name} acc", _percent(value) + since))
     return parts
 

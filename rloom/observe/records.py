@@ -61,18 +61,18 @@ def _whole_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _to_line(record: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """As JSON has it. Ground truths come from data files and may hold anything, numpy's arrays and numbers too."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None  # JSON has no NaN: other readers stumble over it
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     to_python = getattr(value, "tolist", None)
-    return str(value) if to_python is None else _plain(to_python())
+    return str(value) if to_python is None else plain(to_python())

@@ -35,7 +35,7 @@ class RunLog:
         self._clock = clock
         self._open_spans: list[str] = []
         self._seconds: dict[str, float] = {}  # by span, since they were last logged
-        self._first_accuracies = _first_accuracies(self.metrics_file)
+        self._first_accuracies = _first_accuracies(self.metrics_file)  # and the step of each
 
     @classmethod
     def open(
@@ -97,8 +97,8 @@ class RunLog:
         """Log a validation, and its time alone: the rest of the time belongs to the step."""
         testing = {"testing": self._seconds.pop("testing")} if "testing" in self._seconds else {}
         self._log(step, {**metrics, **_timings(testing)})
-        accuracies = validation_accuracies(metrics)
-        self._display.validation(step, metrics, start=self._first_accuracies)
+        accuracies = {name: (step, value) for name, value in validation_accuracies(metrics).items()}
+        self._display.validation(step, metrics, first=self._first_accuracies)
         self._first_accuracies = {**accuracies, **self._first_accuracies}
 
     def message(self, text: str) -> None:
@@ -137,9 +137,10 @@ def _timings(seconds: Mapping[str, float]) -> dict[str, float]:
     return {f"timing_s/{name}": value for name, value in seconds.items()}
 
 
-def _first_accuracies(metrics_file: Path) -> dict[str, float]:
-    """Of each data source, in what the file already holds: a resumed run still knows where it started."""
-    first: dict[str, float] = {}
+def _first_accuracies(metrics_file: Path) -> dict[str, tuple[int, float]]:
+    """(step, accuracy) of each data source, in what the file already holds: a resumed run still knows its first."""
+    first: dict[str, tuple[int, float]] = {}
     for record in read_metrics(metrics_file):
-        first = {**validation_accuracies(record), **first}
+        found = {name: (int(record["step"]), value) for name, value in validation_accuracies(record).items()}
+        first = {**found, **first}
     return first

@@ -1,19 +1,22 @@
 """Checkpoints: written beside, sealed, synced, renamed. A crash at any instant leaves the last good one.
 
-    RUN/global_step_20/            actor/  critic/  trainer_state.json  config.yaml  seal.json
+    RUN/global_step_20/            actor/  critic/  trainer_state.json  identity.json  config.yaml  seal.json
     RUN/latest_checkpointed_iteration.txt
 
-A seal lists the files of its folder with size and SHA-256; what does not match it is damaged.
+A seal lists the files of its folder with size and SHA-256; what does not match it is damaged. A seal finds damage, not
+intent: whoever changes a file can write a new seal. So nothing in a checkpoint is executed, and all of it is checked
+when it is read.
 """
 
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rloom.atomic import replace_text, sync
@@ -24,6 +27,7 @@ STATE = "trainer_state.json"
 LATEST = "latest_checkpointed_iteration.txt"
 PREFIX = "global_step_"
 DISCARDED = ".discarded-"
+FORMAT = 2  # of a checkpoint; 1 held pickles (optimizer.pt, *.distcp)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Checkpoints:
         try:
             draft.mkdir(parents=True)
             write(draft)
-            (draft / STATE).write_text(json.dumps(state, indent=1))
+            (draft / STATE).write_text(json.dumps({"format": FORMAT, **state}, indent=1))
             for folder in (*(path for path in draft.iterdir() if path.is_dir()), draft):
                 seal(folder)
             draft.rename(final)
@@ -127,8 +131,8 @@ class Checkpoints:
                 shutil.rmtree(path)
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The state of a checkpoint folder, after checking all of it."""
+def check(checkpoint: Path) -> None:
+    """Compare all of a checkpoint folder with its seals: reads every byte, so once is enough."""
     if not (checkpoint / STATE).is_file():
         raise CheckpointError(
             f"{checkpoint} is no checkpoint of rloom: it has no {STATE}; give a {PREFIX}N folder of a run"
@@ -136,8 +140,45 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     fault = find_fault(checkpoint)
     if fault is not None:
         raise CheckpointError(f"{checkpoint} is damaged: {fault}")
-    state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
+    read_state(checkpoint)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Step, KL coefficient and position in the data of a checkpoint that was checked."""
+    file = checkpoint / STATE
+    state = read_json(file)
+    if state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{checkpoint} was written by another version of rloom ({file} has format {state.get('format', 1)}, this "
+            f"version reads {FORMAT}; format 1 held pickles, which are not opened). Export it with the version that "
+            "wrote it, or start anew in another trainer.default_local_dir or with trainer.resume_mode=disable"
+        )
+    step, coefficient, stream = (state.get(name) for name in ("step", "kl_coefficient", "stream"))
+    if type(step) is not int or step < 0:
+        raise CheckpointError(f"{file} is damaged: its step is {step!r}; take another checkpoint")
+    if not isinstance(coefficient, int | float) or not math.isfinite(coefficient) or coefficient < 0:
+        raise CheckpointError(f"{file} is damaged: its kl_coefficient is {coefficient!r}; take another checkpoint")
+    if not isinstance(stream, dict):
+        raise CheckpointError(f"{file} is damaged: its stream is {stream!r}; take another checkpoint")
     return state
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint."""
+    try:
+        return parse_json(file)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error}); take another checkpoint") from error
+
+
+def parse_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("too many brackets") from error
+    if not isinstance(content, dict):
+        raise ValueError("it holds no JSON object")
+    return content
 
 
 def seal(folder: Path) -> None:
@@ -157,18 +198,34 @@ def find_fault(checkpoint: Path) -> str | None:
     roles = (path for path in checkpoint.iterdir() if path.is_dir() and not path.name.startswith(DISCARDED))
     for folder in (checkpoint, *roles):
         try:
-            entries = json.loads((folder / SEAL).read_text())
+            entries = [sealed(name, entry) for name, entry in parse_json(folder / SEAL).items()]
         except (OSError, ValueError) as error:
             return f"{folder / SEAL} cannot be read ({error})"
-        for name, entry in entries.items():
-            file = folder / name
-            if not file.is_file():
-                return f"{file} is missing"
-            if file.stat().st_size != entry["bytes"]:
-                return f"{file} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-            if digest(file) != entry["sha256"]:
-                return f"{file} does not match its checksum"
+        for name, size, sha256 in entries:
+            fault = file_fault(folder / name, size, sha256)
+            if fault is not None:
+                return fault
     return None
+
+
+def file_fault(file: Path, size: int, sha256: str) -> str | None:
+    try:
+        if not file.is_file():
+            return f"{file} is missing"
+        if file.stat().st_size != size:
+            return f"{file} has {file.stat().st_size} bytes instead of {size}"
+        return None if digest(file) == sha256 else f"{file} does not match its checksum"
+    except OSError as error:
+        return f"{file} cannot be read ({error})"
+
+
+def sealed(name: str, entry: Any) -> tuple[str, int, str]:
+    """(file, bytes, sha256) of one entry of a seal. It names files of its own folder only."""
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise ValueError(f"{name!r} is not in that folder")
+    if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
+        raise ValueError(f"{name!r} has no size and checksum")
+    return name, entry["bytes"], entry["sha256"]
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -1,18 +1,27 @@
 """The run directory: may we write there, is anyone else, and where does this run start from."""
 
+import errno
 import fcntl
+import json
+import logging
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from rloom.config.load import expand
 from rloom.config.schema import Config
+from rloom.engines.storage import check_folder
 from rloom.errors import CheckpointError, ConfigError
 from rloom.observe.records import METRICS_FILE
-from rloom.trainer.checkpoint import Checkpoints, read_state
+from rloom.trainer.checkpoint import Checkpoints, check, read_state
 
+log = logging.getLogger(__name__)
 KEY = "trainer.default_local_dir"
+LOCK = ".lock"
+OWNER = ".lock.owner"  # instead, on file systems without flock: host and process id of the run
 
 
 def run_directory(config: Config) -> Path:
@@ -55,32 +64,115 @@ def named_start(config: Config) -> Path | None:
 
 @contextmanager
 def sole_owner(directory: Path) -> Iterator[None]:
-    """Two runs in one directory would overwrite each other's checkpoints."""
+    """Two runs in one directory would overwrite each other's checkpoints. A run that writes nothing leaves nothing."""
+    created = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("a+")
+        lock = (directory / LOCK).open("a+")
     except OSError as error:
         raise ConfigError(f"{KEY}={directory} cannot be written to ({error.strerror}); choose another") from error
     with lock:
+        has_flock = take_flock(lock, directory)
+        if not has_flock:
+            take_by_name(directory)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"{KEY}={directory}: another run is using it; wait for it to end, or choose another directory"
-            ) from error
-        yield
+            yield
+        finally:
+            if not has_flock:
+                (directory / OWNER).unlink(missing_ok=True)
+            if {path.name for path in directory.iterdir()} == {LOCK}:
+                (directory / LOCK).unlink()
+            with suppress(OSError):  # one that is not empty, and then none of its parents is
+                for path in created:
+                    path.rmdir()
+
+
+def take_flock(lock: IO[str], directory: Path) -> bool:
+    """False: the file system has no such locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+            raise in_use(directory, "another run is using it") from error
+        log.warning(
+            f"{directory}: its file system has no locks ({error.strerror}); {directory / OWNER} marks it as in use"
+        )
+        return False
+    # a run that wrote nothing removes the file as it ends: the lock must be on the one that is there
+    if not (directory / LOCK).exists() or not os.path.samestat(os.fstat(lock.fileno()), (directory / LOCK).stat()):
+        raise in_use(directory, "another run has just ended in it")
+    return True
+
+
+def take_by_name(directory: Path) -> None:
+    """A file that only one process can create. One that a dead process of this machine left is replaced."""
+    file, here = directory / OWNER, {"host": socket.gethostname(), "pid": os.getpid()}
+    if file.exists() and left_by_the_dead(file):
+        file.unlink(missing_ok=True)
+    try:
+        with file.open("x") as stream:
+            json.dump(here, stream)
+    except FileExistsError as error:
+        owner = f"the run of {file} ({file.read_text()}) is using it; if that run has ended, remove the file"
+        raise in_use(directory, owner) from error
+
+
+def left_by_the_dead(file: Path) -> bool:
+    try:
+        owner = json.loads(file.read_text())
+        host, process = owner["host"], int(owner["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if host != socket.gethostname():
+        return False
+    if process == os.getpid():  # an earlier process that had the number of this one
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def in_use(directory: Path, why: str) -> ConfigError:
+    return ConfigError(f"{KEY}={directory}: {why}; wait for it to end, or choose another directory")
+
+
+def open_checkpoint(checkpoint: Path) -> Path:
+    """A checkpoint, all of it compared with its seals and every tensor file's header read."""
+    check(checkpoint)
+    check_tensors(checkpoint)
+    return checkpoint
+
+
+def check_tensors(checkpoint: Path) -> None:
+    for role in (path for path in checkpoint.iterdir() if path.is_dir()):
+        check_folder(role)
 
 
 def starting_point(config: Config, checkpoints: Checkpoints) -> Path | None:
-    """The checkpoint this run goes on from."""
+    """The checkpoint this run goes on from, checked."""
+    if config.trainer.resume_mode != "auto":
+        checkpoints.clean()
+        named = named_start(config)
+        return None if named is None else open_checkpoint(named)
+    return newest(checkpoints)
+
+
+def newest(checkpoints: Checkpoints) -> Path | None:
     checkpoints.clean()
-    return checkpoints.newest() if config.trainer.resume_mode == "auto" else named_start(config)
+    found = checkpoints.newest()
+    if found is not None:
+        read_state(found)
+        check_tensors(found)
+    return found
 
 
 def last_of_this_run(config: Config, checkpoints: Checkpoints) -> Path | None:
     """Where a run that lost a worker goes on: what an earlier run left was set aside when it began."""
-    checkpoints.clean()
-    return checkpoints.newest() or named_start(config)
+    return newest(checkpoints) or starting_point(config, checkpoints)
 
 
 def make_room(checkpoints: Checkpoints, start: Path | None) -> None:

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloom.config.load import load_saved
+from rloom.config.saved import load_saved
 from rloom.rewards.background import check_failures
 from rloom.trainer.assemble.parts import open_evaluation
 from rloom.trainer.checkpoint import read_state
+from rloom.trainer.directory import open_checkpoint
 
 
 def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> dict[str, float]:
-    state = read_state(checkpoint)
+    state = read_state(open_checkpoint(checkpoint))
     config = load_saved(checkpoint, overrides)
     with open_evaluation(config, checkpoint) as evaluator:
         answers = evaluator.answer(state["step"], progress=lambda done, total: None)

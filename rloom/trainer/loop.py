@@ -249,7 +249,7 @@ class Training:
             self.record(step, outcome)
             if due(self.settings.validate_every, step, last):
                 self.validate(step)
-            if due(self.settings.save_every, step, last):
+            if last or due(self.settings.save_every, step, last):
                 self.save()
         except Exception as error:
             error.add_note(self.save_after(error))
@@ -337,11 +337,13 @@ class Training:
         with self.log.span("save_checkpoint"):
             return self.checkpoints.save(self.state.step, self.write_checkpoint, state)
 
-    def resume(self, checkpoint: Path) -> None:
+    def resume(self, checkpoint: Path, *, keep_position: bool = True) -> None:
+        """From a checkpoint that was checked. `keep_position`: in the data; False for other data."""
         saved = read_state(checkpoint)
         self.load_checkpoint(checkpoint)
         self.roles.sampler.publish()
-        self.stream.load(saved["stream"])
+        if keep_position:
+            self.stream.load(saved["stream"])
         kl = replace(self.state.kl, coefficient=saved["kl_coefficient"])
         self.state = State(step=saved["step"], kl=kl, stream=self.stream.state())
 

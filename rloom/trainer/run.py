@@ -1,8 +1,9 @@
 """One run from beginning to end: build, go on from where it stopped, train, say what came of it."""
 
+import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 
 from rloom.atomic import replace_text
 from rloom.config.checks import notices_on_a_cpu, verify
-from rloom.config.load import CONFIG_FILE, expand
+from rloom.config.load import expand
 from rloom.config.needs import brings_own_algorithm
+from rloom.config.saved import CONFIG_FILE
 from rloom.config.schema import Config
 from rloom.errors import WorkerError
 from rloom.observe.console import validation_accuracies
@@ -24,7 +26,9 @@ from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import Layout
 from rloom.runtime.secret import new_secret
 from rloom.trainer.assemble.crew import layout_of
-from rloom.trainer.assemble.parts import Parts, config_text, open_parts, resolved_needs
+from rloom.trainer.assemble.identity import IDENTITY_FILE, Continuation, compare, describe
+from rloom.trainer.assemble.models import needs_critic
+from rloom.trainer.assemble.parts import Parts, config_text, open_parts, prepare, resolved_needs
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.directory import last_of_this_run, make_room, run_directory, sole_owner, starting_point
 from rloom.trainer.loop import Training
@@ -79,25 +83,33 @@ def attempts(config: Config, directory: Path) -> int:
 
 
 def run_once(config: Config, directory: Path, layout: Layout, *, again: bool) -> int:
-    with open_parts(config, layout, directory / LOGS) as parts, sole_owner(directory):
+    """Locked and compared with what is there before a model is loaded."""
+    with sole_owner(directory):
+        inputs = prepare(config)
+        identity = describe(config, inputs)
         checkpoints = Checkpoints(
             directory,
             keep={"actor": config.trainer.max_actor_ckpt_to_keep}
-            | ({"critic": config.trainer.max_critic_ckpt_to_keep} if parts.roles.critic is not None else {}),
+            | ({"critic": config.trainer.max_critic_ckpt_to_keep} if needs_critic(config) else {}),
         )
         start = last_of_this_run(config, checkpoints) if again else starting_point(config, checkpoints)
-        if not config.trainer.val_only:
-            make_room(checkpoints, start)
-            replace_text(directory / CONFIG_FILE, config_text(config))
-        with RunLog.open(
-            directory,
-            loggers=config.trainer.loggers,
-            project=config.trainer.project_name,
-            experiment=config.trainer.experiment_name,
-            config=config.model_dump(mode="json"),
-            total_steps=parts.settings.total_steps,
-        ) as log:
-            return train(config, parts, log, checkpoints, start)
+        trainer = config.trainer
+        chosen = trainer.resume_mode == "resume_path" or trainer.val_only
+        how = None if start is None else compare(start, config, identity, chosen=chosen)
+        with open_parts(config, layout, inputs, identity, directory / LOGS) as parts:
+            if not trainer.val_only:
+                make_room(checkpoints, start)
+                replace_text(directory / CONFIG_FILE, config_text(config))
+                replace_text(directory / IDENTITY_FILE, json.dumps(identity, indent=1))
+            with RunLog.open(
+                directory,
+                loggers=trainer.loggers,
+                project=trainer.project_name,
+                experiment=trainer.experiment_name,
+                config=config.model_dump(mode="json"),
+                total_steps=parts.settings.total_steps,
+            ) as log:
+                return train(config, parts, log, checkpoints, start, how)
 
 
 @contextmanager
@@ -121,7 +133,14 @@ def layout_of_what_is_left(config: Config, layout: Layout) -> Layout:
     return smaller_where_it_must_be(config, layout)
 
 
-def train(config: Config, parts: Parts, log: RunLog, checkpoints: Checkpoints, start: Path | None) -> int:
+def train(
+    config: Config,
+    parts: Parts,
+    log: RunLog,
+    checkpoints: Checkpoints,
+    start: Path | None,
+    how: Continuation | None,
+) -> int:
     training = Training(
         parts.settings,
         parts.roles,
@@ -132,9 +151,11 @@ def train(config: Config, parts: Parts, log: RunLog, checkpoints: Checkpoints, s
         parts.write_checkpoint,
         parts.load_checkpoint,
     )
-    if start is not None:
-        training.resume(start)
+    if start is not None and how is not None:
+        training.resume(start, keep_position=how.keeps_position)
         log.message(f"Going on from {start}")
+        if how.notice:
+            log.message(how.notice)
     if config.trainer.val_only:
         training.validate(training.state.step)
         return 0
@@ -176,18 +197,24 @@ def use_of_reference(config: Config) -> str:
 
 
 def closing_words(log: RunLog, checkpoints: Checkpoints) -> str:
-    lines = []
-    accuracies = [found for record in read_metrics(log.metrics_file) if (found := validation_accuracies(record))]
-    if accuracies:
-        for source, last in accuracies[-1].items():
-            first = accuracies[0].get(source, last)
-            lines.append(f"Held-out accuracy on {source}: {first:.1%} at the start, {last:.1%} now")
+    lines = accuracy_lines(read_metrics(log.metrics_file))
     picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
     lines.append(f"Learning curve: {picture}")
-    steps = checkpoints.steps()
-    if steps:
-        newest = checkpoints.path(steps[-1])
-        lines.append(f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR")
-    else:
-        lines.append("No checkpoint was kept (trainer.save_freq=-1)")
+    newest = checkpoints.path(checkpoints.steps()[-1])  # the last step is always saved
+    lines.append(f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR")
     return "\n".join(lines)
+
+
+def accuracy_lines(records: Sequence[Mapping[str, float]]) -> list[str]:
+    """The first validation and the last, each with its step: there need not have been one before the first step."""
+    found = [(int(record["step"]), values) for record in records if (values := validation_accuracies(record))]
+    if not found:
+        return []
+    lines = []
+    last_step, last = found[-1]
+    for source, accuracy in last.items():
+        step, first = next((step, values[source]) for step, values in found if source in values)
+        when = "at the start" if step == 0 else f"after step {step}"
+        now = f", {accuracy:.1%} now" if step < last_step else ""
+        lines.append(f"Held-out accuracy on {source}: {first:.1%} {when}{now}")
+    return lines

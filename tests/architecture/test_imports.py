@@ -12,7 +12,7 @@ BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "ray", "secret", "vitals"))
-CONFIG = ("rloom.config.load", "rloom.config.schema", "rloom.config.checks", "rloom.config.needs")
+CONFIG = tuple(f"rloom.config.{name}" for name in ("load", "saved", "schema", "checks", "needs"))
 LOOP = tuple(
     f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "memory", "roles", "sampling", "schedule")
 )

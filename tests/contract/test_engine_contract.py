@@ -299,7 +299,7 @@ def test_without_the_optimizer_only_the_weights_come_back(subject: Subject, fold
     learn(learner(first), lesson(), step=1)
     first.save(tmp_path, frozenset({"model"}))
     second = subject.build(folder)
-    with pytest.raises(CheckpointError, match=r"optimizer\.pt is missing: .*checkpoint\.load_contents"):
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing: .*checkpoint\.load_contents"):
         second.load(tmp_path, EVERYTHING)
     second.load(tmp_path, frozenset({"model"}))
     assert_identical(subject.weights(second), subject.weights(first))

@@ -225,7 +225,7 @@ def test_a_damaged_checkpoint_is_named_and_the_newest_good_one_offered(
 
 
 def test_a_checkpoint_that_lacks_a_file(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = run_copy / "global_step_2" / "actor" / "optimizer.pt"
+    file = run_copy / "global_step_2" / "actor" / "optimizer.safetensors"
     file.unlink()
     Failure(run_copy, capsys, steps=3).names(f"{file} is missing", str(run_copy / "global_step_1"))
 

@@ -4,11 +4,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rloom.errors import CheckpointError
-from rloom.trainer.checkpoint import LATEST, SEAL, STATE, Checkpoints, discard, find_fault, read_state
+from rloom.trainer.checkpoint import LATEST, SEAL, STATE, Checkpoints, check, discard, find_fault, read_state
 
 
 def write(folder: Path) -> None:
@@ -19,6 +20,10 @@ def write(folder: Path) -> None:
     (folder / "config.yaml").write_text("a: 1\n")
 
 
+def state_of(step: int) -> dict[str, Any]:
+    return {"step": step, "kl_coefficient": 0.25, "stream": {"epoch": 0, "row": 4}}
+
+
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Checkpoints:
     return Checkpoints(tmp_path / "run", keep={"actor": None, "critic": None})
@@ -26,7 +31,7 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 def save(checkpoints: Checkpoints, *steps: int) -> None:
     for step in steps:
-        checkpoints.save(step, write, {"step": step})
+        checkpoints.save(step, write, state_of(step))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -34,7 +39,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_checkpoint_holds_what_was_written_its_state_and_its_seals(checkpoints: Checkpoints) -> None:
-    path = checkpoints.save(20, write, {"step": 20, "kl_coefficient": 0.25})
+    path = checkpoints.save(20, write, state_of(20))
     assert path == checkpoints.directory / "global_step_20" == checkpoints.newest()
     assert sorted(contents(path)) == [
         "actor/huggingface/config.json",
@@ -46,7 +51,8 @@ def test_a_checkpoint_holds_what_was_written_its_state_and_its_seals(checkpoints
         "seal.json",
         "trainer_state.json",
     ]
-    assert read_state(path) == {"step": 20, "kl_coefficient": 0.25}
+    check(path)
+    assert read_state(path) == {"format": 2, **state_of(20)}
     assert (checkpoints.directory / LATEST).read_text() == "20"
 
 
@@ -190,18 +196,18 @@ def test_damage_without_another_checkpoint_says_how_to_start_anew(checkpoints: C
         checkpoints.newest()
 
 
-def test_reading_the_state_of_a_damaged_checkpoint_names_the_file(checkpoints: Checkpoints) -> None:
+def test_checking_a_damaged_checkpoint_names_the_file(checkpoints: Checkpoints) -> None:
     save(checkpoints, 1)
     flip(checkpoints.path(1) / "critic" / "model.bin")
     with pytest.raises(CheckpointError, match=r"global_step_1 is damaged: .*critic/model\.bin does not match"):
-        read_state(checkpoints.path(1))
+        check(checkpoints.path(1))
 
 
 @pytest.mark.parametrize("name", ["folder", "nowhere"])
 def test_a_foreign_folder_is_no_checkpoint_of_ours(tmp_path: Path, name: str) -> None:
     write(tmp_path / "folder")
     with pytest.raises(CheckpointError, match=rf"{name} is no checkpoint of rloom: it has no {STATE}; give a"):
-        read_state(tmp_path / name)
+        check(tmp_path / name)
 
 
 def roles_of(checkpoints: Checkpoints) -> dict[int, list[str]]:

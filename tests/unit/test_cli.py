@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -153,6 +154,16 @@ def test_an_interrupt_ends_with_the_shells_code() -> None:
     assert run_safely(command) == 130
 
 
+def test_an_export_takes_keys_beside_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rloom.trainer import export
+
+    seen: list[tuple[object, ...]] = []
+    monkeypatch.setattr(export, "export", lambda *given, **named: seen.append((*given, named)))
+    trust = "actor_rollout_ref.model.trust_remote_code=True"
+    assert cli.main(["export", "global_step_1", "--dtype", "bfloat16", "folder", trust]) == 0
+    assert seen == [(Path("global_step_1"), Path("folder"), [trust], {"adapter": False, "dtype": "bfloat16"})]
+
+
 def test_the_kits_flags_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
 
@@ -166,7 +177,7 @@ def test_the_kits_flags_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> No
     assert cli.main(["train", "data.seed=3", "algorithm.lam=0.9", "actor_rollout_ref.actor.optim.lr=1e-4"]) == 0
     kit, plain = seen
     assert (kit.algorithm.lam, kit.actor_rollout_ref.actor.optim.lr, kit.data.seed) == (0.9, 1e-4, 3)
-    moved = plain.trainer.model_copy(update={"default_local_dir": "outputs/checkpoints"})
+    moved = plain.trainer.model_copy(update={"default_local_dir": "outputs/checkpoints/embedded"})
     assert kit.model_dump() == plain.model_copy(update={"trainer": moved}).model_dump()
 
 

@@ -39,7 +39,7 @@ def test_the_order_is_fixed_by_seed_and_epoch_alone() -> None:
     assert draw(stream(rows=6, seed=1), 6) == PINNED
     assert draw(stream(rows=6, seed=2), 3) != PINNED[:3]
     late = stream(rows=6, batch_size=2)
-    late.load({**late.state(), "epoch": 1, "step": 0})
+    late.load({**late.state(), "epoch": 1, "row": 0})
     assert draw(late, 3) == PINNED[3:]
 
 
@@ -69,23 +69,32 @@ def test_the_state_of_another_run_is_refused_with_what_differs() -> None:
     saved = stream(rows=7, batch_size=2, shuffle=True, seed=1).state()
     for other, difference in (
         (stream(rows=8), "rows was 7, is 8"),
-        (stream(batch_size=3), "data.train_batch_size was 2, is 3"),
         (stream(shuffle=False), "data.shuffle was True, is False"),
         (stream(seed=5), "data.seed was 1, is 5"),
     ):
         with pytest.raises(CheckpointError) as caught:
             other.load(saved)
         assert f"does not fit this run: {difference}. " in str(caught.value)
-    with pytest.raises(CheckpointError, match=r"rows was 7, is 8; data\.train_batch_size was 2, is 4"):
-        stream(rows=8, batch_size=4).load(saved)
+    with pytest.raises(CheckpointError, match=r"rows was 7, is 8; data\.seed was 1, is 5"):
+        stream(rows=8, seed=5).load(saved)
+
+
+def test_another_batch_size_goes_on_at_the_next_row() -> None:
+    """Of 7 rows four are drawn in pairs; three are left, which is one batch of three."""
+    pairs, triples = stream(rows=7, batch_size=2, shuffle=False), stream(rows=7, batch_size=3, shuffle=False)
+    assert draw(pairs, 2) == [[0, 1], [2, 3]]
+    triples.load(json.loads(json.dumps(pairs.state())))
+    assert draw(triples, 2) == [[4, 5, 6], [0, 1, 2]]
+    assert triples.epoch == 1
 
 
 def test_a_damaged_state_is_refused() -> None:
     saved = stream().state()
-    with pytest.raises(CheckpointError, match="step 9 of 3"):
-        stream().load({**saved, "step": 9})
-    with pytest.raises(CheckpointError, match="lacks step"):
-        stream().load({name: value for name, value in saved.items() if name != "step"})
+    for row in (9, -1, "4", 1.5, None, True):
+        with pytest.raises(CheckpointError, match=rf"is damaged: epoch 0, row {row!r} of 7"):
+            stream().load({**saved, "row": row})
+    with pytest.raises(CheckpointError, match="lacks row"):
+        stream().load({name: value for name, value in saved.items() if name != "row"})
 
 
 def test_a_batch_larger_than_the_data_names_key_value_and_rows() -> None:

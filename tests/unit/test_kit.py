@@ -7,7 +7,7 @@ from rloom.config.keys import all_keys
 from rloom.config.load import load_config
 from rloom.errors import ConfigError
 
-OUTPUT = "trainer.default_local_dir=outputs/checkpoints"
+OUTPUT = "trainer.default_local_dir=outputs/checkpoints/embedded"
 
 
 def test_without_flags_only_the_output_directory_is_set() -> None:
@@ -17,7 +17,6 @@ def test_without_flags_only_the_output_directory_is_set() -> None:
 @pytest.mark.parametrize(
     ("flag", "given", "overrides"),
     [
-        ("model", "Qwen/Qwen2.5-7B", ["actor_rollout_ref.model.path=Qwen/Qwen2.5-7B"]),
         ("epochs", "20", ["trainer.total_epochs=20"]),
         ("lr", "5e-7", ["actor_rollout_ref.actor.optim.lr=5e-7"]),
         ("n_gpus", "1", ["trainer.n_gpus_per_node=1"]),
@@ -61,7 +60,24 @@ def test_the_command_of_the_document_composes() -> None:
     config = load_config(translate(["--model", "Qwen/Qwen2.5-7B", "--epochs", "20", "--lr", "5e-7"], {}))
     assert config.trainer.total_epochs == 20
     assert config.actor_rollout_ref.actor.optim.lr == 5e-7
-    assert config.trainer.default_local_dir == "outputs/checkpoints"
+    assert config.trainer.default_local_dir == "outputs/checkpoints/Qwen/Qwen2.5-7B"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [
+        ([], "embedded"),
+        (["--model", "Qwen/Qwen2.5-7B"], "Qwen/Qwen2.5-7B"),
+        (["--model", "gpt2"], "gpt2"),
+        (["--model", "/models/my model/"], "my_model"),
+        (["--model", "../Qwen2.5-7B"], "Qwen2.5-7B"),
+        (["--model", "~/Qwen2.5-7B"], "Qwen2.5-7B"),
+        (["--model", "one", "actor_rollout_ref.model.path='two'"], "two"),
+    ],
+)
+def test_each_model_has_a_folder_of_its_own(arguments: list[str], folder: str) -> None:
+    """`./train.sh` and then `./train.sh --model M` are two runs, in any order."""
+    assert translate(arguments, {})[0] == f"trainer.default_local_dir=outputs/checkpoints/{folder}"
 
 
 def test_the_output_directory_can_be_moved() -> None:

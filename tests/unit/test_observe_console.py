@@ -72,9 +72,15 @@ def test_a_validation_line_remembers_the_start() -> None:
     Display(console).validation(
         10,
         {"val-core/math_reasoning/acc/mean@1": 0.719, "val-core/b/acc/mean@1": 1.25, "val-aux/b/acc/best@1": 1.0},
-        start={"math_reasoning": 0.375},
+        first={"math_reasoning": (0, 0.375)},
     )
     assert written(console) == "step 10 · validation · math_reasoning acc 71.9 % (start 37.5 %) · b acc 1.25\n"
+
+
+def test_a_validation_line_claims_no_start_that_was_not_measured() -> None:
+    console = plain()
+    Display(console).validation(16, {"val-core/a/acc/mean@1": 0.5}, first={"a": (8, 0.25)})
+    assert written(console) == "step 16 · validation · a acc 50.0 % (step 8 25.0 %)\n"
 
 
 def test_a_data_source_may_hold_slashes() -> None:

@@ -20,7 +20,7 @@ from rloom.engines.mesh import backend_of, gather_rows, lay_out_ranks
 from rloom.engines.sharded import ShardedEngine
 from rloom.errors import CheckpointError, ConfigError
 from rloom.models.load import Lora
-from rloom.trainer.checkpoint import Checkpoints, read_state
+from rloom.trainer.checkpoint import Checkpoints, check
 from tests.engine_subjects import ENGINES, network_of
 from tests.helpers import CPU, Weights, assert_identical, assert_near, lesson
 from tests.ranks import Crew
@@ -274,7 +274,9 @@ def test_a_checkpoint_of_two_copies_holds_one_and_resumes_on_two_ranks(
     _, saved = crew.run(4, go_on, folder, {"shards": 2}, None, copies, 1)[0]
     loaded, _ = crew.run(2, go_on, folder, {}, copies, single, 0)[0]
     assert_identical(loaded, saved)
-    sizes = [sum(file.stat().st_size for file in place.rglob("*.distcp")) for place in (copies, single)]
+    assert len({file.name for file in (copies / "model_shards").glob("*.safetensors")}) == 4
+    assert all(file.stat().st_size > 10_000 for file in (copies / "model_shards").glob("*.safetensors"))  # shared work
+    sizes = [sum(file.stat().st_size for file in place.rglob("*.safetensors")) for place in (copies, single)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
 
 
@@ -283,12 +285,13 @@ def test_a_checkpoints_shards_are_sealed_with_it(one_rank: None, folders: dict[s
         (draft / "actor").mkdir()
         SHARDED.build(folders["qwen2"]).save(draft / "actor", EVERYTHING)
 
-    saved = Checkpoints(tmp_path, {"actor": None}).save(1, write, {"step": 1})
-    assert read_state(saved) == {"step": 1}
-    shard = next((saved / "actor" / "model_shards").glob("*.distcp"))
+    state = {"step": 1, "kl_coefficient": 0.0, "stream": {}}
+    saved = Checkpoints(tmp_path, {"actor": None}).save(1, write, state)
+    check(saved)
+    shard = next((saved / "actor" / "model_shards").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"damaged: .*model_shards/.*\.distcp has \d+ bytes"):
-        read_state(saved)
+    with pytest.raises(CheckpointError, match=r"damaged: .*model_shards/rank_0\.safetensors has \d+ bytes"):
+        check(saved)
 
 
 def count_collectives(rank: int, ranks: int, folder: Path) -> tuple[list[int], int, int]:

@@ -1,8 +1,10 @@
 """The flags and environment variables of `train.sh`, as overrides of our own keys."""
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import NoReturn
 
 from rloom.config.later import JUDGES, REWARD_MODELS, Later
@@ -78,7 +80,8 @@ LATER_FLAGS: dict[str, tuple[bool, Later]] = {
     "rm_scoring_prompt": (True, JUDGES),
 }
 LATER_VARIABLES = {"REWARD_MODEL_PATH": REWARD_MODELS}
-OUTPUT = "outputs/checkpoints"
+OUTPUT = "outputs/checkpoints"  # each model has a folder of its own below it
+MODEL_KEY = "actor_rollout_ref.model.path"
 
 ENGLISH = (
     "Trains a policy: without flags, the embedded model on the embedded data, no download.",
@@ -103,13 +106,22 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
     """Overrides for `load_config`. A flag wins over its variable, a key=value over both."""
     given = vars(parser(speaks_chinese(environment)).parse_intermixed_args(list(arguments)))
     refuse_later(given, environment)
-    overrides = [f"trainer.default_local_dir={OUTPUT}"]
-    overrides += [f"{found.key}={environment[name]}" for name, found in VARIABLES.items() if environment.get(name)]
+    overrides = [f"{found.key}={environment[name]}" for name, found in VARIABLES.items() if environment.get(name)]
     for flag, found in FLAGS.items():
         value = given[flag] or (environment.get(found.variable) if found.variable else None)
         if value:
             overrides += [f"{found.key}={value}", *consequences(flag, value)]
-    return [*overrides, *given["overrides"]]
+    overrides += given["overrides"]
+    return [f"trainer.default_local_dir={OUTPUT}/{model_folder(overrides)}", *overrides]
+
+
+def model_folder(overrides: Sequence[str]) -> str:
+    """A hub name as it is (Qwen/Qwen2.5-7B), of a path its last part; without a model, embedded."""
+    values = [value for key, _, value in (text.lstrip("+").partition("=") for text in overrides) if key == MODEL_KEY]
+    path = PurePosixPath(values[-1].strip("'\"") if values else "embedded")
+    is_hub_name = len(path.parts) == 2 and path.parts[0] not in ("~", "..", "/", ".")
+    parts = path.parts if is_hub_name else (path.name,)
+    return "/".join(re.sub(r"[^\w.-]", "_", part) for part in parts) or "model"
 
 
 def parser(chinese: bool) -> Parser:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
@@ -9,11 +10,25 @@ from rloom.config.load import expand
 from rloom.config.schema import EMBEDDED, Config
 from rloom.data.prompts import load_prompts
 from rloom.models.load import EMBEDDED as EMBEDDED_FOLDER
-from rloom.models.load import ModelSource
+from rloom.models.load import ModelSource, load_tokenizer
 from rloom.rewards.background import BackgroundScorer
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import check_sources
 from rloom.types import Prompt
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Read before any model is loaded."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompts: list[Prompt]
+    held_out: list[Prompt]
+
+
+def read_inputs(config: Config) -> Inputs:
+    tokenizer = load_tokenizer(policy_source(config))
+    return Inputs(tokenizer, train_prompts(config, tokenizer), held_out_prompts(config, tokenizer))
 
 
 def policy_source(config: Config) -> ModelSource:
@@ -28,6 +43,17 @@ def policy_source(config: Config) -> ModelSource:
 
 def longest_sample(config: Config) -> int:
     return config.data.max_prompt_length + config.data.max_response_length
+
+
+def critic_source(config: Config) -> ModelSource:
+    critic, policy = config.critic, config.actor_rollout_ref.model
+    return ModelSource(
+        critic.model.path or policy.path,
+        key="critic.model.path",
+        trust_remote_code=critic.model.trust_remote_code or policy.trust_remote_code,
+        overrides={**({} if critic.model.path else policy.override_config), **critic.model.override_config},
+        longest=longest_sample(config),
+    )
 
 
 def train_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:

@@ -14,12 +14,12 @@ from rloom.engines.mesh import lay_out_ranks
 from rloom.engines.sharded import ShardedEngine
 from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
-from rloom.models.load import Lora, ModelSource, load_causal_lm
+from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
 from rloom.rollout.base import Host, Rollout
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
-from rloom.trainer.assemble.inputs import longest_sample, policy_source
+from rloom.trainer.assemble.inputs import critic_source, policy_source
 from rloom.trainer.assemble.support import family_of
 
 AnyEngine = LocalEngine | ShardedEngine
@@ -174,14 +174,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
 
 
 def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> AnyEngine:
-    critic, policy = config.critic, config.actor_rollout_ref.model
-    source = ModelSource(
-        critic.model.path or policy.path,
-        key="critic.model.path",
-        trust_remote_code=critic.model.trust_remote_code or policy.trust_remote_code,
-        overrides={**({} if critic.model.path else policy.override_config), **critic.model.override_config},
-        longest=longest_sample(config),
-    )
+    critic, source = config.critic, critic_source(config)
     layout = family_of(source).layout(packed=critic.model.use_remove_padding)
     network = ValueNetwork(load_causal_lm(source, empty=empty, attention=layout.attention), packed=layout.packed)
     fsdp = critic.model.fsdp_config

@@ -1,5 +1,6 @@
 """The whole run from its configuration. Only this folder knows both the keys and the backends."""
 
+import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from rloom.algos.correction import CorrectionSettings
 from rloom.algos.kl import KlControl
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
-from rloom.config.load import CONFIG_FILE, expand
+from rloom.config.load import expand
 from rloom.config.needs import Needs, needs_old_logprobs
+from rloom.config.saved import CONFIG_FILE
 from rloom.config.schema import Config
 from rloom.data.stream import PromptStream
 from rloom.engines.local import LocalEngine
@@ -25,7 +27,8 @@ from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import Layout
 from rloom.trainer.assemble.crew import Crew, open_crew
-from rloom.trainer.assemble.inputs import check_reward, held_out_prompts, policy_source, train_prompts
+from rloom.trainer.assemble.identity import IDENTITY_FILE, Record
+from rloom.trainer.assemble.inputs import Inputs, check_reward, held_out_prompts, policy_source, read_inputs
 from rloom.trainer.assemble.learners import critic_learner, policy_learner, reference_scorer
 from rloom.trainer.assemble.models import pick_device, policy_engine, policy_network, rollout_engine
 from rloom.trainer.assemble.support import check_policy_family
@@ -56,6 +59,7 @@ class Parts:
     stream: PromptStream
     kl: KlControl
     files: Group
+    identity: Record
 
     def write_checkpoint(self, folder: Path) -> None:
         contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.save_contents)
@@ -63,6 +67,7 @@ class Parts:
         if self.roles.critic is not None:
             self.roles.critic.save(folder, contents)
         (folder / CONFIG_FILE).write_text(config_text(self.config))
+        (folder / IDENTITY_FILE).write_text(json.dumps(self.identity, indent=1))
         self.files.each("describe", [(folder / "actor",)])
         if "hf_model" in contents:
             self.files.each("write_pretrained", [(folder / "actor" / "huggingface",)])
@@ -74,15 +79,21 @@ class Parts:
             self.roles.critic.load(folder, contents)
 
 
-@contextmanager
-def open_parts(config: Config, layout: Layout, logs: Path | None = None) -> Iterator[Parts]:
-    """Build everything in the order in which it can fail cheaply: keys, prompts, reward, models."""
+def prepare(config: Config) -> Inputs:
+    """What can fail before a model is loaded: keys, the device, prompts."""
     check_config(config)
     if not config.uses_ray:
         pick_device(config)  # a GPU that is not there is best said at once
-    tokenizer = load_tokenizer(policy_source(config))
-    check_policy_family(config, policy_source(config))
-    prompts, held_out = train_prompts(config, tokenizer), held_out_prompts(config, tokenizer)
+    check_policy_family(config)
+    return read_inputs(config)
+
+
+@contextmanager
+def open_parts(
+    config: Config, layout: Layout, inputs: Inputs, identity: Record, logs: Path | None = None
+) -> Iterator[Parts]:
+    """Build everything in the order in which it can fail cheaply: prompts, reward, models."""
+    tokenizer, prompts, held_out = inputs.tokenizer, inputs.prompts, inputs.held_out
     stream = PromptStream(
         prompts, batch_size=config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed
     )
@@ -102,7 +113,7 @@ def open_parts(config: Config, layout: Layout, logs: Path | None = None) -> Iter
             evaluator=evaluator(config, sampler, crew.stop_ids, held_out) if held_out else None,
             workers=crew.everyone,
         )
-        yield Parts(config, settings(config, total, crew), roles, stream, kl_control(config), crew.files)
+        yield Parts(config, settings(config, total, crew), roles, stream, kl_control(config), crew.files, identity)
 
 
 @contextmanager
@@ -110,7 +121,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     """Only what validation needs: no critic, no optimizer, no training prompts."""
     check_config(config)
     tokenizer = load_tokenizer(policy_source(config))
-    check_policy_family(config, policy_source(config))
+    check_policy_family(config)
     held_out = held_out_prompts(config, tokenizer)
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")

@@ -10,8 +10,9 @@ from rloom.config.schema import Config
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.context import check_context
-from rloom.models.load import ModelSource, first_line, read_config
+from rloom.models.load import ModelSource, check_folder, first_line, read_config
 from rloom.models.verify import TrainingSupport, examine, small_twin
+from rloom.trainer.assemble.inputs import policy_source
 from rloom.trainer.assemble.rollout_support import examine_hf, examine_native
 
 log = logging.getLogger(__name__)
@@ -105,8 +106,10 @@ def family_of(source: ModelSource) -> Family:
     return TRIED[identity]
 
 
-def check_policy_family(config: Config, source: ModelSource) -> None:
+def check_policy_family(config: Config) -> None:
     """Before weights are read: is there a way to train this model, and to generate with it?"""
+    source = policy_source(config)
+    check_folder(source)
     family = family_of(source)
     family.layout(packed=config.actor_rollout_ref.model.use_remove_padding)
     if config.actor_rollout_ref.rollout.name == "native":

@@ -1,0 +1,134 @@
+"""The configuration that a checkpoint brings along. It is data: what would run code must be named by the user again.
+
+The file is read as plain YAML. Hydra does not compose it, so a `defaults` list, a search path or an interpolation such
+as `${oc.env:NAME}` in it has no effect.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rloom.config.load import overrides_tree, validate
+from rloom.config.schema import Config
+from rloom.errors import ConfigError
+
+CONFIG_FILE = "config.yaml"  # what a run writes down, in its directory and in every checkpoint
+ONE_PROCESS = (  # whatever the run had
+    "trainer.nnodes=1",
+    "trainer.n_gpus_per_node=1",
+    "trainer.node_rank=0",
+    "trainer.pools={actor: null, critic: null, ref: null, rollout: null}",
+    "actor_rollout_ref.actor.fsdp_config.fsdp_size=-1",
+    "critic.model.fsdp_config.fsdp_size=-1",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
+    "critic.ulysses_sequence_parallel_size=1",
+)
+
+
+def names_code(value: Any) -> bool:
+    return ":" in value  # file.py:name, module:name
+
+
+# key -> whether a value of it runs code. Evaluation and export build no critic and start no Ray.
+RUNS_CODE: Mapping[str, Callable[[Any], bool]] = {
+    "actor_rollout_ref.model.trust_remote_code": bool,
+    "algorithm.adv_estimator": names_code,
+    "actor_rollout_ref.actor.policy_loss.loss_mode": names_code,
+    "custom_reward_function.path": bool,
+    "actor_rollout_ref.rollout.engine_kwargs": bool,  # generate() of transformers takes code as custom_generate
+}
+EVALUATION = tuple(RUNS_CODE)
+MODEL_ALONE = ("actor_rollout_ref.model.trust_remote_code",)
+
+
+class NoAliases(yaml.SafeLoader):
+    """Values only. rloom writes no aliases, and a few lines of them can stand for any amount of memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it holds a YAML alias, which rloom never writes")
+        return super().compose_node(parent, index)
+
+
+def load_saved(
+    checkpoint: Path,
+    overrides: Sequence[str] = (),
+    *,
+    uses: Collection[str] = EVALUATION,
+    settings: Sequence[str] = (),
+) -> Config:
+    """The configuration of the run that wrote a checkpoint, reading the model from the checkpoint itself.
+
+    `uses`: the keys of RUNS_CODE whose code the caller would run. `settings`: overrides of the caller's own.
+    """
+    file = checkpoint / CONFIG_FILE
+    tree = read_saved(file)
+    whole = checkpoint / "actor" / "model.safetensors"  # with LoRA there is only the adapter
+    if whole.is_file():
+        tree = merged(tree, {"actor_rollout_ref": {"model": {"path": str(whole.parent.absolute())}}})
+    given = overrides_tree(overrides)
+    config = validate(merged(merged(tree, overrides_tree([*ONE_PROCESS, *settings])), given))
+    check_code(file, config, named=dict(leaves(given)), uses=uses)
+    return config
+
+
+def read_saved(file: Path) -> dict[str, Any]:
+    """The tree in a checkpoint's file, of keys and values that exist."""
+    try:
+        tree = yaml.load(file.read_text(encoding="utf-8"), NoAliases)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = str(error).strip() or type(error).__name__
+        raise ConfigError(f"{file} cannot be read: {reason}; take another checkpoint") from error
+    if not isinstance(tree, dict) or not all(isinstance(name, str) for name in tree):
+        raise ConfigError(f"{file} cannot be read: it holds no configuration; take another checkpoint")
+    try:
+        validate(merged(tree, {}))
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return tree
+
+
+def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the tree with the changes in it, section by section."""
+    found = {name: merged(value, {}) if isinstance(value, dict) else value for name, value in tree.items()}
+    for name, value in changes.items():
+        section = found.get(name)
+        found[name] = merged(section, value) if isinstance(section, dict) and isinstance(value, dict) else value
+    return found
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value), sections and their parts both."""
+    for name, value in tree.items():
+        yield f"{prefix}{name}", value
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+
+
+def check_code(file: Path, config: Config, *, named: Mapping[str, Any], uses: Collection[str]) -> None:
+    values = dict(leaves(config.model_dump(mode="json")))
+    # compared with what was named: of a key that holds a mapping, the file may add further entries
+    untrusted = [key for key in uses if RUNS_CODE[key](values[key]) and named.get(key) != values[key]]
+    if untrusted:
+        listed = ", ".join(f"{key}={values[key]}" for key in untrusted)
+        allow = " ".join(shlex.quote(f"{key}={as_written(values[key])}") for key in untrusted)
+        raise ConfigError(
+            f"{file} names what runs code: {listed}. A checkpoint is not trusted to do that. If you trust it, add to "
+            f"the command: {allow}"
+        )
+
+
+def as_written(value: Any) -> str:
+    """A value in the grammar of `key=value`."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {as_written(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(as_written(inner) for inner in value) + "]"
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[\w./][\w./:-]*", value) else "'" + value.replace("'", r"\'") + "'"
+    return json.dumps(value)

@@ -1,0 +1,144 @@
+"""A checkpoint's own configuration is data: nothing in it runs code unless the user names it again."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rloom.config.load import load_config
+from rloom.config.saved import CONFIG_FILE, EVALUATION, MODEL_ALONE, load_saved, merged
+from rloom.config.schema import Config
+from rloom.errors import ConfigError
+from rloom.trainer.assemble.parts import config_text
+
+MODEL, ESTIMATOR = "actor_rollout_ref.model.trust_remote_code", "algorithm.adv_estimator"
+LOSS, REWARD = "actor_rollout_ref.actor.policy_loss.loss_mode", "custom_reward_function.path"
+ENGINE = "actor_rollout_ref.rollout.engine_kwargs"
+CODE: list[tuple[str, Any]] = [
+    (MODEL, True),
+    (ESTIMATOR, "./mine.py:estimate"),
+    (ESTIMATOR, "os.path:join"),
+    (LOSS, "/a folder/it's.py:loss"),
+    (REWARD, "reward.py"),
+    (ENGINE, {"custom_generate": "some/folder", "trust_remote_code": True}),
+]
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value  # type: ignore[no-any-return]
+
+
+def write(folder: Path, changes: Mapping[str, Any]) -> Path:
+    tree = merged(Config().model_dump(mode="json"), changes)
+    (folder / CONFIG_FILE).write_text(yaml.safe_dump(tree))
+    return folder
+
+
+def value_of(config: Config, key: str) -> Any:
+    found: Any = config.model_dump(mode="json")
+    for name in key.split("."):
+        found = found[name]
+    return found
+
+
+@pytest.mark.parametrize(("key", "value"), CODE)
+def test_what_runs_code_is_refused_with_the_words_that_allow_it(tmp_path: Path, key: str, value: Any) -> None:
+    write(tmp_path, nested(key, value))
+    with pytest.raises(ConfigError) as caught:
+        load_saved(tmp_path)
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / CONFIG_FILE} names what runs code: {key}={value}. A checkpoint is not trusted")
+    allow = shlex.split(said.rpartition("add to the command: ")[2])
+    assert value_of(load_saved(tmp_path, allow), key) == value
+
+
+def test_all_that_runs_code_is_named_at_once(tmp_path: Path) -> None:
+    write(tmp_path, merged(nested(REWARD, "a.py"), nested(ESTIMATOR, "b.py:f")))
+    with pytest.raises(ConfigError) as caught:
+        load_saved(tmp_path, [f"{ESTIMATOR}=gae"])
+    assert str(caught.value).endswith(f"add to the command: {REWARD}=a.py")
+    with pytest.raises(ConfigError) as caught:
+        load_saved(tmp_path)
+    assert str(caught.value).endswith(f"add to the command: {ESTIMATOR}=b.py:f {REWARD}=a.py")
+
+
+def test_a_mapping_that_is_named_takes_nothing_from_the_file(tmp_path: Path) -> None:
+    write(tmp_path, nested(ENGINE, {"custom_generate": "some/folder"}))
+    with pytest.raises(ConfigError, match="names what runs code"):
+        load_saved(tmp_path, [f"{ENGINE}={{repetition_penalty: 1.1}}"])
+
+
+def test_an_export_runs_no_reward_and_no_algorithm(tmp_path: Path) -> None:
+    write(tmp_path, merged(nested(REWARD, "a.py"), nested(ESTIMATOR, "b.py:f")))
+    load_saved(tmp_path, uses=MODEL_ALONE)
+    write(tmp_path, nested(MODEL, True))
+    with pytest.raises(ConfigError, match=rf"add to the command: {MODEL}=true"):
+        load_saved(tmp_path, uses=MODEL_ALONE)
+    assert load_saved(tmp_path, [f"{MODEL}=True"], uses=MODEL_ALONE).actor_rollout_ref.model.trust_remote_code
+
+
+def test_every_key_that_is_asked_for_exists() -> None:
+    config = Config()
+    assert not any(value_of(config, key) for key in (MODEL, REWARD, ENGINE))
+    assert {value_of(config, key) for key in EVALUATION if key in (ESTIMATOR, LOSS)} == {"gae", "vanilla"}
+
+
+def test_an_interpolation_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "told")
+    write(tmp_path, nested("actor_rollout_ref.model.path", "${oc.env:A_SECRET}"))
+    assert load_saved(tmp_path).actor_rollout_ref.model.path == "${oc.env:A_SECRET}"
+    own = load_saved(tmp_path, ["actor_rollout_ref.model.path='${oc.env:A_SECRET}'"])
+    assert own.actor_rollout_ref.model.path == "told"  # the user's own words mean what they mean elsewhere
+
+
+TAKES_ALIASES = "data: {prompt_key: &a prompt, reward_fn_key: *a}\n"
+HOSTILE = {
+    "defaults": ("defaults: [ppo_trainer, _self_]\n", "defaults"),
+    "search path": ("hydra: {searchpath: ['file:///somewhere']}\n", "hydra"),
+    "target": ("data: {_target_: os.system}\n", "_target_"),
+    "python object": ("data: !!python/object/apply:os.system ['touch marker']\n", "python/object"),
+    "python name": ("data: {seed: !!python/name:os.system }\n", "python/name"),
+    "aliases": (TAKES_ALIASES, "alias"),
+    "a circle": ("data: &a {extra: *a}\n", "alias"),
+    "brackets": ("[" * 5000, "cannot be read"),
+    "no mapping": ("- 1\n", "holds no configuration"),
+    "numbers for names": ("1: 2\n", "holds no configuration"),
+    "a section that is none": ("data: 5\n", "data=5"),
+    "cut short": ("data: {seed: 1", "cannot be read"),
+    "no text": ("\x00\x01", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_that_no_run_wrote_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, said = HOSTILE[name]
+    (tmp_path / CONFIG_FILE).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_saved(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path / CONFIG_FILE)) and said in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == [CONFIG_FILE]
+
+
+def test_what_a_run_writes_holds_no_alias(tmp_path: Path) -> None:
+    config = load_config(["data.seed=11", "data.train_files=[a.parquet]", "data.val_files=[a.parquet]"])
+    (tmp_path / CONFIG_FILE).write_text(config_text(config))
+    assert load_saved(tmp_path).model_dump() == config.model_dump()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"{tmp_path / CONFIG_FILE} cannot be read: .*No such file"):
+        load_saved(tmp_path)
+
+
+def test_an_override_is_checked_as_elsewhere(tmp_path: Path) -> None:
+    write(tmp_path, {})
+    with pytest.raises(ConfigError, match=r"data\.sede: there is no such key; did you mean data\.seed\?"):
+        load_saved(tmp_path, ["data.sede=1"])
+    with pytest.raises(ConfigError, match=r"hydra: there is no such key|hydra\.searchpath: there is no such key"):
+        load_saved(tmp_path, ["hydra.searchpath=[x]"])
