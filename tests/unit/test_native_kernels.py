@@ -51,6 +51,7 @@ class Bench:
         heads: int = 4,
         key_heads: int = 2,
         size: int = 8,
+        value_size: int | None = None,  # None: as the keys
         dtype: torch.dtype = torch.float32,
     ) -> "Bench":
         count, place, rows = len(stretches), 3, []  # nobody has the first three places
@@ -66,7 +67,9 @@ class Bench:
         slots.own_start[count] = place
         draw = torch.Generator().manual_seed(place)
         batch = count + 1
-        shapes = [(key_heads, place + 1, size)] * 2 + [(batch, heads, size), *[(batch, key_heads, size)] * 2]
+        sizes = (size, size if value_size is None else value_size)
+        shapes = [*((key_heads, place + 1, one) for one in sizes), (batch, heads, size)]
+        shapes += [(batch, key_heads, one) for one in sizes]
         tensors = [torch.randn(*shape, generator=draw).to(DEVICE, dtype) for shape in shapes]
         return cls(slots, numbers([*range(count)[::-1], count]), *tensors)  # rows in another order than slots
 
@@ -136,6 +139,29 @@ def test_heads_come_in_groups_of_any_number_and_size(
 ) -> None:
     monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
     assert_attends_plainly(Bench.drawn([(70, 2)], heads=heads, key_heads=key_heads, size=size), Form(0.2))
+
+
+@pytest.mark.parametrize("splits", [1, 2], indirect=True)
+@pytest.mark.parametrize(("size", "value_size"), [(24, 16), (12, 6), (8, 20)])
+def test_values_may_have_another_size_than_keys(splits: int, size: int, value_size: int) -> None:
+    assert_attends_plainly(Bench.drawn(SHORT, shared=2, size=size, value_size=value_size), Form(0.35))
+
+
+@pytest.mark.parametrize("splits", [1, 2], indirect=True)
+@pytest.mark.parametrize("window", [None, 3])
+def test_sinks_take_part_in_the_softmax(splits: int, window: int | None) -> None:
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device=DEVICE)
+    assert_attends_plainly(Bench.drawn(SHORT, shared=2), Form(0.35, window, sinks=sinks))
+
+
+def test_a_sink_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
+    bench = Bench.drawn([(1, 0)], heads=1, key_heads=1, size=16)
+    for tensor in (bench.keys, bench.values, bench.query, bench.key, bench.value):
+        tensor.zero_()
+    bench.values[0, 3, 5], bench.value[0, 0, 6] = 8.0, 4.0  # scores 0 and 0, and the sink log 2: weights 1, 1, 2
+    sinks = torch.log(torch.tensor([2.0], device=DEVICE))
+    assert bench.attend(Form(1.0, sinks=sinks))[0, 0].tolist() == pytest.approx([0, 0, 0, 0, 0, 2, 1, *[0] * 9])
 
 
 def test_two_tokens_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.native import engine
 from rloom.rollout.native.engine import NativeRollout
-from rloom.rollout.native.token_cache import TokenShape
+from tests.families import tiny_model
 from tests.helpers import engine_of, policy
 
 pytestmark = [
@@ -64,6 +64,12 @@ def rollout_of(network: PolicyNetwork, device: torch.device = DEVICE, max_sequen
     )
     rollout.stays_on_device = True  # on a CPU, too
     return rollout
+
+
+def family_network(family: str) -> PolicyNetwork:
+    model = tiny_model(family)
+    model.set_attn_implementation("rloom")
+    return PolicyNetwork(model, packed=True)
 
 
 def asked(*prompts: tuple[int, ...], limits: Sequence[int | None] = ()) -> list[Request]:
@@ -183,6 +189,7 @@ def test_a_prompt_is_read_once_for_all_its_answers_and_one_token_needs_no_step(
         read.append(tokens_T.tolist())
         return hidden(tokens_T, *rest)
 
+    rollout.token_shape()  # asks for one token of its own, once
     monkeypatch.setattr(network.decoder, "packed_hidden", noted)
     assert_same(write(rollout, requests, sampling), expected)
     assert read == [[*P, *R]]
@@ -210,11 +217,20 @@ def test_a_cache_that_no_longer_fits_is_made_anew_as_large_as_there_is_room(
     assert rollout.resident.cache.places == 12
 
 
-def test_layers_unlike_the_configuration_are_generated_step_by_step_and_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork, caplog: pytest.LogCaptureFixture
+def test_layers_with_unlike_caches_are_generated_step_by_step_and_it_says_so(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rollout, few = rollout_of(network), asked(P, Q)
-    monkeypatch.setattr(rollout, "token_shape", lambda: TokenShape(2, 3, 8, torch.float32))
+    """Gemma 4: heads of another size in layers that attend to all."""
+    network, few = family_network("gemma4_text"), asked(P, Q)
+    rollout = rollout_of(network)
     assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
-    assert "layer 0 of this model has keys of (2, 8) and values of (2, 8) (heads, size)" in caplog.text
+    assert "unlike caches, (heads, key, value size): [(2, 8, 8), (2, 512, 512)]" in caplog.text
     assert not rollout.stays_on_device
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
+def test_sinks_and_values_smaller_than_keys_stay_on_the_device(family: str) -> None:
+    network, few = family_network(family), asked(P, Q, P)
+    rollout = rollout_of(network)
+    assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
+    assert rollout.stays_on_device

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from rloom.errors import ModelError
 from rloom.models.head import HAS_TRITON
@@ -17,7 +16,7 @@ from rloom.rollout.native.ranges import Ranges
 from rloom.rollout.native.sampler import luck_of
 from rloom.rollout.native.schedule import Schedule
 from rloom.rollout.native.slots import Slots
-from rloom.rollout.native.token_cache import TokenCache, TokenShape, UnlikeLayers
+from rloom.rollout.native.token_cache import ShapeProbe, TokenCache, TokenShape, UnlikeLayers
 
 if TYPE_CHECKING:
     from rloom.rollout.native.resident import Resident
@@ -46,6 +45,7 @@ class NativeRollout:
         self.memory_share, self.free_cache = memory_share, free_cache
         self.eager, self.longest_prompt = eager, longest_prompt
         self.resident: Resident | None = None
+        self.shape: TokenShape | None = None  # known once the weights are on the device
         self.passes = Passes(network, host.device, slots=max_sequences, max_prefill_tokens=max_prefill_tokens)
         self.stays_on_device = host.device.type == "cuda" and HAS_TRITON
         if host.device.type == "cuda" and not HAS_TRITON:
@@ -60,7 +60,7 @@ class NativeRollout:
                 try:
                     yield from self.decode(requests, sampling)
                     return
-                except UnlikeLayers as error:  # raised by the first prompts, before any answer
+                except UnlikeLayers as error:  # raised before any answer
                     log.warning(f"{error}: the native engine decodes step by step from Python, more slowly")
                     self.stays_on_device = False
             yield from self.passes.generate(requests, sampling)
@@ -122,13 +122,15 @@ class NativeRollout:
         cache.wake()
         return Resident(self.network, cache, Slots(slots, longest_answer, self.device), capture=not self.eager)
 
+    @torch.no_grad()
     def token_shape(self) -> TokenShape:
-        text = self.network.decoder.base.config.get_text_config()
-        known = text.to_dict()
-        size = known.get("head_dim") or text.hidden_size // text.num_attention_heads
-        heads = known.get("num_key_value_heads") or text.num_attention_heads
-        weight: Tensor = self.network.decoder.base.get_input_embeddings().weight
-        return TokenShape(text.num_hidden_layers, heads, size, weight.dtype)
+        """From one token that goes through the model, so that it holds for any family."""
+        if self.shape is None:
+            probe, zero = ShapeProbe(), torch.zeros(1, dtype=torch.long, device=self.device)
+            with self.network.decoder.as_written():
+                self.network.decoder.packed_hidden(zero, probe, zero)
+            self.shape = probe.shape()
+        return self.shape
 
     def room(self, longest: int) -> int:
         """Places that fit the share of the GPU's memory; at least one sequence must."""

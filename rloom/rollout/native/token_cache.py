@@ -14,7 +14,7 @@ from rloom.rollout.native.slots import Slots
 
 
 class UnlikeLayers(Exception):
-    """The model's layers differ in heads or size, or are not what its configuration says: no one cache fits them."""
+    """The model's layers differ in heads or sizes: no one cache fits them."""
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,48 @@ class TokenShape:
 
     layers: int
     heads: int
-    size: int
+    key_size: int
+    value_size: int  # DeepSeek: smaller
     dtype: torch.dtype
 
     @property
     def bytes(self) -> int:
-        return 2 * self.layers * self.heads * self.size * self.dtype.itemsize
+        return self.layers * self.heads * (self.key_size + self.value_size) * self.dtype.itemsize
+
+
+class ShapeProbe:
+    """An attention that only notes what it is given. One token through the model gives its TokenShape."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int, int, torch.dtype]] = []  # of each layer
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+        self.found.append((key.shape[1], key.shape[3], value.shape[3], value.dtype))
+        rows, heads, tokens, _ = query.shape
+        return value.new_zeros(rows, tokens, heads, value.shape[3])
+
+    def restart(self) -> None:
+        self.found.clear()
+
+    def shape(self) -> TokenShape:
+        if len(set(self.found)) != 1:
+            sizes = sorted({one[:3] for one in self.found})
+            raise UnlikeLayers(f"the layers of this model have unlike caches, (heads, key, value size): {sizes}")
+        return TokenShape(len(self.found), *self.found[0])
 
 
 class TokenCache:
-    """[layers, 2, heads, places and a spare one, size], in memory that can be given back and taken again."""
+    """Keys and values, [layers, heads, places and a spare one, size] each, in memory that can be given back."""
 
     def __init__(self, shape: TokenShape, places: int, device: torch.device) -> None:
         self.shape, self.places = shape, places
         size = shape.bytes * (places + 1)
         self.arena = Arena(size, device) if device.type == "cuda" else None
         whole = self.arena.tensor()[:size] if self.arena is not None else torch.zeros(size, dtype=torch.uint8)
-        self.layers = whole.view(shape.dtype).view(shape.layers, 2, shape.heads, places + 1, shape.size)
+        sizes = [shape.layers * shape.heads * (places + 1) * one for one in (shape.key_size, shape.value_size)]
+        keys, values = whole.view(shape.dtype).split(sizes)
+        self.keys = keys.view(shape.layers, shape.heads, places + 1, shape.key_size)
+        self.values = values.view(shape.layers, shape.heads, places + 1, shape.value_size)
 
     @property
     def bytes(self) -> int:
@@ -72,14 +97,7 @@ class PromptAttention(PackedAttention):
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         self.layer += 1
-        shape = self.cache.shape
-        if self.layer == shape.layers or {key.shape[1::2], value.shape[1::2]} != {(shape.heads, shape.size)}:
-            raise UnlikeLayers(
-                f"layer {self.layer} of this model has keys of {tuple(key.shape[1::2])} and values of "
-                f"{tuple(value.shape[1::2])} (heads, size), its configuration says {shape.layers} layers of "
-                f"{(shape.heads, shape.size)}"
-            )
-        keys, values = self.cache.layers[self.layer]
+        keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         keys[:, self.place_T] = key[0].to(keys.dtype)
         values[:, self.place_T] = value[0]
         return super().__call__(query, key, value, form)
@@ -98,6 +116,6 @@ class AnswerAttention:
         from rloom.rollout.native.kernels.attend import attend_to_slots  # triton, where it is needed
 
         self.layer += 1
-        keys, values = self.cache.layers[self.layer]
+        keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         rows = [part[0].transpose(0, 1) for part in (query, key, value)]
         return attend_to_slots(rows[0], rows[1], rows[2], keys, values, self.slot_B, self.slots, form).unsqueeze(0)

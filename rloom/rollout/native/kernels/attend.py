@@ -27,76 +27,92 @@ def attend_to_slots(
     slots: Slots,
     form: Form,
 ) -> Tensor:
-    """[B, heads, size]; the new keys and values are written to the cache on the way."""
+    """[B, heads, size of a value]; the new keys and values are written to the cache on the way."""
     rows, heads, size = query.shape
-    key_heads = key.shape[1]
-    padded = max(16, triton.next_power_of_2(size))  # a matrix product has 16 columns at least
+    key_heads, value_size = key.shape[1], value.shape[2]
+    # a matrix product has 16 columns at least
+    padded, value_padded = (max(16, triton.next_power_of_2(one)) for one in (size, value_size))
     block = min(128, max(16, BLOCK_BYTES // (padded * keys.element_size())))
     splits = max(1, min(MOST_SPLITS, PROGRAMS // (rows * key_heads)))
-    out = value.new_empty(rows, heads, size)
-    partial = value.new_empty((splits, rows, heads, size), dtype=torch.float32) if splits > 1 else out
+    out = value.new_empty(rows, heads, value_size)
+    partial = value.new_empty((splits, rows, heads, value_size), dtype=torch.float32) if splits > 1 else out
     weight = value.new_empty((splits, 2, rows, heads), dtype=torch.float32) if splits > 1 else out
     attend_kernel[(rows, key_heads, splits)](
-        query, key, value, keys, values, partial, weight,
+        query, key, value, keys, values, query if form.sinks is None else form.sinks, partial, weight,
         slot_B, slots.prompt_start, slots.prompt_length, slots.own_start, slots.written,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        keys.stride(0), keys.stride(1), rows, heads, size,
+        keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), rows, heads, size, value_size,
         form.scale, form.window or 0, form.softcap or 0.0,
         GROUP=heads // key_heads, GROUP_PADDED=max(16, triton.next_power_of_2(heads // key_heads)),
-        SIZE=padded, BLOCK=block, SPLITS=splits, WINDOW=form.window is not None,
-        SOFTCAP=form.softcap is not None, PRECISION="ieee", num_warps=4, num_stages=3,
+        SIZE=padded, VALUE_SIZE=value_padded, BLOCK=block, SPLITS=splits, WINDOW=form.window is not None,
+        SOFTCAP=form.softcap is not None, SINKS=form.sinks is not None, PRECISION="ieee", num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
-        merge_kernel[(rows, heads)](partial, weight, out, rows, heads, size, SPLITS=splits, SIZE=padded, num_warps=1)
+        merge_kernel[(rows, heads)](
+            partial, weight, out, rows, heads, value_size, SPLITS=splits, SIZE=value_padded, num_warps=1
+        )
     return out
 
 
 @triton.jit
 def attend_kernel(
-    query, key, value, keys, values, partial, weight,
+    query, key, value, keys, values, sinks, partial, weight,
     slot_B, prompt_start_S, prompt_length_S, own_start_S, written_S,
     query_row, query_head, key_row, key_head, value_row, value_head,
-    cache_head, cache_place, rows, heads, size,
+    keys_head, keys_place, values_head, values_place, rows, heads, size, value_size,
     scale, window, softcap,
-    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: a row, a key head and the query heads that share it, and every SPLITS-th block of its tokens."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slot_B + row)
     prompt, prompt_length = tl.load(prompt_start_S + slot), tl.load(prompt_length_S + slot)
     own, before = tl.load(own_start_S + slot), tl.load(written_S + slot) - 1  # tokens of its own in the cache
-    column, member = tl.arange(0, SIZE), tl.arange(0, GROUP_PADDED)
-    real, there = column < size, member < GROUP
+    column, value_column, member = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE), tl.arange(0, GROUP_PADDED)
+    real, value_real, there = column < size, value_column < value_size, member < GROUP
     q_place = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
     q = tl.load(query + q_place, mask=there[:, None] & real[None, :], other=0.0).to(keys.dtype.element_ty)
     new_key = tl.load(key + row.to(tl.int64) * key_row + head * key_head + column, mask=real, other=0.0)
     new_key = new_key.to(keys.dtype.element_ty)
-    new_value = tl.load(value + row.to(tl.int64) * value_row + head * value_head + column, mask=real, other=0.0)
-    keys += head.to(tl.int64) * cache_head
-    values += head.to(tl.int64) * cache_head
+    new_value = tl.load(
+        value + row.to(tl.int64) * value_row + head * value_head + value_column, mask=value_real, other=0.0
+    )
+    keys += head.to(tl.int64) * keys_head
+    values += head.to(tl.int64) * values_head
     first = split == 0
-    new_place = (own + before).to(tl.int64) * cache_place + column
-    tl.store(keys + new_place, new_key, mask=real & first)
-    tl.store(values + new_place, new_value, mask=real & first)
+    new_place = (own + before).to(tl.int64)
+    tl.store(keys + new_place * keys_place + column, new_key, mask=real & first)
+    tl.store(values + new_place * values_place + value_column, new_value, mask=value_real & first)
 
     # the first split begins with the new token itself, which need not be read back
     score = capped(tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale, softcap, SOFTCAP)
-    highest = tl.where(first, score, float("-inf"))
-    total = tl.where(first, 1.0, 0.0) + tl.zeros([GROUP_PADDED], tl.float32)
-    sums = tl.where(first, 1.0, 0.0) * new_value.to(tl.float32)[None, :] + tl.zeros([GROUP_PADDED, SIZE], tl.float32)
+    highest, total = score, tl.full([GROUP_PADDED], 1.0, tl.float32)
+    share = total
+    if SINKS:  # a score that takes part in the softmax and has no value
+        sink = tl.load(sinks + head * GROUP + member, mask=there, other=float("-inf")).to(tl.float32)
+        highest = tl.maximum(score, sink)
+        share = tl.exp(score - highest)
+        total = share + tl.exp(sink - highest)
+    highest = tl.where(first, highest, float("-inf"))
+    total = tl.where(first, total, 0.0)
+    sums = tl.where(first, share, 0.0)[:, None] * new_value.to(tl.float32)[None, :]
     oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
     highest, total, sums = attend_to_stretch(
         q, keys, values, prompt, oldest, prompt_length, split, highest, total, sums,
-        cache_place, size, scale, softcap, SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
+        keys_place, values_place, size, value_size, scale, softcap,
+        SIZE, VALUE_SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
     )  # fmt: skip
     highest, total, sums = attend_to_stretch(
         q, keys, values, own, tl.maximum(oldest - prompt_length, 0), before, split, highest, total, sums,
-        cache_place, size, scale, softcap, SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
+        keys_place, values_place, size, value_size, scale, softcap,
+        SIZE, VALUE_SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
     )  # fmt: skip
 
-    out_place = ((split * rows + row).to(tl.int64) * heads + head * GROUP + member[:, None]) * size + column[None, :]
-    keep = there[:, None] & real[None, :]
+    out_row = (split * rows + row).to(tl.int64) * heads + head * GROUP + member[:, None]
+    out_place = out_row * value_size + value_column[None, :]
+    keep = there[:, None] & value_real[None, :]
     if SPLITS == 1:
         tl.store(partial + out_place, (sums / total[:, None]).to(partial.dtype.element_ty), mask=keep)
     else:
@@ -116,18 +132,22 @@ def capped(score, softcap, SOFTCAP: tl.constexpr):
 @triton.jit
 def attend_to_stretch(
     q, keys, values, start, begin, length, split, highest, total, sums,
-    cache_place, size, scale, softcap,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    keys_place, values_place, size, value_size, scale, softcap,
+    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add tokens begin to length - 1 of a stretch to: the highest score, the sum of weights, the sum of values."""
-    column = tl.arange(0, SIZE)
+    column, value_column = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE)
     for at in range(begin // BLOCK * BLOCK + split * BLOCK, length, SPLITS * BLOCK):
         token = at + tl.arange(0, BLOCK)
         seen = (token >= begin) & (token < length)
-        place = (start + token).to(tl.int64)[:, None] * cache_place + column[None, :]
-        there = seen[:, None] & (column < size)[None, :]
-        k = tl.load(keys + place, mask=there, other=0.0)
-        v = tl.load(values + place, mask=there, other=0.0)
+        place = (start + token).to(tl.int64)[:, None]
+        k_there, v_there = (
+            seen[:, None] & (column < size)[None, :],
+            seen[:, None] & (value_column < value_size)[None, :],
+        )
+        k = tl.load(keys + place * keys_place + column[None, :], mask=k_there, other=0.0)
+        v = tl.load(values + place * values_place + value_column[None, :], mask=v_there, other=0.0)
         score = capped(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, softcap, SOFTCAP)
         score = tl.where(seen[None, :], score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, 1))

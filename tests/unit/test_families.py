@@ -1,0 +1,198 @@
+"""Every causal family of transformers: right, or refused."""
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+from rloom.errors import ConfigError, ModelError
+from rloom.models import verify
+from rloom.models.attention import call_attend
+from rloom.models.context import check_context, fix_rotary_scaling
+from rloom.models.decoder import Decoder
+from rloom.models.load import ModelSource, load_causal_lm, without_chance
+from rloom.models.network import PolicyNetwork, logit_scale
+from rloom.models.verify import examine, own_logits, small_twin, two_samples
+from rloom.trainer.assemble.support import Family, family_of
+from tests.families import CAUSAL_FAMILIES, NOT_TRIED, row, tiny_config, tiny_model
+from tests.helpers import tiny_tokenizer
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+@pytest.fixture(scope="module")
+def listed() -> dict[str, str]:
+    """Family -> its line in docs/models.md."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines if not line.startswith("| ---")}
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' own, of old families
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_the_table_of_families_says_what_is_computed(family: str, listed: dict[str, str]) -> None:
+    assert row(family) == listed[family]
+
+
+def test_the_table_has_a_line_for_every_family(listed: dict[str, str]) -> None:
+    assert sorted(listed) == sorted([*CAUSAL_FAMILIES, *NOT_TRIED])
+
+
+def saved(folder: Path, family: str, **changes: Any) -> ModelSource:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tiny_model(family, **changes).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return ModelSource(str(folder), longest=32)
+
+
+def test_layers_that_carry_a_state_get_a_row_for_each_sample_and_the_run_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = saved(tmp_path, "qwen3_next")
+    with caplog.at_level(logging.INFO, "rloom"):
+        layout = family_of(source).layout(packed=True)
+    assert not layout.packed
+    assert "qwen3_next" in caplog.text and "as with use_remove_padding=False" in caplog.text
+    model = load_causal_lm(source, attention=layout.attention)
+    assert isinstance(model, PreTrainedModel)
+    samples = two_samples(model)
+    expected = torch.cat(own_logits(model, samples))
+    model.set_attn_implementation(layout.attention)
+    network = PolicyNetwork(model, packed=layout.packed)
+    hidden = network.decoder.hidden(torch.cat(samples), torch.tensor([len(tokens) for tokens in samples]))
+    torch.testing.assert_close(network.logits(hidden), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_family_that_native_does_not_compute_is_refused_with_the_engine_that_does(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"rollout.name=native: .*\(lfm2\) rightly .* use .*rollout.name=hf"):
+        family_of(saved(tmp_path, "lfm2")).check_native()
+
+
+def test_a_family_that_nothing_here_computes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"\(roberta\): rloom does not compute this family rightly. Packed samples: "):
+        family_of(saved(tmp_path, "roberta")).layout(packed=True)
+
+
+def test_prompts_are_not_padded_for_a_family_whose_answers_would_change(tmp_path: Path) -> None:
+    assert not family_of(saved(tmp_path / "rwkv", "rwkv")).hf_generation().pads_prompts
+    assert family_of(saved(tmp_path / "mamba", "mamba")).hf_generation().pads_prompts
+
+
+def test_an_argument_that_attention_does_not_know_is_an_error() -> None:
+    query = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ModelError, match="Linear asks its attention for position_bias"):
+        call_attend(
+            torch.nn.Linear(1, 1), query, query, query, None, attend=lambda *_: query, scaling=1.0, position_bias=query
+        )
+    with pytest.raises(ModelError, match="for attention_mask"):
+        call_attend(torch.nn.Linear(1, 1), query, query, query, query, attend=lambda *_: query, scaling=1.0)
+
+
+@pytest.mark.parametrize("family", ["starcoder2", "seed_oss", "biogpt", "phimoe"])
+def test_training_computes_what_scoring_computes(family: str) -> None:
+    """These left dropout, or noise on a router, on while training."""
+    config = tiny_config(family)
+    for name, value in CONFIG_MAPPING[family]().to_dict().items():
+        if "drop" in name or "jitter" in name:
+            setattr(config, name, value or 0.2 if isinstance(value, float) else value)
+    without_chance(config)
+    model = verify.random_model(config, trust_remote_code=False)
+    decoder = Decoder(model, packed=False)
+    model.set_attn_implementation("eager")
+    tokens_T, length_N = torch.arange(3, 22), torch.tensor([12, 7])
+    model.eval()
+    scored = decoder.hidden(tokens_T, length_N)
+    decoder.train()
+    assert torch.equal(decoder.hidden(tokens_T, length_N), scored)
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.0, 1.0, 1.0],
+    "long_factor": [4.0, 6.0, 8.0, 9.0],
+    "original_max_position_embeddings": 10,
+    "factor": 6.4,
+}
+
+
+def phi3(longest: int) -> PreTrainedModel:
+    model = tiny_model("phi3", rope_parameters=dict(LONGROPE), original_max_position_embeddings=10, sliding_window=None)
+    model.set_attn_implementation("rloom")
+    fix_rotary_scaling(model, longest)
+    return model
+
+
+def logits_of(model: PreTrainedModel, tokens: list[torch.Tensor]) -> list[torch.Tensor]:
+    network = PolicyNetwork(model, packed=True)
+    lengths = [len(one) for one in tokens]
+    hidden = network.decoder.hidden(torch.cat(tokens), torch.tensor(lengths))
+    return list(network.logits(hidden).detach().split(lengths))
+
+
+@pytest.mark.parametrize("longest", [10, 32])
+def test_longrope_goes_by_the_runs_longest_sample_and_not_by_the_samples_of_a_pass(longest: int) -> None:
+    model = phi3(longest)
+    long, short = two_samples(model)  # 12 and 7 tokens, on both sides of the original 10
+    alone, together = logits_of(model, [short])[0], logits_of(model, [long, short])[1]
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+    # the factors are felt: another longest sample, other logits
+    other = logits_of(phi3(42 - longest), [short])[0]
+    assert (other - alone).abs().max() > 0.05
+
+
+def test_a_context_longer_than_the_model_was_made_for_is_refused_with_the_way_out() -> None:
+    config = tiny_config("llama")
+    check_context(config, 64, "actor_rollout_ref.model.path=m")
+    with pytest.raises(
+        ModelError, match=r"= 65 tokens, the model was made for 64 .*override_config.max_position_embeddings=65"
+    ):
+        check_context(config, 65, "actor_rollout_ref.model.path=m")
+
+
+@pytest.mark.parametrize(
+    ("family", "entries", "scale"),
+    [
+        ("granite", {"logits_scaling": 4.0}, 0.25),
+        ("hyperclovax", {"logits_scaling": 4.0}, 4.0),
+        ("cohere", {"logit_scale": 0.5}, 0.5),
+        ("llama", {}, 1.0),
+    ],
+)
+def test_logits_are_scaled_as_the_family_does(family: str, entries: dict[str, float], scale: float) -> None:
+    assert logit_scale(tiny_config(family, **entries)) == scale
+    assert examine(tiny_model(family, **entries)).packed is None
+
+
+def test_a_twin_has_a_layer_of_each_kind_and_short_windows_where_samples_reach_past_them() -> None:
+    config = CONFIG_MAPPING["gemma3_text"](hidden_size=64, head_dim=16, sliding_window=512)
+    twin = small_twin(config, longest=1024)
+    assert twin.config.layer_types == ["sliding_attention", "full_attention"]
+    assert (twin.config.sliding_window, small_twin(config, longest=512).config.sliding_window) == (4, 512)
+    assert sum(parameter.numel() for parameter in twin.parameters()) < 100_000
+
+
+def test_a_twin_of_a_model_finds_what_a_tiny_model_finds() -> None:
+    for family, right in {"gpt_oss": True, "qwen3_next": False, "zamba2": False}.items():
+        config = CONFIG_MAPPING[family](hidden_size=128)
+        without_chance(config)
+        assert (examine(small_twin(config, longest=1024)).packed is None) == right, family
+
+
+def test_what_twins_find_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = saved(tmp_path, "llama")
+    first = family_of(source)
+    monkeypatch.setattr(Family, "__init__", lambda *_: pytest.fail("tried again"))
+    assert family_of(source) is first
+
+
+def test_ulysses_refuses_a_family_that_is_right_in_rows_only() -> None:
+    from rloom.engines.ulysses import check_heads
+
+    network = PolicyNetwork(tiny_model("qwen3_next"), packed=False)
+    with pytest.raises(ConfigError, match="ulysses_sequence_parallel_size=2: it cuts packed samples"):
+        check_heads(network, 2, 2, "actor_rollout_ref.actor.ulysses_sequence_parallel_size")
