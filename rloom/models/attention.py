@@ -135,10 +135,12 @@ class PackedAttention:
     def varlen(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
         """Torch's own kernel for samples laid end to end."""
         size = value.shape[-1]
-        value = pad(value, (0, key.shape[-1] - size)) if size < key.shape[-1] else value  # it wants one size for both
+        # it wants one size for keys and values, a multiple of 8
+        wanted = -(-max(key.shape[-1], size) // 8) * 8
+        query, key, value = (widened(tensor.to(value.dtype), wanted) for tensor in (query, key, value))
         out = varlen_attn(
-            query[0].transpose(0, 1).to(value.dtype),
-            key[0].transpose(0, 1).to(value.dtype),
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
             value[0].transpose(0, 1),
             self.boundaries,
             self.boundaries,
@@ -149,7 +151,7 @@ class PackedAttention:
             **SHARED_KEYS,
         )
         assert isinstance(out, Tensor)  # nothing beside it was asked for
-        return out[..., :size].unsqueeze(0)
+        return (out if size == wanted else out[..., :size]).unsqueeze(0)
 
     def spread(self, packed: Tensor) -> Tensor:
         """[1, heads, tokens, size] -> [samples, heads, longest, size]; causality hides what pads the end of a row."""
@@ -157,6 +159,11 @@ class PackedAttention:
         rows = packed.new_zeros(self.samples, self.longest, heads, size)
         rows[self.row_T, self.column_T] = packed[0].transpose(0, 1)
         return rows.transpose(1, 2)
+
+
+def widened(tensor: Tensor, size: int) -> Tensor:
+    """With zeros at the end of each head: they change no product of queries and keys, and no sum of values."""
+    return tensor if tensor.shape[-1] == size else pad(tensor, (0, size - tensor.shape[-1]))
 
 
 class RowsAttention:

@@ -7,13 +7,15 @@ with its plainest attention, and together by ours.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
@@ -43,6 +45,17 @@ class TrainingSupport:
     padded: str | None
     attention: str  # the one with which padded samples are right: rloom, or transformers' sdpa or eager
     own_attention: str  # of transformers: sdpa where it gives what eager gives
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """What it says of a model's configuration and kernels is said when the model itself is loaded."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def examine(model: PreTrainedModel) -> TrainingSupport:

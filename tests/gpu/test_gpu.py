@@ -68,7 +68,8 @@ def stepping(network: PolicyNetwork, host: LocalEngine) -> NativeRollout:
 
 
 def hf(network: PolicyNetwork, host: LocalEngine) -> HfRollout:
-    return HfRollout(network, host=host, pad_id=0, max_sequences=8, generate_kwargs={}, attention="eager")
+    attention = "eager" if network.softcap else "sdpa"  # sdpa leaves out a softcap
+    return HfRollout(network, host=host, pad_id=0, max_sequences=8, generate_kwargs={}, attention=attention)
 
 
 def write(rollout: Rollout, sampling: Sampling, requests: Sequence[Request] = REQUESTS) -> list[Completion]:

@@ -11,7 +11,7 @@ from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.context import check_context
 from rloom.models.load import ModelSource, check_folder, first_line, read_config
-from rloom.models.verify import TrainingSupport, examine, small_twin
+from rloom.models.verify import TrainingSupport, examine, quiet_transformers, small_twin
 from rloom.trainer.assemble.inputs import policy_source
 from rloom.trainer.assemble.rollout_support import examine_hf, examine_native
 
@@ -102,7 +102,8 @@ TRIED: dict[str, Family] = {}
 def family_of(source: ModelSource) -> Family:
     identity = json.dumps([source.location, source.longest, source.trust_remote_code, dict(source.overrides)])
     if identity not in TRIED:
-        TRIED[identity] = Family(source)
+        with quiet_transformers():
+            TRIED[identity] = Family(source)
     return TRIED[identity]
 
 
