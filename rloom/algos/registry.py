@@ -35,6 +35,7 @@ class PolicyLossEntry:
     loss: PolicyLoss
     needs_old_logprobs: bool = False  # even where the update is exactly on-policy
     aggregation: str | None = None  # the one it is defined with; None: any, as configured
+    weighs_answers: bool = False  # rollout correction's weights enter as their geometric mean over the answer
     choose: Callable[[TrainBatch, LossSettings], Tensor] | None = None  # mini-batch -> chosen_T, before any split
 
 
@@ -64,7 +65,7 @@ POLICY_LOSSES: dict[str, PolicyLossEntry] = {
     "kl_cov": PolicyLossEntry(
         covariance_losses.kl_cov, needs_old_logprobs=True, choose=covariance_losses.choose_for_kl_cov
     ),
-    "geo_mean": PolicyLossEntry(sequence_losses.geo_mean, aggregation=BY_SEQUENCE),
+    "geo_mean": PolicyLossEntry(sequence_losses.geo_mean, aggregation=BY_SEQUENCE, weighs_answers=True),
 }
 
 
