@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.rewards.rules import gsm8k, math, math_reasoning
+from rloom.rewards.rules import answer_line, expressions, gsm8k, math, math_reasoning
 from rloom.rewards.rules.boxed import last_boxed
 from rloom.rewards.rules.numbers import canonical, close, numbers_in, whole_number
 
@@ -132,6 +132,32 @@ MATH_REASONING = [
 ]
 
 
+# solution, ground truth, the answer as read, whether it is right
+ANSWER_LINES = [
+    ("so 17 * 2 = 34.\nAnswer: 34", "34", "34", True),
+    ("Answer: $34$", "34", "$34$", True),
+    (r"Answer: $\boxed{34}$", "34", "34", True),
+    ("**Answer:** 34", "34", "34", True),
+    ("**Answer**: 34.", "34", "34.", True),
+    ("The final answer: x = 34", "34", "x = 34", True),
+    (r"Answer: \frac12", "0.5", r"\frac12", True),
+    ("Answer: 3\nNo, wait.\nAnswer: 34", "34", "34", True),
+    (r"thus \boxed{34}.", "34", "34", True),  # no such line
+    (r"\boxed{34}" + "\nAnswer: 35", "34", "35", False),
+    ("Answer: 34\nNo, wait.\nAnswer: 3", "34", "3", False),
+    ("Answer: 340", "34", "340", False),
+    ("It is 34", "34", None, False),
+    ("Answer:", "34", None, False),
+    ("", "34", None, False),
+]
+
+
+@pytest.mark.parametrize(("solution", "truth", "read", "right"), ANSWER_LINES)
+def test_dapo_data_is_scored_by_its_last_answer_line(solution, truth, read, right):
+    expected = {"score": 1.0, "acc": 1.0, "pred": read} if right else {"score": -1.0, "acc": 0.0, "pred": read}
+    assert answer_line.compute_score("math_dapo", solution, truth) == expected
+
+
 @pytest.mark.parametrize(("solution", "truth", "read", "score"), GSM8K_STRICT)
 def test_gsm8k_strict_reads_the_number_after_the_last_hashes(solution, truth, read, score):
     assert gsm8k.compute_score("openai/gsm8k", solution, truth) == {"score": score, "acc": score, "pred": read}
@@ -168,9 +194,9 @@ def test_an_unknown_gsm8k_method_names_the_known_ones():
 
 
 def test_a_comparison_without_end_is_undecided_and_not_wrong(monkeypatch):
-    monkeypatch.setattr(math, "LIBRARY_LIMIT_S", 1)
-    with pytest.raises(TimeoutError, match="took over 1 s"):
-        math.compute_score("math", r"\boxed{9^{9^{9}}}", "5")
+    monkeypatch.setattr(expressions, "LIMIT_S", 0.1)
+    with pytest.raises(TimeoutError, match=r"took over 0\.1 s"):
+        math.compute_score("math", r"\boxed{9^{9^{9^{9}}}}", "5")
 
 
 def test_braces_inside_boxed_are_counted_and_escaped_ones_are_not():
