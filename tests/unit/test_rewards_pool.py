@@ -234,6 +234,17 @@ def test_a_rule_whose_library_is_missing_fails_its_samples_and_says_so(tmp_path,
     assert failed.reason.startswith("the rule for math cannot be used: ImportError: it is not installed")
 
 
+def test_workers_leave_the_cores_to_generation(functions, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    priority, threads = "os.getpriority(os.PRIO_PROCESS, 0)", "int(os.environ['OMP_NUM_THREADS'])"
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions)) as pool:
+        assert [one.value for one in score(pool, priority, threads)] == [min(own + 5, 19), 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions)) as pool:
+        assert [one.value for one in score(pool, threads)] == [3]
+
+
 def test_640_samples_keep_their_order():
     samples = [Sample("math_reasoning", "p", f"15 + 27，所以答案是 {i}。", str(i)) for i in range(640)]
     with contextlib.closing(RulePool(num_workers=2, timeout_s=10)) as pool:
