@@ -23,7 +23,7 @@ from rloom.types import Sample, Score
 # The pool ends a late worker. Should the pool itself be gone, the worker ends itself this much later.
 ORPHAN_GRACE_S = 2.0
 
-# Where generation and rewards compete for a core, generation gets three quarters of it: it decides how long a step takes.
+# Where generation and rewards compete for a core, generation gets three quarters of it: a step waits for generation.
 NICENESS = 5
 
 Evaluate = Callable[[Sample], Score]

@@ -167,7 +167,7 @@ def test_it_needs_no_torch() -> None:
 
 
 def test_validation_counts_the_accuracy_of_rules_that_score_minus_one_or_one() -> None:
-    prompt = Prompt(0, "", (1,), "math_dapo", "34")
+    prompt = Prompt(index=0, messages=(), text="", tokens=(1,), data_source="math_dapo", ground_truth="34")
     scores = [Score(1.0, {"acc": 1.0}), Score(-1.0, {"acc": 0.0}), Score(-1.0, {"acc": 0.0}), Score.failed("late")]
     nothing = torch.zeros(0)
     answers = [Trajectory(prompt, nothing, nothing, nothing, True, score) for score in scores]

@@ -160,7 +160,7 @@ def _value(parts: dict[str, str]) -> Fraction:
     if "repeating" in parts:
         start, period = parts["repeating"], parts["period"]
         places = len(start.partition(".")[2])
-        repeated = Fraction(int(period), 10 ** len(period) - 1) / 10**places
+        repeated = Fraction(int(period), (10 ** len(period) - 1) * 10**places)
         return _fraction(start if start != "." else "0") + repeated
     return _fraction(parts["number"])
 
