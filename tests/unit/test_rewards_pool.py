@@ -212,16 +212,12 @@ def test_the_rules_score_by_data_source_with_the_options_they_read():
 
 
 def test_the_import_of_a_slow_library_does_not_count_as_time_of_the_sample(tmp_path, monkeypatch):
-    (tmp_path / "math_verify").mkdir()
-    (tmp_path / "math_verify" / "errors.py").write_text("class TimeoutException(BaseException): pass\n")
-    (tmp_path / "math_verify" / "__init__.py").write_text(
-        "import time\ntime.sleep(1.5)\nparse = lambda *a, **k: []\nverify = lambda *a, **k: True\n"
-    )
+    (tmp_path / "math_verify.py").write_text("import time\ntime.sleep(1.5)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     with contextlib.closing(RulePool(num_workers=1, timeout_s=1)) as pool:
-        assert score(pool, r"\boxed{1}", r"\boxed{2}", data_source="math") == [
-            Score(1, parts={"acc": 1.0}, prediction="1"),
-            Score(1, parts={"acc": 1.0}, prediction="2"),
+        assert score(pool, r"\boxed{42}", r"\boxed{2}", data_source="math") == [
+            Score(1, parts={"acc": 1.0}, prediction="42"),
+            Score(0, parts={"acc": 0.0}, prediction="2"),
         ]
 
 

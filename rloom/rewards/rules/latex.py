@@ -54,7 +54,7 @@ _EXACT = re.compile(
     rf"|(?P<number>{_NUMBER})"
     r")"
 )
-_BASED = re.compile(r"\(?([0-9A-F]*[0-9][0-9A-F]*)\)?\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d+)\s*\}*|(\d))")
+_BASED = re.compile(r"(-?)\s*\(?([0-9A-F]*[0-9][0-9A-F]*)\)?\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d+)\s*\}*|(\d))")
 
 
 def normalised(latex: str) -> str:
@@ -170,9 +170,9 @@ def _fraction(text: str) -> Fraction:
 
 
 def based_number(latex: str) -> tuple[str, int] | None:
-    """`1A_{12}` -> ("1A", 12)."""
+    """`-1A_{12}` -> ("-1A", 12)."""
     match = _BASED.fullmatch(latex)
-    return None if match is None else (match[1].lstrip("0") or "0", int(match[2] or match[3]))
+    return None if match is None else (match[1] + (match[2].lstrip("0") or "0"), int(match[3] or match[4]))
 
 
 def split_at(latex: str, found: Callable[[str, int], int]) -> list[str]:

@@ -96,7 +96,7 @@ def _same_in_base(answer: str, truth: str) -> bool | None:
     r"""`52_7`: digits and base. The question names the base, so an answer may leave it out."""
     given, wanted = based_number(answer), based_number(truth)
     if wanted is not None:
-        return given == wanted if given is not None else answer.lstrip("0").upper() == wanted[0]
+        return given == wanted if given is not None else answer == wanted[0]
     if given is None:
         return None
     return given[1] == 10 and given[0] == truth
