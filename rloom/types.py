@@ -57,3 +57,8 @@ class Score:
     @property
     def ok(self) -> bool:
         return self.value is not None
+
+    @property
+    def accuracy(self) -> float | None:
+        """What validation counts: the part `acc` where there is one, as of rules that score -1 or 1; else the value."""
+        return None if self.value is None else self.parts.get("acc", self.value)

@@ -17,6 +17,7 @@ from rloom.algos.packed import masked_mean, sum_by_sample
 from rloom.batch import Batch
 
 Level = Literal["token", "sequence", "geometric"]
+SMALLEST_FACTOR = 1e-8  # a smaller mean weight is not divided by: there is no trust left to scale up
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class Ratios:
     def by_sample(self, value_T: Tensor) -> Tensor:
         return sum_by_sample(value_T, self.sample_T, len(self.length_N))
 
+    def mean_by_sample(self, value_T: Tensor) -> Tensor:
+        """Over the tokens that teach, for the samples that have any."""
+        has_N = self.length_N > 0
+        return self.by_sample(value_T.where(self.mask_T, 0))[has_N] / self.length_N[has_N]
+
     def share_of_tokens(self, hit_T: Tensor) -> float:
         return float(masked_mean(hit_T.double(), self.mask_T))
 
@@ -94,32 +100,46 @@ def importance_weights(
 ) -> tuple[Tensor, dict[str, float]]:
     raw_T = ratios.at(level).clamp(-FARTHEST, FARTHEST).exp()
     weights_T = raw_T.clamp(max=settings.rollout_is_threshold).where(ratios.mask_T, 0)
-    metrics = weight_metrics(ratios, raw_T, weights_T, settings.rollout_is_threshold)
+    metrics = weight_metrics(ratios, level, settings.rollout_is_threshold)
     if settings.rollout_is_batch_normalize:
-        by_sample_N = ratios.by_sample(weights_T) / ratios.length_N.clamp(min=1)
-        one_each = (weights_T, ratios.mask_T) if level == "token" else (by_sample_N, ratios.length_N > 0)
-        factor = float(masked_mean(*one_each)) or 1.0  # no token, no scale
+        each_X = weights_T[ratios.mask_T] if level == "token" else ratios.mean_by_sample(weights_T)
+        factor = float(each_X.mean()) if len(each_X) else 1.0
+        factor = factor if factor > SMALLEST_FACTOR else 1.0
         metrics["rollout_corr/rollout_is_batch_norm_factor"] = factor
         weights_T = weights_T / factor
     return weights_T, metrics
 
 
-def weight_metrics(ratios: Ratios, raw_T: Tensor, weights_T: Tensor, threshold: float) -> dict[str, float]:
-    """Of the truncated weights, before normalisation; the fractions are of the weights before truncation."""
-    weight_A = weights_T[ratios.mask_T]
-    if len(weight_A) == 0:
+def weight_metrics(ratios: Ratios, level: Level, threshold: float) -> dict[str, float]:
+    """Of the weights before truncation and normalisation, by verl's definitions of these names.
+
+    std and eff_sample_size are of the weights held between 1 / threshold and threshold. At the level `sequence`, the
+    fractions, min and max are over answers; everything else, the mean too, is over tokens.
+    """
+    log_A = ratios.at(level)[ratios.mask_T]
+    if len(log_A) == 0:
         return {}
+    weight_A = log_A.clamp(-FARTHEST, FARTHEST).exp()
+    held_A = weight_A.clamp(1 / threshold, threshold)
+    answer_N = ratios.mean_by_sample(ratios.at(level).clamp(-FARTHEST, FARTHEST).exp())
+    unit_X = answer_N if level == "sequence" else weight_A  # what the fractions count
     found = {
         "mean": weight_A.mean(),
-        "std": weight_A.std(correction=0),
+        "std": held_A.std(correction=0),
         "max": weight_A.max(),
-        "min": weight_A.min(),
-        "eff_sample_size": weight_A.mean().square() / weight_A.square().mean(),
+        "min": log_A.min().exp() if level == "sequence" else weight_A.min(),
+        "eff_sample_size": held_A.mean().square() / held_A.square().mean(),
+        "ratio_fraction_high": (unit_X > threshold).double().mean(),
+        "ratio_fraction_low": (unit_X < 1 / threshold).double().mean(),
+        "seq_mean": answer_N.mean(),
+        "seq_std": answer_N.std() if len(answer_N) > 1 else torch.zeros(()),
+        "seq_max": answer_N.max(),
+        "seq_min": answer_N.min(),
+        "seq_max_deviation": (answer_N - 1).abs().max(),
+        "seq_fraction_high": (answer_N > threshold).double().mean(),
+        "seq_fraction_low": (answer_N < 1 / threshold).double().mean(),
     }
-    return {f"rollout_corr/rollout_is_{name}": float(value) for name, value in found.items()} | {
-        "rollout_corr/rollout_is_ratio_fraction_high": ratios.share_of_tokens(raw_T > threshold),
-        "rollout_corr/rollout_is_ratio_fraction_low": ratios.share_of_tokens(raw_T < 1 / threshold),
-    }
+    return {f"rollout_corr/rollout_is_{name}": float(value) for name, value in found.items()}
 
 
 def within_bounds(ratios: Ratios, level: Level, settings: CorrectionSettings) -> Tensor:

@@ -19,7 +19,7 @@ def mismatch(batch: Batch, trainer_logprobs_T: Tensor) -> dict[str, float]:
     found = {
         "training/rollout_probs_diff_mean": difference_A.mean(),
         "training/rollout_probs_diff_max": difference_A.max(),
-        "training/rollout_probs_diff_std": difference_A.std(correction=0),
+        "training/rollout_probs_diff_std": difference_A.std() if len(difference_A) > 1 else difference_A.new_zeros(()),
         "training/rollout_logprobs_diff_mean": (rollout_A - trainer_A).abs().mean(),
         # the tokens were drawn by the rollout engine, so these two estimate KL(rollout || trainer)
         "rollout_corr/kl": (rollout_A - trainer_A).mean(),

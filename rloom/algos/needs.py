@@ -33,6 +33,7 @@ class EstimatorNeeds:
 class LossNeeds:
     needs_old_logprobs: bool = False  # even where the update is exactly on-policy
     aggregation: str | None = None  # the one it is defined with; None: any, as configured
+    weighs_answers: bool = False  # rollout correction's weights enter as their geometric mean over the answer
     reads: frozenset[str] = LOSS_SETTINGS
 
 
@@ -61,7 +62,7 @@ LOSSES = {
     "cispo": LossNeeds(reads=CLIP),
     "clip_cov": LossNeeds(needs_old_logprobs=True, reads=CLIP | CLIP_COV),
     "kl_cov": LossNeeds(needs_old_logprobs=True, reads=KL_COV),
-    "geo_mean": LossNeeds(aggregation=BY_SEQUENCE, reads=CLIP),
+    "geo_mean": LossNeeds(aggregation=BY_SEQUENCE, weighs_answers=True, reads=CLIP),
 }
 
 

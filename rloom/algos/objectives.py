@@ -66,8 +66,11 @@ class PolicyObjective:
             output_T, old_T, batch.advantages_T, batch.loss_mask_T, batch.sample_T, len(batch), batch.chosen_T
         )
         token_loss = entry.loss(terms, self.loss_settings)
-        weight_T = 1.0 if batch.rollout_weights_T is None else batch.rollout_weights_T
-        loss = aggregate(token_loss.loss_T * weight_T, batch, self.aggregation, counts)
+        loss_T = token_loss.loss_T
+        if batch.rollout_weights_T is not None:
+            weights_T = batch.rollout_weights_T
+            loss_T = loss_T * (terms.geometric_mean(weights_T) if entry.weighs_answers else weights_T)
+        loss = aggregate(loss_T, batch, self.aggregation, counts)
         entropy = aggregate(entropy_T, batch, self.aggregation, counts)
         metrics = {"actor/pg_loss": loss.detach(), "actor/entropy": entropy.detach()}
         for name, value_T in token_loss.parts_T.items():

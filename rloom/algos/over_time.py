@@ -4,7 +4,7 @@ from torch import Tensor
 
 from rloom.algos.advantages import AdvantageSettings, Evidence
 from rloom.algos.packed import Actions, whiten
-from rloom.batch import Advantages
+from rloom.batch import Advantages, Batch
 
 
 def gae(evidence: Evidence, settings: AdvantageSettings) -> Advantages:
@@ -31,12 +31,24 @@ def reinforce_plus_plus(evidence: Evidence, settings: AdvantageSettings) -> Adva
 
 
 def remax(evidence: Evidence, settings: AdvantageSettings) -> Advantages:
-    """ReMax (Li et al. 2024): the return, less the score of the greedy answer to the same prompt."""
+    """ReMax (Li et al. 2024): the return, less the score of the greedy answer to the same prompt.
+
+    The greedy score is discounted over the same distance as the sample's own score, to the last token: with any gamma,
+    an answer that scores as the greedy one does has advantage 0 at every token.
+    """
     assert evidence.greedy_N is not None  # needs_greedy
+    batch = evidence.batch
     returns_T = returns_to_go(evidence, settings.gamma)
-    baseline_T = evidence.greedy_N.to(returns_T.dtype)[evidence.batch.sample_T]
-    known_T = evidence.batch.loss_mask_T & baseline_T.isfinite()  # a failed greedy score is no baseline
+    baseline_T = evidence.greedy_N.to(returns_T.dtype)[batch.sample_T] * distance_discounts(batch, settings.gamma)
+    known_T = batch.loss_mask_T & baseline_T.isfinite()  # a failed greedy score is no baseline
     return Advantages((returns_T - baseline_T).where(known_T, 0), returns_T)
+
+
+def distance_discounts(batch: Batch, gamma: float) -> Tensor:
+    """gamma^k for the token with k tokens of the policy's after it in its answer; 0 where the policy did not write."""
+    actions = Actions.of(batch)
+    last_A = actions.following(actions.pick(batch.loss_mask_T).to(batch.score_N.dtype)) == 0
+    return actions.put_back(actions.discounted_sum(last_A.to(batch.score_N.dtype), gamma))
 
 
 def returns_to_go(evidence: Evidence, gamma: float) -> Tensor:

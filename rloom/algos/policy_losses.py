@@ -30,6 +30,10 @@ class LossTerms:
         count_N = sum_by_sample(self.mask_T.to(value_T.dtype), self.sample_T, self.samples)
         return (total_N / count_N.clamp(min=1))[self.sample_T]
 
+    def geometric_mean(self, weight_T: Tensor) -> Tensor:
+        """For each token, the geometric mean over the masked tokens of its sample; a weight of 0 counts as 1e-10."""
+        return self.sample_mean((weight_T + 1e-10).log()).exp()
+
 
 @dataclass(frozen=True)
 class LossSettings:

@@ -43,6 +43,7 @@ class PolicyLossEntry:
     loss: PolicyLoss
     needs_old_logprobs: bool = False  # even where the update is exactly on-policy
     aggregation: str | None = None  # the one it is defined with; None: any, as configured
+    weighs_answers: bool = False  # rollout correction's weights enter as their geometric mean over the answer
     choose: Callable[[TrainBatch, LossSettings], Tensor] | None = None  # mini-batch -> chosen_T, before any split
     reads: frozenset[str] = LOSS_SETTINGS  # keys of `actor` and `actor.policy_loss` that change its result
 

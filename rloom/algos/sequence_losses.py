@@ -22,11 +22,15 @@ def gspo(terms: LossTerms, settings: LossSettings) -> TokenLoss:
 def geo_mean(terms: LossTerms, settings: LossSettings) -> TokenLoss:
     """Geometric-mean policy optimisation (Zhao et al. 2025): -A exp(mean of clipped d).
 
-    Each d is clipped where going further would still be rewarded. The clip range counts in log space.
+    Each d is clipped where going further would still be rewarded. The clip range counts in log space. The clip
+    fractions count every d outside the range: `pg_clipfrac` under a positive advantage, `pg_clipfrac_lower` under a
+    negative one.
     """
     log_ratio_T = log_ratio(terms)
     held_T = log_ratio_T.clamp(-settings.clip_low, settings.clip_high)
-    rewarded_T = terms.advantages_T >= 0
-    kept_T = torch.where(rewarded_T, torch.minimum(log_ratio_T, held_T), torch.maximum(log_ratio_T, held_T))
+    positive_T, negative_T = terms.advantages_T > 0, terms.advantages_T < 0
+    kept_T = torch.where(negative_T, torch.maximum(log_ratio_T, held_T), torch.minimum(log_ratio_T, held_T))
     loss_T = -terms.advantages_T * terms.sample_mean(kept_T).exp()
-    return TokenLoss(loss_T, clip_parts(kept_T != log_ratio_T, log_ratio_T))
+    outside_T = held_T != log_ratio_T
+    lower_T = {"actor/pg_clipfrac_lower": (outside_T & negative_T).float()}
+    return TokenLoss(loss_T, clip_parts(outside_T & positive_T, log_ratio_T) | lower_T)

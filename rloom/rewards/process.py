@@ -39,6 +39,8 @@ class WorkerProcess:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
+                # one thread each for NumPy or torch in the user's code: the other cores are generation's
+                env={"OMP_NUM_THREADS": "1", **os.environ},
                 start_new_session=True,
             )
         except OSError as error:  # no memory, no file descriptors, no processes left

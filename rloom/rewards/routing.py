@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rloom.errors import RewardError
-from rloom.rewards.rules import gsm8k, math, math_reasoning
+from rloom.rewards.rules import answer_line, gsm8k, math, math_reasoning
+from rloom.rewards.rules.expressions import load_library
 
 
 def _nothing() -> None:
@@ -20,8 +21,9 @@ class Rule:
 
 
 GSM8K = Rule(gsm8k.compute_score, options={"method": gsm8k.METHODS})
-MATH = Rule(math.compute_score, prepare=math.load_library)
+MATH = Rule(math.compute_score, prepare=load_library)
 MATH_REASONING = Rule(math_reasoning.compute_score)
+ANSWER_LINE = Rule(answer_line.compute_score, prepare=load_library)
 
 EXACT = {
     "openai/gsm8k": GSM8K,
@@ -29,11 +31,12 @@ EXACT = {
     "DigitalLearningGmbH/MATH-lighteval": MATH,
     "HuggingFaceH4/MATH-500": MATH,
 }
-# Tried in this order, whatever the case: math_reasoning has to stand before math.
+# Tried in this order, whatever the case: the longer names before math.
 PREFIXES = {
     "math_reasoning": MATH_REASONING,
+    "math_dapo": ANSWER_LINE,
     "math": MATH,
-    "aime": MATH,
+    "aime": ANSWER_LINE,
 }
 
 

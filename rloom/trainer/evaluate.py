@@ -37,7 +37,7 @@ class Evaluator:
         return trajectories
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        scores = [np.nan if t.score.value is None else t.score.value for t in trajectories]
+        scores = [np.nan if t.score.accuracy is None else t.score.accuracy for t in trajectories]
         predictions = [t.score.prediction for t in trajectories]
         return validation_metrics(
             [prompt.data_source for prompt in self.prompts],

@@ -97,6 +97,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pyarrow": ("rloom.data",),
     "datasets": ("rloom.data.prepare",),
     "math_verify": ("rloom.rewards.rules",),
+    "latex2sympy2_extended": ("rloom.rewards.rules",),
+    "sympy": ("rloom.rewards.rules",),
     "wandb": ("rloom.observe.trackers",),
     "tensorboard": ("rloom.observe.trackers",),
     "torch.utils.tensorboard": ("rloom.observe.trackers",),

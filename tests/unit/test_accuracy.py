@@ -8,11 +8,15 @@ from math import comb
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rloom.batch import Trajectory
 from rloom.observe import accuracy
 from rloom.observe.accuracy import validation_metrics
+from rloom.trainer.evaluate import Evaluator
+from rloom.types import Prompt, Score
 
 NAN = float("nan")
 
@@ -160,3 +164,14 @@ def test_chunks_do_not_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> No
 def test_it_needs_no_torch() -> None:
     code = "import sys, rloom.observe.accuracy; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_validation_counts_the_accuracy_of_rules_that_score_minus_one_or_one() -> None:
+    prompt = Prompt(index=0, messages=(), text="", tokens=(1,), data_source="math_dapo", ground_truth="34")
+    scores = [Score(1.0, {"acc": 1.0}), Score(-1.0, {"acc": 0.0}), Score(-1.0, {"acc": 0.0}), Score.failed("late")]
+    nothing = torch.zeros(0)
+    answers = [Trajectory(prompt, nothing, nothing, nothing, True, score) for score in scores]
+    metrics = Evaluator([prompt], sampler=None, sampling=None, n=4, prompts_at_once=None).metrics(answers)
+    assert metrics["val-core/math_dapo/acc/mean@4"] == pytest.approx(1 / 3)
+    assert Score(0.75).accuracy == 0.75
+    assert Score.failed("late").accuracy is None

@@ -75,19 +75,53 @@ def test_rejections_are_counted() -> None:
     assert metrics["rollout_corr/rollout_is_catastrophic_token_fraction"] == pytest.approx(1 / 3)
 
 
-def test_weights_are_described() -> None:
-    metrics = correct(BATCH, TRAINER_T, CorrectionSettings(rollout_is="token")).metrics
-    found = {name.removeprefix("rollout_corr/rollout_is_"): value for name, value in metrics.items() if "_is_" in name}
-    mean, square = 3.5 / 3, (4 + 0.25 + 1) / 3
-    assert found == pytest.approx(
+def weight_metrics(settings: CorrectionSettings) -> dict[str, float]:
+    metrics = correct(BATCH, TRAINER_T, settings).metrics
+    return {name.removeprefix("rollout_corr/rollout_is_"): value for name, value in metrics.items() if "_is_" in name}
+
+
+def test_token_weights_are_described_as_verl_does() -> None:
+    # weights 4, 1/2 and 1; held between 1/2 and 2 for std and sample size; the answers' means are 2.25 and 1
+    mean, square = (2 + 0.5 + 1) / 3, (4 + 0.25 + 1) / 3
+    assert weight_metrics(CorrectionSettings(rollout_is="token")) == pytest.approx(
         {
-            "mean": mean,
+            "mean": 5.5 / 3,
             "std": math.sqrt(square - mean**2),
-            "max": 2.0,
+            "max": 4.0,
             "min": 0.5,
             "eff_sample_size": mean**2 / square,
             "ratio_fraction_high": 1 / 3,
             "ratio_fraction_low": 0.0,
+            "seq_mean": 1.625,
+            "seq_std": 1.25 / math.sqrt(2),
+            "seq_max": 2.25,
+            "seq_min": 1.0,
+            "seq_max_deviation": 1.25,
+            "seq_fraction_high": 1 / 2,
+            "seq_fraction_low": 0.0,
+        }
+    )
+
+
+def test_sequence_weights_are_described_as_verl_does() -> None:
+    # weights 2 for both tokens of the first answer, 1 for the second's; held between 2/3 and 1.5
+    mean, square = (1.5 + 1.5 + 1) / 3, (2.25 + 2.25 + 1) / 3
+    assert weight_metrics(CorrectionSettings(rollout_is="sequence", rollout_is_threshold=1.5)) == pytest.approx(
+        {
+            "mean": 5 / 3,  # over tokens
+            "std": math.sqrt(square - mean**2),
+            "max": 2.0,
+            "min": 1.0,
+            "eff_sample_size": mean**2 / square,
+            "ratio_fraction_high": 1 / 2,  # of answers
+            "ratio_fraction_low": 0.0,
+            "seq_mean": 1.5,
+            "seq_std": 1 / math.sqrt(2),
+            "seq_max": 2.0,
+            "seq_min": 1.0,
+            "seq_max_deviation": 1.0,
+            "seq_fraction_high": 1 / 2,
+            "seq_fraction_low": 0.0,
         }
     )
 
@@ -101,7 +135,7 @@ def test_the_mismatch_is_measured_whatever_is_corrected() -> None:
         {
             "training/rollout_probs_diff_mean": 0.25 / 3,
             "training/rollout_probs_diff_max": 0.25,
-            "training/rollout_probs_diff_std": math.sqrt(0.25**2 / 3 - (0.25 / 3) ** 2),
+            "training/rollout_probs_diff_std": 0.25 / math.sqrt(3),  # with n - 1
             "training/rollout_logprobs_diff_mean": half / 3,
             "rollout_corr/kl": half / 3,
             "rollout_corr/k3_kl": (0.5 + half - 1) / 3,

@@ -111,10 +111,27 @@ def test_reinforce_plus_plus_baseline_whitens_the_distance_to_the_mean() -> None
     assert written(evidence, reinforce_plus_plus_baseline(evidence, STD).advantages_T) == pytest.approx(expected)
 
 
-def test_remax_subtracts_the_greedy_score() -> None:
-    evidence = outcome([".ww", ".w"], [1, 3])
-    evidence = Evidence(evidence.batch, evidence.rewards_T, greedy_N=numbers([0.25, 5.0]))
-    assert written(evidence, remax(evidence, AdvantageSettings(gamma=0.5)).advantages_T) == [0.25, 0.75, -2.0]
+def test_remax_subtracts_the_greedy_score_discounted_like_the_score() -> None:
+    evidence = outcome([".w-ww", ".w"], [1, 3])
+    evidence = Evidence(evidence.batch, evidence.rewards_T, greedy_N=numbers([0.5, 5.0]))
+    assert written(evidence, remax(evidence, PLAIN).advantages_T) == [0.5, 0.5, 0.5, -2.0]
+    found = remax(evidence, AdvantageSettings(gamma=0.5))
+    assert written(evidence, found.returns_T) == [0.25, 0.5, 1.0, 3.0]
+    assert written(evidence, found.advantages_T) == [0.25 * 0.5, 0.5 * 0.5, 0.5, -2.0]
+
+
+def test_remax_gives_no_advantage_to_an_answer_as_good_as_the_greedy_one() -> None:
+    evidence = outcome([".www", ".w"], [1, 1])
+    evidence = Evidence(evidence.batch, evidence.rewards_T, greedy_N=numbers([1.0, 1.0]))
+    assert written(evidence, remax(evidence, AdvantageSettings(gamma=0.9)).advantages_T) == [0.0] * 4
+
+
+def test_remax_discounts_the_kl_along_the_way_and_the_baseline_from_the_end() -> None:
+    batch = batch_of([".ww"], [1.0])
+    rewards_T = token_rewards(batch, numbers([0, 0.5, 0.25]), 1.0)  # -1/2, then 1 - 1/4
+    evidence = Evidence(batch, rewards_T, greedy_N=numbers([1.0]))
+    # returns -1/2 + 3/4 / 2 and 3/4; baseline 1/2 and 1
+    assert written(evidence, remax(evidence, AdvantageSettings(gamma=0.5)).advantages_T) == [-0.625, -0.25]
 
 
 def test_remax_leaves_out_a_prompt_whose_greedy_score_failed() -> None:

@@ -114,6 +114,7 @@ def test_geo_mean_is_the_geometric_mean_of_clipped_ratios() -> None:
     found = geo_mean(terms, DEFAULT)
     assert found.loss_T.tolist() == pytest.approx([-gain, -gain, loss, loss])
     assert found.parts_T["actor/pg_clipfrac"].tolist() == [1, 0, 0, 0]
+    assert found.parts_T["actor/pg_clipfrac_lower"].tolist() == [0, 0, 1, 0]
     assert gradient(geo_mean, terms) == pytest.approx([0, -gain, loss, loss])
 
 

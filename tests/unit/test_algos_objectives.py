@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from algos_samples import MIXED, Case, Sample, a_few_examples, a_sample, cases
+from algos_samples import MIXED, Case, Sample, a_few_examples, a_sample, batch_of, cases
 from hypothesis import given, settings
 from torch import Tensor
 
@@ -85,6 +85,21 @@ def test_any_split_gives_the_same_loss(loss: str, aggregation: str) -> None:
     assert whole.loss != 0
     for micro_batches, ranks in ((8, 1), (4, 2), (1, 2)):
         assert_same(Learned(goal, mini, MIXED, micro_batches, ranks), whole)
+
+
+@pytest.mark.parametrize(("loss", "factors"), [("geo_mean", [2.0, 2.0, 0.5]), ("gspo", [4.0, 1.0, 0.5])])
+def test_geo_mean_weighs_an_answer_by_the_geometric_mean_of_its_weights(loss: str, factors: list[float]) -> None:
+    batch = batch_of([".ww", ".w"], [1.0, 0.0])
+    weights_T = torch.tensor([9, 4, 1, 9, 0.5], dtype=torch.float64)
+    mini = TrainBatch(
+        **vars(batch), advantages_T=batch.mask_T.double(), old_logprobs_T=batch.rollout_logprobs_T,
+        ref_logprobs_T=None, values_T=None, returns_T=None, rollout_weights_T=weights_T,
+    )  # fmt: skip
+    goal = PolicyObjective(loss, SETTINGS, "seq-mean-token-mean", 0.0, None, "kl")
+    outputs = TokenOutputs(torch.zeros(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64))
+    found, _ = goal(outputs, mini, Counts.of(mini, horizon=16))
+    first, second, alone = factors  # every ratio and every advantage is 1
+    assert float(found) == pytest.approx(-((first + second) / 2 + alone) / 2)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

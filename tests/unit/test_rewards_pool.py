@@ -212,16 +212,12 @@ def test_the_rules_score_by_data_source_with_the_options_they_read():
 
 
 def test_the_import_of_a_slow_library_does_not_count_as_time_of_the_sample(tmp_path, monkeypatch):
-    (tmp_path / "math_verify").mkdir()
-    (tmp_path / "math_verify" / "errors.py").write_text("class TimeoutException(BaseException): pass\n")
-    (tmp_path / "math_verify" / "__init__.py").write_text(
-        "import time\ntime.sleep(1.5)\nparse = lambda *a, **k: []\nverify = lambda *a, **k: True\n"
-    )
+    (tmp_path / "math_verify.py").write_text("import time\ntime.sleep(1.5)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     with contextlib.closing(RulePool(num_workers=1, timeout_s=1)) as pool:
-        assert score(pool, r"\boxed{1}", r"\boxed{2}", data_source="math") == [
-            Score(1, parts={"acc": 1.0}, prediction="1"),
-            Score(1, parts={"acc": 1.0}, prediction="2"),
+        assert score(pool, r"\boxed{42}", r"\boxed{2}", data_source="math") == [
+            Score(1, parts={"acc": 1.0}, prediction="42"),
+            Score(0, parts={"acc": 0.0}, prediction="2"),
         ]
 
 
@@ -232,6 +228,17 @@ def test_a_rule_whose_library_is_missing_fails_its_samples_and_says_so(tmp_path,
         [failed] = score(pool, r"\boxed{1}", data_source="math")
     assert failed.reason is not None
     assert failed.reason.startswith("the rule for math cannot be used: ImportError: it is not installed")
+
+
+def test_workers_leave_the_cores_to_generation(functions, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    priority, threads = "os.getpriority(os.PRIO_PROCESS, 0)", "int(os.environ['OMP_NUM_THREADS'])"
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions)) as pool:
+        assert [one.value for one in score(pool, priority, threads)] == [min(own + 5, 19), 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions)) as pool:
+        assert [one.value for one in score(pool, threads)] == [3]
 
 
 def test_640_samples_keep_their_order():

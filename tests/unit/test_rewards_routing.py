@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rloom.errors import RewardError
-from rloom.rewards.routing import GSM8K, MATH, MATH_REASONING, check_sources, options_for, rule_for
+from rloom.rewards.routing import ANSWER_LINE, GSM8K, MATH, MATH_REASONING, check_sources, options_for, rule_for
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,12 @@ from rloom.rewards.routing import GSM8K, MATH, MATH_REASONING, check_sources, op
         ("lighteval/MATH", MATH),
         ("DigitalLearningGmbH/MATH-lighteval", MATH),
         ("HuggingFaceH4/MATH-500", MATH),
-        ("math_dapo", MATH),
         ("MATH", MATH),
-        ("aime24", MATH),
-        ("AIME_2025", MATH),
+        ("math", MATH),
+        ("math_dapo", ANSWER_LINE),
+        ("math_dapo_reasoning", ANSWER_LINE),
+        ("aime2024", ANSWER_LINE),
+        ("AIME_2025", ANSWER_LINE),
         ("math_reasoning", MATH_REASONING),
         ("math_reasoning_hard", MATH_REASONING),
         ("openai/gsm8k2", None),
@@ -37,7 +39,7 @@ def test_unknown_sources_are_named_with_their_rows_and_the_way_out():
     message = str(caught.value)
     assert "'acme/poems' (rows 3, 8, 9 and 2 more); 'acme/chess' (row 7)" in message
     assert "Registered: openai/gsm8k, lighteval/MATH," in message
-    assert "math_reasoning*, math*, aime*" in message
+    assert "math_reasoning*, math_dapo*, math*, aime*" in message
     assert "custom_reward_function.path=my_rewards.py" in message
 
 

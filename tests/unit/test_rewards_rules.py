@@ -1,13 +1,14 @@
 """The rules, case by case: what is read from an answer, and whether it is right."""
 
 import json
+from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from rloom.rewards.rules import gsm8k, math, math_reasoning
+from rloom.rewards.rules import answer_line, expressions, gsm8k, math, math_reasoning
 from rloom.rewards.rules.boxed import last_boxed
 from rloom.rewards.rules.numbers import canonical, close, numbers_in, whole_number
 
@@ -27,6 +28,18 @@ GSM8K_STRICT = [
     ("#### 0.5", ".5", "0.5", 1.0),
     ("#### 3\nNo, wait.\n#### 4", "4", "4", 1.0),
     ("#### 3\nNo, wait.\n#### 4", "3", "4", 0.0),
+    ("#### 1,234, as asked", "1234", "1234", 1.0),
+    ("#### 1,234,567, as asked", "1234567", "1234567", 1.0),
+    ("#### 18 ####", "18", "18", 1.0),
+    ("#### 18 ####\nThat is all.", "18", "18", 1.0),
+    ("#### 17 #### 18", "18", "18", 1.0),
+    (r"#### \boxed{1{,}234}", "1234", "1234", 1.0),
+    (r"#### $\boxed{\$18}$", "18", "18", 1.0),
+    (r"#### \(1,\!234\)", "1234", "1234", 1.0),
+    ("#### __-18__", "-18", "-18", 1.0),
+    ("#### 1,234, as asked", "1", "1234", 0.0),
+    ("#### 1,2", "12", "1", 0.0),
+    ("#### 18 ####", "1", "18", 0.0),
     ("#### 19", "18", "19", 0.0),
     ("#### 180", "18", "180", 0.0),
     ("#### 2500001", "2500000", "2500001", 0.0),
@@ -40,6 +53,7 @@ GSM8K_STRICT = [
 GSM8K_FLEXIBLE = [
     ("She makes 9 * 2 = $18.", "18", "18", 1.0),
     ("First 3, then 1,000 in total.", "1000", "1000", 1.0),
+    ("It is 1,000, as asked", "1000", "1000", 1.0),
     ("10-3", "3", "3", 1.0),
     ("It fell to -3", "-3", "-3", 1.0),
     ("#### 18 and then 5 more", "18", "5", 0.0),
@@ -118,6 +132,32 @@ MATH_REASONING = [
 ]
 
 
+# solution, ground truth, the answer as read, whether it is right
+ANSWER_LINES = [
+    ("so 17 * 2 = 34.\nAnswer: 34", "34", "34", True),
+    ("Answer: $34$", "34", "$34$", True),
+    (r"Answer: $\boxed{34}$", "34", "34", True),
+    ("**Answer:** 34", "34", "34", True),
+    ("**Answer**: 34.", "34", "34.", True),
+    ("The final answer: x = 34", "34", "x = 34", True),
+    (r"Answer: \frac12", "0.5", r"\frac12", True),
+    ("Answer: 3\nNo, wait.\nAnswer: 34", "34", "34", True),
+    (r"thus \boxed{34}.", "34", "34", True),  # no such line
+    (r"\boxed{34}" + "\nAnswer: 35", "34", "35", False),
+    ("Answer: 34\nNo, wait.\nAnswer: 3", "34", "3", False),
+    ("Answer: 340", "34", "340", False),
+    ("It is 34", "34", None, False),
+    ("Answer:", "34", None, False),
+    ("", "34", None, False),
+]
+
+
+@pytest.mark.parametrize(("solution", "truth", "read", "right"), ANSWER_LINES)
+def test_dapo_data_is_scored_by_its_last_answer_line(solution, truth, read, right):
+    expected = {"score": 1.0, "acc": 1.0, "pred": read} if right else {"score": -1.0, "acc": 0.0, "pred": read}
+    assert answer_line.compute_score("math_dapo", solution, truth) == expected
+
+
 @pytest.mark.parametrize(("solution", "truth", "read", "score"), GSM8K_STRICT)
 def test_gsm8k_strict_reads_the_number_after_the_last_hashes(solution, truth, read, score):
     assert gsm8k.compute_score("openai/gsm8k", solution, truth) == {"score": score, "acc": score, "pred": read}
@@ -154,9 +194,9 @@ def test_an_unknown_gsm8k_method_names_the_known_ones():
 
 
 def test_a_comparison_without_end_is_undecided_and_not_wrong(monkeypatch):
-    monkeypatch.setattr(math, "LIBRARY_LIMIT_S", 1)
-    with pytest.raises(TimeoutError, match="took over 1 s"):
-        math.compute_score("math", r"\boxed{9^{9^{9}}}", "5")
+    monkeypatch.setattr(expressions, "LIMIT_S", 0.1)
+    with pytest.raises(TimeoutError, match=r"took over 0\.1 s"):
+        math.compute_score("math", r"\boxed{9^{9^{9^{9}}}}", "5")
 
 
 def test_braces_inside_boxed_are_counted_and_escaped_ones_are_not():
@@ -188,6 +228,50 @@ def test_every_gsm8k_reference_solution_scores_one(method):
     results = [gsm8k.compute_score("openai/gsm8k", row, row.rsplit("####", 1)[1], method=method) for row in rows]
     assert [row for row, result in zip(rows, results, strict=True) if result["score"] != 1.0] == []
     assert len(rows) == 1319
+
+
+# How models end a GSM8K answer: {} is the number as GSM8K writes it, {:,} with commas between thousands.
+GSM8K_FORMS = [
+    "#### {}",
+    "#### {:,}",
+    "####{}",
+    "#### {}.",
+    "#### {:,}, as asked",
+    "#### {:,}. That is the total for 3 days.",
+    "#### {:,} apples",
+    "#### ${:,}",
+    "#### ${:,}.00",
+    "#### \\${:,}",
+    "#### {}%",
+    "#### {}\\%",
+    "#### {:,} ####",
+    "#### **{:,}**",
+    "**#### {:,}**",
+    "#### ${:,}$",
+    "#### \\boxed{{{:,}}}",
+    "#### $\\boxed{{{}}}$",
+    "#### \\boxed{{\\${:,}}}",
+    "#### \\({:,}\\)",
+]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not here")
+def test_every_real_gsm8k_answer_is_read_in_every_form():
+    files = [SHARED / "gsm8k" / name for name in ("train.jsonl", "test.jsonl")]
+    solutions = [json.loads(line)["answer"] for file in files for line in file.read_text().splitlines()]
+    answers = Counter(int(solution.rsplit("####", 1)[1].replace(",", "")) for solution in solutions)
+    assert answers.total() == 8792
+    misread = [
+        (form, answer)
+        for answer in answers
+        for form in GSM8K_FORMS
+        if (_gsm8k(form.format(answer), answer), _gsm8k(form.format(answer), answer + 1)) != (1.0, 0.0)
+    ]
+    assert misread == []
+
+
+def _gsm8k(solution: str, truth: object) -> float:
+    return gsm8k.compute_score("openai/gsm8k", solution, truth)["score"]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not here")

@@ -7,6 +7,7 @@ from typing import Any
 from rloom.rewards.rules.numbers import canonical, close, leading_number, numbers_in, whole_number
 
 METHODS = ("strict", "flexible")
+MARK = "####"
 
 
 def compute_score(
@@ -28,7 +29,9 @@ def compute_score(
 
 
 def _after_hashes(text: str) -> Fraction | None:
-    _, marker, after = text.rpartition("####")
+    before, marker, after = text.rpartition(MARK)
+    if not after.partition("\n")[0].strip() and MARK in before.rpartition("\n")[2]:
+        after = before.rpartition(MARK)[2]  # `#### 18 ####`: the second mark closes the line
     return leading_number(after) if marker else None
 
 

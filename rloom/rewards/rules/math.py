@@ -1,23 +1,38 @@
 r"""MATH and its kin: the last `\boxed` answer, equal to the truth as text or as mathematics."""
 
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rloom.rewards.rules.boxed import last_boxed
+from rloom.rewards.rules.expressions import equal_equations, equal_expressions
+from rloom.rewards.rules.latex import (
+    as_text,
+    at_colons,
+    at_commas,
+    at_equals,
+    at_unions,
+    based_number,
+    enclosed,
+    exact_number,
+    matrix_rows,
+    normalised,
+    words,
+)
+from rloom.rewards.rules.numbers import close
 
-LIBRARY_LIMIT_S = 4  # for one parse or one comparison; whole seconds, the library counts in alarms
 LONGEST_ANSWER = 1000  # characters; what a model rambles into a box is not worth seconds of parsing
 
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
-_SPACING = re.compile(r"\\[,;:! ]|~|\\(?:left|right|displaystyle)(?![a-zA-Z])|\$")
-_WORD = re.compile(r"[^\W\d_]{4,}")
-
-
-def load_library() -> None:
-    """Import math-verify (and SymPy with it): half a second or more, once a process."""
-    import math_verify  # noqa: F401
+_FUNCTION = r"\\(?:sin|cos|tan|cot|sec|csc|log|ln|det|arg|deg|dim|gcd|min|max)"
+# What an equation may name on its left for its right side to be the answer: x, x_1, f(x), AB, \angle ABC, |z|, \sin A
+_QUANTITY = re.compile(
+    r"(?:\\(?:angle|triangle|operatorname)\s*)?(?:\\text\s*\{[^{}]*\}|\\(?:overline|vec|hat)\s*\{[^{}]*\}|[A-Z]{2,4}"
+    r"|\|?(?:\\[a-zA-Z]+|[a-zA-Z])'*(?:_(?:\{[^{}]*\}|\w))?(?:\([^()]*\))?\|?"
+    rf"|{_FUNCTION}(?:\^\{{?-?\d\}}?)?\s*\(?\s*(?:\\angle\s*)?(?:\\[a-zA-Z]+|[A-Za-z]{{1,3}})\s*\)?)"
+)
+_ELEMENT_OF = re.compile(r"\\?[a-zA-Z]+\s*\\in(?![a-zA-Z])\s*")
+_INEQUALITY = re.compile(r"[<>]|\\(?:l|g)(?:e|eq|eqslant|t)(?![a-zA-Z])|\\neq?(?![a-zA-Z])")
+_UNORDERED = {",", "{}"}
 
 
 def compute_score(
@@ -26,43 +41,13 @@ def compute_score(
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
 ) -> dict[str, float | str | None]:
-    truth = _truth(data_source, ground_truth)
+    truth = true_answer(data_source, ground_truth)
     answer = last_boxed(solution_str)
     score = float(answer is not None and same_answer(answer, truth))
     return {"score": score, "acc": score, "pred": answer}
 
 
-def same_answer(answer: str, truth: str) -> bool:
-    answer, truth = _tidy(answer), _tidy(truth)
-    if _as_text(answer) == _as_text(truth):
-        return True
-    # Symbols commute: to the library `east` is the product of its letters, and so is `seat`.
-    if not answer or len(answer) > LONGEST_ANSWER or _WORD.fullmatch(_as_text(truth)):
-        return False
-    return _equal_as_mathematics(answer, truth)
-
-
-def _equal_as_mathematics(answer: str, truth: str) -> bool:
-    from math_verify import verify
-    from math_verify.errors import TimeoutException
-
-    try:
-        wanted, given = list(_parsed(truth)), list(_parsed(answer))
-        return bool(verify(wanted, given, timeout_seconds=LIBRARY_LIMIT_S, raise_on_error=True))
-    except TimeoutException as error:  # undecided: that is no proof of a wrong answer
-        raise TimeoutError(f"comparing {answer[:80]!r} with {truth[:80]!r} took over {LIBRARY_LIMIT_S} s") from error
-    except Exception:  # the library's way of meeting two things that cannot be compared, such as a set and a matrix
-        return False
-
-
-@lru_cache(maxsize=4096)
-def _parsed(latex: str) -> tuple[Any, ...]:
-    from math_verify import parse
-
-    return tuple(parse(rf"\boxed{{{latex}}}", parsing_timeout=LIBRARY_LIMIT_S, raise_on_error=True))
-
-
-def _truth(data_source: str, ground_truth: Any) -> str:
+def true_answer(data_source: str, ground_truth: Any) -> str:
     text = "" if ground_truth is None else str(ground_truth).strip()
     if r"\boxed" in text:
         text = last_boxed(text) or ""
@@ -71,12 +56,136 @@ def _truth(data_source: str, ground_truth: Any) -> str:
     return text
 
 
-def _tidy(latex: str) -> str:
-    r"""Without the marks that change no meaning: dollars, a final stop, a per cent sign (`10\%` is asked as `10`)."""
-    return re.sub(r"(?:\\?%|[.。\s])+$", "", latex.replace(r"\$", "").strip().strip("$").strip())
+def same_answer(answer: str, truth: str) -> bool:
+    if len(answer) > LONGEST_ANSWER:
+        return False
+    return _same(normalised(answer), normalised(truth))
 
 
-def _as_text(latex: str) -> str:
-    unwrapped = _TEXT.sub(r"\1", latex)
-    compact = "".join(_SPACING.sub("", unwrapped).split()).casefold()
-    return re.sub(r"\\[dt]frac", r"\\frac", compact)
+def _same(answer: str, truth: str) -> bool:
+    if not answer or not truth:
+        return False
+    if as_text(answer) == as_text(truth):
+        return True
+    if words(truth) is not None or words(answer) is not None:
+        return _letters(answer) == _letters(truth)
+    for compare in (_same_number, _same_equation, _same_in_base, _same_collection, _same_matrix):
+        verdict = compare(answer, truth)
+        if verdict is not None:
+            return verdict
+    return equal_expressions(answer, truth)
+
+
+def _letters(latex: str) -> str:
+    return as_text(latex).strip("()").casefold()
+
+
+# Each of these gives a verdict, or None where the two answers are not of its kind.
+
+
+def _same_number(answer: str, truth: str) -> bool | None:
+    given, wanted = exact_number(answer), exact_number(truth)
+    if given is None or wanted is None:
+        return None
+    if given[1] != wanted[1]:  # a decimal may be the rounding of an exact value, never of another decimal
+        return close(given[0], wanted[0])
+    return given[0] == wanted[0]
+
+
+def _same_in_base(answer: str, truth: str) -> bool | None:
+    r"""`52_7`: digits and base. The question names the base, so an answer may leave it out."""
+    given, wanted = based_number(answer), based_number(truth)
+    if wanted is not None:
+        return given == wanted if given is not None else answer == wanted[0]
+    if given is None:
+        return None
+    return given[1] == 10 and given[0] == truth
+
+
+def _same_equation(answer: str, truth: str) -> bool | None:
+    r"""`x = 5` answers what `5` does; `x + y + z = 0` and `0` are different answers."""
+    answer, truth = _ELEMENT_OF.sub("", answer, count=1), _ELEMENT_OF.sub("", truth, count=1)
+    if len(at_commas(answer)) > 1 or len(at_commas(truth)) > 1:
+        return None
+    given, wanted = at_equals(answer), at_equals(truth)
+    if len(given) == len(wanted) == 1:
+        return None
+    if len(given) > 1 and len(wanted) > 1:
+        if as_text(given[0]) == as_text(wanted[0]):
+            return _same(given[-1], wanted[-1])
+        return equal_equations((given[0], given[-1]), (wanted[0], wanted[-1]))
+    value, other = (given, truth) if len(given) > 1 else (wanted, answer)
+    if _QUANTITY.fullmatch(value[0]) or _is_true_arithmetic(value):
+        return _same(value[-1], other) if value is given else _same(other, value[-1])
+    return False
+
+
+def _is_true_arithmetic(parts: Sequence[str]) -> bool:
+    """`17 + 3 = 20`."""
+    letters = re.sub(r"\\[a-zA-Z]+", "", parts[0])
+    return re.search("[a-zA-Z]", letters) is None and _same(parts[0], parts[-1])
+
+
+def _same_collection(answer: str, truth: str) -> bool | None:
+    """Lists, sets, tuples, intervals, unions and ratios, element by element."""
+    (given_kind, given), (wanted_kind, wanted) = _elements(answer), _elements(truth)
+    if given_kind is None and wanted_kind is None:
+        return None
+    if _INEQUALITY.search(answer) or _INEQUALITY.search(truth):  # `x > 3` and `(3, \infty)`
+        return None
+    kinds = {given_kind or ",", wanted_kind or ","}
+    if kinds <= _UNORDERED or kinds == {"union"}:
+        return _same_in_any_order(given, wanted)
+    if len(kinds) > 1 and kinds != {",", "()"}:
+        return False
+    return len(given) == len(wanted) and all(map(_same, given, wanted))
+
+
+def _elements(latex: str) -> tuple[str | None, list[str]]:
+    r"""The kind (brackets, "," for a bare list, "union", ":") and the elements; None for anything else."""
+    latex = _ELEMENT_OF.sub("", latex, count=1)
+    if len(pieces := at_unions(latex)) > 1:
+        return "union", pieces
+    if len(pieces := at_commas(latex)) > 1:
+        return ",", [part for piece in pieces for part in _both_signs(piece)]
+    if len(pieces := at_colons(latex)) > 1:
+        return ":", pieces
+    if (found := enclosed(latex)) is not None:
+        brackets, inside = found
+        pieces = at_commas(inside)
+        if len(pieces) > 1 or brackets == "{}":
+            return brackets, [part for piece in pieces for part in _both_signs(piece)]
+    if len(both := _both_signs(latex)) > 1:
+        return ",", both
+    return None, [latex]
+
+
+def _both_signs(latex: str) -> list[str]:
+    r"""`1 \pm \sqrt{2}` is two answers."""
+    parts = re.split(r"\\pm(?![a-zA-Z])", latex)
+    return [latex] if len(parts) != 2 else [f"{parts[0]}+{parts[1]}".removeprefix("+"), f"{parts[0]}-{parts[1]}"]
+
+
+def _same_in_any_order(given: Sequence[str], wanted: Sequence[str]) -> bool:
+    left = list(wanted)
+    if len(given) != len(left):
+        return False
+    for element in given:
+        match = next((index for index, other in enumerate(left) if _same(element, other)), None)
+        if match is None:
+            return False
+        del left[match]
+    return True
+
+
+def _same_matrix(answer: str, truth: str) -> bool | None:
+    given, wanted = matrix_rows(answer), matrix_rows(truth)
+    if given is None or wanted is None:
+        return None
+    (given_kind, given_rows), (wanted_kind, wanted_rows) = given, wanted
+    if given_kind != wanted_kind or [len(row) for row in given_rows] != [len(row) for row in wanted_rows]:
+        return False
+    cells = [
+        (one, other) for rows in zip(given_rows, wanted_rows, strict=True) for one, other in zip(*rows, strict=True)
+    ]
+    return all(_same(one, other) for one, other in cells)

@@ -6,20 +6,24 @@ from fractions import Fraction
 _MINUS = str.maketrans(dict.fromkeys("−–－﹣", "-"))  # U+2212, en dash, full width, small
 
 # A sign belongs to a number only where nothing stands before it to subtract from: `5-3` ends in 3, `= -3` in -3.
-# Thousands need groups of exactly three, so that `1,2` stays two numbers.
+# Thousands need groups of exactly three, so that `1,2` stays two numbers; a comma after them may end a clause.
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w)\]}])-)?\\?[$€£¥￥]?(?P<inner_sign>(?<=[$€£¥￥])-)?"
-    r"(?P<value>(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?P<value>(?:\d{1,3}(?:,\d{3})+(?!,?\d)|\d+)(?:\.\d+)?|\.\d+)"
     r"(?:\s*/\s*(?P<denominator>\d+(?:\.\d+)?))?"
 )
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([^{}]+?)\s*\}\s*\{\s*([^{}]+?)\s*\}")
+
+# What may stand before a number that is set off: bold, code, `$`, `\(`, `\boxed{`. Not a line break.
+_OPENING = re.compile(r"(?:[ \t*`_{$]|\\[(\[,;: ]|\\(?:boxed|fbox|text|textbf|mathbf|mathrm)(?![a-zA-Z]))*")
 
 TOLERANCE = Fraction(1, 1_000_000)
 
 
 def plain(text: str) -> str:
-    """ASCII minus signs, and simple LaTeX fractions as `a/b`."""
-    return _LATEX_FRACTION.sub(r"\1/\2", text.translate(_MINUS))
+    r"""ASCII minus signs, LaTeX thousands (`1{,}234`, `1,\!234`) as `1,234`, and simple LaTeX fractions as `a/b`."""
+    commas = text.translate(_MINUS).replace("{,}", ",").replace(r",\!", ",")
+    return _LATEX_FRACTION.sub(r"\1/\2", commas)
 
 
 def numbers_in(text: str) -> list[Fraction]:
@@ -28,7 +32,11 @@ def numbers_in(text: str) -> list[Fraction]:
 
 
 def leading_number(text: str) -> Fraction | None:
-    match = _NUMBER.match(plain(text).lstrip(" \t*`"))
+    """The number that `text` begins with, behind any marks that set it off."""
+    text = plain(text)
+    opening = _OPENING.match(text)
+    assert opening is not None  # it may be empty
+    match = _NUMBER.match(text[opening.end() :])
     return None if match is None else _value(match)
 
 

@@ -88,15 +88,8 @@ def attend_kernel(
 
     # the first split begins with the new token itself, which need not be read back
     score = capped(tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale, softcap, SOFTCAP)
-    highest, total = score, tl.full([GROUP_PADDED], 1.0, tl.float32)
-    share = total
-    if SINKS:  # a score that takes part in the softmax and has no value
-        sink = tl.load(sinks + head * GROUP + member, mask=there, other=float("-inf")).to(tl.float32)
-        highest = tl.maximum(score, sink)
-        share = tl.exp(score - highest)
-        total = share + tl.exp(sink - highest)
-    highest = tl.where(first, highest, float("-inf"))
-    total = tl.where(first, total, 0.0)
+    highest, share, total = beside_sink(score, sinks + head * GROUP + member, there, SINKS)
+    highest, total = tl.where(first, highest, float("-inf")), tl.where(first, total, 0.0)
     sums = tl.where(first, share, 0.0)[:, None] * new_value.to(tl.float32)[None, :]
     oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
     highest, total, sums = attend_to_stretch(
@@ -120,6 +113,19 @@ def attend_kernel(
         note = (split * 2 * rows + row) * heads + head * GROUP + member
         tl.store(weight + note, highest, mask=there)
         tl.store(weight + note + rows * heads, total, mask=there)
+
+
+@triton.jit
+def beside_sink(score, sink_place, there, SINKS: tl.constexpr):
+    """(highest score, weight of the token, sum of weights) of one token and of its sink, which has no value."""
+    highest, share = score, tl.full(score.shape, 1.0, tl.float32)
+    total = share
+    if SINKS:
+        sink = tl.load(sink_place, mask=there, other=float("-inf")).to(tl.float32)
+        highest = tl.maximum(score, sink)
+        share = tl.exp(score - highest)
+        total = share + tl.exp(sink - highest)
+    return highest, share, total
 
 
 @triton.jit

@@ -1,0 +1,180 @@
+r"""Two LaTeX expressions, equal as mathematics or not: parsed by math-verify's parser, compared by their values.
+
+A difference of values proves two expressions unequal, and agreement to 25 digits at several points makes them equal:
+both take a fraction of the time of symbolic simplification. Only where an expression has no values (an inequality, an
+unknown function) does math-verify compare the two.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+LIMIT_S = 4.0  # of processor time for one comparison: a busy machine changes no verdict
+DIGITS = 30
+CLOSE = 1e-6  # for a decimal beside an exact value
+POINTS = 3
+
+_DECIMAL = re.compile(r"(\^\s*)?(?<![\d.])(\d*)\.(\d+)(?![\d.])")
+# The parser drops the subscript of a number and an accent, and adds numbers with a space between them.
+_MISREAD = re.compile(r"[\d}]\s*_|['\"]|\d\s+\d|^[^\w\\({\[|+-]")
+
+
+class _LimitReached(BaseException):
+    """No Exception, so that the library's own handlers let it pass."""
+
+
+def load_library() -> None:
+    """Import math-verify (and SymPy with it): half a second or more, once a process."""
+    import math_verify  # noqa: F401
+
+
+def equal_expressions(answer: str, truth: str) -> bool:
+    try:
+        with _limited():
+            return _equal(answer, truth)
+    except _LimitReached:  # undecided: that is no proof of a wrong answer
+        raise TimeoutError(f"comparing {answer[:80]!r} with {truth[:80]!r} took over {LIMIT_S:g} s") from None
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    import signal
+
+    def stop(signum: int, frame: Any) -> None:
+        raise _LimitReached
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _equal(answer: str, truth: str) -> bool:
+    from sympy import Expr
+
+    given, wanted = _parsed(answer), _parsed(truth)
+    if given is None or wanted is None:
+        return False
+    if not (isinstance(given, Expr) and isinstance(wanted, Expr)):
+        return _equal_relations(given, wanted)
+    if given == wanted:
+        return True
+    rounded = _has_decimal(answer) != _has_decimal(truth)
+    verdicts = [_same_value(given, wanted, point, rounded) for point in _points(given, wanted)]
+    known = [verdict for verdict in verdicts if verdict is not None]
+    return all(known) if known else _library_agrees(given, wanted)
+
+
+def equal_equations(answer: tuple[str, str], truth: tuple[str, str]) -> bool:
+    """Left and right sides. Equal when one is the other times a constant, as `x = 5` and `10 = 2x` are."""
+    try:
+        with _limited():
+            return _proportional(answer, truth)
+    except _LimitReached:
+        raise TimeoutError(f"comparing {'='.join(answer)[:80]!r} took over {LIMIT_S:g} s") from None
+
+
+def _proportional(answer: tuple[str, str], truth: tuple[str, str]) -> bool:
+    from sympy import Expr
+
+    sides = [_parsed(side) for side in (*answer, *truth)]
+    if not all(isinstance(side, Expr) for side in sides):
+        return False
+    given, wanted = sides[0] - sides[1], sides[2] - sides[3]
+    if given.free_symbols != wanted.free_symbols or not given.free_symbols:
+        return False
+    points = list(_points(given, wanted))
+    values = [(_value(given, point), _value(wanted, point)) for point in points]
+    pairs = [(one, other) for one, other in values if one is not None and other is not None and abs(other) > 0]
+    if len(pairs) < 2:
+        return False
+    ratios = [one / other for one, other in pairs]
+    return all(abs(ratio) > 0 and _agree(ratio, ratios[0]) for ratio in ratios)
+
+
+def _as_fraction(decimal: re.Match[str]) -> str:
+    fraction = rf"\frac{{{int(decimal[2] + decimal[3])}}}{{{10 ** len(decimal[3])}}}"
+    return f"^{{{fraction}}}" if decimal[1] else fraction
+
+
+def _has_decimal(latex: str) -> bool:
+    return _DECIMAL.search(latex) is not None
+
+
+@lru_cache(maxsize=4096)
+def _parsed(latex: str) -> Any:
+    """A SymPy object, decimals as exact fractions and `i` as the imaginary unit; None where it cannot be parsed."""
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from sympy import Basic, I, Symbol
+
+    if _MISREAD.search(latex):
+        return None
+    try:
+        found = latex2sympy(
+            _DECIMAL.sub(_as_fraction, latex),
+            normalization_config=NormalizationConfig(
+                basic_latex=True, units=False, malformed_operators=False, nits=False, boxed="none", equations=False
+            ),
+            conversion_config=ConversionConfig(lowercase_symbols=False),
+        )
+    except Exception:  # the parser's way of not knowing something
+        return None
+    if not isinstance(found, Basic):
+        return None
+    imaginary = Symbol("i")
+    return found.xreplace({imaginary: I}) if imaginary in found.free_symbols else found
+
+
+def _points(given: Any, wanted: Any) -> Iterator[dict[Any, Any]]:
+    """Values for all symbols of both, the same in every process; one point has negative ones."""
+    from sympy import Rational
+
+    symbols = sorted(given.free_symbols | wanted.free_symbols, key=str)
+    if not symbols:
+        yield {}
+        return
+    draw = random.Random(0)
+    for number in range(POINTS):
+        sign = -1 if number == 1 else 1
+        yield {symbol: sign * Rational(draw.randint(100, 999), 397) for symbol in symbols}
+
+
+def _same_value(given: Any, wanted: Any, point: dict[Any, Any], rounded: bool) -> bool | None:
+    one, other = _value(given, point), _value(wanted, point)
+    if one is None or other is None:
+        return None
+    if _agree(one, other):
+        return True
+    return bool(rounded and not point and abs(one - other) <= CLOSE * min(1, max(abs(one), abs(other))))
+
+
+def _value(expression: Any, point: dict[Any, Any]) -> Any:
+    """A SymPy number of DIGITS digits, None where there is none."""
+    value = expression.evalf(DIGITS, subs=point)
+    return value if value.is_number and value.is_finite and value.is_comparable is not None else None
+
+
+def _agree(one: Any, other: Any) -> bool:
+    size = max(abs(one), abs(other))
+    return bool(size == 0 or abs(one - other) <= size * 10 ** (5 - DIGITS))
+
+
+def _equal_relations(given: Any, wanted: Any) -> bool:
+    return bool(given == wanted) or _library_agrees(given, wanted)
+
+
+def _library_agrees(given: Any, wanted: Any) -> bool:
+    from math_verify import verify
+
+    try:
+        # its own limit is in seconds on the clock, far beyond LIMIT_S here
+        return bool(verify(wanted, given, allow_set_relation_comp=True, timeout_seconds=600, raise_on_error=True))
+    except Exception:  # the library's way of meeting two things that cannot be compared, such as a set and a matrix
+        return False

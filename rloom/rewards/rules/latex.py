@@ -1,0 +1,236 @@
+r"""LaTeX answers as text: spellings that change no meaning made one, and answers taken apart at their top level."""
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+_MINUS = str.maketrans(dict.fromkeys("−–－﹣", "-"))
+_SYNONYMS: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right)\s*\.", ""),
+        (r"\\(?:left|right|[bB]ig[lrm]?|[bB]igg[lrm]?|displaystyle|textstyle|limits)(?![a-zA-Z])", ""),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+        (r"\\(?:mbox|textnormal|textbf|textit|textrm|textsf|mathrm)(?![a-zA-Z])", r"\\text"),
+        (r"\\mathbf\s*\{([a-zA-Z])\}", r"\1"),
+        (r"\\(?:lbrace)(?![a-zA-Z])", r"\\{"),
+        (r"\\(?:rbrace)(?![a-zA-Z])", r"\\}"),
+        (r"\\(?:langle)(?![a-zA-Z])", "("),
+        (r"\\(?:rangle)(?![a-zA-Z])", ")"),
+        (r"\\(?:l|r)?vert(?![a-zA-Z])", "|"),
+        (r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\,)\s*(?=\d{3}(?!\d))", ","),  # thousands
+        (r"\{\s*,\s*\}", ","),
+        (r"(?<!\\)\\!", ""),
+        (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z])", " "),
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degrees?(?![a-zA-Z])|°", ""),
+        (r"\\?%|\\\$|\$", ""),  # `10\%` is asked as `10`
+        (r",?\s*\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?:,\s*)?(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])", ","),
+        (r",\s*,", ","),
+        (r"\s+", " "),
+    )
+]
+_MATH_MODE = re.compile(
+    r"\s*(?:\$+(?P<dollar>.*?)\$+|\\\((?P<inline>.*?)\\\)|\\\[(?P<display>.*?)\\\])\s*[.。]?\s*", re.S
+)
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_UNIT_WORDS = "cm|mm|km|kg|mg|ft|mi|hr|lb|oz|ml|mL|kph|mph|in"
+_UNITS = re.compile(
+    r"(?<=[\w})!|])(?:"
+    r"\s*\\text\s*\{[^{}]*\}"  # \text{ cm}
+    rf"|\s*(?<=[\d}} ])(?:{_UNIT_WORDS})(?![a-zA-Z])"  # 5 cm, 5cm
+    r"|(?<=[\d}]) [a-zA-Z]{3,}(?: [a-zA-Z]{2,})*"  # 12 apples, 5 square units
+    r")(?:\s*\^\s*\{?\s*[23]\s*\}?)?\.?\s*$"
+)
+_COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)|_", re.S)
+_ARGUMENTS = {"_": 1, r"\frac": 2, r"\binom": 2, r"\sqrt": 1, r"\text": 1, r"\overline": 1}
+_NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)?(?:\.\d*)?"
+_EXACT = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:"
+    rf"(?P<top>{_NUMBER})\s*/\s*(?P<bottom>{_NUMBER})"
+    rf"|(?P<whole>\d+)? ?\\frac\{{(?P<frac_sign>-?)(?P<frac_top>{_NUMBER})\}}\{{(?P<frac_bottom>{_NUMBER})\}}"
+    rf"|(?P<mixed>\d+) (?P<mixed_top>\d+)/(?P<mixed_bottom>\d+)"
+    rf"|(?P<repeating>\d*\.\d*)\\overline\{{(?P<period>\d+)\}}"
+    rf"|(?P<number>{_NUMBER})"
+    r")"
+)
+_BASED = re.compile(r"(-?)\s*\(?([0-9A-F]*[0-9][0-9A-F]*)\)?\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d+)\s*\}*|(\d))")
+
+
+def normalised(latex: str) -> str:
+    r"""One spelling: no math mode, sizes, thin spaces, degrees, per cent, currency or units; `\frac12` with braces."""
+    latex = latex.translate(_MINUS)
+    if inside := _MATH_MODE.fullmatch(latex):
+        latex = next(part for part in inside.groups() if part is not None)
+    for pattern, replacement in _SYNONYMS:
+        latex = pattern.sub(replacement, latex)
+    latex = with_braces(latex.strip().rstrip(".。, ")).strip()
+    return without_units(latex)
+
+
+def without_units(latex: str) -> str:
+    r"""`5\text{ cm}^2`, `5 cm` and `12 apples` name what is counted; the question already did."""
+    shorter = _UNITS.sub("", latex).strip()
+    # `x + y \text{ even}`: only what is left of a number, not a name, has units
+    return shorter if shorter and re.search(r"[\d})!|]$|\\pi$|^[a-zA-Z]$|[\d})][a-zA-Z]$", shorter) else latex
+
+
+def with_braces(latex: str) -> str:
+    r"""TeX's argument rule: an argument without braces is the next token. `\frac\pi 3` -> `\frac{\pi}{3}`."""
+    out: list[str] = []
+    at = 0
+    while at < len(latex):
+        piece, at = _token(latex, at)
+        out.append(piece)
+    return "".join(out)
+
+
+def _token(latex: str, at: int) -> tuple[str, int]:
+    """The token at `at`, a command with its arguments in braces, and where the next one begins."""
+    if latex[at] == "{":
+        end = _closing_brace(latex, at)
+        return (latex[at:], len(latex)) if end is None else ("{" + with_braces(latex[at + 1 : end]) + "}", end + 1)
+    command = _COMMAND.match(latex, at)
+    if command is None:
+        return latex[at], at + 1
+    name, at = command[0], command.end()
+    out = name
+    if name == r"\sqrt" and (root := re.compile(r"\s*\[([^\[\]]*)\]").match(latex, at)):
+        out, at = f"{out}[{root[1]}]", root.end()
+    for _ in range(_ARGUMENTS.get(name, 0)):
+        start = at + len(latex[at:]) - len(latex[at:].lstrip())
+        if start >= len(latex):
+            break
+        argument, at = _token(latex, start)
+        out += argument if argument.startswith("{") else "{" + argument + "}"
+    return out, at
+
+
+def _closing_brace(latex: str, at: int) -> int | None:
+    depth, escaped = 0, False
+    for index in range(at, len(latex)):
+        if not escaped:
+            depth += (latex[index] == "{") - (latex[index] == "}")
+        if depth == 0:
+            return index
+        escaped = latex[index] == "\\" and not escaped
+    return None
+
+
+def as_text(latex: str) -> str:
+    """For comparing exactly: without spaces, `\\text` and the braces of single letters and digits."""
+    compact = "".join(_TEXT.sub(r"\1", latex).split())
+    return re.sub(r"([_^])\{(\w)\}", r"\1\2", compact)
+
+
+def words(latex: str) -> str | None:
+    r"""The answer as words, in lower case, where it is words: `\text{(C)}`, `east`. None for mathematics."""
+    inside = _TEXT.fullmatch(latex)
+    plain = (inside[1] if inside else latex).strip()
+    stripped = re.sub(r"^\((.*)\)$", r"\1", plain)
+    if re.search(r"[\d\\^_=<>{}]", stripped) or not re.search(r"[^\W\d_]", stripped):
+        return None
+    # Without \text, symbols next to each other are a product; four letters or more are a word.
+    if inside is None and not re.search(r"[^\W\d_]{4,}", stripped):
+        return None
+    return " ".join(stripped.casefold().split())
+
+
+def exact_number(latex: str) -> tuple[Fraction, bool] | None:
+    r"""`1,234`, `-3/4`, `\frac{3}{4}`, `2\frac{1}{3}`, `0.\overline{6}`, `.5`: the value, and whether a decimal."""
+    match = _EXACT.fullmatch(latex.removeprefix("+"))
+    if match is None:
+        return None
+    try:
+        value = _value({name: part for name, part in match.groupdict().items() if part is not None})
+    except (ValueError, ZeroDivisionError):  # nothing but a sign or a point, or too many digits
+        return None
+    decimal = match["repeating"] is None and "." in latex
+    return (-value if match["sign"] == "-" else value), decimal
+
+
+def _value(parts: dict[str, str]) -> Fraction:
+    if "top" in parts:
+        return _fraction(parts["top"]) / _fraction(parts["bottom"])
+    if "frac_top" in parts:
+        fraction = _fraction(parts["frac_top"]) / _fraction(parts["frac_bottom"])
+        return _fraction(parts.get("whole", "0")) + (-fraction if parts["frac_sign"] else fraction)
+    if "mixed" in parts:
+        return _fraction(parts["mixed"]) + _fraction(parts["mixed_top"]) / _fraction(parts["mixed_bottom"])
+    if "repeating" in parts:
+        start, period = parts["repeating"], parts["period"]
+        places = len(start.partition(".")[2])
+        repeated = Fraction(int(period), (10 ** len(period) - 1) * 10**places)
+        return _fraction(start if start != "." else "0") + repeated
+    return _fraction(parts["number"])
+
+
+def _fraction(text: str) -> Fraction:
+    return Fraction(text.replace(",", "").replace(" ", ""))
+
+
+def based_number(latex: str) -> tuple[str, int] | None:
+    """`-1A_{12}` -> ("-1A", 12)."""
+    match = _BASED.fullmatch(latex)
+    return None if match is None else (match[1] + (match[2].lstrip("0") or "0"), int(match[3] or match[4]))
+
+
+def split_at(latex: str, found: Callable[[str, int], int]) -> list[str]:
+    r"""Split outside all brackets. `found(latex, index)` is the length of a separator at `index`, or 0."""
+    parts, start, depth, index = [], 0, 0, 0
+    while index < len(latex):
+        length = found(latex, index) if depth == 0 else 0
+        if length:
+            parts.append(latex[start:index].strip())
+            start = index = index + length
+            continue
+        step = 2 if latex[index] == "\\" else 1
+        bracket = latex[index + step - 1 : index + step]
+        depth += (bracket in ("(", "[", "{")) - (bracket in (")", "]", "}"))
+        index += step
+    return [*parts, latex[start:].strip()]
+
+
+def at_commas(latex: str) -> list[str]:
+    return split_at(latex, lambda text, index: int(text[index] == ","))
+
+
+def at_colons(latex: str) -> list[str]:
+    return split_at(latex, lambda text, index: int(text[index] == ":"))
+
+
+def at_unions(latex: str) -> list[str]:
+    return split_at(latex, lambda text, index: len(r"\cup") * bool(re.match(r"\\cup(?![a-zA-Z])", text[index:])))
+
+
+def at_equals(latex: str) -> list[str]:
+    return split_at(
+        latex, lambda text, index: int(text[index] == "=" and text[index - 1 : index] not in list("<>!\\:"))
+    )
+
+
+def enclosed(latex: str) -> tuple[str, str] | None:
+    r"""`[0, 1)` -> ("[)", "0, 1"), `\{1\}` -> ("{}", "1"): the brackets around the whole answer and what they hold."""
+    match = re.fullmatch(r"(\(|\[|\\\{)(.*)(\)|\]|\\\})", latex, re.S)
+    if match is None:
+        return None
+    depth, index, inside = 0, 0, match[2]
+    while index < len(inside):
+        step = 2 if inside[index] == "\\" else 1
+        bracket = inside[index + step - 1 : index + step]
+        depth += (bracket in ("(", "[", "{")) - (bracket in (")", "]", "}"))
+        if depth < 0:  # `(1)(2)`
+            return None
+        index += step
+    return match[1][-1] + match[3][-1], inside.strip()
+
+
+def matrix_rows(latex: str) -> tuple[str, list[list[str]]] | None:
+    r"""The brackets' letter (`p` and `b` are one) and the cells, where the whole answer is one matrix."""
+    match = re.fullmatch(
+        r"\\begin\{([pbvBV]?)(?:matrix|smallmatrix)\}(.*)\\end\{\1(?:matrix|smallmatrix)\}", latex, re.S
+    )
+    if match is None or r"\begin" in match[2]:
+        return None
+    rows = [row for row in re.split(r"\\\\", match[2]) if row.strip()]
+    return match[1].replace("b", "p"), [[cell.strip() for cell in row.split("&")] for row in rows]
