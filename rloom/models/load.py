@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.context import fix_rotary_scaling
+from rloom.models.hub import check_hub
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
@@ -176,7 +177,8 @@ def check_folder(source: ModelSource) -> None:
     if not folder.exists():
         if source.path.startswith((".", "/", "~")):
             raise ModelError(f"{source.key}={source.path}: there is no such folder; give a folder or a hub name")
-        return  # a hub name
+        check_hub(source.path, source.key)
+        return
     if not (folder / "config.json").is_file():
         raise ModelError(f"{source.key}={source.path}: the folder has no config.json, so it is no Hugging Face model")
     if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):

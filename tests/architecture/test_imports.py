@@ -92,6 +92,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic": ("rloom.config",),
     "transformers": ("rloom.models", "rloom.rollout.hf", "rloom.trainer.assemble"),
     "peft": ("rloom.models",),
+    "huggingface_hub": ("rloom.models.hub",),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
     "pyarrow": ("rloom.data",),
