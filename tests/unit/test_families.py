@@ -68,6 +68,30 @@ def test_layers_that_carry_a_state_get_a_row_for_each_sample_and_the_run_says_so
     torch.testing.assert_close(network.logits(hidden), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["mamba", "bloom", "qwen3_next", "gpt_oss", "deepseek_v3", "llama4_text"])
+def test_gradients_are_those_of_the_models_own_forward(family: str) -> None:
+    """Of a sum that weighs every logit differently."""
+    model = tiny_model(family)
+    found, samples = examine(model), two_samples(model)
+    own = [model(input_ids=tokens[None], use_cache=False).logits[0] for tokens in samples]
+    weight = torch.randn(torch.cat(own).shape, generator=torch.Generator().manual_seed(1))
+    (torch.cat(own) * weight).sum().backward()
+    expected = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+    model.zero_grad()
+    model.set_attn_implementation("rloom" if found.packed is None else found.attention)
+    network = PolicyNetwork(model, packed=found.packed is None)
+    network.decoder.train()
+    hidden = network.decoder.hidden(torch.cat(samples), torch.tensor([len(tokens) for tokens in samples]))
+    (network.logits(hidden) * weight).sum().backward()
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, parameter in model.named_parameters():
+        if name in expected:
+            assert parameter.grad is not None and (parameter.grad - expected[name]).abs().max() < 1e-4 * largest, name
+
+
 def test_a_family_that_native_does_not_compute_is_refused_with_the_engine_that_does(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"rollout.name=native: .*\(lfm2\) rightly .* use .*rollout.name=hf"):
         family_of(saved(tmp_path, "lfm2")).check_native()
