@@ -1,9 +1,15 @@
 """Shared by all tests: folders of tiny models, processes that become ranks, and kernels that run without a GPU."""
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+
+# before torch is imported, and inherited by every process a test starts: on tiny models one thread is fastest, and
+# threads that spin while they wait take the cores from the tests that run beside
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
@@ -12,6 +18,19 @@ from rloom.engines.mesh import join, leave
 from rloom.runtime.nodes import free_port
 from tests.helpers import FAMILIES, save_model
 from tests.ranks import Crew
+
+RAY = "ray"  # one Ray run at a time: two of them side by side would wait for each other's cores
+APART = ("test_train", "test_bad_input")  # long files without costly fixtures: any process takes any of their tests
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several pytest processes (`-n 2 --dist loadgroup`): a file stays in one, for its fixtures; longest first."""
+    if not config.getoption("loadgroup", False):
+        return
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and item.path.stem not in APART:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(config.rootpath))))
+    items.sort(key=lambda item: not any(mark.args == (RAY,) for mark in item.iter_markers("xdist_group")))
 
 
 @pytest.fixture(scope="session")
