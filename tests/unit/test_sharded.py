@@ -26,7 +26,7 @@ from tests.helpers import CPU, Weights, apart, assert_identical, assert_near, le
 from tests.ranks import Crew
 
 LORA = Lora(rank=4)
-SAME_UPDATE = 1e-3  # of the way: without weight decay it would be 4e-3
+SAME_UPDATE = 5e-4  # of the way: without weight decay it would be 4e-3, with another beta2 (0.96) 9e-4
 EVERYTHING = frozenset({"model", "optimizer"})
 UNEVEN = {1: MicroBatching(tokens=20), 2: MicroBatching(tokens=16), 4: MicroBatching(tokens=22)}
 POLICY = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
@@ -128,7 +128,8 @@ def check_against_one_process(
     work, *rest = *around, teach_rank
     found = crew.run(ranks, work, *rest, folders, case, more)
     for step in range(2):
-        tolerance = 1e-6 if step == 0 else 1e-5  # Adam's first step takes a gradient's sign, however small it is
+        # float32 sums in another order; then Adam's first step takes a gradient's sign, however small it is
+        tolerance = 1e-5 if step == 0 else 3e-5
         assert_near(found[0].gradients[step], expected.gradients[step], tolerance)
         for rank in found:
             assert rank.norms[step] == found[0].norms[step] == pytest.approx(expected.norms[step], rel=tolerance)
