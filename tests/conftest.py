@@ -19,18 +19,31 @@ from rloom.runtime.nodes import free_port
 from tests.helpers import FAMILIES, save_model
 from tests.ranks import Crew
 
-RAY = "ray"  # one Ray run at a time: two of them side by side would wait for each other's cores
+SLOW_FIXTURES = {"crew", "interpreting_crew", "interpreted_kernels"}
 APART = ("test_train", "test_bad_input")  # long files without costly fixtures: any process takes any of their tests
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several pytest processes (`-n 2 --dist loadgroup`): a file stays in one, for its fixtures; longest first."""
-    if not config.getoption("loadgroup", False):
-        return
+    """Marks what is slow, and says which tests stay in one process (`make test` has two), the longest first."""
     for item in items:
-        if item.get_closest_marker("xdist_group") is None and item.path.stem not in APART:
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(config.rootpath))))
-    items.sort(key=lambda item: not any(mark.args == (RAY,) for mark in item.iter_markers("xdist_group")))
+        used = set(getattr(item, "fixturenames", ()))
+        if used & SLOW_FIXTURES:
+            item.add_marker(pytest.mark.slow)
+        if "crew" in used:  # one set of processes for all files
+            item.add_marker(pytest.mark.xdist_group("ranks"))
+        elif item.get_closest_marker("xdist_group") is None and item.path.stem not in APART:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # a file's fixtures are made once
+    if config.getoption("loadgroup", False):  # in a process of xdist
+        items.sort(key=lambda item: LONGEST.get(group_of(item), 0), reverse=True)
+
+
+LONGEST = {"ray": 3, "ranks": 2, "test_native_resident": 1, "test_lesson": 1, "test_compiled": 1, "test_resume": 1}
+
+
+def group_of(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("xdist_group")
+    return mark.args[0] if mark else ""
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +93,7 @@ def family_folder(request: pytest.FixtureRequest, model_folder: Callable[[str], 
     return model_folder(request.param)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def crew() -> Iterator[Crew]:
     """Four processes that can become the ranks of a process group."""
     crew = Crew(4)
