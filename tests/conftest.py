@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # before torch is imported, and inherited by every process a test starts: on tiny models one thread is fastest, and
 # threads that spin while they wait take the cores from the tests that run beside
@@ -16,34 +17,31 @@ import torch
 
 from rloom.engines.mesh import join, leave
 from rloom.runtime.nodes import free_port
+from tests.groups import group_of, order_of
 from tests.helpers import FAMILIES, save_model
 from tests.ranks import Crew
 
 SLOW_FIXTURES = {"crew", "interpreting_crew", "interpreted_kernels"}
-APART = ("test_train", "test_bad_input")  # long files without costly fixtures: any process takes any of their tests
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what is slow, and says which tests stay in one process (`make test` has two), the longest first."""
     for item in items:
-        used = set(getattr(item, "fixturenames", ()))
-        if used & SLOW_FIXTURES:
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
-        if "crew" in used:  # one set of processes for all files
-            item.add_marker(pytest.mark.xdist_group("ranks"))
-        elif item.get_closest_marker("xdist_group") is None and item.path.stem not in APART:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # a file's fixtures are made once
-    if config.getoption("loadgroup", False):  # in a process of xdist
-        items.sort(key=lambda item: LONGEST.get(group_of(item), 0), reverse=True)
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        items.sort(key=lambda item: order_of(item.nodeid))
 
 
-LONGEST = {"ray": 3, "ranks": 2, "test_native_resident": 1, "test_lesson": 1, "test_compiled": 1, "test_resume": 1}
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
 
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
 
-def group_of(item: pytest.Item) -> str:
-    mark = item.get_closest_marker("xdist_group")
-    return mark.args[0] if mark else ""
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session")

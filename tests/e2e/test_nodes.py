@@ -17,7 +17,7 @@ from rloom.runtime.secret import secret_file
 from tests.e2e.runs import arguments, records
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"OMP_NUM_THREADS": "1"}
 
 

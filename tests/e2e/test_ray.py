@@ -22,7 +22,7 @@ from rloom.trainer.export import export
 from tests.e2e.peers import Peer
 from tests.e2e.runs import records, same, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 OWN = ("timing_s/", "perf/")  # what another number of workers may change
 LIMIT_S = 240
 
