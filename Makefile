@@ -7,7 +7,9 @@ RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: runtime setup check test test-gpu bench bench-gpu docs clean
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+
+.PHONY: runtime setup check quick test test-gpu bench bench-gpu docs clean
 
 runtime: $(RUNTIME)
 setup: $(SETUP)
@@ -30,8 +32,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/pytest tests/architecture
 
+quick: setup
+	$(PYTEST) -m "not slow" tests/unit tests/contract
+
 test: check
-	$(BIN)/pytest
+	$(PYTEST) --ignore tests/architecture --durations 20
 
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/gpu

@@ -41,6 +41,8 @@ def run_safely(command: Callable[[], int]) -> int:
     ours.setLevel(logging.INFO)
     ours.handlers = [logging.StreamHandler()]
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    # torch's stack trace on a CPU without bfloat16 arithmetic; `placement` says it in a sentence
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed", category=UserWarning)
     try:
         return command()
     except KeyboardInterrupt:

@@ -1,17 +1,47 @@
 """Shared by all tests: folders of tiny models, processes that become ranks, and kernels that run without a GPU."""
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+# before torch is imported, and inherited by every process a test starts: on tiny models one thread is fastest, and
+# threads that spin while they wait take the cores from the tests that run beside
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
 
 from rloom.engines.mesh import join, leave
 from rloom.runtime.nodes import free_port
+from tests.groups import group_of, order_of
 from tests.helpers import FAMILIES, save_model
 from tests.ranks import Crew
+
+SLOW_FIXTURES = {"crew", "interpreting_crew", "interpreted_kernels"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        items.sort(key=lambda item: order_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +91,7 @@ def family_folder(request: pytest.FixtureRequest, model_folder: Callable[[str], 
     return model_folder(request.param)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def crew() -> Iterator[Crew]:
     """Four processes that can become the ranks of a process group."""
     crew = Crew(4)

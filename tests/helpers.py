@@ -172,6 +172,20 @@ def assert_near(found: Weights, expected: Weights, relative: float) -> None:
         assert difference <= relative * largest, f"{name}: {difference} of {largest}"
 
 
+def apart(found: Weights, expected: Weights, start: Weights) -> float:
+    """How far two results are from each other, as a share of the way from where both started.
+
+    AdamW divides a gradient by its own size, so rounding decides about the few weights whose gradient is next to
+    nothing: those may differ by a whole step, and by other amounts on another CPU. All weights together may not.
+    """
+    assert found.keys() == expected.keys() == start.keys()
+    distance, way = (
+        torch.cat([(one[name].cpu() - other[name].cpu()).float().flatten() for name in start]).norm()
+        for one, other in ((found, expected), (expected, start))
+    )
+    return float(distance / way)
+
+
 def configured(*overrides: str) -> Config:
     """What `load_config` makes of these `key=value`, without composing files: the schema's defaults and these keys."""
     tree, settings = default_tree(), dict(text.lstrip("+").split("=", 1) for text in overrides)

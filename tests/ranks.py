@@ -15,14 +15,22 @@ from rloom.runtime.nodes import free_port
 
 # (rank, ranks, *arguments), importable by name: the processes are new ones
 Work = Callable[..., Any]
+PRELOADED = ["rloom.trainer.run", "tests.engine_subjects"]
+
+
+def forkserver() -> Any:
+    """Starts processes that have imported everything already: that takes longer than most of what they do."""
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 class Crew:
-    """Processes that stay, since starting them takes longer than most of what they are asked to do."""
+    """Processes that stay from one test to the next."""
 
-    def __init__(self, size: int, device: str = "cpu") -> None:
-        """On "cuda:0" all of them share that GPU."""
-        self.size, self.device = size, torch.device(device)
+    def __init__(self, size: int, device: str = "cpu", context: Any = None) -> None:
+        """On "cuda:0" all of them share that GPU. `context`: of multiprocessing, `forkserver` unless given."""
+        self.size, self.device, self.context = size, torch.device(device), context or forkserver()
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
 
@@ -40,10 +48,9 @@ class Crew:
             raise
 
     def start(self) -> None:
-        context = torch.multiprocessing.get_context("spawn")
         for _ in range(self.size):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(there, self.device), daemon=True)
+            here, there = self.context.Pipe()
+            process = self.context.Process(target=serve, args=(there, self.device), daemon=True)
             process.start()
             self.processes.append(process)
             self.pipes.append(here)

@@ -303,7 +303,8 @@ def test_in_bfloat16_the_logprobs_stay_near_the_trainers(build: Callable[..., Ro
     asked = requests(PROMPTS * 4)
     batch = as_batch(asked, bench.write(asked, LUCKY))
     difference_T = (bench.engine.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs()
-    assert float(difference_T.mean()) < 0.02
+    # bfloat16 rounds a logit of 4 to 8 to 1/32; which way depends on the order in which a CPU sums
+    assert float(difference_T.mean()) < 1 / 32
 
 
 # --- what only native promises

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from safetensors.torch import load_file
 from torch import Tensor
 
 from rloom.trainer import main_ppo
+from tests.ranks import forkserver
 
 SMALL = (
     "data.train_batch_size=4",
@@ -45,6 +47,20 @@ def start(directory: Path, steps: int, *overrides: str) -> subprocess.Popen[str]
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def fork(directory: Path, steps: int, *overrides: str) -> ForkServerProcess:
+    """In a process of its own, its output in a file beside its directory; its exit status is the command's."""
+    process: ForkServerProcess = forkserver().Process(target=run_with_log, args=(directory, steps, *overrides))
+    process.start()
+    return process
+
+
+def run_with_log(directory: Path, steps: int, *overrides: str) -> None:
+    log = os.open(directory.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    sys.exit(main_ppo.main(arguments(directory, steps, *overrides)))
 
 
 def weights(directory: Path, step: int, role: str = "actor", file: str = "model.safetensors") -> dict[str, Tensor]:

@@ -17,7 +17,13 @@ from rloom.trainer import main_ppo
 from tests.e2e.runs import arguments, weights
 
 ROWS = 16
-GAE = ("data.max_response_length=8", "trainer.save_freq=-1", "data.val_max_samples=2", "trainer.test_freq=1")
+GAE = (
+    "data.max_prompt_length=64",
+    "data.max_response_length=8",
+    "trainer.save_freq=-1",
+    "data.val_max_samples=2",
+    "trainer.test_freq=1",
+)
 
 
 def write_data(file: Path, first: int) -> Path:

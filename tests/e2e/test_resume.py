@@ -4,6 +4,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from rloom.engines.local import LocalEngine
 from rloom.trainer import main_ppo
-from tests.e2e.runs import arguments, records, same, start, train, weights
+from tests.e2e.runs import arguments, fork, records, same, start, train, weights
 
 # gae with everything that has a state of its own: critic, adaptive KL, schedule, several mini-batches and epochs
 STATEFUL = (
@@ -91,14 +92,15 @@ def test_ten_kills_at_random_instants_change_nothing(tmp_path: Path) -> None:
     """Half of the kills wait until a checkpoint is being written."""
     steps, chance = 8, random.Random(7)
     rloo = ("algorithm.adv_estimator=rloo",)
-    undisturbed = start(tmp_path / "undisturbed", steps, *rloo)
+    undisturbed = fork(tmp_path / "undisturbed", steps, *rloo)
     run_directory = tmp_path / "killed"
     for kill in range(10):
-        kill_once(run_directory, steps, rloo, while_writing=kill % 2 == 1, delay_s=chance.uniform(0, 0.3))
-    last = start(run_directory, steps, *rloo)
-    said, _ = last.communicate(timeout=120)
-    assert last.returncode == 0, said
-    assert undisturbed.communicate(timeout=120) and undisturbed.returncode == 0
+        process = fork(run_directory, steps, *rloo)
+        kill_at(process, run_directory, while_writing=kill % 2 == 1, delay_s=chance.uniform(0, 0.3))
+    last = fork(run_directory, steps, *rloo)
+    for process, log in ((last, tmp_path / "killed.log"), (undisturbed, tmp_path / "undisturbed.log")):
+        process.join(timeout=120)
+        assert process.exitcode == 0, log.read_text()
     assert same(weights(run_directory, steps), weights(tmp_path / "undisturbed", steps))
     assert not list(run_directory.glob(".writing-*"))
 
@@ -180,19 +182,18 @@ def test_a_run_that_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "This run has already ended, at step 1." in capsys.readouterr().out
 
 
-def kill_once(directory: Path, steps: int, overrides: tuple[str, ...], *, while_writing: bool, delay_s: float) -> None:
-    process = start(directory, steps, *overrides)
+def kill_at(process: ForkServerProcess, directory: Path, *, while_writing: bool, delay_s: float) -> None:
     before = len(list(directory.glob("global_step_*")))
 
     def the_moment() -> bool:
         if while_writing:
-            return any(directory.glob(".writing-*")) or process.poll() is not None
-        return len(list(directory.glob("global_step_*"))) > before or process.poll() is not None
+            return any(directory.glob(".writing-*")) or process.exitcode is not None
+        return len(list(directory.glob("global_step_*"))) > before or process.exitcode is not None
 
     wait_for(the_moment)
     time.sleep(0 if while_writing else delay_s)
     process.kill()
-    process.communicate()
+    process.join()
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float = 90.0) -> None:

@@ -20,7 +20,7 @@ from rloom.engines.mesh import Broadcast, lay_out_ranks
 from rloom.engines.sharded import ShardedEngine
 from rloom.runtime.nodes import free_port
 from tests.engine_subjects import network_of
-from tests.helpers import ADAMW, Weights, lesson
+from tests.helpers import ADAMW, Weights, apart, lesson
 from tests.ranks import Crew
 
 pytestmark = [
@@ -123,15 +123,6 @@ def merged(firsts: list[Course]) -> Tensor:
         rows = torch.tensor(rows_of(share, len(firsts)))
         found_T[token_places(batch.length_N, rows)] = rank.scores_T
     return found_T
-
-
-def apart(found: Weights, expected: Weights, start: Weights) -> float:
-    """How far two results are from each other, as a share of the way from where both started."""
-    distance, way = (
-        torch.cat([(one[name] - other[name].cpu()).float().flatten() for name in start]).norm()
-        for one, other in ((found, expected), (expected, start))
-    )
-    return float(distance / way)
 
 
 def send_and_receive(rank: int, ranks: int, port: int) -> Tensor:

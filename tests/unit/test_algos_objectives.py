@@ -224,3 +224,32 @@ def test_only_losses_that_choose_prepare_anything() -> None:
     assert objective("vanilla").prepare(mini) is mini
     assert ValueObjective(0.2, "token-mean").prepare(mini) is mini
     assert objective("kl_cov").prepare(mini).chosen_T.sum() == 4  # a fifth of 21 tokens
+
+
+@pytest.mark.parametrize(
+    ("entropy", "kl", "total", "gradients"),
+    [
+        (0.0, None, 0.5, [[-0.5, 1.0], [0.0, 0.0]]),
+        (0.1, None, 0.46, [[-0.5, 1.0], [-0.05, -0.05]]),  # 0.5 - 0.1 * (0.3 + 0.5) / 2
+        (0.0, 0.2, 0.45, [[-0.4, 1.1], [0.0, 0.0]]),  # 0.5 + 0.2 * (0.5 - 1) / 2
+        (0.1, 0.2, 0.41, [[-0.4, 1.1], [-0.05, -0.05]]),
+    ],
+)
+def test_entropy_is_rewarded_and_the_kl_is_punished(
+    entropy: float, kl: float | None, total: float, gradients: list[list[float]]
+) -> None:
+    """Two tokens with advantages 1 and -2, at a ratio of 1: the policy loss is (-1 + 2) / 2."""
+    case = Case((Sample("ww", 0, 1.0, 0),))
+    mini = replace(
+        case.lesson(),
+        advantages_T=torch.tensor([1.0, -2.0], dtype=torch.float64),
+        old_logprobs_T=None,
+        ref_logprobs_T=torch.tensor([-1.5, -1.0], dtype=torch.float64),
+    )
+    goal = replace(objective(kl="k1"), entropy_coefficient=entropy, kl_coefficient=kl)
+    logprobs_T = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    entropy_T = torch.tensor([0.3, 0.5], dtype=torch.float64, requires_grad=True)
+    loss, _ = goal(TokenOutputs(logprobs_T, entropy_T), mini, Counts.of(mini, horizon=16))
+    (loss + 0 * entropy_T.sum()).backward()
+    assert float(loss.detach()) == pytest.approx(total)
+    assert [logprobs_T.grad.tolist(), entropy_T.grad.tolist()] == [pytest.approx(one) for one in gradients]

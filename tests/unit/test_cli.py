@@ -186,3 +186,12 @@ def test_the_help_of_the_kit_names_its_flags(capsys: pytest.CaptureFixture[str])
         cli.main(["kit", "--help"])
     assert ended.value.code == 0
     assert "--batch_size" in capsys.readouterr().out
+
+
+def test_torchs_stack_trace_on_a_cpu_without_bfloat16_is_not_shown() -> None:
+    def multiply() -> int:
+        warnings.warn("mkldnn_matmul failed, switching to BLAS gemm: ...", stacklevel=1)
+        return 0
+
+    warnings.simplefilter("error")
+    assert run_safely(multiply) == 0

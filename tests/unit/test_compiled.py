@@ -24,6 +24,7 @@ from tests.helpers import ADAMW, CPU, FAMILIES, a_batch, engine_of, policy, save
 
 REINFORCE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.0, None, "kl")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # torch's own, as its compiler is imported
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # the compiler looks whether an input has one
 ]

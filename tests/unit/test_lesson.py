@@ -283,7 +283,7 @@ def teach_rank(rank: int, ranks: int, folder: Path, tokens: int) -> tuple[Learne
 @pytest.fixture
 def interpreting_crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # read where triton is imported: in the new processes
-    crew = Crew(2)
+    crew = Crew(2, context=torch.multiprocessing.get_context("spawn"))
     yield crew
     crew.close()
 

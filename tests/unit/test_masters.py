@@ -11,7 +11,8 @@ from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.data.packing import MicroBatching
 from rloom.engines.local import LocalEngine, Placement
-from tests.helpers import ADAMW, a_batch, policy
+from rloom.trainer.assemble.models import note_slow_bfloat16, placement
+from tests.helpers import ADAMW, a_batch, configured, policy
 
 REINFORCE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, None, "kl")
 EVERYTHING = frozenset({"model", "optimizer"})
@@ -82,3 +83,18 @@ def test_a_checkpoint_holds_the_masters_and_resumes_bit_for_bit(
         assert straight.masters[name].dtype == torch.float32
         assert torch.equal(resumed.masters[name], straight.masters[name])
         assert torch.equal(resumed.learned[name], straight.learned[name])
+
+
+@pytest.mark.parametrize(
+    ("supported", "dtype", "notes"), [(False, "bfloat16", 1), (True, "bfloat16", 0), (False, "auto", 0)]
+)
+def test_a_cpu_without_bfloat16_is_noted_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, supported: bool, dtype: str, notes: int
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    note_slow_bfloat16.cache_clear()
+    config = configured("trainer.device=cpu", f"actor_rollout_ref.actor.fsdp_config.dtype={dtype}")
+    for _ in range(2):
+        placement(config, config.actor_rollout_ref.actor.fsdp_config)
+    assert len(caplog.messages) == notes
+    assert all("this CPU has no bfloat16 arithmetic" in message for message in caplog.messages)

@@ -75,14 +75,18 @@ def test_a_pool_behind_it_scores_and_closes_without_a_trace():
 
 
 def test_closing_does_not_wait_for_a_hanging_function(tmp_path):
-    file = tmp_path / "slow.py"
-    file.write_text("import time\ndef compute_score(**row):\n    time.sleep(60)\n")
+    """Had it waited, the first sample would have a score instead: a failure after the 30 s."""
+    file, begun = tmp_path / "slow.py", tmp_path / "begun"
+    file.write_text(
+        "import pathlib, time\n"
+        f"def compute_score(**row):\n    pathlib.Path({str(begun)!r}).touch()\n    time.sleep(60)\n"
+    )
     scorer = BackgroundScorer(RulePool(num_workers=1, timeout_s=30, path=str(file)))
     futures = [scorer.submit(sample("x")) for _ in range(3)]
-    time.sleep(0.5)
-    started = time.monotonic()
+    while not begun.exists():
+        assert not futures[0].done(), futures[0].result()
+        time.sleep(0.01)
     scorer.close()
-    assert time.monotonic() - started < 5
     assert all(future.cancelled() for future in futures)
 
 

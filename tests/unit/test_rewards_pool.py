@@ -154,9 +154,7 @@ def test_a_function_that_reads_stdin_finds_it_empty(custom):
 
 def test_a_hanging_call_fails_alone_and_its_worker_is_replaced(functions):
     with contextlib.closing(RulePool(num_workers=1, timeout_s=0.5, path=functions)) as pool:
-        started = time.monotonic()
         scores = score(pool, "1", "hang", "0.25", "0.5")
-        assert time.monotonic() - started < 5
     assert [scores[0], scores[2], scores[3]] == [Score(1), Score(0.25), Score(0.5)]
     assert scores[1].reason == (
         "timed out after reward_model.timeout_s=0.5 s (data_source='own', a response of 4 characters); "

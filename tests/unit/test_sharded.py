@@ -22,12 +22,11 @@ from rloom.errors import CheckpointError, ConfigError
 from rloom.models.load import Lora
 from rloom.trainer.checkpoint import Checkpoints, check
 from tests.engine_subjects import ENGINES, network_of
-from tests.helpers import CPU, Weights, assert_identical, assert_near, lesson
+from tests.helpers import CPU, Weights, apart, assert_identical, assert_near, lesson
 from tests.ranks import Crew
 
 LORA = Lora(rank=4)
-# Adam divides a gradient by its own size: rounding where it is next to nothing becomes a small part of an update
-SAME_UPDATE = 1e-5
+SAME_UPDATE = 5e-4  # of the way: without weight decay it would be 4e-3, with another beta2 (0.96) 9e-4
 EVERYTHING = frozenset({"model", "optimizer"})
 UNEVEN = {1: MicroBatching(tokens=20), 2: MicroBatching(tokens=16), 4: MicroBatching(tokens=22)}
 POLICY = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
@@ -42,7 +41,6 @@ class Case:
     objective: Any = POLICY
     family: str = "qwen2"
     reference: str | None = None  # a family: another model to be compared with
-    same_update: float = SAME_UPDATE
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,7 @@ class Course:
     metrics: list[dict[str, float]]
     norms: list[float]
     gradients: list[Weights]
+    start: Weights
     weights: Weights
     scores_T: Tensor
     reference_T: Tensor
@@ -67,6 +66,7 @@ def teach(name: str, rank: int, ranks: int, folders: dict[str, Path], case: Case
     reference = subject.build(folders[case.reference], adamw=None) if case.reference else None
     engine = subject.build(folders[case.family], micro=UNEVEN[ranks], reference=reference, **case.kind, **more)
     mine, counts = batch.select(share(batch, rank, ranks)), Counts.of(batch, 16)
+    start = {name: weight.clone() for name, weight in engine.weights()}
     metrics, norms, gradients = [], [], []
     for _ in range(2):
         engine.forward_backward(mine, case.objective, counts)
@@ -75,7 +75,8 @@ def teach(name: str, rank: int, ranks: int, folders: dict[str, Path], case: Case
         metrics.append(update.metrics)
         norms.append(update.grad_norm)
     scores_T, reference_T = engine.score(mine), engine.score_reference(mine)
-    return Course(metrics, norms, gradients if rank == 0 else [], dict(engine.weights()), scores_T, reference_T)
+    weights, gradients = dict(engine.weights()), gradients if rank == 0 else []
+    return Course(metrics, norms, gradients, start, weights, scores_T, reference_T)
 
 
 def teach_rank(rank: int, ranks: int, folders: dict[str, Path], case: Case, more: dict[str, Any]) -> Course:
@@ -97,7 +98,7 @@ CASES = {
     "lora, checkpointed": Case({"lora": LORA, "checkpointing": True}),
     "critic": Case({"critic": True}, VALUES),
     "kl over the vocabulary": Case({}, FULL_KL, reference="gemma2"),
-    "kl over the vocabulary to itself before lora": Case({"lora": LORA}, FULL_KL, same_update=1e-4),  # no KL yet
+    "kl over the vocabulary to itself before lora": Case({"lora": LORA}, FULL_KL),  # no KL yet
 }
 
 
@@ -127,13 +128,14 @@ def check_against_one_process(
     work, *rest = *around, teach_rank
     found = crew.run(ranks, work, *rest, folders, case, more)
     for step in range(2):
-        tolerance = 1e-6 if step == 0 else 1e-5  # Adam's first step takes a gradient's sign, however small it is
+        # float32 sums in another order; then Adam's first step takes a gradient's sign, however small it is
+        tolerance = 1e-5 if step == 0 else 3e-5
         assert_near(found[0].gradients[step], expected.gradients[step], tolerance)
         for rank in found:
             assert rank.norms[step] == found[0].norms[step] == pytest.approx(expected.norms[step], rel=tolerance)
         total = {key: sum(rank.metrics[step][key] for rank in found) for key in expected.metrics[step]}
         assert total == pytest.approx(expected.metrics[step], rel=tolerance, abs=1e-6)
-    assert_near(found[0].weights, expected.weights, case.same_update)
+    assert apart(found[0].weights, expected.weights, expected.start) < SAME_UPDATE
     for rank in found[1:]:
         assert_identical(rank.weights, found[0].weights)
     torch.testing.assert_close(merge([r.scores_T for r in found], batch), expected.scores_T, atol=2e-5, rtol=1e-5)
@@ -243,7 +245,7 @@ def test_a_checkpoint_of_four_ranks_resumes_on_any_number(
     for ranks in (1, 2, 3):
         loaded, moved = crew.run(ranks, go_on, folder, kind, tmp_path, None, 1)[0]
         assert_identical(loaded, saved)
-        assert_near(moved, expected, SAME_UPDATE)  # as far as that: the moments came along
+        assert apart(moved, expected, saved) < SAME_UPDATE  # the moments came along
     alone = LOCAL.build(folder, **kind)
     alone.load(tmp_path, EVERYTHING)
     assert_identical(LOCAL.weights(alone), saved)
@@ -261,7 +263,7 @@ def test_a_checkpoint_of_one_process_resumes_on_three_ranks(
             saved = LOCAL.weights(engine)
     loaded, moved = crew.run(3, go_on, folders["qwen2"], {}, tmp_path, None, 1)[0]
     assert_identical(loaded, saved)
-    assert_near(moved, LOCAL.weights(engine), SAME_UPDATE)
+    assert apart(moved, LOCAL.weights(engine), saved) < SAME_UPDATE
 
 
 def test_a_checkpoint_of_two_copies_holds_one_and_resumes_on_two_ranks(

@@ -13,10 +13,10 @@ from transformers import LlamaConfig
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.algos.registry import ALGORITHMS
 from rloom.batch import TrainBatch, token_places
 from rloom.config.checks import check
 from rloom.config.load import load_config
+from rloom.config.needs import declared_needs
 from rloom.data.packing import MicroBatching, share_rows
 from rloom.engines.base import Placement
 from rloom.engines.ulysses import check_heads, exchange, join_neighbours
@@ -24,10 +24,11 @@ from rloom.errors import ConfigError
 from rloom.models.load import Lora
 from rloom.trainer.assemble.models import micro, sequence_ranks
 from tests.engine_subjects import ENGINES
-from tests.helpers import SHAPE, Weights, assert_identical, assert_near, lesson, policy, save_model
+from tests.helpers import SHAPE, Weights, apart, assert_identical, assert_near, lesson, policy, save_model
 from tests.ranks import Crew
 
 SAME = 1e-5
+SAME_UPDATE = 5e-4  # of the way: without weight decay it would be 4e-3, with another beta2 (0.96) 9e-4
 NAME = "ulysses_sequence_parallel_size"
 KEY = f"actor_rollout_ref.actor.{NAME}"
 SMALL = MicroBatching(tokens=16)
@@ -71,6 +72,7 @@ class Course:
     metrics: dict[str, float]
     gradients: Weights
     grad_norm: float
+    start: Weights
     weights: Weights
     before_T: Tensor
     after_T: Tensor
@@ -93,12 +95,13 @@ def teach(name: str, rank: int, ranks: int, folder: Path, case: Case, together: 
     torch.manual_seed(0)  # an adapter starts from chance
     engine = subject.build(folder, micro=case.micro, **(case.kind or {}), **more)
     mine, counts = batch.select(share(batch, rank, ranks, together)), Counts.of(batch, 16)
+    start = {name: weight.clone() for name, weight in engine.weights()}
     before_T = engine.score(mine)
     engine.forward_backward(mine, case.objective, counts)
     gradients = subject.gradients(engine)
     update = engine.optim_step(0.01)
     after_T = engine.score(mine)
-    return Course(update.metrics, gradients, update.grad_norm, dict(engine.weights()), before_T, after_T)
+    return Course(update.metrics, gradients, update.grad_norm, start, dict(engine.weights()), before_T, after_T)
 
 
 def teach_rank(rank: int, ranks: int, folder: Path, case: Case, together: int) -> Course:
@@ -113,7 +116,7 @@ def compare(crew: Crew, folder: Path, ranks: int, together: int, case: Case) -> 
     total = {key: sum(rank.metrics.get(key, 0.0) for rank in firsts) for key in expected.metrics}
     assert total == pytest.approx(expected.metrics, rel=SAME, abs=1e-6)
     assert_near(found[0].gradients, expected.gradients, SAME)
-    assert_near(found[0].weights, expected.weights, SAME)
+    assert apart(found[0].weights, expected.weights, expected.start) < SAME_UPDATE
     for number, rank in enumerate(found):
         assert rank.grad_norm == found[0].grad_norm == pytest.approx(expected.grad_norm, rel=SAME)
         assert_identical(rank.weights, found[0].weights)
@@ -195,7 +198,7 @@ FOUR = ("trainer.n_gpus_per_node=4", "data.train_batch_size=8", "actor_rollout_r
 def faults(*overrides: str) -> list[str]:
     config = load_config(["actor_rollout_ref.model.path=a/model", *FOUR, *overrides])
     try:
-        check(config, ALGORITHMS["gae"])
+        check(config, declared_needs(config))
     except ConfigError as error:
         return str(error).splitlines()
     return []
@@ -204,7 +207,7 @@ def faults(*overrides: str) -> list[str]:
 def test_a_configuration_that_cannot_share_sequences_is_refused() -> None:
     assert faults(f"{KEY}=2") == []
     assert faults(f"{KEY}=3") == [f"{KEY}=3 does not divide 4 workers; use 2 or 4"]
-    assert faults(f"{KEY}=2", "trainer.pools.ref=1") == [
+    assert faults(f"{KEY}=2", "trainer.pools.ref=1", "actor_rollout_ref.actor.use_kl_loss=True") == [
         f"{KEY}=2 does not divide 3 workers; use 1 or 3",
         f"{KEY}=2 does not divide 1 workers of trainer.pools.ref; use 1",
     ]

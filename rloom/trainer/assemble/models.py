@@ -1,5 +1,7 @@
 """The models of a run and the engines that hold them."""
 
+import logging
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from rloom.trainer.assemble.inputs import critic_source, policy_source
 from rloom.trainer.assemble.support import family_of
 
 AnyEngine = LocalEngine | ShardedEngine
+log = logging.getLogger(__name__)
 
 
 def pick_device(config: Config) -> torch.device:
@@ -37,7 +40,18 @@ def placement(config: Config, fsdp: Fsdp) -> Placement:
     device = pick_device(config)
     auto = torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype = auto if fsdp.dtype == "auto" else getattr(torch, fsdp.dtype)
+    if (device.type, dtype) == ("cpu", torch.bfloat16) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        note_slow_bfloat16()
     return Placement(device, dtype, fsdp.param_offload, fsdp.optimizer_offload)
+
+
+@cache
+def note_slow_bfloat16() -> None:
+    """Once a process, not once a role."""
+    log.warning(
+        "Note: fsdp_config.dtype=bfloat16: this CPU has no bfloat16 arithmetic, and what torch does instead can be "
+        "a hundred times slower than float32; use dtype=auto or float32 on it"
+    )
 
 
 def micro(

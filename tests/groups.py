@@ -1,0 +1,28 @@
+"""Which tests stay together in one of the two processes of `make test`, and which groups start first."""
+
+from collections.abc import Mapping
+
+TOGETHER: Mapping[str, str] = {
+    # one Ray run at a time: two side by side would wait for each other's cores
+    "e2e/test_ray": "ray",
+    "e2e/test_nodes": "ray",
+    # one set of processes serves them all
+    "unit/test_sharded": "ranks",
+    "unit/test_ulysses": "ranks",
+}
+APART = ("e2e/test_train", "e2e/test_bad_input")  # no costly fixtures: either process takes any of their tests
+LONGEST = ("ray", "ranks", "unit/test_native_resident", "unit/test_lesson", "unit/test_compiled", "e2e/test_resume")
+
+
+def group_of(nodeid: str) -> str:
+    """A file is a group, since its fixtures are made once, unless it is named above."""
+    file = nodeid.split("::")[0].removeprefix("tests/").removesuffix(".py")
+    return nodeid if file in APART else TOGETHER.get(file, file)
+
+
+def order_of(nodeid: str) -> int:
+    """The longest first and single tests last, so that both processes end at about the same time."""
+    group = group_of(nodeid)
+    if group in LONGEST:
+        return LONGEST.index(group)
+    return len(LONGEST) + ("::" in group)
