@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
-    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+    if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: order_of(item.nodeid))
 
 

@@ -10,7 +10,11 @@ TOGETHER: Mapping[str, str] = {
     "unit/test_sharded": "ranks",
     "unit/test_ulysses": "ranks",
 }
-APART = ("e2e/test_train", "e2e/test_bad_input")  # no costly fixtures: either process takes any of their tests
+APART = (
+    "e2e/test_train",
+    "e2e/test_bad_input",
+    "unit/test_families",
+)  # no costly fixtures: either process takes any of their tests
 LONGEST = ("ray", "ranks", "unit/test_native_resident", "unit/test_lesson", "unit/test_compiled", "e2e/test_resume")
 
 

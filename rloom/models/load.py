@@ -20,8 +20,8 @@ from transformers.utils import logging as transformers_logging
 
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.context import fix_rotary_scaling
 from rloom.models.hub import check_hub
+from rloom.models.rotary import fix_rotary_scaling
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")

@@ -12,7 +12,7 @@ BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "ray", "secret", "vitals"))
-CONFIG = tuple(f"rloom.config.{name}" for name in ("load", "saved", "schema", "checks", "needs"))
+CONFIG = tuple(f"rloom.config.{name}" for name in ("context", "load", "saved", "schema", "checks", "needs"))
 LOOP = tuple(
     f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "memory", "roles", "sampling", "schedule")
 )
@@ -92,7 +92,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic": ("rloom.config",),
     "transformers": ("rloom.models", "rloom.rollout.hf", "rloom.trainer.assemble"),
     "peft": ("rloom.models",),
-    "huggingface_hub": ("rloom.models.hub",),
+    "huggingface_hub": ("rloom.models.hub", "rloom.config.plan.architecture"),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
     "pyarrow": ("rloom.data",),

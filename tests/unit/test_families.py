@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from rloom.config.context import check_context
+from rloom.config.load import load_config
+from rloom.config.plan.make import make_plan
 from rloom.errors import ConfigError, ModelError
 from rloom.models import hub, verify
 from rloom.models.attention import call_attend
-from rloom.models.context import check_context, fix_rotary_scaling
 from rloom.models.decoder import Decoder
 from rloom.models.load import ModelSource, check_folder, load_causal_lm, without_chance
 from rloom.models.network import PolicyNetwork, logit_scale
+from rloom.models.rotary import fix_rotary_scaling
 from rloom.models.verify import examine, own_logits, small_twin, two_samples
 from rloom.runtime.nodes import free_port
 from rloom.trainer.assemble.support import Family, family_of
@@ -170,13 +174,17 @@ def test_longrope_goes_by_the_runs_longest_sample_and_not_by_the_samples_of_a_pa
     assert (other - alone).abs().max() > 0.05
 
 
-def test_a_context_longer_than_the_model_was_made_for_is_refused_with_the_way_out() -> None:
-    config = tiny_config("llama")
-    check_context(config, 64, "actor_rollout_ref.model.path=m")
-    with pytest.raises(
-        ModelError, match=r"= 65 tokens, the model was made for 64 .*override_config.max_position_embeddings=65"
-    ):
-        check_context(config, 65, "actor_rollout_ref.model.path=m")
+def test_a_context_longer_than_the_model_was_made_for_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    check_context(64, 64, "actor_rollout_ref.model.path=m")
+    too_long = r"= 65 tokens, the model was made for 64 .*override_config.max_position_embeddings=65"
+    with pytest.raises(ModelError, match=too_long):
+        check_context(64, 65, "actor_rollout_ref.model.path=m")
+    source = saved(tmp_path, "llama")
+    with pytest.raises(ModelError, match=too_long):
+        family_of(replace(source, longest=65))
+    lengths = ["data.max_prompt_length=32", "data.max_response_length=33"]
+    with pytest.raises(ModelError, match=too_long):
+        make_plan(load_config([f"actor_rollout_ref.model.path={tmp_path}", *lengths]))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ class Architecture:
     tied: bool  # input and output embedding are one matrix
     attention_bias: bool = False
     mlp_bias: bool = False
+    context: int | None = None  # tokens that its positions reach
 
     @property
     def query_size(self) -> int:
@@ -192,6 +193,7 @@ def architecture(fields: Mapping[str, Any], source: str) -> Architecture:
             tied=fields.get("tie_word_embeddings", family.tied),
             attention_bias=name not in ("qwen2", "mistral") and fields.get("attention_bias", False),
             mlp_bias=name == "llama" and fields.get("mlp_bias", False),
+            context=fields.get("max_position_embeddings"),
         )
     except KeyError as error:
         raise ModelError(f"{source}: its config.json has no {error}; a {name} model's has") from error

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from rloom.config.checks import verify
+from rloom.config.context import check_context
 from rloom.config.needs import Needs, declared_needs
 from rloom.config.plan import roles
 from rloom.config.plan.architecture import NotKnown
@@ -54,6 +55,9 @@ def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
 def size_up(config: Config, sizes: Batches, gpu_gib: float) -> Models:
     actor = roles.actor(config, sizes.actor)
     critic = roles.critic(config, sizes.critic) if sizes.critic is not None else None
+    path, data = config.actor_rollout_ref.model.path, config.data
+    longest = data.max_prompt_length + data.max_response_length
+    check_context(actor.architecture.context, longest, f"actor_rollout_ref.model.path={path}")
     held = memory(config, sizes, actor, critic, gpu_gib * GIB)
     known = held.fits and all(role.number_bytes < FLOAT32 for role in (actor, critic) if role is not None)
     return Models(actor, critic, held, step_time(config, sizes, actor, critic, held) if known else None)

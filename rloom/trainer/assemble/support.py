@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from rloom.config.context import check_context
 from rloom.config.schema import Config
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.context import check_context
 from rloom.models.load import ModelSource, check_folder, first_line, read_config
 from rloom.models.verify import TrainingSupport, examine, quiet_transformers, small_twin
 from rloom.trainer.assemble.inputs import policy_source
@@ -46,7 +46,8 @@ class Family:
         except Exception as error:  # transformers raises many kinds
             raise ModelError(f"{self.name}: its config.json cannot be read: {first_line(error)}") from error
         if source.longest is not None:
-            check_context(self.config, source.longest, self.name)
+            context = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+            check_context(context, source.longest, self.name)
         try:
             self.twin: PreTrainedModel = small_twin(
                 self.config, longest=source.longest, trust_remote_code=source.trust_remote_code

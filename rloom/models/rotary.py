@@ -1,24 +1,8 @@
-"""How long a sample may be: the context a model was made for, and rotary embeddings that depend on the length."""
+"""Rotary embeddings whose frequencies depend on the length of a sample."""
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
-
-from rloom.errors import ModelError
-
-LENGTH_KEYS = "data.max_prompt_length + data.max_response_length"
-
-
-def check_context(config: PreTrainedConfig, longest: int, key: str) -> None:
-    """`longest`: tokens of the longest sample of the run."""
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(context, int) and 0 < context < longest:
-        section = key.split("=")[0].rsplit(".", 1)[0]
-        raise ModelError(
-            f"{key}: {LENGTH_KEYS} = {longest} tokens, the model was made for {context} (max_position_embeddings); "
-            f"lower them, or, if its rotary embedding reaches further, set "
-            f"{section}.override_config.max_position_embeddings={longest}"
-        )
+from transformers import PreTrainedModel
 
 
 @torch.no_grad()
