@@ -2,7 +2,10 @@
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import TypeVar
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -17,6 +20,7 @@ from rloom.trainer.assemble.rollout_support import examine_hf, examine_native
 
 log = logging.getLogger(__name__)
 ENGINE_KEY = "actor_rollout_ref.rollout.name"
+T = TypeVar("T")
 FAMILIES = "docs/models.md lists the families that are right"
 
 
@@ -37,10 +41,10 @@ class HfGeneration:
 
 
 class Family:
-    """The models of one configuration, tried once in this process."""
+    """The models of one configuration. What was tried is kept, the twin is not: some are large."""
 
     def __init__(self, source: ModelSource) -> None:
-        self.name = f"{source.key}={source.path}"
+        self.source, self.name = source, f"{source.key}={source.path}"
         try:
             self.config: PreTrainedConfig = read_config(source)
         except Exception as error:  # transformers raises many kinds
@@ -48,13 +52,16 @@ class Family:
         if source.longest is not None:
             context = getattr(self.config.get_text_config(), "max_position_embeddings", None)
             check_context(context, source.longest, self.name)
-        try:
-            self.twin: PreTrainedModel = small_twin(
-                self.config, longest=source.longest, trust_remote_code=source.trust_remote_code
-            )
-        except ModelError as error:
-            raise ModelError(f"{self.name} ({self.config.model_type}): {error}; {FAMILIES}") from error
-        self.training: TrainingSupport = examine(self.twin)
+        self.training: TrainingSupport = self.tried(examine)
+
+    def tried(self, examination: Callable[[PreTrainedModel], T]) -> T:
+        source = self.source
+        with quiet_transformers():
+            try:
+                twin = small_twin(self.config, longest=source.longest, trust_remote_code=source.trust_remote_code)
+            except ModelError as error:
+                raise ModelError(f"{self.described}: {error}; {FAMILIES}") from error
+            return examination(twin)
 
     @property
     def described(self) -> str:
@@ -71,16 +78,22 @@ class Family:
                 f"Padded samples: {found.padded}. Use a model of another family; {FAMILIES}"
             )
         if packed:
-            log.info(
-                f"{self.described}: packed samples are not right for this family ({found.packed}); each sample gets a "
-                "row of its own, padded, as with use_remove_padding=False"
-            )
+            self.note_rows()
         return Layout(False, found.attention)
 
+    @cache  # noqa: B019 (families live as long as the process)
+    def note_rows(self) -> None:
+        """Once a process, not once a role."""
+        log.info(
+            f"{self.described}: packed samples are not right for this family ({self.training.packed}); each sample "
+            "gets a row of its own, padded, as with use_remove_padding=False"
+        )
+
+    @cache  # noqa: B019
     def hf_generation(self) -> HfGeneration:
         attention, fault = self.training.own_attention, None
         for pads_prompts in (True, False):
-            fault = examine_hf(self.twin, attention, pads_prompts=pads_prompts)
+            fault = self.tried(partial(examine_hf, attention=attention, pads_prompts=pads_prompts))
             if fault is None:
                 return HfGeneration(attention, pads_prompts)
         raise ModelError(
@@ -89,7 +102,7 @@ class Family:
         )
 
     def check_native(self) -> None:
-        fault = self.training.packed or examine_native(self.twin)
+        fault = self.training.packed or self.tried(examine_native)
         if fault is not None:
             raise ModelError(
                 f"{ENGINE_KEY}=native: the native engine does not compute {self.described} rightly ({fault}); use "
@@ -103,8 +116,7 @@ TRIED: dict[str, Family] = {}
 def family_of(source: ModelSource) -> Family:
     identity = json.dumps([source.location, source.longest, source.trust_remote_code, dict(source.overrides)])
     if identity not in TRIED:
-        with quiet_transformers():
-            TRIED[identity] = Family(source)
+        TRIED[identity] = Family(source)
     return TRIED[identity]
 
 
