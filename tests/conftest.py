@@ -25,9 +25,9 @@ SLOW_FIXTURES = {"crew", "interpreting_crew", "interpreted_kernels"}
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if isinstance(item, pytest.Function) and SLOW_FIXTURES & set(item.fixturenames):
             item.add_marker(pytest.mark.slow)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: order_of(item.nodeid))

@@ -190,6 +190,12 @@ def test_with_fresh_seals_a_resume_is_right_or_refused(
     assert not list(tmp_path.iterdir())
 
 
+def cut_short(name: str, content: bytes) -> bytes:
+    """Half of it. Of YAML up to a key without its colon: a half that ends with a line is a configuration again."""
+    half = len(content) // 2
+    return content[: content.index(b":", half)] if name.endswith(".yaml") else content[:half]
+
+
 @pytest.mark.parametrize("kind", [ONE, SHARDS])
 def test_a_forged_checkpoint_is_not_run_by_eval_and_export(
     checkpoints: dict[str, Path], tmp_path: Path, kind: str
@@ -198,7 +204,7 @@ def test_a_forged_checkpoint_is_not_run_by_eval_and_export(
     checkpoint, marker, target = checkpoints[kind], tmp_path / "marker", tmp_path / "exported"
     for name in (name for name in names_in(checkpoint, kind) if not name.endswith(SEAL)):
         content = (checkpoint / name).read_bytes()
-        for forged in (pickle.dumps(Hostile(marker)), content[: len(content) // 2], None):
+        for forged in (pickle.dumps(Hostile(marker)), cut_short(name, content), None):
             with changed(checkpoint, name, forged, fresh_seals=True):
                 try:
                     export(checkpoint, target)
