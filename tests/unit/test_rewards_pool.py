@@ -321,7 +321,8 @@ def test_a_pool_without_workers_is_refused():
 
 
 PARENT = """
-import asyncio, sys, time
+import asyncio, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 from rloom.rewards.pool import RulePool
 from rloom.types import Sample
 
