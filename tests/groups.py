@@ -10,11 +10,8 @@ TOGETHER: Mapping[str, str] = {
     "unit/test_sharded": "ranks",
     "unit/test_ulysses": "ranks",
 }
-APART = (
-    "e2e/test_train",
-    "e2e/test_bad_input",
-    "unit/test_families",
-)  # no costly fixtures: either process takes any of their tests
+# no costly fixtures: any process takes any of their tests
+APART = ("e2e/test_train", "e2e/test_bad_input", "unit/test_families", "gpu/test_gpu", "gpu/test_family_passes")
 LONGEST = ("ray", "ranks", "unit/test_native_resident", "unit/test_lesson", "unit/test_compiled", "e2e/test_resume")
 
 
