@@ -17,32 +17,32 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
-from rloom.models.attention import Form, PackedAttention
+from rloom.models.attention import AttentionOptions, PackedAttention
 
 
-def rows_of(backend: SDPBackend) -> Callable[[PackedAttention, Tensor, Tensor, Tensor, Form], Tensor]:
-    def attend(packed: PackedAttention, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+def rows_of(backend: SDPBackend) -> Callable[[PackedAttention, Tensor, Tensor, Tensor, AttentionOptions], Tensor]:
+    def attend(packed: PackedAttention, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         spread = [packed.spread(part) for part in (query, key, value)]
         with sdpa_kernel(backend):
-            rows = scaled_dot_product_attention(*spread, is_causal=True, scale=form.scale, enable_gqa=True)
+            rows = scaled_dot_product_attention(*spread, is_causal=True, scale=options.scale, enable_gqa=True)
         return rows.transpose(1, 2)[packed.row_T, packed.column_T].unsqueeze(0)
 
     return attend
 
 
-WAYS: dict[str, Callable[[PackedAttention, Tensor, Tensor, Tensor, Form], Tensor]] = {
-    "varlen": lambda packed, query, key, value, form: packed.varlen(query, key, value, form),
+WAYS: dict[str, Callable[[PackedAttention, Tensor, Tensor, Tensor, AttentionOptions], Tensor]] = {
+    "varlen": lambda packed, query, key, value, options: packed.varlen(query, key, value, options),
     "rows, flash": rows_of(SDPBackend.FLASH_ATTENTION),
     "rows, cuDNN": rows_of(SDPBackend.CUDNN_ATTENTION),
 }
 
 
-def measure(name: str, packed: PackedAttention, parts: list[Tensor], form: Form) -> tuple[float, float]:
+def measure(name: str, packed: PackedAttention, parts: list[Tensor], options: AttentionOptions) -> tuple[float, float]:
     """Milliseconds forward, and forward with backward."""
     gradient = torch.randn_like(parts[0].transpose(1, 2))
 
     def forward() -> Tensor:
-        return WAYS[name](packed, *parts, form)
+        return WAYS[name](packed, *parts, options)
 
     def both() -> None:
         torch.autograd.grad(forward(), parts, gradient)
@@ -74,7 +74,7 @@ def main() -> None:
     rows = []
     for name in WAYS:
         try:
-            forward, both = measure(name, packed, parts, Form(size**-0.5))
+            forward, both = measure(name, packed, parts, AttentionOptions(size**-0.5))
         except RuntimeError as error:
             note(f"{name}: not here ({str(error).splitlines()[0]})")
             continue

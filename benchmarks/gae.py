@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rloom.algos.advantages import AdvantageSettings, Evidence
-from rloom.algos.over_time import raw_gae
+from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
+from rloom.algos.over_time import unwhitened_gae
 from rloom.batch import Batch
 
 PROMPT = 16  # tokens of each sample that are not the policy's
@@ -23,7 +23,7 @@ SETTINGS = AdvantageSettings(gamma=0.99, lam=0.95)
 GOAL = 20
 
 
-def make_evidence(sequences: int, tokens: int) -> Evidence:
+def make_evidence(sequences: int, tokens: int) -> AdvantageInputs:
     generator = torch.Generator().manual_seed(0)
     length = PROMPT + tokens
     mask = torch.ones(sequences, length, dtype=torch.bool)
@@ -38,16 +38,16 @@ def make_evidence(sequences: int, tokens: int) -> Evidence:
         valid_N=torch.ones(sequences, dtype=torch.bool),
     )
     rewards_T, values_T = torch.randn(2, sequences * length, generator=generator)
-    return Evidence(batch, rewards_T, values_T)
+    return AdvantageInputs(batch, rewards_T, values_T)
 
 
-def loop_over_sequences(evidence: Evidence, *, floats: bool) -> Tensor:
-    batch, values_T = evidence.batch, evidence.values_T
+def loop_over_sequences(inputs: AdvantageInputs, *, floats: bool) -> Tensor:
+    batch, values_T = inputs.batch, inputs.values_T
     assert values_T is not None
     lengths = batch.length_N.tolist()
     parts = []
     for reward_L, value_L, mask_L in zip(
-        evidence.rewards_T.split(lengths), values_T.split(lengths), batch.loss_mask_T.split(lengths), strict=True
+        inputs.rewards_T.split(lengths), values_T.split(lengths), batch.loss_mask_T.split(lengths), strict=True
     ):
         if floats:
             parts.append(torch.tensor(one_sequence(reward_L.tolist(), value_L.tolist(), mask_L.tolist())))
@@ -84,11 +84,11 @@ def main() -> None:
     arguments = parser.parse_args()
     sequences, tokens = arguments.sequences, arguments.tokens
     few = min(sequences, 16)
-    evidence, sample = make_evidence(sequences, tokens), make_evidence(few, tokens)
-    floats_s, expected_T = fastest(lambda: loop_over_sequences(evidence, floats=True), times=2)
+    inputs, sample = make_evidence(sequences, tokens), make_evidence(few, tokens)
+    floats_s, expected_T = fastest(lambda: loop_over_sequences(inputs, floats=True), times=2)
     tensors_s, _ = fastest(lambda: loop_over_sequences(sample, floats=False), times=2)
     tensors_s *= sequences / few
-    ours_s, found_T = fastest(lambda: raw_gae(evidence, SETTINGS), times=10)
+    ours_s, found_T = fastest(lambda: unwhitened_gae(inputs, SETTINGS), times=10)
     print(f"GAE, {sequences} sequences x {tokens} tokens, {torch.get_num_threads()} threads; goal {GOAL} times as fast")
     print(f"  vectorised over sequences               {ours_s * 1000:10.1f} ms")
     for name, peer_s in (("floats", floats_s), ("tensor elements", tensors_s)):

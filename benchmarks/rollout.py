@@ -35,10 +35,10 @@ from shapes import (
 
 from rloom.config.load import load_config
 from rloom.config.schema import Config
-from rloom.data.packing import MicroBatching
 from rloom.engines.base import Placement
 from rloom.engines.local import LocalEngine
 from rloom.models.load import load_tokenizer
+from rloom.packing import MicroBatching
 from rloom.rollout.base import Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.trainer.assemble.inputs import policy_source, train_prompts
@@ -155,10 +155,12 @@ def requests_of(given: argparse.Namespace, new_tokens: list[int], seed: int, att
 def native(given: argparse.Namespace) -> NativeRollout:
     device, dtype = pick_device()
     network = random_network(SHAPES[given.shape], device, dtype)
-    host = LocalEngine(network, Placement(device, dtype), scoring=MicroBatching(tokens=16384), compiled=not given.eager)
+    owner = LocalEngine(
+        network, Placement(device, dtype), scoring=MicroBatching(tokens=16384), compiled=not given.eager
+    )
     return NativeRollout(
         network,
-        host=host,
+        owner=owner,
         max_sequences=given.sequences,
         max_prefill_tokens=given.prefill_tokens,
         memory_share=given.memory_share,
@@ -208,7 +210,7 @@ def measure_model(given: argparse.Namespace) -> list[Result]:
     config = next(iter(configs.values()))
     tokenizer = load_tokenizer(policy_source(config))
     network = policy_network(config)
-    host = policy_engine(config, network, trained=False)
+    owner = policy_engine(config, network, trained=False)
     prompts = train_prompts(config, tokenizer)[: given.prompts]
     requests = [Request(p.tokens, seed) for seed, p in enumerate(p for p in prompts for _ in range(given.answers))]
     stops = ModelFiles(network, tokenizer).stop_ids()
@@ -218,7 +220,7 @@ def measure_model(given: argparse.Namespace) -> list[Result]:
     ]
     results = []
     for name, one in configs.items():
-        results += measure_engine(name, partial(rollout_engine, one, network, host, tokenizer), cases, given)
+        results += measure_engine(name, partial(rollout_engine, one, network, owner, tokenizer), cases, given)
     return results
 
 

@@ -25,7 +25,7 @@ from shapes import (
 )
 from training import LEARNING_RATE, OBJECTIVE, add_training_arguments, make_engine
 
-from rloom.algos.advantages import AdvantageSettings, Evidence
+from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
 from rloom.algos.kl import token_rewards
 from rloom.algos.objectives import Metrics
 from rloom.algos.registry import ALGORITHMS
@@ -33,9 +33,9 @@ from rloom.batch import Batch, TrainBatch
 from rloom.rollout.base import Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.roles import Learner, Rhythm
+from rloom.trainer.learning_rate import LearningRateSchedule
+from rloom.trainer.roles import Learner, MiniBatching
 from rloom.trainer.sampling import Sampler, pack
-from rloom.trainer.schedule import Schedule
 from rloom.types import Prompt, Sample, Score
 
 STAGES = ("generation", "reward and pack", "advantages", "update")
@@ -75,7 +75,7 @@ class Step:
         network = self.engine.network
         rollout = NativeRollout(
             network,
-            host=self.engine,
+            owner=self.engine,
             max_sequences=given.prompts * given.answers,
             max_prefill_tokens=given.prefill_tokens,
             memory_share=given.memory_share,
@@ -88,8 +88,8 @@ class Step:
             "actor",
             LocalGroup([self.engine]),
             objective=OBJECTIVE,
-            rhythm=Rhythm(given.prompts, epochs=1, shuffle=False, seed=0, horizon=given.new_tokens),
-            schedule=Schedule(LEARNING_RATE),
+            mini_batching=MiniBatching(given.prompts, epochs=1, shuffle=False, seed=0, horizon=given.new_tokens),
+            schedule=LearningRateSchedule(LEARNING_RATE),
             balance=True,
             max_nonfinite=1,
         )
@@ -108,9 +108,9 @@ class Step:
         with watch.stage("reward and pack"):
             batch = pack(written.scored(nobody), given.answers)
         with watch.stage("advantages"):
-            lesson = grpo_lesson(batch)
+            train_batch = grpo_lesson(batch)
         with watch.stage("update"):
-            self.learner.accumulate(lesson)
+            self.learner.accumulate(train_batch)
             done = self.learner.apply(LEARNING_RATE)
             assert done.applied
             self.sampler.publish()
@@ -118,10 +118,10 @@ class Step:
 
 
 def grpo_lesson(batch: Batch) -> TrainBatch:
-    evidence = Evidence(batch, token_rewards(batch, None, 0.0))
+    inputs = AdvantageInputs(batch, token_rewards(batch, None, 0.0))
     return TrainBatch(
         **vars(batch),
-        advantages_T=ALGORITHMS["grpo"].advantage(evidence, AdvantageSettings()).advantages_T,
+        advantages_T=ALGORITHMS["grpo"].advantage(inputs, AdvantageSettings()).advantages_T,
         old_logprobs_T=None,
         ref_logprobs_T=None,
         values_T=None,

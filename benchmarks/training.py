@@ -22,12 +22,12 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TrainBatch
-from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement
+from rloom.engines.distributed import join, rank_mesh
+from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
-from rloom.engines.mesh import join, lay_out_ranks
-from rloom.engines.sharded import ShardedEngine
 from rloom.models.network import Network
+from rloom.packing import MicroBatching
 from rloom.runtime.nodes import free_port
 from rloom.trainer.assemble.models import enable_checkpointing
 
@@ -84,14 +84,14 @@ def make_engine(given: argparse.Namespace) -> LocalEngine:
     return LocalEngine(network, placement, **settings)
 
 
-def make_only_rank(given: argparse.Namespace) -> ShardedEngine:
+def make_only_rank(given: argparse.Namespace) -> FSDPEngine:
     network, placement, settings = network_and_settings(given)
     join(0, 1, address=f"127.0.0.1:{free_port()}", device=placement.device)
-    return ShardedEngine(network, placement, lay_out_ranks(placement.device), **settings)
+    return FSDPEngine(network, placement, rank_mesh(placement.device), **settings)
 
 
 class Ours:
-    def __init__(self, engine: LocalEngine | ShardedEngine, given: argparse.Namespace, batch: TrainBatch) -> None:
+    def __init__(self, engine: LocalEngine | FSDPEngine, given: argparse.Namespace, batch: TrainBatch) -> None:
         self.engine = engine
         lengths = batch.length_N.tolist()
         passes = MicroBatching(tokens=given.tokens_per_pass).cut(lengths)

@@ -89,7 +89,7 @@ class Batch:
                 picked[field.name] = tensor[rows_N if field.name.endswith("_N") else place_T]
         return replace(self, **picked)
 
-    def stretch(self, rows: slice, tokens: slice) -> Self:
+    def view(self, rows: slice, tokens: slice) -> Self:
         """Neighbouring samples and their tokens, in the same memory."""
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         cut = {name: t[rows if name.endswith("_N") else tokens] for name, t in parts.items() if t is not None}

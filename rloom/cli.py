@@ -65,8 +65,8 @@ def plan(arguments: Sequence[str]) -> int:
     given, rest = parser.parse_known_args(arguments)
 
     def show() -> int:
-        from rloom.config.plan.make import USUAL_GPU_GIB, make_plan
-        from rloom.config.plan.render import render
+        from rloom.plan.make import USUAL_GPU_GIB, make_plan
+        from rloom.plan.render import render
 
         overrides, source = split_hydra_flags(rest)
         memory = USUAL_GPU_GIB if given.gpu_memory is None else given.gpu_memory

@@ -15,13 +15,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import pytest
 import torch
 
-from rloom.engines.mesh import join, leave
+from rloom.engines.distributed import join, leave
 from rloom.runtime.nodes import free_port
 from tests.groups import group_of, order_of
 from tests.helpers import FAMILIES, save_model
-from tests.ranks import Crew
+from tests.ranks import RankProcesses
 
-SLOW_FIXTURES = {"crew", "interpreting_crew", "interpreted_kernels"}
+SLOW_FIXTURES = {"rank_processes", "interpreting_rank_processes", "interpreted_kernels"}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -92,11 +92,11 @@ def family_folder(request: pytest.FixtureRequest, model_folder: Callable[[str], 
 
 
 @pytest.fixture(scope="session")
-def crew() -> Iterator[Crew]:
+def rank_processes() -> Iterator[RankProcesses]:
     """Four processes that can become the ranks of a process group."""
-    crew = Crew(4)
-    yield crew
-    crew.close()
+    rank_processes = RankProcesses(4)
+    yield rank_processes
+    rank_processes.close()
 
 
 @pytest.fixture(scope="session")

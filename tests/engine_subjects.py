@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement
+from rloom.engines.distributed import rank_mesh
+from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
-from rloom.engines.mesh import lay_out_ranks
-from rloom.engines.sharded import ShardedEngine
 from rloom.models.load import Lora, ModelSource, load_causal_lm
 from rloom.models.network import PolicyNetwork, ValueNetwork
+from rloom.packing import MicroBatching
 from rloom.trainer.assemble.models import enable_checkpointing
 from tests.helpers import ADAMW, CPU, Weights
 
@@ -56,11 +56,11 @@ def local(
 
 def local_gradients(engine: LocalEngine) -> Weights:
     own = {name: p.grad.clone() for name, p in engine.module.named_parameters() if p.grad is not None}
-    return {**own, **{name: gradient.clone() for name, gradient in engine.gathered.items()}}
+    return {**own, **{name: gradient.clone() for name, gradient in engine.accumulated.items()}}
 
 
 def local_weights(engine: LocalEngine) -> Weights:
-    return {name: p.detach().clone() for name, p in engine.learned.items()}
+    return {name: p.detach().clone() for name, p in engine.trainable.items()}
 
 
 def sharded(
@@ -73,15 +73,15 @@ def sharded(
     adamw: AdamW | None = ADAMW,
     critic: bool = False,
     placement: Placement = CPU,
-    reference: ShardedEngine | None = None,
+    reference: FSDPEngine | None = None,
     shards: int = -1,
     sequence_ranks: int = 1,
     empty: bool = False,
-) -> ShardedEngine:
+) -> FSDPEngine:
     """On every rank."""
     network = network_of(folder, packed=packed, checkpointing=checkpointing, lora=lora, critic=critic, empty=empty)
-    mesh = lay_out_ranks(placement.device, shards)
-    return ShardedEngine(
+    mesh = rank_mesh(placement.device, shards)
+    return FSDPEngine(
         network,
         placement,
         mesh,
@@ -93,12 +93,12 @@ def sharded(
     )
 
 
-def sharded_gradients(engine: ShardedEngine) -> Weights:
-    return {name: whole(p.grad).clone() for name, p in engine.learned.items() if p.grad is not None}
+def sharded_gradients(engine: FSDPEngine) -> Weights:
+    return {name: whole(p.grad).clone() for name, p in engine.trainable.items() if p.grad is not None}
 
 
-def sharded_weights(engine: ShardedEngine) -> Weights:
-    return {name: whole(p).clone() for name, p in engine.learned.items()}
+def sharded_weights(engine: FSDPEngine) -> Weights:
+    return {name: whole(p).clone() for name, p in engine.trainable.items()}
 
 
 @torch.no_grad()

@@ -15,11 +15,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.load import without_chance
+from rloom.models.load import without_randomness
 from rloom.models.network import PolicyNetwork
 from rloom.models.verify import examine
 from rloom.rollout.native.engine import NativeRollout
-from rloom.rollout.native.token_cache import UnlikeLayers
+from rloom.rollout.native.token_cache import MixedLayerShapes
 from rloom.trainer.assemble.rollout_support import OnCpu, examine_hf, examine_native
 
 # Not language models of tokens, or not by themselves: why no tiny one can be tried.
@@ -139,7 +139,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
 def tiny_config(family: str, **changes: Any) -> PreTrainedConfig:
     kind = CONFIG_MAPPING[family]
     config = shrunk(kind, SPECIAL.get(family, {}) | changes)
-    without_chance(config)
+    without_randomness(config)
     return config
 
 
@@ -215,12 +215,12 @@ def native_way(model: PreTrainedModel) -> str:
 def has_one_cache_shape(model: PreTrainedModel) -> bool:
     model.set_attn_implementation(RLOOM_ATTENTION)
     engine = NativeRollout(
-        PolicyNetwork(model, packed=True), host=OnCpu(), max_sequences=1, max_prefill_tokens=1, memory_share=1.0,
+        PolicyNetwork(model, packed=True), owner=OnCpu(), max_sequences=1, max_prefill_tokens=1, memory_share=1.0,
         free_cache=True,
     )  # fmt: skip
     try:
         engine.token_shape()
-    except UnlikeLayers:
+    except MixedLayerShapes:
         return False
     return True
 

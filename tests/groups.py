@@ -7,12 +7,19 @@ TOGETHER: Mapping[str, str] = {
     "e2e/test_ray": "ray",
     "e2e/test_nodes": "ray",
     # one set of processes serves them all
-    "unit/test_sharded": "ranks",
+    "unit/test_fsdp": "ranks",
     "unit/test_ulysses": "ranks",
 }
 # no costly fixtures: any process takes any of their tests
 APART = ("e2e/test_train", "e2e/test_bad_input", "unit/test_families", "gpu/test_gpu", "gpu/test_family_passes")
-LONGEST = ("ray", "ranks", "unit/test_native_resident", "unit/test_lesson", "unit/test_compiled", "e2e/test_resume")
+LONGEST = (
+    "ray",
+    "ranks",
+    "unit/test_native_graph_decoder",
+    "unit/test_train_batch",
+    "unit/test_compiled",
+    "e2e/test_resume",
+)
 
 
 def group_of(nodeid: str) -> str:

@@ -28,11 +28,11 @@ from rloom.batch import TrainBatch
 from rloom.config.load import validate
 from rloom.config.schema import Config
 from rloom.config.sources import default_tree, known, put
-from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement
 from rloom.engines.local import LocalEngine
 from rloom.models.load import Lora, ModelSource, load_causal_lm
 from rloom.models.network import PolicyNetwork
+from rloom.packing import MicroBatching
 
 VOCABULARY = 64
 WINDOW = 4  # shorter than every sample of `a_batch`
@@ -108,21 +108,21 @@ def engine_of(network: PolicyNetwork, placement: Placement = CPU, adamw: AdamW =
 
 def a_batch(seed: int = 0) -> TrainBatch:
     """Eight answers to four prompts, 6 to 17 tokens each: one score failed, one answer has a tool's words in it."""
-    luck = torch.Generator().manual_seed(seed)
+    draws = torch.Generator().manual_seed(seed)
     prompts, answers = [3, 3, 2, 2, 5, 5, 4, 4], [6, 9, 4, 13, 3, 12, 8, 5]
     lengths = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     total = sum(lengths)
     mask_T = torch.cat([torch.arange(p + a) >= p for p, a in zip(prompts, answers, strict=True)])
     mask_T[sum(lengths[:3]) + 6 : sum(lengths[:3]) + 9] = False
     return TrainBatch(
-        tokens_T=torch.randint(3, VOCABULARY, (total,), generator=luck),
+        tokens_T=torch.randint(3, VOCABULARY, (total,), generator=draws),
         mask_T=mask_T,
         rollout_logprobs_T=torch.zeros(total),
         length_N=torch.tensor(lengths),
         group_N=torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]),
         score_N=torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0]),
         valid_N=torch.tensor([True, True, True, True, False, True, True, True]),
-        advantages_T=torch.randn(total, generator=luck) * mask_T,
+        advantages_T=torch.randn(total, generator=draws) * mask_T,
         old_logprobs_T=None,
         ref_logprobs_T=None,
         values_T=None,
@@ -136,10 +136,10 @@ def samples_of(batch: TrainBatch) -> list[tuple[Tensor, Tensor]]:
     return list(zip(batch.tokens_T.split(lengths), batch.mask_T.split(lengths), strict=True))
 
 
-def lesson() -> TrainBatch:
+def train_batch() -> TrainBatch:
     """Log-probs near those of the tiny models, so that some ratios are clipped and some are not."""
-    batch, luck = a_batch(), torch.Generator().manual_seed(1)
-    noise = [torch.randn(len(batch.tokens_T), generator=luck) for _ in range(4)]
+    batch, draws = a_batch(), torch.Generator().manual_seed(1)
+    noise = [torch.randn(len(batch.tokens_T), generator=draws) for _ in range(4)]
     return replace(
         batch,
         old_logprobs_T=-6 + 3 * noise[0],

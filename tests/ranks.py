@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from rloom.engines.mesh import join, leave
+from rloom.engines.distributed import join, leave
 from rloom.runtime.nodes import free_port
 
 # (rank, ranks, *arguments), importable by name: the processes are new ones
@@ -25,7 +25,7 @@ def forkserver() -> Any:
     return context
 
 
-class Crew:
+class RankProcesses:
     """Processes that stay from one test to the next."""
 
     def __init__(self, size: int, device: str = "cpu", context: Any = None) -> None:

@@ -20,7 +20,7 @@ class AdvantageSettings:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class AdvantageInputs:
     """All that is known of a step when advantages are taken. What an entry of the catalogue did not ask for is None."""
 
     batch: Batch
@@ -35,9 +35,9 @@ class Evidence:
         return sum_by_sample(self.rewards_T.double().where(batch.mask_T, 0), batch.sample_T, len(batch))
 
 
-def same_for_every_token(evidence: Evidence, groups: Groups, advantage_N: Tensor) -> Advantages:
+def broadcast_to_tokens(inputs: AdvantageInputs, groups: Groups, advantage_N: Tensor) -> Advantages:
     """Outcome estimators give every token of an answer one advantage: 0 where there is nothing to compare it with."""
-    batch = evidence.batch
-    known_N = advantage_N.where(groups.comparable_N, 0).to(evidence.rewards_T.dtype)
+    batch = inputs.batch
+    known_N = advantage_N.where(groups.comparable_N, 0).to(inputs.rewards_T.dtype)
     advantages_T = known_N[batch.sample_T] * batch.loss_mask_T
     return Advantages(advantages_T, advantages_T)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from rloom.algos import covariance_losses, over_time, sequence_losses, token_losses, within_groups
-from rloom.algos.advantages import AdvantageSettings, Evidence
+from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
 from rloom.algos.needs import (
     ESTIMATOR_KEY,
     ESTIMATOR_SETTINGS,
@@ -22,11 +22,11 @@ from rloom.algos.needs import (
     LOSSES,
     unknown_entry,
 )
-from rloom.algos.outside import check_two_arguments, load_outside
+from rloom.algos.plugins import check_two_arguments, load_plugin
 from rloom.algos.policy_losses import LossSettings, PolicyLoss
 from rloom.batch import Advantages, TrainBatch
 
-Estimator = Callable[[Evidence, AdvantageSettings], Advantages]
+Estimator = Callable[[AdvantageInputs, AdvantageSettings], Advantages]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def resolve_algorithm(name: str) -> Algorithm:
     """The entry of that name. A plain function from outside gets the default needs; an Algorithm brings its own."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    found = from_outside(ESTIMATOR_KEY, name, list(ALGORITHMS))
+    found = plugin(ESTIMATOR_KEY, name, list(ALGORITHMS))
     if isinstance(found, Algorithm):
         return found
     check_two_arguments(ESTIMATOR_KEY, name, found, "(evidence, settings)", "an Algorithm")
@@ -99,14 +99,14 @@ def resolve_policy_loss(name: str) -> PolicyLossEntry:
     """The entry of that name. A plain function from outside gets the default needs; a PolicyLossEntry its own."""
     if name in POLICY_LOSSES:
         return POLICY_LOSSES[name]
-    found = from_outside(LOSS_KEY, name, list(POLICY_LOSSES))
+    found = plugin(LOSS_KEY, name, list(POLICY_LOSSES))
     if isinstance(found, PolicyLossEntry):
         return found
     check_two_arguments(LOSS_KEY, name, found, "(terms, settings)", "a PolicyLossEntry")
     return PolicyLossEntry(found)
 
 
-def from_outside(key: str, name: str, known: list[str]) -> Any:
+def plugin(key: str, name: str, known: list[str]) -> Any:
     if ":" not in name:
         raise unknown_entry(key, name, known)
-    return load_outside(key, name)
+    return load_plugin(key, name)

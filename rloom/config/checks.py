@@ -7,11 +7,11 @@ the same rules.
 import logging
 from collections.abc import Iterator, Mapping
 
-from rloom.config.needs import Estimator, Needs
+from rloom.config.algorithm_needs import Estimator, Needs
 from rloom.config.schema import Actor, Config, Critic, Ref, Rollout
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
-from rloom.runtime.placement import lay_out
+from rloom.runtime.placement import worker_layout
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ def parallel(config: Config) -> Iterator[str]:
             workers_there = f"{among} worker" if among == 1 else f"{among} workers"
             yield f"{key}={size} does not divide {workers_there}; use {nearest_divisors(among, size)}, or -1"
     try:
-        lay_out(config.trainer.nnodes, config.trainer.n_gpus_per_node, pools.own)
+        worker_layout(config.trainer.nnodes, config.trainer.n_gpus_per_node, pools.own)
     except ConfigError as error:
         yield str(error)
     if pools.own and config.workers == 1:

@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 from rloom.config.keys import Key, all_keys, did_you_mean, walk
-from rloom.config.later import later_name
+from rloom.config.unsupported import unsupported_name
 from rloom.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def explain(name: str) -> str:
     keys = all_keys()
     found = [key for path, key in keys.items() if f".{name}." in f".{path}."]
     if not found:
-        raise ConfigError(later_name(name) or f"{name}: there is no such key{did_you_mean(name)}")
+        raise ConfigError(unsupported_name(name) or f"{name}: there is no such key{did_you_mean(name)}")
     return "\n".join(describe(key) for key in found)
 
 

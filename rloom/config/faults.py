@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rloom.config.keys import Key, all_keys, did_you_mean
-from rloom.config.later import later_key, later_value
+from rloom.config.unsupported import unsupported_key, unsupported_value
 
 
 def sentences(error: ValidationError) -> list[str]:
@@ -32,7 +32,7 @@ def describe(fault: Any) -> Iterator[tuple[str, str]]:
 
 
 def unknown_key(path: str, value: Any) -> str:
-    later = later_key(path)
+    later = unsupported_key(path)
     if later is not None:
         return later.sentence(f"{path}={value!r}")
     return f"{path}: there is no such key{did_you_mean(path)} (`rloom config` lists them all)"
@@ -40,7 +40,7 @@ def unknown_key(path: str, value: Any) -> str:
 
 def wrong_value(found: Key, fault: Any) -> str:
     given = fault["input"]
-    later = later_value(found.path, given)
+    later = unsupported_value(found.path, given)
     if later is not None:
         return later.sentence(f"{found.path}={given}")
     if found.section is not None:

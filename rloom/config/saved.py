@@ -116,19 +116,19 @@ def check_code(file: Path, config: Config, *, named: Mapping[str, Any], uses: Co
     untrusted = [key for key in uses if RUNS_CODE[key](values[key]) and named.get(key) != values[key]]
     if untrusted:
         listed = ", ".join(f"{key}={values[key]}" for key in untrusted)
-        allow = " ".join(shlex.quote(f"{key}={as_written(values[key])}") for key in untrusted)
+        allow = " ".join(shlex.quote(f"{key}={uncompiled_layers(values[key])}") for key in untrusted)
         raise ConfigError(
             f"{file} names what runs code: {listed}. A checkpoint is not trusted to do that. If you trust it, add to "
             f"the command: {allow}"
         )
 
 
-def as_written(value: Any) -> str:
+def uncompiled_layers(value: Any) -> str:
     """A value in the grammar of `key=value`."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {as_written(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {uncompiled_layers(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(as_written(inner) for inner in value) + "]"
+        return "[" + ", ".join(uncompiled_layers(inner) for inner in value) + "]"
     if isinstance(value, str):
         return value if re.fullmatch(r"[\w./][\w./:-]*", value) else "'" + value.replace("'", r"\'") + "'"
     return json.dumps(value)

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
-from rloom.config.running import RayKwargs, Trainer
 from rloom.config.section import Section, key, section
+from rloom.config.trainer_section import RayKwargs, Trainer
 
 EMBEDDED = "embedded"  # names the model and the data that come with rloom
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.keys import value_at
-from rloom.config.needs import Needs, needs_old_logprobs
 from rloom.config.schema import Config
 
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"

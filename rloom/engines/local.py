@@ -15,10 +15,9 @@ from torch import Tensor
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Objective, Shares
 from rloom.batch import Batch, TokenOutputs, TrainBatch
-from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement, Update
-from rloom.engines.optim import make_optimizer, move_moments, outcome, put_moments, update
-from rloom.engines.passes import lay_out, score_passes, teach
+from rloom.engines.micro_batches import accumulate_gradients, score_batches, split_batch
+from rloom.engines.optim import clip_and_step, load_moments, make_optimizer, move_moments, read_update
 from rloom.engines.storage import (
     ADAPTER,
     MODEL,
@@ -28,7 +27,8 @@ from rloom.engines.storage import (
     read_weights,
     write_whole,
 )
-from rloom.models.network import Judge, Network, Reference
+from rloom.models.network import LossFn, Network, Reference
+from rloom.packing import MicroBatching
 
 
 class LocalEngine:
@@ -48,47 +48,47 @@ class LocalEngine:
         self.placement = placement
         self.scoring, self.training = scoring, training
         self.module = network.module
-        self.gathered: dict[str, Tensor] = {}  # gradients of masters that are copies
-        self.said: Shares = {}  # by the objective, of what the gradient was gathered from
+        self.accumulated: dict[str, Tensor] = {}  # gradients of masters that are copies
+        self.metric_shares: Shares = {}  # by the objective, of what the gradient was gathered from
         self.adamw = optimizer
         # with LoRA only the adapter learns, and only it is saved
-        self.learned = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self.trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if optimizer is None:
             self.module.requires_grad_(False)
-        whole = len(self.learned) == sum(1 for _ in self.module.parameters())
+        whole = len(self.trainable) == sum(1 for _ in self.module.parameters())
         self.kind = MODEL if whole else ADAPTER
-        self.masters = self.cast_keeping_masters()
-        self.module.to(self.home)
+        self.masters = self.cast_and_keep_masters()
+        self.module.to(self.storage_device)
         if compiled and placement.device.type == "cuda":
             network.compile()
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer is not None:
-            self.move_masters(self.home)
+            self.move_masters(self.storage_device)
             self.optimizer = make_optimizer(self.masters.values(), optimizer)
 
-    def cast_keeping_masters(self) -> dict[str, Tensor]:
+    def cast_and_keep_masters(self) -> dict[str, Tensor]:
         """The float32 numbers behind what learns: the parameters themselves, or copies where those are coarser."""
-        exact = {name: parameter.detach() for name, parameter in self.learned.items()}
+        exact = {name: parameter.detach() for name, parameter in self.trainable.items()}
         self.network.cast(self.placement.dtype)
         if self.adamw is None:
-            return dict(self.learned)
+            return dict(self.trainable)
         masters: dict[str, Tensor] = {}
-        for name, parameter in self.learned.items():
+        for name, parameter in self.trainable.items():
             if parameter.dtype == torch.float32:
                 masters[name] = parameter
                 continue
             masters[name] = torch.nn.Parameter(exact[name].float())
-            parameter.register_post_accumulate_grad_hook(partial(self.gather_gradient, name))
+            parameter.register_post_accumulate_grad_hook(partial(self.accumulate_gradient, name))
         return masters
 
-    def gather_gradient(self, name: str, parameter: Tensor) -> None:
+    def accumulate_gradient(self, name: str, parameter: Tensor) -> None:
         """Micro-batches add up in float32."""
         assert parameter.grad is not None
         gradient, parameter.grad = parameter.grad, None
-        if name in self.gathered:
-            self.gathered[name].add_(gradient)
+        if name in self.accumulated:
+            self.accumulated[name].add_(gradient)
         else:
-            self.gathered[name] = gradient.float()
+            self.accumulated[name] = gradient.float()
 
     @property
     def size(self) -> int:
@@ -100,7 +100,7 @@ class LocalEngine:
         return self.placement.device
 
     @property
-    def home(self) -> torch.device:
+    def storage_device(self) -> torch.device:
         """Where the parameters rest between uses."""
         return torch.device("cpu") if self.placement.offload_parameters else self.placement.device
 
@@ -113,7 +113,7 @@ class LocalEngine:
         try:
             yield
         finally:
-            self.module.to(self.home)
+            self.module.to(self.storage_device)
 
     def score_reference(self, batch: Batch) -> Tensor:
         with self.network.without_adapter():
@@ -121,49 +121,60 @@ class LocalEngine:
 
     def score(self, batch: Batch) -> Tensor:
         self.module.eval()
-        layout = lay_out(batch, self.scoring, self.device)
+        micro_batches = split_batch(batch, self.scoring, self.device)
         with self.on_device():
-            return score_passes(layout, self.outputs)
+            return score_batches(micro_batches, self.outputs)
 
-    def outputs(self, here: Batch, there: Batch) -> TokenOutputs:
-        return self.network.token_outputs(there.tokens_T, here.length_N, here.mask_T)
+    def outputs(self, host_batch: Batch, device_batch: Batch) -> TokenOutputs:
+        return self.network.token_outputs(device_batch.tokens_T, host_batch.length_N, host_batch.mask_T)
 
     def loss(
-        self, here: Batch, there: Batch, judge: Judge, *, entropy_gradient: bool, reference: Reference | None
+        self,
+        host_batch: Batch,
+        device_batch: Batch,
+        loss_fn: LossFn,
+        *,
+        entropy_gradient: bool,
+        reference: Reference | None,
     ) -> Tensor:
         return self.network.loss(
-            there.tokens_T, here.length_N, here.mask_T, judge, entropy_gradient=entropy_gradient, reference=reference
+            device_batch.tokens_T,
+            host_batch.length_N,
+            host_batch.mask_T,
+            loss_fn,
+            entropy_gradient=entropy_gradient,
+            reference=reference,
         )
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
         assert self.training is not None  # an engine with an optimizer is given one
         reference = self.reference if objective.needs_full_kl else None
         self.network.decoder.train()
-        layout = lay_out(batch, self.training, self.device)
+        micro_batches = split_batch(batch, self.training, self.device)
         loss = partial(
             self.loss,
             entropy_gradient=objective.needs_entropy_gradient,
             reference=reference.network.as_reference() if reference is not None else None,
         )
         with self.on_device(), reference.on_device() if reference is not None else nullcontext():
-            teach(layout, loss, objective, counts, self.said)
+            accumulate_gradients(micro_batches, loss, objective, counts, self.metric_shares)
 
     def optim_step(self, learning_rate: float) -> Update:
         assert self.optimizer is not None and self.adamw is not None
         with self.optimizer_on_device():
-            for name, gradient in self.gathered.items():
+            for name, gradient in self.accumulated.items():
                 self.masters[name].grad = gradient
-            self.gathered = {}
-            norm = update(self.optimizer, self.masters.values(), self.adamw, learning_rate)
-            self.publish_masters()
-        said, self.said = self.said, {}
-        return outcome(norm, said)
+            self.accumulated = {}
+            norm = clip_and_step(self.optimizer, self.masters.values(), self.adamw, learning_rate)
+            self.copy_masters()
+        metric_shares, self.metric_shares = self.metric_shares, {}
+        return read_update(norm, metric_shares)
 
     @torch.no_grad()
-    def publish_masters(self) -> None:
-        coarser = [name for name, parameter in self.learned.items() if self.masters[name] is not parameter]
+    def copy_masters(self) -> None:
+        coarser = [name for name, parameter in self.trainable.items() if self.masters[name] is not parameter]
         if coarser:
-            torch._foreach_copy_([self.learned[name] for name in coarser], [self.masters[name] for name in coarser])
+            torch._foreach_copy_([self.trainable[name] for name in coarser], [self.masters[name] for name in coarser])
 
     @contextmanager
     def optimizer_on_device(self) -> Iterator[None]:
@@ -176,12 +187,12 @@ class LocalEngine:
                 move_moments(self.optimizer, self.placement.device)
             yield
         if self.placement.offload_parameters:
-            self.move_masters(self.home)
+            self.move_masters(self.storage_device)
         if self.placement.offload_optimizer:
             move_moments(self.optimizer, torch.device("cpu"))
 
     def move_masters(self, device: torch.device) -> None:
-        for name, parameter in self.learned.items():
+        for name, parameter in self.trainable.items():
             if self.masters[name] is not parameter:
                 self.masters[name].data = self.masters[name].data.to(device)
 
@@ -203,9 +214,9 @@ class LocalEngine:
     def load(self, folder: Path, contents: frozenset[str]) -> None:
         if "model" in contents:
             read_weights(folder, self.kind, self.masters)
-            self.publish_masters()
+            self.copy_masters()
         if "optimizer" in contents and self.optimizer is not None:
-            put_moments(self.optimizer, read_moments(folder, self.masters))
+            load_moments(self.optimizer, read_moments(folder, self.masters))
             # torch puts the moments where the masters are, which may be elsewhere
             move_moments(
                 self.optimizer, torch.device("cpu") if self.placement.offload_optimizer else self.placement.device

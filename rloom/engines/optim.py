@@ -9,7 +9,7 @@ from torch.nn.utils import get_total_norm
 
 from rloom.algos.objectives import Shares
 from rloom.engines.base import AdamW, Update
-from rloom.engines.passes import read
+from rloom.engines.micro_batches import read_metrics
 
 TINY = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds to a norm
 
@@ -20,7 +20,7 @@ def make_optimizer(masters: Collection[Tensor], settings: AdamW) -> torch.optim.
     )  # the learning rate comes with each step
 
 
-def update(
+def clip_and_step(
     optimizer: torch.optim.Optimizer,
     masters: Collection[Tensor],
     settings: AdamW,
@@ -40,10 +40,10 @@ def update(
     return norm
 
 
-def outcome(norm: Tensor, total: Shares) -> Update:
+def read_update(norm: Tensor, total: Shares) -> Update:
     """Read at the end, when all of an update has been asked of the device."""
     found = float(norm)
-    return Update(found, math.isfinite(found), read(total))
+    return Update(found, math.isfinite(found), read_metrics(total))
 
 
 def move_moments(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -53,7 +53,7 @@ def move_moments(optimizer: torch.optim.Optimizer, device: torch.device) -> None
                 state[name] = value.to(device)
 
 
-def put_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Tensor]]) -> None:
+def load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Tensor]]) -> None:
     """Saved moments, by the place of their parameter; the settings stay those the configuration says."""
     settings = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": moments, "param_groups": settings})

@@ -17,13 +17,13 @@ from torch.nn.functional import pad
 
 from rloom.batch import Batch, TokenOutputs
 from rloom.errors import ConfigError
-from rloom.models.attention import Form, PackedAttention
+from rloom.models.attention import AttentionOptions, PackedAttention
 from rloom.models.network import Network
 from rloom.transfer import send
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class SequenceParallelGroup:
     """The ranks that hold one sequence together, as one of them sees them."""
 
     group: str  # its name, which a compiler can carry through a graph; the group itself is torch's to end
@@ -47,52 +47,63 @@ def check_heads(network: Network, ranks: int, among: int, key: str) -> None:
         )
 
 
-def join_neighbours(network: Network, ranks: int) -> Neighbours:
+def new_sequence_parallel_group(network: Network, ranks: int) -> SequenceParallelGroup:
     """Collective: each `ranks` ranks in a row become neighbours."""
     # the configuration's checks ask for it
     assert dist.get_world_size() % ranks == 0 and network.decoder.heads % ranks == 0 and network.decoder.packed
     group, _ = dist.new_subgroups(ranks)
     assert isinstance(group, dist.ProcessGroup)
-    return Neighbours(group.group_name, ranks, group.rank())
+    return SequenceParallelGroup(group.group_name, ranks, group.rank())
 
 
-def shared_outputs(
-    network: Network, here: Batch, there: Batch, neighbours: Neighbours, *, entropy_gradient: bool = False
+def sequence_parallel_outputs(
+    network: Network,
+    host_batch: Batch,
+    device_batch: Batch,
+    group: SequenceParallelGroup,
+    *,
+    entropy_gradient: bool = False,
 ) -> TokenOutputs:
     """What `network` says of all tokens of a pass that all neighbours bring. Each runs body and head on its stretch.
 
     Only the numbers are gathered. Their gradient reaches the rank that computed them: the same loss is on all of them.
     """
-    tokens, stretch = len(there.tokens_T), Stretch(here, there, neighbours)
-    hidden_SH = network.decoder.packed_hidden(stretch.tokens_S, stretch.attend, stretch.position_S)
-    found = network.answer_outputs(hidden_SH[stretch.place_A], stretch.target_A, entropy_gradient=entropy_gradient)
+    tokens, shard = len(device_batch.tokens_T), SequenceShard(host_batch, device_batch, group)
+    hidden_SH = network.decoder.packed_hidden(shard.tokens_S, shard.attend, shard.position_S)
+    found = network.answer_outputs(hidden_SH[shard.place_A], shard.target_A, entropy_gradient=entropy_gradient)
 
     def of_all(number_A: Tensor) -> Tensor:
-        number_S = number_A.new_zeros(len(stretch.tokens_S)).index_put((stretch.place_A,), number_A)
-        before_T: Tensor = Gather.apply(number_S, neighbours)  # where the hidden state is: one before the token
+        number_S = number_A.new_zeros(len(shard.tokens_S)).index_put((shard.place_A,), number_A)
+        before_T: Tensor = Gather.apply(number_S, group)  # where the hidden state is: one before the token
         return pad(before_T, (1, 0))[:tokens]
 
     return TokenOutputs(of_all(found.output_T), None if found.entropy_T is None else of_all(found.entropy_T))
 
 
-class Stretch:
+class SequenceShard:
     """This rank's part of a pass."""
 
-    def __init__(self, here: Batch, there: Batch, neighbours: Neighbours) -> None:
-        padding = -len(there.tokens_T) % neighbours.ranks
+    def __init__(self, host_batch: Batch, device_batch: Batch, group: SequenceParallelGroup) -> None:
+        padding = -len(device_batch.tokens_T) % group.ranks
         # a sample of its own: the others do not see it
-        length_N = torch.cat([here.length_N, here.length_N.new_tensor([padding])]) if padding else here.length_N
-        whole = PackedAttention(length_N, there.tokens_T.device)
-        size = (len(there.tokens_T) + padding) // neighbours.ranks
-        first = neighbours.rank * size
+        length_N = (
+            torch.cat([host_batch.length_N, host_batch.length_N.new_tensor([padding])])
+            if padding
+            else host_batch.length_N
+        )
+        whole = PackedAttention(length_N, device_batch.tokens_T.device)
+        size = (len(device_batch.tokens_T) + padding) // group.ranks
+        first = group.rank * size
         own = slice(first, first + size)
-        self.tokens_S = pad(there.tokens_T, (0, padding))[own]
+        self.tokens_S = pad(device_batch.tokens_T, (0, padding))[own]
         self.position_S = whole.position_T[own]
-        self.attend = UlyssesAttention(whole, neighbours)
-        before_A = here.mask_T.nonzero().squeeze(1) - 1  # a token's log-prob comes from the hidden state before it
+        self.attend = UlyssesAttention(whole, group)
+        before_A = (
+            host_batch.mask_T.nonzero().squeeze(1) - 1
+        )  # a token's log-prob comes from the hidden state before it
         before_A = before_A[(before_A >= own.start) & (before_A < own.stop)]
-        self.place_A = send(before_A - first, there.tokens_T.device)
-        self.target_A = there.tokens_T[self.place_A + first + 1]
+        self.place_A = send(before_A - first, device_batch.tokens_T.device)
+        self.target_A = device_batch.tokens_T[self.place_A + first + 1]
 
 
 def process_group(name: str) -> dist.ProcessGroup:
@@ -108,10 +119,10 @@ def ranks_of(group: str) -> int:
 class UlyssesAttention:
     """Attention of a whole pass: all-to-all turns a stretch with all heads into all tokens with some, and back."""
 
-    def __init__(self, whole: PackedAttention, neighbours: Neighbours) -> None:
-        self.whole, self.group = whole, neighbours.group
+    def __init__(self, whole: PackedAttention, group: SequenceParallelGroup) -> None:
+        self.whole, self.group = whole, group.group
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         ranks = ranks_of(self.group)
         repeats = ranks // gcd(key.shape[1], ranks)
         if repeats > 1:  # so that each rank gets the keys of its queries
@@ -125,12 +136,12 @@ class UlyssesAttention:
             one.unflatten(1, part.shape[2:]).transpose(0, 1).unsqueeze(0)
             for one, part in zip(split, parts, strict=True)
         ]
-        out = self.whole(some_heads[0], some_heads[1], some_heads[2], form)[0]  # [tokens, heads, size]
+        out = self.whole(some_heads[0], some_heads[1], some_heads[2], options)[0]  # [tokens, heads, size]
         # [rank of the heads, stretch, heads, size]
         returned: Tensor = exchange(out.unflatten(0, (ranks, -1)), self.group)
         return returned.transpose(0, 1).flatten(1, 2).unsqueeze(0)
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         """All layers are the same to it."""
 
 
@@ -168,10 +179,10 @@ class Gather(torch.autograd.Function):
     """The stretches of all neighbours in a row. Every neighbour has the whole gradient: its own part is enough."""
 
     @staticmethod
-    def forward(ctx: Any, own_S: Tensor, neighbours: Neighbours) -> Tensor:
-        ctx.own = slice(neighbours.rank * len(own_S), (neighbours.rank + 1) * len(own_S))
-        found = [torch.empty_like(own_S) for _ in range(neighbours.ranks)]
-        dist.all_gather(found, own_S, group=process_group(neighbours.group))
+    def forward(ctx: Any, own_S: Tensor, group: SequenceParallelGroup) -> Tensor:
+        ctx.own = slice(group.rank * len(own_S), (group.rank + 1) * len(own_S))
+        found = [torch.empty_like(own_S) for _ in range(group.ranks)]
+        dist.all_gather(found, own_S, group=process_group(group.group))
         return torch.cat(found)
 
     @staticmethod

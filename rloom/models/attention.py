@@ -27,7 +27,7 @@ WITHOUT_EFFECT = frozenset(
 )
 
 
-class Form(NamedTuple):
+class AttentionOptions(NamedTuple):
     """What a family adds to plain attention."""
 
     scale: float
@@ -37,14 +37,14 @@ class Form(NamedTuple):
 
 
 class Attend(Protocol):
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """[rows, heads, tokens, size] each, packed samples being one row -> [rows, tokens, heads, size of a value]
 
         Called once a layer, in order. Which layer it is, is not said: a compiled layer would then be compiled anew for
         each of them.
         """
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         """The pass begins again with the first layer."""
 
 
@@ -67,7 +67,7 @@ def call_attend(
         attend = current_attention(module)
     check_arguments(module, attention_mask, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attend(query, key, value, Form(scale, sliding_window, softcap, s_aux)), None
+    return attend(query, key, value, AttentionOptions(scale, sliding_window, softcap, s_aux)), None
 
 
 def check_arguments(module: torch.nn.Module, attention_mask: Tensor | None, others: dict[str, Any]) -> None:
@@ -86,22 +86,22 @@ def check_arguments(module: torch.nn.Module, attention_mask: Tensor | None, othe
 
 
 AttentionInterface.register(NAME, call_attend)
-RUNNING: list[Attend] = []  # for families whose layers do not pass keyword arguments on to their attention
+ACTIVE: list[Attend] = []  # for families whose layers do not pass keyword arguments on to their attention
 
 
 @contextmanager
-def running(attend: Attend) -> Iterator[None]:
-    RUNNING.append(attend)
+def active(attend: Attend) -> Iterator[None]:
+    ACTIVE.append(attend)
     try:
         yield
     finally:
-        RUNNING.pop()
+        ACTIVE.pop()
 
 
 def current_attention(module: torch.nn.Module) -> Attend:
-    if not RUNNING:
+    if not ACTIVE:
         raise ModelError(f"{type(module).__name__} was called outside of rloom, with rloom's attention set")
-    return RUNNING[-1]
+    return ACTIVE[-1]
 
 
 class PackedAttention:
@@ -121,18 +121,18 @@ class PackedAttention:
     def position_T(self) -> Tensor:
         return self.column_T
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         # in float32 there is no such kernel, and none of them has a softcap or the gradient of sinks
-        plain = form.softcap is None and form.sinks is None
+        plain = options.softcap is None and options.sinks is None
         if query.is_cuda and plain and value.dtype in (torch.bfloat16, torch.float16):
-            return self.varlen(query, key, value, form)
-        rows = attend_causally(self.spread(query), self.spread(key), self.spread(value), form)
+            return self.varlen(query, key, value, options)
+        rows = attend_causally(self.spread(query), self.spread(key), self.spread(value), options)
         return rows.transpose(1, 2)[self.row_T, self.column_T].unsqueeze(0)
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         """All layers are the same to it."""
 
-    def varlen(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def varlen(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """Torch's own kernel for samples laid end to end."""
         size = value.shape[-1]
         # it wants one size for keys and values, a multiple of 8
@@ -146,8 +146,8 @@ class PackedAttention:
             self.boundaries,
             self.longest,
             self.longest,
-            scale=form.scale,
-            window_size=(-1 if form.window is None else form.window - 1, 0),
+            scale=options.scale,
+            window_size=(-1 if options.window is None else options.window - 1, 0),
             **SHARED_KEYS,
         )
         assert isinstance(out, Tensor)  # nothing beside it was asked for
@@ -166,32 +166,34 @@ def widened(tensor: Tensor, size: int) -> Tensor:
     return tensor if tensor.shape[-1] == size else pad(tensor, (0, size - tensor.shape[-1]))
 
 
-class RowsAttention:
+class PaddedAttention:
     """Causal attention within each row of a batch that is padded at the end; causality hides the padding."""
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
-        return attend_causally(query, key, value, form).transpose(1, 2)
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        return attend_causally(query, key, value, options).transpose(1, 2)
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         """All layers are the same to it."""
 
 
-class Opaque:
+class OpaqueAttention:
     """Stands for an attention that a compiler must not look into: one that writes to a cache and counts its layers.
 
     Compiled layers call `rloom::attend`; at run time that calls the attention that is `running`.
     """
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
-        out: Tensor = attend_while_running(query, key, value, form.scale, form.window, form.softcap, form.sinks)
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        out: Tensor = attend_with_active(
+            query, key, value, options.scale, options.window, options.softcap, options.sinks
+        )
         return out
 
-    def restart(self) -> None:
-        RUNNING[-1].restart()
+    def reset(self) -> None:
+        ACTIVE[-1].reset()
 
 
 @torch.library.custom_op("rloom::attend", mutates_args=())
-def attend_while_running(
+def attend_with_active(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -200,10 +202,10 @@ def attend_while_running(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    return RUNNING[-1](query, key, value, Form(scale, window, softcap, sinks))
+    return ACTIVE[-1](query, key, value, AttentionOptions(scale, window, softcap, sinks))
 
 
-@attend_while_running.register_fake
+@attend_with_active.register_fake
 def _(
     query: Tensor,
     key: Tensor,
@@ -217,30 +219,32 @@ def _(
     return value.new_empty(rows, tokens, heads, value.shape[-1])
 
 
-def attend_causally(query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+def attend_causally(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
     """[rows, heads, length, size] each; every token sees itself and what is before it, `window` tokens at most."""
     length = query.shape[2]
-    if form.softcap is None and form.sinks is None and (form.window is None or length <= form.window):
+    if options.softcap is None and options.sinks is None and (options.window is None or length <= options.window):
         gqa = query.shape[1] != key.shape[1]
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=form.scale, enable_gqa=gqa)
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=options.scale, enable_gqa=gqa)
     place = torch.arange(length, device=query.device)
     distance = place[:, None] - place[None, :]
-    return attend_where(query, key, value, (distance >= 0) & (distance < (form.window or length)), form)
+    return attend_where(query, key, value, (distance >= 0) & (distance < (options.window or length)), options)
 
 
-def attend_where(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, form: Form) -> Tensor:
+def attend_where(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, options: AttentionOptions) -> Tensor:
     """Attention under an explicit mask (True: seen)."""
     groups = query.shape[1] // key.shape[1]
-    if form.softcap is None and form.sinks is None:
-        return scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=form.scale, enable_gqa=groups > 1)
+    if options.softcap is None and options.sinks is None:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=seen, scale=options.scale, enable_gqa=groups > 1
+        )
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    score = query @ key.transpose(-1, -2) * form.scale
-    if form.softcap is not None:
-        score = form.softcap * torch.tanh(score / form.softcap)
+    score = query @ key.transpose(-1, -2) * options.scale
+    if options.softcap is not None:
+        score = options.softcap * torch.tanh(score / options.softcap)
     score = score.masked_fill(~seen, float("-inf"))
-    if form.sinks is not None:
-        sink = form.sinks.to(score.dtype).reshape(1, score.shape[1], -1, 1).expand(*score.shape[:3], 1)
+    if options.sinks is not None:
+        sink = options.sinks.to(score.dtype).reshape(1, score.shape[1], -1, 1).expand(*score.shape[:3], 1)
         score = torch.cat([score, sink], -1)
     weight = score.softmax(-1, dtype=torch.float32)[..., : key.shape[2]]
     return weight.to(value.dtype) @ value

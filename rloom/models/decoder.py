@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.attention import Attend, Opaque, PackedAttention, RowsAttention, running
+from rloom.models.attention import Attend, OpaqueAttention, PackedAttention, PaddedAttention, active
 from rloom.models.load import first_line
 from rloom.transfer import send
 
@@ -81,7 +81,7 @@ class Decoder:
             layer.compile(dynamic=True)
 
     @contextmanager
-    def as_written(self) -> Iterator[None]:
+    def uncompiled_layers(self) -> Iterator[None]:
         """The layers without what the compiler made of them."""
         compiled = [layer._compiled_call_impl for layer in self.layers]
         for layer in self.layers:
@@ -117,12 +117,12 @@ class Decoder:
         if self.own_attention:
             hidden: Tensor = self.body(input_ids=tokens, attention_mask=real.long(), use_cache=False).last_hidden_state
             return hidden[real]
-        return self.run(tokens, place.expand_as(tokens), attend or RowsAttention())[real]
+        return self.run(tokens, place.expand_as(tokens), attend or PaddedAttention())[real]
 
     def run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
         arguments = {"input_ids": tokens, "position_ids": position, "attend": attend, "use_cache": False}
         # an opaque attention stands for one that is running already
-        with nullcontext() if isinstance(attend, Opaque) else running(attend):
+        with nullcontext() if isinstance(attend, OpaqueAttention) else active(attend):
             try:
                 out = self.body(**arguments)
             except TorchDynamoException as error:
@@ -132,7 +132,7 @@ class Decoder:
                 )
                 for layer in self.layers:
                     layer._compiled_call_impl = None
-                attend.restart()
+                attend.reset()
                 out = self.body(**arguments)
         hidden: Tensor = out.last_hidden_state
         return hidden

@@ -1,7 +1,7 @@
 """Log-prob and entropy of tokens straight from hidden states, forward and backward, a chunk of logits at a time.
 
 T tokens, R tokens of a chunk, H hidden, V vocabulary, N samples. What a call holds does not grow with T * V. Where a
-chunk's loss is known at once (`judged_loss`), the gradient in its logits is formed while they are there; where the
+chunk's loss is known at once (`fused_loss`), the gradient in its logits is formed while they are there; where the
 numbers of all tokens are wanted first (`fused_logprobs`), the backward pass makes the logits anew.
 """
 
@@ -21,7 +21,7 @@ ROWS_MULTIPLE = 128  # of a chunk: a matrix product works in tiles of so many ro
 
 
 @dataclass(frozen=True)
-class HeadForm:
+class LogitOptions:
     """What a family does to its logits, and the temperature it is sampled at."""
 
     temperature: float = 1.0
@@ -41,7 +41,7 @@ class HeadForm:
 
 
 def fused_logprobs(
-    hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, form: HeadForm, *, entropy_gradient: bool
+    hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, form: LogitOptions, *, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target, and entropy of its distribution, in float32.
 
@@ -53,16 +53,16 @@ def fused_logprobs(
 
 
 # the index of a chunk, its log-probs and entropies -> what it adds to the loss
-JudgeChunk = Callable[[int, Tensor, Tensor], Tensor]
+ChunkLossFn = Callable[[int, Tensor, Tensor], Tensor]
 
 
-def judged_loss(
+def fused_loss(
     hidden_TH: Tensor,
     weight_VH: Tensor,
     target_T: Tensor,
-    form: HeadForm,
+    form: LogitOptions,
     chunks: Sequence[slice],  # of the tokens, in order, all of them, none empty
-    judge: JudgeChunk,
+    loss_fn: ChunkLossFn,
     *,
     entropy_gradient: bool,
 ) -> Tensor:
@@ -70,7 +70,7 @@ def judged_loss(
 
     Precisions as in `fused_logprobs`. Only the gradients in hidden states and weight wait for the backward pass.
     """
-    loss: Tensor = JudgedHead.apply(hidden_TH, weight_VH, target_T, form, chunks, judge, entropy_gradient)
+    loss: Tensor = FusedLoss.apply(hidden_TH, weight_VH, target_T, form, chunks, loss_fn, entropy_gradient)
     return loss
 
 
@@ -102,13 +102,13 @@ class Float32Product(torch.autograd.Function):
 class FusedHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, form: HeadForm, entropy_gradient: bool
+        ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, form: LogitOptions, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         from rloom.models.head_kernels import row_numbers  # triton: only where the kernels run
 
         cast_VH = weight_VH.to(hidden_TH.dtype)
         logprob_T, total_T, entropy_T = (target_T.new_empty(len(target_T), dtype=torch.float32) for _ in range(3))
-        rows = rows_at_once(len(hidden_TH), len(weight_VH))
+        rows = rows_per_chunk(len(hidden_TH), len(weight_VH))
         logits_RV = hidden_TH.new_empty((rows, len(weight_VH)), dtype=torch.float32)
         with torch.cuda.device_of(hidden_TH):
             for chunk in chunks(len(hidden_TH), rows):
@@ -133,7 +133,7 @@ class FusedHead(torch.autograd.Function):
         logprob_gradient_T, entropy_gradient_T = logprob_gradient_T.contiguous(), entropy_gradient_T.contiguous()
         cast_VH = weight_VH.to(hidden_TH.dtype)
         sums = GradientSums(hidden_TH, cast_VH, of_hidden=ctx.needs_input_grad[0], of_weight=ctx.needs_input_grad[1])
-        rows = rows_at_once(len(hidden_TH), len(weight_VH))
+        rows = rows_per_chunk(len(hidden_TH), len(weight_VH))
         logits_RV = hidden_TH.new_empty((rows, len(weight_VH)), dtype=torch.float32)
         gradient_RV = hidden_TH.new_empty((rows, len(weight_VH)))
         with torch.cuda.device_of(hidden_TH):
@@ -155,16 +155,16 @@ class FusedHead(torch.autograd.Function):
         return sums.hidden_TH, None if sums.weight_VH is None else sums.weight_VH.to(weight_VH.dtype), None, None, None
 
 
-class JudgedHead(torch.autograd.Function):
+class FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         hidden_TH: Tensor,
         weight_VH: Tensor,
         target_T: Tensor,
-        form: HeadForm,
+        form: LogitOptions,
         chunks: Sequence[slice],
-        judge: JudgeChunk,
+        loss_fn: ChunkLossFn,
         entropy_gradient: bool,
     ) -> Tensor:
         from rloom.models.head_kernels import logits_gradient, row_numbers
@@ -183,7 +183,7 @@ class JudgedHead(torch.autograd.Function):
                 chunk_RV, chunk_gradient_RV = (buffer[: len(target_R)] for buffer in (logits_RV, gradient_RV))
                 matmul_float32(hidden_TH[chunk], cast_VH.T, out=chunk_RV)
                 row_numbers(chunk_RV, target_R, (logprob_R, total_R, entropy_R), **form.kernel_arguments())
-                chunk_loss, gradients = judged(judge, index, logprob_R, entropy_R, entropy_gradient)
+                chunk_loss, gradients = chunk_gradients(loss_fn, index, logprob_R, entropy_R, entropy_gradient)
                 loss += chunk_loss
                 logits_gradient(
                     chunk_RV,
@@ -210,14 +210,14 @@ class JudgedHead(torch.autograd.Function):
         return hidden_TH, weight_VH, None, None, None, None, None
 
 
-def judged(
-    judge: JudgeChunk, index: int, logprob_R: Tensor, entropy_R: Tensor, entropy_gradient: bool
+def chunk_gradients(
+    loss_fn: ChunkLossFn, index: int, logprob_R: Tensor, entropy_R: Tensor, entropy_gradient: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The loss, and its gradients in log-prob and entropy; where an entropy has none, nobody reads the second."""
     with torch.enable_grad():
         logprob_R = logprob_R.detach().requires_grad_()
         entropy_R = entropy_R.detach().requires_grad_(entropy_gradient)
-        loss = judge(index, logprob_R, entropy_R)
+        loss = loss_fn(index, logprob_R, entropy_R)
     wanted = (logprob_R, entropy_R) if entropy_gradient else (logprob_R,)
     found = [gradient.contiguous() for gradient in torch.autograd.grad(loss, wanted, materialize_grads=True)]
     return loss.detach(), (found[0], found[-1])
@@ -245,7 +245,7 @@ class GradientSums:
             matmul_float32(gradient_RV.T, self.of_TH[chunk], out=self.weight_VH, add=chunk.start > 0)
 
 
-def rows_at_once(tokens: int, vocabulary: int) -> int:
+def rows_per_chunk(tokens: int, vocabulary: int) -> int:
     """As many as the limit allows, in chunks of about one size: a last chunk of few rows would pay for a whole one."""
     most = max(1, LOGITS_AT_ONCE // vocabulary)
     multiple = ROWS_MULTIPLE if most > ROWS_MULTIPLE else 1
@@ -255,7 +255,7 @@ def rows_at_once(tokens: int, vocabulary: int) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class SampleRange:
     """Neighbouring samples of a pass."""
 
     rows: slice
@@ -263,7 +263,7 @@ class Part:
     answers: slice  # of the tokens that the policy wrote
 
 
-def parts_at_once(place_T: Tensor, length_N: Tensor, vocabulary: int) -> list[Part]:
+def sample_ranges(place_T: Tensor, length_N: Tensor, vocabulary: int) -> list[SampleRange]:
     """All samples, given the places of what they wrote, in few parts of about one size, the logits of each at once.
 
     No part where a sample alone has more of them than that, or where none wrote anything.
@@ -274,20 +274,20 @@ def parts_at_once(place_T: Tensor, length_N: Tensor, vocabulary: int) -> list[Pa
     counts = written_N.diff(prepend=written_N.new_zeros(1)).tolist()
     if not 0 < max(counts) <= most:
         return []
-    ends, tokens, answers = cut_evenly(counts, most), [0, *end_N.tolist()], [0, *written_N.tolist()]
+    ends, tokens, answers = even_ends(counts, most), [0, *end_N.tolist()], [0, *written_N.tolist()]
     return [
-        Part(slice(first, last), slice(tokens[first], tokens[last]), slice(answers[first], answers[last]))
+        SampleRange(slice(first, last), slice(tokens[first], tokens[last]), slice(answers[first], answers[last]))
         for first, last in pairwise([0, *ends])
     ]
 
 
-def cut_evenly(counts: Sequence[int], most: int) -> list[int]:
+def even_ends(counts: Sequence[int], most: int) -> list[int]:
     """Where each part ends: of `most` at most, and near its share of what as few parts as possible have to hold."""
-    parts = len(cut(counts, most, 1))
-    return cut(counts, most, parts)
+    parts = len(range_ends(counts, most, 1))
+    return range_ends(counts, most, parts)
 
 
-def cut(counts: Sequence[int], most: int, parts: int) -> list[int]:
+def range_ends(counts: Sequence[int], most: int, parts: int) -> list[int]:
     """Where each of `parts` even parts ends; more of them where `most` does not allow for so few."""
     ends: list[int] = []
     left, filled = sum(counts), 0

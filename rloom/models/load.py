@@ -72,15 +72,15 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
     config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, trust_remote_code=source.trust_remote_code)
     for name, value in source.overrides.items():
         setattr(config, name, value)
-    without_chance(config)
+    without_randomness(config)
     return config
 
 
-def without_chance(config: PreTrainedConfig) -> None:
+def without_randomness(config: PreTrainedConfig) -> None:
     """The log-prob of a token must not depend on dropout or on noise."""
     for name, value in vars(config).items():
         if isinstance(value, PreTrainedConfig):
-            without_chance(value)
+            without_randomness(value)
         elif is_random(name) and isinstance(value, float):
             setattr(config, name, 0.0)
 
@@ -121,7 +121,7 @@ def load_causal_lm(
             f"{source.key}={source.path}: the model could not be loaded: {first_line(error)}. "
             "Give a folder with config.json and weights, or a hub name that this machine can reach"
         ) from error
-    mend_generation_config(model)
+    fix_generation_config(model)
     if source.longest is not None:
         fix_rotary_scaling(model, source.longest)
     adapted = model if lora is None else with_lora(model, lora, empty=empty)
@@ -131,7 +131,7 @@ def load_causal_lm(
     return adapted
 
 
-def mend_generation_config(model: PreTrainedModel) -> None:
+def fix_generation_config(model: PreTrainedModel) -> None:
     """Some published models set a temperature without do_sample. transformers loads that and refuses to save it."""
     try:
         model.generation_config.validate(strict=True)

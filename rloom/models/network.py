@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rloom.batch import TokenOutputs
 from rloom.models.decoder import Decoder
-from rloom.models.head import HAS_TRITON, HeadForm, fused_logprobs, judged_loss, linear_float32, parts_at_once
+from rloom.models.head import HAS_TRITON, LogitOptions, fused_logprobs, fused_loss, linear_float32, sample_ranges
 from rloom.models.logprobs import Logits, token_logprobs
 from rloom.transfer import send
 
@@ -29,7 +29,7 @@ class Reference(Protocol):
     def frozen_logits(self, hidden_TH: Tensor) -> Tensor: ...
 
 
-class Judge(Protocol):
+class LossFn(Protocol):
     """What some neighbouring samples of a pass, given by their rows and tokens in it, add to its loss."""
 
     def __call__(self, outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor: ...
@@ -63,7 +63,7 @@ class Network(Protocol):
         tokens_T: Tensor,
         length_N: Tensor,
         mask_T: Tensor,
-        judge: Judge,
+        loss_fn: LossFn,
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
@@ -137,8 +137,8 @@ class PolicyNetwork:
         return self.plain_head if self.chunked and kernels_run_on(device) else None
 
     @property
-    def form(self) -> HeadForm:
-        return HeadForm(self.temperature, self.scale, self.softcap)
+    def form(self) -> LogitOptions:
+        return LogitOptions(self.temperature, self.scale, self.softcap)
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
         """What the model's own forward makes of its last hidden state; `verify` compares them when a model is loaded.
@@ -201,7 +201,7 @@ class PolicyNetwork:
         tokens_T: Tensor,
         length_N: Tensor,
         mask_T: Tensor,
-        judge: Judge,
+        loss_fn: LossFn,
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
@@ -209,28 +209,28 @@ class PolicyNetwork:
         """Part by part where the kernels can: the logits of a part are still there when its loss is known."""
         weight_VH = self.fused_head(tokens_T.device) if reference is None else None
         place = mask_T.nonzero().squeeze(1)
-        parts = [] if weight_VH is None else parts_at_once(place, length_N, len(weight_VH))
-        if weight_VH is None or not parts:
-            return judge(
+        ranges = [] if weight_VH is None else sample_ranges(place, length_N, len(weight_VH))
+        if weight_VH is None or not ranges:
+            return loss_fn(
                 self.token_outputs(tokens_T, length_N, mask_T, entropy_gradient=entropy_gradient, reference=reference),
                 ALL,
                 ALL,
             )
         place = send(place, tokens_T.device)
 
-        def judge_part(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
-            part = parts[index]
-            first, last = part.tokens.start, part.tokens.stop
-            outputs = outputs_at(place[part.answers] - first, last - first, TokenOutputs(logprobs, entropy))
-            return judge(outputs, part.rows, part.tokens)
+        def range_loss(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
+            span = ranges[index]
+            first, last = span.tokens.start, span.tokens.stop
+            outputs = outputs_at(place[span.answers] - first, last - first, TokenOutputs(logprobs, entropy))
+            return loss_fn(outputs, span.rows, span.tokens)
 
-        return judged_loss(
+        return fused_loss(
             self.decoder.hidden(tokens_T, length_N)[place - 1],
             weight_VH,
             tokens_T[place],
             self.form,
-            [part.answers for part in parts],
-            judge_part,
+            [span.answers for span in ranges],
+            range_loss,
             entropy_gradient=entropy_gradient,
         )
 
@@ -305,12 +305,12 @@ class ValueNetwork:
         tokens_T: Tensor,
         length_N: Tensor,
         mask_T: Tensor,
-        judge: Judge,
+        loss_fn: LossFn,
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
     ) -> Tensor:
-        return judge(self.token_outputs(tokens_T, length_N, mask_T), ALL, ALL)
+        return loss_fn(self.token_outputs(tokens_T, length_N, mask_T), ALL, ALL)
 
 
 def logit_scale(text: PreTrainedConfig) -> float:

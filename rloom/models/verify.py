@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.attention import Attend, Form, PackedAttention, RowsAttention
+from rloom.models.attention import Attend, AttentionOptions, PackedAttention, PaddedAttention
 from rloom.models.load import first_line
 from rloom.models.network import PolicyNetwork
 
@@ -116,7 +116,7 @@ def hidden_states(network: PolicyNetwork, samples: Sequence[Tensor]) -> Tensor:
     tokens_T, length_N = torch.cat(list(samples)), torch.tensor([len(tokens) for tokens in samples])
     if decoder.own_attention:
         return decoder.padded(tokens_T, length_N)
-    counted = Counted(PackedAttention(length_N, tokens_T.device) if decoder.packed else RowsAttention())
+    counted = Counted(PackedAttention(length_N, tokens_T.device) if decoder.packed else PaddedAttention())
     position_T = torch.cat([torch.arange(len(tokens)) for tokens in samples])
     hidden = (
         decoder.packed_hidden(tokens_T, counted, position_T)
@@ -134,12 +134,12 @@ class Counted:
     def __init__(self, attend: Attend) -> None:
         self.attend, self.calls = attend, 0
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         self.calls += 1
-        return self.attend(query, key, value, form)
+        return self.attend(query, key, value, options)
 
-    def restart(self) -> None:
-        self.attend.restart()
+    def reset(self) -> None:
+        self.attend.reset()
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:
@@ -150,7 +150,7 @@ def largest_difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
 
 
-def small_twin(
+def small_model(
     config: PreTrainedConfig, *, longest: int | None = None, trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """A model of this configuration's architecture that is small enough to be tried.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rloom.observe.console import validation_accuracies
+from rloom.observe.display import validation_accuracies
 from rloom.observe.records import read_metrics
 
 INK = "#1f2933"

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rloom.observe.console import Display, validation_accuracies
+from rloom.observe.display import Display, validation_accuracies
 from rloom.observe.records import METRICS_FILE, read_metrics, truncate_metrics, write_rows
 from rloom.observe.trackers import Tracker, make_trackers
 

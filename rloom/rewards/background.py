@@ -21,7 +21,7 @@ class ScoreQueue(Protocol):
     def submit(self, sample: Sample) -> "Future[Score]": ...
 
 
-class Turns:
+class RoundRobin:
     """Several queues, one after the other: of the machines of a run, say."""
 
     def __init__(self, queues: Sequence[ScoreQueue]) -> None:

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rloom.errors import RewardError
-from rloom.rewards.frames import Setup, encode
+from rloom.rewards.messages import Setup, encode
 from rloom.rewards.process import WorkerDied, WorkerProcess
 from rloom.types import Sample, Score
 

@@ -12,7 +12,7 @@ from collections import deque
 from typing import IO
 
 from rloom.errors import RewardError
-from rloom.rewards.frames import Progress, Refusal, Reply, Setup, decode, encode
+from rloom.rewards.messages import Progress, Refusal, Reply, Setup, decode, encode
 from rloom.types import Score
 
 EXIT_GRACE_S = 2.0  # for a worker to flush what the user's code holds open, before it is killed
@@ -35,7 +35,7 @@ class WorkerProcess:
         self._socket, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rloom.rewards.worker"],
+                [sys.executable, "-m", "rloom.rewards.pool_worker"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,

@@ -45,7 +45,7 @@ class Completion:
     finished: bool  # it wrote a stop token
 
 
-class Host(Protocol):
+class WeightOwner(Protocol):
     """The training engine whose weights an in-process rollout borrows."""
 
     @property

@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from rloom.errors import ConfigError
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.base import Completion, Host, Request, Sampling
+from rloom.rollout.base import Completion, Request, Sampling, WeightOwner
 
 
 class HfRollout:
@@ -18,7 +18,7 @@ class HfRollout:
         self,
         network: PolicyNetwork,
         *,
-        host: Host,
+        owner: WeightOwner,
         pad_id: int,
         max_sequences: int,
         generate_kwargs: Mapping[str, Any],
@@ -26,8 +26,8 @@ class HfRollout:
         pads_prompts: bool = True,  # False: only prompts of one length are answered together
     ) -> None:
         self.decoder, self.model = network.decoder, network.decoder.base
-        self.host = host
-        self.device = host.device
+        self.owner = owner
+        self.device = owner.device
         self.pad_id = pad_id
         self.max_sequences = max_sequences
         self.generate_kwargs = generate_kwargs
@@ -62,8 +62,8 @@ class HfRollout:
         stop_ids = [] if sampling.ignore_eos else list(sampling.stop_ids)
         with (
             torch.no_grad(),
-            self.host.on_device(),
-            self.decoder.as_written(),
+            self.owner.on_device(),
+            self.decoder.uncompiled_layers(),
             ready_to_generate(self.model, self.attention),
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
         ):

@@ -16,7 +16,7 @@ PROBE_S = 20.0  # Ray's own check waits longer for a head that does not speak Ra
 REFUSED = re.compile(r"authenticat|InvalidAuthToken", re.IGNORECASE)
 
 
-def lend_this_machine(
+def join_run(
     address: str, node: int, *, directory: Path, cpus: int, gpus: int, timeout_s: float, say: Callable[[str], None]
 ) -> None:
     """Join the head and stay until it is gone. `directory`: the run's, where machine 0 leaves the secret."""

@@ -23,7 +23,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerSlot:
     """One worker's place in its pool."""
 
     pool: Pool
@@ -39,7 +39,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WorkerLayout:
     nodes: int
     per_node: int  # workers a node
     pools: Sequence[Pool]
@@ -53,17 +53,17 @@ class Layout:
     def colocated(self) -> bool:
         return len(self.pools) == 1
 
-    def seats(self) -> list[Seat]:
-        return [Seat(pool, rank) for pool in self.pools for rank in range(pool.size)]
+    def slots(self) -> list[WorkerSlot]:
+        return [WorkerSlot(pool, rank) for pool in self.pools for rank in range(pool.size)]
 
-    def node_of(self, seat: Seat) -> int:
-        return seat.number // self.per_node
+    def node_of(self, slot: WorkerSlot) -> int:
+        return slot.number // self.per_node
 
     def pool_of(self, role: str) -> Pool:
         return next(pool for pool in self.pools if role in pool.roles)
 
 
-def lay_out(nodes: int, per_node: int, own: Mapping[str, int], *, gpus_per_worker: float = 1.0) -> Layout:
+def worker_layout(nodes: int, per_node: int, own: Mapping[str, int], *, gpus_per_worker: float = 1.0) -> WorkerLayout:
     """`own`: roles with workers of their own, and how many. The others share what is left, with the actor."""
     workers = nodes * per_node
     apart = {role: size for role, size in own.items() if role != ACTOR}
@@ -81,4 +81,4 @@ def lay_out(nodes: int, per_node: int, own: Mapping[str, int], *, gpus_per_worke
     pools = [Pool(shared, 0, left)]
     for role, size in apart.items():
         pools.append(Pool((role,), pools[-1].first + pools[-1].size, size))
-    return Layout(nodes, per_node, pools, gpus_per_worker)
+    return WorkerLayout(nodes, per_node, pools, gpus_per_worker)

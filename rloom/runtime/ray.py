@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.runtime.failures import CallFailed, Failure, Kind, cause_first, kind_of, portable_errors, wait_for_others_s
 from rloom.runtime.nodes import NODE, free_port, interface_of
-from rloom.runtime.vitals import Machine, Vitals
+from rloom.runtime.process_stats import Machine, ProcessStats
 
 log = logging.getLogger(__name__)
 calls = logging.getLogger("rloom.calls")
@@ -29,11 +29,11 @@ SCORED_AT_ONCE = 1000  # samples on their way on one machine; its pool decides h
 FIRST_WORD_S = 60.0  # of waiting without an answer, before the console says for whom
 RAYS_OWN = (":actor_name:", ":job_id:", ":task_name:")  # what Ray prints for itself
 MARK = 0.001  # of a machine's number: enough to be there
-LAST_LINES = 15  # of a dead worker's log
+LOG_LINES_SHOWN = 15  # of a dead worker's log
 HELLO_S = 5.0  # for a machine to answer
 
 
-class Host:
+class WorkerActor:
     """The actor: an object, and its ears. What it prints goes to a file and, through Ray, to the console."""
 
     def __init__(self, name: str, log_file: str | None, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -41,7 +41,7 @@ class Host:
         if log_file is not None:
             copy_output_to(Path(log_file))
             note_calls_in(Path(log_file))
-        self.health = Vitals(name)
+        self.process_stats = ProcessStats(name)
         # gloo would ask what the machine's name resolves to, and on many that is 127.0.0.1
         if "GLOO_SOCKET_IFNAME" not in os.environ and (found := interface_of(ray.util.get_node_ip_address())):
             os.environ["GLOO_SOCKET_IFNAME"] = found
@@ -54,10 +54,10 @@ class Host:
         return f"{ray.util.get_node_ip_address()}:{free_port()}"
 
     def machine(self) -> Machine:
-        return Machine.here(ray.util.get_node_ip_address())
+        return Machine.of_this_process(ray.util.get_node_ip_address())
 
-    def vitals(self) -> dict[str, float]:
-        return self.health.metrics()
+    def stats(self) -> dict[str, float]:
+        return self.process_stats.metrics()
 
     def build(self, *arguments: Any) -> Any:
         calls.info("build")
@@ -101,30 +101,30 @@ def note_calls_in(file: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Member:
+class RayWorker:
     name: str
-    host: Any  # handle of a Host
+    actor: Any  # handle of a Host
     log_file: Path | None
 
 
 class RayGroup:
     """Hosts that are called together. When one fails, the call fails with its cause; the others are not waited for."""
 
-    def __init__(self, members: Sequence[Member], role: str | None) -> None:
-        self.members, self.role = members, role
+    def __init__(self, workers: Sequence[RayWorker], role: str | None) -> None:
+        self.workers, self.role = workers, role
 
     @property
     def size(self) -> int:
-        return len(self.members)
+        return len(self.workers)
 
     def each(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> list[Any]:
-        asked = zip(self.members, args_per_worker, strict=True)
+        asked = zip(self.workers, args_per_worker, strict=True)
         if self.role is None:  # the hosts themselves
-            return self.gather([getattr(member.host, method).remote(*args) for member, args in asked])
-        return self.gather([member.host.call.remote(self.role, method, args) for member, args in asked])
+            return self.gather([getattr(worker.actor, method).remote(*args) for worker, args in asked])
+        return self.gather([worker.actor.call.remote(self.role, method, args) for worker, args in asked])
 
     def gather(self, answers: Sequence[Any]) -> list[Any]:
-        member_of = dict(zip(answers, self.members, strict=True))
+        member_of = dict(zip(answers, self.workers, strict=True))
         found: dict[Any, Any] = {}
         waited = FIRST_WORD_S
         while len(found) < len(answers):
@@ -143,8 +143,8 @@ class RayGroup:
 
     def stream(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
         streams: list[Any] = [
-            member.host.stream.options(num_returns="streaming").remote(self.role, method, args)
-            for member, args in zip(self.members, args_per_worker, strict=True)
+            worker.actor.stream.options(num_returns="streaming").remote(self.role, method, args)
+            for worker, args in zip(self.workers, args_per_worker, strict=True)
         ]
         number_of = {stream: number for number, stream in enumerate(streams)}
         while streams:
@@ -156,51 +156,51 @@ class RayGroup:
                     streams.remove(stream)
                     continue
                 except RayError as error:
-                    raise self.cause(self.members[number_of[stream]], error, {}) from error
+                    raise self.cause(self.workers[number_of[stream]], error, {}) from error
                 for item in items:
                     yield number_of[stream], item
 
-    def cause(self, failed: Member, error: RayError, waiting: Mapping[Any, Member]) -> RloomError:
+    def cause(self, failed: RayWorker, error: RayError, waiting: Mapping[Any, RayWorker]) -> RloomError:
         """Why the group failed. `failed` was the first to report; `waiting`: pending answers of the others.
 
         A worker whose peer died, or that raised because of it, may report before that peer. One that hangs in a
         collective with a failed peer never answers: it is waited for as long as a likelier cause may arrive.
         """
         failures, began = [failure_of(failed, error)], time.monotonic()
-        known = {failed.name, *(member.name for member in waiting.values())}
+        known = {failed.name, *(worker.name for worker in waiting.values())}
         # of those that have answered already, one may be dead by now
-        pending = {**waiting, **{m.host.vitals.remote(): m for m in self.members if m.name not in known}}
+        pending = {**waiting, **{m.actor.stats.remote(): m for m in self.workers if m.name not in known}}
         while pending and (left_s := began + wait_for_others_s(failures) - time.monotonic()) > 0:
             for answer in ray.wait(list(pending), num_returns=1, timeout=left_s)[0]:
-                member = pending.pop(answer)
+                worker = pending.pop(answer)
                 try:
                     ray.get(answer)
                 except RayError as other:
-                    failures.append(failure_of(member, other))
+                    failures.append(failure_of(worker, other))
         return cause_first(failures)
 
 
-def failure_of(member: Member, error: RayError) -> Failure:
+def failure_of(worker: RayWorker, error: RayError) -> Failure:
     cause = error.cause if isinstance(error, RayTaskError) else None
     kind = Kind.RAISED
     shown: RloomError
     if isinstance(error, RayActorError):
-        kind, shown = Kind.DIED, lost(member.name, error, member.log_file)
+        kind, shown = Kind.DIED, lost(worker.name, error, worker.log_file)
     elif isinstance(cause, RloomError):
-        kind, shown = kind_of(str(cause)), type(cause)(f"{member.name}: {cause}")
+        kind, shown = kind_of(str(cause)), type(cause)(f"{worker.name}: {cause}")
     elif isinstance(cause, CallFailed):
         trace = "" if cause.out_of_memory else f"\n{cause.trace.rstrip()}"
-        text = f"{member.name} failed: {cause.what}{trace}{last_words(member.log_file)}"
+        text = f"{worker.name} failed: {cause.what}{trace}{last_log_lines(worker.log_file)}"
         kind, shown = kind_of(cause.what), WorkerError(text, out_of_memory=cause.out_of_memory)
     elif isinstance(error, (RayTaskError, UnserializableException)):  # not in our code: arguments that do not unpickle
-        shown = WorkerError(f"{member.name} failed: {error}{last_words(member.log_file)}")
+        shown = WorkerError(f"{worker.name} failed: {error}{last_log_lines(worker.log_file)}")
     else:  # an object lost with its node, a cluster that is gone
-        kind, shown = Kind.DIED, WorkerError(f"{member.name} cannot be reached: {error}", lost=True)
-    shown.worker = member.name
+        kind, shown = Kind.DIED, WorkerError(f"{worker.name} cannot be reached: {error}", lost=True)
+    shown.worker = worker.name
     return Failure(kind, shown)
 
 
-class ScoringHost:
+class RewardActor:
     """An actor that scores many samples at a time, in the queue that it makes."""
 
     def __init__(self, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -210,11 +210,11 @@ class ScoringHost:
         return await asyncio.wrap_future(self.queue.submit(sample))
 
 
-class RemoteQueue:
+class RemoteScoreQueue:
     """Scores on another machine."""
 
-    def __init__(self, name: str, host: Any) -> None:
-        self.name, self.host = name, host
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name, self.actor = name, actor
 
     def submit(self, sample: Any) -> "Future[Any]":
         score: Future[Any] = Future()
@@ -230,33 +230,33 @@ class RemoteQueue:
             else:
                 score.set_exception(WorkerError(f"{self.name} cannot be reached: {error}", lost=True))
 
-        self.host.score.remote(sample).future().add_done_callback(arrived)
+        self.actor.score.remote(sample).future().add_done_callback(arrived)
         return score
 
 
-def start_scoring(
+def start_reward_actor(
     share: PlacementGroup, node: int, make: Callable[..., Any], arguments: tuple[Any, ...]
-) -> RemoteQueue:
+) -> RemoteScoreQueue:
     where = PlacementGroupSchedulingStrategy(share, placement_group_bundle_index=node)
     options = {"num_cpus": 0, "max_concurrency": SCORED_AT_ONCE, "scheduling_strategy": where}
-    return RemoteQueue(
-        f"the scoring of machine {node}", ray.remote(ScoringHost).options(**options).remote(make, arguments)
+    return RemoteScoreQueue(
+        f"the scoring of machine {node}", ray.remote(RewardActor).options(**options).remote(make, arguments)
     )
 
 
 def lost(name: str, error: RayActorError, log_file: Path | None = None) -> WorkerError:
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
     if error.actor_init_failed:  # it would fail again; the last line is what was raised
-        return WorkerError(f"{name} could not begin: {said[-1]}{last_words(log_file)}")
+        return WorkerError(f"{name} could not begin: {said[-1]}{last_log_lines(log_file)}")
     reason = next((line for line in said if "exit" in line.lower()), said[0] if said else type(error).__name__)
-    return WorkerError(f"{name} died. {reason}{last_words(log_file)}", lost=True)
+    return WorkerError(f"{name} died. {reason}{last_log_lines(log_file)}", lost=True)
 
 
-def last_words(log_file: Path | None) -> str:
+def last_log_lines(log_file: Path | None) -> str:
     if log_file is None or not log_file.is_file():
         return ""
     lines = [line for line in log_file.read_text(errors="replace").splitlines() if not line.startswith(RAYS_OWN)]
-    lines = lines[-LAST_LINES:]
+    lines = lines[-LOG_LINES_SHOWN:]
     return "\n".join([f"\nIts last lines ({log_file}):", *(f"  {line}" for line in lines)]) if lines else ""
 
 
@@ -286,7 +286,7 @@ def machines() -> list[Mapping[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def here(per_node: Mapping[str, float]) -> int:
+def machines_with(per_node: Mapping[str, float]) -> int:
     """Machines that could carry a node's share."""
     return sum(fits(machine, per_node) for machine in machines())
 
@@ -295,10 +295,10 @@ def fits(machine: Mapping[str, float], per_node: Mapping[str, float]) -> bool:
     return all(machine.get(name, 0) >= amount for name, amount in per_node.items())
 
 
-def answering(per_node: Mapping[str, float]) -> int:
+def responsive_machines(per_node: Mapping[str, float]) -> int:
     """Of these, those that answer: of a machine that is gone Ray speaks well for half a minute."""
     able = [node for node in ray.nodes() if node["Alive"] and fits(node["Resources"], per_node)]
-    hello = ray.remote(num_cpus=0)(say_hello)
+    hello = ray.remote(num_cpus=0)(ping)
     asked = [
         hello.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
         for node in able
@@ -310,7 +310,7 @@ def answering(per_node: Mapping[str, float]) -> int:
     return found
 
 
-def say_hello() -> int:
+def ping() -> int:
     return os.getpid()
 
 
@@ -340,25 +340,27 @@ def reserve(nodes: int, per_node: Mapping[str, float], timeout_s: float) -> Iter
         remove_placement_group(share)
 
 
-def start_host(
+def start_worker(
     share: PlacementGroup,
     node: int,
     needs: Mapping[str, float],
-    member: tuple[str, Path | None],
+    worker: tuple[str, Path | None],
     make: Callable[..., Any],
     arguments: tuple[Any, ...],
-) -> Member:
-    name, log_file = member
+) -> RayWorker:
+    name, log_file = worker
     options = {
         "num_cpus": needs.get("CPU", 0),
         "num_gpus": needs.get("GPU", 0),
         "max_restarts": 0,  # a rank cannot come back alone: the run begins again from its last checkpoint
         "scheduling_strategy": PlacementGroupSchedulingStrategy(share, placement_group_bundle_index=node),
     }
-    host = ray.remote(Host).options(**options).remote(name, str(log_file) if log_file else None, make, arguments)
-    return Member(name, host, log_file)
+    actor = (
+        ray.remote(WorkerActor).options(**options).remote(name, str(log_file) if log_file else None, make, arguments)
+    )
+    return RayWorker(name, actor, log_file)
 
 
-def end_hosts(hosts: Sequence[Member | RemoteQueue]) -> None:
+def kill_actors(hosts: Sequence[RayWorker | RemoteScoreQueue]) -> None:
     for one in hosts:
-        ray.kill(one.host, no_restart=True)
+        ray.kill(one.actor, no_restart=True)

@@ -63,7 +63,7 @@ def named_start(config: Config) -> Path | None:
 
 
 @contextmanager
-def sole_owner(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Two runs in one directory would overwrite each other's checkpoints. A run that writes nothing leaves nothing."""
     created = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
@@ -107,7 +107,7 @@ def take_flock(lock: IO[str], directory: Path) -> bool:
 def take_by_name(directory: Path) -> None:
     """A file that only one process can create. One that a dead process of this machine left is replaced."""
     file, here = directory / OWNER, {"host": socket.gethostname(), "pid": os.getpid()}
-    if file.exists() and left_by_the_dead(file):
+    if file.exists() and is_stale(file):
         file.unlink(missing_ok=True)
     try:
         with file.open("x") as stream:
@@ -117,7 +117,7 @@ def take_by_name(directory: Path) -> None:
         raise in_use(directory, owner) from error
 
 
-def left_by_the_dead(file: Path) -> bool:
+def is_stale(file: Path) -> bool:
     try:
         owner = json.loads(file.read_text())
         host, process = owner["host"], int(owner["pid"])
@@ -175,7 +175,7 @@ def last_of_this_run(config: Config, checkpoints: Checkpoints) -> Path | None:
     return newest(checkpoints) or starting_point(config, checkpoints)
 
 
-def make_room(checkpoints: Checkpoints, start: Path | None) -> None:
+def set_aside_later(checkpoints: Checkpoints, start: Path | None) -> None:
     """What an earlier run left beyond the starting point is set aside, never overwritten."""
     if start is None:
         checkpoints.set_aside(0, checkpoints.directory / METRICS_FILE)

@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from rloom.algos.advantages import AdvantageSettings, Evidence
+from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
 from rloom.algos.correction import CorrectionSettings, correct
 from rloom.algos.dapo import overlong_penalty
 from rloom.algos.kl import KlControl, kl_estimator, mean_sample_kl, token_rewards
@@ -90,11 +90,11 @@ class State:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What a step leaves for the record."""
 
     answers: Sequence[Trajectory]
-    lesson: TrainBatch
+    train_batch: TrainBatch
     rewards_T: Tensor
     metrics: Metrics
 
@@ -127,7 +127,7 @@ class Training:
         if self.interrupted and self.state.step < self.settings.total_steps:
             raise KeyboardInterrupt
 
-    def step(self, step: int) -> "Outcome":
+    def step(self, step: int) -> "StepResult":
         s, roles, log = self.settings, self.roles, self.log
 
         # 1. Sample and score: n answers to each prompt, scored while others are still being written.
@@ -149,8 +149,8 @@ class Training:
             greedy_N = self.greedy_scores(answers, step)
         with log.span("adv"):
             rewards_T, kl, metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
-            found = s.algorithm.advantage(Evidence(batch, rewards_T, values_T, greedy_N), s.advantage)
-            lesson = TrainBatch(
+            found = s.algorithm.advantage(AdvantageInputs(batch, rewards_T, values_T, greedy_N), s.advantage)
+            train_batch = TrainBatch(
                 **vars(batch),
                 advantages_T=found.advantages_T,
                 old_logprobs_T=old_logprobs_T,
@@ -158,22 +158,22 @@ class Training:
                 values_T=values_T,
                 returns_T=found.returns_T if roles.critic is not None else None,
             )
-            lesson, measured = self.corrected(lesson)
+            train_batch, measured = self.corrected(train_batch)
 
         # 3. Learn: the critic always, the policy once the critic has warmed up.
         metrics |= measured
         if roles.critic is not None:
             with self.stage("update_critic"):
-                metrics |= roles.critic.learn(lesson, step, log.advance)
+                metrics |= roles.critic.learn(train_batch, step, log.advance)
         if step > s.critic_warmup:
             with self.stage("update_actor"):
-                metrics |= roles.policy.learn(lesson, step, log.advance)
+                metrics |= roles.policy.learn(train_batch, step, log.advance)
 
         # 4. Publish the weights and look at ourselves.
         with self.stage("update_weights"):
             roles.sampler.publish()
         self.state, self.updates_at_state = State(step=step, kl=kl, stream=self.stream.state()), self.updates
-        return Outcome(answers, lesson, rewards_T, metrics)
+        return StepResult(answers, train_batch, rewards_T, metrics)
 
     def sample(self, step: int) -> list[Trajectory]:
         """Answers to a step's prompts; with dynamic sampling, to as many as it takes to fill it."""
@@ -230,15 +230,15 @@ class Training:
         metrics = {"actor/reward_kl_penalty": kl, "actor/kl_coef": control.coefficient}
         return token_rewards(batch, kl_T, control.coefficient), control.updated(kl, len(batch)), metrics
 
-    def corrected(self, lesson: TrainBatch) -> tuple[TrainBatch, Metrics]:
+    def corrected(self, train_batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
         """The lesson weighed or thinned by how far the engine's log-probs are from the trainer's, which is measured."""
-        logprobs_T, settings = lesson.old_logprobs_T, self.settings.correction
+        logprobs_T, settings = train_batch.old_logprobs_T, self.settings.correction
         if logprobs_T is None or not (settings or self.settings.compare_logprobs):
-            return lesson, {}
+            return train_batch, {}
         if settings is None:
-            return lesson, mismatch(lesson, logprobs_T)
-        found = correct(lesson, logprobs_T, settings)
-        return replace(lesson, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
+            return train_batch, mismatch(train_batch, logprobs_T)
+        found = correct(train_batch, logprobs_T, settings)
+        return replace(train_batch, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
 
     def take_step(self, step: int) -> None:
         """One step, and what is due after it. What goes wrong on the way does not cost what was learned before."""
@@ -266,19 +266,19 @@ class Training:
         """Optimizer steps that were begun, by any model."""
         return self.roles.policy.updates + (self.roles.critic.updates if self.roles.critic is not None else 0)
 
-    def record(self, step: int, outcome: "Outcome") -> None:
-        s, log, lesson = self.settings, self.log, outcome.lesson
+    def record(self, step: int, outcome: "StepResult") -> None:
+        s, log, train_batch = self.settings, self.log, outcome.train_batch
         metrics = outcome.metrics | batch_metrics(
-            lesson, outcome.rewards_T, finished=[answer.finished for answer in outcome.answers]
+            train_batch, outcome.rewards_T, finished=[answer.finished for answer in outcome.answers]
         )
         metrics |= part_metrics([answer.score for answer in outcome.answers])
         if s.rollout_dir is not None:
             log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(outcome.answers, step))
-        tokens = len(lesson.tokens_T)
+        tokens = len(train_batch.tokens_T)
         metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
             if learner is not None:  # forward and backward of a token: 6 operations a parameter
-                flops = 6.0 * learner.parameters * tokens * learner.rhythm.epochs
+                flops = 6.0 * learner.parameters * tokens * learner.mini_batching.epochs
                 metrics |= utilisation(
                     name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=s.peak_flops
                 )
@@ -311,11 +311,11 @@ class Training:
             # saving needs all workers together: they would wait for the one that failed
             return f"A worker failed, so nothing was saved after it. {self.last_checkpoint()}"
         try:
-            return self.save_what_is_whole()
+            return self.save_last_step()
         except Exception as failure:  # shown after the error that came first
             return f"Saving failed as well: {type(failure).__name__}: {failure}\n{self.last_checkpoint()}"
 
-    def save_what_is_whole(self) -> str:
+    def save_last_step(self) -> str:
         """After a step that did not end: save what the step before left, unless weights have moved since."""
         if self.state.step == 0:
             return "No step was completed, so there is nothing to save."

@@ -4,10 +4,11 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
+
 # Nothing heavy up here: reading the configuration and finding a misspelt key must not wait for torch.
 from rloom.config.checks import verify
 from rloom.config.load import load_config
-from rloom.config.needs import brings_own_algorithm, declared_needs
 from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
 from rloom.errors import ConfigError

@@ -16,11 +16,11 @@ from torch import Tensor
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective
 from rloom.batch import Batch, TrainBatch, token_places
-from rloom.data.packing import share_rows
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
+from rloom.packing import share_rows
 from rloom.runtime.group import Group
-from rloom.trainer.schedule import Schedule
+from rloom.trainer.learning_rate import LearningRateSchedule
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -51,7 +51,7 @@ class Scorer:
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class MiniBatching:
     """How one batch becomes several updates."""
 
     prompts_per_update: int
@@ -84,8 +84,8 @@ class Learner:
         group: Group,
         *,
         objective: Objective,
-        rhythm: Rhythm,
-        schedule: Schedule,
+        mini_batching: MiniBatching,
+        schedule: LearningRateSchedule,
         balance: bool,
         max_nonfinite: int,
         parameters: int = 0,  # of its model, for the share of a device's peak that an update reaches
@@ -93,7 +93,7 @@ class Learner:
     ) -> None:
         self.name = name
         self.group = group
-        self.objective, self.rhythm, self.schedule = objective, rhythm, schedule
+        self.objective, self.mini_batching, self.schedule = objective, mini_batching, schedule
         self.balance = balance
         self.max_nonfinite = max_nonfinite
         self.parameters = parameters
@@ -106,10 +106,10 @@ class Learner:
 
     def learn(self, batch: TrainBatch, step: int, progress: Progress) -> Metrics:
         """One pass of the update rule over the batch; metrics averaged over its updates."""
-        learning_rate, total = self.schedule.at(step), self.rhythm.updates(batch)
+        learning_rate, total = self.schedule.at(step), self.mini_batching.updates(batch)
         gathered: dict[str, list[float]] = defaultdict(list)
         skipped = 0
-        for done, rows in enumerate(self.rhythm.mini_batches(batch, step), start=1):
+        for done, rows in enumerate(self.mini_batching.mini_batches(batch, step), start=1):
             self.accumulate(batch.select(rows))
             update = self.apply(learning_rate)
             self.watch(update)
@@ -124,7 +124,7 @@ class Learner:
     def accumulate(self, mini: TrainBatch) -> None:
         """The gradient of one mini-batch, gathered over workers that each hold a share of it."""
         mini = self.objective.prepare(mini)
-        counts = Counts.of(mini, self.rhythm.horizon)
+        counts = Counts.of(mini, self.mini_batching.horizon)
         shares = share_rows(mini.length_N.tolist(), self.group.size // self.sequence_ranks, balance=self.balance)
         arguments = [(mini.select(rows), self.objective, counts) for rows in shares]
         each_share(self.group, "forward_backward", arguments, self.sequence_ranks)

@@ -11,26 +11,26 @@ from pathlib import Path
 import torch
 
 from rloom.atomic import replace_text
+from rloom.config.algorithm_needs import brings_own_algorithm
 from rloom.config.checks import notices_on_a_cpu, verify
 from rloom.config.load import expand
-from rloom.config.needs import brings_own_algorithm
 from rloom.config.saved import CONFIG_FILE
 from rloom.config.schema import Config
 from rloom.errors import WorkerError
-from rloom.observe.console import validation_accuracies
 from rloom.observe.curve import draw_learning_curve
+from rloom.observe.display import validation_accuracies
 from rloom.observe.records import read_metrics
 from rloom.observe.runlog import RunLog
-from rloom.runtime.joining import lend_this_machine
+from rloom.runtime.joining import join_run
 from rloom.runtime.nodes import check_head_address
-from rloom.runtime.placement import Layout
+from rloom.runtime.placement import WorkerLayout
 from rloom.runtime.secret import new_secret
-from rloom.trainer.assemble.crew import layout_of
+from rloom.trainer.assemble.components import Components, config_text, open_components, prepare, resolved_needs
 from rloom.trainer.assemble.identity import IDENTITY_FILE, Continuation, compare, describe
 from rloom.trainer.assemble.models import needs_critic
-from rloom.trainer.assemble.parts import Parts, config_text, open_parts, prepare, resolved_needs
+from rloom.trainer.assemble.worker_groups import layout_of
 from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.directory import last_of_this_run, make_room, run_directory, sole_owner, starting_point
+from rloom.trainer.directory import last_of_this_run, locked, run_directory, set_aside_later, starting_point
 from rloom.trainer.loop import Training
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def run(config: Config) -> int:
         for notice in notices_on_a_cpu(config, needs):
             logger.warning(f"Note: {notice}")
     if trainer.node_rank > 0:
-        lend_this_machine(
+        join_run(
             trainer.head,
             trainer.node_rank,
             directory=expand(trainer.default_local_dir).absolute(),
@@ -78,13 +78,13 @@ def attempts(config: Config, directory: Path) -> int:
                 error, *getattr(error, "__notes__", []), f"Restart {restarts + 1} of {config.trainer.max_restarts}",
                 sep="\n", flush=True,
             )  # fmt: skip
-            layout = layout_of_what_is_left(config, layout)
+            layout = remaining_layout(config, layout)
     raise AssertionError("unreachable")
 
 
-def run_once(config: Config, directory: Path, layout: Layout, *, again: bool) -> int:
+def run_once(config: Config, directory: Path, layout: WorkerLayout, *, again: bool) -> int:
     """Locked and compared with what is there before a model is loaded."""
-    with sole_owner(directory):
+    with locked(directory):
         inputs = prepare(config)
         identity = describe(config, inputs)
         checkpoints = Checkpoints(
@@ -96,9 +96,9 @@ def run_once(config: Config, directory: Path, layout: Layout, *, again: bool) ->
         trainer = config.trainer
         chosen = trainer.resume_mode == "resume_path" or trainer.val_only
         how = None if start is None else compare(start, config, identity, chosen=chosen)
-        with open_parts(config, layout, inputs, identity, directory / LOGS) as parts:
+        with open_components(config, layout, inputs, identity, directory / LOGS) as parts:
             if not trainer.val_only:
-                make_room(checkpoints, start)
+                set_aside_later(checkpoints, start)
                 replace_text(directory / CONFIG_FILE, config_text(config))
                 replace_text(directory / IDENTITY_FILE, json.dumps(identity, indent=1))
             with RunLog.open(
@@ -121,21 +121,21 @@ def machines(config: Config, directory: Path) -> Iterator[None]:
         if config.starts_a_cluster:
             check_head_address(config.trainer.head)
             stack.enter_context(new_secret(directory, config.trainer.head))
-        from rloom.trainer.assemble.ray_crew import open_cluster  # Ray is an extra
+        from rloom.trainer.assemble.ray_workers import open_cluster  # Ray is an extra
 
         stack.enter_context(open_cluster(config))
         yield
 
 
-def layout_of_what_is_left(config: Config, layout: Layout) -> Layout:
-    from rloom.trainer.assemble.ray_crew import smaller_where_it_must_be
+def remaining_layout(config: Config, layout: WorkerLayout) -> WorkerLayout:
+    from rloom.trainer.assemble.ray_workers import shrink_layout
 
-    return smaller_where_it_must_be(config, layout)
+    return shrink_layout(config, layout)
 
 
 def train(
     config: Config,
-    parts: Parts,
+    parts: Components,
     log: RunLog,
     checkpoints: Checkpoints,
     start: Path | None,
@@ -170,13 +170,13 @@ def train(
     try:
         training.run()
     except KeyboardInterrupt:
-        log.message(training.save_what_is_whole())
+        log.message(training.save_last_step())
         raise
-    log.message(closing_words(log, checkpoints))
+    log.message(summary(log, checkpoints))
     return 0
 
 
-def opening(config: Config, parts: Parts) -> str:
+def opening(config: Config, parts: Components) -> str:
     model, n, steps = (
         config.actor_rollout_ref.model.path,
         config.actor_rollout_ref.rollout.n,
@@ -196,7 +196,7 @@ def use_of_reference(config: Config) -> str:
     return f"KL to the reference {' and '.join(places)}" if places else "no reference"
 
 
-def closing_words(log: RunLog, checkpoints: Checkpoints) -> str:
+def summary(log: RunLog, checkpoints: Checkpoints) -> str:
     lines = accuracy_lines(read_metrics(log.metrics_file))
     picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
     lines.append(f"Learning curve: {picture}")

@@ -11,20 +11,20 @@ import torch
 
 from rloom.algos.dapo import informative_groups
 from rloom.batch import Batch, Trajectory
-from rloom.data.packing import share_rows
 from rloom.errors import TrainingError
+from rloom.packing import share_rows
 from rloom.rewards.background import ScoreQueue
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.runtime.group import Group
 from rloom.types import Prompt, Sample, Score
 
 
-class Decoder(Protocol):
+class Decode(Protocol):
     def __call__(self, tokens: list[int]) -> str: ...
 
 
 @dataclass(frozen=True)
-class Written:
+class PendingTrajectories:
     """Answers whose scores are still being computed."""
 
     rows: list[tuple[Prompt, Completion, Future[Score]]]
@@ -45,7 +45,7 @@ class Sampler:
     rollout: Group
     publishers: Group  # all that take part when the policy's weights go to the rollout engines
     reward: ScoreQueue
-    decode: Decoder
+    decode: Decode
     seed: int
 
     def write(
@@ -56,7 +56,7 @@ class Sampler:
         occasion: str,  # "train/12": with the seed and the row, it decides every draw
         progress: Callable[[int, int], None],
         first_row: int = 0,
-    ) -> "Written":
+    ) -> "PendingTrajectories":
         """`n` answers to each prompt, in the order of the prompts, their scores on the way."""
         asked = [prompt for prompt in prompts for _ in range(n)]
         requests = [
@@ -71,7 +71,7 @@ class Sampler:
             answers[row] = completion, self.reward.submit(self.sample_of(asked[row], completion))
             progress(len(answers), len(asked))
         self.rollout.each("sleep", [()] * self.rollout.size)
-        return Written([(prompt, *answers[row]) for row, prompt in enumerate(asked)])
+        return PendingTrajectories([(prompt, *answers[row]) for row, prompt in enumerate(asked)])
 
     def publish(self) -> None:
         """Let the rollout engines see the weights the policy has now."""

@@ -9,15 +9,17 @@ import pytest
 from tests.architecture.source import ROOT, Module, modules, under
 
 BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
-NOUNS = (*BOTTOM, "rloom.batch", "rloom.transfer")
+NOUNS = (*BOTTOM, "rloom.batch", "rloom.packing", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
-RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "ray", "secret", "vitals"))
-CONFIG = tuple(f"rloom.config.{name}" for name in ("context", "load", "saved", "schema", "checks", "needs"))
+RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "process_stats", "ray", "secret"))
+CONFIG = tuple(f"rloom.config.{name}" for name in ("context", "load", "saved", "schema", "checks", "algorithm_needs"))
 LOOP = tuple(
-    f"rloom.trainer.{name}" for name in ("checkpoint", "evaluate", "loop", "memory", "roles", "sampling", "schedule")
+    f"rloom.trainer.{name}"
+    for name in ("checkpoint", "evaluate", "learning_rate", "loop", "memory", "roles", "sampling")
 )
 ENGINE_PARTS = tuple(
-    f"rloom.engines.{name}" for name in ("base", "passes", "optim", "storage", "mesh", "handout", "ulysses")
+    f"rloom.engines.{name}"
+    for name in ("base", "micro_batches", "optim", "storage", "distributed", "broadcast", "ulysses")
 )  # of any engine
 BACKENDS = ("rloom.engines", "rloom.rollout", "rloom.rewards", "rloom.models", "rloom.data", "rloom.observe")
 DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluate_checkpoint", "directory", "main_ppo"))
@@ -30,9 +32,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.types": (),
     "rloom.transfer": (),
     "rloom.batch": ("rloom.types", "rloom.transfer"),
+    "rloom.packing": (),
     "rloom.console": ("rloom.errors",),
     # tables and rules without torch, which the keys are checked against
     "rloom.config": ("rloom.config", "rloom.errors", "rloom.algos.needs", "rloom.runtime.placement"),
+    "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors"),
     "rloom.algos": ("rloom.algos", *NOUNS),
     "rloom.models": ("rloom.models", "rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
     "rloom.runtime": ("rloom.runtime", *NOUNS),
@@ -40,7 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.rewards.rules": ("rloom.rewards.rules", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
-    "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", "rloom.data.packing", *NOUNS),
+    "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
     "rloom.rollout": ("rloom.rollout.base", "rloom.models", *NOUNS),
     "rloom.rollout.native": ("rloom.rollout.native", "rloom.rollout.base", "rloom.models", *NOUNS),
     **{
@@ -80,7 +84,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         )
         for name in DOORS
     },
-    "rloom.cli": ("rloom", *DOORS, *BACKENDS, "rloom.config", "rloom.console", *NOUNS),
+    "rloom.cli": ("rloom", *DOORS, *BACKENDS, "rloom.config", "rloom.plan", "rloom.console", *NOUNS),
     "rloom.trainer": (),
     "rloom": (),
 }
@@ -92,7 +96,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic": ("rloom.config",),
     "transformers": ("rloom.models", "rloom.rollout.hf", "rloom.trainer.assemble"),
     "peft": ("rloom.models",),
-    "huggingface_hub": ("rloom.models.hub", "rloom.config.plan.architecture"),
+    "huggingface_hub": ("rloom.models.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
     "pyarrow": ("rloom.data",),
@@ -106,7 +110,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "matplotlib": ("rloom.observe.curve",),
     "rich": ("rloom.observe",),
     "torch.distributed": tuple(
-        f"rloom.engines.{name}" for name in ("mesh", "storage", "handout", "sharded", "ulysses")
+        f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses")
     ),
     "triton": ("rloom.models.head_kernels", "rloom.rollout.native.kernels"),
     "ray": ("rloom.runtime.ray",),
@@ -120,6 +124,8 @@ WITHOUT_TORCH = (
     "rloom.algos.needs",
     "rloom.runtime.placement",
     "rloom.config",
+    "rloom.plan",
+    "rloom.packing",
     "rloom.rewards",
     "rloom.console",
     "rloom.cli",
@@ -147,10 +153,10 @@ def test_a_module_imports_only_what_is_below_it(module: Module) -> None:
 
 
 def test_only_the_front_doors_and_the_builder_know_the_configuration_tree() -> None:
-    allowed = ("rloom.config", "rloom.cli", "rloom.trainer.assemble", *DOORS)
+    allowed = ("rloom.config", "rloom.plan", "rloom.cli", "rloom.trainer.assemble", *DOORS)
     knowing = {m.name for m in modules() if any(under(name, "rloom.config") for name in m.imports())}
     assert {name for name in knowing if not is_any_of(name, allowed)} == set()
-    assert "rloom.trainer.assemble.parts" in knowing  # the search finds something
+    assert "rloom.trainer.assemble.components" in knowing  # the search finds something
 
 
 @pytest.mark.parametrize("library", HOMES)
@@ -178,7 +184,9 @@ def test_no_backend_imports_another_of_its_kind() -> None:
             assert not others, f"{module.name} imports {others}"
 
 
-@pytest.mark.parametrize("name", ["rloom.config.load", "rloom.cli", "rloom.trainer.main_ppo", "rloom.rewards.worker"])
+@pytest.mark.parametrize(
+    "name", ["rloom.config.load", "rloom.cli", "rloom.trainer.main_ppo", "rloom.rewards.pool_worker"]
+)
 def test_importing_it_imports_no_torch(name: str) -> None:
     code = f"import sys, {name}; print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -14,14 +14,14 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TokenOutputs, TrainBatch
-from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Engine
 from rloom.errors import CheckpointError, TrainingError
 from rloom.models.load import Lora
 from rloom.models.save import merge_adapter, save_pretrained
+from rloom.packing import MicroBatching
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.roles import Learner, Rhythm, Scorer
-from rloom.trainer.schedule import Schedule
+from rloom.trainer.learning_rate import LearningRateSchedule
+from rloom.trainer.roles import Learner, MiniBatching, Scorer
 from tests.engine_subjects import ENGINES, NEED_RANKS, WHOLE, Subject
 from tests.helpers import (
     ADAMW,
@@ -31,10 +31,10 @@ from tests.helpers import (
     assert_identical,
     assert_same,
     eager_model,
-    lesson,
     samples_of,
     save_model,
     tiny_tokenizer,
+    train_batch,
 )
 
 EVERYTHING = frozenset({"model", "optimizer"})
@@ -59,8 +59,8 @@ def learner(*engines: Engine, objective: Any = OBJECTIVE, rate: float = 0.01, ma
         "actor",
         LocalGroup(engines),
         objective=objective,
-        rhythm=Rhythm(prompts_per_update=2, epochs=1, shuffle=True, seed=3, horizon=16),
-        schedule=Schedule(rate),
+        mini_batching=MiniBatching(prompts_per_update=2, epochs=1, shuffle=True, seed=3, horizon=16),
+        schedule=LearningRateSchedule(rate),
         balance=True,
         max_nonfinite=max_nonfinite,
     )
@@ -73,7 +73,7 @@ def learn(who: Learner, batch: TrainBatch, step: int) -> dict[str, float]:
 def taught(subject: Subject, *engines: Engine, objective: Any = OBJECTIVE) -> tuple[list[Weights], dict[str, float]]:
     """The gradient that the lesson leaves in each engine, and its metrics."""
     who = learner(*engines, objective=objective)
-    who.accumulate(lesson())
+    who.accumulate(train_batch())
     gradients = [subject.gradients(engine) for engine in engines]
     return gradients, who.apply(0.0).metrics
 
@@ -112,8 +112,8 @@ def test_windows_softcaps_and_tied_weights_keep_the_gradient(
 ) -> None:
     whole = subject.build(model_folder(family))
     parts = subject.build(model_folder(family), micro=MicroBatching(samples=1), packed=False, checkpointing=True)
-    learner(whole).accumulate(lesson())
-    learner(parts).accumulate(lesson())
+    learner(whole).accumulate(train_batch())
+    learner(parts).accumulate(train_batch())
     assert_same(subject.gradients(parts), subject.gradients(whole))
 
 
@@ -165,22 +165,22 @@ def test_score_gives_the_logprobs_that_the_objective_sees(subject: Subject, fold
             return outputs.output_T.sum(), {}
 
     engine = subject.build(folder, micro=micro)
-    subject.build(folder).forward_backward(lesson(), Spy(), Counts(54, 7, 16))
-    torch.testing.assert_close(engine.score(lesson()), seen[0], atol=1e-5, rtol=1e-5)
+    subject.build(folder).forward_backward(train_batch(), Spy(), Counts(54, 7, 16))
+    torch.testing.assert_close(engine.score(train_batch()), seen[0], atol=1e-5, rtol=1e-5)
 
 
 def test_two_workers_score_what_one_scores(subject: Subject, folder: Path) -> None:
     alone, pair = subject.build(folder), [subject.build(folder), subject.build(folder)]
-    expected_T = alone.score(lesson())
-    torch.testing.assert_close(Scorer(LocalGroup(pair)).score(lesson()), expected_T, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(learner(*pair).score(lesson()), expected_T, atol=1e-5, rtol=1e-5)
+    expected_T = alone.score(train_batch())
+    torch.testing.assert_close(Scorer(LocalGroup(pair)).score(train_batch()), expected_T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(learner(*pair).score(train_batch()), expected_T, atol=1e-5, rtol=1e-5)
 
 
 def test_scoring_leaves_the_gathered_gradient_alone(subject: Subject, folder: Path) -> None:
     engine = subject.build(folder)
-    learner(engine).accumulate(lesson())
+    learner(engine).accumulate(train_batch())
     before = subject.gradients(engine)
-    engine.score(lesson())
+    engine.score(train_batch())
     assert_identical(subject.gradients(engine), before)
 
 
@@ -188,7 +188,7 @@ def test_the_first_step_of_adamw_is_the_one_worked_out_by_hand(subject: Subject,
     """p <- p (1 - lr * decay) - lr * g / (|g| + 1e-8): after one step both moments, unbiased, are g and g squared."""
     engine = subject.build(folder, adamw=AdamW(weight_decay=0.1, betas=(0.9, 0.95), grad_clip=0.5))
     before, objective = subject.weights(engine), OBJECTIVE
-    learner(engine, objective=objective).accumulate(lesson())
+    learner(engine, objective=objective).accumulate(train_batch())
     gradients = subject.gradients(engine)
     norm = torch.cat([g.flatten() for g in gradients.values()]).norm()
     update = engine.optim_step(0.01)
@@ -203,23 +203,23 @@ def test_metrics_gather_as_gradients_do_and_are_forgotten_with_them(subject: Sub
     """Two halves of a lesson, given one after the other, are the lesson; the next update begins from nothing."""
     (_, expected), engine = taught(subject, subject.build(folder)), subject.build(folder)
     for rows in ([0, 1, 2, 3], [4, 5, 6, 7]):
-        engine.forward_backward(lesson().select(rows), OBJECTIVE, Counts.of(lesson(), 16))
+        engine.forward_backward(train_batch().select(rows), OBJECTIVE, Counts.of(train_batch(), 16))
     assert engine.optim_step(0.0).metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    engine.forward_backward(lesson(), OBJECTIVE, Counts.of(lesson(), 16))
+    engine.forward_backward(train_batch(), OBJECTIVE, Counts.of(train_batch(), 16))
     assert engine.optim_step(0.0).metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_a_step_forgets_the_gradient_and_a_rate_of_zero_moves_nothing(subject: Subject, folder: Path) -> None:
     engine = subject.build(folder)
     before = subject.weights(engine)
-    learner(engine).accumulate(lesson())
+    learner(engine).accumulate(train_batch())
     assert engine.optim_step(0.0).applied
     assert_identical(subject.weights(engine), before)
     assert all(torch.count_nonzero(gradient) == 0 for gradient in subject.gradients(engine).values())
 
 
 def test_an_update_moves_probability_to_what_was_rewarded(subject: Subject, folder: Path) -> None:
-    batch = replace(lesson(), advantages_T=torch.ones(len(lesson().tokens_T)), old_logprobs_T=None)
+    batch = replace(train_batch(), advantages_T=torch.ones(len(train_batch().tokens_T)), old_logprobs_T=None)
     objective = replace(OBJECTIVE, kl_coefficient=None, entropy_coefficient=0.0)
     engine = subject.build(folder)
     who = learner(engine, objective=objective, rate=0.001)
@@ -231,7 +231,7 @@ def test_an_update_moves_probability_to_what_was_rewarded(subject: Subject, fold
 
 def poisoned() -> TrainBatch:
     """One advantage, of a token that teaches, in the first sample, is no number."""
-    batch = lesson()
+    batch = train_batch()
     advantages_T = batch.advantages_T.clone()
     advantages_T[5] = float("nan")
     return replace(batch, advantages_T=advantages_T)
@@ -245,7 +245,7 @@ def test_a_gradient_that_is_not_finite_is_dropped_and_changes_nothing(subject: S
     assert not update.applied
     assert_identical(subject.weights(engine), before)
     for worker in (engine, untouched):  # nor do the optimizer's moments remember it
-        learner(worker).accumulate(lesson())
+        learner(worker).accumulate(train_batch())
         assert worker.optim_step(0.01).applied
     assert_identical(subject.weights(engine), subject.weights(untouched))
 
@@ -283,20 +283,20 @@ def test_a_loaded_engine_goes_on_bit_for_bit(
     objective = ValueObjective(0.5, "token-mean") if "critic" in kind else OBJECTIVE
     torch.manual_seed(0)
     first = subject.build(folder, **kind)
-    learn(learner(first, objective=objective), lesson(), step=1)
+    learn(learner(first, objective=objective), train_batch(), step=1)
     first.save(tmp_path, EVERYTHING)
     torch.manual_seed(1)  # an adapter starts from other numbers; the saved ones must replace them
     second = subject.build(folder, **kind)
     second.load(tmp_path, EVERYTHING)
     assert_identical(subject.weights(second), subject.weights(first))
     for engine in (first, second):
-        learn(learner(engine, objective=objective), lesson(), step=2)
+        learn(learner(engine, objective=objective), train_batch(), step=2)
     assert_identical(subject.weights(second), subject.weights(first))
 
 
 def test_without_the_optimizer_only_the_weights_come_back(subject: Subject, folder: Path, tmp_path: Path) -> None:
     first = subject.build(folder)
-    learn(learner(first), lesson(), step=1)
+    learn(learner(first), train_batch(), step=1)
     first.save(tmp_path, frozenset({"model"}))
     second = subject.build(folder)
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing: .*checkpoint\.load_contents"):
@@ -309,13 +309,13 @@ def test_the_optimizers_settings_are_the_configurations_and_not_the_checkpoints(
     subject: Subject, folder: Path, tmp_path: Path
 ) -> None:
     first = subject.build(folder, adamw=replace(ADAMW, weight_decay=0.5))
-    learn(learner(first), lesson(), step=1)
+    learn(learner(first), train_batch(), step=1)
     first.save(tmp_path, EVERYTHING)
     second = subject.build(folder, adamw=replace(ADAMW, weight_decay=0.0))
     second.load(tmp_path, EVERYTHING)
     before, moved = subject.weights(first), []
     for engine in (first, second):
-        learner(engine).accumulate(lesson())
+        learner(engine).accumulate(train_batch())
         engine.optim_step(0.1)
         moved.append(subject.weights(engine))
     for name, weight in before.items():  # they differ by the decay that only the first is told to apply
@@ -364,32 +364,33 @@ def taught_adapter(subject: Subject, folder: Path) -> Any:
     engine = subject.build(folder, lora=LORA)
     who = learner(engine)
     for step in range(1, 4):
-        learn(who, lesson(), step)
+        learn(who, train_batch(), step)
     return engine
 
 
 def test_with_lora_only_the_adapter_learns_and_the_reference_stays_the_base_model(
     subject: Subject, folder: Path
 ) -> None:
-    base_T = subject.build(folder).score(lesson())
+    base_T = subject.build(folder).score(train_batch())
     torch.manual_seed(0)
     engine = subject.build(folder, lora=LORA)
     frozen = {name: p.clone() for name, p in engine.module.named_parameters() if "lora_" not in name}
     assert all("lora_" in name for name in subject.weights(engine)) and len(subject.weights(engine)) == 28
-    torch.testing.assert_close(engine.score(lesson()), base_T, atol=1e-5, rtol=1e-5)  # an adapter starts as nothing
-    torch.testing.assert_close(engine.score_reference(lesson()), base_T, atol=1e-5, rtol=1e-5)
+    # a new adapter changes nothing
+    torch.testing.assert_close(engine.score(train_batch()), base_T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(engine.score_reference(train_batch()), base_T, atol=1e-5, rtol=1e-5)
     for step in range(1, 4):
-        learn(learner(engine), lesson(), step)
-        torch.testing.assert_close(engine.score_reference(lesson()), base_T, atol=1e-5, rtol=1e-5)
-    assert (engine.score(lesson()) - base_T).abs().max() > 0.1
+        learn(learner(engine), train_batch(), step)
+        torch.testing.assert_close(engine.score_reference(train_batch()), base_T, atol=1e-5, rtol=1e-5)
+    assert (engine.score(train_batch()) - base_T).abs().max() > 0.1
     now = dict(engine.module.named_parameters())
     assert_identical({name: now[name] for name in frozen}, frozen)
 
 
 def test_the_scorer_can_ask_the_policy_without_its_adapter(subject: Subject, folder: Path) -> None:
-    base_T = subject.build(folder).score(lesson())
+    base_T = subject.build(folder).score(train_batch())
     scorer = Scorer(LocalGroup([taught_adapter(subject, folder)]), reference=True)
-    torch.testing.assert_close(scorer.score(lesson()), base_T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(scorer.score(train_batch()), base_T, atol=1e-5, rtol=1e-5)
 
 
 def test_lora_learns_the_same_with_gradient_checkpointing(subject: Subject, folder: Path) -> None:
@@ -397,7 +398,7 @@ def test_lora_learns_the_same_with_gradient_checkpointing(subject: Subject, fold
     for checkpointing in (False, True):
         torch.manual_seed(0)
         engines.append(subject.build(folder, lora=LORA, checkpointing=checkpointing))
-        learner(engines[-1]).accumulate(lesson())
+        learner(engines[-1]).accumulate(train_batch())
     plain, checkpointed = (subject.gradients(engine) for engine in engines)
     assert len(plain) == 28
     assert_same(checkpointed, plain)
@@ -430,7 +431,7 @@ def logprobs_of(model: Any, batch: TrainBatch) -> Tensor:
 def test_its_weights_are_those_of_the_model_by_the_models_names(subject: Subject, folder: Path) -> None:
     engine, expected = subject.build(folder), dict(eager_model(folder).named_parameters())
     assert_identical(dict(engine.weights()), expected)
-    learn(learner(engine), lesson(), step=1)
+    learn(learner(engine), train_batch(), step=1)
     assert_identical(dict(engine.weights()), subject.weights(engine))
     assert all(not weight.requires_grad for _, weight in engine.weights())
 
@@ -441,9 +442,9 @@ def test_another_engine_goes_on_from_its_checkpoint(
     subject: Subject, one_rank: None, folder: Path, tmp_path: Path, kind: dict[str, Any], other: str
 ) -> None:
     first, second = subject.build(folder, **kind), ENGINES[other].build(folder, **kind)
-    learn(learner(first), lesson(), step=1)
+    learn(learner(first), train_batch(), step=1)
     first.save(tmp_path, EVERYTHING)
     second.load(tmp_path, EVERYTHING)
     for engine in (first, second):
-        learn(learner(engine), lesson(), step=2)
+        learn(learner(engine), train_batch(), step=2)
     assert_same(ENGINES[other].weights(second), subject.weights(first))

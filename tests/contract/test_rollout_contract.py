@@ -21,7 +21,7 @@ from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
-from rloom.rollout.native.sampler import choose
+from rloom.rollout.native.sampler import sample_tokens
 from rloom.trainer.sampling import trajectory
 from rloom.types import Prompt, Score
 from tests.helpers import CPU, a_batch, eager_model, engine_of, policy
@@ -33,13 +33,13 @@ PROMPTS = [(11,), (5, 6, 7), (9, 8, 7, 6, 5, 4), (20, 30, 40, 50, 60, 10, 3, 4, 
 REINFORCE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.0, None, "kl")
 
 
-def native(network: PolicyNetwork, host: LocalEngine, max_sequences: int = 64, **settings: Any) -> NativeRollout:
+def native(network: PolicyNetwork, owner: LocalEngine, max_sequences: int = 64, **settings: Any) -> NativeRollout:
     rest = {"max_prefill_tokens": 1000, "memory_share": 0.5, "free_cache": True, **settings}
-    return NativeRollout(network, host=host, max_sequences=max_sequences, **rest)
+    return NativeRollout(network, owner=owner, max_sequences=max_sequences, **rest)
 
 
-def hf(network: PolicyNetwork, host: LocalEngine, max_sequences: int = 64) -> HfRollout:
-    return HfRollout(network, host=host, pad_id=0, max_sequences=max_sequences, generate_kwargs={}, attention="eager")
+def hf(network: PolicyNetwork, owner: LocalEngine, max_sequences: int = 64) -> HfRollout:
+    return HfRollout(network, owner=owner, pad_id=0, max_sequences=max_sequences, generate_kwargs={}, attention="eager")
 
 
 ENGINES: Mapping[str, Callable[..., Rollout]] = {"native": native, "hf": hf}
@@ -381,9 +381,9 @@ def test_sleep_gives_the_cache_back_where_that_is_asked_for(folder: Path) -> Non
     for free_cache in (True, False):
         bench = Bench.at(folder, native, free_cache=free_cache)
         first = bench.tokens(requests(), GREEDY)
-        assert bench.rollout.passes.cache is not None
+        assert bench.rollout.eager_decoder.cache is not None
         bench.rollout.sleep()
-        assert (bench.rollout.passes.cache is None) == free_cache
+        assert (bench.rollout.eager_decoder.cache is None) == free_cache
         bench.rollout.wake()
         assert bench.tokens(requests(), GREEDY) == first
 
@@ -391,9 +391,9 @@ def test_sleep_gives_the_cache_back_where_that_is_asked_for(folder: Path) -> Non
 def test_a_uniform_number_picks_the_token_whose_share_it_falls_into() -> None:
     logits_BV = torch.tensor([0.1, 0.2, 0.0, 0.7]).log().expand(5, 4)
     uniform_B = torch.tensor([0.0, 0.05, 0.15, 0.301, 0.99999])
-    token_B, logprob_B = choose(logits_BV, uniform_B, Sampling(max_new_tokens=1))
+    token_B, logprob_B = sample_tokens(logits_BV, uniform_B, Sampling(max_new_tokens=1))
     assert token_B.tolist() == [0, 0, 1, 3, 3]
     torch.testing.assert_close(logprob_B.exp(), torch.tensor([0.1, 0.1, 0.2, 0.7, 0.7]))
-    cut_B, logprob_B = choose(logits_BV, uniform_B, Sampling(max_new_tokens=1, top_k=2))
+    cut_B, logprob_B = sample_tokens(logits_BV, uniform_B, Sampling(max_new_tokens=1, top_k=2))
     assert cut_B.tolist() == [1, 1, 1, 3, 3]  # shares 2/9 and 7/9
     torch.testing.assert_close(logprob_B.exp(), torch.tensor([0.2, 0.2, 0.2, 0.7, 0.7]))

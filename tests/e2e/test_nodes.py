@@ -11,7 +11,7 @@ import pytest
 
 from rloom.config.dialects import kit
 from rloom.errors import WorkerError
-from rloom.runtime.joining import lend_this_machine
+from rloom.runtime.joining import join_run
 from rloom.runtime.nodes import free_port, reachable
 from rloom.runtime.secret import secret_file
 from tests.e2e.runs import arguments, records
@@ -158,7 +158,7 @@ def test_a_machine_that_never_comes_is_named_and_not_awaited_forever(tmp_path: P
 def test_a_machine_whose_first_is_not_there_says_so(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(WorkerError, match=f"trainer.start_timeout_s=1: nobody answers at {address}"):
-        lend_this_machine(address, 1, directory=tmp_path, cpus=1, gpus=0, timeout_s=1, say=print)
+        join_run(address, 1, directory=tmp_path, cpus=1, gpus=0, timeout_s=1, say=print)
 
 
 def test_the_kits_variables_name_the_machines() -> None:

@@ -179,7 +179,7 @@ def test_a_worker_killed_in_generation_in_an_update_and_while_saving_costs_nothi
 def test_a_worker_that_cannot_begin_is_an_error_and_no_loss(address: str) -> None:
     """To begin again would end the same."""
     with cluster.connect({"address": address}, cpus=1), cluster.reserve(1, {"CPU": 1}, timeout_s=30) as share:
-        member = cluster.start_host(share, 0, {"CPU": 1}, ("worker 0", None), int, ("no number",))
+        member = cluster.start_worker(share, 0, {"CPU": 1}, ("worker 0", None), int, ("no number",))
         with pytest.raises(WorkerError) as caught:
             cluster.RayGroup([member], None).each("vitals", [()])
     assert str(caught.value).startswith("worker 0 could not begin: ValueError: invalid literal for int()")
@@ -193,7 +193,8 @@ def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
     monkeypatch.setattr(failures, "RAISED_WAIT_S", 2.0)
     with cluster.connect({"address": address}, cpus=1), cluster.reserve(1, {"CPU": 3}, timeout_s=30) as share:
         members = [
-            cluster.start_host(share, 0, {"CPU": 1}, (f"worker {n}", tmp_path / f"{n}.log"), Peer, ()) for n in range(3)
+            cluster.start_worker(share, 0, {"CPU": 1}, (f"worker {n}", tmp_path / f"{n}.log"), Peer, ())
+            for n in range(3)
         ]
         group = cluster.RayGroup(members, "actor")
         assert group.each("act", [(0, None)] * 3) == ["done"] * 3
@@ -208,7 +209,7 @@ def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
         assert (error.worker, error.lost) == ("worker 1", False)
         with pytest.raises(WorkerError, match="worker 0 failed: Strange: no such token"):
             list(cluster.RayGroup(members[:2], "actor").stream("write", [(0, "no such token"), (0, None)]))
-        cluster.end_hosts(members)
+        cluster.kill_actors(members)
 
 
 class Faulty(cluster.RayGroup):
@@ -239,7 +240,7 @@ def test_an_error_on_one_worker_is_shown_first_ends_the_others_and_saves_nothing
     shown = said[said.index("rloom: worker error: ") :].splitlines()
     assert shown[0] == (
         "rloom: worker error: worker 1 failed: AttributeError: "
-        "'ShardedEngine' object has no attribute 'score_with_no_such_method'"
+        "'FSDPEngine' object has no attribute 'score_with_no_such_method'"
     )
     assert "checkpoint error" not in said and "room on the disk" not in said
     assert any(line.startswith("Its last lines") and line.endswith("worker_1.log):") for line in shown)

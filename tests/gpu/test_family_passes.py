@@ -38,7 +38,7 @@ def test_the_native_engine_writes_the_log_probs_of_the_models_own_forward(family
     on_gpu.set_attn_implementation("rloom")
     engine = NativeRollout(
         PolicyNetwork(on_gpu, packed=True),
-        host=OnGpu(),
+        owner=OnGpu(),
         max_sequences=8,
         max_prefill_tokens=64,
         memory_share=0.01,

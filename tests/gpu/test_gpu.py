@@ -16,15 +16,15 @@ from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import Batch, TokenOutputs
 from rloom.config.load import load_config
-from rloom.data.packing import MicroBatching
 from rloom.engines.base import Placement
+from rloom.engines.distributed import join, leave, rank_mesh
+from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
-from rloom.engines.mesh import join, lay_out_ranks, leave
-from rloom.engines.sharded import ShardedEngine
 from rloom.errors import ModelError
 from rloom.models import head
 from rloom.models.load import Lora
 from rloom.models.network import PolicyNetwork
+from rloom.packing import MicroBatching
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
@@ -50,11 +50,11 @@ REINFORCE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, None,
 
 
 def native(
-    network: PolicyNetwork, host: LocalEngine, *, share: float = 0.5, free_cache: bool = True, eager: bool = False
+    network: PolicyNetwork, owner: LocalEngine, *, share: float = 0.5, free_cache: bool = True, eager: bool = False
 ) -> NativeRollout:
     return NativeRollout(
         network,
-        host=host,
+        owner=owner,
         max_sequences=8,
         max_prefill_tokens=40,
         memory_share=share,
@@ -63,13 +63,13 @@ def native(
     )
 
 
-def stepping(network: PolicyNetwork, host: LocalEngine) -> NativeRollout:
-    return native(network, host, eager=True)
+def stepping(network: PolicyNetwork, owner: LocalEngine) -> NativeRollout:
+    return native(network, owner, eager=True)
 
 
-def hf(network: PolicyNetwork, host: LocalEngine) -> HfRollout:
+def hf(network: PolicyNetwork, owner: LocalEngine) -> HfRollout:
     attention = "eager" if network.softcap else "sdpa"  # sdpa leaves out a softcap
-    return HfRollout(network, host=host, pad_id=0, max_sequences=8, generate_kwargs={}, attention=attention)
+    return HfRollout(network, owner=owner, pad_id=0, max_sequences=8, generate_kwargs={}, attention=attention)
 
 
 def write(rollout: Rollout, sampling: Sampling, requests: Sequence[Request] = REQUESTS) -> list[Completion]:
@@ -82,44 +82,44 @@ def test_native_writes_greedily_what_hugging_face_writes(
     family_folder: Path, build: Callable[[PolicyNetwork, LocalEngine], NativeRollout]
 ) -> None:
     network = policy(family_folder)
-    host = engine_of(network, Placement(CUDA))
-    expected = [completion.tokens_L.tolist() for completion in write(hf(network, host), GREEDY)]
-    rollout = build(network, host)
+    owner = engine_of(network, Placement(CUDA))
+    expected = [completion.tokens_L.tolist() for completion in write(hf(network, owner), GREEDY)]
+    rollout = build(network, owner)
     assert [completion.tokens_L.tolist() for completion in write(rollout, GREEDY)] == expected
-    assert rollout.resident is not None
-    assert sorted(rollout.resident.graphs.graphs) == ([8] if build is native else [])
+    assert rollout.decoder is not None
+    assert sorted(rollout.decoder.graphs.graphs) == ([8] if build is native else [])
 
 
 def test_graphs_outlive_the_memory_behind_the_cache_and_are_made_anew_for_weights_that_moved(
     model_folder: Callable[[str], Path],
 ) -> None:
     network = policy(model_folder("qwen2"))
-    host = engine_of(network, Placement(CUDA, torch.bfloat16))
-    rollout = native(network, host)
+    owner = engine_of(network, Placement(CUDA, torch.bfloat16))
+    rollout = native(network, owner)
     before = [completion.tokens_L.tolist() for completion in write(rollout, LUCKY)]
-    first = rollout.resident
+    first = rollout.decoder
     assert first is not None and first.cache.bytes > 0
     rollout.sleep()
     assert first.cache.bytes == 0
     rollout.wake()
     assert [completion.tokens_L.tolist() for completion in write(rollout, LUCKY)] == before
-    assert rollout.resident is first
+    assert rollout.decoder is first
     for parameter in network.module.parameters():
         parameter.data = parameter.data.clone()
     assert [completion.tokens_L.tolist() for completion in write(rollout, LUCKY)] == before
-    assert rollout.resident is not first
+    assert rollout.decoder is not first
 
 
 def test_updates_reach_the_captured_graphs(model_folder: Callable[[str], Path]) -> None:
     """After a step the graphs write with the new weights, as an engine made after the step does."""
     network = policy(model_folder("llama"))
-    host = engine_of(network, Placement(CUDA, torch.bfloat16))
-    rollout, batch = native(network, host), a_batch()
+    owner = engine_of(network, Placement(CUDA, torch.bfloat16))
+    rollout, batch = native(network, owner), a_batch()
     before = write(rollout, GREEDY)
-    host.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
-    assert host.optim_step(0.05).applied
+    owner.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
+    assert owner.optim_step(0.05).applied
     after = [completion.tokens_L.tolist() for completion in write(rollout, GREEDY)]
-    assert after == [completion.tokens_L.tolist() for completion in write(native(network, host), GREEDY)]
+    assert after == [completion.tokens_L.tolist() for completion in write(native(network, owner), GREEDY)]
     assert after != [completion.tokens_L.tolist() for completion in before]
 
 
@@ -132,7 +132,7 @@ def test_the_device_draws_what_the_host_draws(model_folder: Callable[[str], Path
     network, there = policy(folder), policy(folder)
     on_host = NativeRollout(
         network,
-        host=engine_of(network),
+        owner=engine_of(network),
         max_sequences=8,
         max_prefill_tokens=40,
         memory_share=0.5,
@@ -149,8 +149,8 @@ def test_a_step_that_cannot_be_captured_runs_from_python_and_says_so(
     model_folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     network = policy(model_folder("qwen2"))
-    host = engine_of(network, Placement(CUDA))
-    expected = [completion.tokens_L.tolist() for completion in write(native(network, host), GREEDY)]
+    owner = engine_of(network, Placement(CUDA))
+    expected = [completion.tokens_L.tolist() for completion in write(native(network, owner), GREEDY)]
     logits = network.logits
 
     def looks_at_a_number(hidden_TH: torch.Tensor) -> torch.Tensor:
@@ -158,11 +158,11 @@ def test_a_step_that_cannot_be_captured_runs_from_python_and_says_so(
         return logits(hidden_TH)
 
     network.logits = looks_at_a_number  # type: ignore[method-assign]
-    rollout = native(network, host)
+    rollout = native(network, owner)
     found = [completion.tokens_L.tolist() for completion in write(rollout, GREEDY)]
     assert found == expected
     assert "could not capture this model's decode step" in caplog.text and "enforce_eager=True" in caplog.text
-    assert rollout.resident is not None and not rollout.resident.graphs.graphs
+    assert rollout.decoder is not None and not rollout.decoder.graphs.graphs
 
 
 def test_lora_checkpointing_and_compiled_layers_go_together(model_folder: Callable[[str], Path]) -> None:
@@ -180,7 +180,7 @@ def test_lora_checkpointing_and_compiled_layers_go_together(model_folder: Callab
             engine.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
             assert engine.optim_step(0.01).applied
     plain, compiled_one = engines
-    for one, other in zip(plain.learned.values(), compiled_one.learned.values(), strict=True):
+    for one, other in zip(plain.trainable.values(), compiled_one.trainable.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
     greedy = [write(build(e.network, e), GREEDY) for e in engines for build in (native, hf)]
     assert len({tuple(tuple(one.tokens_L.tolist()) for one in each) for each in greedy}) == 1
@@ -262,7 +262,7 @@ def listed_saves(network: PolicyNetwork) -> Iterator[Counter[str]]:
 
 
 def gradients(engine: LocalEngine) -> dict[str, torch.Tensor]:
-    found = {name: engine.gathered.get(name, p.grad) for name, p in engine.learned.items()}
+    found = {name: engine.accumulated.get(name, p.grad) for name, p in engine.trainable.items()}
     return {name: gradient.clone() for name, gradient in found.items() if gradient is not None}
 
 
@@ -305,7 +305,7 @@ def test_judging_in_parts_never_waits_for_the_device(
     monkeypatch.setattr(head, "LOGITS_AT_ONCE", 25 * VOCABULARY)
 
     def judge(outputs: TokenOutputs, rows: slice, tokens: slice) -> torch.Tensor:
-        return REINFORCE(outputs, there.stretch(rows, tokens), counts)[0]
+        return REINFORCE(outputs, there.view(rows, tokens), counts)[0]
 
     for mode in ("default", "error"):  # the first time the kernels are compiled
         torch.cuda.set_sync_debug_mode(mode)
@@ -339,14 +339,14 @@ def test_in_bfloat16_sampled_logprobs_stay_near_the_trainers(
     family_folder: Path, build: Callable[[PolicyNetwork, LocalEngine], Rollout]
 ) -> None:
     network = policy(family_folder)
-    host = engine_of(network, Placement(CUDA, torch.bfloat16))
-    completions = write(build(network, host), LUCKY)
+    owner = engine_of(network, Placement(CUDA, torch.bfloat16))
+    completions = write(build(network, owner), LUCKY)
     rows = [
         trajectory(Prompt(0, (), "", request.tokens, "s"), completion, Score(1.0))
         for request, completion in zip(REQUESTS, completions, strict=True)
     ]
     batch = Batch.pack(rows, groups=range(len(rows)))
-    difference_T = (host.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs()
+    difference_T = (owner.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs()
     assert float(difference_T.mean()) < 0.02
 
 
@@ -358,10 +358,10 @@ def test_the_only_rank_of_a_sharded_engine_learns_what_the_plain_one_learns(
     plain = engine_of(policy(folder), Placement(device))
     join(0, 1, address=f"127.0.0.1:{free_port()}", device=device)
     try:
-        sharded = ShardedEngine(
+        sharded = FSDPEngine(
             policy(folder),
             Placement(device),
-            lay_out_ranks(device),
+            rank_mesh(device),
             scoring=WHOLE,
             training=WHOLE,
             optimizer=ADAMW,
@@ -387,15 +387,15 @@ def test_offloaded_weights_and_moments_visit_the_gpu_and_learn_the_same(model_fo
     moments = [tensor for state in visiting.optimizer.state.values() for tensor in state.values()]
     assert {tensor.device.type for tensor in (*visiting.module.parameters(), *moments)} == {"cpu"}
     assert {parameter.device.type for parameter in staying.module.parameters()} == {"cuda"}
-    for one, other in zip(staying.learned.values(), visiting.learned.values(), strict=True):
+    for one, other in zip(staying.trainable.values(), visiting.trainable.values(), strict=True):
         # a hundredth of what one step moves a weight: sums on a GPU are not made in the same order twice
         torch.testing.assert_close(one.detach().cpu(), other.detach(), rtol=0, atol=1e-4)
 
 
 def test_offloaded_weights_are_brought_in_to_generate(model_folder: Callable[[str], Path]) -> None:
     network = policy(model_folder("llama"))
-    host = engine_of(network, Placement(CUDA, offload_parameters=True))
-    found = [completion.tokens_L.tolist() for completion in write(native(network, host), GREEDY)]
+    owner = engine_of(network, Placement(CUDA, offload_parameters=True))
+    found = [completion.tokens_L.tolist() for completion in write(native(network, owner), GREEDY)]
     assert {parameter.device.type for parameter in network.module.parameters()} == {"cpu"}
     staying = policy(model_folder("llama"))
     expected = write(native(staying, engine_of(staying, Placement(CUDA))), GREEDY)
@@ -407,15 +407,15 @@ def test_the_cache_keeps_to_its_share_of_memory_and_does_not_count_itself_twice(
     model_folder: Callable[[str], Path], dtype: torch.dtype, number: int
 ) -> None:
     network = policy(model_folder("llama"))
-    host = engine_of(network, Placement(CUDA, dtype))
+    owner = engine_of(network, Placement(CUDA, dtype))
     longest = max(len(request.tokens) for request in REQUESTS) + GREEDY.max_new_tokens
     each = 2 * 2 * 2 * 8 * longest * number  # keys and values, layers, heads, size
     total = torch.cuda.get_device_properties(CUDA).total_memory
-    rollout = native(network, host, share=5.5 * each / total, free_cache=False)
+    rollout = native(network, owner, share=5.5 * each / total, free_cache=False)
     for _ in range(2):
         write(rollout, GREEDY)
-        assert rollout.resident is not None
-        assert rollout.resident.cache.places == int(5.5 * longest)
+        assert rollout.decoder is not None
+        assert rollout.decoder.cache.capacity_tokens == int(5.5 * longest)
 
 
 def test_a_share_too_small_for_one_sequence_is_named(model_folder: Callable[[str], Path]) -> None:

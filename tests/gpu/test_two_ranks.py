@@ -13,15 +13,15 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import token_places
-from rloom.data.packing import MicroBatching, share_rows
 from rloom.engines.base import Placement
+from rloom.engines.distributed import Broadcast, rank_mesh
+from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
-from rloom.engines.mesh import Broadcast, lay_out_ranks
-from rloom.engines.sharded import ShardedEngine
+from rloom.packing import MicroBatching, share_rows
 from rloom.runtime.nodes import free_port
 from tests.engine_subjects import network_of
-from tests.helpers import ADAMW, Weights, apart, lesson
-from tests.ranks import Crew
+from tests.helpers import ADAMW, Weights, apart, train_batch
+from tests.ranks import RankProcesses
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,8 +46,8 @@ class Course:
     scores_T: Tensor  # before the first
 
 
-def course(engine: LocalEngine | ShardedEngine, share: int, shares: int) -> Course:
-    batch = lesson()
+def course(engine: LocalEngine | FSDPEngine, share: int, shares: int) -> Course:
+    batch = train_batch()
     mine, counts = batch.select(rows_of(share, shares)), Counts.of(batch, 16)
     scores_T, metrics, norms = engine.score(mine), [], []
     for _ in range(2):
@@ -60,15 +60,15 @@ def course(engine: LocalEngine | ShardedEngine, share: int, shares: int) -> Cour
 
 
 def rows_of(share: int, shares: int) -> list[int]:
-    return share_rows(lesson().length_N.tolist(), shares, balance=True)[share]
+    return share_rows(train_batch().length_N.tolist(), shares, balance=True)[share]
 
 
 def on_a_rank(rank: int, ranks: int, folder: Path, dtype: torch.dtype, together: int, compiled: bool) -> Course:
     network = network_of(folder, packed=True, checkpointing=False, lora=None, critic=False, empty=rank > 0)
-    engine = ShardedEngine(
+    engine = FSDPEngine(
         network,
         Placement(CUDA, dtype),
-        lay_out_ranks(CUDA),
+        rank_mesh(CUDA),
         scoring=TOKENS,
         training=TOKENS,
         optimizer=ADAMW,
@@ -79,17 +79,17 @@ def on_a_rank(rank: int, ranks: int, folder: Path, dtype: torch.dtype, together:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Crew]:
-    crew = Crew(2, "cuda:0")
-    yield crew
-    crew.close()
+def pair() -> Iterator[RankProcesses]:
+    rank_processes = RankProcesses(2, "cuda:0")
+    yield rank_processes
+    rank_processes.close()
 
 
 @pytest.mark.parametrize("together", [1, 2], ids=["shards", "ulysses"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["as written", "compiled"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_two_ranks_on_one_gpu_learn_what_one_process_learns(
-    model_folder: Callable[[str], Path], pair: Crew, dtype: torch.dtype, compiled: bool, together: int
+    model_folder: Callable[[str], Path], pair: RankProcesses, dtype: torch.dtype, compiled: bool, together: int
 ) -> None:
     folder = model_folder("llama")
     found = pair.run(2, on_a_rank, folder, dtype, together, compiled, timeout_s=200)
@@ -117,7 +117,7 @@ def test_two_ranks_on_one_gpu_learn_what_one_process_learns(
 
 
 def merged(firsts: list[Course]) -> Tensor:
-    batch = lesson()
+    batch = train_batch()
     found_T = torch.zeros(len(batch.tokens_T))
     for share, rank in enumerate(firsts):
         rows = torch.tensor(rows_of(share, len(firsts)))
@@ -132,5 +132,5 @@ def send_and_receive(rank: int, ranks: int, port: int) -> Tensor:
     return tensor.cpu()
 
 
-def test_a_channel_carries_weights_between_processes_on_one_gpu(pair: Crew) -> None:
+def test_a_channel_carries_weights_between_processes_on_one_gpu(pair: RankProcesses) -> None:
     assert [tensor.tolist() for tensor in pair.run(2, send_and_receive, free_port())] == [[1.5, 1.5, 1.5]] * 2

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rloom.algos.advantages import AdvantageSettings, Evidence
+from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
 from rloom.algos.kl import token_rewards
 from rloom.algos.registry import ALGORITHMS
 from rloom.batch import Batch, TrainBatch
@@ -32,10 +32,12 @@ def batch_of(masks: Sequence[str], scores: Sequence[float | None], groups: Seque
     )
 
 
-def outcome(masks: Sequence[str], scores: Sequence[float | None], groups: Sequence[int] | None = None) -> Evidence:
+def outcome(
+    masks: Sequence[str], scores: Sequence[float | None], groups: Sequence[int] | None = None
+) -> AdvantageInputs:
     """Nothing but a score at the end of each answer."""
     batch = batch_of(masks, scores, groups)
-    return Evidence(batch, token_rewards(batch, None, 0.0))
+    return AdvantageInputs(batch, token_rewards(batch, None, 0.0))
 
 
 @dataclass(frozen=True)
@@ -72,18 +74,18 @@ class Case:
     def numbers(self) -> Tensor:
         return torch.cat([sample.numbers for sample in self.samples], dim=1)
 
-    def evidence(self, shift: float = 0.0) -> Evidence:
+    def inputs(self, shift: float = 0.0) -> AdvantageInputs:
         """`shift` is added to every score."""
         batch, numbers = self.batch, self.numbers
         batch = replace(batch, score_N=batch.score_N + shift * batch.valid_N)
         greedy_N = torch.tensor([torch.nan if s.group == 2 else s.group / 4 for s in self.samples], dtype=torch.float64)
-        return Evidence(batch, token_rewards(batch, numbers[0], 0.1), numbers[1], greedy_N)
+        return AdvantageInputs(batch, token_rewards(batch, numbers[0], 0.1), numbers[1], greedy_N)
 
-    def lesson(self, estimator: str = "rloo") -> TrainBatch:
-        evidence, numbers = self.evidence(), self.numbers
-        found = ALGORITHMS[estimator].advantage(evidence, AdvantageSettings(gamma=0.9))
+    def train_batch(self, estimator: str = "rloo") -> TrainBatch:
+        inputs, numbers = self.inputs(), self.numbers
+        found = ALGORITHMS[estimator].advantage(inputs, AdvantageSettings(gamma=0.9))
         return TrainBatch(
-            **vars(evidence.batch),
+            **vars(inputs.batch),
             advantages_T=found.advantages_T,
             old_logprobs_T=numbers[3],
             ref_logprobs_T=numbers[4],

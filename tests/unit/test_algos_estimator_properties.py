@@ -8,8 +8,8 @@ from algos_samples import MASKS, Case, Sample, a_few_examples, a_sample, cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rloom.algos.advantages import AdvantageSettings, Evidence
-from rloom.algos.over_time import raw_gae
+from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
+from rloom.algos.over_time import unwhitened_gae
 from rloom.algos.registry import ALGORITHMS
 from rloom.batch import Advantages, token_places
 
@@ -21,7 +21,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def advantages(name: str, case: Case, settings: AdvantageSettings = SETTINGS[0], shift: float = 0.0) -> Advantages:
-    return ALGORITHMS[name].advantage(case.evidence(shift), settings)
+    return ALGORITHMS[name].advantage(case.inputs(shift), settings)
 
 
 @pytest.mark.parametrize("name", ["rloo", "grpo"])
@@ -75,15 +75,15 @@ def test_the_advantages_of_rloo_sum_to_zero_in_each_group(case: Case) -> None:
 @given(case=cases(), gamma=st.floats(0, 1))
 @a_few_examples
 def test_gae_with_lambda_one_and_no_values_is_the_discounted_return(case: Case, gamma: float) -> None:
-    evidence = case.evidence()
-    evidence = Evidence(evidence.batch, evidence.rewards_T, torch.zeros_like(evidence.rewards_T))
-    found_T = raw_gae(evidence, AdvantageSettings(gamma=gamma, lam=1.0))
+    inputs = case.inputs()
+    inputs = AdvantageInputs(inputs.batch, inputs.rewards_T, torch.zeros_like(inputs.rewards_T))
+    found_T = unwhitened_gae(inputs, AdvantageSettings(gamma=gamma, lam=1.0))
     expected_T = torch.zeros_like(found_T)
     for sample in range(len(case.samples)):
         total = 0.0
-        places = (evidence.batch.loss_mask_T & (evidence.batch.sample_T == sample)).nonzero().squeeze(1).tolist()
+        places = (inputs.batch.loss_mask_T & (inputs.batch.sample_T == sample)).nonzero().squeeze(1).tolist()
         for t in reversed(places):
-            total = float(evidence.rewards_T[t]) + gamma * total
+            total = float(inputs.rewards_T[t]) + gamma * total
             expected_T[t] = total
     assert_close(found_T, expected_T)
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 from algos_samples import batch_of, outcome
 
-from rloom.algos.advantages import AdvantageSettings, Evidence
+from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
 from rloom.algos.kl import token_rewards
-from rloom.algos.over_time import gae, raw_gae, reinforce_plus_plus, remax, returns_to_go
+from rloom.algos.over_time import gae, reinforce_plus_plus, remax, returns_to_go, unwhitened_gae
 from rloom.algos.packed import Actions
 from rloom.algos.within_groups import gpg, grpo, grpo_passk, opo, reinforce_plus_plus_baseline, rloo
 
@@ -16,54 +16,52 @@ def numbers(values: list[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def written(evidence: Evidence, value_T: torch.Tensor) -> list[float]:
-    return value_T[evidence.batch.mask_T].tolist()
+def written(inputs: AdvantageInputs, value_T: torch.Tensor) -> list[float]:
+    return value_T[inputs.batch.mask_T].tolist()
 
 
 def test_rloo_is_leave_one_out() -> None:
-    evidence = outcome([".w"] * 4, [1, 0, 2, 4], groups=[0, 0, 1, 1])
-    assert written(evidence, rloo(evidence, STD).advantages_T) == [1.0, -1.0, -2.0, 2.0]
+    inputs = outcome([".w"] * 4, [1, 0, 2, 4], groups=[0, 0, 1, 1])
+    assert written(inputs, rloo(inputs, STD).advantages_T) == [1.0, -1.0, -2.0, 2.0]
 
 
 def test_rloo_of_three_compares_with_the_mean_of_the_other_two() -> None:
-    evidence = outcome([".w"] * 3, [3, 1, 2])
-    assert written(evidence, rloo(evidence, STD).advantages_T) == pytest.approx([1.5, -1.5, 0.0])
+    inputs = outcome([".w"] * 3, [3, 1, 2])
+    assert written(inputs, rloo(inputs, STD).advantages_T) == pytest.approx([1.5, -1.5, 0.0])
 
 
 def test_grpo_divides_by_the_sample_standard_deviation() -> None:
-    evidence = outcome([".w"] * 4, [1, 0, 0, 1])  # mean 1/2, std sqrt(1/3)
+    inputs = outcome([".w"] * 4, [1, 0, 0, 1])  # mean 1/2, std sqrt(1/3)
     expected = 0.5 / (3**-0.5 + 1e-6)
-    assert written(evidence, grpo(evidence, STD).advantages_T) == pytest.approx(
-        [expected, -expected, -expected, expected]
-    )
+    assert written(inputs, grpo(inputs, STD).advantages_T) == pytest.approx([expected, -expected, -expected, expected])
 
 
 def test_grpo_without_std_is_the_distance_to_the_mean() -> None:
-    evidence = outcome([".w"] * 4, [1, 0, 0, 1])
-    assert written(evidence, grpo(evidence, PLAIN).advantages_T) == [0.5, -0.5, -0.5, 0.5]
+    inputs = outcome([".w"] * 4, [1, 0, 0, 1])
+    assert written(inputs, grpo(inputs, PLAIN).advantages_T) == [0.5, -0.5, -0.5, 0.5]
 
 
 def test_every_token_of_an_answer_gets_its_advantage_and_the_rest_get_none() -> None:
-    evidence = outcome(["..ww-w", ".w"], [1, 0])
-    assert rloo(evidence, STD).advantages_T.tolist() == [0, 0, 1, 1, 0, 1, 0, -1]
+    inputs = outcome(["..ww-w", ".w"], [1, 0])
+    assert rloo(inputs, STD).advantages_T.tolist() == [0, 0, 1, 1, 0, 1, 0, -1]
 
 
 def test_groups_may_differ_in_size_and_lie_apart() -> None:
-    evidence = outcome([".w"] * 5, [1, 6, 0, 0, 2], groups=[7, 3, 7, 3, 3])
-    assert written(evidence, rloo(evidence, STD).advantages_T) == pytest.approx([1, 5, -1, -4, -1])
+    inputs = outcome([".w"] * 5, [1, 6, 0, 0, 2], groups=[7, 3, 7, 3, 3])
+    assert written(inputs, rloo(inputs, STD).advantages_T) == pytest.approx([1, 5, -1, -4, -1])
 
 
 def test_a_failed_sample_enters_no_mean_and_gets_nothing() -> None:
-    evidence = outcome([".w"] * 3, [3, None, 1])
+    inputs = outcome([".w"] * 3, [3, None, 1])
     for estimator in (rloo, grpo, opo, gpg, grpo_passk, reinforce_plus_plus_baseline):
-        assert estimator(evidence, PLAIN).advantages_T[3] == 0
-    assert written(evidence, rloo(evidence, STD).advantages_T) == [2.0, 0.0, -2.0]
+        assert estimator(inputs, PLAIN).advantages_T[3] == 0
+    assert written(inputs, rloo(inputs, STD).advantages_T) == [2.0, 0.0, -2.0]
 
 
 @pytest.mark.parametrize("estimator", [rloo, grpo, opo, gpg, grpo_passk, reinforce_plus_plus_baseline])
 def test_a_group_reduced_to_one_valid_sample_has_advantage_zero(estimator) -> None:
-    evidence = outcome([".w"] * 4, [5, None, 1, 0], groups=[0, 0, 1, 1])
-    found = written(evidence, estimator(evidence, STD).advantages_T)
+    inputs = outcome([".w"] * 4, [5, None, 1, 0], groups=[0, 0, 1, 1])
+    found = written(inputs, estimator(inputs, STD).advantages_T)
     assert found[:2] == [0, 0]
     assert found[2] > 0
 
@@ -72,72 +70,72 @@ def test_a_group_reduced_to_one_valid_sample_has_advantage_zero(estimator) -> No
 def test_equal_scores_give_exactly_zero_even_where_floats_round(estimator) -> None:
     batch = batch_of([".w", ".w", ".w"], [0.1, 0.1, 0.1])
     rewards_T = token_rewards(batch, None, 0.0).float()
-    assert estimator(Evidence(batch, rewards_T), STD).advantages_T.tolist() == [0.0] * 6
+    assert estimator(AdvantageInputs(batch, rewards_T), STD).advantages_T.tolist() == [0.0] * 6
 
 
 def test_opo_weighs_the_baseline_by_length() -> None:
-    evidence = outcome([".w", ".www"], [1, 0])  # (1 * 1 + 3 * 0) / 4
-    assert written(evidence, opo(evidence, STD).advantages_T) == [0.75, -0.25, -0.25, -0.25]
+    inputs = outcome([".w", ".www"], [1, 0])  # (1 * 1 + 3 * 0) / 4
+    assert written(inputs, opo(inputs, STD).advantages_T) == [0.75, -0.25, -0.25, -0.25]
 
 
 def test_gpg_scales_up_for_samples_that_earned_nothing() -> None:
-    evidence = outcome([".w"] * 4, [1, 0, 0, 0], groups=[0, 0, 1, 1])  # 4 samples, 1 with a reward
-    assert written(evidence, gpg(evidence, STD).advantages_T) == [2.0, -2.0, 0.0, 0.0]
+    inputs = outcome([".w"] * 4, [1, 0, 0, 0], groups=[0, 0, 1, 1])  # 4 samples, 1 with a reward
+    assert written(inputs, gpg(inputs, STD).advantages_T) == [2.0, -2.0, 0.0, 0.0]
 
 
 def test_pass_at_k_rewards_the_best_by_its_lead() -> None:
-    evidence = outcome([".w"] * 3, [1, 3, 0])
-    assert written(evidence, grpo_passk(evidence, PLAIN).advantages_T) == [0.0, 2.0, 0.0]
+    inputs = outcome([".w"] * 3, [1, 3, 0])
+    assert written(inputs, grpo_passk(inputs, PLAIN).advantages_T) == [0.0, 2.0, 0.0]
     std = (((1 / 3) ** 2 + (5 / 3) ** 2 + (4 / 3) ** 2) / 2) ** 0.5
-    assert written(evidence, grpo_passk(evidence, STD).advantages_T) == pytest.approx([0, 2 / (std + 1e-6), 0])
+    assert written(inputs, grpo_passk(inputs, STD).advantages_T) == pytest.approx([0, 2 / (std + 1e-6), 0])
 
 
 def test_pass_at_k_gives_nothing_for_a_shared_first_place() -> None:
-    evidence = outcome([".w"] * 3, [3, 3, 0])
-    assert written(evidence, grpo_passk(evidence, PLAIN).advantages_T) == [0.0, 0.0, 0.0]
+    inputs = outcome([".w"] * 3, [3, 3, 0])
+    assert written(inputs, grpo_passk(inputs, PLAIN).advantages_T) == [0.0, 0.0, 0.0]
 
 
 def test_reinforce_plus_plus_whitens_the_discounted_return() -> None:
-    evidence = outcome([".ww", ".w"], [1, 0])
-    found = reinforce_plus_plus(evidence, AdvantageSettings(gamma=0.5))
-    assert written(evidence, found.returns_T) == [0.5, 1.0, 0.0]  # mean 1/2, variance 1/4
-    assert written(evidence, found.advantages_T) == pytest.approx([0.0, 1.0, -1.0], abs=1e-6)
+    inputs = outcome([".ww", ".w"], [1, 0])
+    found = reinforce_plus_plus(inputs, AdvantageSettings(gamma=0.5))
+    assert written(inputs, found.returns_T) == [0.5, 1.0, 0.0]  # mean 1/2, variance 1/4
+    assert written(inputs, found.advantages_T) == pytest.approx([0.0, 1.0, -1.0], abs=1e-6)
 
 
 def test_reinforce_plus_plus_baseline_whitens_the_distance_to_the_mean() -> None:
-    evidence = outcome([".w"] * 4, [1, 0, 3, 1], groups=[0, 0, 1, 1])  # 1/2 -1/2 1 -1, variance 2.5/3
+    inputs = outcome([".w"] * 4, [1, 0, 3, 1], groups=[0, 0, 1, 1])  # 1/2 -1/2 1 -1, variance 2.5/3
     scale = (2.5 / 3) ** -0.5
     expected = [0.5 * scale, -0.5 * scale, scale, -scale]
-    assert written(evidence, reinforce_plus_plus_baseline(evidence, STD).advantages_T) == pytest.approx(expected)
+    assert written(inputs, reinforce_plus_plus_baseline(inputs, STD).advantages_T) == pytest.approx(expected)
 
 
 def test_remax_subtracts_the_greedy_score_discounted_like_the_score() -> None:
-    evidence = outcome([".w-ww", ".w"], [1, 3])
-    evidence = Evidence(evidence.batch, evidence.rewards_T, greedy_N=numbers([0.5, 5.0]))
-    assert written(evidence, remax(evidence, PLAIN).advantages_T) == [0.5, 0.5, 0.5, -2.0]
-    found = remax(evidence, AdvantageSettings(gamma=0.5))
-    assert written(evidence, found.returns_T) == [0.25, 0.5, 1.0, 3.0]
-    assert written(evidence, found.advantages_T) == [0.25 * 0.5, 0.5 * 0.5, 0.5, -2.0]
+    inputs = outcome([".w-ww", ".w"], [1, 3])
+    inputs = AdvantageInputs(inputs.batch, inputs.rewards_T, greedy_N=numbers([0.5, 5.0]))
+    assert written(inputs, remax(inputs, PLAIN).advantages_T) == [0.5, 0.5, 0.5, -2.0]
+    found = remax(inputs, AdvantageSettings(gamma=0.5))
+    assert written(inputs, found.returns_T) == [0.25, 0.5, 1.0, 3.0]
+    assert written(inputs, found.advantages_T) == [0.25 * 0.5, 0.5 * 0.5, 0.5, -2.0]
 
 
 def test_remax_gives_no_advantage_to_an_answer_as_good_as_the_greedy_one() -> None:
-    evidence = outcome([".www", ".w"], [1, 1])
-    evidence = Evidence(evidence.batch, evidence.rewards_T, greedy_N=numbers([1.0, 1.0]))
-    assert written(evidence, remax(evidence, AdvantageSettings(gamma=0.9)).advantages_T) == [0.0] * 4
+    inputs = outcome([".www", ".w"], [1, 1])
+    inputs = AdvantageInputs(inputs.batch, inputs.rewards_T, greedy_N=numbers([1.0, 1.0]))
+    assert written(inputs, remax(inputs, AdvantageSettings(gamma=0.9)).advantages_T) == [0.0] * 4
 
 
 def test_remax_discounts_the_kl_along_the_way_and_the_baseline_from_the_end() -> None:
     batch = batch_of([".ww"], [1.0])
     rewards_T = token_rewards(batch, numbers([0, 0.5, 0.25]), 1.0)  # -1/2, then 1 - 1/4
-    evidence = Evidence(batch, rewards_T, greedy_N=numbers([1.0]))
+    inputs = AdvantageInputs(batch, rewards_T, greedy_N=numbers([1.0]))
     # returns -1/2 + 3/4 / 2 and 3/4; baseline 1/2 and 1
-    assert written(evidence, remax(evidence, AdvantageSettings(gamma=0.5)).advantages_T) == [-0.625, -0.25]
+    assert written(inputs, remax(inputs, AdvantageSettings(gamma=0.5)).advantages_T) == [-0.625, -0.25]
 
 
 def test_remax_leaves_out_a_prompt_whose_greedy_score_failed() -> None:
-    evidence = outcome([".w", ".w"], [1, 3], groups=[0, 1])
-    evidence = Evidence(evidence.batch, evidence.rewards_T, greedy_N=numbers([torch.nan, 1.0]))
-    assert written(evidence, remax(evidence, PLAIN).advantages_T) == [0.0, 2.0]
+    inputs = outcome([".w", ".w"], [1, 3], groups=[0, 1])
+    inputs = AdvantageInputs(inputs.batch, inputs.rewards_T, greedy_N=numbers([torch.nan, 1.0]))
+    assert written(inputs, remax(inputs, PLAIN).advantages_T) == [0.0, 2.0]
 
 
 GAE = AdvantageSettings(gamma=0.9, lam=0.5)
@@ -150,25 +148,25 @@ GAE_ADVANTAGES = [-0.077, 0.14, 0.8]
 )
 def test_gae_skips_tokens_the_policy_did_not_write(mask: str, values: list[float]) -> None:
     batch = batch_of([mask], [1.0])
-    evidence = Evidence(batch, token_rewards(batch, None, 0.0), numbers(values))
-    assert written(evidence, raw_gae(evidence, GAE)) == pytest.approx(GAE_ADVANTAGES)
-    found = gae(evidence, GAE)
-    assert written(evidence, found.returns_T) == pytest.approx([0.423, 0.54, 1.0])
-    assert written(evidence, found.advantages_T) == pytest.approx([-0.79837, -0.32329, 1.12165], abs=1e-5)
+    inputs = AdvantageInputs(batch, token_rewards(batch, None, 0.0), numbers(values))
+    assert written(inputs, unwhitened_gae(inputs, GAE)) == pytest.approx(GAE_ADVANTAGES)
+    found = gae(inputs, GAE)
+    assert written(inputs, found.returns_T) == pytest.approx([0.423, 0.54, 1.0])
+    assert written(inputs, found.advantages_T) == pytest.approx([-0.79837, -0.32329, 1.12165], abs=1e-5)
     assert found.advantages_T[~batch.mask_T].abs().sum() == 0
 
 
 def test_gae_of_one_sample_does_not_see_the_next() -> None:
     batch = batch_of([".w", ".www"], [7.0, 1.0])
-    evidence = Evidence(batch, token_rewards(batch, None, 0.0), numbers([0, 3, 0, 0.5, 0.4, 0.2]))
-    assert written(evidence, raw_gae(evidence, GAE)) == pytest.approx([4.0, *GAE_ADVANTAGES])
+    inputs = AdvantageInputs(batch, token_rewards(batch, None, 0.0), numbers([0, 3, 0, 0.5, 0.4, 0.2]))
+    assert written(inputs, unwhitened_gae(inputs, GAE)) == pytest.approx([4.0, *GAE_ADVANTAGES])
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 100])
 def test_the_discounted_sum_in_blocks_is_the_recursion(length: int) -> None:
-    evidence = outcome(["." + "w" * length, ".ww"], [1, 2])
-    rewards_T = torch.randn(len(evidence.rewards_T), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = returns_to_go(Evidence(evidence.batch, rewards_T), gamma=0.97)
+    inputs = outcome(["." + "w" * length, ".ww"], [1, 2])
+    rewards_T = torch.randn(len(inputs.rewards_T), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = returns_to_go(AdvantageInputs(inputs.batch, rewards_T), gamma=0.97)
     expected = 0.0
     for t in reversed(range(1, length + 1)):
         expected = float(rewards_T[t]) + 0.97 * expected

@@ -133,13 +133,13 @@ def test_kl_cov_holds_the_chosen_tokens_back() -> None:
     assert gradient(kl_cov, terms, LossSettings(ppo_kl_coef=0.1)) == pytest.approx([-1.4, -1.5, -0.6])
 
 
-def lesson(masks: list[str], advantages: list[float], old: list[float], scores: list[float | None]) -> TrainBatch:
+def train_batch(masks: list[str], advantages: list[float], old: list[float], scores: list[float | None]) -> TrainBatch:
     return TrainBatch(**vars(batch_of(masks, scores)), advantages_T=numbers(advantages), old_logprobs_T=numbers(old),
                       ref_logprobs_T=None, values_T=None, returns_T=None)  # fmt: skip
 
 
 # Over the four tokens that teach: mean advantage 0, mean log-prob -1.5, covariances 3, 4, 0, 0. The last sample failed.
-COVARIANCES = lesson(
+COVARIANCES = train_batch(
     [".ww", ".ww", ".w"], [9, 3, -4, 9, 1, 0, 9, 99], [0, -0.5, -2.5, 0, -1.5, -1.5, 0, 99], [1, 1, None]
 )
 
@@ -164,13 +164,13 @@ def test_kl_cov_chooses_the_largest(ratio: float, chosen: list[int]) -> None:
 
 
 def test_nothing_is_chosen_where_nothing_teaches() -> None:
-    empty = lesson([".w", ".."], [1, 1, 1, 1], [0, -1, 0, 0], [None, 1])
+    empty = train_batch([".w", ".."], [1, 1, 1, 1], [0, -1, 0, 0], [None, 1])
     assert not choose_for_clip_cov(empty, DEFAULT).any()
     assert not choose_for_kl_cov(empty, DEFAULT).any()
 
 
 def test_the_choice_does_not_depend_on_the_order_of_samples() -> None:
-    batch = Case(tuple(Sample(".wwwwww", i % 2, float(i), seed=i) for i in range(6))).lesson()
+    batch = Case(tuple(Sample(".wwwwww", i % 2, float(i), seed=i) for i in range(6))).train_batch()
     settings = LossSettings(clip_cov_ratio=0.2, clip_cov_lb=0.01, kl_cov_ratio=0.2)
     order = [3, 0, 5, 1, 4, 2]
     for choose in (choose_for_clip_cov, choose_for_kl_cov):

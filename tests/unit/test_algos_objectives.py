@@ -80,7 +80,7 @@ def corrected(mini: TrainBatch) -> TrainBatch:
 @pytest.mark.parametrize("loss", POLICY_LOSSES)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_any_split_gives_the_same_loss(loss: str, aggregation: str) -> None:
-    goal, mini = objective(loss, aggregation, "k3+"), corrected(MIXED.lesson())
+    goal, mini = objective(loss, aggregation, "k3+"), corrected(MIXED.train_batch())
     whole = Learned(goal, mini, MIXED)
     assert whole.loss != 0
     for micro_batches, ranks in ((8, 1), (4, 2), (1, 2)):
@@ -104,7 +104,7 @@ def test_geo_mean_weighs_an_answer_by_the_geometric_mean_of_its_weights(loss: st
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_any_split_gives_the_same_value_loss(aggregation: str) -> None:
-    goal, mini = ValueObjective(0.2, aggregation), MIXED.lesson("gae")
+    goal, mini = ValueObjective(0.2, aggregation), MIXED.train_batch("gae")
     whole = Learned(goal, mini, MIXED)
     for micro_batches, ranks in ((8, 1), (4, 2)):
         assert_same(Learned(goal, mini, MIXED, micro_batches, ranks), whole)
@@ -116,8 +116,8 @@ def test_any_split_gives_the_same_value_loss(aggregation: str) -> None:
 def test_a_failed_sample_changes_no_loss(loss: str, case: Case, failed: Sample) -> None:
     more = Case((replace(failed, score=None), *case.samples))
     for aggregation in ("token-mean", "seq-mean-token-sum"):
-        before = Learned(objective(loss, aggregation), case.lesson(), case)
-        after = Learned(objective(loss, aggregation), more.lesson(), more)
+        before = Learned(objective(loss, aggregation), case.train_batch(), case)
+        after = Learned(objective(loss, aggregation), more.train_batch(), more)
         assert after.loss == pytest.approx(before.loss, rel=1e-7, abs=1e-9)
         assert after.metrics == pytest.approx(before.metrics, rel=1e-6, abs=1e-7)
         for one, other in zip(after.gradients, before.gradients, strict=True):
@@ -126,7 +126,7 @@ def test_a_failed_sample_changes_no_loss(loss: str, case: Case, failed: Sample) 
 
 @pytest.mark.parametrize("estimator", ALGORITHMS)
 def test_every_estimator_composes_with_every_loss_aggregation_and_kl(estimator: str) -> None:
-    mini = corrected(MIXED.lesson(estimator))
+    mini = corrected(MIXED.train_batch(estimator))
     kinds = ("kl", "abs", "mse", "k3", "kl+", "abs+", "mse+", "k3+")  # the others are second names
     for loss, aggregation, kl in itertools.product(POLICY_LOSSES, AGGREGATIONS, kinds):
         Learned(objective(loss, aggregation, kl), mini, MIXED).assert_finite()
@@ -136,7 +136,7 @@ def extreme(*, old: float = -1.0, scores: tuple[float | None, ...] = (1.0, 0.0),
     case = Case(
         tuple(Sample(mask, 0, score, seed=i) for i, (mask, score) in enumerate(zip(masks, scores, strict=True)))
     )
-    mini = case.lesson("grpo")
+    mini = case.train_batch("grpo")
     shifted_T = case.numbers[2] + old
     return replace(mini, old_logprobs_T=shifted_T, ref_logprobs_T=shifted_T)
 
@@ -184,12 +184,12 @@ def test_aggregations_by_hand(mode: str, expected: float) -> None:
 
 @pytest.mark.parametrize("loss", POLICY_LOSSES)
 def test_every_loss_honours_every_aggregation(loss: str) -> None:
-    found = {mode: Learned(objective(loss, mode), MIXED.lesson(), MIXED).metrics for mode in AGGREGATIONS}
+    found = {mode: Learned(objective(loss, mode), MIXED.train_batch(), MIXED).metrics for mode in AGGREGATIONS}
     assert len({metrics["actor/pg_loss"] for metrics in found.values()}) == 4
 
 
 def test_rollout_weights_weigh_the_policy_loss_alone() -> None:
-    mini = MIXED.lesson()
+    mini = MIXED.train_batch()
     plain = Learned(objective(), mini, MIXED).metrics
     doubled = Learned(
         objective(), replace(mini, rollout_weights_T=torch.full_like(mini.advantages_T, 2.0)), MIXED
@@ -200,7 +200,7 @@ def test_rollout_weights_weigh_the_policy_loss_alone() -> None:
 
 
 def test_rejected_tokens_are_as_if_they_had_not_been_written() -> None:
-    mini = MIXED.lesson()
+    mini = MIXED.train_batch()
     keep_T = torch.arange(len(mini.mask_T)) % 3 != 0
     rejected = Learned(objective("gspo"), replace(mini, keep_T=keep_T), MIXED)
     unwritten = Learned(objective("gspo"), replace(mini, mask_T=mini.mask_T & keep_T), MIXED)
@@ -208,7 +208,7 @@ def test_rejected_tokens_are_as_if_they_had_not_been_written() -> None:
 
 
 def test_an_on_policy_update_needs_no_old_log_probs() -> None:
-    mini = replace(MIXED.lesson(), old_logprobs_T=None)
+    mini = replace(MIXED.train_batch(), old_logprobs_T=None)
     found = Learned(objective("vanilla"), mini, MIXED)
     assert found.metrics["actor/ppo_kl"] == 0
     assert found.metrics.pop("rollout_corr/kl") == pytest.approx(
@@ -220,7 +220,7 @@ def test_an_on_policy_update_needs_no_old_log_probs() -> None:
 
 
 def test_only_losses_that_choose_prepare_anything() -> None:
-    mini = MIXED.lesson()
+    mini = MIXED.train_batch()
     assert objective("vanilla").prepare(mini) is mini
     assert ValueObjective(0.2, "token-mean").prepare(mini) is mini
     assert objective("kl_cov").prepare(mini).chosen_T.sum() == 4  # a fifth of 21 tokens
@@ -241,7 +241,7 @@ def test_entropy_is_rewarded_and_the_kl_is_punished(
     """Two tokens with advantages 1 and -2, at a ratio of 1: the policy loss is (-1 + 2) / 2."""
     case = Case((Sample("ww", 0, 1.0, 0),))
     mini = replace(
-        case.lesson(),
+        case.train_batch(),
         advantages_T=torch.tensor([1.0, -2.0], dtype=torch.float64),
         old_logprobs_T=None,
         ref_logprobs_T=torch.tensor([-1.5, -1.0], dtype=torch.float64),

@@ -18,7 +18,7 @@ from rloom.errors import ConfigError
 OUTSIDE = '''
 from dataclasses import dataclass
 
-from rloom.algos.advantages import same_for_every_token
+from rloom.algos.advantages import broadcast_to_tokens
 from rloom.algos.packed import Groups
 from rloom.algos.policy_losses import TokenLoss
 from rloom.algos.registry import Algorithm, PolicyLossEntry
@@ -31,7 +31,7 @@ class Anything:
 
 def signs(evidence, settings):
     groups, return_N = Groups.of(evidence.batch), evidence.return_N
-    return same_for_every_token(evidence, groups, (return_N - groups.mean(return_N)).sign())
+    return broadcast_to_tokens(evidence, groups, (return_N - groups.mean(return_N)).sign())
 
 
 def plain(terms, settings):
@@ -87,7 +87,7 @@ def test_names_of_the_catalogue_resolve_to_its_entries() -> None:
 def test_an_estimator_from_a_file_works_with_default_needs(file: Path) -> None:
     entry = resolve_algorithm(f"{file}:signs")
     assert (entry.needs_critic, entry.min_group, entry.needs_greedy) == (False, 1, False)
-    found = entry.advantage(MIXED.evidence(), AdvantageSettings())
+    found = entry.advantage(MIXED.inputs(), AdvantageSettings())
     assert set(found.advantages_T.tolist()) == {-1.0, 0.0, 1.0}
 
 
@@ -99,7 +99,7 @@ def test_entries_from_outside_bring_their_own_needs(file: Path) -> None:
 
 def test_a_loss_from_a_module_trains(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(file.parent)
-    mini, logprobs_T = MIXED.lesson(), MIXED.numbers[2]
+    mini, logprobs_T = MIXED.train_batch(), MIXED.numbers[2]
 
     def loss_of(name: str) -> float:
         objective = PolicyObjective(name, LossSettings(), "token-mean", 0.0, None, "kl")
@@ -155,7 +155,7 @@ def test_every_entry_has_a_row_in_the_table() -> None:
 def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
     guide = (DOCS / "adding_an_algorithm.md").read_text()
     (tmp_path / "my_algos.py").write_text(guide.split("```python\n")[1].split("```")[0])
-    found = resolve_algorithm(f"{tmp_path}/my_algos.py:above_mean").advantage(MIXED.evidence(), AdvantageSettings())
+    found = resolve_algorithm(f"{tmp_path}/my_algos.py:above_mean").advantage(MIXED.inputs(), AdvantageSettings())
     assert set(found.advantages_T.tolist()) == {-1.0, 0.0, 1.0}
     assert resolve_algorithm(f"{tmp_path}/my_algos.py:above_mean_of_four").min_group == 4
     assert resolve_policy_loss(f"{tmp_path}/my_algos.py:unclipped").aggregation is None

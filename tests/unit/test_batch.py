@@ -34,7 +34,7 @@ def test_the_tokens_of_a_failed_sample_do_not_teach() -> None:
 
 
 def test_selecting_rows_carries_every_field_and_what_is_not_there() -> None:
-    batch = replace(MIXED.lesson(), chosen_T=torch.arange(len(MIXED.batch.mask_T)) % 2 == 0, ref_logprobs_T=None)
+    batch = replace(MIXED.train_batch(), chosen_T=torch.arange(len(MIXED.batch.mask_T)) % 2 == 0, ref_logprobs_T=None)
     picked = batch.select([4, 0])
     places = token_places(batch.length_N, torch.tensor([4, 0]))
     start = int(batch.length_N[:4].sum())
@@ -48,7 +48,7 @@ def test_selecting_rows_carries_every_field_and_what_is_not_there() -> None:
 
 
 def test_what_rollout_correction_rejected_does_not_teach() -> None:
-    batch = MIXED.lesson()
+    batch = MIXED.train_batch()
     keep_T = torch.arange(len(batch.mask_T)) % 2 == 0
     rejected = replace(batch, keep_T=keep_T)
     assert rejected.loss_mask_T.tolist() == (batch.loss_mask_T & keep_T).tolist()

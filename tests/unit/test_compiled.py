@@ -13,11 +13,11 @@ from torch._dynamo.utils import counters
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.data.packing import MicroBatching
-from rloom.engines.mesh import lay_out_ranks
-from rloom.engines.sharded import ShardedEngine
-from rloom.models.attention import Opaque, PackedAttention, running
+from rloom.engines.distributed import rank_mesh
+from rloom.engines.fsdp import FSDPEngine
+from rloom.models.attention import OpaqueAttention, PackedAttention, active
 from rloom.models.network import PolicyNetwork
+from rloom.packing import MicroBatching
 from rloom.rollout.base import Request, Sampling
 from rloom.rollout.native.engine import NativeRollout
 from tests.helpers import ADAMW, CPU, FAMILIES, a_batch, engine_of, policy, save_model
@@ -92,7 +92,7 @@ def test_a_sharded_layer_is_compiled_once_like_a_whole_one(
     """To the compiler a module that FSDP manages is full of numbers that vary: several versions, all slow."""
     plain, compiled, versions = networks
     whole = MicroBatching(samples=8)
-    sharded = ShardedEngine(compiled, CPU, lay_out_ranks(CPU.device), scoring=whole, training=whole, optimizer=ADAMW)
+    sharded = FSDPEngine(compiled, CPU, rank_mesh(CPU.device), scoring=whole, training=whole, optimizer=ADAMW)
     for samples in (8, 5):
         batch = a_batch(samples).select(range(samples))
         sharded.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
@@ -104,7 +104,7 @@ def test_attention_behind_the_operator_is_compiled_once_and_sees_every_layer_in_
     networks: tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]],
 ) -> None:
     plain, compiled, versions = networks
-    opaque = Opaque()
+    opaque = OpaqueAttention()
     with torch.no_grad():
         for tokens in (9, 12):
             token_T, packed = torch.arange(3, 3 + tokens), PackedAttention(torch.tensor([tokens]), CPU.device)
@@ -114,7 +114,7 @@ def test_attention_behind_the_operator_is_compiled_once_and_sees_every_layer_in_
                 calls.append(len(calls))
                 return packed(query, key, value, form)
 
-            with running(attend):
+            with active(attend):
                 found = compiled.decoder.packed_hidden(token_T, opaque, packed.position_T)
             torch.testing.assert_close(found, plain.decoder.packed_hidden(token_T, packed))
             assert calls == [0, 1, 2, 3, 4]
@@ -126,7 +126,7 @@ def test_as_written_puts_the_compiled_layers_aside_and_back(
 ) -> None:
     _, compiled, versions = networks
     batch = a_batch()
-    with torch.no_grad(), compiled.decoder.as_written():
+    with torch.no_grad(), compiled.decoder.uncompiled_layers():
         compiled.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T)
         assert versions() == 0
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_a_layer_that_cannot_be_compiled_sends_the_pass_back_to_its_start(
     """Attention counts its layers: the second try must not take the first layer for the next one."""
     network = policy(model_folder("llama"))
     rollout = NativeRollout(
-        network, host=engine_of(network), max_sequences=4, max_prefill_tokens=40, memory_share=0.5, free_cache=True
+        network, owner=engine_of(network), max_sequences=4, max_prefill_tokens=40, memory_share=0.5, free_cache=True
     )
     requests, sampling = [Request((3, 4, 5), 0), Request((7, 8), 1)], Sampling(5)
     expected = {index: one.tokens_L.tolist() for index, one in rollout.generate(requests, sampling)}

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check, nearest_divisors
 from rloom.config.keys import nearest
 from rloom.config.load import load_config
-from rloom.config.needs import declared_needs
 from rloom.errors import ConfigError
 from tests.helpers import configured
 

@@ -6,10 +6,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.config.describe import whole_tree
 from rloom.config.load import expand, load_config
-from rloom.config.needs import declared_needs
 from rloom.config.saved import load_saved
 from rloom.config.schema import Config
 from rloom.errors import ConfigError

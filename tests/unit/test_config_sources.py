@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rloom.config.algorithm_needs import declared_needs
 from rloom.config.describe import whole_tree
 from rloom.config.load import load_config
-from rloom.config.needs import declared_needs
 from rloom.config.saved import load_saved
 from rloom.config.schema import Config
 from rloom.config.uses import WithoutEffect, without_effect

@@ -11,14 +11,14 @@ from rloom.algos.advantages import AdvantageSettings
 from rloom.algos.needs import ESTIMATORS, LOSSES
 from rloom.algos.policy_losses import LossSettings, LossTerms
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
+from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check, notices_on_a_cpu
 from rloom.config.keys import all_keys
 from rloom.config.load import validate
-from rloom.config.needs import declared_needs
 from rloom.config.sources import default_tree, put
 from rloom.config.uses import USES, WithoutEffect, without_effect
 from rloom.errors import ConfigError
-from rloom.trainer.assemble.parts import resolved_needs
+from rloom.trainer.assemble.components import resolved_needs
 from tests.helpers import configured
 
 ALGORITHM, ACTOR, ROLLOUT = "algorithm", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -211,14 +211,14 @@ KEY_OF = {"norm_by_std": "norm_adv_by_std_in_grpo", "clip_low": "clip_ratio", "c
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_estimator_reads_the_settings_that_it_declares(name: str) -> None:
     watched = Watched(AdvantageSettings())
-    evidence = dataclasses.replace(MIXED.evidence(), greedy_N=torch.zeros(len(MIXED.batch)))
-    ALGORITHMS[name].advantage(evidence, watched)  # type: ignore[arg-type]
+    inputs = dataclasses.replace(MIXED.inputs(), greedy_N=torch.zeros(len(MIXED.batch)))
+    ALGORITHMS[name].advantage(inputs, watched)  # type: ignore[arg-type]
     assert {KEY_OF.get(read, read) for read in watched.read} == ESTIMATORS[name].reads == ALGORITHMS[name].reads
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_a_loss_reads_the_settings_that_it_declares(name: str) -> None:
-    watched, entry, batch = Watched(LossSettings()), POLICY_LOSSES[name], MIXED.lesson()
+    watched, entry, batch = Watched(LossSettings()), POLICY_LOSSES[name], MIXED.train_batch()
     chosen_T = entry.choose(batch, watched) if entry.choose is not None else None  # type: ignore[arg-type]
     logprobs_T = batch.old_logprobs_T
     assert logprobs_T is not None

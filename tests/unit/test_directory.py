@@ -14,15 +14,15 @@ import pytest
 from rloom.config.load import load_config
 from rloom.errors import ConfigError
 from rloom.trainer import run as running
-from rloom.trainer.directory import LOCK, OWNER, sole_owner
+from rloom.trainer.directory import LOCK, OWNER, locked
 
 
 def test_a_second_run_is_refused_and_the_first_one_leaves_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "one"
-    with sole_owner(directory):
+    with locked(directory):
         with (
             pytest.raises(ConfigError, match=rf"{directory}: another run is using it; wait .* or choose another"),
-            sole_owner(directory),
+            locked(directory),
         ):
             pass
         assert (directory / LOCK).exists()
@@ -30,15 +30,15 @@ def test_a_second_run_is_refused_and_the_first_one_leaves_nothing(tmp_path: Path
 
 
 def test_what_a_run_wrote_stays(tmp_path: Path) -> None:
-    with sole_owner(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         (tmp_path / "run" / "metrics.jsonl").touch()
-    with sole_owner(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         pass
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [LOCK, "metrics.jsonl"]
 
 
 def test_a_directory_that_was_there_stays(tmp_path: Path) -> None:
-    with sole_owner(tmp_path):
+    with locked(tmp_path):
         pass
     assert tmp_path.is_dir() and list(tmp_path.iterdir()) == []
 
@@ -47,10 +47,10 @@ def test_the_directory_is_locked_before_anything_is_read(tmp_path: Path, monkeyp
     def read(*_: object) -> None:
         raise AssertionError("the directory belongs to another run")
 
-    for name in ("prepare", "open_parts"):
+    for name in ("prepare", "open_components"):
         monkeypatch.setattr(running, name, read)
     config = load_config([f"trainer.default_local_dir={tmp_path}", "trainer.device=cpu"])
-    with sole_owner(tmp_path), pytest.raises(ConfigError, match="another run is using it"):
+    with locked(tmp_path), pytest.raises(ConfigError, match="another run is using it"):
         running.run(config)
 
 
@@ -66,7 +66,7 @@ def test_without_locks_a_file_says_who_is_there(
     no_flock: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = tmp_path / "run"
-    with sole_owner(directory):
+    with locked(directory):
         assert json.loads((directory / OWNER).read_text()) == {"host": socket.gethostname(), "pid": os.getpid()}
         assert f"{directory}: its file system has no locks" in caplog.text and str(directory / OWNER) in caplog.text
     assert not directory.exists()
@@ -91,12 +91,12 @@ def test_without_locks_what_a_dead_run_left_is_replaced(
 ) -> None:
     (tmp_path / OWNER).write_text(json.dumps({"host": host, "pid": process()}))
     if taken:
-        with sole_owner(tmp_path):
+        with locked(tmp_path):
             assert json.loads((tmp_path / OWNER).read_text())["pid"] == os.getpid()
         return
     with (
         pytest.raises(ConfigError, match=rf"the run of {tmp_path / OWNER} .*if that run has ended, remove the file"),
-        sole_owner(tmp_path),
+        locked(tmp_path),
     ):
         pass
     assert (tmp_path / OWNER).exists()
@@ -104,6 +104,6 @@ def test_without_locks_what_a_dead_run_left_is_replaced(
 
 def test_without_locks_a_file_that_is_no_record_is_left_alone(no_flock: None, tmp_path: Path) -> None:
     (tmp_path / OWNER).write_text("not JSON")
-    with pytest.raises(ConfigError, match="remove the file"), sole_owner(tmp_path):
+    with pytest.raises(ConfigError, match="remove the file"), locked(tmp_path):
         pass
     assert (tmp_path / OWNER).read_text() == "not JSON"

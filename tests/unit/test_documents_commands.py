@@ -2,10 +2,10 @@
 
 import pytest
 
+from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.config.keys import value_at
 from rloom.config.load import load_config
-from rloom.config.needs import declared_needs
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
 

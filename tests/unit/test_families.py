@@ -12,15 +12,15 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from rloom.config.context import check_context
 from rloom.config.load import load_config
-from rloom.config.plan.make import make_plan
 from rloom.errors import ConfigError, ModelError
 from rloom.models import hub, verify
 from rloom.models.attention import call_attend
 from rloom.models.decoder import Decoder
-from rloom.models.load import ModelSource, check_folder, load_causal_lm, without_chance
+from rloom.models.load import ModelSource, check_folder, load_causal_lm, without_randomness
 from rloom.models.network import PolicyNetwork, logit_scale
 from rloom.models.rotary import fix_rotary_scaling
-from rloom.models.verify import examine, own_logits, small_twin, two_samples
+from rloom.models.verify import examine, own_logits, small_model, two_samples
+from rloom.plan.make import make_plan
 from rloom.runtime.nodes import free_port
 from rloom.trainer.assemble.support import Family, family_of
 from tests.families import CAUSAL_FAMILIES, NOT_TRIED, row, tiny_config, tiny_model
@@ -128,7 +128,7 @@ def test_training_computes_what_scoring_computes(family: str) -> None:
     for name, value in CONFIG_MAPPING[family]().to_dict().items():
         if "drop" in name or "jitter" in name:
             setattr(config, name, value or 0.2 if isinstance(value, float) else value)
-    without_chance(config)
+    without_randomness(config)
     model = verify.random_model(config, trust_remote_code=False)
     decoder = Decoder(model, packed=False)
     model.set_attn_implementation("eager")
@@ -203,17 +203,17 @@ def test_logits_are_scaled_as_the_family_does(family: str, entries: dict[str, fl
 
 def test_a_twin_has_a_layer_of_each_kind_and_short_windows_where_samples_reach_past_them() -> None:
     config = CONFIG_MAPPING["gemma3_text"](hidden_size=64, head_dim=16, sliding_window=512)
-    twin = small_twin(config, longest=1024)
+    twin = small_model(config, longest=1024)
     assert twin.config.layer_types == ["sliding_attention", "full_attention"]
-    assert (twin.config.sliding_window, small_twin(config, longest=512).config.sliding_window) == (4, 512)
+    assert (twin.config.sliding_window, small_model(config, longest=512).config.sliding_window) == (4, 512)
     assert sum(parameter.numel() for parameter in twin.parameters()) < 100_000
 
 
 def test_a_twin_of_a_model_finds_what_a_tiny_model_finds() -> None:
     for family, right in {"gpt_oss": True, "qwen3_next": False, "zamba2": False}.items():
         config = CONFIG_MAPPING[family](hidden_size=128)
-        without_chance(config)
-        assert (examine(small_twin(config, longest=1024)).packed is None) == right, family
+        without_randomness(config)
+        assert (examine(small_model(config, longest=1024)).packed is None) == right, family
 
 
 def test_what_twins_find_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from rloom.models import head
-from rloom.models.head import HeadForm, fused_logprobs, linear_float32, matmul_float32, rows_at_once
+from rloom.models.head import LogitOptions, fused_logprobs, linear_float32, matmul_float32, rows_per_chunk
 from rloom.models.logprobs import logprob_and_entropy
 
 pytestmark = pytest.mark.usefixtures("interpreted_kernels")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-PLAIN = HeadForm()
-GEMMA = HeadForm(temperature=0.7, scale=1.5, softcap=4.0)
-GRANITE = HeadForm(temperature=1.3, scale=0.25)
+PLAIN = LogitOptions()
+GEMMA = LogitOptions(temperature=0.7, scale=1.5, softcap=4.0)
+GRANITE = LogitOptions(temperature=1.3, scale=0.25)
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ class Case:
         target_T = torch.randint(vocabulary, (tokens,), generator=draw).to(DEVICE)
         return cls(hidden_TH.requires_grad_(), weight_VH.requires_grad_(), target_T)
 
-    def fused(self, form: HeadForm, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def fused(self, form: LogitOptions, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         return fused_logprobs(self.hidden_TH, self.weight_VH, self.target_T, form, entropy_gradient=entropy_gradient)
 
     def in_float64(self) -> "Case":
         hidden_TH, weight_VH = (x.detach().double().requires_grad_() for x in (self.hidden_TH, self.weight_VH))
         return Case(hidden_TH, weight_VH, self.target_T)
 
-    def plain(self, form: HeadForm, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def plain(self, form: LogitOptions, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         logits_TV = self.hidden_TH @ self.weight_VH.T * form.scale
         if form.softcap is not None:
             logits_TV = form.softcap * torch.tanh(logits_TV / form.softcap)
@@ -64,7 +64,9 @@ def loss(logprob_T: Tensor, entropy_T: Tensor) -> Tensor:
     return (weight_T * logprob_T).sum() + (entropy_T / weight_T).sum()
 
 
-def assert_alike(case: Case, form: HeadForm, *, entropy_gradient: bool, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+def assert_alike(
+    case: Case, form: LogitOptions, *, entropy_gradient: bool, rtol: float = 1e-4, atol: float = 1e-5
+) -> None:
     exact = case.in_float64()
     ours, theirs = case.fused(form, entropy_gradient), exact.plain(form, entropy_gradient)
     for one, other in zip(ours, theirs, strict=True):
@@ -100,7 +102,7 @@ def test_temperature_scale_and_softcap_by_hand() -> None:
     # logits 0 and 2; scaled by 3: 0 and 6; capped at 6: 0 and 6 tanh(1) = 4.569565; at temperature 2: 0 and 2.284782
     hidden_TH = torch.ones(1, 1, device=DEVICE)
     weight_VH = torch.tensor([[0.0], [2.0]], device=DEVICE, requires_grad=True)
-    form = HeadForm(temperature=2.0, scale=3.0, softcap=6.0)
+    form = LogitOptions(temperature=2.0, scale=3.0, softcap=6.0)
     logprob_T, _ = fused_logprobs(hidden_TH, weight_VH, torch.tensor([0], device=DEVICE), form, entropy_gradient=False)
     assert logprob_T.tolist() == pytest.approx([-2.381724], abs=1e-5)  # -ln(1 + exp(2.284782))
     logprob_T.sum().backward()
@@ -113,7 +115,7 @@ def test_temperature_scale_and_softcap_by_hand() -> None:
 @pytest.mark.parametrize("form", [PLAIN, GRANITE, GEMMA], ids=["plain", "granite", "gemma"])
 @pytest.mark.parametrize("tokens", [1, 3, 8])  # one chunk not full, one full, three of which the last is not
 def test_values_and_gradients_are_the_plain_ones(
-    small_blocks: None, tokens: int, form: HeadForm, entropy_gradient: bool
+    small_blocks: None, tokens: int, form: LogitOptions, entropy_gradient: bool
 ) -> None:
     assert_alike(Case.drawn(tokens), form, entropy_gradient=entropy_gradient)
 
@@ -256,9 +258,9 @@ def test_a_product_in_float32_adds_to_what_is_there() -> None:
     ],
 )
 def test_chunks_are_even_and_of_whole_tiles(tokens: int, rows: int) -> None:
-    assert rows_at_once(tokens, 151_936) == rows
+    assert rows_per_chunk(tokens, 151_936) == rows
 
 
 def test_a_vocabulary_larger_than_the_limit_goes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "LOGITS_AT_ONCE", 10)
-    assert rows_at_once(7, 37) == 1
+    assert rows_per_chunk(7, 37) == 1

@@ -12,10 +12,10 @@ import torch
 from rloom.algos.kl import KlControl
 from rloom.config.keys import all_keys
 from rloom.errors import CheckpointError, ModelError, RewardError, RloomError, TrainingError, WorkerError
-from rloom.observe.console import Display
+from rloom.observe.display import Display
 from rloom.observe.runlog import RunLog
 from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.loop import Outcome, State, Training
+from rloom.trainer.loop import State, StepResult, Training
 from rloom.trainer.memory import STAGES
 
 
@@ -25,14 +25,14 @@ class Planted(Training):
     act: Callable[[], None]
     cannot_save: Exception | None = None
 
-    def step(self, step: int) -> Outcome:
+    def step(self, step: int) -> StepResult:
         cast(Any, self.roles.policy).updates += step == 1
         if step > 1:
             self.act()
         self.state, self.updates_at_state = State(step, self.state.kl, {}), self.updates
         return cast(Any, None)
 
-    def record(self, step: int, outcome: Outcome) -> None:
+    def record(self, step: int, outcome: StepResult) -> None:
         pass
 
 

@@ -9,8 +9,8 @@ import torch
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.data.packing import MicroBatching
 from rloom.engines.local import LocalEngine, Placement
+from rloom.packing import MicroBatching
 from rloom.trainer.assemble.models import note_slow_bfloat16, placement
 from tests.helpers import ADAMW, a_batch, configured, policy
 
@@ -42,27 +42,27 @@ def test_micro_batches_add_up_in_float32(build: Callable[[], LocalEngine]) -> No
     exact, coarse = {}, {}
     for row in range(len(BATCH)):
         single.forward_backward(BATCH.select([row]), REINFORCE, COUNTS)
-        for name, gradient in single.gathered.items():
+        for name, gradient in single.accumulated.items():
             exact[name] = exact[name] + gradient if name in exact else gradient
             coarse[name] = coarse[name] + gradient.bfloat16() if name in coarse else gradient.bfloat16()
-        single.gathered = {}
-    assert len(exact) == len(whole.learned)  # the embedding and the head it is tied to are one of them
-    assert all(torch.equal(whole.gathered[name], exact[name]) for name in exact)
+        single.accumulated = {}
+    assert len(exact) == len(whole.trainable)  # the embedding and the head it is tied to are one of them
+    assert all(torch.equal(whole.accumulated[name], exact[name]) for name in exact)
     assert any(not torch.equal(coarse[name].float(), exact[name]) for name in exact)
 
 
 def test_steps_too_small_for_bfloat16_are_not_lost(build: Callable[[], LocalEngine]) -> None:
     engine = build()
-    before = {name: parameter.detach().clone() for name, parameter in engine.learned.items()}
+    before = {name: parameter.detach().clone() for name, parameter in engine.trainable.items()}
     exact = {name: master.detach().clone() for name, master in engine.masters.items()}
     for _ in range(12):
         engine.forward_backward(BATCH, REINFORCE, COUNTS)
         assert engine.optim_step(1e-5).applied
     moved = torch.cat([(engine.masters[name].detach() - exact[name]).flatten().abs() for name in exact])
     assert 5e-5 < float(moved.mean()) < 1.3e-4  # AdamW moves a weight by about the rate: 12 times 1e-5
-    changed = torch.cat([(engine.learned[name] != before[name]).flatten() for name in before])
+    changed = torch.cat([(engine.trainable[name] != before[name]).flatten() for name in before])
     assert 0 < float(changed.float().mean()) < 0.5  # most bfloat16 weights did not get to their next number yet
-    for name, parameter in engine.learned.items():
+    for name, parameter in engine.trainable.items():
         assert torch.equal(parameter, engine.masters[name].bfloat16())
 
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_holds_the_masters_and_resumes_bit_for_bit(
     for name in straight.masters:
         assert straight.masters[name].dtype == torch.float32
         assert torch.equal(resumed.masters[name], straight.masters[name])
-        assert torch.equal(resumed.learned[name], straight.learned[name])
+        assert torch.equal(resumed.trainable[name], straight.trainable[name])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rloom.models.attention import Form, attend_where
+from rloom.models.attention import AttentionOptions, attend_where
 from rloom.rollout.base import Sampling
 from rloom.rollout.native import sampler
 from rloom.rollout.native.slots import Slots
@@ -73,11 +73,11 @@ class Bench:
         tensors = [torch.randn(*shape, generator=draw).to(DEVICE, dtype) for shape in shapes]
         return cls(slots, numbers([*range(count)[::-1], count]), *tensors)  # rows in another order than slots
 
-    def attend(self, form: Form) -> Tensor:
+    def attend(self, options: AttentionOptions) -> Tensor:
         from rloom.rollout.native.kernels.attend import attend_to_slots
 
         return attend_to_slots(
-            self.query, self.key, self.value, self.keys, self.values, self.slot_B, self.slots, form
+            self.query, self.key, self.value, self.keys, self.values, self.slot_B, self.slots, options
         )  # fmt: skip
 
     def stretch(self, slot: int) -> list[int]:
@@ -87,22 +87,26 @@ class Bench:
         length, written = int(slots.prompt_length[slot]), int(slots.written[slot])
         return [*range(prompt, prompt + length), *range(own, own + written)]
 
-    def plainly(self, form: Form) -> "tuple[Tensor, Tensor, Tensor]":
+    def plainly(self, options: AttentionOptions) -> "tuple[Tensor, Tensor, Tensor]":
         """(what each row gets, keys and values afterwards), a row at a time."""
         keys, values, rows = self.keys.clone(), self.values.clone(), []
         for row, slot in enumerate(self.slot_B.tolist()):
-            places = self.stretch(slot)
-            keys[:, places[-1]], values[:, places[-1]] = self.key[row], self.value[row]
-            distance = torch.arange(len(places), device=DEVICE).flip(0)
-            seen = (distance < (form.window or len(places)))[None]
+            capacity_tokens = self.stretch(slot)
+            keys[:, capacity_tokens[-1]], values[:, capacity_tokens[-1]] = self.key[row], self.value[row]
+            distance = torch.arange(len(capacity_tokens), device=DEVICE).flip(0)
+            seen = (distance < (options.window or len(capacity_tokens)))[None]
             query = self.query[row][None, :, None]
-            rows.append(attend_where(query, keys[None, :, places], values[None, :, places], seen, form)[0, :, 0])
+            rows.append(
+                attend_where(query, keys[None, :, capacity_tokens], values[None, :, capacity_tokens], seen, options)[
+                    0, :, 0
+                ]
+            )
         return torch.stack(rows), keys, values
 
 
-def assert_attends_plainly(bench: Bench, form: Form) -> None:
-    expected, keys, values = bench.plainly(form)
-    torch.testing.assert_close(bench.attend(form), expected, rtol=1e-5, atol=1e-6)
+def assert_attends_plainly(bench: Bench, options: AttentionOptions) -> None:
+    expected, keys, values = bench.plainly(options)
+    torch.testing.assert_close(bench.attend(options), expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(bench.keys, keys) and torch.equal(bench.values, values)
 
 
@@ -119,18 +123,34 @@ LONG = [(300, 0), (300, 5), (2, 140)]  # three blocks of 128, and two of an answ
 
 @pytest.mark.parametrize("splits", [1, 2], indirect=True)
 @pytest.mark.parametrize(
-    "form",
-    [Form(0.35), Form(0.35, softcap=2.0), *(Form(0.5, window) for window in (1, 3, 6, 7, 50)), Form(0.5, 4, 1.5)],
+    "options",
+    [
+        AttentionOptions(0.35),
+        AttentionOptions(0.35, softcap=2.0),
+        *(AttentionOptions(0.5, window) for window in (1, 3, 6, 7, 50)),
+        AttentionOptions(0.5, 4, 1.5),
+    ],
     ids=str,
 )
-def test_a_token_attends_to_its_prompt_and_to_what_was_written_since(splits: int, form: Form) -> None:
-    assert_attends_plainly(Bench.drawn(SHORT, shared=2), form)
+def test_a_token_attends_to_its_prompt_and_to_what_was_written_since(splits: int, options: AttentionOptions) -> None:
+    assert_attends_plainly(Bench.drawn(SHORT, shared=2), options)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5], indirect=True)  # five: more than there are blocks
-@pytest.mark.parametrize("form", [Form(0.35, softcap=2.0), Form(0.5, 40), Form(0.5, 145), Form(0.5, 200)], ids=str)
-def test_long_stretches_are_read_in_blocks_by_as_many_programs_as_there_are(splits: int, form: Form) -> None:
-    assert_attends_plainly(Bench.drawn(LONG, shared=2), form)
+@pytest.mark.parametrize(
+    "options",
+    [
+        AttentionOptions(0.35, softcap=2.0),
+        AttentionOptions(0.5, 40),
+        AttentionOptions(0.5, 145),
+        AttentionOptions(0.5, 200),
+    ],
+    ids=str,
+)
+def test_long_stretches_are_read_in_blocks_by_as_many_programs_as_there_are(
+    splits: int, options: AttentionOptions
+) -> None:
+    assert_attends_plainly(Bench.drawn(LONG, shared=2), options)
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(2, 2, 16), (6, 1, 32), (3, 1, 24), (4, 2, 80)])
@@ -138,20 +158,20 @@ def test_heads_come_in_groups_of_any_number_and_size(
     monkeypatch: pytest.MonkeyPatch, heads: int, key_heads: int, size: int
 ) -> None:
     monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
-    assert_attends_plainly(Bench.drawn([(70, 2)], heads=heads, key_heads=key_heads, size=size), Form(0.2))
+    assert_attends_plainly(Bench.drawn([(70, 2)], heads=heads, key_heads=key_heads, size=size), AttentionOptions(0.2))
 
 
 @pytest.mark.parametrize("splits", [1, 2], indirect=True)
 @pytest.mark.parametrize(("size", "value_size"), [(24, 16), (12, 6), (8, 20)])
 def test_values_may_have_another_size_than_keys(splits: int, size: int, value_size: int) -> None:
-    assert_attends_plainly(Bench.drawn(SHORT, shared=2, size=size, value_size=value_size), Form(0.35))
+    assert_attends_plainly(Bench.drawn(SHORT, shared=2, size=size, value_size=value_size), AttentionOptions(0.35))
 
 
 @pytest.mark.parametrize("splits", [1, 2], indirect=True)
 @pytest.mark.parametrize("window", [None, 3])
 def test_sinks_take_part_in_the_softmax(splits: int, window: int | None) -> None:
     sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device=DEVICE)
-    assert_attends_plainly(Bench.drawn(SHORT, shared=2), Form(0.35, window, sinks=sinks))
+    assert_attends_plainly(Bench.drawn(SHORT, shared=2), AttentionOptions(0.35, window, sinks=sinks))
 
 
 def test_a_sink_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +181,9 @@ def test_a_sink_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         tensor.zero_()
     bench.values[0, 3, 5], bench.value[0, 0, 6] = 8.0, 4.0  # scores 0 and 0, and the sink log 2: weights 1, 1, 2
     sinks = torch.log(torch.tensor([2.0], device=DEVICE))
-    assert bench.attend(Form(1.0, sinks=sinks))[0, 0].tolist() == pytest.approx([0, 0, 0, 0, 0, 2, 1, *[0] * 9])
+    assert bench.attend(AttentionOptions(1.0, sinks=sinks))[0, 0].tolist() == pytest.approx(
+        [0, 0, 0, 0, 0, 2, 1, *[0] * 9]
+    )
 
 
 def test_two_tokens_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +194,7 @@ def test_two_tokens_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     bench.query[0, 0, 0] = 1.0
     bench.keys[0, 3, 0], bench.values[0, 3, 5] = torch.log(torch.tensor(3.0)), 8.0  # the prompt's only token
     bench.value[0, 0, 6] = 4.0
-    out = bench.attend(Form(1.0))[0, 0].tolist()
+    out = bench.attend(AttentionOptions(1.0))[0, 0].tolist()
     assert out == pytest.approx([0, 0, 0, 0, 0, 6, 1, *[0] * 9])  # weights 3 and 1: three quarters of 8, one of 4
 
 
@@ -181,7 +203,7 @@ def test_rows_that_only_fill_the_batch_write_to_the_spare_place(monkeypatch: pyt
     bench = Bench.drawn([(2, 0)])
     spare, keys = bench.keys.shape[1] - 1, bench.keys.clone()
     bench.slot_B = numbers([1, 1])  # two of them, and nobody else
-    out = bench.attend(Form(0.35))
+    out = bench.attend(AttentionOptions(0.35))
     changed = (bench.keys != keys).any(2).any(0).nonzero().flatten().tolist()
     assert changed == [spare]
     groups = bench.value.repeat_interleave(2, dim=1)  # each sees itself alone
@@ -195,16 +217,16 @@ def test_queries_and_keys_may_lie_as_the_model_leaves_them(monkeypatch: pytest.M
     turned = {name: getattr(bench, name).transpose(0, 1).contiguous() for name in ("query", "key", "value")}
     bench = replace(bench, **{name: tensor.transpose(0, 1) for name, tensor in turned.items()})
     assert not bench.query.is_contiguous()
-    assert_attends_plainly(bench, Form(0.35))
+    assert_attends_plainly(bench, AttentionOptions(0.35))
 
 
 @pytest.mark.parametrize("splits", [1, 2], indirect=True)
 def test_a_cache_in_half_precision_takes_float32_queries_and_keys(splits: int) -> None:
     """A model's rotation may hand them over in float32. (The interpreter cannot multiply bfloat16.)"""
     bench = Bench.drawn(SHORT, shared=2, dtype=torch.float16)
-    expected, keys, values = bench.plainly(Form(0.35))
+    expected, keys, values = bench.plainly(AttentionOptions(0.35))
     bench.query, bench.key = bench.query.float(), bench.key.float()
-    out = bench.attend(Form(0.35))
+    out = bench.attend(AttentionOptions(0.35))
     assert out.dtype == torch.float16
     torch.testing.assert_close(out.float(), expected.float(), rtol=2e-3, atol=2e-3)
     assert torch.equal(bench.keys, keys) and torch.equal(bench.values, values)
@@ -229,11 +251,11 @@ def slots_for(uniform: Tensor, sampling: Sampling, limit: int = 9) -> Slots:
 
 
 def choose(logits_PV: Tensor, slots: Slots, source: list[int] | None = None, slot: list[int] | None = None) -> None:
-    from rloom.rollout.native.kernels.choose import choose_and_note
+    from rloom.rollout.native.kernels.choose import sample_and_record
 
     slot = list(range(slots.count)) if slot is None else slot
     source = [0] * len(slot) if source is None else source
-    choose_and_note(logits_PV.to(DEVICE), numbers(source), numbers(slot), slots)
+    sample_and_record(logits_PV.to(DEVICE), numbers(source), numbers(slot), slots)
 
 
 def drawn(logits_V: Tensor, uniform_B: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -265,7 +287,7 @@ def test_the_kernels_choose_what_the_host_chooses(small_blocks: None, sampling: 
     source = [row % 2 for row in range(20)]  # several rows draw from one distribution
     slots = slots_for(uniform_B[:, None], sampling)
     choose(logits_PV, slots, source)
-    token_B, logprob_B = sampler.choose(logits_PV[source], uniform_B, sampling)
+    token_B, logprob_B = sampler.sample_tokens(logits_PV[source], uniform_B, sampling)
     assert slots.tokens[:-1, 0].tolist() == slots.token[:-1].tolist() == token_B.tolist()
     torch.testing.assert_close(slots.logprobs[:-1, 0].cpu(), logprob_B, rtol=0, atol=1e-5)
     assert slots.written.tolist() == [1] * 21
@@ -288,10 +310,10 @@ def test_four_tokens_by_hand() -> None:
 
 def test_greedily_the_first_of_equals_is_chosen(small_blocks: None) -> None:
     greedy = replace(PLAIN, temperature=0.0)
-    for highest in ([20, 21, 36], [5, 20], [35, 36]):  # within a block and across blocks
+    for all_reduce_max in ([20, 21, 36], [5, 20], [35, 36]):  # within a block and across blocks
         logits_V = torch.zeros(VOCABULARY)
-        logits_V[highest] = 1.0
-        assert drawn(logits_V, torch.zeros(1), greedy)[0].tolist() == highest[:1]
+        logits_V[all_reduce_max] = 1.0
+        assert drawn(logits_V, torch.zeros(1), greedy)[0].tolist() == all_reduce_max[:1]
 
 
 def test_all_that_equal_the_last_one_kept_are_kept(small_blocks: None) -> None:
@@ -301,9 +323,9 @@ def test_all_that_equal_the_last_one_kept_are_kept(small_blocks: None) -> None:
     uniform_B = torch.tensor([0.1, 0.5, 0.7, 0.9])
     for sampling in (replace(PLAIN, top_k=2), replace(PLAIN, top_p=0.5)):
         assert drawn(shares_V.log(), uniform_B, sampling)[0].tolist() == [3, 17, 18, 36]
-    token_B, _ = sampler.choose(shares_V.log().expand(4, -1), uniform_B, replace(PLAIN, top_k=2))
+    token_B, _ = sampler.sample_tokens(shares_V.log().expand(4, -1), uniform_B, replace(PLAIN, top_k=2))
     assert token_B.tolist() == [3, 17, 18, 36]
-    token_B, _ = sampler.choose(shares_V.log().expand(4, -1), uniform_B, replace(PLAIN, top_p=0.5))
+    token_B, _ = sampler.sample_tokens(shares_V.log().expand(4, -1), uniform_B, replace(PLAIN, top_p=0.5))
     assert len(set(token_B.tolist())) == 2
 
 

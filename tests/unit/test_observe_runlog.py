@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rloom.observe.console import Display
+from rloom.observe.display import Display
 from rloom.observe.runlog import RunLog
 from rloom.observe.trackers import FileTracker
 

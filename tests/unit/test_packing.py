@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rloom.data.packing import MicroBatching, fill_bins, share_rows
+from rloom.packing import MicroBatching, fill_bins, share_rows
 
 
 def test_by_count_rows_stay_in_order_and_the_last_micro_batch_is_what_is_left() -> None:

@@ -14,16 +14,16 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 
 from rloom import cli
 from rloom.config.load import load_config
-from rloom.config.plan import memory, scaling, timing
-from rloom.config.plan.architecture import Architecture, architecture
-from rloom.config.plan.batches import batches, cut
-from rloom.config.plan.make import Models, Plan, make_plan
-from rloom.data.packing import MicroBatching
-from rloom.engines import sharded
+from rloom.engines import fsdp
 from rloom.errors import ConfigError, ModelError
 from rloom.models import head
 from rloom.models.load import Lora, with_lora
 from rloom.models.network import ValueNetwork
+from rloom.packing import MicroBatching
+from rloom.plan import memory, scaling, timing
+from rloom.plan.architecture import Architecture, architecture
+from rloom.plan.batches import batches, plan_passes
+from rloom.plan.make import Models, Plan, make_plan
 from rloom.rollout.native import engine
 from tests.architecture.source import ROOT
 from tests.helpers import FAMILIES, SHAPE, a_batch
@@ -120,7 +120,7 @@ def test_a_critic_follows_the_actor_where_it_says_nothing_itself() -> None:
     ("samples", "budget", "longest"), [(128, 32768, 640), (128, 49152, 640), (7, 100, 30), (3, 9, 9)]
 )
 def test_passes_are_those_of_the_engine(samples: int, budget: int, longest: int) -> None:
-    found = cut(samples, None, None, budget, longest)
+    found = plan_passes(samples, None, None, budget, longest)
     real = MicroBatching(tokens=budget).cut([longest] * samples)
     assert (found.count, found.samples_each) == (len(real), max(len(rows) for rows in real))
 
@@ -313,11 +313,11 @@ def test_the_cache_takes_what_is_asked_for_up_to_its_share(folder: Path) -> None
 def test_constants_are_those_of_the_code_that_holds_the_memory() -> None:
     assert memory.LOGITS_AT_ONCE == head.LOGITS_AT_ONCE
     assert memory.FREE_SHARE == engine.FREE_SHARE
-    assert memory.WHOLE_GRADIENT == sharded.WHOLE_GRADIENT
-    lesson = a_batch()
-    sizes = {field.name: getattr(lesson, field.name) for field in fields(lesson) if field.name.endswith("_T")}
+    assert memory.UNREDUCED_SHARE == fsdp.UNREDUCED_SHARE
+    train_batch = a_batch()
+    sizes = {field.name: getattr(train_batch, field.name) for field in fields(train_batch) if field.name.endswith("_T")}
     numbers = {name: tensor.element_size() for name, tensor in sizes.items() if tensor is not None}
-    assert sum(numbers.values()) == timing.LESSON
+    assert sum(numbers.values()) == timing.TRAINED
     assert sum(numbers.values()) - numbers["advantages_T"] + 4 == timing.SCORED
     assert numbers["tokens_T"] + numbers["rollout_logprobs_T"] == timing.WRITTEN
 
@@ -444,4 +444,4 @@ def test_the_table_in_the_guide_is_the_one_the_formula_makes() -> None:
     file = ROOT / "docs" / "plan.md"
     page = file.read_text(encoding="utf-8")
     assert page.count(scaling.BEGIN) == 1
-    assert scaling.renewed(page) == page, "run `python -m rloom.config.plan.scaling docs/plan.md`"
+    assert scaling.renewed(page) == page, "run `python -m rloom.plan.scaling docs/plan.md`"

@@ -14,36 +14,36 @@ from rloom.batch import Batch, TrainBatch
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.roles import Learner, Rhythm, Scorer
-from rloom.trainer.schedule import Schedule
+from rloom.trainer.learning_rate import LearningRateSchedule
+from rloom.trainer.roles import Learner, MiniBatching, Scorer
 from tests.helpers import a_batch
 
 
-def rhythm(prompts: int = 2, *, epochs: int = 1, shuffle: bool = True, seed: int = 1) -> Rhythm:
-    return Rhythm(prompts_per_update=prompts, epochs=epochs, shuffle=shuffle, seed=seed, horizon=16)
+def mini_batching(prompts: int = 2, *, epochs: int = 1, shuffle: bool = True, seed: int = 1) -> MiniBatching:
+    return MiniBatching(prompts_per_update=prompts, epochs=epochs, shuffle=shuffle, seed=seed, horizon=16)
 
 
-def rows(of: Rhythm, batch: Batch, step: int = 1) -> list[list[int]]:
+def rows(of: MiniBatching, batch: Batch, step: int = 1) -> list[list[int]]:
     return [chosen.tolist() for chosen in of.mini_batches(batch, step)]
 
 
 def test_in_order_a_mini_batch_holds_all_answers_to_its_prompts() -> None:
-    assert rows(rhythm(shuffle=False), a_batch()) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert rows(rhythm(1, shuffle=False), a_batch()) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert rows(mini_batching(shuffle=False), a_batch()) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert rows(mini_batching(1, shuffle=False), a_batch()) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_the_last_mini_batch_is_what_is_left() -> None:
-    assert rows(rhythm(3, shuffle=False), a_batch()) == [[0, 1, 2, 3, 4, 5], [6, 7]]
+    assert rows(mini_batching(3, shuffle=False), a_batch()) == [[0, 1, 2, 3, 4, 5], [6, 7]]
 
 
 def test_answers_to_a_prompt_stay_together_wherever_they_stand() -> None:
     scattered = a_batch().select([0, 2, 4, 6, 1, 3, 5, 7])  # groups 0 1 2 3 0 1 2 3
-    assert rows(rhythm(1, shuffle=False), scattered) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert rows(mini_batching(1, shuffle=False), scattered) == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 def test_shuffled_epochs_each_hold_every_row_once_with_prompts_whole() -> None:
-    found = rows(rhythm(2, epochs=3), a_batch())
-    assert len(found) == 6 == rhythm(2, epochs=3).updates(a_batch())
+    found = rows(mini_batching(2, epochs=3), a_batch())
+    assert len(found) == 6 == mini_batching(2, epochs=3).updates(a_batch())
     for epoch in range(3):
         of_epoch = found[2 * epoch : 2 * epoch + 2]
         assert sorted(row for mini in of_epoch for row in mini) == list(range(8))
@@ -55,7 +55,7 @@ def test_the_shuffle_is_decided_by_seed_step_and_epoch_alone() -> None:
 
     def order(seed: int, step: int) -> list[list[int]]:
         torch.manual_seed(step * 31 + seed)  # the global generator plays no part
-        return rows(rhythm(1, epochs=2, seed=seed), batch, step)
+        return rows(mini_batching(1, epochs=2, seed=seed), batch, step)
 
     assert order(1, 1) == order(1, 1)
     first, second = order(1, 1)[:20], order(1, 1)[20:]
@@ -113,8 +113,8 @@ class Echo:
 
 def learner(
     *workers: Echo,
-    of: Rhythm | None = None,
-    schedule: Schedule | None = None,
+    of: MiniBatching | None = None,
+    schedule: LearningRateSchedule | None = None,
     limit: int = 2,
     sequence_ranks: int = 1,
 ) -> Learner:
@@ -122,8 +122,8 @@ def learner(
         "critic",
         LocalGroup(workers),
         objective=ValueObjective(0.5, "token-mean"),
-        rhythm=of or rhythm(2, shuffle=False),
-        schedule=schedule or Schedule(0.1),
+        mini_batching=of or mini_batching(2, shuffle=False),
+        schedule=schedule or LearningRateSchedule(0.1),
         balance=True,
         max_nonfinite=limit,
         sequence_ranks=sequence_ranks,
@@ -179,7 +179,7 @@ def test_workers_that_share_sequences_get_the_same_share_and_count_once(referenc
 def test_metrics_are_means_over_the_updates_and_the_rate_is_the_steps() -> None:
     worker = Echo([Update(1.0, True), Update(3.0, True)])
     progress: list[tuple[int, int]] = []
-    who = learner(worker, schedule=Schedule(0.4, warmup_steps=4))
+    who = learner(worker, schedule=LearningRateSchedule(0.4, warmup_steps=4))
     metrics = who.learn(a_batch(), 3, lambda done, total: progress.append((done, total)))
     assert metrics == {
         "critic/vf_loss": 4.0,

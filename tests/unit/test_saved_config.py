@@ -12,7 +12,7 @@ from rloom.config.load import load_config
 from rloom.config.saved import CONFIG_FILE, EVALUATION, MODEL_ALONE, load_saved, merged
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
-from rloom.trainer.assemble.parts import config_text
+from rloom.trainer.assemble.components import config_text
 
 MODEL, ESTIMATOR = "actor_rollout_ref.model.trust_remote_code", "algorithm.adv_estimator"
 LOSS, REWARD = "actor_rollout_ref.actor.policy_loss.loss_mode", "custom_reward_function.path"

@@ -45,7 +45,9 @@ def test_what_the_user_chose_stays() -> None:
     assert settings_seen_by_openmp(GOMP_SPINCOUNT="77")["GOMP_SPINCOUNT"] == "77"
 
 
-@pytest.mark.parametrize("module", ["rloom.cli", "rloom.trainer.main_ppo", "rloom.runtime.ray", "rloom.rewards.worker"])
+@pytest.mark.parametrize(
+    "module", ["rloom.cli", "rloom.trainer.main_ppo", "rloom.runtime.ray", "rloom.rewards.pool_worker"]
+)
 def test_every_way_into_a_process_sets_it_before_torch(module: str) -> None:
     """Finding a module imports its package, whose first lines set it; nothing of the package has imported torch yet."""
     program = (

@@ -14,18 +14,18 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TrainBatch, token_places
+from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.config.load import load_config
-from rloom.config.needs import declared_needs
-from rloom.data.packing import MicroBatching, share_rows
 from rloom.engines.base import Placement
-from rloom.engines.ulysses import check_heads, exchange, join_neighbours
+from rloom.engines.ulysses import check_heads, exchange, new_sequence_parallel_group
 from rloom.errors import ConfigError
 from rloom.models.load import Lora
+from rloom.packing import MicroBatching, share_rows
 from rloom.trainer.assemble.models import micro, sequence_ranks
 from tests.engine_subjects import ENGINES
-from tests.helpers import SHAPE, Weights, apart, assert_identical, assert_near, lesson, policy, save_model
-from tests.ranks import Crew
+from tests.helpers import SHAPE, Weights, apart, assert_identical, assert_near, policy, save_model, train_batch
+from tests.ranks import RankProcesses
 
 SAME = 1e-5
 SAME_UPDATE = 5e-4  # of the way: without weight decay it would be 4e-3, with another beta2 (0.96) 9e-4
@@ -90,8 +90,10 @@ def share(batch: TrainBatch, rank: int, ranks: int, together: int) -> list[int]:
     return share_rows(batch.length_N.tolist(), ranks // together, balance=True)[rank // together]
 
 
-def teach(name: str, rank: int, ranks: int, folder: Path, case: Case, together: int, **more: Any) -> Course:
-    subject, batch = ENGINES[name], lesson().select(case.rows)
+def accumulate_gradients(
+    name: str, rank: int, ranks: int, folder: Path, case: Case, together: int, **more: Any
+) -> Course:
+    subject, batch = ENGINES[name], train_batch().select(case.rows)
     torch.manual_seed(0)  # an adapter starts from chance
     engine = subject.build(folder, micro=case.micro, **(case.kind or {}), **more)
     mine, counts = batch.select(share(batch, rank, ranks, together)), Counts.of(batch, 16)
@@ -105,13 +107,13 @@ def teach(name: str, rank: int, ranks: int, folder: Path, case: Case, together: 
 
 
 def teach_rank(rank: int, ranks: int, folder: Path, case: Case, together: int) -> Course:
-    return teach("sharded", rank, ranks, folder, case, together, sequence_ranks=together)
+    return accumulate_gradients("sharded", rank, ranks, folder, case, together, sequence_ranks=together)
 
 
-def compare(crew: Crew, folder: Path, ranks: int, together: int, case: Case) -> None:
-    batch = lesson().select(case.rows)
-    expected = teach("local", 0, 1, folder, case, 1)
-    found = crew.run(ranks, teach_rank, folder, case, together)
+def compare(rank_processes: RankProcesses, folder: Path, ranks: int, together: int, case: Case) -> None:
+    batch = train_batch().select(case.rows)
+    expected = accumulate_gradients("local", 0, 1, folder, case, 1)
+    found = rank_processes.run(ranks, teach_rank, folder, case, together)
     firsts = found[::together]
     total = {key: sum(rank.metrics.get(key, 0.0) for rank in firsts) for key in expected.metrics}
     assert total == pytest.approx(expected.metrics, rel=SAME, abs=1e-6)
@@ -132,44 +134,46 @@ def compare(crew: Crew, folder: Path, ranks: int, together: int, case: Case) -> 
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_that_share_every_sequence_learn_what_one_process_learns(
-    crew: Crew, folders: dict[str, Path], name: str
+    rank_processes: RankProcesses, folders: dict[str, Path], name: str
 ) -> None:
-    compare(crew, folders[CASES[name].family], 2, 2, CASES[name])
+    compare(rank_processes, folders[CASES[name].family], 2, 2, CASES[name])
 
 
 @pytest.mark.parametrize("name", ["grouped keys", "one key", "whole sequences judged", "lora, checkpointed"])
-def test_two_pairs_learn_what_one_process_learns(crew: Crew, folders: dict[str, Path], name: str) -> None:
-    case, batch = CASES[name], lesson()
+def test_two_pairs_learn_what_one_process_learns(
+    rank_processes: RankProcesses, folders: dict[str, Path], name: str
+) -> None:
+    case, batch = CASES[name], train_batch()
     passes = [
         [sum(lengths[row] for row in rows) for rows in case.micro.cut(lengths)]
         for lengths in (batch.select(share(batch, rank, 4, 2)).length_N.tolist() for rank in (0, 2))
     ]
     assert len(passes[0]) != len(passes[1])  # one pair waits for the other
     assert any(tokens % 2 for of_pair in passes for tokens in of_pair)  # some passes are padded
-    compare(crew, folders[case.family], 4, 2, case)
+    compare(rank_processes, folders[case.family], 4, 2, case)
 
 
-def test_a_pair_without_samples_keeps_in_step(crew: Crew, folders: dict[str, Path]) -> None:
-    compare(crew, folders["llama"], 4, 2, Case(rows=(3,)))
+def test_a_pair_without_samples_keeps_in_step(rank_processes: RankProcesses, folders: dict[str, Path]) -> None:
+    compare(rank_processes, folders["llama"], 4, 2, Case(rows=(3,)))
 
 
 @pytest.mark.parametrize("name", ["grouped keys", "one key", "whole sequences judged"])
-def test_four_ranks_share_every_sequence(crew: Crew, folders: dict[str, Path], name: str) -> None:
+def test_four_ranks_share_every_sequence(rank_processes: RankProcesses, folders: dict[str, Path], name: str) -> None:
     """One head each: what a key's copies learn adds up."""
-    compare(crew, folders[CASES[name].family], 4, 4, CASES[name])
+    compare(rank_processes, folders[CASES[name].family], 4, 4, CASES[name])
 
 
-def test_in_bfloat16_two_ranks_stay_near_one_process(crew: Crew, folders: dict[str, Path]) -> None:
+def test_in_bfloat16_two_ranks_stay_near_one_process(rank_processes: RankProcesses, folders: dict[str, Path]) -> None:
     coarse = Placement(torch.device("cpu"), torch.bfloat16)
     case = Case(kind={"placement": coarse})
-    expected = teach("local", 0, 1, folders["llama"], case, 1)
-    pair = crew.run(2, teach_rank, folders["llama"], case, 2)
+    expected = accumulate_gradients("local", 0, 1, folders["llama"], case, 1)
+    pair = rank_processes.run(2, teach_rank, folders["llama"], case, 2)
     assert pair[0].grad_norm == pair[1].grad_norm == pytest.approx(expected.grad_norm, rel=0.02)
     torch.testing.assert_close(pair[0].before_T, expected.before_T, atol=0.1, rtol=0.02)
 
 
 def exchange_twice(rank: int, ranks: int, folder: Path) -> tuple[list[float], list[float]]:
-    neighbours = join_neighbours(policy(folder), 2)
+    neighbours = new_sequence_parallel_group(policy(folder), 2)
     sent = torch.tensor([10.0 * rank, 10.0 * rank + 1], requires_grad=True)
     received = exchange(sent, neighbours.group)
     (received * (1 + torch.arange(2) + 2 * rank)).sum().backward()
@@ -177,9 +181,12 @@ def exchange_twice(rank: int, ranks: int, folder: Path) -> tuple[list[float], li
     return received.tolist(), sent.grad.tolist()
 
 
-def test_what_is_sent_comes_back_as_gradient(crew: Crew, folders: dict[str, Path]) -> None:
+def test_what_is_sent_comes_back_as_gradient(rank_processes: RankProcesses, folders: dict[str, Path]) -> None:
     # rank 0 has [0, 1], rank 1 has [10, 11]; the receivers weigh what they get by [1, 2] and [3, 4]
-    assert crew.run(2, exchange_twice, folders["llama"]) == [([0.0, 10.0], [1.0, 3.0]), ([1.0, 11.0], [2.0, 4.0])]
+    assert rank_processes.run(2, exchange_twice, folders["llama"]) == [
+        ([0.0, 10.0], [1.0, 3.0]),
+        ([1.0, 11.0], [2.0, 4.0]),
+    ]
 
 
 def test_heads_that_do_not_divide_are_refused(folders: dict[str, Path]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NoReturn
 
-from rloom.config.later import JUDGES, REWARD_MODELS, Later
+from rloom.config.unsupported import JUDGES, REWARD_MODELS, Unsupported
 from rloom.errors import ConfigError
 
 
@@ -70,7 +70,7 @@ VARIABLES = {
     "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0", "0 号机器的地址"),
 }
 # Flags and variables of the kit that this version has no use for -> whether they take a value, what is missing.
-LATER_FLAGS: dict[str, tuple[bool, Later]] = {
+LATER_FLAGS: dict[str, tuple[bool, Unsupported]] = {
     "reward_model": (True, REWARD_MODELS),
     "use_api_reward": (False, JUDGES),
     "rm_api_type": (True, JUDGES),

@@ -8,7 +8,7 @@ from torch import Tensor
 from rloom.rollout.base import Request, Sampling
 
 
-def luck_of(requests: Sequence[Request], sampling: Sampling) -> Tensor | None:
+def uniform_draws(requests: Sequence[Request], sampling: Sampling) -> Tensor | None:
     """The uniform numbers by which each answer's tokens are drawn, on the host; none where nothing is drawn."""
     if sampling.temperature == 0:
         return None
@@ -19,7 +19,7 @@ def luck_of(requests: Sequence[Request], sampling: Sampling) -> Tensor | None:
     return torch.stack(list(draws))
 
 
-def choose(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """(token, its log-prob) a sequence, by one uniform number each: its luck does not depend on its company."""
     logits_BV = logits_BV.float()
     if sampling.temperature == 0:
@@ -27,18 +27,18 @@ def choose(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling) -> tuple[Te
         token_B = logits_BV.argmax(-1)
     else:
         logprobs_BV = (logits_BV / sampling.temperature).log_softmax(-1)
-        token_B = draw(cut(logprobs_BV, sampling).exp(), uniform_B)
+        token_B = inverse_cdf(filter_top_k_top_p(logprobs_BV, sampling).exp(), uniform_B)
     return token_B, logprobs_BV.gather(1, token_B[:, None]).squeeze(1)
 
 
-def draw(probability_BV: Tensor, uniform_B: Tensor) -> Tensor:
+def inverse_cdf(probability_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """Where the running sum of probabilities passes the uniform number. Weights need not sum to 1."""
     passed_BV = probability_BV.double().cumsum(-1)  # float32 loses the rare tokens of a large vocabulary
     threshold_B = uniform_B.double() * passed_BV[:, -1]
     return torch.searchsorted(passed_BV, threshold_B[:, None], right=True).squeeze(1).clamp(max=passed_BV.shape[1] - 1)
 
 
-def cut(logprobs_BV: Tensor, sampling: Sampling) -> Tensor:
+def filter_top_k_top_p(logprobs_BV: Tensor, sampling: Sampling) -> Tensor:
     """Top-k, then top-p over what is left, as the peers do; tokens that fall out get -inf."""
     vocabulary = logprobs_BV.shape[1]
     if 0 < sampling.top_k < vocabulary:

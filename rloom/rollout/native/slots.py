@@ -48,7 +48,7 @@ class Slots:
         self.settings.copy_(torch.tensor(numbers))
         self.stop_ids.copy_(torch.tensor([*stop_ids, *[-1] * (MOST_STOP_IDS - len(stop_ids))]))
 
-    def begin(self, rows: Sequence[tuple[int, int, int, int, int]], luck: Tensor | None) -> Tensor:
+    def begin(self, rows: Sequence[tuple[int, int, int, int, int]], draws: Tensor | None) -> Tensor:
         """Start a sequence in each (slot, prompt's start, its length, own start, limit). Returns the slots."""
         table = send(torch.tensor(rows, dtype=torch.int32), self.device)
         slot, prompt_start, prompt_length, own_start, limit = table.unbind(1)
@@ -57,8 +57,8 @@ class Slots:
         self.own_start[place], self.limit[place] = own_start, limit
         for state in (self.written, self.stopped, self.done):
             state[place] = 0
-        if luck is not None:
-            self.uniform[place, : luck.shape[1]] = send(luck, self.device)
+        if draws is not None:
+            self.uniform[place, : draws.shape[1]] = send(draws, self.device)
         return slot.contiguous()
 
     def set_rows(self, slots: Sequence[int], rows: int) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rloom.models.attention import Form, PackedAttention
+from rloom.models.attention import AttentionOptions, PackedAttention
 from rloom.rollout.native.arena import Arena
 from rloom.rollout.native.slots import Slots
 
 
-class UnlikeLayers(Exception):
+class MixedLayerShapes(Exception):
     """The model's layers differ in heads or sizes: no one cache fits them."""
 
 
@@ -38,38 +38,38 @@ class ShapeProbe:
     def __init__(self) -> None:
         self.found: list[tuple[int, int, int, torch.dtype]] = []  # of each layer
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         self.found.append((key.shape[1], key.shape[3], value.shape[3], value.dtype))
         rows, heads, tokens, _ = query.shape
         return value.new_zeros(rows, tokens, heads, value.shape[3])
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         self.found.clear()
 
     def shape(self) -> TokenShape:
         if len(set(self.found)) != 1:
             sizes = sorted({one[:3] for one in self.found})
-            raise UnlikeLayers(f"the layers of this model have unlike caches, (heads, key, value size): {sizes}")
+            raise MixedLayerShapes(f"the layers of this model have unlike caches, (heads, key, value size): {sizes}")
         return TokenShape(len(self.found), *self.found[0])
 
 
 class TokenCache:
     """Keys and values, [layers, heads, places and a spare one, size] each, in memory that can be given back."""
 
-    def __init__(self, shape: TokenShape, places: int, device: torch.device) -> None:
-        self.shape, self.places = shape, places
-        size = shape.bytes * (places + 1)
+    def __init__(self, shape: TokenShape, capacity_tokens: int, device: torch.device) -> None:
+        self.shape, self.capacity_tokens = shape, capacity_tokens
+        size = shape.bytes * (capacity_tokens + 1)
         self.arena = Arena(size, device) if device.type == "cuda" else None
         whole = self.arena.tensor()[:size] if self.arena is not None else torch.zeros(size, dtype=torch.uint8)
-        sizes = [shape.layers * shape.heads * (places + 1) * one for one in (shape.key_size, shape.value_size)]
+        sizes = [shape.layers * shape.heads * (capacity_tokens + 1) * one for one in (shape.key_size, shape.value_size)]
         keys, values = whole.view(shape.dtype).split(sizes)
-        self.keys = keys.view(shape.layers, shape.heads, places + 1, shape.key_size)
-        self.values = values.view(shape.layers, shape.heads, places + 1, shape.value_size)
+        self.keys = keys.view(shape.layers, shape.heads, capacity_tokens + 1, shape.key_size)
+        self.values = values.view(shape.layers, shape.heads, capacity_tokens + 1, shape.value_size)
 
     @property
     def bytes(self) -> int:
         """Held now."""
-        return self.shape.bytes * self.places if self.arena is None or self.arena.mapped else 0
+        return self.shape.bytes * self.capacity_tokens if self.arena is None or self.arena.mapped else 0
 
     def wake(self) -> None:
         if self.arena is not None:
@@ -92,15 +92,15 @@ class PromptAttention(PackedAttention):
         self.cache, self.layer = cache, -1
         self.place_T = start_P[self.row_T] + self.column_T
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         self.layer = -1
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         self.layer += 1
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         keys[:, self.place_T] = key[0].to(keys.dtype)
         values[:, self.place_T] = value[0]
-        return super().__call__(query, key, value, form)
+        return super().__call__(query, key, value, options)
 
 
 class AnswerAttention:
@@ -109,13 +109,13 @@ class AnswerAttention:
     def __init__(self, cache: TokenCache, slots: Slots, slot_B: Tensor) -> None:
         self.cache, self.slots, self.slot_B, self.layer = cache, slots, slot_B, -1
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         self.layer = -1
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, form: Form) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         from rloom.rollout.native.kernels.attend import attend_to_slots  # triton, where it is needed
 
         self.layer += 1
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         rows = [part[0].transpose(0, 1) for part in (query, key, value)]
-        return attend_to_slots(rows[0], rows[1], rows[2], keys, values, self.slot_B, self.slots, form).unsqueeze(0)
+        return attend_to_slots(rows[0], rows[1], rows[2], keys, values, self.slot_B, self.slots, options).unsqueeze(0)

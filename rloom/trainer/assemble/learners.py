@@ -6,12 +6,14 @@ from rloom.algos.registry import resolve_policy_loss
 from rloom.config.schema import Config, Optim
 from rloom.runtime.group import Group
 from rloom.trainer.assemble.models import sequence_ranks
-from rloom.trainer.roles import Learner, Rhythm, Scorer
-from rloom.trainer.schedule import Schedule
+from rloom.trainer.learning_rate import LearningRateSchedule
+from rloom.trainer.roles import Learner, MiniBatching, Scorer
 
 
-def schedule(optim: Optim, total_steps: int) -> Schedule:
-    return Schedule(optim.lr, optim.warmup(total_steps), total_steps, optim.lr_scheduler_type, optim.min_lr_ratio)
+def schedule(optim: Optim, total_steps: int) -> LearningRateSchedule:
+    return LearningRateSchedule(
+        optim.lr, optim.warmup(total_steps), total_steps, optim.lr_scheduler_type, optim.min_lr_ratio
+    )
 
 
 def policy_learner(config: Config, group: Group, parameters: int, total_steps: int) -> Learner:
@@ -29,7 +31,7 @@ def policy_learner(config: Config, group: Group, parameters: int, total_steps: i
             kl_estimator=actor.kl_loss_type,
             measures_gap=config.actor_rollout_ref.rollout.calculate_log_probs,
         ),
-        rhythm=rhythm(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
+        mini_batching=mini_batching(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
         schedule=schedule(actor.optim, total_steps),
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
@@ -54,7 +56,7 @@ def critic_learner(config: Config, group: Group, parameters: int, total_steps: i
         "critic",
         group,
         objective=ValueObjective(critic.cliprange_value, critic.loss_agg_mode),
-        rhythm=rhythm(
+        mini_batching=mini_batching(
             config,
             critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
             critic.ppo_epochs or actor.ppo_epochs,
@@ -77,5 +79,5 @@ def reference_scorer(config: Config, policy: Group, reference: Group | None) -> 
     return Scorer(group, balance, reference=reference is None, sequence_ranks=sequence_ranks(actor, group.size))
 
 
-def rhythm(config: Config, prompts: int, epochs: int, shuffle: bool) -> Rhythm:
-    return Rhythm(prompts, epochs, shuffle, config.data.seed, horizon=config.data.max_response_length)
+def mini_batching(config: Config, prompts: int, epochs: int, shuffle: bool) -> MiniBatching:
+    return MiniBatching(prompts, epochs, shuffle, config.data.seed, horizon=config.data.max_response_length)

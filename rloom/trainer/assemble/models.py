@@ -9,22 +9,22 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.registry import resolve_algorithm
 from rloom.config.schema import Actor, Config, Critic, Fsdp, Optim
-from rloom.data.packing import MicroBatching
 from rloom.engines.base import AdamW, Placement
+from rloom.engines.distributed import rank_mesh
+from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
-from rloom.engines.mesh import lay_out_ranks
-from rloom.engines.sharded import ShardedEngine
 from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
 from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
-from rloom.rollout.base import Host, Rollout
+from rloom.packing import MicroBatching
+from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
 from rloom.trainer.assemble.inputs import critic_source, policy_source
 from rloom.trainer.assemble.support import family_of
 
-AnyEngine = LocalEngine | ShardedEngine
+AnyEngine = LocalEngine | FSDPEngine
 log = logging.getLogger(__name__)
 
 
@@ -80,7 +80,7 @@ def make_engine(
     if ranks == 1:
         return LocalEngine(network, where, **settings)
     check_heads(network, shared, ranks, f"{role}.ulysses_sequence_parallel_size")
-    return ShardedEngine(network, where, lay_out_ranks(where.device, shards), sequence_ranks=shared, **settings)
+    return FSDPEngine(network, where, rank_mesh(where.device, shards), sequence_ranks=shared, **settings)
 
 
 def adamw(optim: Optim, grad_clip: float) -> AdamW:
@@ -223,13 +223,15 @@ def enable_checkpointing(model: Any) -> None:
     model.enable_input_require_grads()  # with LoRA no input would carry a gradient otherwise
 
 
-def rollout_engine(config: Config, network: PolicyNetwork, host: Host, tokenizer: PreTrainedTokenizerBase) -> Rollout:
+def rollout_engine(
+    config: Config, network: PolicyNetwork, owner: WeightOwner, tokenizer: PreTrainedTokenizerBase
+) -> Rollout:
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "hf":
         generation = family_of(policy_source(config)).hf_generation()
         return HfRollout(
             network,
-            host=host,
+            owner=owner,
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
             max_sequences=rollout.max_num_seqs or 256,
             generate_kwargs=rollout.engine_kwargs,
@@ -238,9 +240,9 @@ def rollout_engine(config: Config, network: PolicyNetwork, host: Host, tokenizer
         )
     return NativeRollout(
         network,
-        host=host,
+        owner=owner,
         # a GPU decodes a thousand sequences in little more time than a hundred; a laptop has not the memory for them
-        max_sequences=rollout.max_num_seqs or (1024 if host.device.type == "cuda" else 256),
+        max_sequences=rollout.max_num_seqs or (1024 if owner.device.type == "cuda" else 256),
         max_prefill_tokens=rollout.max_num_batched_tokens,
         memory_share=rollout.gpu_memory_utilization,
         free_cache=rollout.free_cache_engine,

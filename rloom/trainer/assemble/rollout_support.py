@@ -34,7 +34,7 @@ def examine_native(model: PreTrainedModel) -> str | None:
     model.set_attn_implementation(RLOOM_ATTENTION)
     network = PolicyNetwork(model, packed=True)
     engine = NativeRollout(
-        network, host=OnCpu(), max_sequences=8, max_prefill_tokens=64, memory_share=1.0, free_cache=True
+        network, owner=OnCpu(), max_sequences=8, max_prefill_tokens=64, memory_share=1.0, free_cache=True
     )
     return fault_of(engine, model)
 
@@ -44,7 +44,7 @@ def examine_hf(model: PreTrainedModel, attention: str, *, pads_prompts: bool) ->
     model.set_attn_implementation(attention)
     engine = HfRollout(
         PolicyNetwork(model, packed=False),
-        host=OnCpu(),
+        owner=OnCpu(),
         pad_id=0,
         max_sequences=8,
         generate_kwargs={},

@@ -14,7 +14,7 @@ from rloom.config.schema import Config
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.load import ModelSource, check_folder, first_line, read_config
-from rloom.models.verify import TrainingSupport, examine, quiet_transformers, small_twin
+from rloom.models.verify import TrainingSupport, examine, quiet_transformers, small_model
 from rloom.trainer.assemble.inputs import policy_source
 from rloom.trainer.assemble.rollout_support import examine_hf, examine_native
 
@@ -25,7 +25,7 @@ FAMILIES = "docs/models.md lists the families that are right"
 
 
 @dataclass(frozen=True)
-class Layout:
+class SampleLayout:
     """How the samples of a pass lie, and the attention that goes with it."""
 
     packed: bool
@@ -58,7 +58,7 @@ class Family:
         source = self.source
         with quiet_transformers():
             try:
-                twin = small_twin(self.config, longest=source.longest, trust_remote_code=source.trust_remote_code)
+                twin = small_model(self.config, longest=source.longest, trust_remote_code=source.trust_remote_code)
             except ModelError as error:
                 raise ModelError(f"{self.described}: {error}; {FAMILIES}") from error
             return examination(twin)
@@ -67,11 +67,11 @@ class Family:
     def described(self) -> str:
         return f"{self.name} ({self.config.model_type})"
 
-    def layout(self, *, packed: bool) -> Layout:
+    def layout(self, *, packed: bool) -> SampleLayout:
         """Packed where that is asked for and right, else a row for each sample, where that is right."""
         found = self.training
         if packed and found.packed is None:
-            return Layout(True, RLOOM_ATTENTION)
+            return SampleLayout(True, RLOOM_ATTENTION)
         if found.padded is not None:
             raise ModelError(
                 f"{self.described}: rloom does not compute this family rightly. Packed samples: {found.packed}. "
@@ -79,7 +79,7 @@ class Family:
             )
         if packed:
             self.note_rows()
-        return Layout(False, found.attention)
+        return SampleLayout(False, found.attention)
 
     @cache  # noqa: B019 (families live as long as the process)
     def note_rows(self) -> None:

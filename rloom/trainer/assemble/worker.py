@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.config.schema import Config
 from rloom.data.chat import stop_token_ids
-from rloom.engines.mesh import Broadcast, join
-from rloom.engines.publish import Publication
+from rloom.engines.distributed import Broadcast, join
+from rloom.engines.weight_sync import WeightSync
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.save import save_description, save_pretrained
-from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Layout, Seat
+from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, WorkerLayout, WorkerSlot
 from rloom.trainer.assemble.inputs import policy_source
 from rloom.trainer.assemble.models import (
     AnyEngine,
@@ -36,13 +36,13 @@ from rloom.trainer.assemble.models import (
 PUBLISH, FILES = "publish", "files"
 
 
-class Meeting(dict[str, str]):
+class Rendezvous(dict[str, str]):
     """host:port by what meets there: the name of a pool, or `publish`."""
 
 
 class Worker:
-    def __init__(self, config: Config, layout: Layout, seat: Seat) -> None:
-        self.config, self.layout, self.seat = config, layout, seat
+    def __init__(self, config: Config, layout: WorkerLayout, slot: WorkerSlot) -> None:
+        self.config, self.layout, self.slot = config, layout, slot
         self.device = pick_device(config)
         self.roles: dict[str, Any] = {}
 
@@ -50,16 +50,16 @@ class Worker:
     def shares_gpu(self) -> bool:
         return self.layout.gpus_per_worker < 1
 
-    def build(self, meeting: Meeting) -> dict[str, int]:
+    def build(self, rendezvous: Rendezvous) -> dict[str, int]:
         """Load the models; ranks of one pool do it together. Parameters by role."""
-        pool, config = self.seat.pool, self.config
+        pool, config = self.slot.pool, self.config
         # what is drawn (LoRA) is drawn as in one process: by the first rank, and by whoever generates beside
         torch.manual_seed(config.data.seed)
         learns = ACTOR in pool.roles or CRITIC in pool.roles or REFERENCE in pool.roles
         tokenizer = load_tokenizer(policy_source(config))  # before anyone waits: is the model on this machine at all?
         if pool.size > 1 and learns:
-            join(self.seat.rank, pool.size, address=meeting[pool.name], device=self.device, shared=self.shares_gpu)
-        empty = self.seat.rank > 0  # the first rank reads the model and hands out its weights
+            join(self.slot.rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
+        empty = self.slot.rank > 0  # the first rank reads the model and hands out its weights
         network = policy_network(config, empty=empty) if ACTOR in pool.roles else None
         if REFERENCE in pool.roles and has_reference_model(config):
             self.roles[REFERENCE] = reference_engine(config, ranks=pool.size, empty=empty)
@@ -70,41 +70,43 @@ class Worker:
             self.roles[CRITIC] = critic_engine(config, ranks=pool.size, empty=empty)
         if ROLLOUT in pool.roles:
             self.add_rollout(network, tokenizer)
-        self.connect(meeting)
+        self.connect(rendezvous)
         return {name: self.roles[name].size for name in (ACTOR, CRITIC) if name in self.roles}
 
     def add_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
         """On the actor's own weights where it has them whole; otherwise on a copy."""
-        if network is None or not self.seat.alone:
+        if network is None or not self.slot.alone:
             dtype = placement(self.config, self.config.actor_rollout_ref.actor.fsdp_config).dtype
             network = policy_network(self.config, dtype=dtype)
-            host: Any = OwnCopy(network, dtype, self.config.actor_rollout_ref.actor.use_torch_compile, self.device)
+            host: Any = GenerationCopy(
+                network, dtype, self.config.actor_rollout_ref.actor.use_torch_compile, self.device
+            )
         else:
             host = self.roles[ACTOR]
         self.roles[ROLLOUT] = rollout_engine(self.config, network, host, tokenizer)
         self.roles[FILES] = ModelFiles(network, tokenizer)
 
-    def connect(self, meeting: Meeting) -> None:
+    def connect(self, rendezvous: Rendezvous) -> None:
         """Weights flow within each worker, or from the actor's first to every worker that generates."""
         actor: AnyEngine | None = self.roles.get(ACTOR)
-        generates = ROLLOUT in self.seat.pool.roles
-        copy = self.roles[FILES].network.module if generates and (actor is None or not self.seat.alone) else None
+        generates = ROLLOUT in self.slot.pool.roles
+        copy = self.roles[FILES].network.module if generates and (actor is None or not self.slot.alone) else None
         source, rollout = self.layout.pool_of(ACTOR), self.layout.pool_of(ROLLOUT)
         if actor is None and copy is None:
             return
         channel = None
-        if source is not rollout and (self.seat.rank == 0 or generates):
-            member = 1 + self.seat.rank if generates else 0
+        if source is not rollout and (self.slot.rank == 0 or generates):
+            member = 1 + self.slot.rank if generates else 0
             channel = Broadcast(
-                member, 1 + rollout.size, address=meeting[PUBLISH], device=self.device, shared=self.shares_gpu
+                member, 1 + rollout.size, address=rendezvous[PUBLISH], device=self.device, shared=self.shares_gpu
             )
         if copy is None and source is rollout:
             self.roles[PUBLISH] = self.roles[ROLLOUT]  # the weights are the actor's own
         else:
-            self.roles[PUBLISH] = Publication(actor, copy, channel)
+            self.roles[PUBLISH] = WeightSync(actor, copy, channel)
 
 
-class OwnCopy:
+class GenerationCopy:
     """What a rollout engine needs of a training engine, for a model that only generates."""
 
     def __init__(self, network: PolicyNetwork, dtype: torch.dtype, compiled: bool, device: torch.device) -> None:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rloom.models.attention import Form
+from rloom.models.attention import AttentionOptions
 from rloom.rollout.native.slots import Slots
 
 PROGRAMS = 512  # about four a multiprocessor of a large GPU: with fewer, a sequence is split among several
@@ -25,7 +25,7 @@ def attend_to_slots(
     values: Tensor,
     slot_B: Tensor,
     slots: Slots,
-    form: Form,
+    options: AttentionOptions,
 ) -> Tensor:
     """[B, heads, size of a value]; the new keys and values are written to the cache on the way."""
     rows, heads, size = query.shape
@@ -38,14 +38,15 @@ def attend_to_slots(
     partial = value.new_empty((splits, rows, heads, value_size), dtype=torch.float32) if splits > 1 else out
     weight = value.new_empty((splits, 2, rows, heads), dtype=torch.float32) if splits > 1 else out
     attend_kernel[(rows, key_heads, splits)](
-        query, key, value, keys, values, query if form.sinks is None else form.sinks, partial, weight,
+        query, key, value, keys, values, query if options.sinks is None else options.sinks, partial, weight,
         slot_B, slots.prompt_start, slots.prompt_length, slots.own_start, slots.written,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), rows, heads, size, value_size,
-        form.scale, form.window or 0, form.softcap or 0.0,
+        options.scale, options.window or 0, options.softcap or 0.0,
         GROUP=heads // key_heads, GROUP_PADDED=max(16, triton.next_power_of_2(heads // key_heads)),
-        SIZE=padded, VALUE_SIZE=value_padded, BLOCK=block, SPLITS=splits, WINDOW=form.window is not None,
-        SOFTCAP=form.softcap is not None, SINKS=form.sinks is not None, PRECISION="ieee", num_warps=4, num_stages=3,
+        SIZE=padded, VALUE_SIZE=value_padded, BLOCK=block, SPLITS=splits, WINDOW=options.window is not None,
+        SOFTCAP=options.softcap is not None, SINKS=options.sinks is not None, PRECISION="ieee",
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(rows, heads)](
@@ -88,17 +89,17 @@ def attend_kernel(
 
     # the first split begins with the new token itself, which need not be read back
     score = capped(tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale, softcap, SOFTCAP)
-    highest, share, total = beside_sink(score, sinks + head * GROUP + member, there, SINKS)
-    highest, total = tl.where(first, highest, float("-inf")), tl.where(first, total, 0.0)
+    maximum, share, total = beside_sink(score, sinks + head * GROUP + member, there, SINKS)
+    maximum, total = tl.where(first, maximum, float("-inf")), tl.where(first, total, 0.0)
     sums = tl.where(first, share, 0.0)[:, None] * new_value.to(tl.float32)[None, :]
     oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
-    highest, total, sums = attend_to_stretch(
-        q, keys, values, prompt, oldest, prompt_length, split, highest, total, sums,
+    maximum, total, sums = attend_to_stretch(
+        q, keys, values, prompt, oldest, prompt_length, split, maximum, total, sums,
         keys_place, values_place, size, value_size, scale, softcap,
         SIZE, VALUE_SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
     )  # fmt: skip
-    highest, total, sums = attend_to_stretch(
-        q, keys, values, own, tl.maximum(oldest - prompt_length, 0), before, split, highest, total, sums,
+    maximum, total, sums = attend_to_stretch(
+        q, keys, values, own, tl.maximum(oldest - prompt_length, 0), before, split, maximum, total, sums,
         keys_place, values_place, size, value_size, scale, softcap,
         SIZE, VALUE_SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
     )  # fmt: skip
@@ -111,21 +112,21 @@ def attend_kernel(
     else:
         tl.store(partial + out_place, sums, mask=keep)
         note = (split * 2 * rows + row) * heads + head * GROUP + member
-        tl.store(weight + note, highest, mask=there)
+        tl.store(weight + note, maximum, mask=there)
         tl.store(weight + note + rows * heads, total, mask=there)
 
 
 @triton.jit
 def beside_sink(score, sink_place, there, SINKS: tl.constexpr):
     """(highest score, weight of the token, sum of weights) of one token and of its sink, which has no value."""
-    highest, share = score, tl.full(score.shape, 1.0, tl.float32)
+    maximum, share = score, tl.full(score.shape, 1.0, tl.float32)
     total = share
     if SINKS:
         sink = tl.load(sink_place, mask=there, other=float("-inf")).to(tl.float32)
-        highest = tl.maximum(score, sink)
-        share = tl.exp(score - highest)
-        total = share + tl.exp(sink - highest)
-    return highest, share, total
+        maximum = tl.maximum(score, sink)
+        share = tl.exp(score - maximum)
+        total = share + tl.exp(sink - maximum)
+    return maximum, share, total
 
 
 @triton.jit
@@ -137,7 +138,7 @@ def capped(score, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def attend_to_stretch(
-    q, keys, values, start, begin, length, split, highest, total, sums,
+    q, keys, values, start, begin, length, split, maximum, total, sums,
     keys_place, values_place, size, value_size, scale, softcap,
     SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -156,13 +157,13 @@ def attend_to_stretch(
         v = tl.load(values + place * values_place + value_column[None, :], mask=v_there, other=0.0)
         score = capped(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, softcap, SOFTCAP)
         score = tl.where(seen[None, :], score, float("-inf"))
-        higher = tl.maximum(highest, tl.max(score, 1))
+        higher = tl.maximum(maximum, tl.max(score, 1))
         safe = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: no NaN from inf - inf
-        shrink, share = tl.exp(highest - safe), tl.exp(score - safe[:, None])
+        shrink, share = tl.exp(maximum - safe), tl.exp(score - safe[:, None])
         total = total * shrink + tl.sum(share, 1)
         sums = sums * shrink[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
-        highest = higher
-    return highest, total, sums
+        maximum = higher
+    return maximum, total, sums
 
 
 @triton.jit
@@ -171,14 +172,14 @@ def merge_kernel(partial, weight, out, rows, heads, size, SPLITS: tl.constexpr, 
     row, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, SIZE)
     real = column < size
-    highest = tl.full([], float("-inf"), tl.float32)
+    maximum = tl.full([], float("-inf"), tl.float32)
     for split in tl.static_range(SPLITS):
-        highest = tl.maximum(highest, tl.load(weight + (split * 2 * rows + row) * heads + head))
+        maximum = tl.maximum(maximum, tl.load(weight + (split * 2 * rows + row) * heads + head))
     total = tl.zeros([], tl.float32)
     sums = tl.zeros([SIZE], tl.float32)
     for split in tl.static_range(SPLITS):
         note = (split * 2 * rows + row) * heads + head
-        factor = tl.exp(tl.load(weight + note) - highest)
+        factor = tl.exp(tl.load(weight + note) - maximum)
         total += factor * tl.load(weight + note + rows * heads)
         place = ((split * rows + row).to(tl.int64) * heads + head) * size + column
         sums += factor * tl.load(partial + place, mask=real, other=0.0)

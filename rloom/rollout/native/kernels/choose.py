@@ -14,7 +14,7 @@ from rloom.rollout.native.slots import MOST_STOP_IDS, Slots
 BLOCK = 4096
 
 
-def choose_and_note(logits_PV: Tensor, source_B: Tensor, slot_B: Tensor, slots: Slots) -> None:
+def sample_and_record(logits_PV: Tensor, source_B: Tensor, slot_B: Tensor, slots: Slots) -> None:
     """The next token of each row, drawn from the distribution `source_B` names, written to the row's slot."""
     sources, vocabulary = logits_PV.shape
     blocks = triton.cdiv(vocabulary, BLOCK)
@@ -41,7 +41,7 @@ def ordered(x):
 
 
 @triton.jit
-def count_and_mass(logits, row, vocabulary, inverse, highest, above, BLOCK: tl.constexpr):
+def count_and_mass(logits, row, vocabulary, inverse, maximum, above, BLOCK: tl.constexpr):
     """How many tokens of a row lie at `above` or higher, and their mass over exp(highest)."""
     count = tl.zeros([], tl.int32)
     mass = tl.zeros([], tl.float32)
@@ -51,7 +51,7 @@ def count_and_mass(logits, row, vocabulary, inverse, highest, above, BLOCK: tl.c
         z = z * inverse
         kept = (ordered(z) >= above) & (token < vocabulary)
         count += tl.sum(kept.to(tl.int32), 0)
-        mass += tl.sum(tl.where(kept, tl.exp(z - highest), 0.0), 0)
+        mass += tl.sum(tl.where(kept, tl.exp(z - maximum), 0.0), 0)
     return count, mass
 
 
@@ -64,25 +64,25 @@ def cut_kernel(logits, threshold_P, settings, vocabulary, BLOCK: tl.constexpr):
     by_count, by_mass = (top_k > 0) & (top_k < vocabulary), top_p < 1.0
     lowest = tl.full([], -2147483648, tl.int64)
     if (greedy == 0.0) & (by_count | by_mass):
-        highest = tl.full([], float("-inf"), tl.float32)
+        maximum = tl.full([], float("-inf"), tl.float32)
         for at in range(0, vocabulary, BLOCK):
             token = at + tl.arange(0, BLOCK)
             z = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=float("-inf"))
-            highest = tl.maximum(highest, tl.max(z.to(tl.float32) * inverse, 0))
-        top = ordered(highest).to(tl.int64)
+            maximum = tl.maximum(maximum, tl.max(z.to(tl.float32) * inverse, 0))
+        top = ordered(maximum).to(tl.int64)
         if by_count:  # the highest bound that leaves top_k tokens or more
             high = top + 1
             for _ in range(33):
                 middle = (lowest + high) >> 1
-                count, _mass = count_and_mass(logits, row, vocabulary, inverse, highest, middle.to(tl.int32), BLOCK)
+                count, _mass = count_and_mass(logits, row, vocabulary, inverse, maximum, middle.to(tl.int32), BLOCK)
                 lowest, high = tl.where(count >= top_k, middle, lowest), tl.where(count >= top_k, high, middle)
         if by_mass:  # the lowest bound above which less than top_p of what is left lies
-            _count, whole = count_and_mass(logits, row, vocabulary, inverse, highest, lowest.to(tl.int32), BLOCK)
+            _count, whole = count_and_mass(logits, row, vocabulary, inverse, maximum, lowest.to(tl.int32), BLOCK)
             low, high = lowest - 1, top
             for _ in range(33):
                 middle = (low + high) >> 1
                 above = (middle + 1).to(tl.int32)
-                _count, mass = count_and_mass(logits, row, vocabulary, inverse, highest, above, BLOCK)
+                _count, mass = count_and_mass(logits, row, vocabulary, inverse, maximum, above, BLOCK)
                 inside = mass < top_p * whole
                 low, high = tl.where(inside, low, middle), tl.where(inside, middle, high)
             lowest = high
@@ -102,10 +102,10 @@ def sum_kernel(
     token = block * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
     z = z * inverse
-    highest = tl.max(z, 0)
-    mass = tl.exp(z - tl.where(highest == float("-inf"), 0.0, highest))
+    maximum = tl.max(z, 0)
+    mass = tl.exp(z - tl.where(maximum == float("-inf"), 0.0, maximum))
     place = row * blocks + block
-    tl.store(sums + place, highest)
+    tl.store(sums + place, maximum)
     tl.store(sums + sources * blocks + place, tl.sum(mass, 0))
     tl.store(sums + 2 * sources * blocks + place, tl.sum(tl.where(z >= threshold, mass, 0.0), 0))
     tl.store(best + place, block * BLOCK + tl.argmax(z, 0))
@@ -127,15 +127,15 @@ def draw_kernel(
     block = tl.arange(0, BLOCKS)
     place, real = source * blocks + block, block < blocks
     highest_J = tl.load(sums + place, mask=real, other=float("-inf"))
-    highest = tl.max(highest_J, 0)
-    factor_J = tl.exp(highest_J - highest)
+    maximum = tl.max(highest_J, 0)
+    factor_J = tl.exp(highest_J - maximum)
     whole = tl.sum(factor_J * tl.load(sums + sources * blocks + place, mask=real, other=0.0), 0)
     kept_J = factor_J * tl.load(sums + 2 * sources * blocks + place, mask=real, other=0.0)
     passed_J = tl.cumsum(kept_J, 0)
 
-    luck = tl.load(uniform + slot * longest_answer + written, mask=going, other=0.0)
+    draws = tl.load(uniform + slot * longest_answer + written, mask=going, other=0.0)
     # all from the one running sum: added in another order it would round otherwise, and the aim fall between two blocks
-    aim = luck * tl.max(passed_J, 0)
+    aim = draws * tl.max(passed_J, 0)
     last_block = tl.sum((passed_J < tl.max(passed_J, 0)).to(tl.int32), 0)
     chosen_block = tl.minimum(tl.sum((passed_J <= aim).to(tl.int32), 0), last_block)
     aim = tl.maximum(aim - tl.max(tl.where(block < chosen_block, passed_J, 0.0), 0), 0.0)
@@ -143,7 +143,7 @@ def draw_kernel(
     token = chosen_block * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(logits + source * vocabulary + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
     z = z * inverse
-    mass = tl.where(z >= threshold, tl.exp(z - highest), 0.0)
+    mass = tl.where(z >= threshold, tl.exp(z - maximum), 0.0)
     passed = tl.cumsum(mass, 0)
     last = tl.sum((passed < tl.max(passed, 0)).to(tl.int32), 0)
     drawn = chosen_block * BLOCK + tl.minimum(tl.sum((passed <= aim).to(tl.int32), 0), last)
@@ -152,7 +152,7 @@ def draw_kernel(
 
     logit = tl.load(logits + source * vocabulary + choice).to(tl.float32) * inverse
     tl.store(tokens + slot * longest_answer + written, choice, mask=going)
-    tl.store(logprobs + slot * longest_answer + written, logit - highest - tl.log(whole), mask=going)
+    tl.store(logprobs + slot * longest_answer + written, logit - maximum - tl.log(whole), mask=going)
     tl.store(token_S + slot, choice, mask=going)
     stop = tl.sum((tl.load(stop_ids + tl.arange(0, STOPS)) == choice).to(tl.int32), 0) > 0
     tl.store(stopped_S + slot, stop.to(tl.int32), mask=going)

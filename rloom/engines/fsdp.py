@@ -1,0 +1,376 @@
+"""The engine of several processes: one rank's shard of a model, gathered a layer at a time (FSDP2).
+
+What rests on a rank is its shard of the float32 weights, their gradient and their moments. A pass gathers the weights
+in the precision of the arithmetic, and sums gradients over ranks in float32. Every pass, step, save and read of whole
+weights is collective: all ranks of the mesh call it, in the same order. One rank alone runs the same code.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import Objective, Shares
+from rloom.batch import Batch, TokenOutputs, TrainBatch
+from rloom.engines.base import AdamW, Placement, Update
+from rloom.engines.broadcast import allocate_shards, broadcast_weights, weights_to_broadcast
+from rloom.engines.distributed import SHARDS, all_gather_rows, all_reduce_max, all_reduce_norm
+from rloom.engines.micro_batches import MicroBatches, accumulate_gradients, score_batches, split_batch
+from rloom.engines.optim import clip_and_step, load_moments, make_optimizer, move_moments, read_update
+from rloom.engines.storage import (
+    ADAPTER,
+    MODEL,
+    OPTIMIZER,
+    cannot_write,
+    local,
+    moment,
+    read_moments,
+    read_weights,
+    write_shards,
+)
+from rloom.engines.ulysses import SequenceParallelGroup, new_sequence_parallel_group, sequence_parallel_outputs
+from rloom.models.network import ALL, LossFn, Network, Reference
+from rloom.packing import MicroBatching
+
+Result = TypeVar("Result", bound=tuple[Tensor | None, ...])
+UNREDUCED_SHARE = 0.25  # of a GPU's memory: the most that gradients not yet summed over ranks may take
+
+
+class FSDPRoot(nn.Module):
+    """The root of the sharded units. What is called through it sees embeddings and head whole; layers gather their own.
+
+    A function travels through it rather than tensors: FSDP would send those to the device, and lengths and masks are
+    read on the host.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], Result]) -> Result:
+        return compute()
+
+
+class FSDPEngine:
+    def __init__(
+        self,
+        network: Network,  # either every rank has read it, or the first alone, and hands it out
+        placement: Placement,
+        mesh: DeviceMesh,  # rank_mesh, after join
+        *,
+        scoring: MicroBatching,
+        training: MicroBatching | None = None,
+        optimizer: AdamW | None = None,  # None: it is only ever scored
+        reference: "FSDPEngine | None" = None,  # for a KL over the whole vocabulary; None: itself, adapter off
+        compiled: bool = False,
+        sequence_ranks: int = 1,  # neighbouring ranks that are given the same samples and share their tokens
+    ) -> None:
+        self.network, self.placement, self.mesh = network, placement, mesh
+        self.scoring, self.training = scoring, training
+        self.sequence_group = None if sequence_ranks == 1 else new_sequence_parallel_group(network, sequence_ranks)
+        self.reference = reference or self
+        self.module = network.module
+        self.adamw = optimizer
+        self.metric_shares: Shares = {}  # by the objective, of what the gradient was gathered from
+        trainable = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        self.kind = MODEL if len(trainable) == sum(1 for _ in self.module.parameters()) else ADAPTER
+        self.dtypes = self.cast_frozen()
+        if compiled and placement.device.type == "cuda":
+            network.compile()
+        read = weights_to_broadcast(self.module)
+        self.root = self.shard()
+        if read is not None and not read:
+            assert isinstance(self.root, nn.Module)
+            allocate_shards(self.root, self.storage_device)
+        self.parameters: dict[str, DTensor] = sharded_parameters(self.module)
+        if read is not None:
+            broadcast_weights(read, self.module, placement.device)
+        self.trainable = {name: self.parameters[name] for name in trainable}
+        gradient = 4 * sum(parameter.numel() for parameter in self.trainable.values())
+        # all ranks or none, though their GPUs may differ
+        self.reduces_once = not all_reduce_max(int(gradient > UNREDUCED_SHARE * memory_of(placement.device)))
+        self.masters: dict[str, nn.Parameter] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optimizer is not None:
+            # the optimizer works on plain tensors, in the same memory: what it does to one number needs no other rank
+            self.masters = {name: nn.Parameter(local(p.detach())) for name, p in self.trainable.items()}
+            self.optimizer = make_optimizer(self.masters.values(), optimizer)
+        self.reshard()  # FSDP takes whatever runs first for its root, and what requires a gradient then for what learns
+
+    def cast_frozen(self) -> dict[str, torch.dtype]:
+        """Only what learns needs more precision than the arithmetic. Returns that of the arithmetic, by parameter."""
+        exact = {id(p) for module in self.network.exact for p in module.parameters()}
+        named = list(self.module.named_parameters())
+        dtypes = {name: torch.float32 if id(p) in exact else self.placement.dtype for name, p in named}
+        for name, parameter in named:
+            if self.adamw is None:
+                parameter.requires_grad_(False)
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(dtypes[name])
+        return dtypes
+
+    def shard(self) -> FSDPModule:
+        """Each layer a unit, what must be exact another, the rest the root's."""
+        offload = OffloadPolicy() if self.storage_device == self.device else CPUOffloadPolicy()
+        root = FSDPRoot(self.module)
+        for module in (*self.network.exact, *self.network.layers, root):
+            dtype = torch.float32 if module in self.network.exact else self.placement.dtype
+            unit = fully_shard(
+                module,
+                mesh=self.mesh,
+                reshard_after_forward=self.is_sharded and module is not root,
+                mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
+                offload_policy=offload,
+            )
+            if self.mesh.size() > 1:  # of one rank the mean is the sum, and FSDP would divide by 1 in a pass of its own
+                # losses are shares of a mini-batch over all ranks: gradients add up, where FSDP would average
+                unit.set_gradient_divide_factor(1.0)
+                unit.set_force_sum_reduction_for_comms(True)
+        for part in root.modules():
+            # of a module that FSDP marks so, the compiler takes every number (the size of a head) for one that varies,
+            # and writes kernels ten times as slow; what else the mark is for, the hooks do
+            part._is_fsdp_managed_module = False  # type: ignore[assignment]
+        assert isinstance(root, FSDPModule)
+        return root
+
+    @property
+    def is_sharded(self) -> bool:
+        """A rank that holds everything anyway saves nothing by resharding between passes, nor between directions."""
+        return bool(self.mesh[SHARDS].size() > 1)
+
+    @property
+    def size(self) -> int:
+        """Parameters of the whole model."""
+        return sum(parameter.numel() for parameter in self.parameters.values())
+
+    @property
+    def device(self) -> torch.device:
+        return self.placement.device
+
+    @property
+    def storage_device(self) -> torch.device:
+        """Where shards rest."""
+        return torch.device("cpu") if self.placement.offload_parameters else self.device
+
+    def score_reference(self, batch: Batch) -> Tensor:
+        with self.network.without_adapter():
+            return self.score(batch)
+
+    def score(self, batch: Batch) -> Tensor:
+        self.module.eval()
+        micro_batches = split_batch(batch, self.scoring, self.device)
+        most = all_reduce_max(len(micro_batches))
+        output_T = score_batches(micro_batches, self.outputs)
+        with torch.no_grad():
+            for _ in range(len(micro_batches), most):
+                self.outputs(*dummy_pass(self.device))
+        self.reshard()
+        return output_T
+
+    def outputs(self, host_batch: Batch, device_batch: Batch) -> TokenOutputs:
+        def compute() -> tuple[Tensor, Tensor | None]:
+            found = (
+                self.network.token_outputs(device_batch.tokens_T, host_batch.length_N, host_batch.mask_T)
+                if self.sequence_group is None
+                else sequence_parallel_outputs(self.network, host_batch, device_batch, self.sequence_group)
+            )
+            # FSDP looks for the tensors of an output in tuples, not in our dataclass
+            return found.output_T, found.entropy_T
+
+        return TokenOutputs(*self.call_root(compute))
+
+    def loss(
+        self,
+        host_batch: Batch,
+        device_batch: Batch,
+        loss_fn: LossFn,
+        *,
+        entropy_gradient: bool,
+        reference: Reference | None,
+    ) -> Tensor:
+        def compute() -> tuple[Tensor]:
+            found = self.network.loss(
+                device_batch.tokens_T,
+                host_batch.length_N,
+                host_batch.mask_T,
+                loss_fn,
+                entropy_gradient=entropy_gradient,
+                reference=reference,
+            )
+            return (found,)
+
+        def compute_shared(sequence_group: SequenceParallelGroup) -> tuple[Tensor]:
+            """The numbers first: no rank has all the hidden states of a sample, which its loss may look at whole."""
+            assert reference is None  # the configuration's checks allow no KL over the vocabulary here
+            found = sequence_parallel_outputs(
+                self.network, host_batch, device_batch, sequence_group, entropy_gradient=entropy_gradient
+            )
+            return (loss_fn(found, ALL, ALL),)
+
+        shared = self.sequence_group
+        return self.call_root(compute if shared is None else partial(compute_shared, shared))[0]
+
+    def call_root(self, compute: Callable[[], Result]) -> Result:
+        assert isinstance(self.root, nn.Module)
+        found: Result = self.root(compute)
+        return found
+
+    def reshard(self) -> None:
+        """Every unit is its shards again. An empty backward pass does that, and FSDP forgets the forward passes."""
+        with torch.enable_grad():
+            nothing = torch.zeros((), device=self.device, requires_grad=True)
+            self.call_root(lambda: (nothing * 1.0,))[0].backward()
+
+    def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
+        assert self.training is not None  # an engine with an optimizer is given one
+        self.network.decoder.train()
+        micro_batches = split_batch(batch, self.training, self.device)
+        most = all_reduce_max(len(micro_batches))
+        loss = partial(
+            self.loss,
+            entropy_gradient=objective.needs_entropy_gradient,
+            reference=self.frozen() if objective.needs_full_kl else None,
+        )
+        accumulate_gradients(self.reduce_in_last(micro_batches, most), loss, objective, counts, self.metric_shares)
+        for turn in range(len(micro_batches), most):  # in step with ranks that have more to do
+            self.begin_pass(last=turn == most - 1)
+            loss(*dummy_pass(self.device), zero_loss).backward()
+        if objective.needs_full_kl and self.reference is not self:
+            self.reference.reshard()
+
+    def frozen(self) -> Reference:
+        # itself: its root is gathered already while it runs
+        own = self.network.as_reference()
+        return own if self.reference is self else FSDPReference(self.reference)
+
+    def reduce_in_last(
+        self, micro_batches: MicroBatches[TrainBatch], most: int
+    ) -> Iterator[tuple[TrainBatch, TrainBatch]]:
+        """Gradients add up on each rank, unsharded, and are summed over ranks in the last of `most` passes only; where
+        there is no room for that, in each."""
+        for turn, one in enumerate(micro_batches):
+            self.begin_pass(last=turn == most - 1)
+            yield one
+
+    def begin_pass(self, *, last: bool) -> None:
+        self.root.set_requires_gradient_sync(last or not self.reduces_once)
+        self.root.set_reshard_after_backward(last or self.is_sharded)
+
+    def optim_step(self, learning_rate: float) -> Update:
+        assert self.optimizer is not None and self.adamw is not None
+        for name, parameter in self.trainable.items():
+            gradient, parameter.grad = parameter.grad, None
+            self.masters[name].grad = None if gradient is None else local(gradient)
+        visiting = self.placement.offload_optimizer and not self.placement.offload_parameters
+        if visiting:
+            move_moments(self.optimizer, self.device)
+        norm = clip_and_step(
+            self.optimizer,
+            self.masters.values(),
+            self.adamw,
+            learning_rate,
+            whole_norm=partial(all_reduce_norm, mesh=self.mesh),
+        )
+        if visiting:
+            move_moments(self.optimizer, torch.device("cpu"))
+        metric_shares, self.metric_shares = self.metric_shares, {}
+        return read_update(norm, metric_shares)
+
+    @torch.no_grad()
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.parameters.items():
+            coarse = local(parameter).to(self.device, self.dtypes[name])  # before it is gathered: fewer bytes
+            yield name, all_gather_rows(coarse, len(parameter), self.mesh)
+
+    def save(self, folder: Path, contents: frozenset[str]) -> None:
+        if all_reduce_max(int(not folder.is_dir())):
+            raise cannot_write(folder, "not every rank sees that folder; checkpoints need a disk that all nodes share")
+        if "model" in contents:
+            write_shards(folder, self.kind, self.trainable)
+        if "optimizer" in contents and self.optimizer is not None:
+            write_shards(folder, OPTIMIZER, self.moments())
+
+    def moments(self) -> dict[str, Tensor]:
+        """By name, as the shards they are. How many steps there were is the same on every rank."""
+        assert self.optimizer is not None
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.trainable.items():
+            for key, value in self.optimizer.state.get(self.masters[name], {}).items():
+                found[moment(name, key)] = value if value.dim() == 0 else like(parameter, value)
+        return found
+
+    def load(self, folder: Path, contents: frozenset[str]) -> None:
+        if "model" in contents:
+            read_weights(folder, self.kind, self.trainable)
+        if "optimizer" in contents and self.optimizer is not None:
+            load_moments(self.optimizer, read_moments(folder, self.trainable))
+
+
+class FSDPReference:
+    """Another engine's model, to be compared with. Its root stays gathered until that engine rests."""
+
+    def __init__(self, engine: FSDPEngine) -> None:
+        self.engine = engine
+        self.reference = engine.network.as_reference()
+
+    def frozen_hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
+        return self.engine.call_root(lambda: (self.reference.frozen_hidden(tokens_T, length_N),))[0]
+
+    def frozen_logits(self, hidden_TH: Tensor) -> Tensor:
+        return self.reference.frozen_logits(hidden_TH)
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes; a host has swap and neighbours, and is not asked."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+
+
+def sharded_parameters(module: nn.Module) -> dict[str, DTensor]:
+    found: dict[str, DTensor] = {}
+    for name, parameter in module.named_parameters():
+        assert isinstance(parameter, DTensor)  # fully_shard made it one
+        found[name] = parameter
+    return found
+
+
+def dummy_pass(device: torch.device) -> tuple[Batch, Batch]:
+    """Two tokens, a pass that costs next to nothing: nobody looks at what comes of it, but layers are gathered."""
+    host_batch = Batch(
+        tokens_T=torch.zeros(2, dtype=torch.long),
+        mask_T=torch.tensor([False, True]),
+        rollout_logprobs_T=torch.zeros(2),
+        length_N=torch.tensor([2]),
+        group_N=torch.zeros(1, dtype=torch.long),
+        score_N=torch.zeros(1),
+        valid_N=torch.tensor([False]),
+    )
+    return host_batch, host_batch.to(device)
+
+
+def zero_loss(outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor:
+    return outputs.output_T.sum() * 0.0
+
+
+def like(parameter: DTensor, shard: Tensor) -> DTensor:
+    return DTensor.from_local(
+        shard,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

@@ -1,0 +1,195 @@
+"""A plan as text for a terminal."""
+
+from collections.abc import Iterator, Sequence
+
+from rloom.config.schema import Config
+from rloom.plan.batches import Batches, Updates, ranks_of
+from rloom.plan.make import Models, Plan
+from rloom.plan.memory import CRITIC_PASSES, CRITIC_STEP, GIB, Memory
+from rloom.plan.models import FLOAT32, Role
+from rloom.plan.timing import Stage, StepTime
+
+LABEL = 28  # columns of what a line is about
+
+
+def render(plan: Plan, assumed_gpu: bool) -> str:
+    """`assumed_gpu`: nobody said how much memory a GPU has."""
+    config = plan.config
+    lines = [
+        f"Plan of {config.algorithm.adv_estimator} on {config.actor_rollout_ref.model.path}. Nothing was started.",
+        *section("Batches, a step", batch_lines(plan.batches)),
+        *section("Placement", placement_lines(plan)),
+    ]
+    if plan.models is not None:
+        lines += section("Memory a GPU, GiB", memory_lines(plan.models, assumed_gpu))
+    if plan.models is not None and plan.models.time is not None:
+        lines += section("Time a step, estimated", time_lines(plan.models.time))
+    return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
+
+
+def section(title: str, lines: Iterator[str]) -> list[str]:
+    return ["", title, *(f"  {line}" for line in lines)]
+
+
+def line(label: str, text: str) -> str:
+    return f"{label:<{LABEL}}{text}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def batch_lines(sizes: Batches) -> Iterator[str]:
+    yield line("prompts × answers", f"{sizes.prompts:,} × {sizes.n} = {count(sizes.samples, 'sample')}")
+    exact = "" if sizes.prompts % sizes.engines == 0 else "at most "
+    each = f"{exact}{count(sizes.prompts_per_engine, 'prompt')}, {count(sizes.samples_per_engine, 'sample')}"
+    tensor_parallel = sizes.ranks // sizes.engines
+    yield line(
+        "rollout engines", f"{sizes.ranks} / TP {tensor_parallel} = {count(sizes.engines, 'engine')}: {each} each"
+    )
+    longest = f"{sizes.prompt_tokens:,} + {sizes.answer_tokens:,} = {sizes.longest:,} tokens"
+    yield line("longest sample", f"{longest}; at most {sizes.tokens:,} a step")
+    yield from update_lines("actor", sizes, sizes.actor)
+    if sizes.critic is not None:
+        yield from update_lines("critic", sizes, sizes.critic)
+
+
+def update_lines(name: str, sizes: Batches, updates: Updates) -> Iterator[str]:
+    passes = updates.passes
+    mini = f"{count(updates.prompts, 'prompt')} × {sizes.n} = {count(updates.samples, 'sample')}"
+    yield line(f"{name} mini-batch", f"{mini}; {passes.samples:,} a rank")
+    accumulation = f"{count(passes.count, 'accumulation step')} a mini-batch"
+    if passes.budget is None:
+        shape = f"{passes.samples} / {passes.samples_each} a pass = {accumulation}"
+    else:
+        shape = f"up to {passes.budget:,} tokens a pass; at full length {passes.samples_each}, {accumulation}"
+    yield line(f"{name} micro-batches", shape)
+    steps = f"{sizes.samples:,} / {updates.samples:,} = {updates.per_epoch} a PPO epoch"
+    yield line(f"{name} optimizer steps", f"{steps} × {count(updates.epochs, 'epoch')} = {updates.count} a step")
+
+
+def placement_lines(plan: Plan) -> Iterator[str]:
+    config, ranks = plan.config, plan.batches.ranks
+    trainer = config.trainer
+    how = "one process, without Ray" if config.workers == 1 else "Ray workers, " + living(config)
+    nodes, gpus = count(trainer.nnodes, "node"), count(trainer.n_gpus_per_node, "GPU")
+    yield line("workers", f"{nodes} × {gpus} = {config.workers}: {how}")
+    yield line("roles", ", ".join(role_names(plan)))
+    yield line("actor's weights", sharding(config.actor_rollout_ref.actor.fsdp_config.fsdp_size, ranks))
+    if plan.needs.estimator.needs_critic:
+        yield line("critic's weights", sharding(config.critic.model.fsdp_config.fsdp_size, ranks))
+
+
+def living(config: Config) -> str:
+    own = config.trainer.pools.own
+    if not own:
+        return "all roles on every GPU"
+    apart = ", ".join(f"{role} on {size}" for role, size in own.items() if role != "actor")
+    return f"{apart}, the other roles on {ranks_of(config)}"
+
+
+def role_names(plan: Plan) -> Iterator[str]:
+    config = plan.config
+    yield "actor"
+    if plan.needs.estimator.needs_critic:
+        yield f"critic ({config.algorithm.adv_estimator} needs one)"
+    if config.uses_reference:
+        yield f"reference ({reference_kind(config)})"
+    engines = plan.batches.engines
+    yield f"{config.actor_rollout_ref.rollout.name} rollout engine" + (f" × {engines}" if engines > 1 else "")
+
+
+def reference_kind(config: Config) -> str:
+    model = config.actor_rollout_ref.model
+    return "the actor with its adapter off" if model.lora_rank or model.lora_adapter_path else "KL is on"
+
+
+def sharding(fsdp_size: int, ranks: int) -> str:
+    if ranks == 1:
+        return "whole on its GPU"
+    shards = ranks if fsdp_size < 1 else fsdp_size
+    copies = ranks // shards
+    return f"FSDP2: one copy over {shards} ranks" + (f", {copies} copies" if copies > 1 else "")
+
+
+def memory_lines(models: Models, assumed_gpu: bool) -> Iterator[str]:
+    memory = models.memory
+    yield line("actor", model_line(models.actor))
+    if models.critic is not None:
+        yield line("critic", model_line(models.critic))
+    moments = list(memory.moments)
+    rows = list(dict.fromkeys(name for held in memory.moments.values() for name in held))
+    yield line("", "".join(f"{moment:>15}" for moment in moments))
+    for name in rows:
+        sizes = [memory.moments[moment].get(name, 0.0) for moment in moments]
+        if any(sizes):
+            yield line(name, "".join(f"{gib(size):>15}" for size in sizes))
+    yield line("together", "".join(f"{gib(memory.total(moment)):>15}" for moment in moments))
+    yield from cache_lines(memory)
+    yield line("does it fit?", verdict(models, assumed_gpu))
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:.1f}" if size else "–"
+
+
+def model_line(role: Role) -> str:
+    learned = "all learn" if role.learns_whole else f"{role.learned / 1e6:,.1f} M learn"
+    kind = "float32" if role.number_bytes == FLOAT32 else "bfloat16"
+    saved = "on" if role.checkpointing else "off"
+    parameters = f"{role.parameters:,} parameters ({role.architecture.family}), {learned}"
+    return f"{parameters}; {kind}; gradient checkpointing {saved}"
+
+
+def cache_lines(memory: Memory) -> Iterator[str]:
+    cache = memory.cache
+    yield line("cache has room for", f"{cache.room:,} tokens of {cache.token_bytes / 1024:,.1f} KiB")
+    room = min(cache.whole_sequences, cache.running)
+    yield line("at a time", f"{room:,} of the {count(cache.running, 'sequence')} that may run, at full length")
+
+
+def verdict(models: Models, assumed_gpu: bool) -> str:
+    memory = models.memory
+    size = f"{memory.gpu_bytes / GIB:.0f} GiB" + (" (assumed; --gpu_memory says otherwise)" if assumed_gpu else "")
+    need = f"{memory.peak_bytes / GIB:.1f} GiB in {memory.peak}"
+    if memory.fits:
+        return f"yes: at most {need}, of {size}"
+    if memory.peak_bytes <= memory.gpu_bytes:
+        return f"NO: not one sequence of {memory.cache.longest:,} tokens fits the cache in {size}"
+    return f"NO: {need}, of {size}; {way_out(models)}"
+
+
+def way_out(models: Models) -> str:
+    """The key that acts on what takes most where it is too much."""
+    memory = models.memory
+    held = memory.moments[memory.peak]
+    largest = max(held, key=lambda name: held[name])
+    role = models.critic if memory.peak in (CRITIC_PASSES, CRITIC_STEP) and models.critic is not None else models.actor
+    if largest == "moments" and role.offload_optimizer:
+        return "share over more GPUs: one process brings the offloaded state back for the optimizer's step"
+    return {
+        "activations": "lower ppo_max_token_len_per_gpu or the micro-batch size, or enable gradient checkpointing",
+        "moments": "set fsdp_config.optimizer_offload=True, or share over more GPUs",
+        "key-value cache": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
+        "head": "set actor_rollout_ref.model.use_fused_kernels=True",
+        "gradients": "share over more GPUs, or take a mini-batch in one pass",
+    }.get(largest, f"the largest part: {largest}; share over more GPUs, offload it, train LoRA, or a smaller model")
+
+
+def time_lines(time: StepTime) -> Iterator[str]:
+    yield line("", f"{'arithmetic s':>15}{'on the wire s':>15}{'GB a GPU':>15}")
+    for stage in (*time.stages, whole(time.stages)):
+        yield line(stage.name, f"{stage.compute_s:>15.2f}{stage.wire_s:>15.2f}{stage.wire_bytes / 1e9:>15.1f}")
+    rate = f"{time.seconds:.1f} s a step; {time.tokens_per_s:,.0f} tokens/s, prompts included"
+    yield f"{rate}; {time.wire_share:.0%} of it on the wire"
+    yield "Every answer as long as it may be; arithmetic at rates measured on one H200, links by their data sheets"
+    yield "(NVLink 450 GB/s, InfiniBand 50 GB/s a GPU), none of it overlapped. Not measured: docs/plan.md."
+
+
+def whole(stages: Sequence[Stage]) -> Stage:
+    return Stage(
+        "together",
+        sum(stage.compute_s for stage in stages),
+        sum(stage.wire_s for stage in stages),
+        sum(stage.wire_bytes for stage in stages if stage.name != "samples through the driver"),
+    )

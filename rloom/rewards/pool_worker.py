@@ -1,0 +1,143 @@
+"""A reward worker: `python -m rloom.rewards.pool_worker`, started by the pool. One sample a request, see `frames.py`.
+
+It imports no torch, so it starts in milliseconds. What the user's code prints goes to stderr: the real stdout
+carries the replies.
+"""
+
+import asyncio
+import faulthandler
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from rloom.errors import RewardError
+from rloom.rewards.custom import load_function, one_line
+from rloom.rewards.messages import Progress, Refusal, Reply, Setup, decode, encode, write_all
+from rloom.rewards.results import to_score
+from rloom.rewards.routing import Rule, options_for, registered, rule_for
+from rloom.types import Sample, Score
+
+# The pool ends a late worker. Should the pool itself be gone, the worker ends itself this much later.
+ORPHAN_GRACE_S = 2.0
+
+# Where generation and rewards compete for a core, generation gets three quarters of it: a step waits for generation.
+NICENESS = 5
+
+Evaluate = Callable[[Sample], Score]
+
+
+def main() -> None:
+    os.nice(NICENESS)
+    requests, replies = _claim_streams()
+    receive = partial(os.read, requests)
+
+    def reply(message: Reply) -> None:
+        write_all(replies, encode(message))
+
+    setup: Setup = decode(receive)
+    try:
+        with asyncio.Runner() as runner:
+            evaluate = _evaluator(setup, reply, runner)
+            reply(Progress.READY)
+            while True:
+                sample: Sample = decode(receive)
+                _end_myself_after(setup.timeout_s)
+                score = evaluate(sample)
+                faulthandler.cancel_dump_traceback_later()
+                reply(score)
+    except RewardError as error:
+        reply(Refusal(str(error)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the pool closed, or its process was killed
+
+
+def _claim_streams() -> tuple[int, int]:
+    """Private copies of stdin and stdout; the standard ones become an empty file and stderr."""
+    requests, replies = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return requests, replies
+
+
+def _end_myself_after(limit_s: float) -> None:
+    # This clock runs outside Python and so also ends a regular expression that never returns.
+    faulthandler.dump_traceback_later(limit_s + ORPHAN_GRACE_S, exit=True, file=2)
+
+
+def _evaluator(setup: Setup, reply: Callable[[Reply], None], runner: asyncio.Runner) -> Evaluate:
+    if setup.path is None:
+        return _RuleEvaluator(setup, reply)
+    _end_myself_after(setup.load_limit_s)
+    function = load_function(setup.path, setup.name, setup.reward_kwargs)
+    faulthandler.cancel_dump_traceback_later()
+    return partial(_call, function, dict(setup.reward_kwargs), runner)
+
+
+class _RuleEvaluator:
+    def __init__(self, setup: Setup, reply: Callable[[Reply], None]) -> None:
+        self._setup = setup
+        self._reply = reply
+        self._prepared: set[Callable[[], None]] = set()
+
+    def __call__(self, sample: Sample) -> Score:
+        rule = rule_for(sample.data_source)
+        if rule is None:
+            return Score.failed(f"no reward rule for data_source={sample.data_source!r}; registered: {registered()}")
+        try:
+            self._prepare(rule)
+        except Exception as error:  # a library that is missing or broken
+            return Score.failed(f"the rule for {sample.data_source} cannot be used: {one_line(error, __file__)}")
+        return _call(rule.compute_score, options_for(rule, self._setup.reward_kwargs), None, sample)
+
+    def _prepare(self, rule: Rule) -> None:
+        if rule.prepare in self._prepared:
+            return
+        self._reply(Progress.LOADING)
+        _end_myself_after(self._setup.load_limit_s)
+        rule.prepare()
+        self._prepared.add(rule.prepare)
+        self._reply(Progress.READY)
+        _end_myself_after(self._setup.timeout_s)
+
+
+def _call(function: Callable[..., Any], kwargs: dict[str, Any], runner: asyncio.Runner | None, sample: Sample) -> Score:
+    try:
+        result = function(
+            data_source=sample.data_source,
+            solution_str=sample.response,
+            ground_truth=sample.ground_truth,
+            extra_info=sample.extra_info,
+            **kwargs,
+        )
+        if runner is not None and inspect.isawaitable(result):
+            result = runner.run(_wait_for(result))
+        return to_score(result, _describe(function))
+    except BaseException as error:  # untrusted code: even its sys.exit() is the failure of one sample
+        return Score.failed(one_line(error, _file_of(function)))
+
+
+async def _wait_for(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def _file_of(function: Callable[..., Any]) -> str:
+    unwrapped = inspect.unwrap(function)
+    return unwrapped.__code__.co_filename if inspect.isfunction(unwrapped) else ""
+
+
+def _describe(function: Callable[..., Any]) -> str:
+    unwrapped = inspect.unwrap(function)
+    if not inspect.isfunction(unwrapped):
+        return type(unwrapped).__name__
+    code = unwrapped.__code__
+    return f"{unwrapped.__name__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+if __name__ == "__main__":
+    main()

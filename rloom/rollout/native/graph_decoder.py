@@ -1,0 +1,129 @@
+"""Generation that stays on the device: the host says what to run and looks at what is done, a few steps late.
+
+Sequences hold slots; rows of the batch name slots. A step reads the rows' last tokens, runs the model, draws, notes
+down and marks what is done, all on the device.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rloom.models.attention import OpaqueAttention, active
+from rloom.models.network import PolicyNetwork
+from rloom.rollout.base import Completion
+from rloom.rollout.native.graphs import Graphs, batch_of
+from rloom.rollout.native.kernels.choose import sample_and_record
+from rloom.rollout.native.scheduler import RunningSequence
+from rloom.rollout.native.slots import Slots
+from rloom.rollout.native.token_cache import AnswerAttention, PromptAttention, TokenCache
+from rloom.transfer import send
+
+OPAQUE_ATTENTION = OpaqueAttention()
+
+
+@dataclass(frozen=True)
+class DoneSnapshot:
+    """What was done at some moment, on its way to the host."""
+
+    answers: list[RunningSequence]  # those that ran then
+    done_S: Tensor
+    arrived: torch.cuda.Event | None
+
+    def done(self) -> list[RunningSequence]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        done_S = self.done_S.tolist()
+        return [answer for answer in self.answers if done_S[answer.slot] and not answer.collected]
+
+
+class GraphDecoder:
+    """A cache, slots and captured steps for one model on one device."""
+
+    def __init__(self, network: PolicyNetwork, cache: TokenCache, slots: Slots, *, capture: bool) -> None:
+        self.network, self.cache, self.slots = network, cache, slots
+        self.device = slots.device
+        slots.own_start[slots.count] = (
+            cache.capacity_tokens
+        )  # rows that only fill the batch up write there, and nobody reads it
+        self.weights = weights_of(network)
+        self.graphs = Graphs(self.step, capture=capture and self.device.type == "cuda")
+        self.rows: list[int] = []  # slots of the batch's rows, as the device has them
+        self.copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    def weights_stayed(self) -> bool:
+        """Graphs hold the addresses of the weights."""
+        return self.weights == weights_of(self.network)
+
+    @torch.no_grad()
+    def prefill(self, answers: Sequence[RunningSequence], draws: Tensor | None) -> None:
+        """Read the prompts, each once however many answers start from it, and draw the first tokens."""
+        prompts = {answer.prompt.tokens: answer.prompt for answer in answers}
+        order = {tokens: i for i, tokens in enumerate(prompts)}
+        source_B = send(torch.tensor([order[answer.prompt.tokens] for answer in answers]).int(), self.device)
+        slot_B = self.slots.begin(
+            [(a.slot, a.prompt.start, len(a.prompt.tokens), a.own_start, a.limit) for a in answers], draws
+        )
+        length_P = torch.tensor([len(tokens) for tokens in prompts])
+        start_P = torch.tensor([prompt.start for prompt in prompts.values()])
+        tokens_T = send(torch.tensor([token for tokens in prompts for token in tokens]), self.device)
+        last_P = send(torch.cumsum(length_P, 0) - 1, self.device)
+        attend = PromptAttention(length_P, send(start_P, self.device), self.cache)
+        with active(attend):
+            hidden_TH = self.network.decoder.packed_hidden(tokens_T, OPAQUE_ATTENTION, attend.position_T)
+        sample_and_record(self.network.logits(hidden_TH[last_P]), source_B, slot_B, self.slots)
+
+    @torch.no_grad()
+    def step(self, rows: int) -> None:
+        """One more token for each row: this is what graphs hold."""
+        slot_B = self.slots.row_slot[:rows]
+        token_B, position_B = self.slots.inputs(slot_B)
+        with active(AnswerAttention(self.cache, self.slots, slot_B)):
+            hidden_BH = self.network.decoder.packed_hidden(token_B, OPAQUE_ATTENTION, position_B)
+        sample_and_record(self.network.logits(hidden_BH), self.slots.identity[:rows], slot_B, self.slots)
+
+    def run(self, answers: Sequence[RunningSequence], steps: int) -> None:
+        rows = [answer.slot for answer in answers]
+        if rows != self.rows:
+            self.slots.set_rows(rows, batch_of(len(rows)))
+            self.rows = rows
+        self.graphs.run(batch_of(len(rows)), steps)
+
+    def snapshot_done(self, answers: Sequence[RunningSequence]) -> DoneSnapshot:
+        """Ask what is done by now, without waiting for the answer."""
+        if self.copies is None:
+            return DoneSnapshot(list(answers), self.slots.done.clone(), None)
+        done_S = torch.empty(self.slots.count + 1, dtype=torch.int32, pin_memory=True)
+        done_S.copy_(self.slots.done, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return DoneSnapshot(list(answers), done_S, arrived)
+
+    def read_completions(self, answers: Sequence[RunningSequence]) -> list[Completion]:
+        """What finished answers hold, past the steps that are still queued: nobody writes to them any more."""
+        aside: AbstractContextManager[Any] = (
+            torch.cuda.stream(self.copies) if self.copies is not None else nullcontext()
+        )
+        with aside:
+            place = send(torch.tensor([answer.slot for answer in answers]), self.device)
+            written, stopped = self.slots.written[place].tolist(), self.slots.stopped[place].tolist()
+            longest = max(written)
+            tokens = self.slots.tokens[place, :longest].cpu().long()
+            logprobs = self.slots.logprobs[place, :longest].cpu()
+        return [
+            Completion(tokens[i, : written[i]].clone(), logprobs[i, : written[i]].clone(), bool(stopped[i]))
+            for i in range(len(answers))
+        ]
+
+    def close(self) -> None:
+        self.graphs.graphs.clear()
+        self.cache.close()
+
+
+def weights_of(network: PolicyNetwork) -> tuple[int, ...]:
+    """Where the weights are, and what else a model keeps (the angles of its rotary embedding)."""
+    return tuple(tensor.data_ptr() for tensor in chain(network.module.parameters(), network.module.buffers()))

@@ -1,0 +1,85 @@
+"""The key-value cache: one slot a running sequence, and the two ways of attending over it.
+
+S slots, B running sequences (always slots 0..B-1), T tokens of packed prompts.
+"""
+
+import torch
+from torch import Tensor
+
+from rloom.models.attention import AttentionOptions, PackedAttention, attend_where
+
+
+class SlotCache:
+    """Keys and values of every layer, [slots, key-value heads, length, size] each. Made at the first write."""
+
+    def __init__(self, slots: int, length: int) -> None:
+        self.slots, self.length = slots, length
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def reserve(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Layers come in order, so their shapes are learned from what they first write.
+
+        Keys take the values' precision: where a rotation hands them over in float32, attention would make each of them
+        bfloat16 again at every step.
+        """
+        if layer == len(self.keys):
+            # zeros: what is masked out is still multiplied, and nothing times NaN is NaN
+            for cache, tensor in ((self.keys, key), (self.values, value)):
+                cache.append(value.new_zeros(self.slots, tensor.shape[1], self.length, tensor.shape[3]))
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        for layer in (*self.keys, *self.values):
+            layer[target] = layer[source]
+
+
+class PrefillAttention(PackedAttention):
+    """Packed prompts attend to themselves; their keys and values are written to every slot that starts from them."""
+
+    def __init__(self, length_P: Tensor, cache: SlotCache, slot_S: Tensor, prompt_S: Tensor) -> None:
+        super().__init__(length_P, slot_S.device)
+        self.cache, self.layer = cache, -1
+        self.slot_S, self.prompt_S = slot_S, prompt_S  # slot slot_S[i] starts from prompt prompt_S[i]
+
+    def reset(self) -> None:
+        self.layer = -1
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        self.layer += 1
+        layer, longest = self.layer, self.longest
+        self.cache.reserve(layer, key, value)
+        self.cache.keys[layer][self.slot_S, :, :longest] = self.spread(key.to(value.dtype))[self.prompt_S]
+        self.cache.values[layer][self.slot_S, :, :longest] = self.spread(value)[self.prompt_S]
+        return super().__call__(query, key, value, options)
+
+
+class DecodeAttention:
+    """One new token a sequence attends to that sequence's slot."""
+
+    def __init__(self, cache: SlotCache, position_B: Tensor) -> None:
+        self.cache, self.layer = cache, -1
+        self.position_B = position_B
+        self.row_B = torch.arange(len(position_B), device=position_B.device)
+        self.longest = int(position_B.max()) + 1
+        self.distance = position_B[:, None] - torch.arange(self.longest, device=position_B.device)
+
+    def reset(self) -> None:
+        self.layer = -1
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        self.layer += 1
+        keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
+        keys[self.row_B, :, self.position_B] = key[0].transpose(0, 1).to(keys.dtype)
+        values[self.row_B, :, self.position_B] = value[0].transpose(0, 1)
+        sequences, key_heads, size = len(self.row_B), keys.shape[1], query.shape[-1]
+        # heads that share a key head become its queries: no copy of the keys for each of them
+        queries = query[0].transpose(0, 1).reshape(sequences, key_heads, -1, size)
+        seen = (self.distance >= 0) & (self.distance < (options.window or self.longest))
+        rows = attend_where(
+            queries,
+            keys[:sequences, :, : self.longest],
+            values[:sequences, :, : self.longest],
+            seen[:, None, None, :],
+            options,
+        )
+        return rows.reshape(1, sequences, -1, values.shape[-1])

@@ -1,0 +1,73 @@
+"""How a process and its machine are: asked once a step, and before a run begins."""
+
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a worker finds when it comes."""
+
+    node: str  # address
+    process: int  # the worker's, there
+    memory_gib: float  # free for new processes
+    gpu: str | None = None  # the device's name
+    gpu_free_gib: float = 0.0
+    gpu_total_gib: float = 0.0
+
+    @classmethod
+    def of_this_process(cls, node: str) -> "Machine":
+        if not torch.cuda.is_available():
+            return cls(node, os.getpid(), free_bytes() / GIB)
+        free, total = torch.cuda.mem_get_info()
+        return cls(node, os.getpid(), free_bytes() / GIB, torch.cuda.get_device_name(), free / GIB, total / GIB)
+
+
+class ProcessStats:
+    """Memory and use of one worker's process, as metrics."""
+
+    def __init__(self, name: str) -> None:
+        self.prefix = f"perf/{name.replace(' ', '_')}"
+        self.last = time.monotonic(), cpu_seconds()
+
+    def metrics(self) -> dict[str, float]:
+        """The cores are those used, on average, since the last look."""
+        now = time.monotonic(), cpu_seconds()
+        cores = (now[1] - self.last[1]) / max(now[0] - self.last[0], 1e-9)
+        self.last = now
+        found = {"resident_gb": resident_bytes() / GIB, "cores_used": cores}
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            found |= {"gpu_allocated_gb": torch.cuda.max_memory_allocated() / GIB, "gpu_memory_used": 1 - free / total}
+        return {f"{self.prefix}/{name}": value for name, value in found.items()}
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def resident_bytes() -> int:
+    """What the process has in memory now; where the system does not say, the most it ever had."""
+    status = Path("/proc/self/statm")
+    if status.is_file():
+        return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_bytes() -> int:
+    """What new processes could take on this machine."""
+    info = Path("/proc/meminfo")
+    if not info.is_file():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    line = next(line for line in info.read_text().splitlines() if line.startswith("MemAvailable"))
+    return int(line.split()[1]) * 1024

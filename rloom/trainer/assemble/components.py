@@ -1,0 +1,218 @@
+"""The whole run from its configuration. Only this folder knows both the keys and the backends."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from rloom.algos.advantages import AdvantageSettings
+from rloom.algos.correction import CorrectionSettings
+from rloom.algos.kl import KlControl
+from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
+from rloom.config import checks
+from rloom.config.algorithm_needs import Needs, needs_old_logprobs
+from rloom.config.load import expand
+from rloom.config.saved import CONFIG_FILE
+from rloom.config.schema import Config
+from rloom.data.stream import PromptStream
+from rloom.engines.local import LocalEngine
+from rloom.errors import ConfigError
+from rloom.models.load import load_tokenizer
+from rloom.rewards.background import BackgroundScorer, RoundRobin, ScoreQueue
+from rloom.rollout.base import Sampling
+from rloom.runtime.group import Group, LocalGroup
+from rloom.runtime.placement import WorkerLayout
+from rloom.trainer.assemble.identity import IDENTITY_FILE, Record
+from rloom.trainer.assemble.inputs import Inputs, check_reward, held_out_prompts, policy_source, read_inputs
+from rloom.trainer.assemble.learners import critic_learner, policy_learner, reference_scorer
+from rloom.trainer.assemble.models import pick_device, policy_engine, policy_network, rollout_engine
+from rloom.trainer.assemble.support import check_policy_family
+from rloom.trainer.assemble.worker import ModelFiles
+from rloom.trainer.assemble.worker_groups import WorkerGroups, open_workers
+from rloom.trainer.evaluate import Evaluator
+from rloom.trainer.loop import Overlong, Roles, Settings
+from rloom.trainer.sampling import DynamicSampling, Sampler
+from rloom.types import Prompt
+
+
+def check_config(config: Config) -> None:
+    checks.check(config, resolved_needs(config))
+
+
+def resolved_needs(config: Config) -> Needs:
+    """Of the entries themselves, those of the user's own files too."""
+    loss = resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    return Needs(resolve_algorithm(config.algorithm.adv_estimator), loss)
+
+
+@dataclass(frozen=True)
+class Components:
+    """Everything of a run but its directory."""
+
+    config: Config
+    settings: Settings
+    roles: Roles
+    stream: PromptStream
+    kl: KlControl
+    files: Group
+    identity: Record
+
+    def write_checkpoint(self, folder: Path) -> None:
+        contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.save_contents)
+        self.roles.policy.save(folder, contents)
+        if self.roles.critic is not None:
+            self.roles.critic.save(folder, contents)
+        (folder / CONFIG_FILE).write_text(config_text(self.config))
+        (folder / IDENTITY_FILE).write_text(json.dumps(self.identity, indent=1))
+        self.files.each("describe", [(folder / "actor",)])
+        if "hf_model" in contents:
+            self.files.each("write_pretrained", [(folder / "actor" / "huggingface",)])
+
+    def load_checkpoint(self, folder: Path) -> None:
+        contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.load_contents)
+        self.roles.policy.load(folder, contents)
+        if self.roles.critic is not None:
+            self.roles.critic.load(folder, contents)
+
+
+def prepare(config: Config) -> Inputs:
+    """What can fail before a model is loaded: keys, the device, prompts."""
+    check_config(config)
+    if not config.uses_ray:
+        pick_device(config)  # a GPU that is not there is best said at once
+    check_policy_family(config)
+    return read_inputs(config)
+
+
+@contextmanager
+def open_components(
+    config: Config, layout: WorkerLayout, inputs: Inputs, identity: Record, logs: Path | None = None
+) -> Iterator[Components]:
+    """Build everything in the order in which it can fail cheaply: prompts, reward, models."""
+    tokenizer, prompts, held_out = inputs.tokenizer, inputs.prompts, inputs.held_out
+    stream = PromptStream(
+        prompts, batch_size=config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed
+    )
+    total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
+    with (
+        closing(BackgroundScorer(check_reward(config, [*prompts, *held_out]))) as scorer,
+        open_workers(config, layout, logs) as groups,
+    ):
+        size = groups.parameters
+        everywhere = RoundRobin([scorer, *groups.scorers])
+        sampler = answer_sampler(config, groups.rollout, groups.publishers, tokenizer, everywhere)
+        roles = Roles(
+            policy=policy_learner(config, groups.policy, size["actor"], total),
+            sampler=sampler,
+            critic=None if groups.critic is None else critic_learner(config, groups.critic, size["critic"], total),
+            reference=reference_scorer(config, groups.policy, groups.reference),
+            evaluator=evaluator(config, sampler, groups.stop_ids, held_out) if held_out else None,
+            workers=groups.all_workers,
+        )
+        yield Components(
+            config, settings(config, total, groups), roles, stream, kl_control(config), groups.files, identity
+        )
+
+
+@contextmanager
+def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
+    """Only what validation needs: no critic, no optimizer, no training prompts."""
+    check_config(config)
+    tokenizer = load_tokenizer(policy_source(config))
+    check_policy_family(config)
+    held_out = held_out_prompts(config, tokenizer)
+    if not held_out:
+        raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
+    with closing(BackgroundScorer(check_reward(config, held_out))) as scorer:
+        network = policy_network(config)
+        engine = policy_engine(config, network, trained=False)
+        engine.load(checkpoint / "actor", frozenset({"model"}))
+        assert isinstance(engine, LocalEngine)  # one process
+        group = LocalGroup([rollout_engine(config, network, engine, tokenizer)])
+        sampler = answer_sampler(config, group, group, tokenizer, scorer)
+        yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
+
+
+def answer_sampler(
+    config: Config, rollout: Group, publishers: Group, tokenizer: PreTrainedTokenizerBase, scorer: ScoreQueue
+) -> Sampler:
+    def decode(tokens: list[int]) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    return Sampler(rollout, publishers, scorer, decode, config.data.seed)
+
+
+def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: list[Prompt]) -> Evaluator:
+    val = config.actor_rollout_ref.rollout.val_kwargs
+    sampling = Sampling(
+        max_new_tokens=config.data.max_response_length,
+        temperature=val.temperature if val.do_sample else 0.0,
+        top_p=val.top_p,
+        top_k=val.top_k,
+        stop_ids=stop_ids,
+    )
+    return Evaluator(held_out, sampler, sampling, val.n, config.data.val_batch_size)
+
+
+def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings:
+    rollout, trainer, algorithm = config.actor_rollout_ref.rollout, config.trainer, config.algorithm
+    return Settings(
+        algorithm=resolve_algorithm(algorithm.adv_estimator),
+        advantage=AdvantageSettings(algorithm.gamma, algorithm.lam, algorithm.norm_adv_by_std_in_grpo),
+        sampling=Sampling(
+            max_new_tokens=config.data.max_response_length,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            stop_ids=groups.stop_ids,
+            ignore_eos=rollout.ignore_eos,
+        ),
+        answers_per_prompt=rollout.n,
+        needs_old_logprobs=needs_old_logprobs(config, resolved_needs(config).loss),
+        kl_in_reward=algorithm.kl_penalty if config.kl_in_reward else None,
+        correction=correction(config),
+        overlong=overlong(config),
+        dynamic_sampling=dynamic_sampling(config),
+        compare_logprobs=rollout.calculate_log_probs,
+        critic_warmup=trainer.critic_warmup,
+        max_failed_share=config.reward_model.max_failed_share,
+        total_steps=total_steps,
+        save_every=trainer.save_freq if trainer.save_freq > 0 else None,
+        validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
+        validate_first=trainer.val_before_train,
+        shown_answers=trainer.log_val_generations,
+        rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
+        validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
+        device=groups.device,
+        peak_flops=groups.peak_flops,
+    )
+
+
+def correction(config: Config) -> CorrectionSettings | None:
+    section = config.algorithm.rollout_correction
+    return CorrectionSettings(**section.model_dump()) if section.enabled else None
+
+
+def overlong(config: Config) -> Overlong | None:
+    buffer = config.reward_model.overlong_buffer
+    return Overlong(config.data.max_response_length, buffer.len, buffer.penalty_factor) if buffer.enable else None
+
+
+def dynamic_sampling(config: Config) -> DynamicSampling | None:
+    groups = config.algorithm.filter_groups
+    if not groups.enable:
+        return None
+    return DynamicSampling(config.data.train_batch_size, groups.max_num_gen_batches)
+
+
+def kl_control(config: Config) -> KlControl:
+    control = config.algorithm.kl_ctrl
+    return KlControl(control.kl_coef, control.type == "adaptive", control.target_kl, control.horizon)
+
+
+def config_text(config: Config) -> str:
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,186 @@
+"""A crew of Ray workers: machines found or named as missing, workers seated and looked at, models built."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from rloom.config.schema import Config
+from rloom.errors import ConfigError, WorkerError
+from rloom.observe.metrics import peak_flops_by_name
+from rloom.runtime.nodes import head_node, no_ray, wait_until
+from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Pool, WorkerLayout, worker_layout
+from rloom.runtime.process_stats import Machine
+from rloom.runtime.secret import OTHER_WAY
+from rloom.trainer.assemble.inputs import reward_queue
+from rloom.trainer.assemble.models import has_reference_model, needs_critic
+from rloom.trainer.assemble.worker import FILES, PUBLISH, Rendezvous, Worker
+from rloom.trainer.assemble.worker_groups import WorkerGroups
+from rloom.trainer.memory import BUILD, explain_out_of_memory
+
+try:
+    from rloom.runtime import ray as cluster
+except ImportError as error:
+    raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node")) from error
+
+log = logging.getLogger(__name__)
+RETURN_S = 60.0  # how long a machine that is lost may take to come back
+CROWDED = 0.5  # a GPU of which less is free is somebody else's, too
+
+
+@contextmanager
+def open_cluster(config: Config) -> Iterator[None]:
+    """The machines of a run, for all its attempts: this one, those that join it, or a cluster that is there."""
+    trainer, arguments = config.trainer, dict(config.ray_kwargs.ray_init)
+    cpus = max(os.cpu_count() or 1, trainer.n_gpus_per_node)
+    with ExitStack() as stack:
+        if config.starts_a_cluster:
+            stack.enter_context(head_node(trainer.head, cpus=cpus, gpus=torch.cuda.device_count()))
+            arguments["address"] = trainer.head
+        stack.enter_context(cluster.connect(arguments, cpus=cpus))
+        if config.starts_a_cluster:
+            await_machines(config)
+        yield
+
+
+def await_machines(config: Config) -> None:
+    trainer, patience = config.trainer, config.trainer.start_timeout_s
+    missing = cluster.missing_numbers(trainer.nnodes)
+    if missing:
+        log.info(f"Waiting up to {patience:.0f} s for machines {missing} of {trainer.nnodes}")
+    try:
+        wait_until(lambda: not cluster.missing_numbers(trainer.nnodes), patience, "")
+    except WorkerError:
+        missing = cluster.missing_numbers(trainer.nnodes)
+        raise WorkerError(
+            f"trainer.nnodes={trainer.nnodes}: after trainer.start_timeout_s={patience:.0f} these machines have not "
+            f"come: {', '.join(f'trainer.node_rank={number}' for number in missing)}. Run the same command there with "
+            f"that key and trainer.master_addr={trainer.master_addr} trainer.master_port={trainer.master_port}. Where "
+            f"machines do not share trainer.default_local_dir, {OTHER_WAY}"
+        ) from None
+
+
+def needs_of_a_worker(config: Config, layout: WorkerLayout) -> dict[str, float]:
+    if config.trainer.device == "cuda" or (config.trainer.device == "auto" and any_gpu()):
+        return {"CPU": 1, "GPU": layout.gpus_per_worker}
+    return {"CPU": 1}
+
+
+def any_gpu() -> bool:
+    return any(machine.get("GPU", 0) >= 1 for machine in cluster.machines())
+
+
+def check_machines(config: Config, layout: WorkerLayout) -> None:
+    share = node_share(config, layout)
+    able = cluster.machines_with(share)
+    if able < layout.nodes:
+        found = "; ".join(describe_resources(machine) for machine in cluster.machines()) or "none"
+        raise WorkerError(
+            f"trainer.nnodes={layout.nodes} trainer.n_gpus_per_node={layout.per_node}: {layout.nodes} machines with "
+            f"{describe_resources(share)} each are needed, {able} of these are here. The cluster has: {found}"
+        )
+
+
+def shrink_layout(config: Config, layout: WorkerLayout) -> WorkerLayout:
+    """After a loss: the same layout once the machines are back, or one of those that are left."""
+    share, patience = node_share(config, layout), min(config.trainer.start_timeout_s, RETURN_S)
+    try:
+        wait_until(lambda: cluster.responsive_machines(share) >= layout.nodes, patience, "")
+    except WorkerError:
+        left = cluster.responsive_machines(share)
+        if left < 1 or not layout.colocated:
+            raise WorkerError(
+                f"{left} of {layout.nodes} machines are left, and none came back within {patience:.0f} s; "
+                "the same command goes on from the last checkpoint when they are there again"
+            ) from None
+        print(f"{left} of {layout.nodes} machines are left: going on with them", flush=True)
+        return worker_layout(left, layout.per_node, {}, gpus_per_worker=layout.gpus_per_worker)
+    return layout
+
+
+def node_share(config: Config, layout: WorkerLayout) -> dict[str, float]:
+    return {name: amount * layout.per_node for name, amount in needs_of_a_worker(config, layout).items()}
+
+
+def describe_resources(resources: Mapping[str, float]) -> str:
+    return (
+        " and ".join(f"{amount:g} {name}" for name, amount in resources.items() if name in ("CPU", "GPU")) or "nothing"
+    )
+
+
+@contextmanager
+def ray_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
+    check_machines(config, layout)
+    needs = needs_of_a_worker(config, layout)
+    with cluster.reserve(layout.nodes, node_share(config, layout), config.trainer.start_timeout_s) as share:
+        workers: list[cluster.RayWorker] = []
+        scorers: list[cluster.RemoteScoreQueue] = []
+        try:
+            for node in range(1, layout.nodes):
+                scorers.append(cluster.start_reward_actor(share, node, reward_queue, (config,)))
+            for slot in layout.slots():
+                name = f"worker {slot.number}"
+                file = None if logs is None else logs.absolute() / f"worker_{slot.number}.log"
+                place = layout.node_of(slot)
+                workers.append(cluster.start_worker(share, place, needs, (name, file), Worker, (config, layout, slot)))
+            yield build(config, layout, workers, scorers)
+        finally:
+            cluster.kill_actors([*workers, *scorers])
+
+
+def build(
+    config: Config,
+    layout: WorkerLayout,
+    workers: Sequence[cluster.RayWorker],
+    scorers: Sequence[cluster.RemoteScoreQueue],
+) -> WorkerGroups:
+    all_workers = cluster.RayGroup(workers, role=None)
+    inspect(all_workers.each("machine", [()] * len(workers)), workers, config)
+    addresses = all_workers.each("address", [()] * len(workers))
+    rendezvous = Rendezvous({pool.name: addresses[pool.first] for pool in layout.pools})
+    rendezvous[PUBLISH] = cluster.RayGroup(workers[:1], role=None).each("address", [()])[0]
+    parameters: dict[str, int] = {}
+    with explain_out_of_memory(BUILD):
+        for found in all_workers.each("build", [(rendezvous,)] * len(workers)):
+            parameters |= found
+
+    def group(role: str, pool: Pool) -> cluster.RayGroup:
+        return cluster.RayGroup(workers[pool.first : pool.first + pool.size], role)
+
+    actor, rollout = layout.pool_of(ACTOR), layout.pool_of(ROLLOUT)
+    taking_part = [workers[slot.number] for slot in layout.slots() if slot.pool in (actor, rollout)]
+    gpus = [machine.gpu for machine in all_workers.each("machine", [()] * len(workers)) if machine.gpu]
+    peaks = [peak for gpu in gpus if (peak := peak_flops_by_name(gpu)) is not None]
+    return WorkerGroups(
+        policy=group(ACTOR, actor),
+        rollout=group(ROLLOUT, rollout),
+        publishers=cluster.RayGroup(taking_part, PUBLISH),
+        files=cluster.RayGroup(workers[rollout.first : rollout.first + 1], FILES),
+        critic=group(CRITIC, layout.pool_of(CRITIC)) if needs_critic(config) else None,
+        reference=group(REFERENCE, layout.pool_of(REFERENCE)) if has_reference_model(config) else None,
+        all_workers=all_workers,
+        parameters=parameters,
+        scorers=scorers,
+        device=torch.device("cpu"),
+        peak_flops=layout.gpus_per_worker * sum(peaks) if peaks and len(peaks) == len(workers) else None,
+    )
+
+
+def inspect(machines: Sequence[Machine], workers: Sequence[cluster.RayWorker], config: Config) -> None:
+    """What the workers found where they sit, before anything large is loaded."""
+    for worker, machine in zip(workers, machines, strict=True):
+        gpu = f", {machine.gpu} with {machine.gpu_free_gib:.0f} GiB free" if machine.gpu else ""
+        log.info(
+            f"{worker.name}: process {machine.process} on {machine.node}, "
+            f"{machine.memory_gib:.0f} GiB of memory free{gpu}"
+        )
+        if machine.gpu and machine.gpu_free_gib < CROWDED * machine.gpu_total_gib:
+            log.warning(
+                f"{worker.name}: only {machine.gpu_free_gib:.0f} of {machine.gpu_total_gib:.0f} GiB of its GPU are "
+                "free; is another process on it?"
+            )
+        if machine.gpu is None and config.trainer.device == "cuda":
+            raise WorkerError(f"trainer.device=cuda: {worker.name} on {machine.node} sees no GPU")

@@ -1,0 +1,236 @@
+"""The device-resident path of the native engine writes what the path through plain torch writes.
+
+Without a CUDA device its kernels run in Triton's interpreter, and every step is a call: graphs are tested on a GPU.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rloom.engines.base import Placement
+from rloom.models.network import PolicyNetwork
+from rloom.rollout.base import Completion, Request, Sampling
+from rloom.rollout.native import engine
+from rloom.rollout.native.engine import NativeRollout
+from tests.families import tiny_model
+from tests.helpers import engine_of, policy
+
+pytestmark = [
+    pytest.mark.usefixtures("interpreted_kernels", "few_programs"),
+    # the interpreter makes a number of an array to know where a loop ends
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+P, Q, R = (5, 6, 7), (20, 30, 40, 50, 60, 10), (11,)  # one shorter than the window of 4, one longer
+LUCKY = Sampling(5)
+GREEDY = Sampling(5, temperature=0.0)
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs one after the other."""
+    monkeypatch.setattr("rloom.rollout.native.kernels.attend.PROGRAMS", 1)
+    monkeypatch.setattr("rloom.rollout.native.kernels.choose.BLOCK", 64)
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch, few_programs: None) -> None:
+    """One row beyond the sequences, not five."""
+    monkeypatch.setattr("rloom.rollout.native.graph_decoder.batch_of", lambda rows: rows + 1)
+
+
+@pytest.fixture
+def network(model_folder: Callable[[str], Path]) -> PolicyNetwork:
+    """Gemma 2 has all there is: a window in every other layer, softcaps, heads of size 8 that share keys."""
+    return policy(model_folder("gemma2"))
+
+
+def rollout_of(network: PolicyNetwork, device: torch.device = DEVICE, max_sequences: int = 3) -> NativeRollout:
+    rollout = NativeRollout(
+        network,
+        owner=engine_of(network, Placement(device)),
+        max_sequences=max_sequences,
+        max_prefill_tokens=8,
+        memory_share=0.1,
+        free_cache=True,
+        eager=True,
+    )
+    rollout.stays_on_device = True  # on a CPU, too
+    return rollout
+
+
+def family_network(family: str) -> PolicyNetwork:
+    model = tiny_model(family)
+    model.set_attn_implementation("rloom")
+    return PolicyNetwork(model, packed=True)
+
+
+def asked(*prompts: tuple[int, ...], limits: Sequence[int | None] = ()) -> list[Request]:
+    rows = zip(prompts, [*limits, *[None] * (len(prompts) - len(limits))], strict=True)
+    return [Request(tokens, 100 + row, limit) for row, (tokens, limit) in enumerate(rows)]
+
+
+def write(rollout: NativeRollout, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    found = list(rollout.generate(requests, sampling))
+    assert sorted(row for row, _ in found) == list(range(len(requests)))
+    return [completion for _, completion in sorted(found, key=lambda pair: pair[0])]
+
+
+def tokens_of(completions: Sequence[Completion]) -> list[list[int]]:
+    return [completion.tokens_L.tolist() for completion in completions]
+
+
+def by_torch(network: PolicyNetwork, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    """The other path, on the host, by a copy of the network."""
+    rollout = rollout_of(copy.deepcopy(network), torch.device("cpu"))
+    rollout.stays_on_device = False
+    return write(rollout, requests, sampling)
+
+
+def assert_same(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    assert tokens_of(found) == tokens_of(expected)
+    assert [one.finished for one in found] == [one.finished for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens_L.dtype == torch.int64 and one.logprobs_L.dtype == torch.float32
+        torch.testing.assert_close(one.logprobs_L, other.logprobs_L, rtol=0, atol=1e-4)
+
+
+MIXED = asked(P, Q, P, R, P, limits=[None, 3, 1])  # more than there are slots, and one prompt three times
+
+
+def with_a_stop(network: PolicyNetwork, sampling: Sampling) -> tuple[Sampling, list[Completion]]:
+    """A stop token that some of the answers write in their midst, and what they are then."""
+    whole = by_torch(network, MIXED, sampling)
+    sampling = replace(sampling, stop_ids=(63, int(whole[0].tokens_L[2])))
+    expected = by_torch(network, MIXED, sampling)
+    assert {completion.finished for completion in expected} == {True, False}
+    assert {len(completion.tokens_L) for completion in expected} >= {1, 3, 5}
+    return sampling, expected
+
+
+def test_greedy_answers_are_those_of_plain_torch(network: PolicyNetwork) -> None:
+    sampling, expected = with_a_stop(network, GREEDY)
+    assert_same(write(rollout_of(network), MIXED, sampling), expected)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 8])  # between two looks: the second look at some comes when they have left
+def test_drawn_answers_are_those_of_plain_torch(
+    small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork, steps: int
+) -> None:
+    monkeypatch.setattr(engine, "STEPS", steps)
+    sampling, expected = with_a_stop(network, replace(LUCKY, temperature=0.8) if steps == 2 else LUCKY)
+    assert_same(write(rollout_of(network), MIXED, sampling), expected)
+
+
+def test_an_abandoned_generation_leaves_the_engine_usable(
+    small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    monkeypatch.setattr(engine, "STEPS", 1)
+    rollout = rollout_of(network)
+    for row, completion in rollout.generate(asked(P, R, Q, limits=[4, 1, 4]), replace(LUCKY, max_new_tokens=4)):
+        assert row == 1 and len(completion.tokens_L) == 1  # the short one is there first
+        break
+    left, again = rollout.decoder, asked(Q, P, P, limits=[2, 3, 3])
+    sampling = replace(LUCKY, max_new_tokens=3)
+    assert_same(write(rollout, again, sampling), by_torch(network, again, sampling))
+    assert rollout.decoder is left
+
+
+def test_the_cache_grows_with_what_is_asked_for_and_stays(small_batches: None, network: PolicyNetwork) -> None:
+    rollout = rollout_of(network)
+    few, many = asked(R), asked(P, Q)
+    short, long = replace(LUCKY, max_new_tokens=2), replace(LUCKY, max_new_tokens=4)
+    assert_same(write(rollout, few, short), by_torch(network, few, short))
+    first = rollout.decoder
+    assert first is not None
+    assert (first.slots.count, first.slots.longest_answer, first.cache.capacity_tokens) == (1, 2, 1 + 2)
+    assert_same(write(rollout, many, long), by_torch(network, many, long))
+    second = rollout.decoder
+    assert second is not None and second is not first
+    assert (second.slots.count, second.slots.longest_answer, second.cache.capacity_tokens) == (2, 4, 2 * 6 + 2 * 4)
+    assert_same(write(rollout, few, short), by_torch(network, few, short))
+    assert rollout.decoder is second
+
+
+def test_a_cache_too_small_for_one_sequence_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    """In it the sequence would wait for ever."""
+    rollout, one = rollout_of(network), replace(LUCKY, max_new_tokens=1)
+    monkeypatch.setattr(rollout, "capacity", lambda longest: longest)
+    rollout.decoder_for([Request(tuple(range(3, 22)), 0)], one)
+    decoder = rollout.decoder_for([Request(tuple(range(3, 23)), 0)], one)
+    assert decoder.cache.capacity_tokens >= 20 + 1
+
+
+def test_a_cache_that_holds_one_sequence_serves_all_of_them_in_turn(
+    small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    rollout, sampling, requests = rollout_of(network), replace(LUCKY, max_new_tokens=3), asked(Q, P, Q)
+    monkeypatch.setattr(rollout, "capacity", lambda longest: longest)
+    assert_same(write(rollout, requests, sampling), by_torch(network, requests, sampling))
+    assert rollout.decoder is not None and rollout.decoder.cache.capacity_tokens == 6 + 3
+
+
+def test_a_prompt_is_read_once_for_all_its_answers_and_one_token_needs_no_step(
+    monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    rollout, sampling, requests = rollout_of(network), replace(LUCKY, max_new_tokens=1), asked(P, R, P)
+    expected, read, hidden = by_torch(network, requests, sampling), [], network.decoder.packed_hidden
+
+    def noted(tokens_T: Tensor, *rest: Any) -> Tensor:
+        read.append(tokens_T.tolist())
+        return hidden(tokens_T, *rest)
+
+    rollout.token_shape()  # asks for one token of its own, once
+    monkeypatch.setattr(network.decoder, "packed_hidden", noted)
+    assert_same(write(rollout, requests, sampling), expected)
+    assert read == [[*P, *R]]
+
+
+def test_weights_that_moved_are_found_again(network: PolicyNetwork) -> None:
+    rollout, sampling, requests = rollout_of(network), replace(LUCKY, max_new_tokens=1), asked(P)
+    before = write(rollout, requests, sampling)
+    first = rollout.decoder
+    for parameter in network.module.parameters():
+        parameter.data = parameter.data.clone()
+    assert_same(write(rollout, requests, sampling), before)
+    assert rollout.decoder is not first
+
+
+def test_a_cache_that_no_longer_fits_is_made_anew_as_large_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+) -> None:
+    """The optimizer's moments come with the first update, after the cache was sized."""
+    rollout, few = rollout_of(network), asked(P, Q)
+    write(rollout, few, GREEDY)
+    assert rollout.decoder is not None and rollout.decoder.cache.capacity_tokens == 2 * 6 + 2 * 5
+    monkeypatch.setattr(rollout, "capacity", lambda longest: 12)
+    assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
+    assert rollout.decoder.cache.capacity_tokens == 12
+
+
+def test_layers_with_unlike_caches_are_generated_step_by_step_and_it_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Gemma 4: heads of another size in layers that attend to all."""
+    network, few = family_network("gemma4_text"), asked(P, Q)
+    rollout = rollout_of(network)
+    assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
+    assert "unlike caches, (heads, key, value size): [(2, 8, 8), (2, 512, 512)]" in caplog.text
+    assert not rollout.stays_on_device
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
+def test_sinks_and_values_smaller_than_keys_stay_on_the_device(family: str) -> None:
+    network, few = family_network(family), asked(P, Q, P)
+    rollout = rollout_of(network)
+    assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
+    assert rollout.stays_on_device

@@ -1,0 +1,336 @@
+"""What the native engine's host side decides: places of the cache, who runs in which slot, sizes of batches."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rloom.errors import ConfigError
+from rloom.rollout.base import Request, Sampling
+from rloom.rollout.native import scheduler as schedule_module
+from rloom.rollout.native.allocator import RangeAllocator
+from rloom.rollout.native.graphs import Graphs, batch_of
+from rloom.rollout.native.scheduler import RunningSequence, Scheduler
+from rloom.rollout.native.slots import MOST_STOP_IDS, Slots
+
+A, B, C = (1, 2, 3), (4, 5, 6), (7, 8, 9)
+PLENTY = 1000
+
+
+def scheduler_of(
+    *requests: Request | tuple[int, ...], slots: int = 8, places: int = 100, longest: int = 4
+) -> Scheduler:
+    asked = [request if isinstance(request, Request) else Request(request, seed=0) for request in requests]
+    return Scheduler(asked, Sampling(max_new_tokens=longest), slots, RangeAllocator(places))
+
+
+def requests_of(answers: list[RunningSequence]) -> list[int]:
+    return [answer.request for answer in answers]
+
+
+# --- places
+
+
+def test_the_first_stretch_that_fits_is_taken_even_where_another_fits_better() -> None:
+    ranges = RangeAllocator(12)
+    assert [ranges.allocate(5), ranges.allocate(2), ranges.allocate(3), ranges.allocate(2)] == [0, 5, 7, 10]
+    assert ranges.free == [] and ranges.free_tokens == 0
+    ranges.release(7, 3)
+    ranges.release(0, 5)
+    assert ranges.free == [(0, 5), (7, 3)] and ranges.free_tokens == 8
+    assert ranges.allocate(3) == 0
+    assert ranges.free == [(3, 2), (7, 3)]
+
+
+def test_what_is_given_back_grows_together_with_its_neighbours() -> None:
+    ranges = RangeAllocator(9)
+    for _ in range(3):
+        ranges.allocate(3)
+    ranges.release(0, 3)
+    ranges.release(6, 3)
+    assert ranges.free == [(0, 3), (6, 3)]
+    ranges.release(3, 3)  # closes the gap
+    assert ranges.free == [(0, 9)]
+
+
+def test_nothing_is_taken_where_no_stretch_is_long_enough_though_together_they_would_be() -> None:
+    ranges = RangeAllocator(9)
+    for _ in range(3):
+        ranges.allocate(3)
+    ranges.release(0, 3)
+    ranges.release(6, 3)
+    assert ranges.free_tokens == 6
+    assert ranges.allocate(4) is None
+    assert ranges.free == [(0, 3), (6, 3)]
+
+
+@given(st.lists(st.one_of(st.integers(1, 9), st.integers(-9, -1)), max_size=40))
+def test_places_are_never_handed_out_twice_and_all_come_back(orders: list[int]) -> None:
+    """A positive number takes so many places, a negative one gives back one of the stretches held."""
+    ranges, taken, held = RangeAllocator(30), [False] * 30, []
+    for order in orders:
+        if order > 0:
+            starts = (start for start in range(30 - order + 1) if not any(taken[start : start + order]))
+            start = ranges.allocate(order)
+            assert start == next(starts, None)
+            if start is not None:
+                taken[start : start + order] = [True] * order
+                held.append((start, order))
+        elif held:
+            start, length = held.pop(order % len(held))
+            taken[start : start + length] = [False] * length
+            ranges.release(start, length)
+        assert ranges.free_tokens == taken.count(False)
+    for start, length in held:
+        ranges.release(start, length)
+    assert ranges.free == [(0, 30)]
+
+
+# --- who runs
+
+
+def test_requests_enter_in_their_order_and_find_slots_and_places() -> None:
+    scheduler = scheduler_of(A, (4, 5), A, C, slots=3)
+    first, second, third = scheduler.admit(PLENTY)
+    assert requests_of(scheduler.running) == [0, 1, 2] and list(scheduler.waiting) == [3]
+    assert [answer.slot for answer in scheduler.running] == [0, 1, 2]
+    # 4 places for an answer, then those of its prompt, where it is not there yet
+    assert (first.own_start, first.prompt.start) == (0, 4)
+    assert (second.own_start, second.prompt.start) == (7, 11)
+    assert (third.own_start, third.prompt) == (13, first.prompt)
+    assert scheduler.allocator.free == [(17, 83)]
+
+
+def test_a_shared_prompt_goes_with_the_last_of_its_readers() -> None:
+    scheduler = scheduler_of(A, A, A)
+    first, second, third = scheduler.admit(PLENTY)
+    assert first.prompt.readers == 3 and scheduler.allocator.free_tokens == 100 - 3 * 4 - 3
+    scheduler.release([first, third])
+    assert second.prompt.readers == 1 and scheduler.allocator.free_tokens == 100 - 4 - 3
+    assert scheduler.prompts == {A: second.prompt}
+    scheduler.release([second])
+    assert scheduler.prompts == {} and scheduler.allocator.free == [(0, 100)]
+
+
+def test_a_request_that_comes_later_reads_the_prompt_that_is_there() -> None:
+    scheduler = scheduler_of(A, B, A, slots=2)
+    first, second = scheduler.admit(PLENTY)
+    scheduler.release([second])
+    [third] = scheduler.admit(PLENTY)
+    assert third.prompt is first.prompt and first.prompt.readers == 2
+
+
+def test_slots_and_places_of_those_who_left_are_used_again() -> None:
+    scheduler = scheduler_of(A, B, C, slots=2, places=14)
+    first, second = scheduler.admit(PLENTY)
+    assert scheduler.allocator.free_tokens == 0
+    scheduler.release([first])
+    assert first.collected and scheduler.running == [second]
+    [third] = scheduler.admit(PLENTY)
+    assert (third.slot, third.own_start, third.prompt.start) == (first.slot, 0, 4)
+    assert requests_of(scheduler.running) == [1, 2]
+
+
+def test_prompts_of_so_many_tokens_are_read_at_a_time() -> None:
+    scheduler = scheduler_of(A, B, A, C, B)
+    assert requests_of(scheduler.admit(6)) == [0, 1, 2]  # 3 + 3, and A is read already
+    assert requests_of(scheduler.admit(8)) == [3, 4]  # B is read again: it counts
+
+
+def test_a_prompt_longer_than_the_limit_is_read_alone() -> None:
+    scheduler = scheduler_of(A, A, B)
+    assert requests_of(scheduler.admit(1)) == [0, 1]
+    assert requests_of(scheduler.admit(1)) == [2]
+
+
+def test_so_many_different_prompts_are_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_module, "MAX_PROMPTS", 2)
+    scheduler = scheduler_of(A, B, A, C)
+    assert requests_of(scheduler.admit(PLENTY)) == [0, 1, 2]
+    assert requests_of(scheduler.admit(PLENTY)) == [3]
+
+
+@pytest.mark.parametrize("places", [13, 10])  # 3 short for the second's prompt; too few for its answer already
+def test_nobody_overtakes_one_that_finds_no_room_and_nothing_stays_taken(places: int) -> None:
+    scheduler = scheduler_of(A, B, Request((1,), seed=0, max_new_tokens=1), places=places)
+    [first] = scheduler.admit(PLENTY)
+    assert scheduler.allocator.free == [(7, places - 7)] and scheduler.prompts.keys() == {A}
+    assert scheduler.admit(PLENTY) == [] and list(scheduler.waiting) == [1, 2]
+    scheduler.release([first])
+    assert requests_of(scheduler.admit(PLENTY)) == [1, 2]
+
+
+def test_a_request_may_ask_for_less_than_the_sampling_allows_and_not_for_more() -> None:
+    scheduler = scheduler_of(Request(A, 0, max_new_tokens=2), Request(A, 0, max_new_tokens=9), Request(A, 0))
+    scheduler.step = 5
+    assert scheduler.steps_left == 0  # nobody runs
+    short, long, plain = scheduler.admit(PLENTY)
+    assert [answer.limit for answer in (short, long, plain)] == [2, 4, 4]
+    # reading the prompt writes the first token, every step another
+    assert [answer.last_step for answer in (short, long, plain)] == [6, 8, 8]
+    assert scheduler.steps_left == 3
+    scheduler.release([long, plain])
+    assert scheduler.steps_left == 1
+
+
+def test_an_answer_of_one_token_needs_no_step() -> None:
+    scheduler = scheduler_of(A, longest=1)
+    scheduler.admit(PLENTY)
+    assert scheduler.steps_left == 0
+
+
+def test_prompts_enter_in_handfuls() -> None:
+    scheduler = scheduler_of(*[A] * 21, slots=16)  # a handful of 16 slots: 3
+    assert scheduler.should_admit()  # nobody runs
+    scheduler.admit(PLENTY)
+    assert len(scheduler.running) == 16 and not scheduler.should_admit()
+    scheduler.release(scheduler.running[:2])
+    assert not scheduler.should_admit()
+    scheduler.release(scheduler.running[:1])
+    assert scheduler.should_admit()
+    assert requests_of(scheduler.admit(PLENTY)) == [16, 17, 18]
+    scheduler.release(scheduler.running[:1])
+    assert not scheduler.should_admit()
+    scheduler.release(scheduler.running[:1])
+    assert scheduler.should_admit()  # two wait and two slots are free
+    scheduler.admit(PLENTY)
+    scheduler.release(scheduler.running)
+    assert not scheduler.should_admit()  # nobody waits
+
+
+def test_one_runs_at_a_time_where_the_prompt_and_the_answer_fill_the_cache() -> None:
+    scheduler = scheduler_of(A, B, C, places=7)
+    order = []
+    while scheduler.waiting:
+        assert scheduler.should_admit()
+        [answer] = scheduler.admit(PLENTY)
+        order.append(answer.request)
+        scheduler.release([answer])
+    assert order == [0, 1, 2]
+
+
+PROMPTS = st.sampled_from([A, B, (1,), (2, 3, 4, 5, 6, 7)])
+REQUESTS = st.builds(Request, PROMPTS, st.just(0), st.one_of(st.none(), st.integers(1, 6)))
+
+
+def assert_apart(running: list[RunningSequence]) -> None:
+    """No place and no slot has two owners; a prompt has one place, however many read it."""
+    prompts = {id(answer.prompt): answer.prompt for answer in running}.values()
+    stretches = [(answer.own_start, answer.limit) for answer in running]
+    stretches += [(prompt.start, len(prompt.tokens)) for prompt in prompts]
+    places = [place for start, length in stretches for place in range(start, start + length)]
+    assert len(set(places)) == len(places)
+    assert len({prompt.tokens for prompt in prompts}) == len(prompts)
+    assert len({answer.slot for answer in running}) == len(running)
+
+
+@given(
+    st.lists(REQUESTS, min_size=1, max_size=12),
+    st.integers(1, 4),
+    st.integers(11, 40),  # one answer of 5 to a prompt of 6 always fits
+    st.integers(1, 10),
+    st.randoms(use_true_random=False),
+)
+def test_everyone_is_served_once_and_in_order_whatever_fits(asked, slots, places, max_tokens, draws) -> None:
+    scheduler = scheduler_of(*asked, slots=slots, places=places, longest=5)
+    served = []
+    while scheduler.waiting or scheduler.running:
+        while scheduler.should_admit() and (entered := scheduler.admit(max_tokens)):
+            served += requests_of(entered)
+        assert scheduler.running  # or it would wait for ever
+        assert_apart(scheduler.running)
+        scheduler.release(draws.sample(scheduler.running, draws.randint(1, len(scheduler.running))))
+    assert served == list(range(len(asked)))
+    assert scheduler.allocator.free == [(0, places)] and sorted(scheduler.free_slots) == list(range(slots))
+    assert scheduler.prompts == {}
+
+
+# --- steps
+
+
+def test_without_graphs_every_step_is_a_call() -> None:
+    calls: list[int] = []
+    graphs = Graphs(calls.append, capture=False)
+    graphs.run(12, 3)
+    graphs.run(8, 0)
+    graphs.run(8, 1)
+    assert calls == [12, 12, 12, 8] and graphs.graphs == {}
+
+
+def test_a_batch_is_filled_up_to_the_next_of_two_sizes_an_octave_or_four() -> None:
+    small = {1: 8, 8: 8, 9: 12, 12: 12, 13: 16, 16: 16, 17: 24, 25: 32, 33: 48, 129: 192, 193: 256, 256: 256}
+    large = {257: 320, 320: 320, 321: 384, 400: 448, 449: 512, 513: 640, 1024: 1024, 1025: 1280}
+    assert {rows: batch_of(rows) for rows in (*small, *large)} == {**small, **large}
+
+
+def test_batches_grow_with_their_rows_and_few_rows_are_wasted() -> None:
+    sizes = [batch_of(rows) for rows in range(1, 2050)]
+    assert sizes == sorted(sizes)
+    for rows, size in enumerate(sizes, start=1):
+        assert size >= rows and batch_of(size) == size
+        assert rows < 8 or size < rows * (1.25 if rows > 256 else 1.5)
+    assert len(set(sizes)) == 1 + 2 * 5 + 4 * 3 + 1  # 8, five octaves up to 256, three up to 2048, one beyond
+
+
+# --- what the device is told
+
+
+def slots_of(count: int = 3, longest_answer: int = 4) -> Slots:
+    return Slots(count, longest_answer, torch.device("cpu"))
+
+
+def test_a_sequence_begins_in_its_slot_and_nowhere_else() -> None:
+    slots = slots_of()
+    for state in (slots.written, slots.stopped, slots.done, slots.prompt_start, slots.own_start, slots.limit):
+        state.fill_(9)
+    slots.uniform.fill_(0.5)
+    draws = torch.tensor([[0.25, 0.75], [0.125, 0.375]])
+    slot_B = slots.begin([(2, 10, 3, 20, 4), (0, 13, 1, 24, 2)], draws)
+    assert slot_B.tolist() == [2, 0] and slot_B.dtype == torch.int32
+    assert slots.prompt_start.tolist() == [13, 9, 10, 9]
+    assert slots.prompt_length.tolist() == [1, 0, 3, 0]
+    assert slots.own_start.tolist() == [24, 9, 20, 9]
+    assert slots.limit.tolist() == [2, 9, 4, 9]
+    for state in (slots.written, slots.stopped, slots.done):
+        assert state.tolist() == [0, 9, 0, 9]
+    assert slots.uniform.tolist() == [[0.125, 0.375, 0.5, 0.5], [0.5] * 4, [0.25, 0.75, 0.5, 0.5], [0.5] * 4]
+
+
+def test_greedy_sequences_begin_without_luck() -> None:
+    slots = slots_of()
+    slots.begin([(1, 0, 2, 2, 4)], None)
+    assert slots.limit.tolist() == [0, 4, 0, 0] and not slots.uniform.any()
+
+
+def test_rows_beyond_the_sequences_belong_to_a_spare_slot_that_is_done() -> None:
+    slots = slots_of()
+    assert (slots.done.tolist(), slots.written.tolist()) == ([0, 0, 0, 1], [0, 0, 0, 1])
+    slots.set_rows([2, 0], 8)
+    assert slots.row_slot.tolist() == [2, 0, 3, 3, 3, 3, 3, 3]
+    slots.set_rows([1], 4)  # a smaller batch leaves the rest as it was
+    assert slots.row_slot.tolist() == [1, 3, 3, 3, 3, 3, 3, 3]
+
+
+def test_a_row_reads_the_last_token_written_at_the_place_behind_what_was_read() -> None:
+    slots = slots_of()
+    slots.begin([(0, 0, 3, 20, 4), (1, 3, 5, 24, 4)], None)
+    slots.token.copy_(torch.tensor([41, 42, 0, 0]))
+    slots.written.copy_(torch.tensor([1, 3, 0, 1]))
+    token_B, position_B = slots.inputs(torch.tensor([1, 0, 3], dtype=torch.int32))
+    assert token_B.tolist() == [42, 41, 0]
+    assert position_B.tolist() == [7, 3, 0]  # 5 of the prompt and 2 of its own before it; 3 and none; nothing
+
+
+def test_the_sampling_is_told_as_four_numbers_and_a_list_of_stop_tokens() -> None:
+    slots = slots_of()
+    slots.set_sampling(Sampling(4, temperature=0.5, top_p=0.75, top_k=20, stop_ids=(7, 2)))
+    assert slots.settings.tolist() == [2.0, 0.0, 0.75, 20.0]
+    assert slots.stop_ids.tolist() == [7, 2] + [-1] * (MOST_STOP_IDS - 2)
+    slots.set_sampling(Sampling(4, temperature=0.0, stop_ids=(7, 2), ignore_eos=True))
+    assert slots.settings.tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert set(slots.stop_ids.tolist()) == {-1}
+
+
+def test_more_stop_tokens_than_the_device_has_room_for_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"65 stop tokens; the native engine takes 64"):
+        slots_of().set_sampling(Sampling(4, stop_ids=tuple(range(MOST_STOP_IDS + 1))))

@@ -1,0 +1,164 @@
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from rloom.observe.display import Display, validation_accuracies
+
+METRICS = {
+    "critic/score/mean": 0.53125,
+    "actor/reward_kl_penalty": 0.002,
+    "actor/ppo_kl": 0.9,
+    "actor/pg_loss": 0.0213,
+    "critic/vf_loss": 0.118,
+    "actor/entropy": 0.41,
+    "response_length/mean": 17.24,
+    "timing_s/step": 1.94,
+    "actor/lr": 1e-6,
+}
+LINE = (
+    "step 12/40 · reward_mean 0.531 · kl 0.002 · actor_loss 0.0213"
+    " · critic_loss 0.118 · entropy 0.41 · len 17.2 · 1.9 s"
+)
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a developer's shell or CI says about colours does not matter here."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def plain() -> Console:
+    return Console(file=StringIO(), width=80)
+
+
+def terminal() -> Console:
+    return Console(file=StringIO(), width=80, force_terminal=True)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_a_file_gets_one_unfolded_line_a_step_without_codes() -> None:
+    console = plain()
+    Display(console, total_steps=40).step(12, METRICS)
+    assert written(console) == LINE + "\n"
+
+
+def test_only_what_was_measured_is_shown() -> None:
+    console = plain()
+    Display(console).step(3, {"critic/score/mean": -1.5, "reward/failed": 0.0, "perf/time_per_step": 1234.56})
+    assert written(console) == "step 3 · reward_mean -1.500 · 1,234.6 s\n"
+
+
+def test_failed_rewards_are_shown_when_there_are_any() -> None:
+    console = plain()
+    Display(console).step(3, {"reward/failed": 2.0})
+    assert written(console) == "step 3 · failed 2\n"
+
+
+def test_without_a_reference_the_kl_is_that_of_the_update() -> None:
+    console = plain()
+    Display(console).step(1, {"actor/ppo_kl": 0.00012345, "response_length/mean": 12345.6})
+    assert written(console) == "step 1 · kl 0.000123 · len 12,346\n"
+
+
+def test_a_validation_line_remembers_the_start() -> None:
+    console = plain()
+    Display(console).validation(
+        10,
+        {"val-core/math_reasoning/acc/mean@1": 0.719, "val-core/b/acc/mean@1": 1.25, "val-aux/b/acc/best@1": 1.0},
+        first={"math_reasoning": (0, 0.375)},
+    )
+    assert written(console) == "step 10 · validation · math_reasoning acc 71.9 % (start 37.5 %) · b acc 1.25\n"
+
+
+def test_a_validation_line_claims_no_start_that_was_not_measured() -> None:
+    console = plain()
+    Display(console).validation(16, {"val-core/a/acc/mean@1": 0.5}, first={"a": (8, 0.25)})
+    assert written(console) == "step 16 · validation · a acc 50.0 % (step 8 25.0 %)\n"
+
+
+def test_a_data_source_may_hold_slashes() -> None:
+    assert validation_accuracies({"val-core/openai/gsm8k/acc/mean@8": 0.5, "critic/score/mean": 1.0}) == {
+        "openai/gsm8k": 0.5
+    }
+
+
+def test_a_terminal_of_80_columns_folds_between_two_parts() -> None:
+    console = Console(file=StringIO(), width=80, force_terminal=True, no_color=True, color_system=None)
+    Display(console, total_steps=40).step(12, METRICS)
+    assert written(console).splitlines() == [
+        "step 12/40 · reward_mean 0.531 · kl 0.002 · actor_loss 0.0213",
+        "    critic_loss 0.118 · entropy 0.41 · len 17.2 · 1.9 s",
+    ]
+
+
+def test_a_terminal_gets_colours() -> None:
+    console = terminal()
+    Display(console).step(12, METRICS)
+    assert "\x1b[" in written(console)
+
+
+def test_a_terminal_shows_a_bar_for_each_stage_under_the_name_users_know() -> None:
+    console = terminal()
+    display = Display(console)
+    for stage in ("gen", "values", "update_actor"):
+        display.begin(stage)
+        display.advance(stage, 64, 128)
+    display.end("gen")
+    display.clear()
+    shown = written(console)
+    assert all(name in shown for name in ("rollout", "compute_values", "train_actor"))
+    assert "128/128" in shown  # what has ended is full
+    assert " 64/128" in shown
+    assert "gen" not in shown
+
+
+def test_the_bars_fit_into_80_columns_and_go_when_the_step_is_done() -> None:
+    console = Console(file=StringIO(), width=80, force_terminal=True, color_system=None)
+    display = Display(console)
+    display.begin("old_log_prob")
+    display.advance("old_log_prob", 100_000, 200_000)
+    display.step(1, {"critic/score/mean": 0.5})
+    rows = written(console).replace("\r", "\n").splitlines()
+    assert max(len(row) for row in rows) <= 80
+    assert rows[-1].endswith("step 1 · reward_mean 0.500")
+    assert "\x1b[2K" in written(console)  # the line of the bar was erased
+
+
+def test_a_stage_of_unknown_size_ends_full() -> None:
+    console = terminal()
+    display = Display(console)
+    display.begin("ref")
+    display.end("ref")
+    display.clear()
+    assert "1/1" in written(console)
+
+
+def test_no_terminal_means_no_bars() -> None:
+    console = plain()
+    display = Display(console)
+    display.begin("gen")
+    display.advance("gen", 1, 2)
+    display.end("gen")
+    display.clear()
+    assert written(console) == ""
+
+
+def test_a_message_is_printed_as_it_is() -> None:
+    console = plain()
+    Display(console).message("[bold]resumed[/bold] from step 3 " + "x" * 100)
+    assert written(console) == "[bold]resumed[/bold] from step 3 " + "x" * 100 + "\n"
+
+
+def test_a_quiet_display_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(quiet=True)
+    display.begin("gen")
+    display.step(1, METRICS)
+    display.message("hello")
+    assert capsys.readouterr() == ("", "")
