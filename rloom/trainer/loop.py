@@ -283,8 +283,8 @@ class Training:
                     name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=s.peak_flops
                 )
         if self.roles.workers is not None:
-            for vitals in self.roles.workers.each("vitals", [()] * self.roles.workers.size):
-                metrics |= vitals
+            for stats in self.roles.workers.each("stats", [()] * self.roles.workers.size):
+                metrics |= stats
         log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
 
     def validate(self, step: int) -> dict[str, float]:
