@@ -181,7 +181,7 @@ def test_a_worker_that_cannot_begin_is_an_error_and_no_loss(address: str) -> Non
     with cluster.connect({"address": address}, cpus=1), cluster.reserve(1, {"CPU": 1}, timeout_s=30) as share:
         member = cluster.start_worker(share, 0, {"CPU": 1}, ("worker 0", None), int, ("no number",))
         with pytest.raises(WorkerError) as caught:
-            cluster.RayGroup([member], None).each("vitals", [()])
+            cluster.RayGroup([member], None).each("stats", [()])
     assert str(caught.value).startswith("worker 0 could not begin: ValueError: invalid literal for int()")
     assert not caught.value.lost
 
