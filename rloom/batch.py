@@ -21,18 +21,36 @@ from rloom.types import Prompt, Score
 
 
 @dataclass(frozen=True)
-class Trajectory:
-    """One episode: the prompt and what the policy wrote after it.
+class Turn:
+    """Consecutive tokens that the policy generated."""
 
-    Example: prompt [5, 6], answer [7, 8] -> tokens_L [5, 6, 7, 8], mask_L [0, 0, 1, 1].
+    start: int
+    stop: int
+    version: int  # of the weights that generated it
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode: the prompt, then turns of the policy with, between them, tokens of its environment.
+
+    Example: prompt [5, 6], answer [7, 8] -> tokens_L [5, 6, 7, 8], one turn from 2 to 4, mask_L [0, 0, 1, 1].
     """
 
     prompt: Prompt
+    group: int  # equal for the trajectories of one prompt, which estimators compare
     tokens_L: Tensor  # int64
-    mask_L: Tensor  # bool, True where the policy wrote the token
-    logprobs_L: Tensor  # float32, as the rollout engine saw them; 0 outside the mask
-    finished: bool  # False when it ran into the length limit
+    logprobs_L: Tensor  # float32, from the rollout engine; 0 outside the turns
+    turns: tuple[Turn, ...]
+    finished: bool  # False if it reached the length limit
     score: Score
+
+    @property
+    def mask_L(self) -> Tensor:
+        """bool, True where the policy generated the token."""
+        mask_L = torch.zeros(len(self.tokens_L), dtype=torch.bool)
+        for turn in self.turns:
+            mask_L[turn.start : turn.stop] = True
+        return mask_L
 
     @property
     def answer_tokens(self) -> list[int]:
@@ -53,13 +71,13 @@ class Batch:
     valid_N: Tensor  # bool, False where the score failed
 
     @classmethod
-    def pack(cls, trajectories: Sequence[Trajectory], groups: Sequence[int]) -> "Batch":
+    def pack(cls, trajectories: Sequence[Trajectory]) -> "Batch":
         return cls(
             tokens_T=torch.cat([t.tokens_L for t in trajectories]),
             mask_T=torch.cat([t.mask_L for t in trajectories]),
             rollout_logprobs_T=torch.cat([t.logprobs_L for t in trajectories]),
             length_N=torch.tensor([len(t.tokens_L) for t in trajectories]),
-            group_N=torch.tensor(list(groups)),
+            group_N=torch.tensor([t.group for t in trajectories]),
             score_N=torch.tensor([t.score.value or 0.0 for t in trajectories]),
             valid_N=torch.tensor([t.score.ok for t in trajectories]),
         )

@@ -26,13 +26,19 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a reward gets to see of one answer."""
+    """One answer, as a reward gets it."""
 
     data_source: str
     prompt: str
     response: str
     ground_truth: Any = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()  # of the prompt
+    prompt_tokens: tuple[int, ...] = ()
+    response_tokens: tuple[int, ...] = ()
+
+
+SampleGroup = tuple[Sample, ...]  # answers to one prompt that are scored in one call
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from rloom.families.rollout import OnCpu, check_hf, check_native
+from rloom.families.training import check_training
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.load import without_randomness
 from rloom.models.network import PolicyNetwork
-from rloom.models.verify import examine
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.native.token_cache import MixedLayerShapes
-from rloom.trainer.assemble.rollout_support import OnCpu, examine_hf, examine_native
 
 # Not language models of tokens, or not by themselves: why no tiny one can be tried.
 NOT_TRIED = {
@@ -179,7 +179,7 @@ def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
 def row(family: str) -> str:
     """A line of the table in docs/models.md."""
     model = tiny_model(family)
-    found = examine(model)
+    found = check_training(model)
     if found.padded is not None:
         return table_row(family, "", "", "", "", "refused")
     within = None if found.packed is None else with_wide_window(family)
@@ -187,9 +187,9 @@ def row(family: str) -> str:
     packed = f"yes{condition}" if found.packed is None or within is not None else ""
     native = f"{native_way(within or model)}{condition}" if packed else ""
     hf = ""
-    if examine_hf(model, found.own_attention, pads_prompts=True) is None:
+    if check_hf(model, found.own_attention, pads_prompts=True) is None:
         hf = "yes"
-    elif examine_hf(model, found.own_attention, pads_prompts=False) is None:
+    elif check_hf(model, found.own_attention, pads_prompts=False) is None:
         hf = "one length at a time"
     note = "" if native or hf else "no rollout engine is right: refused"
     return table_row(family, packed, f"yes ({found.attention})", native, hf, note)
@@ -203,11 +203,11 @@ def with_wide_window(family: str) -> PreTrainedModel | None:
     if not windows or config is not text:
         return None
     model = tiny_model(family, **dict.fromkeys(windows, 64))
-    return model if examine(model).packed is None else None
+    return model if check_training(model).packed is None else None
 
 
 def native_way(model: PreTrainedModel) -> str:
-    if examine_native(model) is not None:
+    if check_native(model) is not None:
         return ""
     return "graphs" if has_one_cache_shape(model) else "step by step"
 

@@ -43,6 +43,7 @@ def check(config: Config, needs: Needs) -> None:
         *validation(config),
         *dapo(config),
         *correction(config),
+        *reward(config),
         *resume(config),
         *warmup(config),
         *without_effect(config, needs).errors,
@@ -279,6 +280,11 @@ def dapo(config: Config) -> Iterator[str]:
 def correction(config: Config) -> Iterator[str]:
     key, section = "algorithm.rollout_correction", config.algorithm.rollout_correction
     lower, upper = section.rollout_rs_threshold_lower, section.rollout_rs_threshold
+    if section.bypass_mode and section.enabled:
+        yield (
+            f"{key}.bypass_mode=True leaves nothing to correct: the rollout engine's log-probs are taken as the old "
+            f"policy's; leave it out, or rollout_is, rollout_rs and rollout_token_veto_threshold of {key}"
+        )
     if section.rollout_rs is not None and upper is None:
         yield (
             f"{key}.rollout_rs={section.rollout_rs} needs {key}.rollout_rs_threshold, the largest ratio kept: "
@@ -286,6 +292,14 @@ def correction(config: Config) -> Iterator[str]:
         )
     if lower is not None and upper is not None and lower > upper:
         yield f"{key}.rollout_rs_threshold_lower={lower} is above {key}.rollout_rs_threshold={upper}; swap them"
+
+
+def reward(config: Config) -> Iterator[str]:
+    if config.reward_model.reward_manager == "batch" and config.custom_reward_function.path is None:
+        yield (
+            "reward_model.reward_manager=batch calls a function of yours with lists; name it with "
+            "custom_reward_function.path=FILE, or use naive"
+        )
 
 
 def resume(config: Config) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
+from rloom.config.reward_section import CustomRewardFunction, RewardModel
 from rloom.config.section import Section, key, section
 from rloom.config.trainer_section import RayKwargs, Trainer
 
@@ -284,29 +285,6 @@ class Critic(Section):
     shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
 
 
-class OverlongBuffer(Section):
-    enable: bool = key(False, "Penalise answers that come close to `data.max_response_length` (DAPO).")
-    len: int = key(128, "The last so many tokens allowed; over them the penalty grows from 0 to the whole.", ge=1)
-    penalty_factor: float = key(1.0, "The whole penalty, taken off the score.", ge=0)
-
-
-class RewardModel(Section):
-    timeout_s: float = key(
-        10.0, "Longest time one call of a reward function may take; then the sample counts as failed.", gt=0
-    )
-    num_workers: int = key(2, "Processes that compute rewards beside the generation.", ge=1)
-    max_failed_share: float = key(0.5, "Stop the run when a larger share of a step's rewards failed.", ge=0, le=1)
-    overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
-
-
-class CustomRewardFunction(Section):
-    path: str | None = key(None, "Python file with a reward function of your own; it then scores every data source.")
-    name: str = key("compute_score", "The function's name in that file.")
-    reward_kwargs: dict[str, Any] = key(
-        {}, "Further keyword arguments of every call; the built-in rules take them too."
-    )
-
-
 class KlCtrl(Section):
     type: Literal["fixed", "adaptive"] = key("fixed", "adaptive steers the coefficient towards `target_kl`.")
     kl_coef: float = key(0.001, "Coefficient of the KL in the reward, or where the adaptive one starts.", ge=0)
@@ -317,6 +295,11 @@ class KlCtrl(Section):
 class RolloutCorrection(Section):
     rollout_is: Literal["token", "sequence"] | None = key(
         None, "Weigh the loss by how much likelier the trainer finds a token, or a whole answer, than the engine did."
+    )
+    bypass_mode: bool = key(
+        False,
+        "Take the rollout engine's log-probs as those of the old policy, which saves a scoring pass. The clipped ratio "
+        "then corrects for the gap between engine and trainer.",
     )
     rollout_is_threshold: float = key(2.0, "Weights are truncated here.", gt=0)
     rollout_is_batch_normalize: bool = key(False, "Scale the weights to mean 1 over the batch.")

@@ -37,7 +37,6 @@ KEYS = {
     "reward_model.path": REWARD_MODELS,
     "reward_model.model": REWARD_MODELS,
     "reward_model.micro_batch_size_per_gpu": REWARD_MODELS,
-    "reward_model.reward_manager": MANAGERS,
     "reward_model.api": JUDGES,
     "reward_model.composite": MIXES,
     "composite_reward": MIXES,
@@ -55,9 +54,10 @@ VALUES = {
     ("actor_rollout_ref.rollout.name", "trtllm"): Unsupported("the TensorRT-LLM engine is", ENGINE),
     ("actor_rollout_ref.actor.strategy", "megatron"): MEGATRON,
     ("critic.strategy", "megatron"): MEGATRON,
+    **{("reward_model.reward_manager", name): MANAGERS for name in ("dapo", "prime", "rate_limited")},
 }
 # Values of such keys that ask for nothing else than what this version does.
-SAME_AS_DEFAULT = {"reward_model.enable": False, "reward_model.reward_manager": "naive"}
+SAME_AS_DEFAULT = {"reward_model.enable": False}
 
 
 def unsupported_key(path: str) -> Unsupported | None:

@@ -1,9 +1,10 @@
-"""The engine role: one worker's part of a model that is scored and trained."""
+"""The engine protocol: one worker's part of a model that is scored and trained."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,14 +12,25 @@ from torch import Tensor
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective
 from rloom.batch import Batch, TrainBatch
+from rloom.models.network import Reference
 
 
 @dataclass(frozen=True)
 class Placement:
     device: torch.device
-    dtype: torch.dtype = torch.float32  # of the arithmetic; what the optimizer updates is float32
+    dtype: torch.dtype = torch.float32  # of the forward and backward pass; the optimizer updates float32 masters
     offload_parameters: bool = False
     offload_optimizer: bool = False
+
+    @property
+    def description(self) -> str:
+        offloaded = {"parameters": self.offload_parameters, "optimizer": self.offload_optimizer}
+        names = " and ".join(name for name, on in offloaded.items() if on)
+        return f"{dtype_name(self.dtype)} on {self.device}" + (f", {names} offloaded" if names else "")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -30,14 +42,37 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Update:
-    """What became of a gradient. One that is not finite is dropped, never applied."""
+    """The result of an optimizer step. A gradient that is not finite is dropped, never applied."""
 
     grad_norm: float
     applied: bool
-    metrics: Metrics = field(default_factory=dict)  # this worker's shares of what the objective says of the lesson
+    metrics: Metrics = field(default_factory=dict)  # this worker's summands of the mini-batch's metrics
+
+
+class TensorSpec(NamedTuple):
+    name: str
+    shape: list[int]
+    dtype: str  # torch's name without `torch.`
 
 
 class Engine(Protocol):
+    @property
+    def size(self) -> int:
+        """Parameters of the whole model."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def description(self) -> str:
+        """How the model is held, for the log: `FSDP2 over 2 ranks, bfloat16 on cuda:0`."""
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Holds offloaded parameters on the device while it is open."""
+
+    def as_reference(self) -> AbstractContextManager[Reference]:
+        """The model without its adapter, ready to be compared with another while it is open."""
+
     def score(self, batch: Batch) -> Tensor:
         """output_T, on the CPU: log-probs of a policy, values of a critic."""
 
@@ -45,13 +80,19 @@ class Engine(Protocol):
         """The same with the LoRA adapter switched off."""
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
-        """Add this batch's share of the mini-batch's gradient. It need not have ended when this returns."""
+        """Add this batch's share of the mini-batch's gradient. The device may still be working when it returns."""
 
     def optim_step(self, learning_rate: float) -> Update:
-        """Apply the gathered gradient and forget it. The one moment of an update at which the device is waited for."""
+        """Apply the accumulated gradient and clear it. The only call of an update that waits for the device."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by name, whole, one at a time, as the arithmetic sees it: what a rollout engine loads."""
+        """Every trainable parameter by name, whole, one at a time, in the dtype of the forward pass.
+
+        A rollout engine loads them. Frozen parameters never change, so they are left out.
+        """
+
+    def manifest(self) -> list[TensorSpec]:
+        """The tensors that `weights` yields, in order, without gathering them."""
 
     def save(self, folder: Path, contents: frozenset[str]) -> None: ...
 

@@ -60,7 +60,7 @@ class Broadcast:
         host, port = address.rsplit(":", 1)
         patience = timedelta(seconds=timeout_s)
         store = TCPStore(host, int(port), members, is_master=member == 0, timeout=patience)
-        self.sends = member == 0
+        self.device, self.sends = device, member == 0
         self.group: Any = (
             dist.ProcessGroupNCCL(store, member, members, dist.ProcessGroupNCCL.Options())
             if device.type == "cuda" and not shared

@@ -1,12 +1,14 @@
-"""The engine of several processes: one rank's shard of a model, gathered a layer at a time (FSDP2).
+"""The engine of several processes: one rank's shard of a model, gathered layer by layer (FSDP2).
 
-What rests on a rank is its shard of the float32 weights, their gradient and their moments. A pass gathers the weights
-in the precision of the arithmetic, and sums gradients over ranks in float32. Every pass, step, save and read of whole
-weights is collective: all ranks of the mesh call it, in the same order. One rank alone runs the same code.
+Between passes a rank holds its shard of the float32 weights, their gradient and their moments. A pass all-gathers the
+weights in the dtype of the forward pass and reduces gradients in float32. Every pass, optimizer step, save and
+iteration over `weights` is collective: all ranks of the mesh call it in the same order. A single rank runs the same
+code.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Objective, Shares
 from rloom.batch import Batch, TokenOutputs, TrainBatch
-from rloom.engines.base import AdamW, Placement, Update
+from rloom.engines.base import AdamW, Engine, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.broadcast import allocate_shards, broadcast_weights, weights_to_broadcast
 from rloom.engines.distributed import SHARDS, all_gather_rows, all_reduce_max, all_reduce_norm
 from rloom.engines.micro_batches import MicroBatches, accumulate_gradients, score_batches, split_batch
@@ -51,10 +53,10 @@ UNREDUCED_SHARE = 0.25  # of a GPU's memory: the most that gradients not yet sum
 
 
 class FSDPRoot(nn.Module):
-    """The root of the sharded units. What is called through it sees embeddings and head whole; layers gather their own.
+    """The root FSDP module. While its forward runs, embeddings and head are gathered; each layer gathers itself.
 
-    A function travels through it rather than tensors: FSDP would send those to the device, and lengths and masks are
-    read on the host.
+    Its argument is a function, not tensors: FSDP would move tensors to the device, and lengths and masks stay on the
+    host.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -68,24 +70,24 @@ class FSDPRoot(nn.Module):
 class FSDPEngine:
     def __init__(
         self,
-        network: Network,  # either every rank has read it, or the first alone, and hands it out
+        network: Network,  # with weights on every rank, or on rank 0 only, which then broadcasts them
         placement: Placement,
-        mesh: DeviceMesh,  # rank_mesh, after join
+        mesh: DeviceMesh,  # from rank_mesh
         *,
         scoring: MicroBatching,
         training: MicroBatching | None = None,
-        optimizer: AdamW | None = None,  # None: it is only ever scored
-        reference: "FSDPEngine | None" = None,  # for a KL over the whole vocabulary; None: itself, adapter off
+        optimizer: AdamW | None = None,  # None: it is scored, never trained
+        reference: Engine | None = None,  # for a KL over the whole vocabulary; None: itself, adapter off
         compiled: bool = False,
-        sequence_ranks: int = 1,  # neighbouring ranks that are given the same samples and share their tokens
+        sequence_ranks: int = 1,  # consecutive ranks that get the same samples and split their tokens
     ) -> None:
         self.network, self.placement, self.mesh = network, placement, mesh
         self.scoring, self.training = scoring, training
         self.sequence_group = None if sequence_ranks == 1 else new_sequence_parallel_group(network, sequence_ranks)
-        self.reference = reference or self
+        self.reference: Engine = reference or self
         self.module = network.module
         self.adamw = optimizer
-        self.metric_shares: Shares = {}  # by the objective, of what the gradient was gathered from
+        self.metric_shares: Shares = {}  # of the batches whose gradient is accumulated
         trainable = [name for name, p in self.module.named_parameters() if p.requires_grad]
         self.kind = MODEL if len(trainable) == sum(1 for _ in self.module.parameters()) else ADAPTER
         self.dtypes = self.cast_frozen()
@@ -101,18 +103,19 @@ class FSDPEngine:
             broadcast_weights(read, self.module, placement.device)
         self.trainable = {name: self.parameters[name] for name in trainable}
         gradient = 4 * sum(parameter.numel() for parameter in self.trainable.values())
-        # all ranks or none, though their GPUs may differ
+        # one decision for all ranks, even if their GPUs differ
         self.reduces_once = not all_reduce_max(int(gradient > UNREDUCED_SHARE * memory_of(placement.device)))
         self.masters: dict[str, nn.Parameter] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer is not None:
-            # the optimizer works on plain tensors, in the same memory: what it does to one number needs no other rank
+            # plain tensors that share the shards' memory: an optimizer step needs no communication
             self.masters = {name: nn.Parameter(local(p.detach())) for name, p in self.trainable.items()}
             self.optimizer = make_optimizer(self.masters.values(), optimizer)
-        self.reshard()  # FSDP takes whatever runs first for its root, and what requires a gradient then for what learns
+        # FSDP fixes its root and the parameters that have gradients in its first forward pass, so run one now
+        self.reshard()
 
     def cast_frozen(self) -> dict[str, torch.dtype]:
-        """Only what learns needs more precision than the arithmetic. Returns that of the arithmetic, by parameter."""
+        """Cast frozen parameters to the dtype of the forward pass. Returns that dtype for each parameter."""
         exact = {id(p) for module in self.network.exact for p in module.parameters()}
         named = list(self.module.named_parameters())
         dtypes = {name: torch.float32 if id(p) in exact else self.placement.dtype for name, p in named}
@@ -124,7 +127,7 @@ class FSDPEngine:
         return dtypes
 
     def shard(self) -> FSDPModule:
-        """Each layer a unit, what must be exact another, the rest the root's."""
+        """Each layer is an FSDP unit, so is each module that stays float32; the root has all other parameters."""
         offload = OffloadPolicy() if self.storage_device == self.device else CPUOffloadPolicy()
         root = FSDPRoot(self.module)
         for module in (*self.network.exact, *self.network.layers, root):
@@ -136,25 +139,24 @@ class FSDPEngine:
                 mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
                 offload_policy=offload,
             )
-            if self.mesh.size() > 1:  # of one rank the mean is the sum, and FSDP would divide by 1 in a pass of its own
-                # losses are shares of a mini-batch over all ranks: gradients add up, where FSDP would average
+            if self.mesh.size() > 1:  # with one rank, FSDP would run an extra kernel that divides by 1
+                # each rank's loss is a share of the mini-batch's loss, so gradients are summed, not averaged
                 unit.set_gradient_divide_factor(1.0)
                 unit.set_force_sum_reduction_for_comms(True)
         for part in root.modules():
-            # of a module that FSDP marks so, the compiler takes every number (the size of a head) for one that varies,
-            # and writes kernels ten times as slow; what else the mark is for, the hooks do
+            # torch.compile treats every number of a module with this mark (the head size) as dynamic, which makes
+            # rotary kernels ten times as slow; nothing here depends on the mark
             part._is_fsdp_managed_module = False  # type: ignore[assignment]
         assert isinstance(root, FSDPModule)
         return root
 
     @property
     def is_sharded(self) -> bool:
-        """A rank that holds everything anyway saves nothing by resharding between passes, nor between directions."""
+        """Whether resharding frees memory. A rank that holds all weights skips it."""
         return bool(self.mesh[SHARDS].size() > 1)
 
     @property
     def size(self) -> int:
-        """Parameters of the whole model."""
         return sum(parameter.numel() for parameter in self.parameters.values())
 
     @property
@@ -162,9 +164,22 @@ class FSDPEngine:
         return self.placement.device
 
     @property
+    def description(self) -> str:
+        copies = self.mesh.size() // self.mesh[SHARDS].size()
+        return f"FSDP2 over {self.mesh.size()} ranks, {copies} copies, {self.placement.description}"
+
+    @property
     def storage_device(self) -> torch.device:
-        """Where shards rest."""
+        """Where the shards are between passes."""
         return torch.device("cpu") if self.placement.offload_parameters else self.device
+
+    def on_device(self) -> AbstractContextManager[None]:
+        return nullcontext()  # FSDP copies offloaded shards to the device as it gathers them
+
+    @contextmanager
+    def as_reference(self) -> Iterator[Reference]:
+        yield FSDPReference(self)
+        self.reshard()
 
     def score_reference(self, batch: Batch) -> Tensor:
         with self.network.without_adapter():
@@ -188,7 +203,7 @@ class FSDPEngine:
                 if self.sequence_group is None
                 else sequence_parallel_outputs(self.network, host_batch, device_batch, self.sequence_group)
             )
-            # FSDP looks for the tensors of an output in tuples, not in our dataclass
+            # FSDP finds the tensors of an output in tuples, not in a dataclass
             return found.output_T, found.entropy_T
 
         return TokenOutputs(*self.call_root(compute))
@@ -214,8 +229,8 @@ class FSDPEngine:
             return (found,)
 
         def compute_shared(sequence_group: SequenceParallelGroup) -> tuple[Tensor]:
-            """The numbers first: no rank has all the hidden states of a sample, which its loss may look at whole."""
-            assert reference is None  # the configuration's checks allow no KL over the vocabulary here
+            """All outputs are gathered first: a loss may need all tokens of a sample, and each rank has only some."""
+            assert reference is None  # config/checks.py refuses a KL over the vocabulary with sequence parallelism
             found = sequence_parallel_outputs(
                 self.network, host_batch, device_batch, sequence_group, entropy_gradient=entropy_gradient
             )
@@ -230,40 +245,43 @@ class FSDPEngine:
         return found
 
     def reshard(self) -> None:
-        """Every unit is its shards again. An empty backward pass does that, and FSDP forgets the forward passes."""
+        """Free what passes have gathered.
+
+        FSDP frees the root's weights, and clears the order of forward passes that it prefetches by, only at the end of
+        a backward pass. Scoring has none. So run the smallest one: through the root, on a scalar that no weight
+        depends on, hence without any communication. `FSDPModule.reshard` would free the weights and keep the order.
+        """
         with torch.enable_grad():
-            nothing = torch.zeros((), device=self.device, requires_grad=True)
-            self.call_root(lambda: (nothing * 1.0,))[0].backward()
+            scalar = torch.zeros((), device=self.device, requires_grad=True)
+            self.call_root(lambda: (scalar * 1.0,))[0].backward()
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
-        assert self.training is not None  # an engine with an optimizer is given one
+        assert self.training is not None  # required with an optimizer
         self.network.decoder.train()
         micro_batches = split_batch(batch, self.training, self.device)
         most = all_reduce_max(len(micro_batches))
-        loss = partial(
-            self.loss,
-            entropy_gradient=objective.needs_entropy_gradient,
-            reference=self.frozen() if objective.needs_full_kl else None,
-        )
-        accumulate_gradients(self.reduce_in_last(micro_batches, most), loss, objective, counts, self.metric_shares)
-        for turn in range(len(micro_batches), most):  # in step with ranks that have more to do
-            self.begin_pass(last=turn == most - 1)
-            loss(*dummy_pass(self.device), zero_loss).backward()
-        if objective.needs_full_kl and self.reference is not self:
-            self.reference.reshard()
+        with self.compared(objective) as reference:
+            loss = partial(self.loss, entropy_gradient=objective.needs_entropy_gradient, reference=reference)
+            passes = self.reduce_in_last(micro_batches, most)
+            accumulate_gradients(passes, loss, objective, counts, self.metric_shares)
+            for number in range(len(micro_batches), most):  # every rank runs as many passes: they are collective
+                self.begin_pass(last=number == most - 1)
+                loss(*dummy_pass(self.device), zero_loss).backward()
 
-    def frozen(self) -> Reference:
-        # itself: its root is gathered already while it runs
-        own = self.network.as_reference()
-        return own if self.reference is self else FSDPReference(self.reference)
+    def compared(self, objective: Objective) -> AbstractContextManager[Reference | None]:
+        """The reference for a KL over the whole vocabulary, if the objective has one."""
+        if not objective.needs_full_kl:
+            return nullcontext()
+        # its own root is gathered already while it runs
+        return nullcontext(self.network.as_reference()) if self.reference is self else self.reference.as_reference()
 
     def reduce_in_last(
         self, micro_batches: MicroBatches[TrainBatch], most: int
     ) -> Iterator[tuple[TrainBatch, TrainBatch]]:
-        """Gradients add up on each rank, unsharded, and are summed over ranks in the last of `most` passes only; where
-        there is no room for that, in each."""
-        for turn, one in enumerate(micro_batches):
-            self.begin_pass(last=turn == most - 1)
+        """Gradients are accumulated unsharded and reduced in the last of `most` passes; without the memory for that,
+        in each pass."""
+        for number, one in enumerate(micro_batches):
+            self.begin_pass(last=number == most - 1)
             yield one
 
     def begin_pass(self, *, last: bool) -> None:
@@ -292,9 +310,12 @@ class FSDPEngine:
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.parameters.items():
-            coarse = local(parameter).to(self.device, self.dtypes[name])  # before it is gathered: fewer bytes
-            yield name, all_gather_rows(coarse, len(parameter), self.mesh)
+        for name, parameter in self.trainable.items():
+            shard = local(parameter).to(self.device, self.dtypes[name])  # cast first: fewer bytes to gather
+            yield name, all_gather_rows(shard, len(parameter), self.mesh)
+
+    def manifest(self) -> list[TensorSpec]:
+        return [TensorSpec(name, [*p.shape], dtype_name(self.dtypes[name])) for name, p in self.trainable.items()]
 
     def save(self, folder: Path, contents: frozenset[str]) -> None:
         if all_reduce_max(int(not folder.is_dir())):
@@ -305,7 +326,7 @@ class FSDPEngine:
             write_shards(folder, OPTIMIZER, self.moments())
 
     def moments(self) -> dict[str, Tensor]:
-        """By name, as the shards they are. How many steps there were is the same on every rank."""
+        """The shards of the moments by name. The step counts are equal on every rank."""
         assert self.optimizer is not None
         found: dict[str, Tensor] = {}
         for name, parameter in self.trainable.items():
@@ -321,7 +342,7 @@ class FSDPEngine:
 
 
 class FSDPReference:
-    """Another engine's model, to be compared with. Its root stays gathered until that engine rests."""
+    """Another engine's model, to compare with. Its root stays gathered until that engine reshards."""
 
     def __init__(self, engine: FSDPEngine) -> None:
         self.engine = engine
@@ -335,7 +356,7 @@ class FSDPReference:
 
 
 def memory_of(device: torch.device) -> float:
-    """Bytes; a host has swap and neighbours, and is not asked."""
+    """Bytes of a GPU; the host's memory is not limited here."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
 
 
@@ -348,7 +369,7 @@ def sharded_parameters(module: nn.Module) -> dict[str, DTensor]:
 
 
 def dummy_pass(device: torch.device) -> tuple[Batch, Batch]:
-    """Two tokens, a pass that costs next to nothing: nobody looks at what comes of it, but layers are gathered."""
+    """A pass of two tokens whose result is not used, to take part in the collectives of other ranks."""
     host_batch = Batch(
         tokens_T=torch.zeros(2, dtype=torch.long),
         mask_T=torch.tensor([False, True]),

@@ -1,11 +1,11 @@
 """The engine of one process: a whole model on one device.
 
-In bfloat16 the module's own parameters are bfloat16, so that training, scoring and generation read the same numbers;
-what the optimizer updates are float32 copies of those that learn, the masters.
+With bfloat16 the module's parameters are bfloat16, so that training, scoring and generation use the same weights. The
+optimizer updates float32 copies of the trainable ones, the masters.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Objective, Shares
 from rloom.batch import Batch, TokenOutputs, TrainBatch
-from rloom.engines.base import AdamW, Placement, Update
+from rloom.engines.base import AdamW, Engine, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.micro_batches import accumulate_gradients, score_batches, split_batch
 from rloom.engines.optim import clip_and_step, load_moments, make_optimizer, move_moments, read_update
 from rloom.engines.storage import (
@@ -39,19 +39,19 @@ class LocalEngine:
         *,
         scoring: MicroBatching,
         training: MicroBatching | None = None,
-        optimizer: AdamW | None = None,  # None: it is only ever scored
-        reference: "LocalEngine | None" = None,  # for a KL over the whole vocabulary; None: itself, adapter off
+        optimizer: AdamW | None = None,  # None: it is scored, never trained
+        reference: Engine | None = None,  # for a KL over the whole vocabulary; None: itself, adapter off
         compiled: bool = False,
     ) -> None:
         self.network = network
-        self.reference = reference or self
+        self.reference: Engine = reference or self
         self.placement = placement
         self.scoring, self.training = scoring, training
         self.module = network.module
         self.accumulated: dict[str, Tensor] = {}  # gradients of masters that are copies
-        self.metric_shares: Shares = {}  # by the objective, of what the gradient was gathered from
+        self.metric_shares: Shares = {}  # of the batches whose gradient is accumulated
         self.adamw = optimizer
-        # with LoRA only the adapter learns, and only it is saved
+        # with LoRA only the adapter is trained and saved
         self.trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if optimizer is None:
             self.module.requires_grad_(False)
@@ -67,7 +67,7 @@ class LocalEngine:
             self.optimizer = make_optimizer(self.masters.values(), optimizer)
 
     def cast_and_keep_masters(self) -> dict[str, Tensor]:
-        """The float32 numbers behind what learns: the parameters themselves, or copies where those are coarser."""
+        """float32 weights of the trainable parameters: the parameters themselves, or copies if they are bfloat16."""
         exact = {name: parameter.detach() for name, parameter in self.trainable.items()}
         self.network.cast(self.placement.dtype)
         if self.adamw is None:
@@ -82,7 +82,7 @@ class LocalEngine:
         return masters
 
     def accumulate_gradient(self, name: str, parameter: Tensor) -> None:
-        """Micro-batches add up in float32."""
+        """Sum the gradients of micro-batches in float32."""
         assert parameter.grad is not None
         gradient, parameter.grad = parameter.grad, None
         if name in self.accumulated:
@@ -92,7 +92,6 @@ class LocalEngine:
 
     @property
     def size(self) -> int:
-        """Parameters of the whole model."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @property
@@ -100,13 +99,17 @@ class LocalEngine:
         return self.placement.device
 
     @property
+    def description(self) -> str:
+        return f"one process, {self.placement.description}"
+
+    @property
     def storage_device(self) -> torch.device:
-        """Where the parameters rest between uses."""
+        """Where the parameters are between uses."""
         return torch.device("cpu") if self.placement.offload_parameters else self.placement.device
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        if not self.placement.offload_parameters:  # they are there
+        if not self.placement.offload_parameters:
             yield
             return
         self.module.to(self.placement.device)
@@ -114,6 +117,11 @@ class LocalEngine:
             yield
         finally:
             self.module.to(self.storage_device)
+
+    @contextmanager
+    def as_reference(self) -> Iterator[Reference]:
+        with self.on_device():
+            yield self.network.as_reference()
 
     def score_reference(self, batch: Batch) -> Tensor:
         with self.network.without_adapter():
@@ -147,16 +155,14 @@ class LocalEngine:
         )
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
-        assert self.training is not None  # an engine with an optimizer is given one
-        reference = self.reference if objective.needs_full_kl else None
+        assert self.training is not None  # required with an optimizer
         self.network.decoder.train()
         micro_batches = split_batch(batch, self.training, self.device)
-        loss = partial(
-            self.loss,
-            entropy_gradient=objective.needs_entropy_gradient,
-            reference=reference.network.as_reference() if reference is not None else None,
+        compared: AbstractContextManager[Reference | None] = (
+            self.reference.as_reference() if objective.needs_full_kl else nullcontext()
         )
-        with self.on_device(), reference.on_device() if reference is not None else nullcontext():
+        with self.on_device(), compared as reference:
+            loss = partial(self.loss, entropy_gradient=objective.needs_entropy_gradient, reference=reference)
             accumulate_gradients(micro_batches, loss, objective, counts, self.metric_shares)
 
     def optim_step(self, learning_rate: float) -> Update:
@@ -178,7 +184,7 @@ class LocalEngine:
 
     @contextmanager
     def optimizer_on_device(self) -> Iterator[None]:
-        """Parameters, masters and moments meet on the device; where told, they go back to the host afterwards."""
+        """Parameters, masters and moments are on the device; what is offloaded goes back to the host afterwards."""
         assert self.optimizer is not None
         with self.on_device():
             if self.placement.offload_parameters:
@@ -197,8 +203,11 @@ class LocalEngine:
                 self.masters[name].data = self.masters[name].data.to(device)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self.trainable.items():
             yield name, parameter.detach()
+
+    def manifest(self) -> list[TensorSpec]:
+        return [TensorSpec(name, [*p.shape], dtype_name(p.dtype)) for name, p in self.trainable.items()]
 
     def save(self, folder: Path, contents: frozenset[str]) -> None:
         if "model" in contents:
@@ -217,7 +226,7 @@ class LocalEngine:
             self.copy_masters()
         if "optimizer" in contents and self.optimizer is not None:
             load_moments(self.optimizer, read_moments(folder, self.masters))
-            # torch puts the moments where the masters are, which may be elsewhere
+            # torch puts the moments on the device of the masters
             move_moments(
                 self.optimizer, torch.device("cpu") if self.placement.offload_optimizer else self.placement.device
             )

@@ -1,48 +1,96 @@
-"""How a policy's newest weights reach the model that generates, when that is another one than the one that learns."""
+"""The policy's weights on their way to rollout engines that hold a copy of the model.
 
+Workers that train and generate load the weights of their own engine. With rollout engines on other workers, rank 0 of
+the actor broadcasts a manifest (version, names, shapes, dtypes), then the tensors in that order. Only trainable
+parameters are sent: the frozen ones are equal since both sides have read the model.
+"""
+
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rloom.engines.base import Engine
+from rloom.engines.base import Engine, TensorSpec
+
+Weights = Iterator[tuple[str, Tensor]]
+
+
+class WeightLoader(Protocol):
+    """A rollout engine, as far as weights are concerned."""
+
+    def load_weights(self, weights: Weights, version: int) -> None: ...
 
 
 class Channel(Protocol):
-    """Tensors from its first member to all others."""
+    """Broadcasts tensors from its first member to the others."""
+
+    @property
+    def device(self) -> torch.device: ...
 
     @property
     def sends(self) -> bool: ...
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Filled in place on those that receive."""
+        """Filled in place on the receivers."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is about to be sent."""
+
+    version: int
+    tensors: list[TensorSpec]
+
+    def send(self, channel: Channel) -> None:
+        text = torch.frombuffer(bytearray(json.dumps([self.version, self.tensors]).encode()), dtype=torch.uint8)
+        channel.broadcast(torch.tensor([len(text)], device=channel.device))
+        channel.broadcast(text.to(channel.device))
+
+    @classmethod
+    def receive(cls, channel: Channel) -> "Manifest":
+        length = torch.zeros(1, dtype=torch.long, device=channel.device)
+        channel.broadcast(length)
+        text = torch.empty(int(length), dtype=torch.uint8, device=channel.device)
+        channel.broadcast(text)
+        version, tensors = json.loads(bytes(text.tolist()))
+        return cls(version, [TensorSpec(*tensor) for tensor in tensors])
 
 
 class WeightSync:
-    """One worker's part in it. All workers that have one call `load_weights` together."""
+    """One worker's part in it. All workers that have one call `sync` together."""
 
-    def __init__(self, source: Engine | None, copy: nn.Module | None, channel: Channel | None = None) -> None:
-        self.source = source  # learns here
-        self.copy = copy  # generates here
-        self.channel = channel  # between workers that do only the one or the other
+    def __init__(self, source: Engine | None, target: WeightLoader | None, channel: Channel | None = None) -> None:
+        self.source = source  # trains on this worker; None where `target` reads the source's own parameters
+        self.target = target  # generates on this worker
+        self.channel = channel  # between workers that train and workers that generate
 
     @torch.no_grad()
-    def load_weights(self) -> None:
-        own = dict(self.copy.named_parameters()) if self.copy is not None else {}
-        for name, tensor in self.arriving():
-            if self.copy is not None:
-                own[name].copy_(tensor)  # in place: captured graphs know these addresses
-
-    def arriving(self) -> Iterator[tuple[str, Tensor]]:
-        if self.source is None:
-            assert self.copy is not None and self.channel is not None
-            for name, parameter in self.copy.named_parameters():
-                room = torch.empty_like(parameter)
-                self.channel.broadcast(room)
-                yield name, room
+    def sync(self, version: int) -> None:
+        if self.channel is not None and not self.channel.sends:
+            manifest = Manifest.receive(self.channel)
+            assert self.target is not None and manifest.version == version
+            self.target.load_weights(self.received(manifest, self.channel), version)
             return
-        for name, tensor in self.source.weights():
-            if self.channel is not None and self.channel.sends:
-                self.channel.broadcast(tensor.contiguous())
+        weights = self.source.weights() if self.source is not None else iter(())
+        if self.channel is not None:
+            self.send(weights, version, self.channel)
+        elif self.target is not None:
+            self.target.load_weights(weights, version)
+        else:  # a rank that only takes part in gathering
+            for _ in weights:
+                pass
+
+    def send(self, weights: Weights, version: int, channel: Channel) -> None:
+        assert self.source is not None
+        Manifest(version, self.source.manifest()).send(channel)
+        for _, tensor in weights:
+            channel.broadcast(tensor.contiguous())
+
+    def received(self, manifest: Manifest, channel: Channel) -> Weights:
+        for name, shape, dtype in manifest.tensors:
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=channel.device)
+            channel.broadcast(tensor)
             yield name, tensor

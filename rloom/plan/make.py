@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from rloom.config.algorithm_needs import Needs, declared_needs
 from rloom.config.checks import verify
-from rloom.config.context import check_context
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
+from rloom.models.context import check_context
 from rloom.plan import models as plan_models
 from rloom.plan.architecture import NotKnown
 from rloom.plan.batches import Batches, batches

@@ -1,4 +1,4 @@
-"""Rewards beside generation: a sample is scored while its siblings are still being written."""
+"""Rewards are computed during generation: a sample is scored while others are still being generated."""
 
 import asyncio
 import re
@@ -6,33 +6,42 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from itertools import cycle
 from typing import Protocol
 
 from rloom.errors import RewardError
 from rloom.rewards.base import Reward
-from rloom.types import Sample, Score
+from rloom.types import SampleGroup, Score
 
 _DETAIL = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")
 REASONS_SHOWN = 5
 
 
 class ScoreQueue(Protocol):
-    def submit(self, sample: Sample) -> "Future[Score]": ...
+    @property
+    def whole_groups(self) -> bool:
+        """As in Reward."""
+
+    def submit(self, group: SampleGroup) -> "Future[list[Score]]": ...
 
 
 class RoundRobin:
-    """Several queues, one after the other: of the machines of a run, say."""
+    """Several queues used in turn, such as those of the machines of a run. All have the same reward."""
 
     def __init__(self, queues: Sequence[ScoreQueue]) -> None:
-        self._next = cycle(queues)
+        self._queues, self._submitted = queues, 0
 
-    def submit(self, sample: Sample) -> "Future[Score]":
-        return next(self._next).submit(sample)
+    @property
+    def whole_groups(self) -> bool:
+        return self._queues[0].whole_groups
+
+    def submit(self, group: SampleGroup) -> "Future[list[Score]]":
+        queue = self._queues[self._submitted % len(self._queues)]
+        self._submitted += 1
+        return queue.submit(group)
 
 
 class BackgroundScorer:
-    """Any Reward, driven by an event loop in a thread of its own. It owns the reward and closes it."""
+    """Runs a Reward in an event loop, in a thread of its own. It owns the reward and closes it."""
 
     def __init__(self, reward: Reward) -> None:
         self._reward = reward
@@ -41,10 +50,14 @@ class BackgroundScorer:
         self._thread.start()
         self._closed = False
 
-    def submit(self, sample: Sample) -> "Future[Score]":
+    @property
+    def whole_groups(self) -> bool:
+        return self._reward.whole_groups
+
+    def submit(self, group: SampleGroup) -> "Future[list[Score]]":
         if self._closed:
             raise RuntimeError("this BackgroundScorer is closed")
-        return asyncio.run_coroutine_threadsafe(self._score_one(sample), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._score_one(group), self._loop)
 
     def close(self) -> None:
         """Cancel what is still being scored, close the reward, end the thread."""
@@ -57,9 +70,9 @@ class BackgroundScorer:
         self._thread.join()
         self._loop.close()
 
-    async def _score_one(self, sample: Sample) -> Score:
-        [score] = await self._reward.score([sample])
-        return score
+    async def _score_one(self, group: SampleGroup) -> list[Score]:
+        [scores] = await self._reward.score([group])
+        return scores
 
     async def _cancel_all(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

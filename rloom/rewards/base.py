@@ -1,13 +1,21 @@
-"""The reward role: samples in, scores out."""
+"""The reward protocol: groups of samples in, scores out."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from rloom.types import Sample, Score
+from rloom.types import SampleGroup, Score
 
 
 class Reward(Protocol):
-    async def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """One Score a sample, in order. What went wrong with a sample is its `Score.failed`, never an exception."""
+    @property
+    def whole_groups(self) -> bool:
+        """Whether a group has to have all answers to its prompt, to compare them. If not, each answer is a group of
+        its own and is scored as soon as it is generated."""
+
+    async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
+        """A Score for each sample of each group, in order. A failure is a `Score.failed`, never an exception."""
+
+    def check(self) -> None:
+        """Raise a RewardError if it cannot be used. Called once, before anything is generated."""
 
     def close(self) -> None: ...

@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +14,12 @@ from rloom.errors import RewardError
 
 MODULE_NAME = "rloom_custom_reward"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+GROUP_ARGUMENTS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")  # lists
 
 
-def load_function(path: str, name: str, reward_kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+def load_function(
+    path: str, name: str, reward_kwargs: Mapping[str, Any], arguments: Sequence[str] = ARGUMENTS
+) -> Callable[..., Any]:
     file = Path(path).expanduser().absolute()
     if not file.is_file():
         raise RewardError(
@@ -33,7 +36,7 @@ def load_function(path: str, name: str, reward_kwargs: Mapping[str, Any]) -> Cal
             f"custom_reward_function.name={name!r}: in {path} that is a {type(function).__name__}, not a function; "
             f"it defines {_functions(module)}"
         )
-    _check_signature(function, path, name, reward_kwargs)
+    _check_signature(function, path, name, reward_kwargs, arguments)
     return function  # type: ignore[no-any-return]
 
 
@@ -74,16 +77,18 @@ def _functions(module: ModuleType) -> str:
     return ", ".join(own) or "no functions"
 
 
-def _check_signature(function: Callable[..., Any], path: str, name: str, reward_kwargs: Mapping[str, Any]) -> None:
+def _check_signature(
+    function: Callable[..., Any], path: str, name: str, reward_kwargs: Mapping[str, Any], arguments: Sequence[str]
+) -> None:
     try:
         signature = inspect.signature(function)
     except ValueError:  # built-in code shows none
         return
     try:
-        signature.bind(**dict.fromkeys(ARGUMENTS), **reward_kwargs)
+        signature.bind(**dict.fromkeys(arguments), **reward_kwargs)
     except TypeError as error:
         extra = f" and reward_kwargs {', '.join(reward_kwargs)}" if reward_kwargs else ""
         raise RewardError(
             f"custom_reward_function.name={name!r}: {name}{signature} in {path} cannot be called with the keywords "
-            f"{', '.join(ARGUMENTS)}{extra}: {error}"
+            f"{', '.join(arguments)}{extra}: {error}"
         ) from error

@@ -1,8 +1,8 @@
-"""What the pool and its worker processes say to each other: pickles, each after its length.
+"""The messages between the pool and its worker processes: pickles, each preceded by its length.
 
-pool → worker: one Setup, then a Sample a request; end of file means goodbye.
-worker → pool: READY or a Refusal, then a Score a request. LOADING … READY in between stops the request's clock
-while a library is imported.
+pool → worker: one Setup, then a SampleGroup for each request; end of file ends the worker.
+worker → pool: READY or a Refusal, then a list of Scores for each request. LOADING … READY in between suspends the time
+limit of a request while a library is imported.
 """
 
 import enum
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rloom.types import Sample, Score
+from rloom.types import SampleGroup, Score
 
 _LENGTH = struct.Struct("!Q")
 
@@ -23,6 +23,7 @@ class Setup:
     path: str | None  # the user's file; None: the rules
     name: str
     reward_kwargs: Mapping[str, Any]
+    whole_groups: bool  # call the function once for all answers to a prompt, with lists
     timeout_s: float  # for one call
     load_limit_s: float  # for importing a file or a library
 
@@ -39,10 +40,10 @@ class Refusal:
     message: str
 
 
-Reply = Score | Progress | Refusal
+Reply = list[Score] | Progress | Refusal
 
 
-def encode(message: Setup | Sample | Reply) -> bytes:
+def encode(message: Setup | SampleGroup | Reply) -> bytes:
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 

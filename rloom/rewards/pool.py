@@ -11,18 +11,18 @@ from typing import Any
 from rloom.errors import RewardError
 from rloom.rewards.messages import Setup, encode
 from rloom.rewards.process import WorkerDied, WorkerProcess
-from rloom.types import Sample, Score
+from rloom.types import Sample, SampleGroup, Score
 
 LOAD_LIMIT_S = 120.0  # a user's file may import torch from a slow disk
 
-_Job = tuple[Sample, "Future[Score]"]
+_Job = tuple[SampleGroup, "Future[list[Score]]"]
 
 
 class RulePool:
     """A Reward over `num_workers` processes: by the rules, or by the function `name` of the file `path`.
 
-    Each process is driven by a thread of this one, so the pool works from any event loop and closes without one.
-    A call that takes longer than `timeout_s` costs its sample the score and its process the life, nothing more.
+    Each process has a thread here that sends it samples, so the pool works with any event loop and closes without one.
+    A call that takes longer than `timeout_s` fails, and its process is replaced; other samples are not affected.
     """
 
     def __init__(
@@ -33,15 +33,20 @@ class RulePool:
         path: str | None = None,
         name: str = "compute_score",
         reward_kwargs: Mapping[str, Any] | None = None,
+        whole_groups: bool = False,
     ) -> None:
         if num_workers < 1:
             raise RewardError(f"num_workers={num_workers}: rewards are computed in worker processes; use 1 or more")
-        self._setup = Setup(path, name, dict(reward_kwargs or {}), timeout_s, LOAD_LIMIT_S)
+        self._setup = Setup(path, name, dict(reward_kwargs or {}), whole_groups, timeout_s, LOAD_LIMIT_S)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._workers = [_Worker(self._setup, self._jobs) for _ in range(num_workers)]
         self._lock = threading.Lock()
         self._started = False
         self._closed = False
+
+    @property
+    def whole_groups(self) -> bool:
+        return self._setup.whole_groups
 
     def check(self) -> None:
         """Load the user's file in a worker, as scoring will. RewardError says what is wrong with it."""
@@ -53,9 +58,9 @@ class RulePool:
         finally:
             process.close()
 
-    async def score(self, samples: Sequence[Sample]) -> list[Score]:
+    async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
         self._start()
-        futures = [self._submit(sample) for sample in samples]
+        futures = [self._submit(group) for group in groups]
         return await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
 
     def close(self) -> None:
@@ -81,9 +86,9 @@ class RulePool:
                     worker.start()
                 self._started = True
 
-    def _submit(self, sample: Sample) -> "Future[Score]":
-        future: Future[Score] = Future()
-        self._jobs.put((sample, future))
+    def _submit(self, group: SampleGroup) -> "Future[list[Score]]":
+        future: Future[list[Score]] = Future()
+        self._jobs.put((group, future))
         return future
 
 
@@ -103,39 +108,42 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            sample, future = job
+            group, future = job
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(self._score(sample))
-            except BaseException as error:  # ours: whoever waits for the score must see it
+                future.set_result(self._score(group))
+            except BaseException as error:  # an error of rloom: raised where the score is waited for
                 future.set_exception(error)
         self._end_process(grace=True)
 
     def stop(self) -> None:
-        """From another thread: give up what is under way, fail what still waits."""
+        """From another thread: interrupt the current call; what waits fails."""
         with self._lock:
             self._stopping = True
             if self._process is not None:
                 self._process.interrupt()
 
-    def _score(self, sample: Sample) -> Score:
+    def _score(self, group: SampleGroup) -> list[Score]:
+        def failed(reason: str) -> list[Score]:
+            return [Score.failed(reason)] * len(group)
+
         try:
-            request = encode(replace(sample, extra_info=dict(sample.extra_info)))
-        except Exception as error:  # pickle raises what it likes
-            return Score.failed(f"this row cannot be sent to a reward worker: {type(error).__name__}: {error}")
+            request = encode(tuple(_as_sent(sample) for sample in group))
+        except Exception as error:  # pickle raises errors of many types
+            return failed(f"this row cannot be sent to a reward worker: {type(error).__name__}: {error}")
         try:
             return self._running_process().score(request)
         except TimeoutError:
             self._end_process(grace=False)
-            return Score.failed(
+            return failed(
                 f"timed out after reward_model.timeout_s={self._setup.timeout_s:g} s "
-                f"(data_source={sample.data_source!r}, a response of {len(sample.response)} characters); "
+                f"(data_source={group[0].data_source!r}, a response of {len(group[0].response)} characters); "
                 "its worker was replaced"
             )
         except (WorkerDied, RewardError) as error:
             self._end_process(grace=False)
-            return Score.failed("the reward was closed before this sample was scored" if self._stopping else str(error))
+            return failed("the reward was closed before this sample was scored" if self._stopping else str(error))
 
     def _running_process(self) -> WorkerProcess:
         with self._lock:
@@ -152,3 +160,8 @@ class _Worker(threading.Thread):
             process, self._process = self._process, None
         if process is not None:
             process.close() if grace else process.close(grace_s=0)
+
+
+def _as_sent(sample: Sample) -> Sample:
+    """Without what a reward function is not given."""
+    return replace(sample, extra_info=dict(sample.extra_info), messages=(), prompt_tokens=(), response_tokens=())

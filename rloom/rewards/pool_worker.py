@@ -1,4 +1,4 @@
-"""A reward worker: `python -m rloom.rewards.pool_worker`, started by the pool. One sample a request, see `frames.py`.
+"""A reward worker: `python -m rloom.rewards.pool_worker`, started by the pool. See `messages.py`.
 
 It imports no torch, so it starts in milliseconds. What the user's code prints goes to stderr: the real stdout
 carries the replies.
@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 from rloom.errors import RewardError
-from rloom.rewards.custom import load_function, one_line
+from rloom.rewards.custom import ARGUMENTS, GROUP_ARGUMENTS, load_function, one_line
 from rloom.rewards.messages import Progress, Refusal, Reply, Setup, decode, encode, write_all
 from rloom.rewards.results import to_score
 from rloom.rewards.routing import Rule, options_for, registered, rule_for
-from rloom.types import Sample, Score
+from rloom.types import Sample, SampleGroup, Score
 
 # The pool ends a late worker. Should the pool itself be gone, the worker ends itself this much later.
 ORPHAN_GRACE_S = 2.0
@@ -26,7 +26,7 @@ ORPHAN_GRACE_S = 2.0
 # Where generation and rewards compete for a core, generation gets three quarters of it: a step waits for generation.
 NICENESS = 5
 
-Evaluate = Callable[[Sample], Score]
+Evaluate = Callable[[SampleGroup], list[Score]]
 
 
 def main() -> None:
@@ -43,11 +43,11 @@ def main() -> None:
             evaluate = _evaluator(setup, reply, runner)
             reply(Progress.READY)
             while True:
-                sample: Sample = decode(receive)
+                group: SampleGroup = decode(receive)
                 _end_myself_after(setup.timeout_s)
-                score = evaluate(sample)
+                scores = evaluate(group)
                 faulthandler.cancel_dump_traceback_later()
-                reply(score)
+                reply(scores)
     except RewardError as error:
         reply(Refusal(str(error)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -74,9 +74,11 @@ def _evaluator(setup: Setup, reply: Callable[[Reply], None], runner: asyncio.Run
     if setup.path is None:
         return _RuleEvaluator(setup, reply)
     _end_myself_after(setup.load_limit_s)
-    function = load_function(setup.path, setup.name, setup.reward_kwargs)
+    arguments = GROUP_ARGUMENTS if setup.whole_groups else ARGUMENTS
+    function = load_function(setup.path, setup.name, setup.reward_kwargs, arguments)
     faulthandler.cancel_dump_traceback_later()
-    return partial(_call, function, dict(setup.reward_kwargs), runner)
+    call = _call_for_group if setup.whole_groups else _call_for_each
+    return partial(call, function, dict(setup.reward_kwargs), runner)
 
 
 class _RuleEvaluator:
@@ -85,7 +87,10 @@ class _RuleEvaluator:
         self._reply = reply
         self._prepared: set[Callable[[], None]] = set()
 
-    def __call__(self, sample: Sample) -> Score:
+    def __call__(self, group: SampleGroup) -> list[Score]:
+        return [self._score(sample) for sample in group]
+
+    def _score(self, sample: Sample) -> Score:
         rule = rule_for(sample.data_source)
         if rule is None:
             return Score.failed(f"no reward rule for data_source={sample.data_source!r}; registered: {registered()}")
@@ -106,20 +111,40 @@ class _RuleEvaluator:
         _end_myself_after(self._setup.timeout_s)
 
 
+def _call_for_each(
+    function: Callable[..., Any], kwargs: dict[str, Any], runner: asyncio.Runner, group: SampleGroup
+) -> list[Score]:
+    return [_call(function, kwargs, runner, sample) for sample in group]
+
+
 def _call(function: Callable[..., Any], kwargs: dict[str, Any], runner: asyncio.Runner | None, sample: Sample) -> Score:
+    values = (sample.data_source, sample.response, sample.ground_truth, sample.extra_info)
     try:
-        result = function(
-            data_source=sample.data_source,
-            solution_str=sample.response,
-            ground_truth=sample.ground_truth,
-            extra_info=sample.extra_info,
-            **kwargs,
-        )
-        if runner is not None and inspect.isawaitable(result):
-            result = runner.run(_wait_for(result))
+        result = _result(function, dict(zip(ARGUMENTS, values, strict=True)) | kwargs, runner)
         return to_score(result, _describe(function))
     except BaseException as error:  # untrusted code: even its sys.exit() is the failure of one sample
         return Score.failed(one_line(error, _file_of(function)))
+
+
+def _call_for_group(
+    function: Callable[..., Any], kwargs: dict[str, Any], runner: asyncio.Runner, group: SampleGroup
+) -> list[Score]:
+    """The function gets lists and returns as many results."""
+    rows = [(sample.data_source, sample.response, sample.ground_truth, sample.extra_info) for sample in group]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    try:
+        results = _result(function, dict(zip(GROUP_ARGUMENTS, columns, strict=True)) | kwargs, runner)
+        if not hasattr(results, "__len__") or len(results) != len(group):
+            reason = f"{_describe(function)} returned {type(results).__name__}; it needs a list of {len(group)} results"
+            return [Score.failed(reason)] * len(group)
+        return [to_score(result, _describe(function)) for result in results]
+    except BaseException as error:  # as above
+        return [Score.failed(one_line(error, _file_of(function)))] * len(group)
+
+
+def _result(function: Callable[..., Any], arguments: dict[str, Any], runner: asyncio.Runner | None) -> Any:
+    result = function(**arguments)
+    return runner.run(_wait_for(result)) if runner is not None and inspect.isawaitable(result) else result
 
 
 async def _wait_for(result: Awaitable[Any]) -> Any:

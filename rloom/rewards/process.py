@@ -68,13 +68,13 @@ class WorkerProcess:
         if isinstance(reply, Refusal):
             raise RewardError(reply.message)
 
-    def score(self, request: bytes) -> Score:
-        """Send an encoded Sample. After a TimeoutError or WorkerDied this worker cannot be used again."""
+    def score(self, request: bytes) -> list[Score]:
+        """Send an encoded SampleGroup. After a TimeoutError or WorkerDied this worker cannot be used again."""
         reply = self._exchange(request, self._setup.timeout_s)
         while isinstance(reply, Progress):
             loading = reply is Progress.LOADING
             reply = self._receive(self._setup.load_limit_s if loading else self._setup.timeout_s)
-        assert isinstance(reply, Score)
+        assert isinstance(reply, list)
         return reply
 
     def interrupt(self) -> None:

@@ -1,68 +1,102 @@
-"""The rollout role: prompts in, completions out, as they finish."""
+"""The rollout protocol: requests in, completions out as they finish."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from rloom.errors import ModelError
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw the next token. `temperature=0` is greedy."""
+    """How the next token is sampled. `temperature=0` is greedy."""
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1  # -1: the whole vocabulary
     stop_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False  # run to the length limit whatever is written
+    ignore_eos: bool = False  # generate up to max_new_tokens, stop tokens included
+
+    @property
+    def without_limit(self) -> "Sampling":
+        """Equal for requests that can be in one batch."""
+        return replace(self, max_new_tokens=0)
 
 
 @dataclass(frozen=True)
 class Request:
     tokens: tuple[int, ...]
-    seed: int  # decides this answer, whatever else is in the batch (hf: that of a batch's first decides them all)
-    max_new_tokens: int | None = None  # a limit of its own, below the sampling's; 1 or more
-
-    def limit(self, sampling: Sampling) -> int:
-        most = sampling.max_new_tokens
-        return most if self.max_new_tokens is None else min(self.max_new_tokens, most)
+    sampling: Sampling
+    seed: (
+        int  # determines this completion, whatever else is in the batch (hf: the first seed of a batch is used for all)
+    )
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What was written, the stop token included.
+    """The generated tokens, the stop token included.
 
-    The log-prob is that of the token under the whole distribution at the sampling temperature, before top-k
-    and top-p cut it: the number the trainer computes for the same token.
+    A log-prob is that of the token under the whole distribution at the sampling temperature, before top-k and top-p:
+    the number that the trainer computes for the same token.
     """
 
+    request: int  # the id that `submit` returned
     tokens_L: Tensor  # int64
     logprobs_L: Tensor  # float32
-    finished: bool  # it wrote a stop token
+    finished: bool  # ended with a stop token
+    version: int  # of the weights
 
 
 class WeightOwner(Protocol):
-    """The training engine whose weights an in-process rollout borrows."""
+    """What holds the weights that a rollout engine reads: a training engine, or a copy for generation."""
 
     @property
     def device(self) -> torch.device: ...
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Bring offloaded weights to the device for as long as it lasts."""
+        """Holds offloaded parameters on the device while it is open."""
 
 
 class Rollout(Protocol):
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Yields (index of the request, completion) in the order in which they finish."""
+    def submit(self, request: Request) -> int:
+        """Queue a request. Returns its id, with which `poll` reports it."""
 
-    def load_weights(self) -> None:
-        """Make the actor's newest weights the ones that generate."""
+    def poll(self) -> list[Completion]:
+        """Generate for a moment; returns the completions that finished since the last call, maybe none."""
+
+    def cancel(self, request: int) -> None:
+        """Drop a request that is queued or being generated: `poll` will not report it."""
+
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Replace the weights of these parameters. Called while no request is queued or being generated."""
 
     def sleep(self) -> None:
-        """Give memory back before training."""
+        """Release memory before training."""
 
     def wake(self) -> None: ...
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        """Submit all; yield (index of the request, completion) as they finish. Closed early, it cancels the rest."""
+        index_of = {self.submit(request): index for index, request in enumerate(requests)}
+        try:
+            while index_of:
+                for completion in self.poll():
+                    yield index_of.pop(completion.request), completion
+        finally:
+            for request in index_of:
+                self.cancel(request)
+
+
+@torch.no_grad()
+def copy_weights(weights: Iterator[tuple[str, Tensor]], module: nn.Module) -> None:
+    """In place: captured CUDA graphs hold the addresses of the parameters."""
+    own = dict(module.named_parameters())
+    for name, tensor in weights:
+        if name not in own:
+            raise ModelError(f"the rollout engine's model has no parameter {name}, which the trainer sent")
+        own[name].copy_(tensor)

@@ -1,7 +1,8 @@
-"""The reference engine: `generate()` of transformers. Slow, and obviously right."""
+"""`generate()` of transformers as a rollout engine: slow, and the standard that the native engine is tested against."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -10,10 +11,10 @@ from transformers import GenerationConfig
 
 from rloom.errors import ConfigError
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.base import Completion, Request, Sampling, WeightOwner
+from rloom.rollout.base import Completion, Request, Rollout, WeightOwner, copy_weights
 
 
-class HfRollout:
+class HfRollout(Rollout):
     def __init__(
         self,
         network: PolicyNetwork,
@@ -23,31 +24,45 @@ class HfRollout:
         max_sequences: int,
         generate_kwargs: Mapping[str, Any],
         attention: str = "sdpa",  # of transformers
-        pads_prompts: bool = True,  # False: only prompts of one length are answered together
+        pads_prompts: bool = True,  # False: a batch has prompts of one length
     ) -> None:
-        self.decoder, self.model = network.decoder, network.decoder.base
+        self.module, self.decoder, self.model = network.module, network.decoder, network.decoder.base
         self.owner = owner
         self.device = owner.device
         self.pad_id = pad_id
         self.max_sequences = max_sequences
         self.generate_kwargs = generate_kwargs
         self.attention, self.pads_prompts = attention, pads_prompts
+        self.ids, self.waiting = count(), dict[int, Request]()
+        self.version = 0
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        for part in self.batches(requests):
-            yield from zip(part, self.generate_together([requests[i] for i in part], sampling), strict=True)
+    def submit(self, request: Request) -> int:
+        number = next(self.ids)
+        self.waiting[number] = request
+        return number
 
-    def batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
-        """Requests that are answered together."""
-        alike: dict[int, list[int]] = {}
-        for place, request in enumerate(requests):
-            alike.setdefault(0 if self.pads_prompts else len(request.tokens), []).append(place)
-        for places in alike.values():
-            for first in range(0, len(places), self.max_sequences):
-                yield places[first : first + self.max_sequences]
+    def cancel(self, request: int) -> None:
+        self.waiting.pop(request, None)
 
-    def generate_together(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        tokens, real = self.pad_left(requests)
+    def poll(self) -> list[Completion]:
+        """One batch, from its first token to its last."""
+        if not self.waiting:
+            return []
+        kinds = {number: self.kind(request) for number, request in self.waiting.items()}
+        first = next(iter(kinds.values()))
+        batch = [number for number, kind in kinds.items() if kind == first][: self.max_sequences]
+        completions = self.generate_batch({number: self.waiting[number] for number in batch})
+        for number in batch:
+            del self.waiting[number]
+        return completions
+
+    def kind(self, request: Request) -> tuple[Any, ...]:
+        """Equal for requests that can be in one batch."""
+        return request.sampling.without_limit, None if self.pads_prompts else len(request.tokens)
+
+    def generate_batch(self, batch: Mapping[int, Request]) -> list[Completion]:
+        requests = list(batch.values())
+        sampling, (tokens, real) = requests[0].sampling, self.pad_left(requests)
         greedy = sampling.temperature == 0
         choice = (
             {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
@@ -71,7 +86,7 @@ class HfRollout:
             out = self.call_generate(
                 input_ids=tokens,
                 attention_mask=real,
-                max_new_tokens=sampling.max_new_tokens,
+                max_new_tokens=max(request.sampling.max_new_tokens for request in requests),
                 eos_token_id=stop_ids or None,
                 pad_token_id=self.pad_id,
                 return_dict_in_generate=True,
@@ -81,10 +96,14 @@ class HfRollout:
         written = out.sequences[:, tokens.shape[1] :].cpu()
         logits = torch.stack(out.logits, 1).float().cpu() / (sampling.temperature or 1.0)
         logprobs = logits.log_softmax(-1).gather(-1, written[..., None]).squeeze(-1)
-        return [
-            cut_at_stop(row[: request.max_new_tokens], logprob[: request.max_new_tokens], stop_ids)
-            for request, row, logprob in zip(requests, written, logprobs, strict=True)
-        ]
+        completions = []
+        for (number, request), row, logprob in zip(batch.items(), written, logprobs, strict=True):
+            limit = request.sampling.max_new_tokens
+            length, stopped = length_to_stop(row[:limit], stop_ids)
+            completions.append(
+                Completion(number, row[:length].clone(), logprob[:length].clone(), stopped, self.version)
+            )
+        return completions
 
     def call_generate(self, **arguments: Any) -> Any:
         try:
@@ -105,26 +124,28 @@ class HfRollout:
         real = torch.arange(longest) >= torch.tensor([[longest - len(request.tokens)] for request in requests])
         return tokens.to(self.device), real.long().to(self.device)
 
-    def load_weights(self) -> None:
-        """It generates with the actor's own weights."""
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        assert not self.waiting
+        copy_weights(weights, self.module)
+        self.version = version
 
     def sleep(self) -> None:
-        """It holds nothing between calls."""
+        """It holds no memory between calls."""
 
     def wake(self) -> None: ...
 
 
-def cut_at_stop(tokens: Tensor, logprobs: Tensor, stop_ids: Sequence[int]) -> Completion:
+def length_to_stop(tokens: Tensor, stop_ids: Sequence[int]) -> tuple[int, bool]:
+    """Tokens up to the first stop token, that one included, and whether there is one."""
     stops = torch.isin(tokens, torch.tensor(stop_ids, dtype=tokens.dtype)).nonzero()
-    length = int(stops[0]) + 1 if len(stops) else len(tokens)
-    return Completion(tokens[:length].clone(), logprobs[:length].clone(), finished=len(stops) > 0)
+    return (int(stops[0]) + 1, True) if len(stops) else (len(tokens), False)
 
 
 @contextmanager
 def ready_to_generate(model: Any, own_attention: str) -> Iterator[None]:
     """generate() builds its own masks and cache, so it needs transformers' attention and no checkpointing.
 
-    The model's own generation settings (a repetition penalty, say) are put away: the trainer knows nothing of them.
+    The model's own generation settings (such as a repetition penalty) are not used: the trainer does not apply them.
     """
     attention, training, settings = model.config._attn_implementation, model.training, model.generation_config
     model.set_attn_implementation(own_attention)

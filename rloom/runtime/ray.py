@@ -1,4 +1,4 @@
-"""Ray: the only file that knows it. Hosts are Ray's actors; each holds one object of ours, and a group calls them."""
+"""The only file that imports Ray. A worker is a Ray actor that holds one object; a group calls several of them."""
 
 import asyncio
 import logging
@@ -19,22 +19,23 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.runtime.failures import CallFailed, Failure, Kind, cause_first, kind_of, portable_errors, wait_for_others_s
+from rloom.runtime.group import Arguments, Group, for_workers
 from rloom.runtime.nodes import NODE, free_port, interface_of
 from rloom.runtime.process_stats import Machine, ProcessStats
 
 log = logging.getLogger(__name__)
 calls = logging.getLogger("rloom.calls")
-ITEMS_EVERY_S = 0.1  # a stream's items travel together: each journey costs about a millisecond
-SCORED_AT_ONCE = 1000  # samples on their way on one machine; its pool decides how many are scored together
-FIRST_WORD_S = 60.0  # of waiting without an answer, before the console says for whom
-RAYS_OWN = (":actor_name:", ":job_id:", ":task_name:")  # what Ray prints for itself
-MARK = 0.001  # of a machine's number: enough to be there
-LOG_LINES_SHOWN = 15  # of a dead worker's log
-HELLO_S = 5.0  # for a machine to answer
+ITEMS_EVERY_S = 0.1  # items of a stream are sent together: each message takes about a millisecond
+SCORED_AT_ONCE = 1000  # groups of samples sent to one machine; its pool limits how many are scored at a time
+FIRST_NOTICE_S = 60.0  # after so long without a result, the log names the workers that are waited for
+RAY_LINES = (":actor_name:", ":job_id:", ":task_name:")  # lines that Ray adds to a log
+MARK = 0.001  # of the resource that numbers a machine: any amount places an actor on it
+LOG_LINES_SHOWN = 15  # of a dead worker
+PING_S = 5.0  # for a machine to respond
 
 
 class WorkerActor:
-    """The actor: an object, and its ears. What it prints goes to a file and, through Ray, to the console."""
+    """Holds one object and calls its methods. Its output goes to a file and, through Ray, to the console."""
 
     def __init__(self, name: str, log_file: str | None, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.name = name
@@ -42,12 +43,12 @@ class WorkerActor:
             copy_output_to(Path(log_file))
             note_calls_in(Path(log_file))
         self.process_stats = ProcessStats(name)
-        # gloo would ask what the machine's name resolves to, and on many that is 127.0.0.1
+        # gloo uses the address of the machine's name, which is 127.0.0.1 on many machines
         if "GLOO_SOCKET_IFNAME" not in os.environ and (found := interface_of(ray.util.get_node_ip_address())):
             os.environ["GLOO_SOCKET_IFNAME"] = found
         self.object = make(*arguments)
 
-    def __repr__(self) -> str:  # Ray puts it before each line
+    def __repr__(self) -> str:  # Ray's prefix of each line of output
         return self.name
 
     def address(self) -> str:
@@ -83,7 +84,7 @@ class WorkerActor:
 
 
 def copy_output_to(file: Path) -> None:
-    """Everything this process prints, native code included. `tee` outlives a process that is killed."""
+    """Copy all output of this process, that of native code too. `tee` survives the kill of this process."""
     file.parent.mkdir(parents=True, exist_ok=True)
     tee = subprocess.Popen(["tee", "-a", str(file)], stdin=subprocess.PIPE, start_new_session=True)
     assert tee.stdin is not None
@@ -92,7 +93,7 @@ def copy_output_to(file: Path) -> None:
 
 
 def note_calls_in(file: Path) -> None:
-    """What the worker was asked last is what one wants to know of it when it is dead; the console need not hear it."""
+    """Log every call to the file only: after a worker's death its last call is the most useful fact."""
     handler = logging.FileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     calls.addHandler(handler)
@@ -103,50 +104,60 @@ def note_calls_in(file: Path) -> None:
 @dataclass(frozen=True)
 class RayWorker:
     name: str
-    actor: Any  # handle of a Host
+    actor: Any  # handle of a WorkerActor
     log_file: Path | None
 
 
-class RayGroup:
-    """Hosts that are called together. When one fails, the call fails with its cause; the others are not waited for."""
+@dataclass(frozen=True)
+class RayCalls:
+    """Calls that are running on the workers of a group."""
 
-    def __init__(self, workers: Sequence[RayWorker], role: str | None) -> None:
-        self.workers, self.role = workers, role
+    group: "RayGroup"
+    answers: Sequence[Any]  # one reference for each worker
 
-    @property
-    def size(self) -> int:
-        return len(self.workers)
-
-    def each(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> list[Any]:
-        asked = zip(self.workers, args_per_worker, strict=True)
-        if self.role is None:  # the hosts themselves
-            return self.gather([getattr(worker.actor, method).remote(*args) for worker, args in asked])
-        return self.gather([worker.actor.call.remote(self.role, method, args) for worker, args in asked])
-
-    def gather(self, answers: Sequence[Any]) -> list[Any]:
-        member_of = dict(zip(answers, self.workers, strict=True))
+    def wait(self) -> list[Any]:
+        worker_of = dict(zip(self.answers, self.group.workers, strict=True))
         found: dict[Any, Any] = {}
-        waited = FIRST_WORD_S
-        while len(found) < len(answers):
-            left = [answer for answer in answers if answer not in found]
-            ready, _ = ray.wait(left, num_returns=1, timeout=waited)
+        waited_s = FIRST_NOTICE_S
+        while len(found) < len(self.answers):
+            left = [answer for answer in self.answers if answer not in found]
+            ready, _ = ray.wait(left, num_returns=1, timeout=waited_s)
             if not ready:
-                log.info(f"Waiting for {', '.join(member_of[answer].name for answer in left)} ({waited:.0f} s)")
-                waited *= 2
+                log.info(f"Waiting for {', '.join(worker_of[answer].name for answer in left)} ({waited_s:.0f} s)")
+                waited_s *= 2
             for answer in ready:
                 try:
                     found[answer] = ray.get(answer)
                 except RayError as error:
-                    waiting = {other: member_of[other] for other in left if other != answer}
-                    raise self.cause(member_of[answer], error, waiting) from error
-        return [found[answer] for answer in answers]
+                    waiting = {other: worker_of[other] for other in left if other != answer}
+                    raise self.group.cause(worker_of[answer], error, waiting) from error
+        return [found[answer] for answer in self.answers[:: self.group.workers_per_share]]
 
-    def stream(self, method: str, args_per_worker: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+
+class RayGroup(Group):
+    """Actors that are called together. When one fails, the call raises the cause and does not wait for the others."""
+
+    def __init__(self, workers: Sequence[RayWorker], role: str | None, *, workers_per_share: int = 1) -> None:
+        assert len(workers) % workers_per_share == 0
+        self.workers, self.role, self.workers_per_share = workers, role, workers_per_share
+
+    @property
+    def shares(self) -> int:
+        return len(self.workers) // self.workers_per_share
+
+    def start(self, method: str, arguments: Arguments) -> RayCalls:
+        each = zip(self.workers, for_workers(arguments, self.workers_per_share), strict=True)
+        if self.role is None:  # methods of the actor itself
+            return RayCalls(self, [getattr(worker.actor, method).remote(*own) for worker, own in each])
+        return RayCalls(self, [worker.actor.call.remote(self.role, method, own) for worker, own in each])
+
+    def stream(self, method: str, arguments: Arguments) -> Iterator[tuple[int, Any]]:
+        first = self.workers[:: self.workers_per_share]
         streams: list[Any] = [
-            worker.actor.stream.options(num_returns="streaming").remote(self.role, method, args)
-            for worker, args in zip(self.workers, args_per_worker, strict=True)
+            worker.actor.stream.options(num_returns="streaming").remote(self.role, method, own)
+            for worker, own in zip(first, arguments, strict=True)
         ]
-        number_of = {stream: number for number, stream in enumerate(streams)}
+        share_of = {stream: share for share, stream in enumerate(streams)}
         while streams:
             ready: list[Any] = ray.wait(streams, num_returns=1)[0]
             for stream in ready:
@@ -156,9 +167,9 @@ class RayGroup:
                     streams.remove(stream)
                     continue
                 except RayError as error:
-                    raise self.cause(self.workers[number_of[stream]], error, {}) from error
+                    raise self.cause(first[share_of[stream]], error, {}) from error
                 for item in items:
-                    yield number_of[stream], item
+                    yield share_of[stream], item
 
     def cause(self, failed: RayWorker, error: RayError, waiting: Mapping[Any, RayWorker]) -> RloomError:
         """Why the group failed. `failed` was the first to report; `waiting`: pending answers of the others.
@@ -168,7 +179,7 @@ class RayGroup:
         """
         failures, began = [failure_of(failed, error)], time.monotonic()
         known = {failed.name, *(worker.name for worker in waiting.values())}
-        # of those that have answered already, one may be dead by now
+        # a worker that has returned its result may have died since
         pending = {**waiting, **{m.actor.stats.remote(): m for m in self.workers if m.name not in known}}
         while pending and (left_s := began + wait_for_others_s(failures) - time.monotonic()) > 0:
             for answer in ray.wait(list(pending), num_returns=1, timeout=left_s)[0]:
@@ -192,81 +203,80 @@ def failure_of(worker: RayWorker, error: RayError) -> Failure:
         trace = "" if cause.out_of_memory else f"\n{cause.trace.rstrip()}"
         text = f"{worker.name} failed: {cause.what}{trace}{last_log_lines(worker.log_file)}"
         kind, shown = kind_of(cause.what), WorkerError(text, out_of_memory=cause.out_of_memory)
-    elif isinstance(error, (RayTaskError, UnserializableException)):  # not in our code: arguments that do not unpickle
+    elif isinstance(error, (RayTaskError, UnserializableException)):  # arguments that cannot be unpickled
         shown = WorkerError(f"{worker.name} failed: {error}{last_log_lines(worker.log_file)}")
-    else:  # an object lost with its node, a cluster that is gone
+    else:  # an object lost with its node, or a lost cluster
         kind, shown = Kind.DIED, WorkerError(f"{worker.name} cannot be reached: {error}", lost=True)
     shown.worker = worker.name
     return Failure(kind, shown)
 
 
 class RewardActor:
-    """An actor that scores many samples at a time, in the queue that it makes."""
+    """Scores many groups of samples at a time, in the queue that it creates."""
 
     def __init__(self, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.queue = make(*arguments)
 
-    async def score(self, sample: Any) -> Any:
-        return await asyncio.wrap_future(self.queue.submit(sample))
+    async def score(self, group: Any) -> Any:
+        return await asyncio.wrap_future(self.queue.submit(group))
 
 
 class RemoteScoreQueue:
     """Scores on another machine."""
 
-    def __init__(self, name: str, actor: Any) -> None:
-        self.name, self.actor = name, actor
+    def __init__(self, name: str, actor: Any, *, whole_groups: bool) -> None:
+        self.name, self.actor, self.whole_groups = name, actor, whole_groups
 
-    def submit(self, sample: Any) -> "Future[Any]":
-        score: Future[Any] = Future()
+    def submit(self, group: Any) -> "Future[Any]":
+        scores: Future[Any] = Future()
 
-        def arrived(answer: "Future[Any]") -> None:
+        def pass_on(answer: "Future[Any]") -> None:
             error = answer.exception()
             if error is None:
-                score.set_result(answer.result())
+                scores.set_result(answer.result())
             elif isinstance(error, RayTaskError):
-                score.set_exception(error.cause)
+                scores.set_exception(error.cause)
             elif isinstance(error, RayActorError):
-                score.set_exception(lost(self.name, error))
+                scores.set_exception(lost(self.name, error))
             else:
-                score.set_exception(WorkerError(f"{self.name} cannot be reached: {error}", lost=True))
+                scores.set_exception(WorkerError(f"{self.name} cannot be reached: {error}", lost=True))
 
-        self.actor.score.remote(sample).future().add_done_callback(arrived)
-        return score
+        self.actor.score.remote(group).future().add_done_callback(pass_on)
+        return scores
 
 
 def start_reward_actor(
-    share: PlacementGroup, node: int, make: Callable[..., Any], arguments: tuple[Any, ...]
+    share: PlacementGroup, node: int, make: Callable[..., Any], arguments: tuple[Any, ...], *, whole_groups: bool
 ) -> RemoteScoreQueue:
     where = PlacementGroupSchedulingStrategy(share, placement_group_bundle_index=node)
     options = {"num_cpus": 0, "max_concurrency": SCORED_AT_ONCE, "scheduling_strategy": where}
-    return RemoteScoreQueue(
-        f"the scoring of machine {node}", ray.remote(RewardActor).options(**options).remote(make, arguments)
-    )
+    actor = ray.remote(RewardActor).options(**options).remote(make, arguments)
+    return RemoteScoreQueue(f"the scoring of machine {node}", actor, whole_groups=whole_groups)
 
 
 def lost(name: str, error: RayActorError, log_file: Path | None = None) -> WorkerError:
-    said = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if error.actor_init_failed:  # it would fail again; the last line is what was raised
-        return WorkerError(f"{name} could not begin: {said[-1]}{last_log_lines(log_file)}")
-    reason = next((line for line in said if "exit" in line.lower()), said[0] if said else type(error).__name__)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if error.actor_init_failed:  # it would fail again; the last line is the exception
+        return WorkerError(f"{name} could not begin: {lines[-1]}{last_log_lines(log_file)}")
+    reason = next((line for line in lines if "exit" in line.lower()), lines[0] if lines else type(error).__name__)
     return WorkerError(f"{name} died. {reason}{last_log_lines(log_file)}", lost=True)
 
 
 def last_log_lines(log_file: Path | None) -> str:
     if log_file is None or not log_file.is_file():
         return ""
-    lines = [line for line in log_file.read_text(errors="replace").splitlines() if not line.startswith(RAYS_OWN)]
+    lines = [line for line in log_file.read_text(errors="replace").splitlines() if not line.startswith(RAY_LINES)]
     lines = lines[-LOG_LINES_SHOWN:]
     return "\n".join([f"\nIts last lines ({log_file}):", *(f"  {line}" for line in lines)]) if lines else ""
 
 
 @contextmanager
 def connect(arguments: Mapping[str, Any], *, cpus: int) -> Iterator[None]:
-    """A cluster that is there (an address among the arguments, or RAY_ADDRESS), or one of this machine alone."""
+    """Connect to a running cluster (an address among the arguments, or RAY_ADDRESS), or start one on this machine."""
     if ray.is_initialized():
         raise WorkerError("this process is connected to Ray already; one run at a time")
     own = "address" not in arguments and not os.environ.get("RAY_ADDRESS")
-    # "local": never somebody else's cluster that happens to be on this machine
+    # "local": never join a cluster that someone else runs on this machine
     alone = {"address": "local", "num_cpus": cpus, "include_dashboard": False} if own else {}
     try:
         ray.init(**{"log_to_driver": True, "configure_logging": False, **alone, **arguments})
@@ -282,12 +292,12 @@ def connect(arguments: Mapping[str, Any], *, cpus: int) -> Iterator[None]:
 
 
 def machines() -> list[Mapping[str, float]]:
-    """What each living machine of the cluster has, by resource."""
+    """The resources of each machine that Ray reports as alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def machines_with(per_node: Mapping[str, float]) -> int:
-    """Machines that could carry a node's share."""
+    """Machines with resources for one node of the run."""
     return sum(fits(machine, per_node) for machine in machines())
 
 
@@ -296,16 +306,16 @@ def fits(machine: Mapping[str, float], per_node: Mapping[str, float]) -> bool:
 
 
 def responsive_machines(per_node: Mapping[str, float]) -> int:
-    """Of these, those that answer: of a machine that is gone Ray speaks well for half a minute."""
+    """Of these, those that respond: Ray reports a lost machine as alive for half a minute."""
     able = [node for node in ray.nodes() if node["Alive"] and fits(node["Resources"], per_node)]
-    hello = ray.remote(num_cpus=0)(ping)
+    task = ray.remote(num_cpus=0)(ping)
     asked = [
-        hello.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
         for node in able
     ]
     found = 0
-    for answer in ray.wait(asked, num_returns=len(asked), timeout=HELLO_S)[0] if asked else []:
-        with suppress(RayError):  # an answer, too: the machine is gone
+    for answer in ray.wait(asked, num_returns=len(asked), timeout=PING_S)[0] if asked else []:
+        with suppress(RayError):  # the machine is gone
             found += bool(ray.get(answer))
     return found
 
@@ -315,16 +325,16 @@ def ping() -> int:
 
 
 def missing_numbers(nodes: int) -> list[int]:
-    """Which of the machines of a run that starts its own cluster have not joined."""
+    """Numbers of the machines that have not joined the cluster that this run started."""
     present = {name for machine in machines() for name in machine}
     return [number for number in range(nodes) if f"{NODE}{number}" not in present]
 
 
 @contextmanager
 def reserve(nodes: int, per_node: Mapping[str, float], timeout_s: float) -> Iterator[PlacementGroup]:
-    """A share on each of so many machines, all at once or not at all."""
+    """Resources on each of so many machines, all at once or not at all."""
     strategy = "STRICT_SPREAD" if nodes > 1 else "PACK"
-    # machines that have numbers are taken in their order: the first is the one that drives
+    # numbered machines are used in order: number 0 runs the loop
     numbered = sorted({name for machine in machines() for name in machine if name.startswith(NODE)})
     marks = [{mark: MARK} for mark in numbered[:nodes]] if len(numbered) >= nodes else [{}] * nodes
     share = placement_group([{**per_node, **mark} for mark in marks], strategy=strategy)
@@ -352,7 +362,7 @@ def start_worker(
     options = {
         "num_cpus": needs.get("CPU", 0),
         "num_gpus": needs.get("GPU", 0),
-        "max_restarts": 0,  # a rank cannot come back alone: the run begins again from its last checkpoint
+        "max_restarts": 0,  # one rank cannot rejoin its process group: the run restarts from its last checkpoint
         "scheduling_strategy": PlacementGroupSchedulingStrategy(share, placement_group_bundle_index=node),
     }
     actor = (
@@ -361,6 +371,6 @@ def start_worker(
     return RayWorker(name, actor, log_file)
 
 
-def kill_actors(hosts: Sequence[RayWorker | RemoteScoreQueue]) -> None:
-    for one in hosts:
-        ray.kill(one.actor, no_restart=True)
+def kill_actors(holders: Sequence[RayWorker | RemoteScoreQueue]) -> None:
+    for holder in holders:
+        ray.kill(holder.actor, no_restart=True)

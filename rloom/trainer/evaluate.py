@@ -1,6 +1,6 @@
-"""Validation: answer the held-out prompts and say how well."""
+"""Validation: answer the held-out prompts and measure the accuracy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from rloom.batch import Trajectory
 from rloom.observe.accuracy import validation_metrics
 from rloom.rollout.base import Sampling
-from rloom.trainer.sampling import Sampler
+from rloom.trainer.sampling import Progress, Sampler
 from rloom.types import Prompt
 
 
@@ -20,8 +20,8 @@ class Evaluator:
     n: int
     prompts_at_once: int | None
 
-    def answer(self, step: int, progress: Callable[[int, int], None]) -> list[Trajectory]:
-        """All held-out prompts, some at a time; how many changes no answer."""
+    def answer(self, step: int, progress: Progress) -> list[Trajectory]:
+        """All held-out prompts, some at a time; their number does not change an answer."""
         size = self.prompts_at_once or len(self.prompts)
         total = len(self.prompts) * self.n
         trajectories: list[Trajectory] = []
@@ -32,15 +32,17 @@ class Evaluator:
                 progress(done + count, total)
 
             part = self.prompts[first : first + size]
-            written = self.sampler.write(part, self.n, self.sampling, f"validate/{step}", advance, first_row=done)
-            trajectories += written.scored(lambda count, _: None)
+            pending = self.sampler.generate(part, self.n, self.sampling, f"validate/{step}", advance, first_group=first)
+            trajectories += pending.scored(lambda count, _: None)
         return trajectories
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        scores = [np.nan if t.score.accuracy is None else t.score.accuracy for t in trajectories]
-        predictions = [t.score.prediction for t in trajectories]
+        groups: dict[int, list[Trajectory]] = {}
+        for trajectory in trajectories:
+            groups.setdefault(trajectory.group, []).append(trajectory)
+        scores = [[np.nan if (a := t.score.accuracy) is None else a for t in group] for group in groups.values()]
         return validation_metrics(
-            [prompt.data_source for prompt in self.prompts],
-            np.array(scores).reshape(len(self.prompts), self.n),
-            [predictions[i : i + self.n] for i in range(0, len(predictions), self.n)],
+            [group[0].prompt.data_source for group in groups.values()],
+            np.array(scores),
+            [[t.score.prediction for t in group] for group in groups.values()],
         )

@@ -1,9 +1,10 @@
-"""READ FIRST: the loop that trains a policy. Everything else in rloom is in the service of `Training.step`."""
+"""READ FIRST: the loop that trains a policy. `Training.step` is one step; all else in rloom is called from it."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from types import FrameType
 
@@ -30,13 +31,20 @@ from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.evaluate import Evaluator
 from rloom.trainer.memory import explain_out_of_memory
 from rloom.trainer.roles import Learner, Scorer
-from rloom.trainer.sampling import DynamicSampling, Sampler, pack
+from rloom.trainer.sampling import DynamicSampling, Sampler
 from rloom.types import Prompt
+
+
+class OldLogprobs(Enum):
+    """Where the log-probs of the policy that generated the answers come from."""
+
+    TRAINER = "trainer"  # a scoring pass over the batch
+    ROLLOUT = "rollout"  # the rollout engine reported them
 
 
 @dataclass(frozen=True)
 class Overlong:
-    """DAPO's penalty on answers that come close to the limit."""
+    """DAPO's penalty on answers that are close to the length limit."""
 
     max_length: int
     buffer: int
@@ -45,13 +53,13 @@ class Overlong:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the loop itself needs to know of the configuration."""
+    """The part of the configuration that the loop itself uses."""
 
     algorithm: Algorithm
     advantage: AdvantageSettings
     sampling: Sampling
     answers_per_prompt: int
-    needs_old_logprobs: bool  # False when exactly on-policy and nothing else asks for them
+    old_logprobs: OldLogprobs | None  # None: exactly on-policy, and nothing else uses them
     kl_in_reward: str | None  # the estimator's name
     correction: CorrectionSettings | None
     overlong: Overlong | None
@@ -77,12 +85,12 @@ class Roles:
     critic: Learner | None  # iff the algorithm needs one
     reference: Scorer | None  # iff KL is used
     evaluator: Evaluator | None  # iff there are held-out prompts
-    workers: Group | None = None  # all of them, iff they are other processes than this one
+    workers: Group | None = None  # all of them, iff they are other processes
 
 
 @dataclass(frozen=True)
 class State:
-    """All of a run that is neither a weight nor a moment: with those, a checkpoint."""
+    """What a checkpoint holds beside weights and optimizer moments."""
 
     step: int
     kl: KlControl
@@ -91,9 +99,9 @@ class State:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves for the record."""
+    """What is logged of a step."""
 
-    answers: Sequence[Trajectory]
+    trajectories: Sequence[Trajectory]
     train_batch: TrainBatch
     rewards_T: Tensor
     metrics: Metrics
@@ -130,23 +138,13 @@ class Training:
     def step(self, step: int) -> "StepResult":
         s, roles, log = self.settings, self.roles, self.log
 
-        # 1. Sample and score: n answers to each prompt, scored while others are still being written.
-        answers = self.sample(step)
-        batch = pack(answers, s.answers_per_prompt)
+        # 1. Generate and score: n answers to each prompt, scored while others are still being generated.
+        trajectories = self.sample(step)
+        batch = Batch.pack(trajectories)
 
-        # 2. Turn rewards into advantages.
-        old_logprobs_T = ref_logprobs_T = values_T = greedy_N = None
-        if s.needs_old_logprobs:
-            with self.stage("old_log_prob"):
-                old_logprobs_T = roles.policy.score(batch)
-        if roles.reference is not None:
-            with self.stage("ref"):
-                ref_logprobs_T = roles.reference.score(batch)
-        if roles.critic is not None:
-            with self.stage("values"):
-                values_T = roles.critic.score(batch)
-        if s.algorithm.needs_greedy:
-            greedy_N = self.greedy_scores(answers, step)
+        # 2. Turn scores into advantages.
+        old_logprobs_T, ref_logprobs_T, values_T = self.model_outputs(batch)
+        greedy_N = self.greedy_scores(trajectories, step) if s.algorithm.needs_greedy else None
         with log.span("adv"):
             rewards_T, kl, metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
             found = s.algorithm.advantage(AdvantageInputs(batch, rewards_T, values_T, greedy_N), s.advantage)
@@ -158,10 +156,10 @@ class Training:
                 values_T=values_T,
                 returns_T=found.returns_T if roles.critic is not None else None,
             )
-            train_batch, measured = self.corrected(train_batch)
+            train_batch, mismatch_metrics = self.corrected(train_batch)
 
-        # 3. Learn: the critic always, the policy once the critic has warmed up.
-        metrics |= measured
+        # 3. Update: the critic in every step, the policy once the critic's warm-up is over.
+        metrics |= mismatch_metrics
         if roles.critic is not None:
             with self.stage("update_critic"):
                 metrics |= roles.critic.learn(train_batch, step, log.advance)
@@ -169,47 +167,65 @@ class Training:
             with self.stage("update_actor"):
                 metrics |= roles.policy.learn(train_batch, step, log.advance)
 
-        # 4. Publish the weights and look at ourselves.
+        # 4. Send the new weights to the rollout engines.
         with self.stage("update_weights"):
-            roles.sampler.publish()
+            roles.sampler.sync_weights(version=step)
         self.state, self.updates_at_state = State(step=step, kl=kl, stream=self.stream.state()), self.updates
-        return StepResult(answers, train_batch, rewards_T, metrics)
+        return StepResult(trajectories, train_batch, rewards_T, metrics)
 
     def sample(self, step: int) -> list[Trajectory]:
-        """Answers to a step's prompts; with dynamic sampling, to as many as it takes to fill it."""
+        """Answers to a step's prompts; with dynamic sampling, to as many prompts as are needed."""
         s = self.settings
 
-        def answer_fresh_prompts(occasion: str) -> list[Trajectory]:
+        def answer_new_prompts(occasion: str) -> list[Trajectory]:
             return self.answer(self.stream.next(), s.answers_per_prompt, s.sampling, occasion, "gen")
 
         if s.dynamic_sampling is None:
-            return answer_fresh_prompts(f"train/{step}")
-        return s.dynamic_sampling.fill(
-            lambda number: answer_fresh_prompts(f"train/{step}/{number}"), s.answers_per_prompt
-        )
+            return answer_new_prompts(f"train/{step}")
+        return s.dynamic_sampling.fill(lambda number: answer_new_prompts(f"train/{step}/{number}"))
 
     def answer(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, occasion: str, stage: str
     ) -> list[Trajectory]:
         log = self.log
         with self.stage(stage):
-            written = self.roles.sampler.write(prompts, n, sampling, occasion, log.advance)
+            pending = self.roles.sampler.generate(prompts, n, sampling, occasion, log.advance)
         with log.span("reward"):
-            answers = written.scored(log.advance)
-        check_failures([answer.score for answer in answers], self.settings.max_failed_share)
-        return answers
+            trajectories = pending.scored(log.advance)
+        check_failures([trajectory.score for trajectory in trajectories], self.settings.max_failed_share)
+        return trajectories
 
-    def greedy_scores(self, answers: Sequence[Trajectory], step: int) -> Tensor:
-        """For each sample, the reward of the greedy answer to its prompt; NaN where its score failed."""
-        s = self.settings
-        prompts = [answer.prompt for answer in answers[:: s.answers_per_prompt]]
-        greedy = replace(s.sampling, temperature=0.0)
-        batch = pack(self.answer(prompts, 1, greedy, f"greedy/{step}", "gen_greedy"), 1)
-        score_N = self.penalised(batch).score_N.where(batch.valid_N, torch.nan)
-        return score_N.repeat_interleave(s.answers_per_prompt)
+    def model_outputs(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Log-probs of the old policy, log-probs of the reference, values of the critic: those that the step uses.
+
+        All are started before the first is waited for: models on workers of their own run at the same time.
+        """
+        roles, source = self.roles, self.settings.old_logprobs
+        scorers = {
+            "old_log_prob": roles.policy.scorer if source is OldLogprobs.TRAINER else None,
+            "ref": roles.reference,
+            "values": roles.critic.scorer if roles.critic is not None else None,
+        }
+        pending = {stage: scorer.start(batch) for stage, scorer in scorers.items() if scorer is not None}
+        found: dict[str, Tensor] = {}
+        if source is OldLogprobs.ROLLOUT:
+            found["old_log_prob"] = batch.rollout_logprobs_T
+        for stage, outputs in pending.items():
+            with self.stage(stage):
+                found[stage] = outputs.wait()
+        return found.get("old_log_prob"), found.get("ref"), found.get("values")
+
+    def greedy_scores(self, trajectories: Sequence[Trajectory], step: int) -> Tensor:
+        """For each trajectory, the score of the greedy answer to its prompt; NaN where that score failed."""
+        prompts = {trajectory.group: trajectory.prompt for trajectory in trajectories}
+        greedy = replace(self.settings.sampling, temperature=0.0)
+        batch = Batch.pack(self.answer(list(prompts.values()), 1, greedy, f"greedy/{step}", "gen_greedy"))
+        score_G = self.penalised(batch).score_N.where(batch.valid_N, torch.nan)
+        index_of = {group: index for index, group in enumerate(prompts)}
+        return score_G[torch.tensor([index_of[trajectory.group] for trajectory in trajectories])]
 
     def penalised(self, batch: Batch) -> Batch:
-        """Scores less the penalty on over-long answers, where that is asked for."""
+        """The scores with the penalty on over-long answers, if there is one."""
         overlong = self.settings.overlong
         if overlong is None:
             return batch
@@ -220,7 +236,7 @@ class Training:
     def rewards(
         self, batch: Batch, logprobs_T: Tensor | None, ref_logprobs_T: Tensor | None
     ) -> tuple[Tensor, KlControl, Metrics]:
-        """Rewards a token, the KL taken off where that is asked for, and the coefficient for the next step."""
+        """Rewards of each token, less the KL if that is configured, and the KL coefficient of the next step."""
         control, batch = self.state.kl, self.penalised(batch)
         if self.settings.kl_in_reward is None:
             return token_rewards(batch, None, 0.0), control, {}
@@ -231,9 +247,11 @@ class Training:
         return token_rewards(batch, kl_T, control.coefficient), control.updated(kl, len(batch)), metrics
 
     def corrected(self, train_batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
-        """The lesson weighed or thinned by how far the engine's log-probs are from the trainer's, which is measured."""
+        """The batch with the weights and rejections of rollout correction, and how far the log-probs of trainer and
+        rollout engine differ."""
         logprobs_T, settings = train_batch.old_logprobs_T, self.settings.correction
-        if logprobs_T is None or not (settings or self.settings.compare_logprobs):
+        measured = settings is not None or self.settings.compare_logprobs
+        if logprobs_T is None or self.settings.old_logprobs is OldLogprobs.ROLLOUT or not measured:
             return train_batch, {}
         if settings is None:
             return train_batch, mismatch(train_batch, logprobs_T)
@@ -241,12 +259,12 @@ class Training:
         return replace(train_batch, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
 
     def take_step(self, step: int) -> None:
-        """One step, and what is due after it. What goes wrong on the way does not cost what was learned before."""
+        """One step, then validation and a checkpoint where due. After an error, the last step is saved if possible."""
         last = step == self.settings.total_steps
         try:
             with self.log.span("step"):
-                outcome = self.step(step)
-            self.record(step, outcome)
+                result = self.step(step)
+            self.record(step, result)
             if due(self.settings.validate_every, step, last):
                 self.validate(step)
             if last or due(self.settings.save_every, step, last):
@@ -263,27 +281,29 @@ class Training:
 
     @property
     def updates(self) -> int:
-        """Optimizer steps that were begun, by any model."""
+        """Optimizer steps begun, of both models."""
         return self.roles.policy.updates + (self.roles.critic.updates if self.roles.critic is not None else 0)
 
-    def record(self, step: int, outcome: "StepResult") -> None:
-        s, log, train_batch = self.settings, self.log, outcome.train_batch
-        metrics = outcome.metrics | batch_metrics(
-            train_batch, outcome.rewards_T, finished=[answer.finished for answer in outcome.answers]
+    def record(self, step: int, result: StepResult) -> None:
+        s, log, train_batch = self.settings, self.log, result.train_batch
+        metrics = result.metrics | batch_metrics(
+            train_batch, result.rewards_T, finished=[trajectory.finished for trajectory in result.trajectories]
         )
-        metrics |= part_metrics([answer.score for answer in outcome.answers])
+        metrics |= part_metrics([trajectory.score for trajectory in result.trajectories])
         if s.rollout_dir is not None:
-            log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(outcome.answers, step))
+            log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(result.trajectories, step))
         tokens = len(train_batch.tokens_T)
         metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
-            if learner is not None:  # forward and backward of a token: 6 operations a parameter
+            if (
+                learner is not None
+            ):  # forward and backward pass: 6 floating-point operations for each parameter and token
                 flops = 6.0 * learner.parameters * tokens * learner.mini_batching.epochs
                 metrics |= utilisation(
                     name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=s.peak_flops
                 )
         if self.roles.workers is not None:
-            for stats in self.roles.workers.each("stats", [()] * self.roles.workers.size):
+            for stats in self.roles.workers.call("stats"):
                 metrics |= stats
         log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
 
@@ -304,11 +324,11 @@ class Training:
         return metrics
 
     def save_after(self, error: Exception) -> str:
-        """Save the last completed step after an error, where that is possible; returns what the user is told of it."""
-        if isinstance(error, CheckpointError):  # saving is what went wrong
+        """Save the last completed step after an error, if possible. Returns what the user is told."""
+        if isinstance(error, CheckpointError):  # saving has failed
             return self.last_checkpoint()
         if isinstance(error, WorkerError) or (isinstance(error, RloomError) and error.worker is not None):
-            # saving needs all workers together: they would wait for the one that failed
+            # saving is collective: the other workers would wait for the failed one
             return f"A worker failed, so nothing was saved after it. {self.last_checkpoint()}"
         try:
             return self.save_last_step()
@@ -316,7 +336,7 @@ class Training:
             return f"Saving failed as well: {type(failure).__name__}: {failure}\n{self.last_checkpoint()}"
 
     def save_last_step(self) -> str:
-        """After a step that did not end: save what the step before left, unless weights have moved since."""
+        """Save the last completed step, unless an update has begun since."""
         if self.state.step == 0:
             return "No step was completed, so there is nothing to save."
         if self.updates != self.updates_at_state:
@@ -338,10 +358,10 @@ class Training:
             return self.checkpoints.save(self.state.step, self.write_checkpoint, state)
 
     def resume(self, checkpoint: Path, *, keep_position: bool = True) -> None:
-        """From a checkpoint that was checked. `keep_position`: in the data; False for other data."""
+        """From a checkpoint that was checked. `keep_position`: whether to continue in the data where it stopped."""
         saved = read_state(checkpoint)
         self.load_checkpoint(checkpoint)
-        self.roles.sampler.publish()
+        self.roles.sampler.sync_weights(version=saved["step"])
         if keep_position:
             self.stream.load(saved["stream"])
         kl = replace(self.state.kl, coefficient=saved["kl_coefficient"])
@@ -349,7 +369,7 @@ class Training:
 
     @contextmanager
     def finish_step_on_interrupt(self) -> Iterator[None]:
-        """The first ctrl-C lets the step end, so that what is saved resumes exactly; the second does not wait."""
+        """The first ctrl-C stops after the current step, so that the run resumes exactly; the second stops at once."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             if self.interrupted:

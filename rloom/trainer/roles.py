@@ -1,13 +1,12 @@
-"""The roles that hold a model: what the loop asks of policy, critic and reference, over any group of workers.
+"""The roles that hold a model: policy, critic and reference, over any group of workers.
 
-Sharding and merging are here, as ordinary code.
+A batch is divided among the shares of a group here, and the results are merged here.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,35 +18,43 @@ from rloom.batch import Batch, TrainBatch, token_places
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
 from rloom.packing import share_rows
-from rloom.runtime.group import Group
+from rloom.runtime.group import Group, Pending
 from rloom.trainer.learning_rate import LearningRateSchedule
 
 Progress = Callable[[int, int], None]  # (done, total)
 
 
-def each_share(group: Group, method: str, arguments: Sequence[tuple[Any, ...]], sequence_ranks: int) -> list[Any]:
-    """Neighbours that share sequences get the same share of a batch and find the same: the first answers for them."""
-    answers = group.each(method, [one for one in arguments for _ in range(sequence_ranks)])
-    return answers[::sequence_ranks]
+@dataclass(frozen=True)
+class PendingOutputs:
+    """The outputs of a scoring pass that may still be running."""
+
+    batch: Batch
+    rows: Sequence[Sequence[int]]  # of each share
+    pending: Pending
+
+    def wait(self) -> Tensor:
+        """output_T of the whole batch."""
+        merged_T = torch.zeros(len(self.batch.tokens_T))
+        for rows, output_T in zip(self.rows, self.pending.wait(), strict=True):
+            merged_T[token_places(self.batch.length_N, torch.tensor(rows, dtype=torch.long))] = output_T
+        return merged_T
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model that is only asked: the reference."""
+    """A model's outputs without a gradient."""
 
     group: Group
     balance: bool = True
-    reference: bool = False  # ask the policy's own workers, with their adapter switched off
-    sequence_ranks: int = 1  # workers that share a sequence
+    reference: bool = False  # the policy's own workers, with their adapter switched off
+
+    def start(self, batch: Batch) -> PendingOutputs:
+        rows = share_rows(batch.length_N.tolist(), self.group.shares, balance=self.balance)
+        method = "score_reference" if self.reference else "score"
+        return PendingOutputs(batch, rows, self.group.start(method, [(batch.select(share),) for share in rows]))
 
     def score(self, batch: Batch) -> Tensor:
-        shares = share_rows(batch.length_N.tolist(), self.group.size // self.sequence_ranks, balance=self.balance)
-        method = "score_reference" if self.reference else "score"
-        outputs = each_share(self.group, method, [(batch.select(rows),) for rows in shares], self.sequence_ranks)
-        merged_T = torch.zeros(len(batch.tokens_T))
-        for rows, output_T in zip(shares, outputs, strict=True):
-            merged_T[token_places(batch.length_N, torch.tensor(rows, dtype=torch.long))] = output_T
-        return merged_T
+        return self.start(batch).wait()
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class MiniBatching:
 
 
 class Learner:
-    """A model that is asked and taught: the policy, the critic."""
+    """A model that is scored and trained: the policy, the critic."""
 
     def __init__(
         self,
@@ -88,8 +95,7 @@ class Learner:
         schedule: LearningRateSchedule,
         balance: bool,
         max_nonfinite: int,
-        parameters: int = 0,  # of its model, for the share of a device's peak that an update reaches
-        sequence_ranks: int = 1,  # workers that share a sequence
+        parameters: int = 0,  # of its model, to compute the share of a device's peak FLOP/s that an update reaches
     ) -> None:
         self.name = name
         self.group = group
@@ -97,15 +103,15 @@ class Learner:
         self.balance = balance
         self.max_nonfinite = max_nonfinite
         self.parameters = parameters
-        self.sequence_ranks = sequence_ranks
         self.nonfinite_in_a_row = 0
         self.updates = 0  # optimizer steps begun
 
-    def score(self, batch: Batch) -> Tensor:
-        return Scorer(self.group, self.balance, sequence_ranks=self.sequence_ranks).score(batch)
+    @property
+    def scorer(self) -> Scorer:
+        return Scorer(self.group, self.balance)
 
     def learn(self, batch: TrainBatch, step: int, progress: Progress) -> Metrics:
-        """One pass of the update rule over the batch; metrics averaged over its updates."""
+        """All optimizer steps of one batch; metrics are averaged over them."""
         learning_rate, total = self.schedule.at(step), self.mini_batching.updates(batch)
         gathered: dict[str, list[float]] = defaultdict(list)
         skipped = 0
@@ -122,18 +128,16 @@ class Learner:
         return {**means, f"{self.name}/lr": learning_rate, f"{self.name}/nonfinite_updates": float(skipped)}
 
     def accumulate(self, mini: TrainBatch) -> None:
-        """The gradient of one mini-batch, gathered over workers that each hold a share of it."""
+        """The gradient of one mini-batch, of which each worker computes a share."""
         mini = self.objective.prepare(mini)
         counts = Counts.of(mini, self.mini_batching.horizon)
-        shares = share_rows(mini.length_N.tolist(), self.group.size // self.sequence_ranks, balance=self.balance)
-        arguments = [(mini.select(rows), self.objective, counts) for rows in shares]
-        each_share(self.group, "forward_backward", arguments, self.sequence_ranks)
+        shares = share_rows(mini.length_N.tolist(), self.group.shares, balance=self.balance)
+        self.group.each("forward_backward", [(mini.select(rows), self.objective, counts) for rows in shares])
 
     def apply(self, learning_rate: float) -> Update:
-        """The gathered gradient, on every worker; their metrics are shares of the mini-batch's."""
+        """An optimizer step on every worker. Their metrics are summands of the mini-batch's."""
         self.updates += 1
-        arguments = [(learning_rate,)] * (self.group.size // self.sequence_ranks)
-        updates: list[Update] = each_share(self.group, "optim_step", arguments, self.sequence_ranks)
+        updates: list[Update] = self.group.call("optim_step", learning_rate)
         parts = [update.metrics for update in updates]
         names = dict.fromkeys(name for part in parts for name in part)  # a worker without a share has none
         return replace(updates[0], metrics={name: sum(part.get(name, 0.0) for part in parts) for name in names})
@@ -149,7 +153,7 @@ class Learner:
 
     def save(self, folder: Path, contents: frozenset[str]) -> None:
         (folder / self.name).mkdir(parents=True)
-        self.group.each("save", [(folder / self.name, contents)] * self.group.size)
+        self.group.call("save", folder / self.name, contents)
 
     def load(self, folder: Path, contents: frozenset[str]) -> None:
-        self.group.each("load", [(folder / self.name, contents)] * self.group.size)
+        self.group.call("load", folder / self.name, contents)

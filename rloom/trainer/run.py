@@ -26,11 +26,11 @@ from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
 from rloom.runtime.secret import new_secret
 from rloom.trainer.assemble.components import Components, config_text, open_components, prepare, resolved_needs
-from rloom.trainer.assemble.identity import IDENTITY_FILE, Continuation, compare, describe
 from rloom.trainer.assemble.models import needs_critic
 from rloom.trainer.assemble.worker_groups import layout_of
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.directory import last_of_this_run, locked, run_directory, set_aside_later, starting_point
+from rloom.trainer.identity import IDENTITY_FILE, Continuation, compare, describe
 from rloom.trainer.loop import Training
 
 logger = logging.getLogger(__name__)

@@ -22,12 +22,12 @@ from rloom.config.saved import CONFIG_FILE, load_saved
 from rloom.engines.storage import INDEX, write_tensors
 from rloom.errors import CheckpointError, ConfigError, ModelError, RloomError
 from rloom.trainer import main_ppo
-from rloom.trainer.assemble.identity import IDENTITY_FILE, compare, read_identity
 from rloom.trainer.assemble.models import policy_engine, policy_network
 from rloom.trainer.checkpoint import SEAL, STATE, read_state, seal
 from rloom.trainer.directory import open_checkpoint
 from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 from rloom.trainer.export import export
+from rloom.trainer.identity import IDENTITY_FILE, compare, read_identity
 from tests.e2e.runs import arguments, same, train, weights
 from tests.unit.test_data_stream import stream
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from rloom.families.rollout import own_logprobs
+from rloom.families.training import examine, largest_difference, own_logits, two_samples
 from rloom.models.network import PolicyNetwork
-from rloom.models.verify import examine, largest_difference, own_logits, two_samples
 from rloom.rollout.base import Request, Sampling
 from rloom.rollout.native.engine import NativeRollout
-from rloom.trainer.assemble.rollout_support import own_logprobs
 from tests.families import CAUSAL_FAMILIES, tiny_model
 
 pytestmark = [

@@ -10,19 +10,19 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from rloom.config.context import check_context
 from rloom.config.load import load_config
 from rloom.errors import ConfigError, ModelError
+from rloom.families.family import Family, family_of
+from rloom.families.training import check_training, own_logits, small_model, two_samples
 from rloom.models import hub, verify
 from rloom.models.attention import call_attend
+from rloom.models.context import check_context
 from rloom.models.decoder import Decoder
 from rloom.models.load import ModelSource, check_folder, load_causal_lm, without_randomness
 from rloom.models.network import PolicyNetwork, logit_scale
 from rloom.models.rotary import fix_rotary_scaling
-from rloom.models.verify import examine, own_logits, small_model, two_samples
 from rloom.plan.make import make_plan
 from rloom.runtime.nodes import free_port
-from rloom.trainer.assemble.support import Family, family_of
 from tests.families import CAUSAL_FAMILIES, NOT_TRIED, row, tiny_config, tiny_model
 from tests.helpers import tiny_tokenizer
 
@@ -77,7 +77,7 @@ def test_layers_that_carry_a_state_get_a_row_for_each_sample_and_the_run_says_so
 def test_gradients_are_those_of_the_models_own_forward(family: str) -> None:
     """Of a sum that weighs every logit differently."""
     model = tiny_model(family)
-    found, samples = examine(model), two_samples(model)
+    found, samples = check_training(model), two_samples(model)
     own = [model(input_ids=tokens[None], use_cache=False).logits[0] for tokens in samples]
     weight = torch.randn(torch.cat(own).shape, generator=torch.Generator().manual_seed(1))
     (torch.cat(own) * weight).sum().backward()
@@ -198,7 +198,7 @@ def test_a_context_longer_than_the_model_was_made_for_is_refused_with_the_way_ou
 )
 def test_logits_are_scaled_as_the_family_does(family: str, entries: dict[str, float], scale: float) -> None:
     assert logit_scale(tiny_config(family, **entries)) == scale
-    assert examine(tiny_model(family, **entries)).packed is None
+    assert check_training(tiny_model(family, **entries)).packed is None
 
 
 def test_a_twin_has_a_layer_of_each_kind_and_short_windows_where_samples_reach_past_them() -> None:
@@ -213,7 +213,7 @@ def test_a_twin_of_a_model_finds_what_a_tiny_model_finds() -> None:
     for family, right in {"gpt_oss": True, "qwen3_next": False, "zamba2": False}.items():
         config = CONFIG_MAPPING[family](hidden_size=128)
         without_randomness(config)
-        assert (examine(small_model(config, longest=1024)).packed is None) == right, family
+        assert (check_training(small_model(config, longest=1024)).packed is None) == right, family
 
 
 def test_what_twins_find_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

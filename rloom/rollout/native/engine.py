@@ -1,20 +1,22 @@
-"""rloom's own rollout engine: in process, on the actor's own weights; sequences enter and leave as they finish."""
+"""rloom's own rollout engine: in process, on the actor's own weights, with continuous batching."""
 
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import count
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from rloom.errors import ModelError
 from rloom.models.head import HAS_TRITON
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.base import Completion, Request, Sampling, WeightOwner
-from rloom.rollout.native.allocator import RangeAllocator
-from rloom.rollout.native.eager import EagerDecoder
-from rloom.rollout.native.sampler import uniform_draws
-from rloom.rollout.native.scheduler import Scheduler
+from rloom.rollout.base import Completion, Request, Rollout, WeightOwner, copy_weights
+from rloom.rollout.native.eager import EagerSession
+from rloom.rollout.native.session import Session
+from rloom.rollout.native.slot_cache import SlotCache
 from rloom.rollout.native.slots import Slots
 from rloom.rollout.native.token_cache import MixedLayerShapes, ShapeProbe, TokenCache, TokenShape
 
@@ -22,12 +24,11 @@ if TYPE_CHECKING:
     from rloom.rollout.native.graph_decoder import GraphDecoder
 
 log = logging.getLogger(__name__)
-FREE_SHARE = 0.8  # of the free memory: activations and the sampler need some, too
-ENOUGH = 0.9  # of the room there is: a few places more are not worth capturing everything anew
-STEPS = 8  # between two looks at what is done
+FREE_SHARE = 0.8  # of the free memory: activations and sampling need the rest
+LARGE_ENOUGH = 0.9  # of the largest cache that fits: a slightly larger one is not worth capturing all graphs again
 
 
-class NativeRollout:
+class NativeRollout(Rollout):
     def __init__(
         self,
         network: PolicyNetwork,
@@ -38,81 +39,114 @@ class NativeRollout:
         memory_share: float,
         free_cache: bool,
         eager: bool = False,  # no captured graphs
-        longest_prompt: int = 0,  # known beforehand: the cache need not grow when one comes
+        longest_prompt: int = 0,  # known beforehand, so that the cache need not grow later
     ) -> None:
         self.network, self.owner, self.device = network, owner, owner.device
         self.max_sequences, self.max_prefill_tokens = max_sequences, max_prefill_tokens
         self.memory_share, self.free_cache = memory_share, free_cache
         self.eager, self.longest_prompt = eager, longest_prompt
+        self.ids, self.version = count(), 0
+        self.unfinished: set[int] = set()  # requests that `poll` has to report
+        self.waiting: dict[int, Request] = {}  # for a session that they fit
+        self.session: Session | None = None
+        self.on_device = ExitStack()  # holds the weights on the device during a session
         self.decoder: GraphDecoder | None = None
+        self.slot_cache: SlotCache | None = None
         self.shape: TokenShape | None = None  # known once the weights are on the device
-        self.eager_decoder = EagerDecoder(
-            network, owner.device, slots=max_sequences, max_prefill_tokens=max_prefill_tokens
-        )
-        self.stays_on_device = owner.device.type == "cuda" and HAS_TRITON
-        if owner.device.type == "cuda" and not HAS_TRITON:
+        self.uses_graphs = self.device.type == "cuda" and HAS_TRITON
+        if self.device.type == "cuda" and not HAS_TRITON:
             log.warning("triton is not installed: the native engine decodes step by step from Python, more slowly")
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        if not requests:
-            return
+    def submit(self, request: Request) -> int:
+        number = next(self.ids)
+        self.waiting[number] = request
+        self.unfinished.add(number)
+        return number
+
+    def cancel(self, request: int) -> None:
+        self.unfinished.discard(request)
+        self.waiting.pop(request, None)
+        if self.session is not None:
+            self.session.cancel(request)
+            self.end_if_idle(self.session)
+
+    def poll(self) -> list[Completion]:
+        if self.session is None and not self.waiting:
+            return []
+        try:
+            session = self.session = self.session or self.open_session()
+            for number, request in list(self.waiting.items()):
+                if session.fits(request):
+                    session.add(number, self.waiting.pop(number))
+            finished = [one for one in session.advance() if one.request in self.unfinished]  # others were cancelled
+            self.end_if_idle(session)
+        except BaseException:
+            self.abort()
+            raise
+        self.unfinished.difference_update(one.request for one in finished)
+        return [Completion(*one, version=self.version) for one in finished]
+
+    def open_session(self) -> Session:
+        """For the first request that waits, with memory for all that can join it."""
+        first = next(iter(self.waiting.values()))
+        kind = first.sampling.without_limit
+        requests = [request for request in self.waiting.values() if request.sampling.without_limit == kind]
         self.network.module.eval()
-        with self.owner.on_device():
-            if self.stays_on_device:
-                try:
-                    yield from self.decode(requests, sampling)
-                    return
-                except MixedLayerShapes as error:  # raised before any answer
-                    log.warning(f"{error}: the native engine decodes step by step from Python, more slowly")
-                    self.stays_on_device = False
-            yield from self.eager_decoder.generate(requests, sampling)
+        self.on_device.enter_context(self.owner.on_device())
+        if self.uses_graphs:
+            try:
+                from rloom.rollout.native.graph_session import GraphSession  # imports triton
 
-    def decode(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Keep the device busy: look at the steps before the last ones while those run."""
-        decoder = self.decoder_for(requests, sampling)
-        decoder.slots.set_sampling(sampling)
-        scheduler = Scheduler(requests, sampling, decoder.slots.count, RangeAllocator(decoder.cache.capacity_tokens))
-        before = None
-        while scheduler.waiting or scheduler.running:
-            while scheduler.should_admit() and (entered := scheduler.admit(self.max_prefill_tokens)):
-                decoder.prefill(entered, uniform_draws([requests[answer.request] for answer in entered], sampling))
-            steps = min(STEPS, scheduler.steps_left)
-            decoder.run(scheduler.running, steps)
-            scheduler.step += steps
-            now = decoder.snapshot_done(scheduler.running)
-            for snapshot in (
-                before,
-                now if steps < STEPS else None,
-            ):  # near the end there is nothing to run meanwhile
-                done = snapshot.done() if snapshot is not None else []
-                if done:
-                    completions = decoder.read_completions(done)
-                    scheduler.release(done)
-                    yield from zip((answer.request for answer in done), completions, strict=True)
-            before = now
+                return GraphSession(self.decoder_for(requests), first, self.max_prefill_tokens)
+            except MixedLayerShapes as error:
+                log.warning(f"{error}: the native engine decodes step by step from Python, more slowly")
+                self.uses_graphs = False
+        cache = self.slot_cache_for(requests)
+        return EagerSession(self.network, cache, requests, self.max_prefill_tokens, self.device)
 
-    def decoder_for(self, requests: Sequence[Request], sampling: Sampling) -> "GraphDecoder":
-        """What the last call left, where it is large enough and the weights are where its graphs look for them."""
-        slots, answer = min(self.max_sequences, len(requests)), sampling.max_new_tokens
+    def end_if_idle(self, session: Session) -> None:
+        if session.idle:
+            self.session = None
+            self.on_device.close()
+
+    def abort(self) -> None:
+        """After an error: no request is left."""
+        self.session = None
+        self.waiting.clear()
+        self.unfinished.clear()
+        self.on_device.close()
+
+    def slot_cache_for(self, requests: Sequence[Request]) -> SlotCache:
+        prompt = max(len(request.tokens) for request in requests)
+        length = prompt + max(request.sampling.max_new_tokens for request in requests)
+        slots = min(self.max_sequences, len(requests))
+        if self.slot_cache is None or (self.slot_cache.slots, self.slot_cache.length) != (slots, length):
+            self.slot_cache = SlotCache(slots, length)
+        return self.slot_cache
+
+    def decoder_for(self, requests: Sequence[Request]) -> "GraphDecoder":
+        """The decoder of the last session if its slots and cache are large enough, else a new one.
+
+        Capturing graphs takes seconds, so a decoder is kept as long as possible. A new one is at least as large as the
+        one it replaces, and at most as large as memory allows. Graphs hold addresses: once parameter offloading has
+        moved the weights, they are captured again.
+        """
+        slots = min(self.max_sequences, len(requests))
+        answer = max(request.sampling.max_new_tokens for request in requests)
         prompt = max(self.longest_prompt, *(len(request.tokens) for request in requests))
         wanted = slots * answer + min(slots, len({request.tokens for request in requests})) * prompt
         old = self.decoder
         if old is not None:
-            capacity = self.capacity(prompt + answer)
-            enough = max(prompt + answer, min(wanted, int(ENOUGH * capacity)))
-            # room shrinks, too: the optimizer's moments come with the first update
-            roomy = (
-                enough <= old.cache.capacity_tokens <= capacity
-                and old.slots.count >= slots
-                and old.slots.longest_answer >= answer
-            )
-            if roomy and old.weights_stayed():
+            capacity = self.capacity(prompt + answer)  # shrinks too: the first update allocates the optimizer's moments
+            needed = max(prompt + answer, min(wanted, int(LARGE_ENOUGH * capacity)))
+            fits = needed <= old.cache.capacity_tokens <= capacity
+            if fits and old.slots.count >= slots and old.slots.longest_answer >= answer and old.weights_stayed():
                 old.cache.wake()
                 return old
             slots, answer = max(slots, old.slots.count), max(answer, old.slots.longest_answer)
             wanted = max(wanted, old.cache.capacity_tokens)
             old.close()
-        self.decoder = None  # while there is none, its memory counts as free
+        self.decoder = None  # its memory counts as free from here on
         self.decoder = self.new_decoder(slots, answer, min(wanted, self.capacity(prompt + answer)))
         return self.decoder
 
@@ -131,7 +165,7 @@ class NativeRollout:
 
     @torch.no_grad()
     def token_shape(self) -> TokenShape:
-        """From one token that goes through the model, so that it holds for any family."""
+        """Measured with one token, so that it holds for any family."""
         if self.shape is None:
             probe, zero = ShapeProbe(), torch.zeros(1, dtype=torch.long, device=self.device)
             with self.network.decoder.uncompiled_layers():
@@ -140,13 +174,13 @@ class NativeRollout:
         return self.shape
 
     def capacity(self, longest: int) -> int:
-        """Places that fit the share of the GPU's memory; at least one sequence must."""
-        if self.device.type != "cuda":  # nobody else wants a share of the host's
+        """Tokens of cache that fit the share of the GPU's memory: at least one sequence, or it is an error."""
+        if self.device.type != "cuda":
             return sys.maxsize
         each = self.token_shape().bytes
         free, total = torch.cuda.mem_get_info(self.device)
         kept_by_torch = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        ours = self.decoder.cache.bytes if self.decoder is not None else 0  # kept from the last time
+        ours = self.decoder.cache.bytes if self.decoder is not None else 0
         free += kept_by_torch + ours
         capacity_tokens = int(min(self.memory_share * total, FREE_SHARE * free) // each)
         if capacity_tokens < longest:
@@ -158,14 +192,16 @@ class NativeRollout:
             )
         return capacity_tokens
 
-    def load_weights(self) -> None:
-        """It reads the actor's own weights."""
+    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        assert not self.unfinished
+        copy_weights(weights, self.network.module)
+        self.version = version
 
     def sleep(self) -> None:
         if self.free_cache:
-            self.eager_decoder.release()
+            self.slot_cache = None
             if self.decoder is not None:
                 self.decoder.cache.sleep()
 
     def wake(self) -> None:
-        """The cache comes back when it is known how much is asked for."""
+        """The next session allocates what it needs."""

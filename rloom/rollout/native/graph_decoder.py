@@ -1,7 +1,6 @@
-"""Generation that stays on the device: the host says what to run and looks at what is done, a few steps late.
+"""Decode steps as CUDA graphs: forward pass, sampling, recording and the check for stop tokens, all on the device.
 
-Sequences hold slots; rows of the batch name slots. A step reads the rows' last tokens, runs the model, draws, notes
-down and marks what is done, all on the device.
+A sequence has a slot; each row of the batch refers to a slot. So nothing moves when sequences start or finish.
 """
 
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from rloom.models.attention import OpaqueAttention, active
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.base import Completion
 from rloom.rollout.native.graphs import Graphs, batch_of
 from rloom.rollout.native.kernels.choose import sample_and_record
 from rloom.rollout.native.scheduler import RunningSequence
+from rloom.rollout.native.session import Finished
 from rloom.rollout.native.slots import Slots
 from rloom.rollout.native.token_cache import AnswerAttention, PromptAttention, TokenCache
 from rloom.transfer import send
@@ -28,40 +27,38 @@ OPAQUE_ATTENTION = OpaqueAttention()
 
 @dataclass(frozen=True)
 class DoneSnapshot:
-    """What was done at some moment, on its way to the host."""
+    """Which sequences were done after some step. The copy to the host may still be under way."""
 
-    answers: list[RunningSequence]  # those that ran then
+    sequences: list[RunningSequence]  # that ran then
     done_S: Tensor
-    arrived: torch.cuda.Event | None
+    copied: torch.cuda.Event | None
 
     def done(self) -> list[RunningSequence]:
-        if self.arrived is not None:
-            self.arrived.synchronize()
+        if self.copied is not None:
+            self.copied.synchronize()
         done_S = self.done_S.tolist()
-        return [answer for answer in self.answers if done_S[answer.slot] and not answer.collected]
+        return [sequence for sequence in self.sequences if done_S[sequence.slot] and not sequence.collected]
 
 
 class GraphDecoder:
-    """A cache, slots and captured steps for one model on one device."""
+    """A cache, slots and captured decode steps for one model on one device."""
 
     def __init__(self, network: PolicyNetwork, cache: TokenCache, slots: Slots, *, capture: bool) -> None:
         self.network, self.cache, self.slots = network, cache, slots
         self.device = slots.device
-        slots.own_start[slots.count] = (
-            cache.capacity_tokens
-        )  # rows that only fill the batch up write there, and nobody reads it
+        slots.own_start[slots.count] = cache.capacity_tokens  # where rows that pad the batch write
         self.weights = weights_of(network)
         self.graphs = Graphs(self.step, capture=capture and self.device.type == "cuda")
         self.rows: list[int] = []  # slots of the batch's rows, as the device has them
         self.copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def weights_stayed(self) -> bool:
-        """Graphs hold the addresses of the weights."""
+        """Whether the weights are at the addresses that the graphs hold."""
         return self.weights == weights_of(self.network)
 
     @torch.no_grad()
     def prefill(self, answers: Sequence[RunningSequence], draws: Tensor | None) -> None:
-        """Read the prompts, each once however many answers start from it, and draw the first tokens."""
+        """Run the prompts, each once whatever the number of its answers, and sample the first tokens."""
         prompts = {answer.prompt.tokens: answer.prompt for answer in answers}
         order = {tokens: i for i, tokens in enumerate(prompts)}
         source_B = send(torch.tensor([order[answer.prompt.tokens] for answer in answers]).int(), self.device)
@@ -79,7 +76,7 @@ class GraphDecoder:
 
     @torch.no_grad()
     def step(self, rows: int) -> None:
-        """One more token for each row: this is what graphs hold."""
+        """One more token for each row. This is what a graph holds."""
         slot_B = self.slots.row_slot[:rows]
         token_B, position_B = self.slots.inputs(slot_B)
         with active(AnswerAttention(self.cache, self.slots, slot_B)):
@@ -93,30 +90,30 @@ class GraphDecoder:
             self.rows = rows
         self.graphs.run(batch_of(len(rows)), steps)
 
-    def snapshot_done(self, answers: Sequence[RunningSequence]) -> DoneSnapshot:
-        """Ask what is done by now, without waiting for the answer."""
+    def snapshot_done(self, sequences: Sequence[RunningSequence]) -> DoneSnapshot:
+        """Copy the done flags to the host without waiting for them."""
         if self.copies is None:
-            return DoneSnapshot(list(answers), self.slots.done.clone(), None)
+            return DoneSnapshot(list(sequences), self.slots.done.clone(), None)
         done_S = torch.empty(self.slots.count + 1, dtype=torch.int32, pin_memory=True)
         done_S.copy_(self.slots.done, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return DoneSnapshot(list(answers), done_S, arrived)
+        copied = torch.cuda.Event()
+        copied.record()
+        return DoneSnapshot(list(sequences), done_S, copied)
 
-    def read_completions(self, answers: Sequence[RunningSequence]) -> list[Completion]:
-        """What finished answers hold, past the steps that are still queued: nobody writes to them any more."""
-        aside: AbstractContextManager[Any] = (
+    def read_finished(self, sequences: Sequence[RunningSequence]) -> list[Finished]:
+        """The answers of finished sequences, read on a stream of its own: steps in flight do not write to them."""
+        stream: AbstractContextManager[Any] = (
             torch.cuda.stream(self.copies) if self.copies is not None else nullcontext()
         )
-        with aside:
-            place = send(torch.tensor([answer.slot for answer in answers]), self.device)
-            written, stopped = self.slots.written[place].tolist(), self.slots.stopped[place].tolist()
+        with stream:
+            slot = send(torch.tensor([sequence.slot for sequence in sequences]), self.device)
+            written, stopped = self.slots.written[slot].tolist(), self.slots.stopped[slot].tolist()
             longest = max(written)
-            tokens = self.slots.tokens[place, :longest].cpu().long()
-            logprobs = self.slots.logprobs[place, :longest].cpu()
+            tokens = self.slots.tokens[slot, :longest].cpu().long()
+            logprobs = self.slots.logprobs[slot, :longest].cpu()
         return [
-            Completion(tokens[i, : written[i]].clone(), logprobs[i, : written[i]].clone(), bool(stopped[i]))
-            for i in range(len(answers))
+            Finished(sequence.request, tokens[i, :length].clone(), logprobs[i, :length].clone(), bool(stopped[i]))
+            for i, (sequence, length) in enumerate(zip(sequences, written, strict=True))
         ]
 
     def close(self) -> None:

@@ -4,19 +4,21 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rloom.rollout.base import Request, Sampling
 
 
-def uniform_draws(requests: Sequence[Request], sampling: Sampling) -> Tensor | None:
-    """The uniform numbers by which each answer's tokens are drawn, on the host; none where nothing is drawn."""
-    if sampling.temperature == 0:
+def uniform_draws(requests: Sequence[Request]) -> Tensor | None:
+    """One uniform number for each token of each answer, on the host; None if decoding is greedy."""
+    if requests[0].sampling.temperature == 0:
         return None
-    draws = (
-        torch.rand(sampling.max_new_tokens, generator=torch.Generator().manual_seed(request.seed))
+    draws = [
+        torch.rand(request.sampling.max_new_tokens, generator=torch.Generator().manual_seed(request.seed))
         for request in requests
-    )
-    return torch.stack(list(draws))
+    ]
+    longest = max(map(len, draws))
+    return torch.stack([pad(draw, (0, longest - len(draw))) for draw in draws])
 
 
 def sample_tokens(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

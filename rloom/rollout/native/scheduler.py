@@ -1,23 +1,23 @@
-"""Who runs and who waits, as the host sees it: slots, places of the cache, and prompts that several answers share."""
+"""Which sequences run and which wait, as the host tracks it: slots, tokens of the cache, prompts that answers share."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rloom.rollout.base import Request, Sampling
+from rloom.rollout.base import Request
 from rloom.rollout.native.allocator import RangeAllocator
 
-MAX_PROMPTS = 512  # read at a time: each has a row of logits, whatever its length
+MAX_PROMPTS = 512  # in one prefill pass: each prompt has a row of logits, whatever its length
 
 
 def should_prefill(waiting: int, running: int, slots: int) -> bool:
-    """Prompts enter in handfuls: a prefill pass for every sequence that leaves would cost more than it brings."""
+    """Prompts enter in groups: a prefill pass for every sequence that finishes would take too much time."""
     return waiting > 0 and (not running or slots - running >= min(waiting, slots // 8 + 1))
 
 
 @dataclass
 class SharedPrompt:
-    """A prompt in the cache, and how many answers still read it."""
+    """A prompt in the cache, and the number of answers that still read it."""
 
     tokens: tuple[int, ...]
     start: int
@@ -26,59 +26,70 @@ class SharedPrompt:
 
 @dataclass
 class RunningSequence:
-    """One that is being written."""
+    """An answer that is being generated."""
 
     request: int
     slot: int
     prompt: SharedPrompt
     own_start: int
     limit: int
-    last_step: int  # by which it must have ended
+    last_step: int  # by which it has ended
     collected: bool = False
 
 
 class Scheduler:
-    def __init__(self, requests: Sequence[Request], sampling: Sampling, slots: int, allocator: RangeAllocator) -> None:
-        self.requests, self.sampling, self.allocator, self.slots = requests, sampling, allocator, slots
-        self.waiting = deque(range(len(requests)))
+    def __init__(self, slots: int, allocator: RangeAllocator) -> None:
+        self.allocator, self.slots = allocator, slots
+        self.requests: dict[int, Request] = {}  # that wait or run
+        self.waiting: deque[int] = deque()
         self.running: list[RunningSequence] = []
         self.free_slots = list(range(slots))[::-1]
         self.prompts: dict[tuple[int, ...], SharedPrompt] = {}
         self.step = 0
 
+    def add(self, number: int, request: Request) -> None:
+        self.requests[number] = request
+        self.waiting.append(number)
+
+    def cancel(self, number: int) -> None:
+        if number in self.waiting:
+            self.waiting.remove(number)
+            del self.requests[number]
+        self.release([sequence for sequence in self.running if sequence.request == number])
+
     @property
     def steps_left(self) -> int:
-        """After so many all that run have ended, if none ends before."""
-        return max((answer.last_step for answer in self.running), default=self.step) - self.step
+        """Steps after which every running sequence has reached its limit."""
+        return max((sequence.last_step for sequence in self.running), default=self.step) - self.step
 
     def should_admit(self) -> bool:
         return should_prefill(len(self.waiting), len(self.running), self.slots)
 
     def admit(self, max_tokens: int) -> list[RunningSequence]:
-        """Let waiting requests in, in their order, as far as slots and places go: `max_tokens` of prompts at most."""
-        entered: list[RunningSequence] = []
-        read: set[tuple[int, ...]] = set()
+        """Start waiting requests, in order, while slots and cache last; at most `max_tokens` of prompts."""
+        admitted: list[RunningSequence] = []
+        prompts: set[tuple[int, ...]] = set()
         tokens = 0
         while self.waiting and self.free_slots:
             request = self.requests[self.waiting[0]]
-            fresh = request.tokens not in read
-            over = tokens + len(request.tokens) > max_tokens or len(read) == MAX_PROMPTS
-            if fresh and read and over:
+            is_new = request.tokens not in prompts
+            full = tokens + len(request.tokens) > max_tokens or len(prompts) == MAX_PROMPTS
+            if is_new and prompts and full:
                 break
-            answer = self.place(self.waiting[0], request)
-            if answer is None:
+            sequence = self.allocate(self.waiting[0], request)
+            if sequence is None:
                 break
-            if fresh:
-                read.add(request.tokens)
+            if is_new:
+                prompts.add(request.tokens)
                 tokens += len(request.tokens)
-            entered.append(answer)
+            admitted.append(sequence)
             self.waiting.popleft()
-        self.running += entered
-        return entered
+        self.running += admitted
+        return admitted
 
-    def place(self, index: int, request: Request) -> RunningSequence | None:
-        """Find room for an answer, and for its prompt where no other answer brought it in."""
-        limit, prompt = request.limit(self.sampling), self.prompts.get(request.tokens)
+    def allocate(self, number: int, request: Request) -> RunningSequence | None:
+        """Cache for an answer, and for its prompt unless another answer has it. None: there is not enough."""
+        limit, prompt = request.sampling.max_new_tokens, self.prompts.get(request.tokens)
         own_start = self.allocator.allocate(limit)
         if own_start is None:
             return None
@@ -89,15 +100,16 @@ class Scheduler:
                 return None
             prompt = self.prompts[request.tokens] = SharedPrompt(request.tokens, start)
         prompt.readers += 1
-        return RunningSequence(index, self.free_slots.pop(), prompt, own_start, limit, self.step + limit - 1)
+        return RunningSequence(number, self.free_slots.pop(), prompt, own_start, limit, self.step + limit - 1)
 
-    def release(self, gone: Sequence[RunningSequence]) -> None:
-        for answer in gone:
-            answer.collected = True
-            self.free_slots.append(answer.slot)
-            self.allocator.release(answer.own_start, answer.limit)
-            answer.prompt.readers -= 1
-            if not answer.prompt.readers:
-                self.allocator.release(answer.prompt.start, len(answer.prompt.tokens))
-                del self.prompts[answer.prompt.tokens]
-        self.running = [answer for answer in self.running if not answer.collected]
+    def release(self, sequences: Sequence[RunningSequence]) -> None:
+        for sequence in sequences:
+            sequence.collected = True
+            del self.requests[sequence.request]
+            self.free_slots.append(sequence.slot)
+            self.allocator.release(sequence.own_start, sequence.limit)
+            sequence.prompt.readers -= 1
+            if not sequence.prompt.readers:
+                self.allocator.release(sequence.prompt.start, len(sequence.prompt.tokens))
+                del self.prompts[sequence.prompt.tokens]
+        self.running = [sequence for sequence in self.running if not sequence.collected]

@@ -1,4 +1,4 @@
-"""The whole run from its configuration. Only this folder knows both the keys and the backends."""
+"""The components of a run, from its configuration. Only this folder imports both the configuration and the backends."""
 
 import json
 from collections.abc import Iterator
@@ -12,29 +12,36 @@ from transformers import PreTrainedTokenizerBase
 from rloom.algos.advantages import AdvantageSettings
 from rloom.algos.correction import CorrectionSettings
 from rloom.algos.kl import KlControl
+from rloom.algos.objectives import PolicyObjective, ValueObjective
+from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.load import expand
 from rloom.config.saved import CONFIG_FILE
-from rloom.config.schema import Config
+from rloom.config.schema import Config, Optim
 from rloom.data.stream import PromptStream
-from rloom.engines.local import LocalEngine
 from rloom.errors import ConfigError
 from rloom.models.load import load_tokenizer
 from rloom.rewards.background import BackgroundScorer, RoundRobin, ScoreQueue
 from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
-from rloom.trainer.assemble.identity import IDENTITY_FILE, Record
-from rloom.trainer.assemble.inputs import Inputs, check_reward, held_out_prompts, policy_source, read_inputs
-from rloom.trainer.assemble.learners import critic_learner, policy_learner, reference_scorer
-from rloom.trainer.assemble.models import pick_device, policy_engine, policy_network, rollout_engine
-from rloom.trainer.assemble.support import check_policy_family
+from rloom.trainer.assemble.inputs import Inputs, checked_reward, held_out_prompts, policy_source, read_inputs
+from rloom.trainer.assemble.models import (
+    check_policy_family,
+    pick_device,
+    policy_engine,
+    policy_network,
+    rollout_engine,
+)
 from rloom.trainer.assemble.worker import ModelFiles
-from rloom.trainer.assemble.worker_groups import WorkerGroups, open_workers
+from rloom.trainer.assemble.worker_groups import WorkerGroups, in_this_process
 from rloom.trainer.evaluate import Evaluator
-from rloom.trainer.loop import Overlong, Roles, Settings
+from rloom.trainer.identity import IDENTITY_FILE, Record
+from rloom.trainer.learning_rate import LearningRateSchedule
+from rloom.trainer.loop import OldLogprobs, Overlong, Roles, Settings
+from rloom.trainer.roles import Learner, MiniBatching, Scorer
 from rloom.trainer.sampling import DynamicSampling, Sampler
 from rloom.types import Prompt
 
@@ -51,7 +58,7 @@ def resolved_needs(config: Config) -> Needs:
 
 @dataclass(frozen=True)
 class Components:
-    """Everything of a run but its directory."""
+    """Everything of a run except its directory."""
 
     config: Config
     settings: Settings
@@ -68,9 +75,9 @@ class Components:
             self.roles.critic.save(folder, contents)
         (folder / CONFIG_FILE).write_text(config_text(self.config))
         (folder / IDENTITY_FILE).write_text(json.dumps(self.identity, indent=1))
-        self.files.each("describe", [(folder / "actor",)])
+        self.files.call("describe", folder / "actor")
         if "hf_model" in contents:
-            self.files.each("write_pretrained", [(folder / "actor" / "huggingface",)])
+            self.files.call("write_pretrained", folder / "actor" / "huggingface")
 
     def load_checkpoint(self, folder: Path) -> None:
         contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.load_contents)
@@ -80,10 +87,10 @@ class Components:
 
 
 def prepare(config: Config) -> Inputs:
-    """What can fail before a model is loaded: keys, the device, prompts."""
+    """Check keys, device and model family, and read the prompts, before a model is loaded."""
     check_config(config)
     if not config.uses_ray:
-        pick_device(config)  # a GPU that is not there is best said at once
+        pick_device(config)  # fails at once if there is no GPU
     check_policy_family(config)
     return read_inputs(config)
 
@@ -92,19 +99,19 @@ def prepare(config: Config) -> Inputs:
 def open_components(
     config: Config, layout: WorkerLayout, inputs: Inputs, identity: Record, logs: Path | None = None
 ) -> Iterator[Components]:
-    """Build everything in the order in which it can fail cheaply: prompts, reward, models."""
+    """Build everything; what fails fast comes first: prompts, reward, models."""
     tokenizer, prompts, held_out = inputs.tokenizer, inputs.prompts, inputs.held_out
     stream = PromptStream(
         prompts, batch_size=config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed
     )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
-        closing(BackgroundScorer(check_reward(config, [*prompts, *held_out]))) as scorer,
+        closing(BackgroundScorer(checked_reward(config, [*prompts, *held_out]))) as scorer,
         open_workers(config, layout, logs) as groups,
     ):
         size = groups.parameters
-        everywhere = RoundRobin([scorer, *groups.scorers])
-        sampler = answer_sampler(config, groups.rollout, groups.publishers, tokenizer, everywhere)
+        scorers = RoundRobin([scorer, *groups.scorers])
+        sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, scorers)
         roles = Roles(
             policy=policy_learner(config, groups.policy, size["actor"], total),
             sampler=sampler,
@@ -119,31 +126,42 @@ def open_components(
 
 
 @contextmanager
+def open_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
+    """`logs`: the folder for the output of workers in other processes."""
+    if not config.uses_ray:
+        yield in_this_process(config, layout)
+        return
+    from rloom.trainer.assemble.ray_workers import ray_workers  # Ray is an extra
+
+    with ray_workers(config, layout, logs) as groups:
+        yield groups
+
+
+@contextmanager
 def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
-    """Only what validation needs: no critic, no optimizer, no training prompts."""
+    """What validation needs: no critic, no optimizer, no training prompts."""
     check_config(config)
     tokenizer = load_tokenizer(policy_source(config))
     check_policy_family(config)
     held_out = held_out_prompts(config, tokenizer)
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
-    with closing(BackgroundScorer(check_reward(config, held_out))) as scorer:
+    with closing(BackgroundScorer(checked_reward(config, held_out))) as scorer:
         network = policy_network(config)
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
-        assert isinstance(engine, LocalEngine)  # one process
-        group = LocalGroup([rollout_engine(config, network, engine, tokenizer)])
-        sampler = answer_sampler(config, group, group, tokenizer, scorer)
+        rollout = LocalGroup([rollout_engine(config, network, engine, tokenizer)])
+        sampler = answer_sampler(config, rollout, LocalGroup([]), tokenizer, scorer)
         yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
 
 
 def answer_sampler(
-    config: Config, rollout: Group, publishers: Group, tokenizer: PreTrainedTokenizerBase, scorer: ScoreQueue
+    config: Config, rollout: Group, weight_sync: Group, tokenizer: PreTrainedTokenizerBase, scorer: ScoreQueue
 ) -> Sampler:
     def decode(tokens: list[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
-    return Sampler(rollout, publishers, scorer, decode, config.data.seed)
+    return Sampler(rollout, weight_sync, scorer, decode, config.data.seed)
 
 
 def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: list[Prompt]) -> Evaluator:
@@ -172,7 +190,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
             ignore_eos=rollout.ignore_eos,
         ),
         answers_per_prompt=rollout.n,
-        needs_old_logprobs=needs_old_logprobs(config, resolved_needs(config).loss),
+        old_logprobs=old_logprobs(config),
         kl_in_reward=algorithm.kl_penalty if config.kl_in_reward else None,
         correction=correction(config),
         overlong=overlong(config),
@@ -190,6 +208,12 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         device=groups.device,
         peak_flops=groups.peak_flops,
     )
+
+
+def old_logprobs(config: Config) -> OldLogprobs | None:
+    if config.algorithm.rollout_correction.bypass_mode:
+        return OldLogprobs.ROLLOUT
+    return OldLogprobs.TRAINER if needs_old_logprobs(config, resolved_needs(config).loss) else None
 
 
 def correction(config: Config) -> CorrectionSettings | None:
@@ -216,3 +240,74 @@ def kl_control(config: Config) -> KlControl:
 
 def config_text(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def schedule(optim: Optim, total_steps: int) -> LearningRateSchedule:
+    return LearningRateSchedule(
+        optim.lr, optim.warmup(total_steps), total_steps, optim.lr_scheduler_type, optim.min_lr_ratio
+    )
+
+
+def policy_learner(config: Config, group: Group, parameters: int, total_steps: int) -> Learner:
+    actor = config.actor_rollout_ref.actor
+    entry = resolve_policy_loss(actor.policy_loss.loss_mode)
+    return Learner(
+        "actor",
+        group,
+        objective=PolicyObjective(
+            loss_mode=actor.policy_loss.loss_mode,
+            loss_settings=loss_settings(config),
+            aggregation=actor.loss_agg_mode or entry.aggregation or "token-mean",
+            entropy_coefficient=actor.entropy_coeff,
+            kl_coefficient=actor.kl_loss_coef if actor.use_kl_loss else None,
+            kl_estimator=actor.kl_loss_type,
+            measures_gap=config.actor_rollout_ref.rollout.calculate_log_probs,
+        ),
+        mini_batching=mini_batching(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
+        schedule=schedule(actor.optim, total_steps),
+        balance=config.trainer.balance_batch,
+        max_nonfinite=config.trainer.max_nonfinite_updates,
+        parameters=parameters,
+    )
+
+
+def loss_settings(config: Config) -> LossSettings:
+    actor = config.actor_rollout_ref.actor
+    return LossSettings(
+        clip_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
+        clip_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
+        clip_dual=actor.clip_ratio_c,
+        **actor.policy_loss.model_dump(exclude={"loss_mode"}),
+    )
+
+
+def critic_learner(config: Config, group: Group, parameters: int, total_steps: int) -> Learner:
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    return Learner(
+        "critic",
+        group,
+        objective=ValueObjective(critic.cliprange_value, critic.loss_agg_mode),
+        mini_batching=mini_batching(
+            config,
+            critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+            critic.ppo_epochs or actor.ppo_epochs,
+            critic.shuffle,
+        ),
+        schedule=schedule(critic.optim, total_steps),
+        balance=config.trainer.balance_batch,
+        max_nonfinite=config.trainer.max_nonfinite_updates,
+        parameters=parameters,
+    )
+
+
+def reference_scorer(config: Config, policy: Group, reference: Group | None) -> Scorer | None:
+    """None if the loop does not use the reference's log-probs, as with a KL loss over the whole vocabulary."""
+    actor, balance = config.actor_rollout_ref.actor, config.trainer.balance_batch
+    if not config.kl_in_reward and not (actor.use_kl_loss and actor.kl_loss_type != "full"):
+        return None
+    group = policy if reference is None else reference
+    return Scorer(group, balance, reference=reference is None)
+
+
+def mini_batching(config: Config, prompts: int, epochs: int, shuffle: bool) -> MiniBatching:
+    return MiniBatching(prompts, epochs, shuffle, config.data.seed, horizon=config.data.max_response_length)

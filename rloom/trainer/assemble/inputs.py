@@ -1,7 +1,7 @@
-"""What a run reads: its prompts, and the reward that will judge the answers."""
+"""What a run reads: tokenizer, prompts, and the reward."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -12,6 +12,7 @@ from rloom.data.prompts import load_prompts
 from rloom.models.load import EMBEDDED as EMBEDDED_FOLDER
 from rloom.models.load import ModelSource, load_tokenizer
 from rloom.rewards.background import BackgroundScorer
+from rloom.rewards.base import Reward
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import check_sources
 from rloom.types import Prompt
@@ -90,30 +91,46 @@ def read_prompts(
     )
 
 
-def check_reward(config: Config, prompts: Sequence[Prompt]) -> RulePool:
-    """The reward, known to work on every data source before anything is generated."""
+def checked_reward(config: Config, prompts: Sequence[Prompt]) -> Reward:
+    """The reward, after a check that it can score every data source."""
     custom = config.custom_reward_function
     if custom.path is None:
         rows: dict[str, list[int]] = defaultdict(list)
         for prompt in prompts:
             rows[prompt.data_source].append(prompt.index)
         check_sources(rows, custom.reward_kwargs)
-    pool = rule_pool(config)
-    pool.check()
-    return pool
+    reward = make_reward(config)
+    reward.check()
+    return reward
 
 
-def rule_pool(config: Config) -> RulePool:
-    custom = config.custom_reward_function
+def rules(config: Config) -> Reward:
+    kwargs = config.custom_reward_function.reward_kwargs
     return RulePool(
-        num_workers=config.reward_model.num_workers,
-        timeout_s=config.reward_model.timeout_s,
-        path=str(expand(custom.path)) if custom.path else None,
-        name=custom.name,
-        reward_kwargs=custom.reward_kwargs,
+        num_workers=config.reward_model.num_workers, timeout_s=config.reward_model.timeout_s, reward_kwargs=kwargs
     )
 
 
+def custom_function(config: Config) -> Reward:
+    custom = config.custom_reward_function
+    assert custom.path is not None
+    return RulePool(
+        num_workers=config.reward_model.num_workers,
+        timeout_s=config.reward_model.timeout_s,
+        path=str(expand(custom.path)),
+        name=custom.name,
+        reward_kwargs=custom.reward_kwargs,
+        whole_groups=config.reward_model.reward_manager == "batch",
+    )
+
+
+REWARDS: dict[str, Callable[[Config], Reward]] = {"rules": rules, "function": custom_function}
+
+
+def make_reward(config: Config) -> Reward:
+    return REWARDS["function" if config.custom_reward_function.path else "rules"](config)
+
+
 def reward_queue(config: Config) -> BackgroundScorer:
-    """What every machine beyond the first scores with; the reward was checked on that one."""
-    return BackgroundScorer(rule_pool(config))
+    """The rewards of a machine other than the first, on which the reward was checked."""
+    return BackgroundScorer(make_reward(config))

@@ -1,6 +1,8 @@
-"""The models of a run and the engines that hold them."""
+"""The models of a run, and the training and rollout engines that hold them."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -9,22 +11,21 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.registry import resolve_algorithm
 from rloom.config.schema import Actor, Config, Critic, Fsdp, Optim
-from rloom.engines.base import AdamW, Placement
+from rloom.engines.base import AdamW, Engine, Placement
 from rloom.engines.distributed import rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
 from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
-from rloom.models.load import Lora, load_causal_lm
+from rloom.families.family import family_of
+from rloom.models.load import Lora, check_folder, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
 from rloom.packing import MicroBatching
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
 from rloom.trainer.assemble.inputs import critic_source, policy_source
-from rloom.trainer.assemble.support import family_of
 
-AnyEngine = LocalEngine | FSDPEngine
 log = logging.getLogger(__name__)
 
 
@@ -32,7 +33,7 @@ def pick_device(config: Config) -> torch.device:
     wanted = config.trainer.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.device=cuda: torch sees no GPU on this machine; use auto or cpu")
-    # with its number, which torch wants to know of ranks; a worker sees only its own GPU
+    # with its index, which torch.distributed needs; a worker sees only its own GPU
     return torch.device("cuda", 0) if wanted != "cpu" and torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -47,9 +48,9 @@ def placement(config: Config, fsdp: Fsdp) -> Placement:
 
 @cache
 def note_slow_bfloat16() -> None:
-    """Once a process, not once a role."""
+    """Cached: logged once in a process, not once for each role."""
     log.warning(
-        "Note: fsdp_config.dtype=bfloat16: this CPU has no bfloat16 arithmetic, and what torch does instead can be "
+        "Note: fsdp_config.dtype=bfloat16: this CPU has no bfloat16 arithmetic, and torch's substitute can be "
         "a hundred times slower than float32; use dtype=auto or float32 on it"
     )
 
@@ -69,18 +70,37 @@ def micro(
 
 
 def sequence_ranks(role: Actor | Critic, ranks: int) -> int:
-    """How many ranks share a sequence; the reference's do as the actor's. One alone (an evaluation) holds it whole."""
+    """Ranks that divide a sequence. The reference uses the actor's; a single rank (evaluation) does not divide it."""
     return 1 if ranks == 1 else role.ulysses_sequence_parallel_size
 
 
-def make_engine(
-    network: Network, where: Placement, *, ranks: int, shards: int, shared: int, role: str, **settings: Any
-) -> AnyEngine:
-    """A whole model on this device, or this rank's shard of one that all ranks hold together."""
-    if ranks == 1:
-        return LocalEngine(network, where, **settings)
-    check_heads(network, shared, ranks, f"{role}.ulysses_sequence_parallel_size")
-    return FSDPEngine(network, where, rank_mesh(where.device, shards), sequence_ranks=shared, **settings)
+@dataclass(frozen=True)
+class Ranks:
+    """How the ranks of a role divide its model and its batches."""
+
+    count: int = 1
+    shards: int = -1  # ranks that hold one copy of the weights; -1: all
+    sequence: int = 1  # ranks that divide a sequence
+    role: str = ""  # section of the configuration, for error messages
+
+
+def local_engine(network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
+    return LocalEngine(network, where, **settings)
+
+
+def fsdp_engine(network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
+    check_heads(network, ranks.sequence, ranks.count, f"{ranks.role}.ulysses_sequence_parallel_size")
+    mesh = rank_mesh(where.device, ranks.shards)
+    return FSDPEngine(network, where, mesh, sequence_ranks=ranks.sequence, **settings)
+
+
+ONE_PROCESS = "one process"
+ENGINES: dict[str, Callable[..., Engine]] = {ONE_PROCESS: local_engine, "fsdp": fsdp_engine, "fsdp2": fsdp_engine}
+
+
+def make_engine(strategy: str, network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
+    """One rank holds a whole model, whatever the strategy."""
+    return ENGINES[ONE_PROCESS if ranks.count == 1 else strategy](network, where, ranks, **settings)
 
 
 def adamw(optim: Optim, grad_clip: float) -> AdamW:
@@ -88,7 +108,7 @@ def adamw(optim: Optim, grad_clip: float) -> AdamW:
 
 
 def policy_network(config: Config, *, dtype: torch.dtype = torch.float32, empty: bool = False) -> PolicyNetwork:
-    """Empty: another rank has read the model and will hand out its weights."""
+    """Empty: rank 0 has read the model and broadcasts its weights."""
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     lora = (
         Lora(model.lora_rank, model.lora_alpha, model.target_modules, model.lora_adapter_path)
@@ -114,18 +134,16 @@ def policy_engine(
     network: PolicyNetwork,
     *,
     trained: bool = True,
-    reference: AnyEngine | None = None,
+    reference: Engine | None = None,
     ranks: int = 1,
-) -> AnyEngine:
+) -> Engine:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     shared = sequence_ranks(actor, ranks)
     return make_engine(
+        actor.strategy,
         network,
         placement(config, actor.fsdp_config),
-        ranks=ranks,
-        shards=actor.fsdp_config.fsdp_size,
-        shared=shared,
-        role="actor_rollout_ref.actor",
+        Ranks(ranks, actor.fsdp_config.fsdp_size, shared, "actor_rollout_ref.actor"),
         scoring=micro(
             rollout.log_prob_micro_batch_size_per_gpu,
             rollout.log_prob_micro_batch_size,
@@ -157,13 +175,14 @@ def has_reference_model(config: Config) -> bool:
     return config.uses_reference and not config.actor_rollout_ref.model.has_lora
 
 
-def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> AnyEngine:
+def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Engine:
     model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
     actor = config.actor_rollout_ref.actor
     where = placement(config, actor.fsdp_config)
     shared, source = sequence_ranks(actor, ranks), policy_source(config)
     layout = family_of(source).layout(packed=model.use_remove_padding)
     return make_engine(
+        actor.strategy,
         PolicyNetwork(
             load_causal_lm(source, empty=empty, attention=layout.attention),
             packed=layout.packed,
@@ -171,10 +190,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
             chunked=model.use_fused_kernels,
         ),
         Placement(where.device, where.dtype, offload_parameters=ref.fsdp_config.param_offload),
-        ranks=ranks,
-        shards=actor.fsdp_config.fsdp_size,
-        shared=shared,
-        role="actor_rollout_ref.actor",
+        Ranks(ranks, actor.fsdp_config.fsdp_size, shared, "actor_rollout_ref.actor"),
         scoring=micro(
             ref.log_prob_micro_batch_size_per_gpu,
             ref.log_prob_micro_batch_size,
@@ -187,7 +203,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
     )
 
 
-def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> AnyEngine:
+def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Engine:
     critic, source = config.critic, critic_source(config)
     layout = family_of(source).layout(packed=critic.model.use_remove_padding)
     network = ValueNetwork(load_causal_lm(source, empty=empty, attention=layout.attention), packed=layout.packed)
@@ -205,12 +221,10 @@ def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Any
         sequence_ranks=shared,
     )
     return make_engine(
+        critic.strategy,
         network,
         placement(config, fsdp),
-        ranks=ranks,
-        shards=fsdp.fsdp_size,
-        shared=shared,
-        role="critic",
+        Ranks(ranks, fsdp.fsdp_size, shared, "critic"),
         scoring=batching,
         training=batching,
         optimizer=adamw(critic.optim, critic.grad_clip),
@@ -223,21 +237,26 @@ def enable_checkpointing(model: Any) -> None:
     model.enable_input_require_grads()  # with LoRA no input would carry a gradient otherwise
 
 
-def rollout_engine(
+def hf_rollout(
     config: Config, network: PolicyNetwork, owner: WeightOwner, tokenizer: PreTrainedTokenizerBase
 ) -> Rollout:
     rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "hf":
-        generation = family_of(policy_source(config)).hf_generation()
-        return HfRollout(
-            network,
-            owner=owner,
-            pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-            max_sequences=rollout.max_num_seqs or 256,
-            generate_kwargs=rollout.engine_kwargs,
-            attention=generation.attention,
-            pads_prompts=generation.pads_prompts,
-        )
+    generation = family_of(policy_source(config)).hf_generation()
+    return HfRollout(
+        network,
+        owner=owner,
+        pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        max_sequences=rollout.max_num_seqs or 256,
+        generate_kwargs=rollout.engine_kwargs,
+        attention=generation.attention,
+        pads_prompts=generation.pads_prompts,
+    )
+
+
+def native_rollout(
+    config: Config, network: PolicyNetwork, owner: WeightOwner, tokenizer: PreTrainedTokenizerBase
+) -> Rollout:
+    rollout = config.actor_rollout_ref.rollout
     return NativeRollout(
         network,
         owner=owner,
@@ -249,3 +268,24 @@ def rollout_engine(
         eager=rollout.enforce_eager,
         longest_prompt=config.data.max_prompt_length,
     )
+
+
+ROLLOUTS: dict[str, Callable[..., Rollout]] = {"native": native_rollout, "hf": hf_rollout}
+
+
+def rollout_engine(
+    config: Config, network: PolicyNetwork, owner: WeightOwner, tokenizer: PreTrainedTokenizerBase
+) -> Rollout:
+    return ROLLOUTS[config.actor_rollout_ref.rollout.name](config, network, owner, tokenizer)
+
+
+def check_policy_family(config: Config) -> None:
+    """Before weights are read: the model can be trained here, and the rollout engine can generate with it."""
+    source = policy_source(config)
+    check_folder(source)
+    family = family_of(source)
+    family.layout(packed=config.actor_rollout_ref.model.use_remove_padding)
+    if config.actor_rollout_ref.rollout.name == "native":
+        family.check_native()
+    else:
+        family.hf_generation()

@@ -1,4 +1,4 @@
-"""A crew of Ray workers: machines found or named as missing, workers seated and looked at, models built."""
+"""The worker groups of a run as Ray actors: wait for the machines, start the workers, check them, build the models."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from rloom.config.schema import Config
+from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, WorkerError
 from rloom.observe.metrics import peak_flops_by_name
 from rloom.runtime.nodes import head_node, no_ray, wait_until
@@ -16,8 +16,8 @@ from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Pool, Wor
 from rloom.runtime.process_stats import Machine
 from rloom.runtime.secret import OTHER_WAY
 from rloom.trainer.assemble.inputs import reward_queue
-from rloom.trainer.assemble.models import has_reference_model, needs_critic
-from rloom.trainer.assemble.worker import FILES, PUBLISH, Rendezvous, Worker
+from rloom.trainer.assemble.models import has_reference_model, needs_critic, sequence_ranks
+from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
 from rloom.trainer.assemble.worker_groups import WorkerGroups
 from rloom.trainer.memory import BUILD, explain_out_of_memory
 
@@ -27,13 +27,13 @@ except ImportError as error:
     raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node")) from error
 
 log = logging.getLogger(__name__)
-RETURN_S = 60.0  # how long a machine that is lost may take to come back
-CROWDED = 0.5  # a GPU of which less is free is somebody else's, too
+RETURN_S = 60.0  # time for a lost machine to return
+CROWDED = 0.5  # less free memory than this share of a GPU: another process uses it
 
 
 @contextmanager
 def open_cluster(config: Config) -> Iterator[None]:
-    """The machines of a run, for all its attempts: this one, those that join it, or a cluster that is there."""
+    """The machines of a run, for all its restarts: this one, those that join it, or a running cluster."""
     trainer, arguments = config.trainer, dict(config.ray_kwargs.ray_init)
     cpus = max(os.cpu_count() or 1, trainer.n_gpus_per_node)
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def check_machines(config: Config, layout: WorkerLayout) -> None:
 
 
 def shrink_layout(config: Config, layout: WorkerLayout) -> WorkerLayout:
-    """After a loss: the same layout once the machines are back, or one of those that are left."""
+    """After a loss: the same layout if the machines return in time, else one for the machines that are left."""
     share, patience = node_share(config, layout), min(config.trainer.start_timeout_s, RETURN_S)
     try:
         wait_until(lambda: cluster.responsive_machines(share) >= layout.nodes, patience, "")
@@ -120,7 +120,10 @@ def ray_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iter
         scorers: list[cluster.RemoteScoreQueue] = []
         try:
             for node in range(1, layout.nodes):
-                scorers.append(cluster.start_reward_actor(share, node, reward_queue, (config,)))
+                whole_groups = config.reward_model.reward_manager == "batch"
+                scorers.append(
+                    cluster.start_reward_actor(share, node, reward_queue, (config,), whole_groups=whole_groups)
+                )
             for slot in layout.slots():
                 name = f"worker {slot.number}"
                 file = None if logs is None else logs.absolute() / f"worker_{slot.number}.log"
@@ -138,29 +141,36 @@ def build(
     scorers: Sequence[cluster.RemoteScoreQueue],
 ) -> WorkerGroups:
     all_workers = cluster.RayGroup(workers, role=None)
-    inspect(all_workers.each("machine", [()] * len(workers)), workers, config)
-    addresses = all_workers.each("address", [()] * len(workers))
+    machines = all_workers.call("machine")
+    inspect(machines, workers, config)
+    addresses = all_workers.call("address")
     rendezvous = Rendezvous({pool.name: addresses[pool.first] for pool in layout.pools})
-    rendezvous[PUBLISH] = cluster.RayGroup(workers[:1], role=None).each("address", [()])[0]
+    rendezvous[WEIGHT_SYNC] = cluster.RayGroup(workers[:1], role=None).call("address")[0]
     parameters: dict[str, int] = {}
     with explain_out_of_memory(BUILD):
-        for found in all_workers.each("build", [(rendezvous,)] * len(workers)):
+        for found in all_workers.call("build", rendezvous):
             parameters |= found
 
-    def group(role: str, pool: Pool) -> cluster.RayGroup:
-        return cluster.RayGroup(workers[pool.first : pool.first + pool.size], role)
+    def group(role: str, pool: Pool, workers_per_share: int = 1) -> cluster.RayGroup:
+        members = workers[pool.first : pool.first + pool.size]
+        return cluster.RayGroup(members, role, workers_per_share=workers_per_share)
+
+    def trained(role: str, section: Actor | Critic) -> cluster.RayGroup:
+        pool = layout.pool_of(role)
+        return group(role, pool, sequence_ranks(section, pool.size))
 
     actor, rollout = layout.pool_of(ACTOR), layout.pool_of(ROLLOUT)
-    taking_part = [workers[slot.number] for slot in layout.slots() if slot.pool in (actor, rollout)]
-    gpus = [machine.gpu for machine in all_workers.each("machine", [()] * len(workers)) if machine.gpu]
+    syncing = [workers[slot.number] for slot in layout.slots() if slot.pool in (actor, rollout)]
+    gpus = [machine.gpu for machine in machines if machine.gpu]
     peaks = [peak for gpu in gpus if (peak := peak_flops_by_name(gpu)) is not None]
+    section = config.actor_rollout_ref.actor
     return WorkerGroups(
-        policy=group(ACTOR, actor),
+        policy=trained(ACTOR, section),
         rollout=group(ROLLOUT, rollout),
-        publishers=cluster.RayGroup(taking_part, PUBLISH),
+        weight_sync=cluster.RayGroup(syncing, WEIGHT_SYNC),
         files=cluster.RayGroup(workers[rollout.first : rollout.first + 1], FILES),
-        critic=group(CRITIC, layout.pool_of(CRITIC)) if needs_critic(config) else None,
-        reference=group(REFERENCE, layout.pool_of(REFERENCE)) if has_reference_model(config) else None,
+        critic=trained(CRITIC, config.critic) if needs_critic(config) else None,
+        reference=trained(REFERENCE, section) if has_reference_model(config) else None,
         all_workers=all_workers,
         parameters=parameters,
         scorers=scorers,
@@ -170,7 +180,7 @@ def build(
 
 
 def inspect(machines: Sequence[Machine], workers: Sequence[cluster.RayWorker], config: Config) -> None:
-    """What the workers found where they sit, before anything large is loaded."""
+    """Log the machine of each worker and check its GPU, before anything large is loaded."""
     for worker, machine in zip(workers, machines, strict=True):
         gpu = f", {machine.gpu} with {machine.gpu_free_gib:.0f} GiB free" if machine.gpu else ""
         log.info(

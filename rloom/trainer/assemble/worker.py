@@ -1,9 +1,10 @@
-"""One worker: the roles of its seat, built from the configuration. One process is one; with Ray there are many.
+"""One worker: the roles of its slot, built from the configuration. A run has one, or several with Ray.
 
-Roles by name: actor, critic, ref (engines), rollout, publish (weights from actor to rollout), files (the policy as a
-Hugging Face folder).
+Roles by name: actor, critic, ref (training engines), rollout, weight_sync (weights from actor to rollout), files (the
+policy as a Hugging Face folder).
 """
 
+import logging
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.config.schema import Config
 from rloom.data.chat import stop_token_ids
+from rloom.engines.base import Engine
 from rloom.engines.distributed import Broadcast, join
 from rloom.engines.weight_sync import WeightSync
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.save import save_description, save_pretrained
+from rloom.rollout.base import Rollout, WeightOwner
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, WorkerLayout, WorkerSlot
 from rloom.trainer.assemble.inputs import policy_source
 from rloom.trainer.assemble.models import (
-    AnyEngine,
     critic_engine,
     has_reference_model,
     needs_critic,
@@ -33,11 +35,12 @@ from rloom.trainer.assemble.models import (
     rollout_engine,
 )
 
-PUBLISH, FILES = "publish", "files"
+log = logging.getLogger(__name__)
+WEIGHT_SYNC, FILES = "weight_sync", "files"
 
 
 class Rendezvous(dict[str, str]):
-    """host:port by what meets there: the name of a pool, or `publish`."""
+    """host:port of each process group: by the name of its pool, or `weight_sync`."""
 
 
 class Worker:
@@ -51,15 +54,15 @@ class Worker:
         return self.layout.gpus_per_worker < 1
 
     def build(self, rendezvous: Rendezvous) -> dict[str, int]:
-        """Load the models; ranks of one pool do it together. Parameters by role."""
+        """Load the models, all ranks of a pool together. Returns the number of parameters by role."""
         pool, config = self.slot.pool, self.config
-        # what is drawn (LoRA) is drawn as in one process: by the first rank, and by whoever generates beside
+        # seed before LoRA weights are created, so that every world size starts from the same adapter
         torch.manual_seed(config.data.seed)
         learns = ACTOR in pool.roles or CRITIC in pool.roles or REFERENCE in pool.roles
-        tokenizer = load_tokenizer(policy_source(config))  # before anyone waits: is the model on this machine at all?
+        tokenizer = load_tokenizer(policy_source(config))  # first: fails at once if this machine has no such model
         if pool.size > 1 and learns:
             join(self.slot.rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
-        empty = self.slot.rank > 0  # the first rank reads the model and hands out its weights
+        empty = self.slot.rank > 0  # rank 0 reads the model and broadcasts its weights
         network = policy_network(config, empty=empty) if ACTOR in pool.roles else None
         if REFERENCE in pool.roles and has_reference_model(config):
             self.roles[REFERENCE] = reference_engine(config, ranks=pool.size, empty=empty)
@@ -71,47 +74,50 @@ class Worker:
         if ROLLOUT in pool.roles:
             self.add_rollout(network, tokenizer)
         self.connect(rendezvous)
+        for name in (ACTOR, CRITIC, REFERENCE):
+            if name in self.roles and self.slot.rank == 0:
+                log.info(f"{name}: {self.roles[name].size:,} parameters, {self.roles[name].description}")
         return {name: self.roles[name].size for name in (ACTOR, CRITIC) if name in self.roles}
 
     def add_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
-        """On the actor's own weights where it has them whole; otherwise on a copy."""
+        """On the actor's own parameters if this worker holds all of them; otherwise on a copy."""
         if network is None or not self.slot.alone:
             dtype = placement(self.config, self.config.actor_rollout_ref.actor.fsdp_config).dtype
             network = policy_network(self.config, dtype=dtype)
-            host: Any = GenerationCopy(
+            owner: WeightOwner = GenerationCopy(
                 network, dtype, self.config.actor_rollout_ref.actor.use_torch_compile, self.device
             )
         else:
-            host = self.roles[ACTOR]
-        self.roles[ROLLOUT] = rollout_engine(self.config, network, host, tokenizer)
+            owner = self.roles[ACTOR]
+        self.roles[ROLLOUT] = rollout_engine(self.config, network, owner, tokenizer)
         self.roles[FILES] = ModelFiles(network, tokenizer)
 
     def connect(self, rendezvous: Rendezvous) -> None:
-        """Weights flow within each worker, or from the actor's first to every worker that generates."""
-        actor: AnyEngine | None = self.roles.get(ACTOR)
-        generates = ROLLOUT in self.slot.pool.roles
-        copy = self.roles[FILES].network.module if generates and (actor is None or not self.slot.alone) else None
-        source, rollout = self.layout.pool_of(ACTOR), self.layout.pool_of(ROLLOUT)
-        if actor is None and copy is None:
+        """Weights go from the actor to the rollout engine of the same worker, or from its rank 0 to other workers."""
+        actor: Engine | None = self.roles.get(ACTOR)
+        rollout: Rollout | None = self.roles.get(ROLLOUT)
+        if actor is None and rollout is None:
+            return
+        source, target = self.layout.pool_of(ACTOR), self.layout.pool_of(ROLLOUT)
+        if source is target:
+            shares_memory = self.slot.alone
+            self.roles[WEIGHT_SYNC] = WeightSync(None if shares_memory else actor, rollout)
             return
         channel = None
-        if source is not rollout and (self.slot.rank == 0 or generates):
-            member = 1 + self.slot.rank if generates else 0
+        if self.slot.rank == 0 or rollout is not None:
+            member = 1 + self.slot.rank if rollout is not None else 0
             channel = Broadcast(
-                member, 1 + rollout.size, address=rendezvous[PUBLISH], device=self.device, shared=self.shares_gpu
+                member, 1 + target.size, address=rendezvous[WEIGHT_SYNC], device=self.device, shared=self.shares_gpu
             )
-        if copy is None and source is rollout:
-            self.roles[PUBLISH] = self.roles[ROLLOUT]  # the weights are the actor's own
-        else:
-            self.roles[PUBLISH] = WeightSync(actor, copy, channel)
+        self.roles[WEIGHT_SYNC] = WeightSync(actor, rollout, channel)
 
 
 class GenerationCopy:
-    """What a rollout engine needs of a training engine, for a model that only generates."""
+    """A copy of the policy that only generates."""
 
     def __init__(self, network: PolicyNetwork, dtype: torch.dtype, compiled: bool, device: torch.device) -> None:
         network.module.requires_grad_(False)
-        network.cast(dtype)  # an adapter is made more precisely than it is asked for
+        network.cast(dtype)  # peft creates adapters in float32
         network.module.to(device)
         if compiled and device.type == "cuda":
             network.compile()
@@ -122,7 +128,7 @@ class GenerationCopy:
 
 
 class ModelFiles:
-    """The policy as files: what it is, and with its weights."""
+    """Writes the policy as files: its configuration and tokenizer, or with its weights."""
 
     def __init__(self, network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase) -> None:
         self.network, self.tokenizer = network, tokenizer

@@ -1,10 +1,8 @@
-"""Who does the work of a run: this process, or Ray workers. Nobody above can tell which."""
+"""The worker groups of a run, and how they are made in this process. ray_workers.py makes them of Ray actors."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -15,7 +13,7 @@ from rloom.rewards.background import ScoreQueue
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, WorkerLayout, worker_layout
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
-from rloom.trainer.assemble.worker import FILES, PUBLISH, Rendezvous, Worker
+from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
 from rloom.trainer.memory import BUILD, explain_out_of_memory
 
 # A switch for tests: the workers of a machine share its first GPU and communicate over gloo, which is slow.
@@ -24,36 +22,24 @@ SHARE_GPU = "RLOOM_TEST_SHARE_GPU"
 
 @dataclass(frozen=True)
 class WorkerGroups:
-    """The groups of workers behind each role."""
+    """The group of workers that holds each role."""
 
     policy: Group
     rollout: Group
-    publishers: Group  # all that take part when weights go from policy to rollout
-    files: Group  # one worker, which has the policy whole
+    weight_sync: Group  # the workers that take part when weights go from actor to rollout
+    files: Group  # one worker that has all weights of the policy
     critic: Group | None
     reference: Group | None
-    all_workers: Group | None  # to ask how they are; None: they are this process
+    all_workers: Group | None  # None: this process
     parameters: Mapping[str, int]  # of the models, by role
-    scorers: Sequence[ScoreQueue]  # of rewards, on machines other than this one
+    scorers: Sequence[ScoreQueue]  # rewards on other machines
     device: torch.device  # of the loop itself
-    peak_flops: float | None  # of all devices together, where it is known
+    peak_flops: float | None  # of all devices together, if known
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        found: tuple[int, ...] = self.files.each("stop_ids", [()])[0]
+        found: tuple[int, ...] = self.files.call("stop_ids")[0]
         return found
-
-
-@contextmanager
-def open_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
-    """`logs`: the folder in which workers beyond this process leave what they say."""
-    if not config.uses_ray:
-        yield in_this_process(config, layout)
-        return
-    from rloom.trainer.assemble.ray_workers import ray_workers  # Ray is an extra
-
-    with ray_workers(config, layout, logs) as groups:
-        yield groups
 
 
 def layout_of(config: Config) -> WorkerLayout:
@@ -77,7 +63,7 @@ def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:
     return WorkerGroups(
         policy=group(ACTOR),
         rollout=group(ROLLOUT),
-        publishers=group(PUBLISH),
+        weight_sync=group(WEIGHT_SYNC),
         files=group(FILES),
         critic=group(CRITIC) if needs_critic(config) else None,
         reference=group(REFERENCE) if has_reference_model(config) else None,

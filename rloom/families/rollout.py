@@ -1,4 +1,4 @@
-"""Does a rollout engine compute a family rightly? Its answers beside the model's own forward, on a small twin."""
+"""Whether a rollout engine computes a family correctly: its log-probs compared with the model's own forward pass."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rloom.families.training import largest_difference, own_logits, two_samples
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.load import first_line
 from rloom.models.network import PolicyNetwork
-from rloom.models.verify import largest_difference, own_logits, two_samples
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
@@ -21,7 +21,7 @@ TOLERANCE = 3e-3  # of the largest log-prob: state-space layers step through tok
 
 
 class OnCpu:
-    """The host of an engine: nothing has to be moved."""
+    """Weights that stay on the CPU."""
 
     device = torch.device("cpu")
 
@@ -29,8 +29,8 @@ class OnCpu:
         return nullcontext()
 
 
-def examine_native(model: PreTrainedModel) -> str | None:
-    """What is wrong with the native engine's answers; None: nothing."""
+def check_native(model: PreTrainedModel) -> str | None:
+    """What is wrong with the native engine's answers; None if nothing is."""
     model.set_attn_implementation(RLOOM_ATTENTION)
     network = PolicyNetwork(model, packed=True)
     engine = NativeRollout(
@@ -39,8 +39,8 @@ def examine_native(model: PreTrainedModel) -> str | None:
     return fault_of(engine, model)
 
 
-def examine_hf(model: PreTrainedModel, attention: str, *, pads_prompts: bool) -> str | None:
-    """Likewise for generate() of transformers, with this attention of its own."""
+def check_hf(model: PreTrainedModel, attention: str, *, pads_prompts: bool) -> str | None:
+    """The same for generate() of transformers with this attention implementation."""
     model.set_attn_implementation(attention)
     engine = HfRollout(
         PolicyNetwork(model, packed=False),
@@ -57,12 +57,13 @@ def examine_hf(model: PreTrainedModel, attention: str, *, pads_prompts: bool) ->
 def fault_of(engine: Rollout, model: PreTrainedModel) -> str | None:
     """Log-probs of greedy answers to two prompts of different length."""
     prompts = two_samples(model)
-    requests = [Request(tuple(prompt.tolist()), seed=0) for prompt in prompts]
+    greedy = Sampling(max_new_tokens=NEW_TOKENS, temperature=0.0)
+    requests = [Request(tuple(prompt.tolist()), greedy, seed=0) for prompt in prompts]
     try:
-        found = dict(engine.generate(requests, Sampling(max_new_tokens=NEW_TOKENS, temperature=0.0)))
+        found = dict(engine.generate(requests))
         expected = own_logprobs(model, prompts, [found[i] for i in range(len(prompts))])
         written = torch.cat([found[i].logprobs_L for i in range(len(prompts))])
-    except Exception as error:  # whatever a family's code makes of arguments that it does not expect
+    except Exception as error:  # a family's code may raise anything on arguments that it does not expect
         return first_line(error)
     finally:
         model.set_attn_implementation("eager")

@@ -58,7 +58,7 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def examine(model: PreTrainedModel) -> TrainingSupport:
+def check_training(model: PreTrainedModel) -> TrainingSupport:
     """`model` in float32 on the CPU, with transformers' own attention."""
     samples = two_samples(model)
     expected = own_logits(model, samples)

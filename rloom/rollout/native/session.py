@@ -1,0 +1,31 @@
+"""A session generates for requests of one kind of sampling: it opens with the first of them and ends with the last."""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from rloom.rollout.base import Request
+
+
+class Finished(NamedTuple):
+    request: int
+    tokens_L: Tensor
+    logprobs_L: Tensor
+    stopped: bool
+
+
+class Session(Protocol):
+    @property
+    def idle(self) -> bool:
+        """No request waits or runs."""
+
+    def fits(self, request: Request) -> bool:
+        """Whether the request can join: its sampling, and the size of what is allocated."""
+
+    def add(self, number: int, request: Request) -> None: ...
+
+    def cancel(self, number: int) -> None:
+        """Stop a request. It may still be reported as finished."""
+
+    def advance(self) -> list[Finished]:
+        """Generate for a moment; what finished."""
