@@ -70,7 +70,7 @@ def sequence_parallel_outputs(
     """
     tokens, shard = len(device_batch.tokens_T), SequenceShard(host_batch, device_batch, group)
     hidden_SH = network.decoder.packed_hidden(shard.tokens_S, shard.attend, shard.position_S)
-    found = network.answer_outputs(hidden_SH[shard.place_A], shard.target_A, entropy_gradient=entropy_gradient)
+    found = network.head_outputs(hidden_SH[shard.place_A], shard.target_A, entropy_gradient=entropy_gradient)
 
     def of_all(number_A: Tensor) -> Tensor:
         number_S = number_A.new_zeros(len(shard.tokens_S)).index_put((shard.place_A,), number_A)

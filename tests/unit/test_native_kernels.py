@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rloom.models.attention import AttentionOptions, attend_where
+from rloom.models.attention import AttentionOptions, attend_with_mask
 from rloom.rollout.base import Sampling
 from rloom.rollout.native import sampler
 from rloom.rollout.native.slots import Slots
@@ -97,9 +97,9 @@ class Bench:
             seen = (distance < (options.window or len(capacity_tokens)))[None]
             query = self.query[row][None, :, None]
             rows.append(
-                attend_where(query, keys[None, :, capacity_tokens], values[None, :, capacity_tokens], seen, options)[
-                    0, :, 0
-                ]
+                attend_with_mask(
+                    query, keys[None, :, capacity_tokens], values[None, :, capacity_tokens], seen, options
+                )[0, :, 0]
             )
         return torch.stack(rows), keys, values
 

@@ -6,7 +6,7 @@ S slots, B running sequences (always slots 0..B-1), T tokens of packed prompts.
 import torch
 from torch import Tensor
 
-from rloom.models.attention import AttentionOptions, PackedAttention, attend_where
+from rloom.models.attention import AttentionOptions, PackedAttention, attend_with_mask
 
 
 class SlotCache:
@@ -48,8 +48,8 @@ class PrefillAttention(PackedAttention):
         self.layer += 1
         layer, longest = self.layer, self.longest
         self.cache.reserve(layer, key, value)
-        self.cache.keys[layer][self.slot_S, :, :longest] = self.spread(key.to(value.dtype))[self.prompt_S]
-        self.cache.values[layer][self.slot_S, :, :longest] = self.spread(value)[self.prompt_S]
+        self.cache.keys[layer][self.slot_S, :, :longest] = self.pad_samples(key.to(value.dtype))[self.prompt_S]
+        self.cache.values[layer][self.slot_S, :, :longest] = self.pad_samples(value)[self.prompt_S]
         return super().__call__(query, key, value, options)
 
 
@@ -74,12 +74,12 @@ class DecodeAttention:
         sequences, key_heads, size = len(self.row_B), keys.shape[1], query.shape[-1]
         # heads that share a key head become its queries: no copy of the keys for each of them
         queries = query[0].transpose(0, 1).reshape(sequences, key_heads, -1, size)
-        seen = (self.distance >= 0) & (self.distance < (options.window or self.longest))
-        rows = attend_where(
+        mask = (self.distance >= 0) & (self.distance < (options.window or self.longest))
+        rows = attend_with_mask(
             queries,
             keys[:sequences, :, : self.longest],
             values[:sequences, :, : self.longest],
-            seen[:, None, None, :],
+            mask[:, None, None, :],
             options,
         )
         return rows.reshape(1, sequences, -1, values.shape[-1])
