@@ -227,7 +227,7 @@ def test_ulysses_refuses_a_family_that_is_right_in_rows_only() -> None:
     from rloom.engines.ulysses import check_heads
 
     network = PolicyNetwork(tiny_model("qwen3_next"), packed=False)
-    with pytest.raises(ConfigError, match="ulysses_sequence_parallel_size=2: it cuts packed samples"):
+    with pytest.raises(ConfigError, match="ulysses_sequence_parallel_size=2: it splits packed samples"):
         check_heads(network, 2, 2, "actor_rollout_ref.actor.ulysses_sequence_parallel_size")
 
 
