@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ATTEND, CHOOSE = "rloom.rollout.native.kernels.attend", "rloom.rollout.native.kernels.choose"
+ATTEND, CHOOSE = "rloom.rollout.native.kernels.attend", "rloom.rollout.native.kernels.sample"
 
 
 def numbers(values: object) -> Tensor:
@@ -251,7 +251,7 @@ def slots_for(uniform: Tensor, sampling: Sampling, limit: int = 9) -> Slots:
 
 
 def choose(logits_PV: Tensor, slots: Slots, source: list[int] | None = None, slot: list[int] | None = None) -> None:
-    from rloom.rollout.native.kernels.choose import sample_and_record
+    from rloom.rollout.native.kernels.sample import sample_and_record
 
     slot = list(range(slots.count)) if slot is None else slot
     source = [0] * len(slot) if source is None else source
