@@ -37,10 +37,10 @@ def broadcast_weights(weights: Weights, module: nn.Module, device: torch.device)
     """From the weights of rank 0, which frees each after sending it, into the shards of all ranks."""
     is_source = bool(weights)
     for name, own in module.named_parameters():
-        whole = torch.empty(own.shape, dtype=own.dtype, device=device)
+        full = torch.empty(own.shape, dtype=own.dtype, device=device)
         if is_source:
-            whole.copy_(weights.pop(name))
-        dist.broadcast(whole, src=0)
-        copy_full(own, whole)
+            full.copy_(weights.pop(name))
+        dist.broadcast(full, src=0)
+        copy_full(own, full)
     for buffer in module.buffers():  # in some families buffers are saved with the weights
         dist.broadcast(buffer, src=0)

@@ -106,9 +106,9 @@ def all_gather_rows(shard: Tensor, rows: int, mesh: DeviceMesh) -> Tensor:
     rows_per_rank = -(-rows // ranks)
     padded = shard.new_zeros(rows_per_rank, *shard.shape[1:])
     padded[: len(shard)] = shard
-    whole = shard.new_empty(rows_per_rank * ranks, *shard.shape[1:])
-    dist.all_gather(list(whole.chunk(ranks)), padded, group=mesh.get_group(SHARDS))
-    return whole[:rows]
+    full = shard.new_empty(rows_per_rank * ranks, *shard.shape[1:])
+    dist.all_gather(list(full.chunk(ranks)), padded, group=mesh.get_group(SHARDS))
+    return full[:rows]
 
 
 def all_reduce_norm(part: Tensor, mesh: DeviceMesh) -> Tensor:

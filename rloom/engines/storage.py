@@ -334,11 +334,11 @@ def open_tensors(file: Path) -> Iterator[Any]:
         raise damaged(file, error) from error
 
 
-def copy_full(own: Tensor, whole: Tensor) -> None:
+def copy_full(own: Tensor, full: Tensor) -> None:
     """Copy a full tensor into `own`, which is a full tensor or this rank's shard."""
     if isinstance(own, DTensor):
-        whole = local(distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None))
-    local(own).copy_(whole)
+        full = local(distribute_tensor(full, own.device_mesh, own.placements, src_data_rank=None))
+    local(own).copy_(full)
 
 
 def local(tensor: Tensor) -> Tensor:

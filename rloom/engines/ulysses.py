@@ -91,13 +91,13 @@ class SequenceShard:
             if padding
             else host_batch.length_N
         )
-        whole = PackedAttention(length_N, device_batch.tokens_T.device)
+        packed = PackedAttention(length_N, device_batch.tokens_T.device)
         size = (len(device_batch.tokens_T) + padding) // group.ranks
         first = group.rank * size
         own = slice(first, first + size)
         self.tokens_S = pad(device_batch.tokens_T, (0, padding))[own]
-        self.position_S = whole.position_T[own]
-        self.attend = UlyssesAttention(whole, group)
+        self.position_S = packed.position_T[own]
+        self.attend = UlyssesAttention(packed, group)
         before_A = host_batch.mask_T.nonzero().squeeze(1) - 1  # a log-prob comes from the hidden state before the token
         before_A = before_A[(before_A >= own.start) & (before_A < own.stop)]
         self.index_A = send(before_A - first, device_batch.tokens_T.device)
@@ -117,8 +117,8 @@ def ranks_of(group: str) -> int:
 class UlyssesAttention:
     """Attention over all tokens: all-to-all turns a slice with all heads into all tokens with some heads, and back."""
 
-    def __init__(self, whole: PackedAttention, group: SequenceParallelGroup) -> None:
-        self.whole, self.group = whole, group.group
+    def __init__(self, packed: PackedAttention, group: SequenceParallelGroup) -> None:
+        self.packed, self.group = packed, group.group
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         ranks = ranks_of(self.group)
@@ -134,7 +134,7 @@ class UlyssesAttention:
             part_TC.unflatten(1, part.shape[2:]).transpose(0, 1).unsqueeze(0)
             for part_TC, part in zip(split, parts, strict=True)
         ]
-        out = self.whole(some_heads[0], some_heads[1], some_heads[2], options)[0]  # [tokens, heads, size]
+        out = self.packed(some_heads[0], some_heads[1], some_heads[2], options)[0]  # [tokens, heads, size]
         # [rank of the heads, slice, heads, size]
         returned: Tensor = exchange(out.unflatten(0, (ranks, -1)), self.group)
         return returned.transpose(0, 1).flatten(1, 2).unsqueeze(0)

@@ -140,11 +140,11 @@ class Decoder:
 
 def body_of(model: PreTrainedModel) -> Any:
     """The module that computes hidden states from tokens."""
-    found: Any = model.get_decoder()
-    if not isinstance(found, PreTrainedModel):  # in some families, `decoder` is a part of the head
-        found = model.base_model
-    has_head = found.get_output_embeddings() is not None  # other families return the model with its head
-    return getattr(found, "model", found) if has_head else found
+    body: Any = model.get_decoder()
+    if not isinstance(body, PreTrainedModel):  # in some families, `decoder` is a part of the head
+        body = model.base_model
+    has_head = body.get_output_embeddings() is not None  # other families return the model with its head
+    return getattr(body, "model", body) if has_head else body
 
 
 def takes_keywords(layer: nn.Module) -> bool:

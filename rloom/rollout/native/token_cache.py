@@ -36,21 +36,21 @@ class ShapeProbe:
     """An attention that only records shapes. One token through the model gives its TokenShape."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[int, int, int, torch.dtype]] = []  # of each layer
+        self.shapes: list[tuple[int, int, int, torch.dtype]] = []  # of each layer
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        self.found.append((key.shape[1], key.shape[3], value.shape[3], value.dtype))
+        self.shapes.append((key.shape[1], key.shape[3], value.shape[3], value.dtype))
         rows, heads, tokens, _ = query.shape
         return value.new_zeros(rows, tokens, heads, value.shape[3])
 
     def reset(self) -> None:
-        self.found.clear()
+        self.shapes.clear()
 
     def shape(self) -> TokenShape:
-        if len(set(self.found)) != 1:
-            sizes = sorted({one[:3] for one in self.found})
+        if len(set(self.shapes)) != 1:
+            sizes = sorted({one[:3] for one in self.shapes})
             raise MixedLayerShapes(f"this model's layers have different caches, (heads, key, value size): {sizes}")
-        return TokenShape(len(self.found), *self.found[0])
+        return TokenShape(len(self.shapes), *self.shapes[0])
 
 
 class TokenCache:
