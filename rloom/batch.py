@@ -81,7 +81,7 @@ class Batch:
     def select(self, rows: Sequence[int] | Tensor) -> Self:
         """These samples, in this order: used to shuffle, to shard, and for mini- and micro-batches."""
         rows_N = torch.as_tensor(rows, dtype=torch.long, device=self.length_N.device)
-        index_T = token_places(self.length_N, rows_N)
+        index_T = token_indices(self.length_N, rows_N)
         selected = {}
         for field in fields(self):
             tensor = getattr(self, field.name)
@@ -135,7 +135,7 @@ class TokenOutputs:
     kl_T: Tensor | None = None  # iff requested: KL to the reference over the whole vocabulary
 
 
-def token_places(length_N: Tensor, rows_N: Tensor) -> Tensor:
+def token_indices(length_N: Tensor, rows_N: Tensor) -> Tensor:
     """The indices of the tokens of the samples `rows_N`, in that order, among the packed tokens."""
     start_N = torch.cumsum(length_N, 0) - length_N
     selected_N = length_N[rows_N]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective, Shares
-from rloom.batch import Batch, TokenOutputs, TrainBatch, token_places
+from rloom.batch import Batch, TokenOutputs, TrainBatch, token_indices
 from rloom.models.network import LossFn
 from rloom.packing import MicroBatching
 
@@ -59,7 +59,7 @@ def split_batch(batch: B, batching: MicroBatching, device: torch.device) -> Micr
     order = torch.tensor([row for rows in groups for row in rows], dtype=torch.long)
     host_batch = batch.select(order)
     return MicroBatches(
-        token_places(batch.length_N, order),
+        token_indices(batch.length_N, order),
         host_batch,
         host_batch.to(device),
         [len(rows) for rows in groups],

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective
-from rloom.batch import Batch, TrainBatch, token_places
+from rloom.batch import Batch, TrainBatch, token_indices
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
 from rloom.packing import share_rows
@@ -46,7 +46,7 @@ class Scorer:
         outputs = each_share(self.group, method, [(batch.select(rows),) for rows in shares], self.sequence_ranks)
         merged_T = torch.zeros(len(batch.tokens_T))
         for rows, output_T in zip(shares, outputs, strict=True):
-            merged_T[token_places(batch.length_N, torch.tensor(rows, dtype=torch.long))] = output_T
+            merged_T[token_indices(batch.length_N, torch.tensor(rows, dtype=torch.long))] = output_T
         return merged_T
 
 
