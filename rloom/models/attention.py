@@ -89,8 +89,7 @@ def check_arguments(module: torch.nn.Module, attention_mask: Tensor | None, othe
 
 
 AttentionInterface.register(NAME, call_attend)
-# The attention of the running pass: for OpaqueAttention, and for families whose layers drop keyword arguments.
-ACTIVE: list[Attend] = []
+ACTIVE: list[Attend] = []  # of the running pass: for OpaqueAttention, and for layers that drop keyword arguments
 
 
 @contextmanager

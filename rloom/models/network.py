@@ -165,13 +165,11 @@ class PolicyNetwork:
         reference: Reference | None = None,
     ) -> TokenOutputs:
         index_A = send(mask_T.nonzero().squeeze(1), tokens_T.device)
-        reference_head = None
+        frozen = None
         if reference is not None:
-            reference_head = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[index_A - 1]
+            frozen = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[index_A - 1]
         hidden = self.decoder.hidden(tokens_T, length_N)[index_A - 1]
-        outputs = self.head_outputs(
-            hidden, tokens_T[index_A], entropy_gradient=entropy_gradient, reference_head=reference_head
-        )
+        outputs = self.head_outputs(hidden, tokens_T[index_A], entropy_gradient=entropy_gradient, frozen=frozen)
         return scatter_outputs(index_A, len(tokens_T), outputs)
 
     def head_outputs(
@@ -180,10 +178,10 @@ class PolicyNetwork:
         target_A: Tensor,
         *,
         entropy_gradient: bool = False,
-        reference_head: tuple[Logits, Tensor] | None = None,  # a reference's head and its hidden states
+        frozen: tuple[Logits, Tensor] | None = None,  # a reference's head and its hidden states
     ) -> TokenOutputs:
         weight_VH = self.fused_head_weight(hidden_AH.device)
-        if reference_head is None and weight_VH is not None:
+        if frozen is None and weight_VH is not None:
             return TokenOutputs(
                 *fused_logprobs(hidden_AH, weight_VH, target_A, self.logit_options, entropy_gradient=entropy_gradient)
             )
@@ -194,9 +192,9 @@ class PolicyNetwork:
             temperature=self.temperature,
             chunked=self.chunked,
             entropy_gradient=entropy_gradient,
-            reference=reference_head,
+            reference=frozen,
         )
-        return TokenOutputs(logprobs, entropy, kl if reference_head is not None else None)
+        return TokenOutputs(logprobs, entropy, kl if frozen is not None else None)
 
     def loss(
         self,
