@@ -22,7 +22,7 @@ from rloom.models.attention import AttentionOptions, PackedAttention
 
 def rows_of(backend: SDPBackend) -> Callable[[PackedAttention, Tensor, Tensor, Tensor, AttentionOptions], Tensor]:
     def attend(packed: PackedAttention, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        spread = [packed.spread(part) for part in (query, key, value)]
+        spread = [packed.pad_samples(part) for part in (query, key, value)]
         with sdpa_kernel(backend):
             rows = scaled_dot_product_attention(*spread, is_causal=True, scale=options.scale, enable_gqa=True)
         return rows.transpose(1, 2)[packed.row_T, packed.column_T].unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Which samples go together: micro-batches by count or by tokens, and shares for workers."""
+"""Assignment of samples to micro-batches, by count or by tokens, and to workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class MicroBatching:
-    """How a batch is cut for one pass: so many samples at a time, or as many as fit a token budget."""
+    """How a batch is split into micro-batches: by a number of samples, or by a token budget."""
 
     samples: int | None = None
     tokens: int | None = None
@@ -17,15 +17,15 @@ class MicroBatching:
         if self.samples is not None:
             rows = list(range(len(lengths)))
             return [rows[i : i + self.samples] for i in range(0, len(rows), self.samples)]
-        assert self.tokens is not None, "a micro-batching has a sample count or a token budget"
+        assert self.tokens is not None, "either samples or tokens is set"
         return even_bins(lengths, self.tokens)
 
 
 def even_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """As few bins as the budget allows, and those about equally full: the fullest decides how much memory it takes."""
+    """As few bins as the budget allows, about equally full: the fullest determines the peak memory."""
     bins = fill_bins(lengths, budget)
     least, most = -(-sum(lengths) // max(len(bins), 1)), budget
-    while least < most:  # the smallest budget that needs no more of them
+    while least < most:  # the smallest budget with as few bins
         middle = (least + most) // 2
         if len(fill_bins(lengths, middle)) <= len(bins):
             most = middle
@@ -35,9 +35,9 @@ def even_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def fill_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Longest first, a bin after the other, each as full as the budget allows; a sample over it gets a bin of its own.
+    """Longest first, one bin after the other, each as full as the budget allows; a sample above it gets its own bin.
 
-    Attention lays a bin out as samples × longest, so that product is bounded too: one long sample among many short ones
+    Attention may pad a bin to samples × longest, so that product is bounded too: one long sample among many short ones
     would otherwise cost far more than its tokens.
     """
     bins: list[list[int]] = []
@@ -54,10 +54,10 @@ def fill_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def share_rows(lengths: Sequence[int], workers: int, *, balance: bool) -> list[list[int]]:
-    """Rows for each worker, as many for each give or take one: in order, or so that each gets about as many tokens."""
+    """Rows of each worker, whose counts differ by at most one: in order, or balanced by tokens."""
     rows = list(range(len(lengths)))
-    fewest, over = divmod(len(rows), workers)
-    sizes = [fewest + (worker < over) for worker in range(workers)]
+    fewest, remainder = divmod(len(rows), workers)
+    sizes = [fewest + (worker < remainder) for worker in range(workers)]
     if not balance or workers == 1:
         ends = list(accumulate(sizes))
         return [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]

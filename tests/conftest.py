@@ -60,7 +60,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 KERNELS = (
     "rloom.models.head_kernels",
     "rloom.rollout.native.kernels.attend",
-    "rloom.rollout.native.kernels.choose",
+    "rloom.rollout.native.kernels.sample",
 )
 
 

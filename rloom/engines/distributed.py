@@ -1,4 +1,4 @@
-"""The ranks of a sharded engine: how a process joins them, how they are laid out, what they agree on."""
+"""The process group of a sharded engine: initialisation, device mesh and small collectives."""
 
 from datetime import timedelta
 from typing import Any
@@ -17,10 +17,10 @@ REPLICAS, SHARDS = "replicas", "shards"
 def join(
     rank: int, ranks: int, *, address: str, device: torch.device, shared: bool = False, timeout_s: float = 1800
 ) -> None:
-    """Become one of the ranks that meet at `address` (host:port). Every rank calls it; it returns when all are there.
+    """Initialise the process group at `address` (host:port). Every rank calls this; it returns when all have joined.
 
-    On a GPU small agreements go through gloo on the host, so that none makes the host wait for the device. `shared`:
-    other ranks are on the same GPU, which NCCL refuses; gloo copies their tensors through the host.
+    On a GPU, collectives over CPU tensors use gloo, so that they need no device synchronisation. `shared`: other ranks
+    use the same GPU, which NCCL does not support; gloo copies their tensors through the host.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -36,7 +36,7 @@ def join(
 def backend_of(device: torch.device, shared: bool) -> str:
     if device.type != "cuda":
         return "gloo"
-    # both devices by name: where the backend is plain "gloo", device meshes make groups of their own, with NCCL
+    # both devices by name: with plain "gloo", device meshes create their padded groups, with NCCL
     return "cpu:gloo,cuda:gloo" if shared else "cpu:gloo,cuda:nccl"
 
 
@@ -45,7 +45,7 @@ def leave() -> None:
 
 
 class Broadcast:
-    """A channel between processes that are no ranks of one engine: its member 0 sends, the others receive."""
+    """A channel between processes outside of an engine's process group: member 0 sends, the others receive."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class Broadcast:
         *,
         address: str,
         device: torch.device,
-        shared: bool = False,  # members on one GPU, as in join
+        shared: bool = False,  # several members on one GPU, as in join
         timeout_s: float = 1800,
     ) -> None:
         host, port = address.rsplit(":", 1)
-        patience = timedelta(seconds=timeout_s)
-        store = TCPStore(host, int(port), members, is_master=member == 0, timeout=patience)
+        timeout = timedelta(seconds=timeout_s)
+        store = TCPStore(host, int(port), members, is_master=member == 0, timeout=timeout)
         self.device, self.sends = device, member == 0
         self.group: Any = (
             dist.ProcessGroupNCCL(store, member, members, dist.ProcessGroupNCCL.Options())
             if device.type == "cuda" and not shared
-            else dist.ProcessGroupGloo(store, member, members, patience)
+            else dist.ProcessGroupGloo(store, member, members, timeout)
         )
 
     def broadcast(self, tensor: Tensor) -> None:
@@ -72,9 +72,9 @@ class Broadcast:
 
 
 def rank_mesh(device: torch.device, shards: int = -1) -> DeviceMesh:
-    """`shards` neighbouring ranks share one copy of the weights, and each such group has its own; -1: all share one.
+    """Each `shards` consecutive ranks shard one replica of the weights; -1: all ranks shard one replica.
 
-    Engines that live in the same processes can share it.
+    Engines in the same processes can share the mesh.
     """
     ranks = dist.get_world_size()
     shards = ranks if shards == -1 else shards
@@ -89,30 +89,30 @@ def rank_mesh(device: torch.device, shards: int = -1) -> DeviceMesh:
 
 
 def all_reduce_max(number: int) -> int:
-    """The largest of the numbers that the ranks bring."""
-    found = torch.tensor(number)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return int(found)
+    """The maximum of `number` over all ranks."""
+    result = torch.tensor(number)
+    dist.all_reduce(result, dist.ReduceOp.MAX)
+    return int(result)
 
 
 def all_gather_rows(shard: Tensor, rows: int, mesh: DeviceMesh) -> Tensor:
-    """A whole tensor of so many rows, from the shards that ranks hold of it (FSDP2's: equal, the last ones shorter).
+    """The full tensor with `rows` rows from the ranks' shards (as FSDP2 makes them: equal, the last ones shorter).
 
-    DTensor.full_tensor calls a collective that gloo has for tensors on the host alone.
+    DTensor.full_tensor uses a collective that gloo supports for CPU tensors only.
     """
     ranks = mesh[SHARDS].size()
     if ranks == 1:
         return shard
-    most = -(-rows // ranks)
-    own = shard.new_zeros(most, *shard.shape[1:])
-    own[: len(shard)] = shard
-    whole = shard.new_empty(most * ranks, *shard.shape[1:])
-    dist.all_gather(list(whole.chunk(ranks)), own, group=mesh.get_group(SHARDS))
-    return whole[:rows]
+    rows_per_rank = -(-rows // ranks)
+    padded = shard.new_zeros(rows_per_rank, *shard.shape[1:])
+    padded[: len(shard)] = shard
+    full = shard.new_empty(rows_per_rank * ranks, *shard.shape[1:])
+    dist.all_gather(list(full.chunk(ranks)), padded, group=mesh.get_group(SHARDS))
+    return full[:rows]
 
 
 def all_reduce_norm(part: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The norm of a whole, from that of this rank's shard. Replicas hold the same and are not counted twice."""
-    square = part.double() ** 2  # float64, so that the root of one rank's own square is the number itself
+    """The norm of the full gradient from that of this rank's shard; replicas hold equal shards and count once."""
+    square = part.double() ** 2  # in float64 the root of the square of one rank's norm is that norm
     dist.all_reduce(square, group=mesh.get_group(SHARDS))
     return square.sqrt().to(part.dtype)

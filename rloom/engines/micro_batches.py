@@ -1,4 +1,4 @@
-"""How any engine takes a batch through its model: cut into passes, in an order that suits them, and put back."""
+"""Run a batch as micro-batches: split it, run a pass for each, and restore the order of the samples."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective, Shares
-from rloom.batch import Batch, TokenOutputs, TrainBatch, token_places
+from rloom.batch import Batch, TokenOutputs, TrainBatch, token_indices
 from rloom.models.network import LossFn
 from rloom.packing import MicroBatching
 
@@ -18,29 +18,29 @@ B = TypeVar("B", bound=Batch)
 
 
 class ForwardFn(Protocol):
-    """The model's word on the samples of one pass, given on the host and on the device."""
+    """The model's outputs for one micro-batch, which is given on the host and on the device."""
 
     def __call__(self, host_batch: Batch, device_batch: Batch) -> TokenOutputs: ...
 
 
 class MicroBatchLoss(Protocol):
-    """The loss of one pass, with its gradient, as the judge of its parts has it."""
+    """The loss of one micro-batch, differentiable: the sum of `loss_fn` over its ranges of samples."""
 
     def __call__(self, host_batch: Batch, device_batch: Batch, loss_fn: LossFn) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class MicroBatches(Generic[B]):
-    """A batch in the order in which its samples are passed, on the host and on the device.
+    """A batch, reordered so that each micro-batch is a slice of it, on the host and on the device.
 
-    The whole batch is sent at once, in that order: a pass is then a stretch of it and keeps nobody waiting.
+    The whole batch is copied to the device at once: no pass waits for a copy.
     """
 
-    position_T: Tensor  # where, in the batch as it came, each token of `here` was
+    index_T: Tensor  # of each token of host_batch in the original batch
     host_batch: B
     device_batch: B
-    samples: Sequence[int]  # of each pass
-    tokens: Sequence[int]  # of each pass
+    samples: Sequence[int]  # of each micro-batch
+    tokens: Sequence[int]  # of each micro-batch
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -48,32 +48,32 @@ class MicroBatches(Generic[B]):
     def __iter__(self) -> Iterator[tuple[B, B]]:
         first_row = first_token = 0
         for samples, tokens in zip(self.samples, self.tokens, strict=True):
-            view = slice(first_row, first_row + samples), slice(first_token, first_token + tokens)
-            yield self.host_batch.view(*view), self.device_batch.view(*view)
+            part = slice(first_row, first_row + samples), slice(first_token, first_token + tokens)
+            yield self.host_batch.view(*part), self.device_batch.view(*part)
             first_row, first_token = first_row + samples, first_token + tokens
 
 
 def split_batch(batch: B, batching: MicroBatching, device: torch.device) -> MicroBatches[B]:
     lengths = batch.length_N.tolist()
-    cuts = batching.cut(lengths)
-    order = torch.tensor([row for rows in cuts for row in rows], dtype=torch.long)
+    groups = batching.cut(lengths)
+    order = torch.tensor([row for rows in groups for row in rows], dtype=torch.long)
     host_batch = batch.select(order)
     return MicroBatches(
-        token_places(batch.length_N, order),
+        token_indices(batch.length_N, order),
         host_batch,
         host_batch.to(device),
-        [len(rows) for rows in cuts],
-        [sum(lengths[row] for row in rows) for rows in cuts],
+        [len(rows) for rows in groups],
+        [sum(lengths[row] for row in rows) for rows in groups],
     )
 
 
 @torch.no_grad()
 def score_batches(micro_batches: MicroBatches[B], outputs: ForwardFn) -> Tensor:
-    """output_T of the batch as it came, on the host."""
-    found = [outputs(host_batch, device_batch).output_T.float() for host_batch, device_batch in micro_batches]
-    output_T = torch.zeros(len(micro_batches.position_T))
-    if found:  # a worker may be left without samples
-        output_T[micro_batches.position_T] = torch.cat(found).cpu()
+    """output_T of the batch in its original order, on the host."""
+    outputs_T = [outputs(host_batch, device_batch).output_T.float() for host_batch, device_batch in micro_batches]
+    output_T = torch.zeros(len(micro_batches.index_T))
+    if outputs_T:  # a worker may have no samples
+        output_T[micro_batches.index_T] = torch.cat(outputs_T).cpu()
     return output_T
 
 
@@ -84,9 +84,9 @@ def accumulate_gradients(
     counts: Counts,
     total: Shares,
 ) -> None:
-    """Leave the gradient of all passes in the parameters; what the objective says of the metrics is added to `total`.
+    """Accumulate the gradient of all passes in the parameters, and the objective's metrics in `total`.
 
-    Nothing is read: a number that is would make the host wait for the device.
+    No tensor is read on the host here, as that would synchronise with the device.
     """
     tally = ObjectiveLoss(objective, counts, total)
     for host_batch, device_batch in passes:
@@ -94,14 +94,14 @@ def accumulate_gradients(
 
 
 def read_metrics(total: Shares) -> Metrics:
-    """All at once."""
+    """Read all metrics with one device synchronisation."""
     numbers = torch.stack([value.double() for value in total.values()]).tolist() if total else []
     return dict(zip(total, numbers, strict=True))
 
 
 @dataclass(frozen=True)
 class ObjectiveLoss:
-    """Asks the objective, and adds up what it says of the metrics."""
+    """Calls the objective and sums up its metrics."""
 
     objective: Objective
     counts: Counts
@@ -115,7 +115,7 @@ class ObjectiveLoss:
 
 
 class CachedTrainBatch(TrainBatch):
-    """Objectives ask for these two once a metric; on a device each answer is several kernels, so it is kept."""
+    """Caches two properties that objectives read for every metric; each takes several kernels to compute."""
 
     @cached_property
     def sample_T(self) -> Tensor:

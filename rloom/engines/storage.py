@@ -1,13 +1,13 @@
-"""The tensors of a checkpoint: one safetensors file of one process, or a folder of shards that several ranks wrote.
+"""The tensors of a checkpoint: one safetensors file from one process, or a folder of shards from several ranks.
 
     model.safetensors   lora.safetensors   optimizer.safetensors   one process
     model_shards/       lora_shards/       optimizer_shards/       several ranks
 
-    model_shards/rank_0.safetensors ...   what each rank wrote
-    model_shards/index.json               which tensor has which shape and dtype, and which file holds which rows of it
+    model_shards/rank_0.safetensors ...   the rows that each rank wrote
+    model_shards/index.json               shape and dtype of each tensor, and which file holds which of its rows
 
-Both are read into whole tensors as well as into the shards of any number of ranks, and each rank reads only the rows it
-needs. Weights are named by parameter, moments `parameter/exp_avg`. Neither format holds code: nothing is unpickled.
+Both can be read into full tensors and into the shards of any number of ranks; each rank reads only the rows it needs.
+Weights are named by parameter, moments `parameter/exp_avg`. Neither format contains code: nothing is unpickled.
 """
 
 import json
@@ -32,15 +32,15 @@ INDEX, INDEX_VERSION = "index.json", 1
 RANK_FILE = re.compile(r"rank_\d+\.safetensors")
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 ALIGNMENT = 8  # bytes, of a safetensors header
-ANOTHER = "take another checkpoint, or start anew with trainer.resume_mode=disable"
+WAY_OUT = "take another checkpoint, or start anew with trainer.resume_mode=disable"
 
 Weights = Mapping[str, Tensor]
-Moments = dict[int, dict[str, Tensor]]  # by the position of their parameter
+Moments = dict[int, dict[str, Tensor]]  # by the index of their parameter
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `start` to `stop` of a tensor, along its first dimension. A tensor without dimensions is one row."""
+    """Rows `start` to `stop` of a tensor along its first dimension. A scalar is one row."""
 
     file: str
     start: int
@@ -50,8 +50,8 @@ class Piece:
 @dataclass(frozen=True)
 class SavedTensor:
     shape: tuple[int, ...]
-    dtype: str  # as safetensors names it
-    pieces: Sequence[Piece]  # in the order of their rows; together they are all of them
+    dtype: str  # safetensors' name for it
+    pieces: Sequence[Piece]  # in the order of their rows, without gaps
 
     def shape_of(self, piece: Piece) -> tuple[int, ...]:
         return (piece.stop - piece.start, *self.shape[1:]) if self.shape else ()
@@ -59,10 +59,10 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class Saved:
-    """What is saved under one name, before any of its numbers is read."""
+    """The saved tensors of one kind: their descriptions, without their values."""
 
-    source: Path  # the file or folder that error messages name
-    folder: Path  # of the pieces' files
+    source: Path  # for error messages
+    folder: Path  # with the files of the pieces
     tensors: Mapping[str, SavedTensor]
 
 
@@ -83,7 +83,7 @@ def cannot_write(folder: Path, error: BaseException | str) -> CheckpointError:
 
 
 def damaged(file: Path, fault: object) -> CheckpointError:
-    return CheckpointError(f"{file} cannot be read: {fault}; {ANOTHER}")
+    return CheckpointError(f"{file} cannot be read: {fault}; {WAY_OUT}")
 
 
 def write_whole(folder: Path, kind: str, tensors: Weights) -> None:
@@ -94,8 +94,8 @@ def write_whole(folder: Path, kind: str, tensors: Weights) -> None:
 
 
 def write_tensors(file: Path, tensors: Weights) -> None:
-    """A safetensors file, one tensor after another: the host never holds a copy of all of them."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each is aligned
+    """Write a safetensors file one tensor at a time, so that the host never holds a copy of all of them."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps each aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in order:
@@ -112,44 +112,44 @@ def write_tensors(file: Path, tensors: Weights) -> None:
 
 
 def write_shards(folder: Path, kind: str, tensors: Weights) -> None:
-    """Called on every rank. Each writes its rows to a file of its own; what several ranks hold is written by one."""
+    """Called on every rank. Each writes its rows to its own file; replicated rows are written by one rank."""
     shards, rank = shards_of(folder, kind), dist.get_rank()
-    mine = {name: tensor for number, (name, tensor) in enumerate(tensors.items()) if writes(tensor, number)}
+    own = {name: tensor for number, (name, tensor) in enumerate(tensors.items()) if is_writer(tensor, number)}
     file, failure = f"rank_{rank}.safetensors", None
     try:
         shards.mkdir(exist_ok=True)
-        write_tensors(shards / file, {name: local(tensor) for name, tensor in mine.items()})
+        write_tensors(shards / file, {name: local(tensor) for name, tensor in own.items()})
     except OSError as error:
         failure = f"rank {rank}: {error}"
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (failure, {name: Piece(file, *rows_of(tensor)) for name, tensor in mine.items()}))
-    failures = [failure for failure, _ in found if failure is not None]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (failure, {name: Piece(file, *rows_of(tensor)) for name, tensor in own.items()}))
+    failures = [failure for failure, _ in gathered if failure is not None]
     if not failures:
-        failures = write_index(shards, tensors, [pieces for _, pieces in found])
+        failures = write_index(shards, tensors, [pieces for _, pieces in gathered])
     if failures:
         raise cannot_write(folder, failures[0])
 
 
-def writes(tensor: Tensor, number: int) -> bool:
-    """Whether this rank writes its rows of a tensor. Copies take turns, so that all of them share the work."""
+def is_writer(tensor: Tensor, number: int) -> bool:
+    """Whether this rank writes its rows of a tensor. Replicas take turns, so that each writes an equal part."""
     if not isinstance(tensor, DTensor):
         return number % dist.get_world_size() == dist.get_rank()
     start, stop = rows_of(tensor)
-    copies = [axis for axis, placement in enumerate(tensor.placements) if isinstance(placement, Replicate)]
+    replicated = [axis for axis, placement in enumerate(tensor.placements) if isinstance(placement, Replicate)]
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None  # every rank of the engine is in its mesh
-    return start < stop and all(coordinate[axis] == number % tensor.device_mesh.size(axis) for axis in copies)
+    return start < stop and all(coordinate[axis] == number % tensor.device_mesh.size(axis) for axis in replicated)
 
 
-def write_index(shards: Path, tensors: Weights, found: Sequence[Mapping[str, Piece]]) -> list[str]:
-    """By the first rank, once all have written. What went wrong, on every rank."""
+def write_index(shards: Path, tensors: Weights, written: Sequence[Mapping[str, Piece]]) -> list[str]:
+    """Rank 0 writes the index after all ranks have written. Returns the failures, on every rank."""
     failure: list[str | None] = [None]
     if dist.get_rank() == 0:
         entries = {
             name: {
                 "shape": list(tensor.shape),
                 "dtype": DTYPES[tensor.dtype],
-                "pieces": [asdict(pieces[name]) for pieces in found if name in pieces],
+                "pieces": [asdict(pieces[name]) for pieces in written if name in pieces],
             }
             for name, tensor in tensors.items()
         }
@@ -162,7 +162,7 @@ def write_index(shards: Path, tensors: Weights, found: Sequence[Mapping[str, Pie
 
 
 def rows_of(tensor: Tensor) -> tuple[int, int]:
-    """Which rows of the whole tensor this process holds: all, or those of its shard."""
+    """The rows of the full tensor that this process holds: all, or those of its shard."""
     rows = tensor.shape[0] if tensor.dim() else 1
     if not isinstance(tensor, DTensor):
         return 0, rows
@@ -170,13 +170,13 @@ def rows_of(tensor: Tensor) -> tuple[int, int]:
     assert all(placement in (Replicate(), Shard(0)) for placement in tensor.placements) and len(sharded) <= 1
     if not sharded:
         return 0, rows
-    each = -(-rows // tensor.device_mesh.size(sharded[0]))  # FSDP2 cuts as torch.chunk does
+    each = -(-rows // tensor.device_mesh.size(sharded[0]))  # FSDP2 shards like torch.chunk
     start = min(tensor.device_mesh.get_local_rank(sharded[0]) * each, rows)
     return start, start + tensor.to_local().shape[0]
 
 
 def read_weights(folder: Path, kind: str, own: Weights) -> None:
-    """Into `own`, which are whole tensors or the shards of a rank."""
+    """Read into `own`: full tensors, or the shards of a rank."""
     saved = find_saved(folder, kind)
     if saved is None:
         raise CheckpointError(
@@ -188,22 +188,22 @@ def read_weights(folder: Path, kind: str, own: Weights) -> None:
 
 
 def read_moments(folder: Path, own: Weights) -> Moments:
-    """The moments of the parameters `own`, cut as those are. One that never had a gradient has none."""
+    """The moments of the parameters `own`, sharded like them. Parameters without saved moments get none."""
     saved = find_saved(folder, OPTIMIZER)
     if saved is None:
         raise CheckpointError(
             f"{weights_file(folder, OPTIMIZER)} is missing: the checkpoint was saved without it; "
-            "leave optimizer out of actor_rollout_ref.actor.checkpoint.load_contents to go on all the same"
+            "leave optimizer out of actor_rollout_ref.actor.checkpoint.load_contents to resume without it"
         )
-    moments = {position: empty_moments(p) for position, (name, p) in enumerate(own.items()) if held(saved, name)}
+    moments = {position: empty_moments(p) for position, (name, p) in enumerate(own.items()) if has_moments(saved, name)}
     names = list(own)
-    wanted = {moment(names[i], key): tensor for i, state in moments.items() for key, tensor in state.items()}
-    check_shapes(saved, wanted)
-    read_tensors(saved, wanted)
+    targets = {moment(names[i], key): tensor for i, state in moments.items() for key, tensor in state.items()}
+    check_shapes(saved, targets)
+    read_tensors(saved, targets)
     return {position: {key: local(tensor) for key, tensor in state.items()} for position, state in moments.items()}
 
 
-def held(saved: Saved, name: str) -> bool:
+def has_moments(saved: Saved, name: str) -> bool:
     return any(moment(name, key) in saved.tensors for key in MOMENTS)
 
 
@@ -218,7 +218,7 @@ def find_saved(folder: Path, kind: str) -> Saved | None:
         return read_index(shards)
     if not file.is_file():
         return None
-    with opened(file) as stored:
+    with open_tensors(file) as stored:
         tensors = {}
         for name in stored.keys():  # noqa: SIM118
             part = stored.get_slice(name)
@@ -228,9 +228,9 @@ def find_saved(folder: Path, kind: str) -> Saved | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Every tensor file of a role's folder has a header that can be read. Its numbers are not read."""
+    """Check that the header of every tensor file in a role's folder can be read. Values are not read."""
     for file in (*folder.glob("*.safetensors"), *folder.glob("*_shards/*.safetensors")):
-        with opened(file):
+        with open_tensors(file):
             pass
     for shards in folder.glob("*_shards"):
         saved = read_index(shards)
@@ -245,7 +245,7 @@ def read_index(shards: Path) -> Saved:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if content["version"] != INDEX_VERSION:
-            raise ValueError(f"its version is {content['version']!r}, and this rloom reads {INDEX_VERSION}")
+            raise ValueError(f"its version is {content['version']!r}; this rloom reads version {INDEX_VERSION}")
         tensors = {str(name): saved_tensor(str(name), entry) for name, entry in content["tensors"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(file, f"{type(error).__name__}: {error}") from error
@@ -253,7 +253,7 @@ def read_index(shards: Path) -> Saved:
 
 
 def saved_tensor(name: str, entry: Any) -> SavedTensor:
-    """One entry of an index, checked: ValueError, KeyError or TypeError where it is not what `write_index` writes."""
+    """Parse an entry of an index: ValueError, KeyError or TypeError if `write_index` cannot have written it."""
     shape = tuple(whole_number(size) for size in entry["shape"])
     if entry["dtype"] not in DTYPES.values():
         raise ValueError(f"{name} has dtype {entry['dtype']!r}")
@@ -264,7 +264,7 @@ def saved_tensor(name: str, entry: Any) -> SavedTensor:
     end = 0
     for piece in pieces:
         if not RANK_FILE.fullmatch(piece.file):
-            raise ValueError(f"{name} is in {piece.file!r}, which is no file of a rank")
+            raise ValueError(f"{name} is in {piece.file!r}, which is not the file of a rank")
         if piece.start != end or piece.stop <= piece.start:
             raise ValueError(f"{name}: rows {piece.start} to {piece.stop} do not follow row {end}")
         end = piece.stop
@@ -292,15 +292,15 @@ def check_shapes(saved: Saved, own: Weights) -> None:
 
 @torch.no_grad()
 def read_tensors(saved: Saved, own: Weights) -> None:
-    """The rows that this process holds, whoever wrote them. Needs no other rank."""
-    wanted: dict[str, list[tuple[str, Piece]]] = {}  # by file: each is opened once
+    """Read the rows that this process holds, whichever ranks wrote them. Not a collective."""
+    targets: dict[str, list[tuple[str, Piece]]] = {}  # by file, so that each is opened once
     for name, tensor in own.items():
         start, stop = rows_of(tensor)
         for piece in saved.tensors[name].pieces:
             if piece.start < stop and start < piece.stop:
-                wanted.setdefault(piece.file, []).append((name, piece))
-    for file, parts in wanted.items():
-        with opened(saved.folder / file) as stored:
+                targets.setdefault(piece.file, []).append((name, piece))
+    for file, parts in targets.items():
+        with open_tensors(saved.folder / file) as stored:
             names = set(stored.keys())
             for name, piece in parts:
                 if name not in names:
@@ -323,8 +323,8 @@ def read_piece(file: Path, stored: Any, name: str, saved: SavedTensor, piece: Pi
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Any]:
-    """A safetensors file, whose faults become errors that name it."""
+def open_tensors(file: Path) -> Iterator[Any]:
+    """Open a safetensors file; faults become CheckpointErrors that name it."""
     if not file.is_file():
         raise damaged(file, "it is missing")
     try:
@@ -334,11 +334,11 @@ def opened(file: Path) -> Iterator[Any]:
         raise damaged(file, error) from error
 
 
-def fill(own: Tensor, whole: Tensor) -> None:
-    """A whole tensor, or a rank's shard, from a whole one that this process holds."""
+def copy_full(own: Tensor, full: Tensor) -> None:
+    """Copy a full tensor into `own`, which is a full tensor or this rank's shard."""
     if isinstance(own, DTensor):
-        whole = local(distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None))
-    local(own).copy_(whole)
+        full = local(distribute_tensor(full, own.device_mesh, own.placements, src_data_rank=None))
+    local(own).copy_(full)
 
 
 def local(tensor: Tensor) -> Tensor:

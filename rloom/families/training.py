@@ -1,9 +1,9 @@
-"""Is a family of models computed rightly here? rloom's passes beside the model's own forward, on a small twin.
+"""Check that rloom computes a model family correctly: compare its logits with those of the model's own forward.
 
-A twin has the architecture of a model and few of its layers, random weights, a small vocabulary and short attention
-windows: it is made from the configuration alone, in a second, before any weights are read, and two short samples reach
-past its windows. What is compared are the logits of samples of different length, one at a time by the model's own code
-with its plainest attention, and together by ours.
+The check runs on a small model of the same architecture with few layers, random weights, a small vocabulary and
+attention windows shorter than the samples. It is created from the configuration alone, in a second, before any weights
+are read. Expected are the logits of transformers with eager attention, one sample at a time; rloom computes those of
+two samples of different length together.
 """
 
 import copy
@@ -26,7 +26,7 @@ from rloom.models.network import PolicyNetwork
 LENGTHS = (12, 7)
 WINDOW = 4  # shorter than both samples
 VOCABULARY = 128
-WIDTH = 64  # of the feed-forward layers, which know nothing of other tokens
+WIDTH = 64  # of the feed-forward layers, which act on single tokens
 EXPERTS = 4
 MOST_PARAMETERS = 1_000_000_000  # 4 GB
 TOLERANCE = 1e-3  # of the largest logit
@@ -34,22 +34,22 @@ WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_w
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS_USED = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k")
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
-REPEATS = ("period", "interval", "pattern", "block_types", "every")  # names of entries that say which layer is which
+REPEATS = ("period", "interval", "pattern", "block_types", "every")  # names of entries that set the kinds of layers
 
 
 @dataclass(frozen=True)
 class TrainingSupport:
-    """Which passes are right for a family. None: right; otherwise what is not."""
+    """Which layouts of samples are correct for a family. None: correct; otherwise the fault."""
 
     packed: str | None
     padded: str | None
-    attention: str  # the one with which padded samples are right: rloom, or transformers' sdpa or eager
-    own_attention: str  # of transformers: sdpa where it gives what eager gives
+    attention: str  # with which padded samples are correct: rloom, or transformers' sdpa or eager
+    own_attention: str  # of transformers: sdpa if it equals eager
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """What it says of a model's configuration and kernels is said when the model itself is loaded."""
+    """Suppress warnings about configuration and kernels: they are shown when the model itself is loaded."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -63,17 +63,17 @@ def check_training(model: PreTrainedModel) -> TrainingSupport:
     samples = two_samples(model)
     expected = own_logits(model, samples)
     faults = {
-        (attention, packed): difference(model, samples, expected, attention, packed=packed)
+        (attention, packed): find_difference(model, samples, expected, attention, packed=packed)
         for attention, packed in ((RLOOM_ATTENTION, True), (RLOOM_ATTENTION, False), ("sdpa", False), ("eager", False))
     }
     model.set_attn_implementation("eager")
     model.eval()
-    right = [attention for (attention, packed), fault in faults.items() if not packed and fault is None]
+    correct = [attention for (attention, packed), fault in faults.items() if not packed and fault is None]
     return TrainingSupport(
         packed=faults[RLOOM_ATTENTION, True],
-        padded=None if right else faults["eager", False],
-        attention=right[0] if right else "eager",
-        own_attention="sdpa" if "sdpa" in right else "eager",
+        padded=None if correct else faults["eager", False],
+        attention=correct[0] if correct else "eager",
+        own_attention="sdpa" if "sdpa" in correct else "eager",
     )
 
 
@@ -85,28 +85,28 @@ def two_samples(model: PreTrainedModel) -> list[Tensor]:
 
 @torch.no_grad()
 def own_logits(model: PreTrainedModel, samples: Sequence[Tensor]) -> list[Tensor]:
-    """One sample at a time, as the authors of the model wrote it."""
+    """Logits of transformers' own code, one sample at a time."""
     model.eval()
     model.set_attn_implementation("eager")
     return [model(input_ids=tokens[None], use_cache=False).logits[0].float() for tokens in samples]
 
 
 @torch.no_grad()
-def difference(
+def find_difference(
     model: PreTrainedModel, samples: Sequence[Tensor], expected: Sequence[Tensor], attention: str, *, packed: bool
 ) -> str | None:
-    """How our logits of the samples, together, differ from the expected ones."""
+    """How rloom's logits of the samples, computed together, differ from the expected ones; None: they do not."""
     try:
         model.set_attn_implementation(attention)
-        if model.config._attn_implementation != attention:  # transformers leaves it as it was
+        if model.config._attn_implementation != attention:  # transformers did not set it
             return f"{type(model).__name__} has its own attention only"
         network = PolicyNetwork(model, packed=packed)
         for prepare, what in ((model.eval, "logits"), (network.decoder.train, "logits in training")):
             prepare()
-            apart = largest_difference(network.logits(hidden_states(network, samples)), torch.cat(list(expected)))
-            if apart > TOLERANCE:
-                return f"{what} differ from the model's own by {apart:.2g} of their size"
-    except Exception as error:  # whatever a family's code makes of arguments that it does not expect
+            relative = largest_difference(network.logits(hidden_states(network, samples)), torch.cat(list(expected)))
+            if relative > TOLERANCE:
+                return f"{what} differ from the model's own by {relative:.2g} of their size"
+    except Exception as error:  # from a family's code, given arguments that it does not support
         return first_line(error)
     return None
 
@@ -116,20 +116,20 @@ def hidden_states(network: PolicyNetwork, samples: Sequence[Tensor]) -> Tensor:
     tokens_T, length_N = torch.cat(list(samples)), torch.tensor([len(tokens) for tokens in samples])
     if decoder.own_attention:
         return decoder.padded(tokens_T, length_N)
-    counted = Counted(PackedAttention(length_N, tokens_T.device) if decoder.packed else PaddedAttention())
+    counter = CallCounter(PackedAttention(length_N, tokens_T.device) if decoder.packed else PaddedAttention())
     position_T = torch.cat([torch.arange(len(tokens)) for tokens in samples])
     hidden = (
-        decoder.packed_hidden(tokens_T, counted, position_T)
+        decoder.packed_hidden(tokens_T, counter, position_T)
         if decoder.packed
-        else decoder.padded(tokens_T, length_N, counted)
+        else decoder.padded(tokens_T, length_N, counter)
     )
-    if not counted.calls:
+    if not counter.calls:
         raise ModelError(f"{type(decoder.base).__name__} has its own attention only")
     return hidden
 
 
-class Counted:
-    """An attention that knows whether it was asked."""
+class CallCounter:
+    """Counts the calls of an attention."""
 
     def __init__(self, attend: Attend) -> None:
         self.attend, self.calls = attend, 0
@@ -143,7 +143,7 @@ class Counted:
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:
-    """As a share of the largest number expected."""
+    """Relative to the largest expected absolute value."""
     if found.shape != expected.shape or not torch.isfinite(found).all():
         return float("inf")
     found = found.float()
@@ -153,25 +153,25 @@ def largest_difference(found: Tensor, expected: Tensor) -> float:
 def small_model(
     config: PreTrainedConfig, *, longest: int | None = None, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """A model of this configuration's architecture that is small enough to be tried.
+    """A small model of this configuration's architecture.
 
-    Windows become short where samples of `longest` tokens reach past them.
+    Attention windows are shortened if samples of `longest` tokens exceed them.
     """
-    attempts: tuple[Callable[[PreTrainedConfig, int | None], None], ...] = (shrink_all, shrink_depth)
+    shrinkers: tuple[Callable[[PreTrainedConfig, int | None], None], ...] = (shrink_all, shrink_depth)
     failure: Exception | None = None
-    for shrink in attempts:
+    for shrink in shrinkers:
         small = copy.deepcopy(config)
         try:
             shrink(small, longest)
             return random_model(small, trust_remote_code)
-        except Exception as error:  # entries that have to fit each other in ways that only the family knows
+        except Exception as error:  # some families require relations between entries
             failure = failure or error
     assert failure is not None
-    raise ModelError(f"no small model of its kind could be made to try it: {first_line(failure)}") from failure
+    raise ModelError(f"no small model of it could be created for a check: {first_line(failure)}") from failure
 
 
 def random_model(config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
-    """Every parameter is random, biases and norms too: none can be left out of a pass unseen."""
+    """All parameters are random, biases and norms too, so that a pass that ignores one differs."""
     settings: dict[str, Any] = {"trust_remote_code": trust_remote_code, "attn_implementation": "eager"}
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), **settings)
@@ -192,65 +192,65 @@ def shrink_all(config: PreTrainedConfig, longest: int | None) -> None:
     shrink_depth(config, longest)
     text = config.get_text_config()
     for name in EXPERT_COUNTS:
-        lower(text, name, EXPERTS)
+        limit_entry(text, name, EXPERTS)
     for name in EXPERTS_USED:
-        lower(text, name, 2)
+        limit_entry(text, name, 2)
     for name in ("n_group", "topk_group"):
-        lower(text, name, 1)
+        limit_entry(text, name, 1)
     keep_heads(text)
     for name, value in vars(text).items():
         if "intermediate_size" in name and isinstance(value, int):
-            lower(text, name, WIDTH)
+            limit_entry(text, name, WIDTH)
 
 
 def shrink_depth(config: PreTrainedConfig, longest: int | None) -> None:
-    """Few layers, one of each kind; few words; short windows."""
+    """Few layers, one of each kind; a small vocabulary; short windows."""
     text = config.get_text_config()
     for part in {id(part): part for part in (config, text)}.values():
         part.__dict__.pop("quantization_config", None)
-        lower(part, "vocab_size", VOCABULARY)
+        limit_entry(part, "vocab_size", VOCABULARY)
         for number, name in enumerate(SPECIAL_TOKENS):
             if name in vars(part):
                 setattr(part, name, number)
         for name in WINDOWS:
             window = getattr(part, name, None)
             if longest is None or (isinstance(window, int) and window < longest):
-                lower(part, name, WINDOW)
-    for part in vars(config).values():  # towers for pictures and sound
+                limit_entry(part, name, WINDOW)
+    for part in vars(config).values():  # vision and audio towers
         if isinstance(part, PreTrainedConfig) and part is not text:
             for name in ("num_hidden_layers", "depth", "num_layers"):
-                lower(part, name, 1)
+                limit_entry(part, name, 1)
     keep_layers(text)
 
 
 def keep_layers(text: PreTrainedConfig) -> None:
-    """One layer of each kind, at least two. Lists of the configuration say of each layer what it is, or name some."""
+    """Keep one layer of each kind, at least two. Configuration lists hold an entry per layer, or layer indices."""
     total = text.num_hidden_layers
     lists = {name: value for name, value in vars(text).items() if isinstance(value, list)}
-    of_some = {name: value for name, value in lists.items() if names_layers(value, total)}
-    of_each = {name: value for name, value in lists.items() if len(value) == total and name not in of_some}
-    kinds: dict[str, int] = {}  # what the lists say of a layer -> the first such layer
+    index_lists = {name: value for name, value in lists.items() if holds_layer_indices(value, total)}
+    entry_lists = {name: value for name, value in lists.items() if len(value) == total and name not in index_lists}
+    kinds: dict[str, int] = {}  # entries of the lists for a layer -> the first such layer
     for layer in range(total):
-        said = [value[layer] for value in of_each.values()] + [layer in value for value in of_some.values()]
-        kinds.setdefault(repr(said), layer)
+        entries = [value[layer] for value in entry_lists.values()] + [layer in value for value in index_lists.values()]
+        kinds.setdefault(repr(entries), layer)
     chosen = list(kinds.values())
-    least = 2 if of_each or of_some or not any(word in name for name in vars(text) for word in REPEATS) else 4
+    least = 2 if entry_lists or index_lists or not any(word in name for name in vars(text) for word in REPEATS) else 4
     chosen += [layer for layer in range(total) if layer not in chosen][: max(0, least - len(chosen))]
     chosen.sort()
-    for name, value in of_each.items():
+    for name, value in entry_lists.items():
         setattr(text, name, [value[layer] for layer in chosen])
-    for name, value in of_some.items():
-        setattr(text, name, [place for place, layer in enumerate(chosen) if layer in value])
+    for name, value in index_lists.items():
+        setattr(text, name, [index for index, layer in enumerate(chosen) if layer in value])
     text.num_hidden_layers = len(chosen)
 
 
-def names_layers(value: list[Any], total: int) -> bool:
-    """Distinct numbers of layers; what is said of each layer repeats itself."""
+def holds_layer_indices(value: list[Any], total: int) -> bool:
+    """Whether a list holds layer indices, which are distinct; lists with an entry per layer repeat entries."""
     return bool(value) and all(type(one) is int and 0 <= one < total for one in value) and len({*value}) == len(value)
 
 
 def keep_heads(text: PreTrainedConfig) -> None:
-    """Few attention heads of the size they have: most of a layer's weights are theirs."""
+    """Keep few attention heads, of the same size: they hold most of the remaining weights."""
     heads = text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or heads
     if getattr(text, "head_dim", None) is None:
@@ -259,7 +259,7 @@ def keep_heads(text: PreTrainedConfig) -> None:
     text.num_attention_heads = text.num_key_value_heads * min(heads // key_heads, 2)
 
 
-def lower(config: PreTrainedConfig, name: str, most: int) -> None:
+def limit_entry(config: PreTrainedConfig, name: str, most: int) -> None:
     value = getattr(config, name, None)
     if isinstance(value, int) and not isinstance(value, bool) and value > most:
         setattr(config, name, most)

@@ -1,7 +1,11 @@
-"""Attention as an argument: transformers' modules call back into whatever `attend` object the caller passed along.
+"""Attention as an argument: transformers' modules call the `attend` object that the caller passes to the model.
 
-The trainer passes PackedAttention, the native rollout engine passes one that reads its key-value cache. The modules
-themselves stay as they are.
+The trainer passes PackedAttention, the native rollout engine one that uses its key-value cache; the modules stay
+unmodified. Layers may be compiled, and torch.compile guards on their arguments: a layer index, or an object that holds
+one, would be recompiled for each layer. So the native engine passes all layers one stateless OpaqueAttention, which
+calls the custom op `rloom::attend`. The compiler does not trace into the op, and an op takes only tensors and numbers:
+it reads the attention of the running pass from the module-level stack ACTIVE (`with active(attend)`), and an attention
+with a cache finds the layer by counting its calls.
 """
 
 import inspect
@@ -18,34 +22,33 @@ from transformers import AttentionInterface
 from rloom.errors import ModelError
 from rloom.transfer import send
 
-NAME = "rloom"  # what `config._attn_implementation` says
-# Newer versions of torch want to be told that several heads share a key; older ones just do it.
-SHARED_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+NAME = "rloom"  # the value of `config._attn_implementation`
+# Newer versions of torch require this argument for grouped-query attention; older ones do not have it.
+GQA_ARGUMENT: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 # Arguments of transformers' attention functions that do not change what a causal, packed or cached attention computes.
-WITHOUT_EFFECT = frozenset(
+IGNORED_ARGUMENTS = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
 )
 
 
 class AttentionOptions(NamedTuple):
-    """What a family adds to plain attention."""
+    """What a model family adds to plain attention."""
 
     scale: float
-    window: int | None = None  # how many tokens back a token sees, itself included
+    window: int | None = None  # of a sliding window: a token attends to so many tokens, itself included
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
-    sinks: Tensor | None = None  # [heads], a score each that takes part in the softmax and has no value (gpt-oss)
+    sinks: Tensor | None = None  # [heads], a score per head that enters the softmax without a value (gpt-oss)
 
 
 class Attend(Protocol):
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """[rows, heads, tokens, size] each, packed samples being one row -> [rows, tokens, heads, size of a value]
+        """[rows, heads, tokens, size] each -> [rows, tokens, heads, size of a value]; packed samples are one row.
 
-        Called once a layer, in order. Which layer it is, is not said: a compiled layer would then be compiled anew for
-        each of them.
+        Called once per layer, in the order of the layers.
         """
 
     def reset(self) -> None:
-        """The pass begins again with the first layer."""
+        """The next call is the first layer's: the pass is run again from its beginning."""
 
 
 def call_attend(
@@ -62,7 +65,7 @@ def call_attend(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The function registered with transformers; `attend` travels through the model's keyword arguments."""
+    """The function registered with transformers; `attend` is a keyword argument of the model's forward."""
     if attend is None:
         attend = current_attention(module)
     check_arguments(module, attention_mask, others)
@@ -71,8 +74,8 @@ def call_attend(
 
 
 def check_arguments(module: torch.nn.Module, attention_mask: Tensor | None, others: dict[str, Any]) -> None:
-    """An argument that is not understood would be left out of the result without a word."""
-    unknown = [name for name, value in others.items() if value is not None and name not in WITHOUT_EFFECT]
+    """Refuse arguments that this attention does not implement, rather than ignore them."""
+    unknown = [name for name, value in others.items() if value is not None and name not in IGNORED_ARGUMENTS]
     if attention_mask is not None:
         unknown.append("attention_mask")
     if "is_causal" in unknown and others["is_causal"] is True:
@@ -81,12 +84,12 @@ def check_arguments(module: torch.nn.Module, attention_mask: Tensor | None, othe
         unknown.remove("dropout")
     if unknown:
         raise ModelError(
-            f"{type(module).__name__} asks its attention for {', '.join(unknown)}, which rloom's own does not have"
+            f"{type(module).__name__} passes {', '.join(unknown)} to its attention, which rloom's does not support"
         )
 
 
 AttentionInterface.register(NAME, call_attend)
-ACTIVE: list[Attend] = []  # for families whose layers do not pass keyword arguments on to their attention
+ACTIVE: list[Attend] = []  # of the running pass: for OpaqueAttention, and for layers that drop keyword arguments
 
 
 @contextmanager
@@ -100,87 +103,84 @@ def active(attend: Attend) -> Iterator[None]:
 
 def current_attention(module: torch.nn.Module) -> Attend:
     if not ACTIVE:
-        raise ModelError(f"{type(module).__name__} was called outside of rloom, with rloom's attention set")
+        raise ModelError(f"{type(module).__name__} was called outside of Decoder, with rloom's attention set")
     return ACTIVE[-1]
 
 
 class PackedAttention:
-    """Causal attention within each of the samples laid end to end in one row of tokens."""
+    """Causal attention within each of the samples packed in one row of tokens."""
 
     def __init__(self, length_N: Tensor, device: torch.device) -> None:
-        """`length_N` on the host: sizes are read off it there, and nothing waits for the device."""
+        """`length_N` is on the host: reading sizes from it needs no device synchronisation."""
         tokens, self.samples, self.longest = int(length_N.sum()), len(length_N), int(length_N.max())
         length_N = send(length_N, device)
         end_N = torch.cumsum(length_N, 0)
         rows_N = torch.arange(self.samples, device=device)
         self.row_T = torch.repeat_interleave(rows_N, length_N, output_size=tokens)
         self.column_T = torch.arange(tokens, device=device) - (end_N - length_N)[self.row_T]
-        self.boundaries = torch.nn.functional.pad(end_N, (1, 0)).int()  # 0, the end of the first sample, ...
+        self.cu_seqlens = torch.nn.functional.pad(end_N, (1, 0)).int()  # [0, end of sample 0, end of sample 1, ...]
 
     @property
     def position_T(self) -> Tensor:
         return self.column_T
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        # in float32 there is no such kernel, and none of them has a softcap or the gradient of sinks
+        # varlen_attn has no float32 kernel, no softcap, and no gradient for sinks
         plain = options.softcap is None and options.sinks is None
         if query.is_cuda and plain and value.dtype in (torch.bfloat16, torch.float16):
             return self.varlen(query, key, value, options)
-        rows = attend_causally(self.spread(query), self.spread(key), self.spread(value), options)
+        rows = attend_causally(self.pad_samples(query), self.pad_samples(key), self.pad_samples(value), options)
         return rows.transpose(1, 2)[self.row_T, self.column_T].unsqueeze(0)
 
     def reset(self) -> None:
-        """All layers are the same to it."""
+        """It keeps no state between layers."""
 
     def varlen(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """Torch's own kernel for samples laid end to end."""
+        """Torch's kernel for packed samples."""
         size = value.shape[-1]
-        # it wants one size for keys and values, a multiple of 8
-        wanted = -(-max(key.shape[-1], size) // 8) * 8
-        query, key, value = (widened(tensor.to(value.dtype), wanted) for tensor in (query, key, value))
+        # the kernel requires one size for keys and values, a multiple of 8
+        padded_size = -(-max(key.shape[-1], size) // 8) * 8
+        query, key, value = (pad_heads(tensor.to(value.dtype), padded_size) for tensor in (query, key, value))
         out = varlen_attn(
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
-            self.boundaries,
-            self.boundaries,
+            self.cu_seqlens,
+            self.cu_seqlens,
             self.longest,
             self.longest,
             scale=options.scale,
             window_size=(-1 if options.window is None else options.window - 1, 0),
-            **SHARED_KEYS,
+            **GQA_ARGUMENT,
         )
-        assert isinstance(out, Tensor)  # nothing beside it was asked for
-        return (out if size == wanted else out[..., :size]).unsqueeze(0)
+        assert isinstance(out, Tensor)  # no auxiliary output was requested
+        return (out if size == padded_size else out[..., :size]).unsqueeze(0)
 
-    def spread(self, packed: Tensor) -> Tensor:
-        """[1, heads, tokens, size] -> [samples, heads, longest, size]; causality hides what pads the end of a row."""
+    def pad_samples(self, packed: Tensor) -> Tensor:
+        """[1, heads, tokens, size] -> [samples, heads, longest, size], padded at the end, which causality masks."""
         _, heads, _, size = packed.shape
         rows = packed.new_zeros(self.samples, self.longest, heads, size)
         rows[self.row_T, self.column_T] = packed[0].transpose(0, 1)
         return rows.transpose(1, 2)
 
 
-def widened(tensor: Tensor, size: int) -> Tensor:
-    """With zeros at the end of each head: they change no product of queries and keys, and no sum of values."""
+def pad_heads(tensor: Tensor, size: int) -> Tensor:
+    """Pad each head with zeros, which change neither the products of queries and keys nor the sums of values."""
     return tensor if tensor.shape[-1] == size else pad(tensor, (0, size - tensor.shape[-1]))
 
 
 class PaddedAttention:
-    """Causal attention within each row of a batch that is padded at the end; causality hides the padding."""
+    """Causal attention within each row of a batch that is padded at the end; causality masks the padding."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         return attend_causally(query, key, value, options).transpose(1, 2)
 
     def reset(self) -> None:
-        """All layers are the same to it."""
+        """It keeps no state between layers."""
 
 
 class OpaqueAttention:
-    """Stands for an attention that a compiler must not look into: one that writes to a cache and counts its layers.
-
-    Compiled layers call `rloom::attend`; at run time that calls the attention that is `running`.
-    """
+    """Calls the active attention through the custom op `rloom::attend`, which torch.compile does not trace into."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         out: Tensor = attend_with_active(
@@ -220,29 +220,29 @@ def _(
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-    """[rows, heads, length, size] each; every token sees itself and what is before it, `window` tokens at most."""
+    """[rows, heads, length, size] each; a token attends to itself and to earlier ones, `window` tokens at most."""
     length = query.shape[2]
     if options.softcap is None and options.sinks is None and (options.window is None or length <= options.window):
         gqa = query.shape[1] != key.shape[1]
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=options.scale, enable_gqa=gqa)
-    place = torch.arange(length, device=query.device)
-    distance = place[:, None] - place[None, :]
-    return attend_where(query, key, value, (distance >= 0) & (distance < (options.window or length)), options)
+    position = torch.arange(length, device=query.device)
+    distance = position[:, None] - position[None, :]
+    return attend_with_mask(query, key, value, (distance >= 0) & (distance < (options.window or length)), options)
 
 
-def attend_where(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, options: AttentionOptions) -> Tensor:
-    """Attention under an explicit mask (True: seen)."""
+def attend_with_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: AttentionOptions) -> Tensor:
+    """Attention under an explicit mask (True: attend)."""
     groups = query.shape[1] // key.shape[1]
     if options.softcap is None and options.sinks is None:
         return scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, scale=options.scale, enable_gqa=groups > 1
+            query, key, value, attn_mask=mask, scale=options.scale, enable_gqa=groups > 1
         )
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     score = query @ key.transpose(-1, -2) * options.scale
     if options.softcap is not None:
         score = options.softcap * torch.tanh(score / options.softcap)
-    score = score.masked_fill(~seen, float("-inf"))
+    score = score.masked_fill(~mask, float("-inf"))
     if options.sinks is not None:
         sink = options.sinks.to(score.dtype).reshape(1, score.shape[1], -1, 1).expand(*score.shape[:3], 1)
         score = torch.cat([score, sink], -1)

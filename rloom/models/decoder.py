@@ -1,6 +1,6 @@
 """The body of a causal language model: hidden states of packed or padded samples.
 
-T tokens of all samples laid end to end, N samples. Lengths are on the host.
+T tokens of all samples, packed, N samples. Lengths are on the host.
 """
 
 import inspect
@@ -29,8 +29,8 @@ COMPILE_KEYS = "use_torch_compile=False (of actor_rollout_ref.actor, actor_rollo
 class Decoder:
     """The body of a Hugging Face causal model, over packed or padded samples.
 
-    Packed samples need rloom's attention. Padded ones are also right with a model's own, and with layers that carry a
-    state from token to token (state-space layers, linear attention, convolutions): each sample has a row of its own.
+    Packed samples need rloom's attention. Padded samples, one per row, also work with the model's own attention, and
+    with layers that carry a state from token to token (state-space layers, linear attention, convolutions).
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, packed: bool) -> None:
@@ -42,47 +42,47 @@ class Decoder:
 
     @property
     def heads(self) -> int:
-        """Of the queries."""
+        """Query heads."""
         return int(self.base.config.get_text_config().num_attention_heads)
 
     @property
     def own_attention(self) -> bool:
-        """It attends by transformers' code, not by rloom's."""
+        """Whether the model runs transformers' attention, not rloom's."""
         return bool(self.base.config._attn_implementation != RLOOM_ATTENTION)
 
     def train(self) -> None:
-        """Prepare for gradients. Only the layers' own flag is set, which gradient checkpointing asks for.
+        """Prepare for gradients: set the training flag of the layers only, which gradient checkpointing requires.
 
-        Whatever else a family does while it trains (dropout, noise on a router) would make the log-prob of a token
-        depend on chance: the modules stay as they are in evaluation.
+        All other modules stay in evaluation mode: what families do in training mode (dropout, router noise) would make
+        log-probs random.
         """
         self.model.eval()
         for layer in self.layers:
             layer.training = True
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Parameters only: the angles of rotary embeddings are buffers and stay float32."""
+        """Parameters only: rotary embeddings are buffers and stay float32."""
         for parameter in self.model.parameters():
             parameter.data = parameter.data.to(dtype)
 
     def compile(self) -> None:
-        """Fuse what lies between a layer's matrix products. All layers share what is compiled."""
+        """torch.compile the layers: fuses the operations between matmuls. All layers share the compiled code."""
         if not self.layers or not all(takes_keywords(layer) for layer in self.layers):
             log.warning(
-                f"{type(self.base).__name__} has no layers that rloom knows how to compile: they run as they are, "
-                f"more slowly. {COMPILE_KEYS} says so from the start"
+                f"the layers of {type(self.base).__name__} cannot be compiled: they run uncompiled, more slowly. "
+                f"{COMPILE_KEYS} avoids this warning"
             )
             return
-        torch._dynamo.config.recompile_limit = 64  # training, scoring, prefill and decode each have a version
-        # What a layer's products read (norms, gate times up) is made anew in the backward pass where it comes from
-        # numbers that are kept anyway: a third of what a layer keeps, for one writing of it.
+        torch._dynamo.config.recompile_limit = 64  # training, scoring, prefill and decode are compiled separately
+        # Recompute the inputs of matmuls (norms, gate * up) in the backward pass from tensors that are saved anyway:
+        # saves a third of a layer's activation memory for one more write.
         torch._functorch.config.ban_recompute_materialized_backward = False
         for layer in self.layers:
             layer.compile(dynamic=True)
 
     @contextmanager
     def uncompiled_layers(self) -> Iterator[None]:
-        """The layers without what the compiler made of them."""
+        """Run the layers uncompiled."""
         compiled = [layer._compiled_call_impl for layer in self.layers]
         for layer in self.layers:
             layer._compiled_call_impl = None
@@ -101,34 +101,34 @@ class Decoder:
         return self.packed_hidden(tokens_T, PackedAttention(length_N, tokens_T.device))
 
     def packed_hidden(self, tokens_T: Tensor, attend: Attend, position_T: Tensor | None = None) -> Tensor:
-        """All samples in one row; `attend` knows where each begins."""
+        """All samples in one row; `attend` separates them."""
         if position_T is None:
             assert isinstance(attend, PackedAttention)
             position_T = attend.position_T
         return self.run(tokens_T.unsqueeze(0), position_T.unsqueeze(0), attend)[0]
 
     def padded(self, tokens_T: Tensor, length_N: Tensor, attend: Attend | None = None) -> Tensor:
-        """One sample a row, padded at the end."""
+        """One sample per row, padded at the end."""
         length_N = send(length_N, tokens_T.device)
-        place = torch.arange(int(length_N.max()), device=tokens_T.device)
-        real = place < length_N[:, None]
-        tokens = tokens_T.new_zeros(real.shape)
-        tokens[real] = tokens_T
+        position = torch.arange(int(length_N.max()), device=tokens_T.device)
+        mask = position < length_N[:, None]
+        tokens = tokens_T.new_zeros(mask.shape)
+        tokens[mask] = tokens_T
         if self.own_attention:
-            hidden: Tensor = self.body(input_ids=tokens, attention_mask=real.long(), use_cache=False).last_hidden_state
-            return hidden[real]
-        return self.run(tokens, place.expand_as(tokens), attend or PaddedAttention())[real]
+            hidden: Tensor = self.body(input_ids=tokens, attention_mask=mask.long(), use_cache=False).last_hidden_state
+            return hidden[mask]
+        return self.run(tokens, position.expand_as(tokens), attend or PaddedAttention())[mask]
 
     def run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
         arguments = {"input_ids": tokens, "position_ids": position, "attend": attend, "use_cache": False}
-        # an opaque attention stands for one that is running already
+        # an OpaqueAttention calls the one that is active already
         with nullcontext() if isinstance(attend, OpaqueAttention) else active(attend):
             try:
                 out = self.body(**arguments)
             except TorchDynamoException as error:
                 log.warning(
                     f"torch.compile cannot compile the layers of {type(self.base).__name__} ({first_line(error)}): "
-                    f"they run as they are, more slowly. {COMPILE_KEYS} says so from the start"
+                    f"they run uncompiled, more slowly. {COMPILE_KEYS} avoids this warning"
                 )
                 for layer in self.layers:
                     layer._compiled_call_impl = None
@@ -139,15 +139,15 @@ class Decoder:
 
 
 def body_of(model: PreTrainedModel) -> Any:
-    """What makes hidden states of tokens."""
-    found: Any = model.get_decoder()
-    if not isinstance(found, PreTrainedModel):  # some families call a part of their head `decoder`
-        found = model.base_model
-    whole = found.get_output_embeddings() is not None  # others give the model with its head
-    return getattr(found, "model", found) if whole else found
+    """The module that computes hidden states from tokens."""
+    body: Any = model.get_decoder()
+    if not isinstance(body, PreTrainedModel):  # in some families, `decoder` is a part of the head
+        body = model.base_model
+    has_head = body.get_output_embeddings() is not None  # other families return the model with its head
+    return getattr(body, "model", body) if has_head else body
 
 
 def takes_keywords(layer: nn.Module) -> bool:
-    """Whether `attend` reaches the layer's attention as an argument; a compiled layer must not look elsewhere."""
+    """Whether `attend` reaches the layer's attention as an argument: compiled code must not read it from ACTIVE."""
     parameters = inspect.signature(layer.forward).parameters.values()
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)

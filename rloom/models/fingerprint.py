@@ -1,4 +1,4 @@
-"""Which model it is, by content: two folders with the same files are the same model, whatever their names."""
+"""Identify a model by content: two folders with the same files are the same model, whatever their names."""
 
 import hashlib
 import json
@@ -11,19 +11,19 @@ from transformers.utils.hub import cached_file
 
 from rloom.models.load import ModelSource
 
-BLOCK, BLOCKS = 1 << 14, 256  # of a weight file: 4 MiB at most are read
-NOT_THE_MODEL = ("transformers_version", "_name_or_path")  # of config.json: who saved it, and where
+BLOCK, BLOCKS = 1 << 14, 256  # read from a weight file: 4 MiB at most
+IGNORED_ENTRIES = ("transformers_version", "_name_or_path")  # entries of config.json that do not describe the model
 
 
 @dataclass(frozen=True)
 class Fingerprint:
     path: str  # as it was given
-    config: str | None  # hash of config.json with what overrides it; None: it cannot be had
-    weights: str | None  # hash of samples of the weight files; None: a hub name
-    revision: str | None  # commit of a hub name
+    config: str | None  # hash of config.json and the overrides; None: not available
+    weights: str | None  # hash of blocks of the weight files; None for a hub name
+    revision: str | None  # commit, for a hub name
 
     def same_model(self, other: "Fingerprint") -> bool:
-        """A hub name stays the same model when its repository has another commit: most change its page alone."""
+        """Another commit of the same hub name counts as the same model: most commits change the model card only."""
         if self.weights is None and other.weights is None:
             return (self.path, self.config) == (other.path, other.config)
         return (self.config, self.weights) == (other.config, other.weights)
@@ -38,7 +38,7 @@ def fingerprint(source: ModelSource) -> Fingerprint:
         return Fingerprint(source.path, config_digest(folder / "config.json", source), weights_digest(folder), None)
     try:
         file = cached_file(source.location, "config.json")
-    except OSError:  # neither downloaded nor within reach
+    except OSError:  # neither downloaded nor reachable
         file = None
     if file is None:
         return Fingerprint(source.path, None, None, None)
@@ -48,32 +48,32 @@ def fingerprint(source: ModelSource) -> Fingerprint:
 def config_digest(file: Path, source: ModelSource) -> str:
     try:
         content: Any = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:  # loading the model says what is wrong with it
+    except ValueError:  # loading the model reports the fault
         content = file.read_bytes().hex()
     if isinstance(content, dict):
-        content = {name: value for name, value in content.items() if name not in NOT_THE_MODEL}
+        content = {name: value for name, value in content.items() if name not in IGNORED_ENTRIES}
     return digest([content, dict(source.overrides)])
 
 
 def weights_digest(folder: Path) -> str:
-    """Of the files that would be loaded: their sizes and evenly spaced blocks of them, the first and the last too.
+    """Hash the sizes and evenly spaced blocks of the files that would be loaded, the first and last block included.
 
-    Reading all of a large model takes minutes, and another training of it changes nearly every tensor.
+    Reading a large model whole takes minutes, and training changes nearly every tensor.
     """
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
-    return digest([sampled(file) for file in files])
+    return digest([file_digest(file) for file in files])
 
 
-def sampled(file: Path) -> list[Any]:
-    size, found = file.stat().st_size, hashlib.sha256()
+def file_digest(file: Path) -> list[Any]:
+    size, content_hash = file.stat().st_size, hashlib.sha256()
     with file.open("rb") as stream:
         if size <= BLOCK * BLOCKS:
-            found.update(stream.read())
+            content_hash.update(stream.read())
         else:
-            for number in range(BLOCKS):
-                stream.seek((size - BLOCK) * number // (BLOCKS - 1))
-                found.update(stream.read(BLOCK))
-    return [size, found.hexdigest()]
+            for block in range(BLOCKS):
+                stream.seek((size - BLOCK) * block // (BLOCKS - 1))
+                content_hash.update(stream.read(BLOCK))
+    return [size, content_hash.hexdigest()]
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,8 +1,9 @@
-"""Log-prob and entropy of tokens straight from hidden states, forward and backward, a chunk of logits at a time.
+"""Log-prob and entropy of tokens from hidden states, forward and backward, with the logits of one chunk in memory.
 
-T tokens, R tokens of a chunk, H hidden, V vocabulary, N samples. What a call holds does not grow with T * V. Where a
-chunk's loss is known at once (`fused_loss`), the gradient in its logits is formed while they are there; where the
-numbers of all tokens are wanted first (`fused_logprobs`), the backward pass makes the logits anew.
+T tokens, A of them in the mask, R of a chunk, H hidden size, V vocabulary, N samples. `fused_logprobs` returns the
+log-probs of all tokens first, so its backward pass computes each chunk's logits again. `fused_loss` avoids that second
+matmul: it calls the loss function back for each chunk while the chunk's logits exist, and computes their gradient at
+once. The loss must be a sum over chunks, so a chunk consists of whole samples (`sample_ranges`).
 """
 
 import importlib.util
@@ -15,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None  # it comes with torch for CUDA on Linux
-LOGITS_AT_ONCE = 2**29  # numbers: 2 GB of float32
-ROWS_MULTIPLE = 128  # of a chunk: a matrix product works in tiles of so many rows
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # a dependency of torch for CUDA on Linux
+LOGITS_AT_ONCE = 2**29  # elements: 2 GB of float32
+ROWS_MULTIPLE = 128  # of a chunk: the tile size of a matmul
 
 
 @dataclass(frozen=True)
 class LogitOptions:
-    """What a family does to its logits, and the temperature it is sampled at."""
+    """A family's logit transform and the temperature: z = outer * tanh(inner * logit), or outer * logit uncapped."""
 
     temperature: float = 1.0
     scale: float = 1.0  # logit_scale, 1 / logits_scaling
@@ -41,18 +42,18 @@ class LogitOptions:
 
 
 def fused_logprobs(
-    hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, form: LogitOptions, *, entropy_gradient: bool
+    hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, options: LogitOptions, *, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target, and entropy of its distribution, in float32.
 
-    The arithmetic is in the precision of the hidden states. The weight may be kept more precisely than that; its
-    gradient is summed in float32 and given in its own precision.
+    Matmuls run in the dtype of the hidden states. The weight may have a higher precision; its gradient is accumulated
+    in float32 and returned in the weight's dtype.
     """
-    logprob_T, entropy_T = FusedHead.apply(hidden_TH, weight_VH, target_T.contiguous(), form, entropy_gradient)
+    logprob_T, entropy_T = FusedHead.apply(hidden_TH, weight_VH, target_T.contiguous(), options, entropy_gradient)
     return logprob_T, entropy_T
 
 
-# the index of a chunk, its log-probs and entropies -> what it adds to the loss
+# (index of a chunk, its log-probs, its entropies) -> its term of the loss
 ChunkLossFn = Callable[[int, Tensor, Tensor], Tensor]
 
 
@@ -60,22 +61,22 @@ def fused_loss(
     hidden_TH: Tensor,
     weight_VH: Tensor,
     target_T: Tensor,
-    form: LogitOptions,
-    chunks: Sequence[slice],  # of the tokens, in order, all of them, none empty
+    options: LogitOptions,
+    chunks: Sequence[slice],  # cover the tokens in order; none is empty
     loss_fn: ChunkLossFn,
     *,
     entropy_gradient: bool,
 ) -> Tensor:
-    """The sum of what `judge` says of each chunk. The logits are computed once, also where there is a gradient.
+    """The sum of `loss_fn` over the chunks, with dtypes as in `fused_logprobs`. The logits are computed once.
 
-    Precisions as in `fused_logprobs`. Only the gradients in hidden states and weight wait for the backward pass.
+    The forward pass computes the gradients of hidden states and weight; the backward pass only scales them.
     """
-    loss: Tensor = FusedLoss.apply(hidden_TH, weight_VH, target_T, form, chunks, loss_fn, entropy_gradient)
+    loss: Tensor = FusedLoss.apply(hidden_TH, weight_VH, target_T, options, chunks, loss_fn, entropy_gradient)
     return loss
 
 
 def linear_float32(hidden_TH: Tensor, weight_VH: Tensor) -> Tensor:
-    """Logits in float32 from hidden states and weight of any precision, with a gradient."""
+    """Logits in float32 from hidden states and weight of any dtype, differentiable."""
     logits_TV: Tensor = Float32Product.apply(hidden_TH, weight_VH)
     return logits_TV
 
@@ -91,35 +92,35 @@ class Float32Product(torch.autograd.Function):
     def backward(ctx: Any, gradient_TV: Tensor) -> tuple[Tensor | None, Tensor | None]:
         hidden_TH, weight_VH = ctx.saved_tensors
         gradient_TV = gradient_TV.to(hidden_TH.dtype)
-        of_hidden = of_weight = None
+        hidden_gradient = weight_gradient = None
         if ctx.needs_input_grad[0]:
-            of_hidden = matmul_float32(gradient_TV, weight_VH.to(hidden_TH.dtype)).to(hidden_TH.dtype)
+            hidden_gradient = matmul_float32(gradient_TV, weight_VH.to(hidden_TH.dtype)).to(hidden_TH.dtype)
         if ctx.needs_input_grad[1]:
-            of_weight = matmul_float32(gradient_TV.T, hidden_TH).to(weight_VH.dtype)
-        return of_hidden, of_weight
+            weight_gradient = matmul_float32(gradient_TV.T, hidden_TH).to(weight_VH.dtype)
+        return hidden_gradient, weight_gradient
 
 
 class FusedHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, form: LogitOptions, entropy_gradient: bool
+        ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, options: LogitOptions, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        from rloom.models.head_kernels import row_numbers  # triton: only where the kernels run
+        from rloom.models.head_kernels import row_stats  # imports triton
 
         cast_VH = weight_VH.to(hidden_TH.dtype)
-        logprob_T, total_T, entropy_T = (target_T.new_empty(len(target_T), dtype=torch.float32) for _ in range(3))
+        logprob_T, logsumexp_T, entropy_T = (target_T.new_empty(len(target_T), dtype=torch.float32) for _ in range(3))
         rows = rows_per_chunk(len(hidden_TH), len(weight_VH))
         logits_RV = hidden_TH.new_empty((rows, len(weight_VH)), dtype=torch.float32)
         with torch.cuda.device_of(hidden_TH):
             for chunk in chunks(len(hidden_TH), rows):
                 chunk_RV = logits_RV[: chunk.stop - chunk.start]
                 matmul_float32(hidden_TH[chunk], cast_VH.T, out=chunk_RV)
-                numbers = logprob_T[chunk], total_T[chunk], entropy_T[chunk]
-                row_numbers(chunk_RV, target_T[chunk], numbers, **form.kernel_arguments())
+                stats = logprob_T[chunk], logsumexp_T[chunk], entropy_T[chunk]
+                row_stats(chunk_RV, target_T[chunk], stats, **options.kernel_arguments())
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy_T)
-        ctx.save_for_backward(hidden_TH, weight_VH, target_T, total_T, entropy_T)
-        ctx.form, ctx.entropy_gradient = form, entropy_gradient
+        ctx.save_for_backward(hidden_TH, weight_VH, target_T, logsumexp_T, entropy_T)
+        ctx.options, ctx.entropy_gradient = options, entropy_gradient
         return logprob_T, entropy_T
 
     @staticmethod
@@ -129,10 +130,10 @@ class FusedHead(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         from rloom.models.head_kernels import logits_gradient
 
-        hidden_TH, weight_VH, target_T, total_T, entropy_T = ctx.saved_tensors
+        hidden_TH, weight_VH, target_T, logsumexp_T, entropy_T = ctx.saved_tensors
         logprob_gradient_T, entropy_gradient_T = logprob_gradient_T.contiguous(), entropy_gradient_T.contiguous()
         cast_VH = weight_VH.to(hidden_TH.dtype)
-        sums = GradientSums(hidden_TH, cast_VH, of_hidden=ctx.needs_input_grad[0], of_weight=ctx.needs_input_grad[1])
+        sums = GradientSums(hidden_TH, cast_VH, *ctx.needs_input_grad[:2])
         rows = rows_per_chunk(len(hidden_TH), len(weight_VH))
         logits_RV = hidden_TH.new_empty((rows, len(weight_VH)), dtype=torch.float32)
         gradient_RV = hidden_TH.new_empty((rows, len(weight_VH)))
@@ -145,14 +146,15 @@ class FusedHead(torch.autograd.Function):
                 logits_gradient(
                     chunk_RV,
                     target_T[chunk],
-                    (total_T[chunk], entropy_T[chunk]),
+                    (logsumexp_T[chunk], entropy_T[chunk]),
                     (logprob_gradient_T[chunk], entropy_gradient_T[chunk]),
                     chunk_gradient_RV,
-                    **ctx.form.kernel_arguments(),
+                    **ctx.options.kernel_arguments(),
                     entropy_gradient=ctx.entropy_gradient,
                 )
                 sums.add(chunk, chunk_gradient_RV)
-        return sums.hidden_TH, None if sums.weight_VH is None else sums.weight_VH.to(weight_VH.dtype), None, None, None
+        gradient_VH = None if sums.weight_gradient_VH is None else sums.weight_gradient_VH.to(weight_VH.dtype)
+        return sums.hidden_gradient_TH, gradient_VH, None, None, None
 
 
 class FusedLoss(torch.autograd.Function):
@@ -162,50 +164,50 @@ class FusedLoss(torch.autograd.Function):
         hidden_TH: Tensor,
         weight_VH: Tensor,
         target_T: Tensor,
-        form: LogitOptions,
+        options: LogitOptions,
         chunks: Sequence[slice],
         loss_fn: ChunkLossFn,
         entropy_gradient: bool,
     ) -> Tensor:
-        from rloom.models.head_kernels import logits_gradient, row_numbers
+        from rloom.models.head_kernels import logits_gradient, row_stats
 
         cast_VH = weight_VH.to(hidden_TH.dtype)
-        sums = GradientSums(hidden_TH, cast_VH, of_hidden=ctx.needs_input_grad[0], of_weight=ctx.needs_input_grad[1])
+        sums = GradientSums(hidden_TH, cast_VH, *ctx.needs_input_grad[:2])
         rows = max(chunk.stop - chunk.start for chunk in chunks)
         logits_RV = hidden_TH.new_empty((rows, len(weight_VH)), dtype=torch.float32)
         gradient_RV = hidden_TH.new_empty((rows, len(weight_VH)))
         loss = hidden_TH.new_zeros((), dtype=torch.float32)
         with torch.cuda.device_of(hidden_TH):
             for index, chunk in enumerate(chunks):
-                # copied: a chunk may begin anywhere, and Triton compiles once more for addresses that are not aligned
+                # a copy, since Triton compiles another kernel for pointers that are not aligned
                 target_R = target_T[chunk].clone()
-                logprob_R, total_R, entropy_R = (torch.empty_like(target_R, dtype=torch.float32) for _ in range(3))
+                logprob_R, logsumexp_R, entropy_R = (torch.empty_like(target_R, dtype=torch.float32) for _ in range(3))
                 chunk_RV, chunk_gradient_RV = (buffer[: len(target_R)] for buffer in (logits_RV, gradient_RV))
                 matmul_float32(hidden_TH[chunk], cast_VH.T, out=chunk_RV)
-                row_numbers(chunk_RV, target_R, (logprob_R, total_R, entropy_R), **form.kernel_arguments())
+                row_stats(chunk_RV, target_R, (logprob_R, logsumexp_R, entropy_R), **options.kernel_arguments())
                 chunk_loss, gradients = chunk_gradients(loss_fn, index, logprob_R, entropy_R, entropy_gradient)
                 loss += chunk_loss
                 logits_gradient(
                     chunk_RV,
                     target_R,
-                    (total_R, entropy_R),
+                    (logsumexp_R, entropy_R),
                     gradients,
                     chunk_gradient_RV,
-                    **form.kernel_arguments(),
+                    **options.kernel_arguments(),
                     entropy_gradient=entropy_gradient,
                 )
                 sums.add(chunk, chunk_gradient_RV)
-        ctx.save_for_backward(sums.hidden_TH, sums.weight_VH)
+        ctx.save_for_backward(sums.hidden_gradient_TH, sums.weight_gradient_VH)
         ctx.dtypes = hidden_TH.dtype, weight_VH.dtype
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # the weight's sum changes its precision here anyway: to multiply it on the way costs nothing
+        # the cast to the weight's dtype is needed anyway; multiplying in the same kernel costs nothing
         hidden_TH, weight_VH = (
-            None if found is None else torch.mul(found, gradient, out=torch.empty_like(found, dtype=dtype))
-            for found, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            None if total is None else torch.mul(total, gradient, out=torch.empty_like(total, dtype=dtype))
+            for total, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return hidden_TH, weight_VH, None, None, None, None, None
 
@@ -213,87 +215,87 @@ class FusedLoss(torch.autograd.Function):
 def chunk_gradients(
     loss_fn: ChunkLossFn, index: int, logprob_R: Tensor, entropy_R: Tensor, entropy_gradient: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The loss, and its gradients in log-prob and entropy; where an entropy has none, nobody reads the second."""
+    """The loss, and its gradients with respect to log-prob and entropy; the latter is unused without one."""
     with torch.enable_grad():
         logprob_R = logprob_R.detach().requires_grad_()
         entropy_R = entropy_R.detach().requires_grad_(entropy_gradient)
         loss = loss_fn(index, logprob_R, entropy_R)
-    wanted = (logprob_R, entropy_R) if entropy_gradient else (logprob_R,)
-    found = [gradient.contiguous() for gradient in torch.autograd.grad(loss, wanted, materialize_grads=True)]
-    return loss.detach(), (found[0], found[-1])
+    inputs = (logprob_R, entropy_R) if entropy_gradient else (logprob_R,)
+    gradients = [gradient.contiguous() for gradient in torch.autograd.grad(loss, inputs, materialize_grads=True)]
+    return loss.detach(), (gradients[0], gradients[-1])
 
 
 class GradientSums:
-    """The loss's gradients in hidden states and weight, as far as they are wanted, from those in the logits."""
+    """Gradients of hidden states and weight, where required, from the gradients of the chunks' logits."""
 
-    def __init__(self, of_TH: Tensor, of_VH: Tensor, *, of_hidden: bool, of_weight: bool) -> None:
-        self.of_TH = of_TH
-        self.of_VH = of_VH
-        self.hidden_TH = torch.empty_like(of_TH) if of_hidden else None
-        self.weight_VH: Tensor | None = None
-        if of_weight:
-            # the first chunk writes, the next ones add; without any it is zero
-            make = torch.empty if len(of_TH) else torch.zeros
-            self.weight_VH = make(of_VH.shape, dtype=torch.float32, device=of_VH.device)
+    def __init__(self, hidden_TH: Tensor, cast_VH: Tensor, needs_hidden: bool, needs_weight: bool) -> None:
+        self.hidden_TH = hidden_TH
+        self.cast_VH = cast_VH
+        self.hidden_gradient_TH = torch.empty_like(hidden_TH) if needs_hidden else None
+        self.weight_gradient_VH: Tensor | None = None
+        if needs_weight:
+            # the first chunk writes, later ones add; zero without any
+            make = torch.empty if len(hidden_TH) else torch.zeros
+            self.weight_gradient_VH = make(cast_VH.shape, dtype=torch.float32, device=cast_VH.device)
 
     def add(self, chunk: slice, gradient_RV: Tensor) -> None:
-        if self.hidden_TH is not None:
-            # a sum over the whole vocabulary: rounded once, at its end
-            sum_RH = self.of_TH.new_empty((len(gradient_RV), self.of_TH.shape[1]), dtype=torch.float32)
-            self.hidden_TH[chunk] = matmul_float32(gradient_RV, self.of_VH, out=sum_RH)
-        if self.weight_VH is not None:
-            matmul_float32(gradient_RV.T, self.of_TH[chunk], out=self.weight_VH, add=chunk.start > 0)
+        if self.hidden_gradient_TH is not None:
+            # summed over the vocabulary in float32, rounded once
+            sum_RH = self.hidden_TH.new_empty((len(gradient_RV), self.hidden_TH.shape[1]), dtype=torch.float32)
+            self.hidden_gradient_TH[chunk] = matmul_float32(gradient_RV, self.cast_VH, out=sum_RH)
+        if self.weight_gradient_VH is not None:
+            matmul_float32(gradient_RV.T, self.hidden_TH[chunk], out=self.weight_gradient_VH, add=chunk.start > 0)
 
 
 def rows_per_chunk(tokens: int, vocabulary: int) -> int:
-    """As many as the limit allows, in chunks of about one size: a last chunk of few rows would pay for a whole one."""
-    most = max(1, LOGITS_AT_ONCE // vocabulary)
-    multiple = ROWS_MULTIPLE if most > ROWS_MULTIPLE else 1
-    most -= most % multiple
-    even = -(-tokens // max(1, -(-tokens // most)))
+    """As many as the limit allows, in chunks of about equal size: a small last chunk costs as much as a full one."""
+    limit = max(1, LOGITS_AT_ONCE // vocabulary)
+    multiple = ROWS_MULTIPLE if limit > ROWS_MULTIPLE else 1
+    limit -= limit % multiple
+    even = -(-tokens // max(1, -(-tokens // limit)))
     return min(tokens, -(-even // multiple) * multiple)
 
 
 @dataclass(frozen=True)
 class SampleRange:
-    """Neighbouring samples of a pass."""
+    """Consecutive samples of a micro-batch."""
 
     rows: slice
     tokens: slice
-    answers: slice  # of the tokens that the policy wrote
+    answers: slice  # of the tokens in the mask
 
 
-def sample_ranges(place_T: Tensor, length_N: Tensor, vocabulary: int) -> list[SampleRange]:
-    """All samples, given the places of what they wrote, in few parts of about one size, the logits of each at once.
+def sample_ranges(index_A: Tensor, length_N: Tensor, vocabulary: int) -> list[SampleRange]:
+    """Split the samples into few ranges of about equal size, each with at most LOGITS_AT_ONCE logits.
 
-    No part where a sample alone has more of them than that, or where none wrote anything.
+    `index_A`: indices of the tokens in the mask. Empty if one sample exceeds the limit, or if the mask is empty.
     """
-    most = LOGITS_AT_ONCE // vocabulary
+    limit = LOGITS_AT_ONCE // vocabulary
     end_N = length_N.cumsum(0)
-    written_N = torch.searchsorted(place_T, end_N)  # up to the end of each sample
-    counts = written_N.diff(prepend=written_N.new_zeros(1)).tolist()
-    if not 0 < max(counts) <= most:
+    answered_N = torch.searchsorted(index_A, end_N)  # tokens in the mask up to the end of each sample
+    counts = answered_N.diff(prepend=answered_N.new_zeros(1)).tolist()
+    if not 0 < max(counts) <= limit:
         return []
-    ends, tokens, answers = even_ends(counts, most), [0, *end_N.tolist()], [0, *written_N.tolist()]
+    ends, tokens, answers = even_ends(counts, limit), [0, *end_N.tolist()], [0, *answered_N.tolist()]
     return [
         SampleRange(slice(first, last), slice(tokens[first], tokens[last]), slice(answers[first], answers[last]))
         for first, last in pairwise([0, *ends])
     ]
 
 
-def even_ends(counts: Sequence[int], most: int) -> list[int]:
-    """Where each part ends: of `most` at most, and near its share of what as few parts as possible have to hold."""
-    parts = len(range_ends(counts, most, 1))
-    return range_ends(counts, most, parts)
+def even_ends(counts: Sequence[int], limit: int) -> list[int]:
+    """Ends of as few ranges as possible, each with at most `limit` tokens, about equally full."""
+    parts = len(range_ends(counts, limit, 1))
+    return range_ends(counts, limit, parts)
 
 
-def range_ends(counts: Sequence[int], most: int, parts: int) -> list[int]:
-    """Where each of `parts` even parts ends; more of them where `most` does not allow for so few."""
+def range_ends(counts: Sequence[int], limit: int, parts: int) -> list[int]:
+    """Ends of `parts` even ranges; of more where `limit` requires it."""
     ends: list[int] = []
     left, filled = sum(counts), 0
     for row, count in enumerate(counts):
         share = left / max(1, parts - len(ends))
-        if filled and (filled + count > most or filled + count / 2 > share):
+        if filled and (filled + count > limit or filled + count / 2 > share):
             ends.append(row)
             left, filled = left - filled, 0
         filled += count
@@ -306,13 +308,13 @@ def chunks(tokens: int, rows: int) -> Iterator[slice]:
 
 
 def matmul_float32(a: Tensor, b: Tensor, *, out: Tensor | None = None, add: bool = False) -> Tensor:
-    """a @ b of any precision, summed and written in float32; with `add`, added to what `out` holds. No gradient.
+    """a @ b of any dtype, accumulated and written in float32; `add`: added to `out`. Not differentiable.
 
-    CUDA does so without float32 copies of a and b.
+    On CUDA this needs no float32 copies of a and b.
     """
     if out is None:
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32)
-    if not a.numel():  # no rows, or nothing to sum: not every kernel takes that
+    if not a.numel():  # not every kernel accepts empty matrices
         return out if add else out.zero_()
     if a.is_cuda and a.dtype != torch.float32:
         if add:

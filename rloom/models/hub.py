@@ -1,4 +1,4 @@
-"""The hub that models come from: can it be reached? Asked once, before transformers tries for a minute."""
+"""Check that the model hub can be reached, before transformers retries for a minute."""
 
 import os
 import socket
@@ -9,12 +9,12 @@ from huggingface_hub import constants, try_to_load_from_cache
 
 from rloom.errors import ModelError
 
-CONNECT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy")
 
 
 def check_hub(name: str, key: str) -> None:
-    """`name` is no folder here. It may be a model that was downloaded before; otherwise the hub has to answer."""
+    """`name` is not a folder: either the model is in the local cache, or the hub has to be reachable."""
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return
     way_out = (
@@ -33,11 +33,11 @@ def check_hub(name: str, key: str) -> None:
 
 @cache
 def connection_fault(endpoint: str) -> str | None:
-    """Why no connection can be made; None: it can."""
+    """Why the endpoint cannot be reached; None if it can."""
     parts = urlsplit(endpoint)
     port = parts.port or (80 if parts.scheme == "http" else 443)
     try:
-        with socket.create_connection((parts.hostname or "", port), timeout=CONNECT_S):
+        with socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT_S):
             return None
     except OSError as error:
         return error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""From a folder or a hub name to a model on a device."""
+"""Load a model or a tokenizer from a folder or by its name on the hub."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +25,9 @@ from rloom.models.rotary import fix_rotary_scaling
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
-RANDOM = ("drop", "jitter")  # in the names of entries that make what a model computes depend on chance
+RANDOM = ("drop", "jitter")  # parts of the names of configuration entries that make a model's outputs random
 
-transformers_logging.disable_progress_bar()  # our own bars say what is going on
+transformers_logging.disable_progress_bar()  # rloom has its own
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ModelSource:
     key: str = "actor_rollout_ref.model.path"
     trust_remote_code: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    longest: int | None = None  # tokens of the longest sample it will see, where that is known
+    longest: int | None = None  # tokens of the longest sample of the run, if known
 
     @property
     def location(self) -> str:
@@ -62,13 +62,13 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source.location, trust_remote_code=source.trust_remote_code
         )
-    except Exception as error:  # transformers raises many kinds; each means that this name gives no tokenizer
+    except Exception as error:  # transformers raises many types
         raise ModelError(f"{source.key}={source.path}: no tokenizer could be loaded: {first_line(error)}") from error
     return tokenizer
 
 
 def read_config(source: ModelSource) -> PreTrainedConfig:
-    """The model's configuration, with the overrides and without chance."""
+    """The model's configuration with the overrides applied, and dropout and noise set to 0."""
     config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, trust_remote_code=source.trust_remote_code)
     for name, value in source.overrides.items():
         setattr(config, name, value)
@@ -77,7 +77,7 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
 
 
 def without_randomness(config: PreTrainedConfig) -> None:
-    """The log-prob of a token must not depend on dropout or on noise."""
+    """Set dropout and noise to 0: log-probs must be deterministic."""
     for name, value in vars(config).items():
         if isinstance(value, PreTrainedConfig):
             without_randomness(value)
@@ -97,9 +97,9 @@ def load_causal_lm(
     empty: bool = False,
     attention: str = RLOOM_ATTENTION,
 ) -> PreTrainedModel | PeftModel:
-    """The model, without dropout. With rloom's attention it attends through an `attend` argument.
+    """The model, without dropout. With rloom's attention its forward requires an `attend` argument.
 
-    Empty: its parameters are on the meta device and have no numbers, nothing but its configuration was read.
+    `empty`: only the configuration is read, and the parameters are on the meta device.
     """
     check_folder(source)
     try:
@@ -113,7 +113,7 @@ def load_causal_lm(
         if empty:
             with init_empty_weights(include_buffers=False):
                 model = AutoModelForCausalLM.from_config(config, **settings)
-            model.tie_weights()  # there, what is one parameter became two
+            model.tie_weights()  # init_empty_weights unties them
         else:
             model = AutoModelForCausalLM.from_pretrained(source.location, config=config, **settings)
     except Exception as error:
@@ -126,13 +126,13 @@ def load_causal_lm(
         fix_rotary_scaling(model, source.longest)
     adapted = model if lora is None else with_lora(model, lora, empty=empty)
     for module in adapted.modules():
-        if isinstance(module, torch.nn.Dropout):  # an adapter may bring its own
+        if isinstance(module, torch.nn.Dropout):  # a saved adapter may have dropout
             module.p = 0.0
     return adapted
 
 
 def fix_generation_config(model: PreTrainedModel) -> None:
-    """Some published models set a temperature without do_sample. transformers loads that and refuses to save it."""
+    """Some published models set a temperature without do_sample: transformers loads that, but refuses to save it."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:
@@ -146,7 +146,7 @@ def with_lora(model: PreTrainedModel, lora: Lora, *, empty: bool = False) -> Pef
     settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
     try:
         return get_peft_model(model, settings)
-    except ValueError as error:  # no module of the model has such a name
+    except ValueError as error:  # no module has such a name
         raise ModelError(f"actor_rollout_ref.model.target_modules={targets}: {first_line(error)}") from error
 
 
@@ -155,7 +155,7 @@ def load_adapter(model: PreTrainedModel, path: str, *, empty: bool) -> PeftModel
     try:
         if empty:
             settings = PeftConfig.from_pretrained(folder)
-            settings.inference_mode = False  # as it is saved it would not learn
+            settings.inference_mode = False  # a saved adapter has it set, which freezes the adapter
             return get_peft_model(model, settings)
         return PeftModel.from_pretrained(model, folder, is_trainable=True)
     except Exception as error:
@@ -166,12 +166,12 @@ def load_adapter(model: PreTrainedModel, path: str, *, empty: bool) -> PeftModel
 
 
 def check_folder(source: ModelSource) -> None:
-    """Say plainly what is missing, before transformers says it at length."""
+    """Check for the common faults first: transformers' own errors are long."""
     for name, value in source.overrides.items():
         if is_random(name) and value:
             raise ModelError(
-                f"{source.key.rsplit('.', 1)[0]}.override_config.{name}={value}: a policy's log-probs "
-                "must not depend on chance; leave it out, dropout is off"
+                f"{source.key.rsplit('.', 1)[0]}.override_config.{name}={value}: rloom trains without "
+                "dropout and noise, so that log-probs are deterministic; remove the entry"
             )
     folder = Path(source.location)
     if not folder.exists():

@@ -1,4 +1,4 @@
-"""Log-prob, entropy and KL of tokens, never holding the logits of all of them. T tokens, H hidden, V vocabulary."""
+"""Log-prob, entropy and KL of tokens, from logits of one chunk at a time. T tokens, H hidden size, V vocabulary."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rloom.algos.kl import full_kl
 
-LOGITS_AT_ONCE = 2**26  # numbers: 256 MB of float32
+LOGITS_AT_ONCE = 2**26  # elements: 256 MB of float32
 
 
 Logits = Callable[[Tensor], Tensor]
-Numbers = tuple[Tensor, Tensor, Tensor]  # log-prob, entropy, KL
+Outputs = tuple[Tensor, Tensor, Tensor]  # log-prob, entropy, KL
 
 
 def token_logprobs(
@@ -24,11 +24,11 @@ def token_logprobs(
     chunked: bool,
     entropy_gradient: bool,
     reference: tuple[Logits, Tensor] | None = None,
-) -> Numbers:
-    """Of each target, at `temperature`, in float32: log-prob, entropy of its distribution, and the KL of that
-    distribution to the reference's, given the reference's own logits and hidden states (0 without one)."""
+) -> Outputs:
+    """Log-prob of each target, entropy of its distribution, and KL of that distribution to the reference's, at
+    `temperature`, in float32. `reference`: its head and its hidden states; without one the KL is 0."""
 
-    def chunk_numbers(hidden: Tensor, target: Tensor, reference_hidden: Tensor | None) -> Numbers:
+    def chunk_outputs(hidden: Tensor, target: Tensor, reference_hidden: Tensor | None) -> Outputs:
         chunk_logits = logits(hidden).float() / temperature
         logprobs, entropy = logprob_and_entropy(chunk_logits, target, entropy_gradient)
         if reference is None or reference_hidden is None:
@@ -41,16 +41,16 @@ def token_logprobs(
     vocabulary = logits(hidden_TH[:0]).shape[-1]
     chunk = max(1, LOGITS_AT_ONCE // vocabulary) if chunked else max(1, len(hidden_TH))
     if len(hidden_TH) <= chunk:
-        return chunk_numbers(hidden_TH, target_T, reference_hidden_TH)
-    parts = []
+        return chunk_outputs(hidden_TH, target_T, reference_hidden_TH)
+    outputs = []
     for first in range(0, len(hidden_TH), chunk):
-        place = slice(first, first + chunk)
-        reference_hidden = None if reference_hidden_TH is None else reference_hidden_TH[place]
+        span = slice(first, first + chunk)
+        reference_hidden = None if reference_hidden_TH is None else reference_hidden_TH[span]
         # the backward pass recomputes these logits
-        parts.append(
-            checkpoint(chunk_numbers, hidden_TH[place], target_T[place], reference_hidden, use_reentrant=False)
+        outputs.append(
+            checkpoint(chunk_outputs, hidden_TH[span], target_T[span], reference_hidden, use_reentrant=False)
         )
-    logprobs, entropies, kls = zip(*parts, strict=True)
+    logprobs, entropies, kls = zip(*outputs, strict=True)
     return torch.cat(logprobs), torch.cat(entropies), torch.cat(kls)
 
 

@@ -1,6 +1,6 @@
-"""What roles need of a model: hidden states of packed samples, and what a head makes of them.
+"""The models of the roles: a decoder with a head for log-probs (policy, reference) or for values (critic).
 
-T tokens of all samples laid end to end, N samples, H hidden size, V vocabulary. Lengths and masks are on the host.
+T tokens, packed, A of them in the mask, N samples, H hidden size, V vocabulary. Lengths and masks are on the host.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ ALL = slice(None)
 
 
 class Reference(Protocol):
-    """What a policy is compared with over the whole vocabulary. It has no gradient."""
+    """The distribution for a KL over the whole vocabulary, without gradient."""
 
     def frozen_hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor: ...
 
@@ -30,23 +30,23 @@ class Reference(Protocol):
 
 
 class LossFn(Protocol):
-    """What some neighbouring samples of a pass, given by their rows and tokens in it, add to its loss."""
+    """The loss of consecutive samples of a micro-batch, which `rows` and `tokens` select."""
 
     def __call__(self, outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor: ...
 
 
 class Network(Protocol):
-    """A model with a head that says one number a token: its log-prob, or the value of the state before it."""
+    """A model with one output per token: its log-prob, or the value of the state before it."""
 
     @property
     def module(self) -> nn.Module: ...
 
     @property
     def decoder(self) -> Decoder:
-        """The body, without its head."""
+        """The model without its head."""
 
-    def answer_outputs(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool = False) -> TokenOutputs:
-        """What the head says of some tokens, from the hidden states before them."""
+    def head_outputs(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool = False) -> TokenOutputs:
+        """The head's outputs for some tokens, from the hidden states before them."""
 
     def token_outputs(
         self,
@@ -68,27 +68,27 @@ class Network(Protocol):
         entropy_gradient: bool = False,
         reference: Reference | None = None,
     ) -> Tensor:
-        """What `judge` says of all samples, with its gradient. It is asked once, or once for each of some parts."""
+        """The sum of `loss_fn` over all samples, differentiable. It is called once, or once per range of samples."""
 
     def as_reference(self) -> Reference:
-        """The model as it was before LoRA, for another, or for itself, to be compared with."""
+        """The model without its LoRA adapter, as the reference of another network or of itself."""
 
     @property
     def layers(self) -> Sequence[nn.Module]:
-        """Parts that run one after the other and have about one size: the units of sharding."""
+        """The transformer layers: the units of sharding."""
 
     @property
     def exact(self) -> Sequence[nn.Module]:
-        """Parts whose arithmetic is float32 whatever that of the others is."""
+        """Modules that compute in float32, whatever the dtype of the others."""
 
     def without_adapter(self) -> AbstractContextManager[Any]:
-        """The model as it was before LoRA."""
+        """Disable the LoRA adapter within the context."""
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Compute in this precision from now on."""
+        """Convert the parameters to `dtype`, except those of `exact`."""
 
     def compile(self) -> None:
-        """Let torch.compile have the layers."""
+        """torch.compile the layers."""
 
 
 class PolicyNetwork:
@@ -127,25 +127,25 @@ class PolicyNetwork:
         self.decoder.compile()
 
     @property
-    def plain_head(self) -> Tensor | None:
-        """The weight of the head where that is all there is to it: no bias, no adapter."""
+    def plain_head_weight(self) -> Tensor | None:
+        """The weight of the head if it has neither bias nor adapter."""
         head = self.decoder.base.get_output_embeddings()
         return head.weight if type(head) is nn.Linear and head.bias is None else None
 
-    def fused_head(self, device: torch.device) -> Tensor | None:
-        """The weight of the head where the kernels may take it from there."""
-        return self.plain_head if self.chunked and kernels_run_on(device) else None
+    def fused_head_weight(self, device: torch.device) -> Tensor | None:
+        """The weight of the head if the fused kernels can be used."""
+        return self.plain_head_weight if self.chunked and kernels_run_on(device) else None
 
     @property
-    def form(self) -> LogitOptions:
+    def logit_options(self) -> LogitOptions:
         return LogitOptions(self.temperature, self.scale, self.softcap)
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """What the model's own forward makes of its last hidden state; `verify` compares them when a model is loaded.
+        """The same as the model's own forward computes from its last hidden state (`verify` compares them).
 
-        In float32 where a kernel gives that: bfloat16 rounds a logit of 20 by up to 0.06.
+        In float32 where a kernel supports it: bfloat16 rounds a logit of 20 by up to 0.06.
         """
-        weight_VH = self.plain_head
+        weight_VH = self.plain_head_weight
         logits_TV: Tensor = (
             linear_float32(hidden_TH, weight_VH)
             if weight_VH is not None and hidden_TH.is_cuda
@@ -164,26 +164,26 @@ class PolicyNetwork:
         entropy_gradient: bool = False,
         reference: Reference | None = None,
     ) -> TokenOutputs:
-        place = send(mask_T.nonzero().squeeze(1), tokens_T.device)
-        compared = None
+        index_A = send(mask_T.nonzero().squeeze(1), tokens_T.device)
+        frozen = None
         if reference is not None:
-            compared = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[place - 1]
-        hidden = self.decoder.hidden(tokens_T, length_N)[place - 1]
-        found = self.answer_outputs(hidden, tokens_T[place], entropy_gradient=entropy_gradient, compared=compared)
-        return outputs_at(place, len(tokens_T), found)
+            frozen = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[index_A - 1]
+        hidden = self.decoder.hidden(tokens_T, length_N)[index_A - 1]
+        outputs = self.head_outputs(hidden, tokens_T[index_A], entropy_gradient=entropy_gradient, frozen=frozen)
+        return scatter_outputs(index_A, len(tokens_T), outputs)
 
-    def answer_outputs(
+    def head_outputs(
         self,
         hidden_AH: Tensor,
         target_A: Tensor,
         *,
         entropy_gradient: bool = False,
-        compared: tuple[Logits, Tensor] | None = None,  # a reference's logits and its hidden states
+        frozen: tuple[Logits, Tensor] | None = None,  # a reference's head and its hidden states
     ) -> TokenOutputs:
-        weight_VH = self.fused_head(hidden_AH.device)
-        if compared is None and weight_VH is not None:
+        weight_VH = self.fused_head_weight(hidden_AH.device)
+        if frozen is None and weight_VH is not None:
             return TokenOutputs(
-                *fused_logprobs(hidden_AH, weight_VH, target_A, self.form, entropy_gradient=entropy_gradient)
+                *fused_logprobs(hidden_AH, weight_VH, target_A, self.logit_options, entropy_gradient=entropy_gradient)
             )
         logprobs, entropy, kl = token_logprobs(
             self.logits,
@@ -192,9 +192,9 @@ class PolicyNetwork:
             temperature=self.temperature,
             chunked=self.chunked,
             entropy_gradient=entropy_gradient,
-            reference=compared,
+            reference=frozen,
         )
-        return TokenOutputs(logprobs, entropy, kl if compared is not None else None)
+        return TokenOutputs(logprobs, entropy, kl if frozen is not None else None)
 
     def loss(
         self,
@@ -206,30 +206,30 @@ class PolicyNetwork:
         entropy_gradient: bool = False,
         reference: Reference | None = None,
     ) -> Tensor:
-        """Part by part where the kernels can: the logits of a part are still there when its loss is known."""
-        weight_VH = self.fused_head(tokens_T.device) if reference is None else None
-        place = mask_T.nonzero().squeeze(1)
-        ranges = [] if weight_VH is None else sample_ranges(place, length_N, len(weight_VH))
+        """One range of samples at a time with the fused kernels, so that logits are computed once (see head.py)."""
+        weight_VH = self.fused_head_weight(tokens_T.device) if reference is None else None
+        index_A = mask_T.nonzero().squeeze(1)
+        ranges = [] if weight_VH is None else sample_ranges(index_A, length_N, len(weight_VH))
         if weight_VH is None or not ranges:
             return loss_fn(
                 self.token_outputs(tokens_T, length_N, mask_T, entropy_gradient=entropy_gradient, reference=reference),
                 ALL,
                 ALL,
             )
-        place = send(place, tokens_T.device)
+        index_A = send(index_A, tokens_T.device)
 
         def range_loss(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
-            span = ranges[index]
-            first, last = span.tokens.start, span.tokens.stop
-            outputs = outputs_at(place[span.answers] - first, last - first, TokenOutputs(logprobs, entropy))
-            return loss_fn(outputs, span.rows, span.tokens)
+            samples = ranges[index]
+            first, last = samples.tokens.start, samples.tokens.stop
+            outputs = scatter_outputs(index_A[samples.answers] - first, last - first, TokenOutputs(logprobs, entropy))
+            return loss_fn(outputs, samples.rows, samples.tokens)
 
         return fused_loss(
-            self.decoder.hidden(tokens_T, length_N)[place - 1],
+            self.decoder.hidden(tokens_T, length_N)[index_A - 1],
             weight_VH,
-            tokens_T[place],
-            self.form,
-            [span.answers for span in ranges],
+            tokens_T[index_A],
+            self.logit_options,
+            [samples.answers for samples in ranges],
             range_loss,
             entropy_gradient=entropy_gradient,
         )
@@ -248,13 +248,13 @@ class PolicyNetwork:
 
 
 class ValueNetwork:
-    """The same architecture with one number as its head: the return expected from the state before each token."""
+    """The same architecture with a scalar head: the return expected from the state before each token."""
 
     def __init__(self, model: PreTrainedModel, *, packed: bool) -> None:
         self.decoder = Decoder(model, packed=packed)
         size = self.decoder.base.get_input_embeddings().weight.shape[1]
         head = nn.Linear(size, 1, bias=False)
-        nn.init.zeros_(head.weight)  # every state is worth 0 until the critic has seen a reward
+        nn.init.zeros_(head.weight)  # all values are 0 before the first update
         model.set_output_embeddings(head)
 
     def cast(self, dtype: torch.dtype) -> None:
@@ -271,7 +271,7 @@ class ValueNetwork:
         return (self.decoder.base.get_output_embeddings(),)  # bfloat16 cannot tell a value of 0.500 from 0.501
 
     def as_reference(self) -> Reference:
-        raise TypeError("a critic says values: there is no distribution to compare with")
+        raise TypeError("a critic has no distribution over tokens: it cannot be the reference of a KL")
 
     def compile(self) -> None:
         self.decoder.compile()
@@ -293,11 +293,11 @@ class ValueNetwork:
         entropy_gradient: bool = False,
         reference: Reference | None = None,
     ) -> TokenOutputs:
-        place = send(mask_T.nonzero().squeeze(1), tokens_T.device)
-        hidden = self.decoder.hidden(tokens_T, length_N)[place - 1]
-        return outputs_at(place, len(tokens_T), self.answer_outputs(hidden, tokens_T[place]))
+        index_A = send(mask_T.nonzero().squeeze(1), tokens_T.device)
+        hidden = self.decoder.hidden(tokens_T, length_N)[index_A - 1]
+        return scatter_outputs(index_A, len(tokens_T), self.head_outputs(hidden, tokens_T[index_A]))
 
-    def answer_outputs(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool = False) -> TokenOutputs:
+    def head_outputs(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool = False) -> TokenOutputs:
         return TokenOutputs(self.decoder.base.get_output_embeddings()(hidden_AH.float()).squeeze(1))
 
     def loss(
@@ -314,14 +314,14 @@ class ValueNetwork:
 
 
 def logit_scale(text: PreTrainedConfig) -> float:
-    """What a family multiplies its logits by."""
+    """The factor by which a family multiplies its logits."""
 
     def entry(name: str) -> float:
         value = getattr(text, name, None)
         return float(value) if isinstance(value, int | float) else 1.0
 
     divisor = entry("logits_scaling")  # Granite, MiniCPM
-    if text.model_type.startswith("hyperclovax"):  # the same name, the other way round
+    if text.model_type.startswith("hyperclovax"):  # multiplies by it
         divisor = 1 / divisor
     return entry("logit_scale") * entry("lm_head_multiplier") / divisor  # Cohere, Falcon-H1
 
@@ -330,10 +330,10 @@ def kernels_run_on(device: torch.device) -> bool:
     return HAS_TRITON and device.type == "cuda"
 
 
-def outputs_at(place_A: Tensor, tokens: int, found: TokenOutputs) -> TokenOutputs:
-    """Numbers of some tokens where they belong among all."""
-    zeros_T = found.output_T.new_zeros(tokens)
-    numbers = (found.output_T, found.entropy_T, found.kl_T)
-    placed = [None if number_A is None else zeros_T.index_put((place_A,), number_A) for number_A in numbers]
-    assert placed[0] is not None
-    return TokenOutputs(placed[0], *placed[1:])
+def scatter_outputs(index_A: Tensor, tokens: int, outputs: TokenOutputs) -> TokenOutputs:
+    """Outputs of the tokens at `index_A` among all tokens; 0 elsewhere."""
+    zeros_T = outputs.output_T.new_zeros(tokens)
+    fields = (outputs.output_T, outputs.entropy_T, outputs.kl_T)
+    scattered = [None if field_A is None else zeros_T.index_put((index_A,), field_A) for field_A in fields]
+    assert scattered[0] is not None
+    return TokenOutputs(scattered[0], *scattered[1:])

@@ -7,10 +7,10 @@ from transformers import PreTrainedModel
 
 @torch.no_grad()
 def fix_rotary_scaling(model: PreTrainedModel, longest: int) -> None:
-    """Choose the frequencies of length-dependent rotary embeddings once, for the run's longest sample.
+    """Set the frequencies of length-dependent rotary embeddings once, for the run's longest sample.
 
-    transformers chooses them in every pass by its largest position (longrope of Phi-3: two sets; dynamic: a formula): a
-    sample's logits would change with the samples beside it, and in the middle of an answer.
+    transformers sets them in every pass by its largest position (longrope of Phi-3: two sets; dynamic: a formula), so a
+    sample's logits would depend on the other samples in the batch, and change in the middle of an answer.
     """
     for module in model.modules():
         kinds = vars(module).get("rope_type")
@@ -29,7 +29,7 @@ def depends_on_length(kind: str) -> bool:
 
 
 def fixed(kind: str) -> str:
-    """A name for which transformers recomputes nothing."""
+    """A rope type for which transformers does not recompute the frequencies."""
     return f"fixed {kind.replace('dynamic', 'ntk')}"
 
 

@@ -1,4 +1,4 @@
-"""From a model in memory to a Hugging Face folder."""
+"""Save a model as a Hugging Face folder."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from rloom.models.network import PolicyNetwork
 
 
 def save_description(network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Everything of a Hugging Face folder but the weights."""
+    """Save configuration and tokenizer: a Hugging Face folder without the weights."""
     base = network.decoder.base
     base.config.save_pretrained(folder)
     base.generation_config.save_pretrained(folder)
@@ -17,13 +17,13 @@ def save_description(network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase,
 
 
 def save_pretrained(network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """A folder that from_pretrained loads: the model, or with LoRA its adapter."""
+    """Save a folder for from_pretrained: the model, or with LoRA its adapter."""
     network.decoder.model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def merge_adapter(network: PolicyNetwork) -> None:
-    """Fold LoRA into the weights, for good."""
+    """Merge LoRA into the weights; this cannot be undone."""
     model = network.decoder.model
     if isinstance(model, PeftModel):
         network.decoder.model = model.merge_and_unload()

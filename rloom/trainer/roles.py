@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective
-from rloom.batch import Batch, TrainBatch, token_places
+from rloom.batch import Batch, TrainBatch, token_indices
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
 from rloom.packing import share_rows
@@ -36,7 +36,7 @@ class PendingOutputs:
         """output_T of the whole batch."""
         merged_T = torch.zeros(len(self.batch.tokens_T))
         for rows, output_T in zip(self.rows, self.pending.wait(), strict=True):
-            merged_T[token_places(self.batch.length_N, torch.tensor(rows, dtype=torch.long))] = output_T
+            merged_T[token_indices(self.batch.length_N, torch.tensor(rows, dtype=torch.long))] = output_T
         return merged_T
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.batch import token_places
+from rloom.batch import token_indices
 from rloom.engines.base import Placement
 from rloom.engines.distributed import Broadcast, rank_mesh
 from rloom.engines.fsdp import FSDPEngine
@@ -121,7 +121,7 @@ def merged(firsts: list[Course]) -> Tensor:
     found_T = torch.zeros(len(batch.tokens_T))
     for share, rank in enumerate(firsts):
         rows = torch.tensor(rows_of(share, len(firsts)))
-        found_T[token_places(batch.length_N, rows)] = rank.scores_T
+        found_T[token_indices(batch.length_N, rows)] = rank.scores_T
     return found_T
 
 

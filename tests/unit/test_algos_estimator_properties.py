@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
 from rloom.algos.over_time import unwhitened_gae
 from rloom.algos.registry import ALGORITHMS
-from rloom.batch import Advantages, token_places
+from rloom.batch import Advantages, token_indices
 
 SETTINGS = [AdvantageSettings(gamma=0.9, lam=0.8), AdvantageSettings(norm_by_std=False)]
 
@@ -41,7 +41,7 @@ def test_shifting_all_rewards_of_a_group_changes_nothing(name: str, case: Case, 
 def test_permuting_samples_permutes_the_result(name: str, case: Case, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(case.samples))))
     permuted = Case(tuple(case.samples[i] for i in order))
-    places = token_places(case.batch.length_N, torch.tensor(order))
+    places = token_indices(case.batch.length_N, torch.tensor(order))
     for settings in SETTINGS:
         before, after = advantages(name, case, settings), advantages(name, permuted, settings)
         assert_close(after.advantages_T, before.advantages_T[places])
@@ -55,11 +55,11 @@ def test_adding_a_failed_sample_changes_nothing(name: str, case: Case, failed: S
     at = data.draw(st.integers(0, len(case.samples)))
     more = Case((*case.samples[:at], replace(failed, score=None), *case.samples[at:]))
     others = [i for i in range(len(more.samples)) if i != at]
-    places = token_places(more.batch.length_N, torch.tensor(others))
+    places = token_indices(more.batch.length_N, torch.tensor(others))
     for settings in SETTINGS:
         before, after = advantages(name, case, settings), advantages(name, more, settings)
         assert_close(after.advantages_T[places], before.advantages_T)
-        assert after.advantages_T[token_places(more.batch.length_N, torch.tensor([at]))].abs().sum() == 0
+        assert after.advantages_T[token_indices(more.batch.length_N, torch.tensor([at]))].abs().sum() == 0
 
 
 @given(case=cases())

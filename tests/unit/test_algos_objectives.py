@@ -15,7 +15,7 @@ from rloom.algos.kl import KL_ESTIMATORS
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
-from rloom.batch import TokenOutputs, TrainBatch, token_places
+from rloom.batch import TokenOutputs, TrainBatch, token_indices
 
 # ratios that choose several tokens of a small batch
 SETTINGS = LossSettings(clip_cov_ratio=0.2, clip_cov_lb=0.05, kl_cov_ratio=0.2)
@@ -43,7 +43,7 @@ class Learned:
         self.loss, self.metrics = 0.0, {}
         for rank in range(ranks):
             for rows in torch.arange(len(mini))[rank::ranks].tensor_split(micro_batches):
-                places = token_places(mini.length_N, rows)
+                places = token_indices(mini.length_N, rows)
                 part = mini.select(rows)
                 outputs = TokenOutputs(self.logprobs_T[places], self.entropy_T[places])
                 loss, metrics = goal(outputs, part, counts)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import torch
 from algos_samples import MIXED, batch_of
 
-from rloom.batch import Batch, Trajectory, token_places
+from rloom.batch import Batch, Trajectory, token_indices
 from rloom.types import Prompt, Score
 
 
@@ -36,7 +36,7 @@ def test_the_tokens_of_a_failed_sample_do_not_teach() -> None:
 def test_selecting_rows_carries_every_field_and_what_is_not_there() -> None:
     batch = replace(MIXED.train_batch(), chosen_T=torch.arange(len(MIXED.batch.mask_T)) % 2 == 0, ref_logprobs_T=None)
     picked = batch.select([4, 0])
-    places = token_places(batch.length_N, torch.tensor([4, 0]))
+    places = token_indices(batch.length_N, torch.tensor([4, 0]))
     start = int(batch.length_N[:4].sum())
     assert places.tolist() == [*range(start, start + 7), *range(5)]
     assert picked.length_N.tolist() == [7, 5]

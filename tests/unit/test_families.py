@@ -113,11 +113,11 @@ def test_prompts_are_not_padded_for_a_family_whose_answers_would_change(tmp_path
 
 def test_an_argument_that_attention_does_not_know_is_an_error() -> None:
     query = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ModelError, match="Linear asks its attention for position_bias"):
+    with pytest.raises(ModelError, match="Linear passes position_bias to its attention"):
         call_attend(
             torch.nn.Linear(1, 1), query, query, query, None, attend=lambda *_: query, scaling=1.0, position_bias=query
         )
-    with pytest.raises(ModelError, match="for attention_mask"):
+    with pytest.raises(ModelError, match="passes attention_mask"):
         call_attend(torch.nn.Linear(1, 1), query, query, query, query, attend=lambda *_: query, scaling=1.0)
 
 
@@ -227,7 +227,7 @@ def test_ulysses_refuses_a_family_that_is_right_in_rows_only() -> None:
     from rloom.engines.ulysses import check_heads
 
     network = PolicyNetwork(tiny_model("qwen3_next"), packed=False)
-    with pytest.raises(ConfigError, match="ulysses_sequence_parallel_size=2: it cuts packed samples"):
+    with pytest.raises(ConfigError, match="ulysses_sequence_parallel_size=2: it splits packed samples"):
         check_heads(network, 2, 2, "actor_rollout_ref.actor.ulysses_sequence_parallel_size")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.batch import TrainBatch, token_places
+from rloom.batch import TrainBatch, token_indices
 from rloom.engines.base import Placement
 from rloom.engines.distributed import all_gather_rows, backend_of, rank_mesh
 from rloom.engines.fsdp import FSDPEngine
@@ -156,7 +156,7 @@ def check_against_one_process(
 def merge(parts: list[Tensor], batch: TrainBatch) -> Tensor:
     merged_T = torch.zeros(len(batch.tokens_T))
     for rank, part_T in enumerate(parts):
-        merged_T[token_places(batch.length_N, torch.tensor(share(batch, rank, len(parts))))] = part_T
+        merged_T[token_indices(batch.length_N, torch.tensor(share(batch, rank, len(parts))))] = part_T
     return merged_T
 
 

@@ -37,7 +37,7 @@ GREEDY = Sampling(5, temperature=0.0)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one after the other."""
     monkeypatch.setattr("rloom.rollout.native.kernels.attend.PROGRAMS", 1)
-    monkeypatch.setattr("rloom.rollout.native.kernels.choose.BLOCK", 64)
+    monkeypatch.setattr("rloom.rollout.native.kernels.sample.BLOCK", 64)
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_layers_with_unlike_caches_are_generated_step_by_step_and_it_says_so(
     network, few = family_network("gemma4_text"), asked(P, Q)
     rollout = rollout_of(network)
     assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
-    assert "unlike caches, (heads, key, value size): [(2, 8, 8), (2, 512, 512)]" in caplog.text
+    assert "different caches, (heads, key, value size): [(2, 8, 8), (2, 512, 512)]" in caplog.text
     assert not rollout.stays_on_device
 
 

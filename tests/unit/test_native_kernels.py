@@ -1,4 +1,4 @@
-"""The native engine's kernels against plain torch: attention over two stretches of a cache, and drawing tokens.
+"""The native engine's kernels against plain torch: attention over two ranges of a cache, and sampling.
 
 Without a CUDA device they run in Triton's interpreter.
 """
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rloom.models.attention import AttentionOptions, attend_where
+from rloom.models.attention import AttentionOptions, attend_with_mask
 from rloom.rollout.base import Sampling
 from rloom.rollout.native import sampler
 from rloom.rollout.native.slots import Slots
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ATTEND, CHOOSE = "rloom.rollout.native.kernels.attend", "rloom.rollout.native.kernels.choose"
+ATTEND, SAMPLE = "rloom.rollout.native.kernels.attend", "rloom.rollout.native.kernels.sample"
 
 
 def numbers(values: object) -> Tensor:
@@ -33,11 +33,11 @@ def numbers(values: object) -> Tensor:
 
 @dataclass
 class Bench:
-    """Slots with their stretches in a layer of the cache, and the new tokens' queries, keys and values."""
+    """Slots with their ranges in a layer of the cache, and the new tokens' queries, keys and values."""
 
     slots: Slots
     slot_B: Tensor
-    keys: Tensor  # [key heads, places and a spare one, size]
+    keys: Tensor  # [key heads, cache tokens and a spare one, size]
     values: Tensor
     query: Tensor  # [B, heads, size]
     key: Tensor
@@ -46,7 +46,7 @@ class Bench:
     @classmethod
     def drawn(
         cls,
-        stretches: list[tuple[int, int]],  # length of the prompt, tokens of its own before the new one
+        ranges: list[tuple[int, int]],  # length of the prompt, tokens of its own before the new one
         shared: int = 1,  # so many of the first slots have one prompt
         heads: int = 4,
         key_heads: int = 2,
@@ -54,21 +54,21 @@ class Bench:
         value_size: int | None = None,  # None: as the keys
         dtype: torch.dtype = torch.float32,
     ) -> "Bench":
-        count, place, rows = len(stretches), 3, []  # nobody has the first three places
+        count, end, rows = len(ranges), 3, []  # the first three tokens of the cache are unused
         prompt_start = 0
-        for slot, (prompt_length, before) in enumerate(stretches):
+        for slot, (prompt_length, before) in enumerate(ranges):
             if slot == 0 or slot >= shared:
-                prompt_start, place = place, place + prompt_length
-            rows.append((slot, prompt_start, prompt_length, place, before + 2))
-            place += before + 2  # one for the new token and one that stays empty
+                prompt_start, end = end, end + prompt_length
+            rows.append((slot, prompt_start, prompt_length, end, before + 2))
+            end += before + 2  # one for the new token and one that stays empty
         slots = Slots(count, 1000, DEVICE)
         slots.begin(rows, None)
-        slots.written[:count] = numbers([before + 1 for _, before in stretches])
-        slots.own_start[count] = place
-        draw = torch.Generator().manual_seed(place)
+        slots.written[:count] = numbers([before + 1 for _, before in ranges])
+        slots.own_start[count] = end
+        draw = torch.Generator().manual_seed(end)
         batch = count + 1
         sizes = (size, size if value_size is None else value_size)
-        shapes = [*((key_heads, place + 1, one) for one in sizes), (batch, heads, size)]
+        shapes = [*((key_heads, end + 1, one) for one in sizes), (batch, heads, size)]
         shapes += [(batch, key_heads, one) for one in sizes]
         tensors = [torch.randn(*shape, generator=draw).to(DEVICE, dtype) for shape in shapes]
         return cls(slots, numbers([*range(count)[::-1], count]), *tensors)  # rows in another order than slots
@@ -80,7 +80,7 @@ class Bench:
             self.query, self.key, self.value, self.keys, self.values, self.slot_B, self.slots, options
         )  # fmt: skip
 
-    def stretch(self, slot: int) -> list[int]:
+    def indices(self, slot: int) -> list[int]:
         """Places of a slot's tokens in their order, that of the new one last."""
         slots = self.slots
         prompt, own = int(slots.prompt_start[slot]), int(slots.own_start[slot])
@@ -91,16 +91,12 @@ class Bench:
         """(what each row gets, keys and values afterwards), a row at a time."""
         keys, values, rows = self.keys.clone(), self.values.clone(), []
         for row, slot in enumerate(self.slot_B.tolist()):
-            capacity_tokens = self.stretch(slot)
-            keys[:, capacity_tokens[-1]], values[:, capacity_tokens[-1]] = self.key[row], self.value[row]
-            distance = torch.arange(len(capacity_tokens), device=DEVICE).flip(0)
-            seen = (distance < (options.window or len(capacity_tokens)))[None]
+            index = self.indices(slot)
+            keys[:, index[-1]], values[:, index[-1]] = self.key[row], self.value[row]
+            distance = torch.arange(len(index), device=DEVICE).flip(0)
+            seen = (distance < (options.window or len(index)))[None]
             query = self.query[row][None, :, None]
-            rows.append(
-                attend_where(query, keys[None, :, capacity_tokens], values[None, :, capacity_tokens], seen, options)[
-                    0, :, 0
-                ]
-            )
+            rows.append(attend_with_mask(query, keys[None, :, index], values[None, :, index], seen, options)[0, :, 0])
         return torch.stack(rows), keys, values
 
 
@@ -147,7 +143,7 @@ def test_a_token_attends_to_its_prompt_and_to_what_was_written_since(splits: int
     ],
     ids=str,
 )
-def test_long_stretches_are_read_in_blocks_by_as_many_programs_as_there_are(
+def test_long_ranges_are_read_in_blocks_by_as_many_programs_as_there_are(
     splits: int, options: AttentionOptions
 ) -> None:
     assert_attends_plainly(Bench.drawn(LONG, shared=2), options)
@@ -198,11 +194,11 @@ def test_two_tokens_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out == pytest.approx([0, 0, 0, 0, 0, 6, 1, *[0] * 9])  # weights 3 and 1: three quarters of 8, one of 4
 
 
-def test_rows_that_only_fill_the_batch_write_to_the_spare_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_only_fill_the_batch_write_to_the_spare_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
     bench = Bench.drawn([(2, 0)])
     spare, keys = bench.keys.shape[1] - 1, bench.keys.clone()
-    bench.slot_B = numbers([1, 1])  # two of them, and nobody else
+    bench.slot_B = numbers([1, 1])  # two of them, and no others
     out = bench.attend(AttentionOptions(0.35))
     changed = (bench.keys != keys).any(2).any(0).nonzero().flatten().tolist()
     assert changed == [spare]
@@ -238,7 +234,7 @@ def test_a_cache_in_half_precision_takes_float32_queries_and_keys(splits: int) -
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks a vocabulary: 16 tokens each."""
-    monkeypatch.setattr(f"{CHOOSE}.BLOCK", 16)
+    monkeypatch.setattr(f"{SAMPLE}.BLOCK", 16)
 
 
 def slots_for(uniform: Tensor, sampling: Sampling, limit: int = 9) -> Slots:
@@ -251,7 +247,7 @@ def slots_for(uniform: Tensor, sampling: Sampling, limit: int = 9) -> Slots:
 
 
 def choose(logits_PV: Tensor, slots: Slots, source: list[int] | None = None, slot: list[int] | None = None) -> None:
-    from rloom.rollout.native.kernels.choose import sample_and_record
+    from rloom.rollout.native.kernels.sample import sample_and_record
 
     slot = list(range(slots.count)) if slot is None else slot
     source = [0] * len(slot) if source is None else source

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.batch import TrainBatch, token_places
+from rloom.batch import TrainBatch, token_indices
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.config.load import load_config
@@ -128,7 +128,7 @@ def compare(rank_processes: RankProcesses, folder: Path, ranks: int, together: i
         merged_T = torch.zeros(len(batch.tokens_T))
         for number, rank in enumerate(firsts):
             rows = share(batch, number * together, ranks, together)
-            merged_T[token_places(batch.length_N, torch.tensor(rows, dtype=torch.long))] = getattr(rank, name)
+            merged_T[token_indices(batch.length_N, torch.tensor(rows, dtype=torch.long))] = getattr(rank, name)
         torch.testing.assert_close(merged_T, getattr(expected, name), atol=SAME * (1 + (name == "after_T")), rtol=SAME)
 
 

@@ -1,19 +1,19 @@
-"""Which places of the key-value cache are taken."""
+"""Allocation of contiguous ranges in the key-value cache."""
 
 
 class RangeAllocator:
-    """Hands out stretches of `capacity` places, and takes them back."""
+    """Allocates and releases ranges of a cache of `capacity` tokens."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.free = [(0, capacity)]  # (start, length), in order, never touching
+        self.free = [(0, capacity)]  # (start, length), in order, never adjacent
 
     @property
     def free_tokens(self) -> int:
         return sum(length for _, length in self.free)
 
     def allocate(self, length: int) -> int | None:
-        """The start of a free stretch so long, or None when there is none: the first that fits."""
+        """The start of the first free range of at least `length` tokens, or None."""
         for i, (start, available) in enumerate(self.free):
             if available >= length:
                 self.free[i : i + 1] = [(start + length, available - length)] if available > length else []

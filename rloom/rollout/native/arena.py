@@ -1,8 +1,8 @@
-"""Device memory whose address stays while the memory behind it comes and goes.
+"""Device memory at a fixed virtual address, whose physical memory can be freed and allocated again.
 
-Captured graphs hold addresses. So that the key-value cache can be given back while training and the graphs still be
-good afterwards, its addresses are reserved once and real memory is mapped behind them when needed (CUDA's virtual
-memory management, which torch's allocator does not offer for a single tensor).
+CUDA graphs hold addresses. So that the key-value cache can be freed while training and the graphs stay valid, its
+address range is reserved once, and physical memory is mapped to it when needed (CUDA's virtual memory management, which
+torch's allocator does not offer for a single tensor).
 """
 
 import ctypes
@@ -41,7 +41,7 @@ def driver() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise ModelError(f"the native engine needs NVIDIA's driver: {error}; use rollout.name=hf") from error
+        raise ModelError(f"no NVIDIA driver: {error}; use actor_rollout_ref.rollout.name=hf") from error
 
 
 def call(name: str, *arguments: object) -> None:
@@ -53,13 +53,13 @@ def call(name: str, *arguments: object) -> None:
 
 
 class Arena:
-    """`size` bytes at a fixed address of a CUDA device; none of them there until `map`."""
+    """`size` bytes at a fixed address of a CUDA device, without physical memory until `map`."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.handle: ctypes.c_uint64 | None = None
         self.address = ctypes.c_uint64()
         self.index = device.index if device.index is not None else torch.cuda.current_device()
-        torch.zeros(1, device=device)  # the device's context must exist
+        torch.zeros(1, device=device)  # creates the CUDA context
         self.properties = Properties(type=PINNED, location=Location(ON_DEVICE, self.index))
         granularity = ctypes.c_size_t()
         call("cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(self.properties), 0)
@@ -88,7 +88,7 @@ class Arena:
         try:
             call("cuMemCreate", *arguments)
         except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()  # torch keeps what training used; it is free for all that
+            torch.cuda.empty_cache()  # free the blocks that torch's allocator caches
             try:
                 call("cuMemCreate", *arguments)
             except torch.cuda.OutOfMemoryError as error:
@@ -107,11 +107,11 @@ class Arena:
         self.handle = None
 
     def tensor(self) -> Tensor:
-        """All its bytes. Reading them is allowed only while they are mapped."""
+        """All bytes, which may be accessed only while they are mapped."""
         return torch.as_tensor(self, device=torch.device("cuda", self.index))
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # the end of the process frees it, and by then torch may be half gone
+        if not sys.is_finalizing():  # at exit the driver frees it, and torch may be unloaded already
             self.close()
 
     def close(self) -> None:

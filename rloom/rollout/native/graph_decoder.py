@@ -15,7 +15,7 @@ from torch import Tensor
 from rloom.models.attention import OpaqueAttention, active
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.native.graphs import Graphs, batch_of
-from rloom.rollout.native.kernels.choose import sample_and_record
+from rloom.rollout.native.kernels.sample import sample_and_record
 from rloom.rollout.native.scheduler import RunningSequence
 from rloom.rollout.native.session import Finished
 from rloom.rollout.native.slots import Slots

@@ -1,4 +1,4 @@
-"""A step of the device, captured once for each size of batch and then replayed."""
+"""CUDA graphs of a decode step, captured once per batch size and then replayed."""
 
 import logging
 from collections.abc import Callable
@@ -11,17 +11,17 @@ log = logging.getLogger(__name__)
 
 
 class Graphs:
-    """`step(rows)` touches nothing but tensors that stay where they are."""
+    """`step(rows)` must only access tensors with fixed addresses."""
 
     def __init__(self, step: Callable[[int], None], *, capture: bool) -> None:
         self.step = step
         self.capturing = capture
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.side: torch.cuda.Stream | None = None  # where they are captured; cuBLAS keeps a workspace for each stream
+        self.stream: torch.cuda.Stream | None = None  # one for all captures: cuBLAS keeps a workspace per stream
 
     def run(self, rows: int, times: int) -> None:
         if self.capturing and rows not in self.graphs and times:
-            self.step(rows)  # a step like any other, that also compiles and loads what a capture cannot
+            self.step(rows)  # a real step, which also compiles and loads kernels: not possible in a capture
             times -= 1
             self.capture(rows)
         graph = self.graphs.get(rows)
@@ -35,11 +35,11 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         try:
             self.record(graph, rows)
-        except Exception as error:  # whatever the model does that a graph cannot hold
+        except Exception as error:  # operations that a CUDA graph cannot capture
             log.warning(
                 f"the native engine could not capture this model's decode step ({first_line(error)}): "
-                "it goes on without graphs, more slowly. "
-                "actor_rollout_ref.rollout.enforce_eager=True says so from the start"
+                "it decodes without CUDA graphs, more slowly. "
+                "actor_rollout_ref.rollout.enforce_eager=True avoids this warning"
             )
             self.capturing = False
             self.graphs.clear()
@@ -47,25 +47,25 @@ class Graphs:
             self.graphs[rows] = graph
 
     def record(self, graph: torch.cuda.CUDAGraph, rows: int) -> None:
-        """As torch.cuda.graph() does, without emptying the allocator's cache each time."""
-        if self.side is None:
-            self.side = torch.cuda.Stream()
-        side, main = self.side, torch.cuda.current_stream()
-        pool = next(iter(self.graphs.values())).pool() if self.graphs else None  # one runs at a time: they share
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
+        """Like torch.cuda.graph(), but without emptying the allocator's cache each time."""
+        if self.stream is None:
+            self.stream = torch.cuda.Stream()
+        stream, main = self.stream, torch.cuda.current_stream()
+        pool = next(iter(self.graphs.values())).pool() if self.graphs else None  # graphs never run concurrently
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 self.step(rows)
             finally:
                 graph.capture_end()
-        main.wait_stream(side)
+        main.wait_stream(stream)
 
 
 def batch_of(rows: int) -> int:
-    """The size of batch that so many rows are filled up to: two sizes an octave, four above 256."""
+    """The batch size to which `rows` are padded: two sizes per power of two, four above 256."""
     if rows <= 8:
         return 8
-    octave = 1 << (rows - 1).bit_length() - 1  # the power of two below
-    stride = octave // (4 if octave >= 256 else 2)
+    power = 1 << (rows - 1).bit_length() - 1  # the power of two below
+    stride = power // (4 if power >= 256 else 2)
     return -(-rows // stride) * stride

@@ -1,4 +1,4 @@
-"""Choosing the next token. B sequences, V vocabulary."""
+"""Sampling of the next token. B sequences, V vocabulary."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def uniform_draws(requests: Sequence[Request]) -> Tensor | None:
 
 
 def sample_tokens(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """(token, its log-prob) a sequence, by one uniform number each: its luck does not depend on its company."""
+    """(token, log-prob) of each sequence, from one uniform number each: independent of the rest of the batch."""
     logits_BV = logits_BV.float()
     if sampling.temperature == 0:
         logprobs_BV = logits_BV.log_softmax(-1)
@@ -34,21 +34,21 @@ def sample_tokens(logits_BV: Tensor, uniform_B: Tensor, sampling: Sampling) -> t
 
 
 def inverse_cdf(probability_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """Where the running sum of probabilities passes the uniform number. Weights need not sum to 1."""
-    passed_BV = probability_BV.double().cumsum(-1)  # float32 loses the rare tokens of a large vocabulary
-    threshold_B = uniform_B.double() * passed_BV[:, -1]
-    return torch.searchsorted(passed_BV, threshold_B[:, None], right=True).squeeze(1).clamp(max=passed_BV.shape[1] - 1)
+    """The first token whose cumulative probability exceeds the uniform number. Weights need not sum to 1."""
+    sum_BV = probability_BV.double().cumsum(-1)  # in float32, rare tokens of a large vocabulary would be lost
+    threshold_B = uniform_B.double() * sum_BV[:, -1]
+    return torch.searchsorted(sum_BV, threshold_B[:, None], right=True).squeeze(1).clamp(max=sum_BV.shape[1] - 1)
 
 
 def filter_top_k_top_p(logprobs_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Top-k, then top-p over what is left, as the peers do; tokens that fall out get -inf."""
+    """Top-k, then top-p over the remaining tokens, in the order of vLLM and transformers; removed ones get -inf."""
     vocabulary = logprobs_BV.shape[1]
     if 0 < sampling.top_k < vocabulary:
-        smallest_B1 = logprobs_BV.topk(sampling.top_k, -1).values[:, -1:]
-        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, float("-inf"))
+        threshold_B1 = logprobs_BV.topk(sampling.top_k, -1).values[:, -1:]
+        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < threshold_B1, float("-inf"))
     if sampling.top_p < 1:
         sorted_BV, order_BV = logprobs_BV.sort(-1, descending=True)
         before_BV = sorted_BV.softmax(-1).cumsum(-1) - sorted_BV.softmax(-1)
-        outside_BV = (before_BV >= sampling.top_p).scatter(1, order_BV, before_BV >= sampling.top_p)
-        logprobs_BV = logprobs_BV.masked_fill(outside_BV, float("-inf"))
+        removed_BV = (before_BV >= sampling.top_p).scatter(1, order_BV, before_BV >= sampling.top_p)
+        logprobs_BV = logprobs_BV.masked_fill(removed_BV, float("-inf"))
     return logprobs_BV

@@ -1,4 +1,4 @@
-"""The key-value cache: one slot a running sequence, and the two ways of attending over it.
+"""A key-value cache with one slot per running sequence, and its attentions for prefill and decode.
 
 S slots, B running sequences (always slots 0..B-1), T tokens of packed prompts.
 """
@@ -6,11 +6,11 @@ S slots, B running sequences (always slots 0..B-1), T tokens of packed prompts.
 import torch
 from torch import Tensor
 
-from rloom.models.attention import AttentionOptions, PackedAttention, attend_where
+from rloom.models.attention import AttentionOptions, PackedAttention, attend_with_mask
 
 
 class SlotCache:
-    """Keys and values of every layer, [slots, key-value heads, length, size] each. Made at the first write."""
+    """Keys and values of every layer, [slots, key-value heads, length, size] each, allocated at the first write."""
 
     def __init__(self, slots: int, length: int) -> None:
         self.slots, self.length = slots, length
@@ -18,13 +18,13 @@ class SlotCache:
         self.values: list[Tensor] = []
 
     def reserve(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Layers come in order, so their shapes are learned from what they first write.
+        """Allocate a layer from the shapes of its first keys and values; layers come in order.
 
-        Keys take the values' precision: where a rotation hands them over in float32, attention would make each of them
-        bfloat16 again at every step.
+        Keys are stored in the dtype of the values: if the rotary embedding returns float32 keys, attention would cast
+        all of them to bfloat16 at every step.
         """
         if layer == len(self.keys):
-            # zeros: what is masked out is still multiplied, and nothing times NaN is NaN
+            # zeros, since masked values are still multiplied, and 0 * NaN is NaN
             for cache, tensor in ((self.keys, key), (self.values, value)):
                 cache.append(value.new_zeros(self.slots, tensor.shape[1], self.length, tensor.shape[3]))
 
@@ -34,7 +34,7 @@ class SlotCache:
 
 
 class PrefillAttention(PackedAttention):
-    """Packed prompts attend to themselves; their keys and values are written to every slot that starts from them."""
+    """Causal attention of packed prompts, which writes keys and values to every slot that starts from the prompt."""
 
     def __init__(self, length_P: Tensor, cache: SlotCache, slot_S: Tensor, prompt_S: Tensor) -> None:
         super().__init__(length_P, slot_S.device)
@@ -48,13 +48,13 @@ class PrefillAttention(PackedAttention):
         self.layer += 1
         layer, longest = self.layer, self.longest
         self.cache.reserve(layer, key, value)
-        self.cache.keys[layer][self.slot_S, :, :longest] = self.spread(key.to(value.dtype))[self.prompt_S]
-        self.cache.values[layer][self.slot_S, :, :longest] = self.spread(value)[self.prompt_S]
+        self.cache.keys[layer][self.slot_S, :, :longest] = self.pad_samples(key.to(value.dtype))[self.prompt_S]
+        self.cache.values[layer][self.slot_S, :, :longest] = self.pad_samples(value)[self.prompt_S]
         return super().__call__(query, key, value, options)
 
 
 class DecodeAttention:
-    """One new token a sequence attends to that sequence's slot."""
+    """The new token of each sequence attends to its slot."""
 
     def __init__(self, cache: SlotCache, position_B: Tensor) -> None:
         self.cache, self.layer = cache, -1
@@ -72,14 +72,14 @@ class DecodeAttention:
         keys[self.row_B, :, self.position_B] = key[0].transpose(0, 1).to(keys.dtype)
         values[self.row_B, :, self.position_B] = value[0].transpose(0, 1)
         sequences, key_heads, size = len(self.row_B), keys.shape[1], query.shape[-1]
-        # heads that share a key head become its queries: no copy of the keys for each of them
+        # query heads become queries of the key head they share, so that keys are not repeated
         queries = query[0].transpose(0, 1).reshape(sequences, key_heads, -1, size)
-        seen = (self.distance >= 0) & (self.distance < (options.window or self.longest))
-        rows = attend_where(
+        mask = (self.distance >= 0) & (self.distance < (options.window or self.longest))
+        rows = attend_with_mask(
             queries,
             keys[:sequences, :, : self.longest],
             values[:sequences, :, : self.longest],
-            seen[:, None, None, :],
+            mask[:, None, None, :],
             options,
         )
         return rows.reshape(1, sequences, -1, values.shape[-1])

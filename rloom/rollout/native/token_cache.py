@@ -1,6 +1,6 @@
-"""Keys and values of single tokens, each at a place of its own, and the two ways of attending over them.
+"""A key-value cache indexed by token, and its attentions for prefill and decode.
 
-A prompt's tokens lie side by side and are shared by all answers to it; an answer's own tokens lie side by side too.
+The tokens of a prompt are contiguous and shared by all its answers; an answer's own tokens are contiguous, too.
 """
 
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from rloom.rollout.native.slots import Slots
 
 
 class MixedLayerShapes(Exception):
-    """The model's layers differ in heads or sizes: no one cache fits them."""
+    """The model's layers differ in heads or sizes, which one TokenCache does not support."""
 
 
 @dataclass(frozen=True)
 class TokenShape:
-    """What one token takes in the cache."""
+    """The shape of one token's keys and values in the cache."""
 
     layers: int
     heads: int
     key_size: int
-    value_size: int  # DeepSeek: smaller
+    value_size: int  # smaller than key_size in DeepSeek
     dtype: torch.dtype
 
     @property
@@ -33,42 +33,42 @@ class TokenShape:
 
 
 class ShapeProbe:
-    """An attention that only notes what it is given. One token through the model gives its TokenShape."""
+    """An attention that only records shapes. One token through the model gives its TokenShape."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[int, int, int, torch.dtype]] = []  # of each layer
+        self.shapes: list[tuple[int, int, int, torch.dtype]] = []  # of each layer
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        self.found.append((key.shape[1], key.shape[3], value.shape[3], value.dtype))
+        self.shapes.append((key.shape[1], key.shape[3], value.shape[3], value.dtype))
         rows, heads, tokens, _ = query.shape
         return value.new_zeros(rows, tokens, heads, value.shape[3])
 
     def reset(self) -> None:
-        self.found.clear()
+        self.shapes.clear()
 
     def shape(self) -> TokenShape:
-        if len(set(self.found)) != 1:
-            sizes = sorted({one[:3] for one in self.found})
-            raise MixedLayerShapes(f"the layers of this model have unlike caches, (heads, key, value size): {sizes}")
-        return TokenShape(len(self.found), *self.found[0])
+        if len(set(self.shapes)) != 1:
+            sizes = sorted({one[:3] for one in self.shapes})
+            raise MixedLayerShapes(f"this model's layers have different caches, (heads, key, value size): {sizes}")
+        return TokenShape(len(self.shapes), *self.shapes[0])
 
 
 class TokenCache:
-    """Keys and values, [layers, heads, places and a spare one, size] each, in memory that can be given back."""
+    """Keys and values, [layers, heads, capacity_tokens + 1 spare, size] each, in memory that `sleep` frees."""
 
     def __init__(self, shape: TokenShape, capacity_tokens: int, device: torch.device) -> None:
         self.shape, self.capacity_tokens = shape, capacity_tokens
         size = shape.bytes * (capacity_tokens + 1)
         self.arena = Arena(size, device) if device.type == "cuda" else None
-        whole = self.arena.tensor()[:size] if self.arena is not None else torch.zeros(size, dtype=torch.uint8)
+        memory = self.arena.tensor()[:size] if self.arena is not None else torch.zeros(size, dtype=torch.uint8)
         sizes = [shape.layers * shape.heads * (capacity_tokens + 1) * one for one in (shape.key_size, shape.value_size)]
-        keys, values = whole.view(shape.dtype).split(sizes)
+        keys, values = memory.view(shape.dtype).split(sizes)
         self.keys = keys.view(shape.layers, shape.heads, capacity_tokens + 1, shape.key_size)
         self.values = values.view(shape.layers, shape.heads, capacity_tokens + 1, shape.value_size)
 
     @property
     def bytes(self) -> int:
-        """Held now."""
+        """Memory in use now."""
         return self.shape.bytes * self.capacity_tokens if self.arena is None or self.arena.mapped else 0
 
     def wake(self) -> None:
@@ -85,12 +85,12 @@ class TokenCache:
 
 
 class PromptAttention(PackedAttention):
-    """Packed prompts attend to themselves; their keys and values go to the cache."""
+    """Causal attention of packed prompts, which writes their keys and values to the cache."""
 
     def __init__(self, length_P: Tensor, start_P: Tensor, cache: TokenCache) -> None:
         super().__init__(length_P, start_P.device)
         self.cache, self.layer = cache, -1
-        self.place_T = start_P[self.row_T] + self.column_T
+        self.index_T = start_P[self.row_T] + self.column_T
 
     def reset(self) -> None:
         self.layer = -1
@@ -98,13 +98,13 @@ class PromptAttention(PackedAttention):
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         self.layer += 1
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
-        keys[:, self.place_T] = key[0].to(keys.dtype)
-        values[:, self.place_T] = value[0]
+        keys[:, self.index_T] = key[0].to(keys.dtype)
+        values[:, self.index_T] = value[0]
         return super().__call__(query, key, value, options)
 
 
 class AnswerAttention:
-    """One new token a row attends to its prompt and to what it has written."""
+    """The new token of each row attends to its prompt and to the answer so far."""
 
     def __init__(self, cache: TokenCache, slots: Slots, slot_B: Tensor) -> None:
         self.cache, self.slots, self.slot_B, self.layer = cache, slots, slot_B, -1
@@ -113,7 +113,7 @@ class AnswerAttention:
         self.layer = -1
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        from rloom.rollout.native.kernels.attend import attend_to_slots  # triton, where it is needed
+        from rloom.rollout.native.kernels.attend import attend_to_slots  # imports triton
 
         self.layer += 1
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]

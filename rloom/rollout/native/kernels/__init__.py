@@ -1,1 +1,1 @@
-"""What the native engine runs on the device at every token. Only this folder imports triton for generation."""
+"""Triton kernels of the native engine's decode step. For generation, only this folder imports triton."""

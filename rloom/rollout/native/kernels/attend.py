@@ -1,7 +1,7 @@
-"""One new token a sequence attends to its prompt and to what it has written, which lie in two stretches of the cache.
+"""Decode attention: the new token of a sequence attends to two ranges of the cache, its prompt and its own tokens.
 
-The prompt's stretch is shared by all sequences that start from it. B rows of the batch, each with a slot that says
-where its two stretches are.
+The range of a prompt is shared by all sequences that start from it. B rows of the batch; the slot of a row holds the
+starts and lengths of its two ranges.
 """
 
 import torch
@@ -12,25 +12,25 @@ from torch import Tensor
 from rloom.models.attention import AttentionOptions
 from rloom.rollout.native.slots import Slots
 
-PROGRAMS = 512  # about four a multiprocessor of a large GPU: with fewer, a sequence is split among several
+PROGRAMS = 512  # about four per multiprocessor of a large GPU; with fewer rows, a sequence is split
 MOST_SPLITS = 16
-BLOCK_BYTES = 16384  # keys at a time: with as many values, several blocks ahead, they fit the shared memory of any GPU
+BLOCK_BYTES = 16384  # of keys per block; with the values and prefetching this fits any GPU's shared memory
 
 
 def attend_to_slots(
     query: Tensor,  # [B, heads, size]
     key: Tensor,  # [B, key heads, size], of the new token
     value: Tensor,
-    keys: Tensor,  # [key heads, places, size], one layer of the cache
+    keys: Tensor,  # [key heads, cache tokens, size], one layer of the cache
     values: Tensor,
     slot_B: Tensor,
     slots: Slots,
     options: AttentionOptions,
 ) -> Tensor:
-    """[B, heads, size of a value]; the new keys and values are written to the cache on the way."""
+    """[B, heads, size of a value]; also writes the new keys and values to the cache."""
     rows, heads, size = query.shape
     key_heads, value_size = key.shape[1], value.shape[2]
-    # a matrix product has 16 columns at least
+    # tl.dot requires at least 16 columns
     padded, value_padded = (max(16, triton.next_power_of_2(one)) for one in (size, value_size))
     block = min(128, max(16, BLOCK_BYTES // (padded * keys.element_size())))
     splits = max(1, min(MOST_SPLITS, PROGRAMS // (rows * key_heads)))
@@ -60,7 +60,7 @@ def attend_kernel(
     query, key, value, keys, values, sinks, partial, weight,
     slot_B, prompt_start_S, prompt_length_S, own_start_S, written_S,
     query_row, query_head, key_row, key_head, value_row, value_head,
-    keys_head, keys_place, values_head, values_place, rows, heads, size, value_size,
+    keys_head, keys_token, values_head, values_token, rows, heads, size, value_size,
     scale, window, softcap,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr,
@@ -70,59 +70,59 @@ def attend_kernel(
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slot_B + row)
     prompt, prompt_length = tl.load(prompt_start_S + slot), tl.load(prompt_length_S + slot)
-    own, before = tl.load(own_start_S + slot), tl.load(written_S + slot) - 1  # tokens of its own in the cache
+    own, before = tl.load(own_start_S + slot), tl.load(written_S + slot) - 1  # own tokens in the cache
     column, value_column, member = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE), tl.arange(0, GROUP_PADDED)
-    real, value_real, there = column < size, value_column < value_size, member < GROUP
-    q_place = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
-    q = tl.load(query + q_place, mask=there[:, None] & real[None, :], other=0.0).to(keys.dtype.element_ty)
-    new_key = tl.load(key + row.to(tl.int64) * key_row + head * key_head + column, mask=real, other=0.0)
+    column_mask, value_mask, head_mask = column < size, value_column < value_size, member < GROUP
+    q_offset = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
+    q = tl.load(query + q_offset, mask=head_mask[:, None] & column_mask[None, :], other=0.0).to(keys.dtype.element_ty)
+    new_key = tl.load(key + row.to(tl.int64) * key_row + head * key_head + column, mask=column_mask, other=0.0)
     new_key = new_key.to(keys.dtype.element_ty)
     new_value = tl.load(
-        value + row.to(tl.int64) * value_row + head * value_head + value_column, mask=value_real, other=0.0
+        value + row.to(tl.int64) * value_row + head * value_head + value_column, mask=value_mask, other=0.0
     )
     keys += head.to(tl.int64) * keys_head
     values += head.to(tl.int64) * values_head
     first = split == 0
-    new_place = (own + before).to(tl.int64)
-    tl.store(keys + new_place * keys_place + column, new_key, mask=real & first)
-    tl.store(values + new_place * values_place + value_column, new_value, mask=value_real & first)
+    new_index = (own + before).to(tl.int64)
+    tl.store(keys + new_index * keys_token + column, new_key, mask=column_mask & first)
+    tl.store(values + new_index * values_token + value_column, new_value, mask=value_mask & first)
 
-    # the first split begins with the new token itself, which need not be read back
+    # the first split starts from the new token, which is in registers
     score = capped(tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale, softcap, SOFTCAP)
-    maximum, share, total = beside_sink(score, sinks + head * GROUP + member, there, SINKS)
+    maximum, share, total = with_sink(score, sinks + head * GROUP + member, head_mask, SINKS)
     maximum, total = tl.where(first, maximum, float("-inf")), tl.where(first, total, 0.0)
     sums = tl.where(first, share, 0.0)[:, None] * new_value.to(tl.float32)[None, :]
     oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
-    maximum, total, sums = attend_to_stretch(
+    maximum, total, sums = attend_to_range(
         q, keys, values, prompt, oldest, prompt_length, split, maximum, total, sums,
-        keys_place, values_place, size, value_size, scale, softcap,
+        keys_token, values_token, size, value_size, scale, softcap,
         SIZE, VALUE_SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
     )  # fmt: skip
-    maximum, total, sums = attend_to_stretch(
+    maximum, total, sums = attend_to_range(
         q, keys, values, own, tl.maximum(oldest - prompt_length, 0), before, split, maximum, total, sums,
-        keys_place, values_place, size, value_size, scale, softcap,
+        keys_token, values_token, size, value_size, scale, softcap,
         SIZE, VALUE_SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
     )  # fmt: skip
 
     out_row = (split * rows + row).to(tl.int64) * heads + head * GROUP + member[:, None]
-    out_place = out_row * value_size + value_column[None, :]
-    keep = there[:, None] & value_real[None, :]
+    out_offset = out_row * value_size + value_column[None, :]
+    keep = head_mask[:, None] & value_mask[None, :]
     if SPLITS == 1:
-        tl.store(partial + out_place, (sums / total[:, None]).to(partial.dtype.element_ty), mask=keep)
+        tl.store(partial + out_offset, (sums / total[:, None]).to(partial.dtype.element_ty), mask=keep)
     else:
-        tl.store(partial + out_place, sums, mask=keep)
-        note = (split * 2 * rows + row) * heads + head * GROUP + member
-        tl.store(weight + note, maximum, mask=there)
-        tl.store(weight + note + rows * heads, total, mask=there)
+        tl.store(partial + out_offset, sums, mask=keep)
+        weight_offset = (split * 2 * rows + row) * heads + head * GROUP + member
+        tl.store(weight + weight_offset, maximum, mask=head_mask)
+        tl.store(weight + weight_offset + rows * heads, total, mask=head_mask)
 
 
 @triton.jit
-def beside_sink(score, sink_place, there, SINKS: tl.constexpr):
-    """(highest score, weight of the token, sum of weights) of one token and of its sink, which has no value."""
+def with_sink(score, sink_pointer, head_mask, SINKS: tl.constexpr):
+    """(maximum score, weight of the token, sum of weights) of a token and its sink, which has no value."""
     maximum, share = score, tl.full(score.shape, 1.0, tl.float32)
     total = share
     if SINKS:
-        sink = tl.load(sink_place, mask=there, other=float("-inf")).to(tl.float32)
+        sink = tl.load(sink_pointer, mask=head_mask, other=float("-inf")).to(tl.float32)
         maximum = tl.maximum(score, sink)
         share = tl.exp(score - maximum)
         total = share + tl.exp(sink - maximum)
@@ -137,51 +137,51 @@ def capped(score, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def attend_to_stretch(
+def attend_to_range(
     q, keys, values, start, begin, length, split, maximum, total, sums,
-    keys_place, values_place, size, value_size, scale, softcap,
+    keys_token, values_token, size, value_size, scale, softcap,
     SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add tokens begin to length - 1 of a stretch to: the highest score, the sum of weights, the sum of values."""
+    """Add tokens begin to length - 1 of a range to the maximum score, the sum of weights and the sum of values."""
     column, value_column = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE)
-    for at in range(begin // BLOCK * BLOCK + split * BLOCK, length, SPLITS * BLOCK):
-        token = at + tl.arange(0, BLOCK)
-        seen = (token >= begin) & (token < length)
-        place = (start + token).to(tl.int64)[:, None]
-        k_there, v_there = (
-            seen[:, None] & (column < size)[None, :],
-            seen[:, None] & (value_column < value_size)[None, :],
+    for block_start in range(begin // BLOCK * BLOCK + split * BLOCK, length, SPLITS * BLOCK):
+        token = block_start + tl.arange(0, BLOCK)
+        token_mask = (token >= begin) & (token < length)
+        index = (start + token).to(tl.int64)[:, None]
+        k_mask, v_mask = (
+            token_mask[:, None] & (column < size)[None, :],
+            token_mask[:, None] & (value_column < value_size)[None, :],
         )
-        k = tl.load(keys + place * keys_place + column[None, :], mask=k_there, other=0.0)
-        v = tl.load(values + place * values_place + value_column[None, :], mask=v_there, other=0.0)
+        k = tl.load(keys + index * keys_token + column[None, :], mask=k_mask, other=0.0)
+        v = tl.load(values + index * values_token + value_column[None, :], mask=v_mask, other=0.0)
         score = capped(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, softcap, SOFTCAP)
-        score = tl.where(seen[None, :], score, float("-inf"))
-        higher = tl.maximum(maximum, tl.max(score, 1))
-        safe = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: no NaN from inf - inf
-        shrink, share = tl.exp(maximum - safe), tl.exp(score - safe[:, None])
-        total = total * shrink + tl.sum(share, 1)
-        sums = sums * shrink[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
-        maximum = higher
+        score = tl.where(token_mask[None, :], score, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(score, 1))
+        safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # no token so far: avoids NaN from inf - inf
+        rescale, share = tl.exp(maximum - safe), tl.exp(score - safe[:, None])
+        total = total * rescale + tl.sum(share, 1)
+        sums = sums * rescale[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
+        maximum = new_maximum
     return maximum, total, sums
 
 
 @triton.jit
 def merge_kernel(partial, weight, out, rows, heads, size, SPLITS: tl.constexpr, SIZE: tl.constexpr):
-    """Put the splits of a row's head together."""
+    """Merge the splits of a row's head."""
     row, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, SIZE)
-    real = column < size
+    column_mask = column < size
     maximum = tl.full([], float("-inf"), tl.float32)
     for split in tl.static_range(SPLITS):
         maximum = tl.maximum(maximum, tl.load(weight + (split * 2 * rows + row) * heads + head))
     total = tl.zeros([], tl.float32)
     sums = tl.zeros([SIZE], tl.float32)
     for split in tl.static_range(SPLITS):
-        note = (split * 2 * rows + row) * heads + head
-        factor = tl.exp(tl.load(weight + note) - maximum)
-        total += factor * tl.load(weight + note + rows * heads)
-        place = ((split * rows + row).to(tl.int64) * heads + head) * size + column
-        sums += factor * tl.load(partial + place, mask=real, other=0.0)
-    out_place = (row.to(tl.int64) * heads + head) * size + column
-    tl.store(out + out_place, (sums / total).to(out.dtype.element_ty), mask=real)
+        weight_offset = (split * 2 * rows + row) * heads + head
+        factor = tl.exp(tl.load(weight + weight_offset) - maximum)
+        total += factor * tl.load(weight + weight_offset + rows * heads)
+        offset = ((split * rows + row).to(tl.int64) * heads + head) * size + column
+        sums += factor * tl.load(partial + offset, mask=column_mask, other=0.0)
+    out_offset = (row.to(tl.int64) * heads + head) * size + column
+    tl.store(out + out_offset, (sums / total).to(out.dtype.element_ty), mask=column_mask)
