@@ -21,6 +21,25 @@ class MicroBatching:
         return even_bins(lengths, self.tokens)
 
 
+def micro_batching(
+    per_rank: int | None,
+    all_ranks: int | None,
+    dynamic: bool | None,
+    tokens_per_rank: int,
+    *,
+    ranks: int = 1,
+    sequence_ranks: int = 1,
+) -> MicroBatching:
+    """From a role's keys. `all_ranks`: the older key, samples of all ranks together; `tokens_per_rank`: the budget.
+
+    `sequence_ranks` ranks share each sequence: together they take as many times more.
+    """
+    samples = per_rank or (all_ranks and max(1, all_ranks * sequence_ranks // ranks))
+    if samples and not dynamic:
+        return MicroBatching(samples=samples)
+    return MicroBatching(tokens=tokens_per_rank * sequence_ranks)
+
+
 def even_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """As few bins as the budget allows, and those about equally full: the fullest decides how much memory it takes."""
     bins = fill_bins(lengths, budget)
@@ -53,11 +72,15 @@ def fill_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return bins
 
 
+def share_sizes(rows: int, workers: int) -> list[int]:
+    """Rows for each worker, as many for each give or take one; the first has the most."""
+    fewest, over = divmod(rows, workers)
+    return [fewest + (worker < over) for worker in range(workers)]
+
+
 def share_rows(lengths: Sequence[int], workers: int, *, balance: bool) -> list[list[int]]:
-    """Rows for each worker, as many for each give or take one: in order, or so that each gets about as many tokens."""
-    rows = list(range(len(lengths)))
-    fewest, over = divmod(len(rows), workers)
-    sizes = [fewest + (worker < over) for worker in range(workers)]
+    """Rows for each worker, by `share_sizes`: in order, or so that each gets about as many tokens."""
+    rows, sizes = list(range(len(lengths))), share_sizes(len(lengths), workers)
     if not balance or workers == 1:
         ends = list(accumulate(sizes))
         return [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]

@@ -11,6 +11,7 @@ from rloom.errors import ModelError
 from rloom.models.head import HAS_TRITON
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Sampling, WeightOwner
+from rloom.rollout.limits import cache_capacity, wanted_cache_tokens
 from rloom.rollout.native.allocator import RangeAllocator
 from rloom.rollout.native.eager import EagerDecoder
 from rloom.rollout.native.sampler import uniform_draws
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from rloom.rollout.native.graph_decoder import GraphDecoder
 
 log = logging.getLogger(__name__)
-FREE_SHARE = 0.8  # of the free memory: activations and the sampler need some, too
 ENOUGH = 0.9  # of the room there is: a few places more are not worth capturing everything anew
 STEPS = 8  # between two looks at what is done
 
@@ -95,7 +95,7 @@ class NativeRollout:
         """What the last call left, where it is large enough and the weights are where its graphs look for them."""
         slots, answer = min(self.max_sequences, len(requests)), sampling.max_new_tokens
         prompt = max(self.longest_prompt, *(len(request.tokens) for request in requests))
-        wanted = slots * answer + min(slots, len({request.tokens for request in requests})) * prompt
+        wanted = wanted_cache_tokens(slots, len({request.tokens for request in requests}), prompt, answer)
         old = self.decoder
         if old is not None:
             capacity = self.capacity(prompt + answer)
@@ -148,7 +148,7 @@ class NativeRollout:
         kept_by_torch = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         ours = self.decoder.cache.bytes if self.decoder is not None else 0  # kept from the last time
         free += kept_by_torch + ours
-        capacity_tokens = int(min(self.memory_share * total, FREE_SHARE * free) // each)
+        capacity_tokens = cache_capacity(each, memory_share=self.memory_share, total_bytes=total, free_bytes=free)
         if capacity_tokens < longest:
             raise ModelError(
                 f"actor_rollout_ref.rollout.gpu_memory_utilization={self.memory_share}: not one sequence of {longest} "

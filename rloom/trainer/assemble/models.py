@@ -17,9 +17,10 @@ from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
 from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
-from rloom.packing import MicroBatching
+from rloom.packing import micro_batching
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
+from rloom.rollout.limits import default_sequences
 from rloom.rollout.native.engine import NativeRollout
 from rloom.trainer.assemble.inputs import critic_source, policy_source
 from rloom.trainer.assemble.support import family_of
@@ -52,20 +53,6 @@ def note_slow_bfloat16() -> None:
         "Note: fsdp_config.dtype=bfloat16: this CPU has no bfloat16 arithmetic, and what torch does instead can be "
         "a hundred times slower than float32; use dtype=auto or float32 on it"
     )
-
-
-def micro(
-    per_rank: int | None,
-    together: int | None,
-    dynamic: bool | None,
-    tokens: int,
-    *,
-    ranks: int = 1,
-    sequence_ranks: int = 1,
-) -> MicroBatching:
-    """`together`: the older way to say it, samples of all ranks. Ranks that share sequences take so many times more."""
-    samples = per_rank or (together and max(1, together * sequence_ranks // ranks))
-    return MicroBatching(samples=samples) if samples and not dynamic else MicroBatching(tokens=tokens * sequence_ranks)
 
 
 def sequence_ranks(role: Actor | Critic, ranks: int) -> int:
@@ -126,7 +113,7 @@ def policy_engine(
         shards=actor.fsdp_config.fsdp_size,
         shared=shared,
         role="actor_rollout_ref.actor",
-        scoring=micro(
+        scoring=micro_batching(
             rollout.log_prob_micro_batch_size_per_gpu,
             rollout.log_prob_micro_batch_size,
             rollout.log_prob_use_dynamic_bsz,
@@ -134,7 +121,7 @@ def policy_engine(
             ranks=ranks,
             sequence_ranks=shared,
         ),
-        training=micro(
+        training=micro_batching(
             actor.ppo_micro_batch_size_per_gpu,
             actor.ppo_micro_batch_size,
             actor.use_dynamic_bsz,
@@ -175,7 +162,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
         shards=actor.fsdp_config.fsdp_size,
         shared=shared,
         role="actor_rollout_ref.actor",
-        scoring=micro(
+        scoring=micro_batching(
             ref.log_prob_micro_batch_size_per_gpu,
             ref.log_prob_micro_batch_size,
             ref.log_prob_use_dynamic_bsz,
@@ -196,7 +183,7 @@ def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Any
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
         enable_checkpointing(network.decoder.base)
     shared = sequence_ranks(critic, ranks)
-    batching = micro(
+    batching = micro_batching(
         critic.ppo_micro_batch_size_per_gpu,
         critic.ppo_micro_batch_size,
         critic.use_dynamic_bsz,
@@ -233,7 +220,7 @@ def rollout_engine(
             network,
             owner=owner,
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-            max_sequences=rollout.max_num_seqs or 256,
+            max_sequences=rollout.max_num_seqs or default_sequences("hf", owner.device.type),
             generate_kwargs=rollout.engine_kwargs,
             attention=generation.attention,
             pads_prompts=generation.pads_prompts,
@@ -241,8 +228,7 @@ def rollout_engine(
     return NativeRollout(
         network,
         owner=owner,
-        # a GPU decodes a thousand sequences in little more time than a hundred; a laptop has not the memory for them
-        max_sequences=rollout.max_num_seqs or (1024 if owner.device.type == "cuda" else 256),
+        max_sequences=rollout.max_num_seqs or default_sequences("native", owner.device.type),
         max_prefill_tokens=rollout.max_num_batched_tokens,
         memory_share=rollout.gpu_memory_utilization,
         free_cache=rollout.free_cache_engine,
