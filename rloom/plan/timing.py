@@ -153,7 +153,7 @@ def training_share(parameters: int) -> float:
 
 
 def scoring(name: str, sizes: Batches, model: ModelPlan, passes: PassPlan, links: Links) -> Stage:
-    """One forward pass over all samples. Each micro-batch gathers every layer; embeddings and head are gathered once."""
+    """A forward pass over all samples. Each micro-batch gathers every layer; embeddings and head are gathered once."""
     compute_s = forward_s(model, sizes.tokens / sizes.ranks, sizes.longest)
     layers = model.parameters - model.outer
     seconds, moved = links.gather(model.number_bytes * (passes.count * layers + model.outer), model.shards)

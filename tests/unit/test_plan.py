@@ -281,7 +281,7 @@ def test_reference_and_critic_count_only_where_they_exist(folder: Path) -> None:
     assert lora.actor.trainable == 24 * 8 * (1792 + 2 * 1024 + 1792 + 3 * 5760)
     with_critic = costs_of(folder).memory
     assert with_critic.phases[memory.GENERATION]["critic at rest"] == 14 * (494_032_768 + 896)
-    assert memory.CRITIC_PASSES in with_critic.moments
+    assert memory.CRITIC_PASSES in with_critic.phases
 
 
 def test_a_token_leaves_behind_what_layers_save(folder: Path) -> None:
