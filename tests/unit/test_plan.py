@@ -114,27 +114,12 @@ def test_a_critic_follows_the_actor_where_it_says_nothing_itself() -> None:
     assert plan_of(None, *keys, "algorithm.adv_estimator=grpo").batches.critic is None
 
 
-@pytest.mark.parametrize(
-    ("samples", "batching", "longest", "passes"),
-    [
-        (
-            128,
-            MicroBatching(tokens=32768),
-            640,
-            (3, 43, 32768),
-        ),  # 51 samples of 640 tokens fit: three passes, evened out
-        (128, MicroBatching(tokens=32768), 200, (1, 128, 25600)),
-        (7, MicroBatching(tokens=100), 30, (3, 3, 100)),
-        (3, MicroBatching(tokens=9), 9, (3, 1, 9)),
-        (7, MicroBatching(samples=4), 30, (2, 4, 120)),
-        (3, MicroBatching(samples=4), 30, (1, 3, 90)),
-    ],
-)
-def test_passes_are_cut_as_the_engine_cuts_them(
-    samples: int, batching: MicroBatching, longest: int, passes: tuple[int, int, int]
-) -> None:
-    found = plan_passes(samples, batching, longest)
-    assert (found.count, found.samples_each, found.tokens) == passes
+def test_passes_are_cut_as_the_engine_cuts_them() -> None:
+    budget, size = MicroBatching(tokens=32768), MicroBatching(samples=4)
+    found = [plan_passes(128, budget, 640), plan_passes(128, budget, 200), plan_passes(7, size, 30)]
+    # 51 samples of 640 tokens fit the budget, so there are three passes, evened out; other lengths may fill one
+    expected = [(3, 43, 32768), (1, 128, 25600), (2, 4, 120)]
+    assert [(passes.count, passes.samples_each, passes.tokens) for passes in found] == expected
 
 
 # --- what is refused
@@ -286,11 +271,11 @@ def test_reference_and_critic_count_only_where_they_exist(folder: Path) -> None:
 
 def test_a_token_leaves_behind_what_layers_save(folder: Path) -> None:
     two = "actor_rollout_ref.rollout.n=2"
-    role, light = costs_of(folder, *WHOLE, two).actor, costs_of(folder, WHOLE[1], two).actor
-    assert memory.activations(role, 1) == 2 * 24 * 13568  # 2·896 + 2·896 + 2·128 + 2·4864
+    model, light = costs_of(folder, *WHOLE, two).actor, costs_of(folder, WHOLE[1], two).actor
+    assert memory.activations(model, 1) == 2 * 24 * 13568  # 2·896 + 2·896 + 2·128 + 2·4864
     assert memory.activations(light, 1) == 2 * (24 * 896 + 13568)
     # 2 GiB of logits in float32 and half of that as gradient, the head's own gradient in both
-    assert memory.head(role, 32768) == 6 * (2**29 + 151936 * 896)
+    assert memory.head(model, 32768) == 6 * (2**29 + 151936 * 896)
 
 
 PEAKS = {  # GiB by tokens of the fullest pass
@@ -304,8 +289,8 @@ PEAKS = {  # GiB by tokens of the fullest pass
 )
 def test_peaks_are_those_that_were_measured(tmp_path: Path, name: str, tokens: int, measured: float) -> None:
     """docs/LOG.md, one update; torch's allocator alone."""
-    role = costs_of(written(tmp_path / "m", {**SMALL, **SHAPES[name]}), *WHOLE, "actor_rollout_ref.rollout.n=2").actor
-    found = 18 * role.parameters + memory.activations(role, tokens) + memory.head(role, tokens)
+    model = costs_of(written(tmp_path / "m", {**SMALL, **SHAPES[name]}), *WHOLE, "actor_rollout_ref.rollout.n=2").actor
+    found = 18 * model.parameters + memory.activations(model, tokens) + memory.head(model, tokens)
     assert found / GIB == pytest.approx(measured, rel=0.03)
 
 
@@ -360,7 +345,7 @@ def test_an_update_gathers_twice_a_pass_and_reduces_once_a_mini_batch(folder: Pa
     update = timing.update("actor update", plan.batches, costs.actor, timing.Links(8, 8), little)
     assert update.wire_bytes == pytest.approx(7 / 8 * (gathered + 4 * reduced))
     assert stages["weights to the engine"].wire_bytes == pytest.approx(7 / 8 * 2 * size)
-    # 12 bytes as they are written, 17 to be scored, 17 and old log-probs as a train batch
+    # 12 bytes of a completion, 17 for a scoring, 17 and old log-probs for a train batch
     assert stages["samples through the driver"].wire_bytes == (12 + 17 + 21) * 64 * 8 * 1024
 
 
@@ -403,9 +388,9 @@ def test_an_update_takes_about_as_long_as_was_measured(folder: Path) -> None:
 
 
 def test_what_is_offloaded_crosses_to_the_gpu_and_back(folder: Path) -> None:
-    role, size = costs_of(folder, *WHOLE, *OFFLOAD, "actor_rollout_ref.rollout.n=2").actor, 494_032_768
+    model, size = costs_of(folder, *WHOLE, *OFFLOAD, "actor_rollout_ref.rollout.n=2").actor, 494_032_768
     # four updates: weights for the passes and for the optimizer, masters, two moments, each both ways
-    assert timing.offloaded_bytes(role, passes=0, sums=4) == 4 * 2 * (2 + 2 + 4 + 8) * size
+    assert timing.offloaded_bytes(model, passes=0, sums=4) == 4 * 2 * (2 + 2 + 4 + 8) * size
     eight = (*WHOLE, *OFFLOAD, "actor_rollout_ref.rollout.n=8", "trainer.n_gpus_per_node=8")
     # a rank's shard of weights twice a pass, of gradients as often as they are summed
     assert timing.offloaded_bytes(costs_of(folder, *eight).actor, passes=5, sums=3) == (10 + 3) * 4 * size / 8
