@@ -21,25 +21,6 @@ class MicroBatching:
         return even_bins(lengths, self.tokens)
 
 
-def micro_batching(
-    per_rank: int | None,
-    all_ranks: int | None,
-    dynamic: bool | None,
-    tokens_per_rank: int,
-    *,
-    ranks: int = 1,
-    sequence_ranks: int = 1,
-) -> MicroBatching:
-    """From a role's keys. `all_ranks`: the older key, samples of all ranks together; `tokens_per_rank`: the budget.
-
-    `sequence_ranks` ranks share each sequence: together they take as many times more.
-    """
-    samples = per_rank or (all_ranks and max(1, all_ranks * sequence_ranks // ranks))
-    if samples and not dynamic:
-        return MicroBatching(samples=samples)
-    return MicroBatching(tokens=tokens_per_rank * sequence_ranks)
-
-
 def even_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """As few bins as the budget allows, and those about equally full: the fullest decides how much memory it takes."""
     bins = fill_bins(lengths, budget)

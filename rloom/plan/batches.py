@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from rloom.config.schema import Actor, Config, Critic, Ref, Rollout
-from rloom.packing import MicroBatching, micro_batching, share_sizes
+from rloom.config.batching import training_batching
+from rloom.config.schema import Actor, Config, Critic
+from rloom.packing import MicroBatching, share_sizes
 from rloom.runtime.placement import ACTOR, ROLLOUT, worker_layout
 
 
@@ -103,23 +104,3 @@ def updates(config: Config, section: Actor | Critic, ranks: int, prompts: int, e
     longest = config.data.max_prompt_length + config.data.max_response_length
     passes = plan_passes(largest_share(samples, ranks), training_batching(section, ranks), longest)
     return Updates(prompts, samples, passes, config.data.train_batch_size // prompts, epochs)
-
-
-def training_batching(section: Actor | Critic, ranks: int) -> MicroBatching:
-    return micro_batching(
-        section.ppo_micro_batch_size_per_gpu,
-        section.ppo_micro_batch_size,
-        section.use_dynamic_bsz,
-        section.ppo_max_token_len_per_gpu,
-        ranks=ranks,
-    )
-
-
-def scoring_batching(section: Rollout | Ref, ranks: int) -> MicroBatching:
-    return micro_batching(
-        section.log_prob_micro_batch_size_per_gpu,
-        section.log_prob_micro_batch_size,
-        section.log_prob_use_dynamic_bsz,
-        section.log_prob_max_token_len_per_gpu,
-        ranks=ranks,
-    )

@@ -157,7 +157,7 @@ def reduces_once(model: ModelPlan, gpu_bytes: float) -> bool:
 
 
 def gathered(model: ModelPlan) -> float:
-    """Embeddings and head for a whole pass, the current layer and the next one; all layers if each rank has a whole copy."""
+    """Embeddings and head for a whole pass, the current layer and the next one; all if each rank has a copy."""
     if model.shards == 1:
         return model.number_bytes * model.parameters
     return model.number_bytes * (model.outer + 2 * model.layer)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
+from rloom.config.batching import scoring_batching, training_batching
 from rloom.config.schema import Config
-from rloom.plan.batches import Batches, PassPlan, scoring_batching, training_batching
+from rloom.plan.batches import Batches, PassPlan
 from rloom.plan.memory import Memory, reduces_once
 from rloom.plan.models import FLOAT32, ModelPlan
 

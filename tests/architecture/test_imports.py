@@ -12,7 +12,9 @@ BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.packing", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "process_stats", "ray", "secret"))
-CONFIG = tuple(f"rloom.config.{name}" for name in ("context", "load", "saved", "schema", "checks", "algorithm_needs"))
+CONFIG = tuple(
+    f"rloom.config.{name}" for name in ("algorithm_needs", "batching", "checks", "context", "load", "saved", "schema")
+)
 LOOP = tuple(
     f"rloom.trainer.{name}"
     for name in ("checkpoint", "evaluate", "learning_rate", "loop", "memory", "roles", "sampling")
@@ -36,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.packing": (),
     "rloom.console": ("rloom.errors",),
     # tables and rules without torch, which the keys are checked against
-    "rloom.config": ("rloom.config", "rloom.errors", "rloom.algos.needs", "rloom.runtime.placement"),
+    "rloom.config": ("rloom.config", "rloom.errors", "rloom.packing", "rloom.algos.needs", "rloom.runtime.placement"),
     "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors", "rloom.packing", "rloom.runtime.placement", *LIMITS),
     "rloom.algos": ("rloom.algos", *NOUNS),
     "rloom.models": ("rloom.models", "rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.registry import resolve_algorithm
+from rloom.config.batching import scoring_batching, training_batching
 from rloom.config.schema import Actor, Config, Critic, Fsdp, Optim
 from rloom.engines.base import AdamW, Placement
 from rloom.engines.distributed import rank_mesh
@@ -17,7 +18,6 @@ from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
 from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
-from rloom.packing import micro_batching
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.limits import default_sequences
@@ -113,22 +113,8 @@ def policy_engine(
         shards=actor.fsdp_config.fsdp_size,
         shared=shared,
         role="actor_rollout_ref.actor",
-        scoring=micro_batching(
-            rollout.log_prob_micro_batch_size_per_gpu,
-            rollout.log_prob_micro_batch_size,
-            rollout.log_prob_use_dynamic_bsz,
-            rollout.log_prob_max_token_len_per_gpu,
-            ranks=ranks,
-            sequence_ranks=shared,
-        ),
-        training=micro_batching(
-            actor.ppo_micro_batch_size_per_gpu,
-            actor.ppo_micro_batch_size,
-            actor.use_dynamic_bsz,
-            actor.ppo_max_token_len_per_gpu,
-            ranks=ranks,
-            sequence_ranks=shared,
-        ),
+        scoring=scoring_batching(rollout, ranks, shared),
+        training=training_batching(actor, ranks, shared),
         optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
         reference=reference,
         compiled=actor.use_torch_compile,
@@ -162,14 +148,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
         shards=actor.fsdp_config.fsdp_size,
         shared=shared,
         role="actor_rollout_ref.actor",
-        scoring=micro_batching(
-            ref.log_prob_micro_batch_size_per_gpu,
-            ref.log_prob_micro_batch_size,
-            ref.log_prob_use_dynamic_bsz,
-            ref.log_prob_max_token_len_per_gpu,
-            ranks=ranks,
-            sequence_ranks=shared,
-        ),
+        scoring=scoring_batching(ref, ranks, shared),
         compiled=actor.use_torch_compile if ref.use_torch_compile is None else ref.use_torch_compile,
     )
 
@@ -183,14 +162,7 @@ def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Any
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
         enable_checkpointing(network.decoder.base)
     shared = sequence_ranks(critic, ranks)
-    batching = micro_batching(
-        critic.ppo_micro_batch_size_per_gpu,
-        critic.ppo_micro_batch_size,
-        critic.use_dynamic_bsz,
-        critic.ppo_max_token_len_per_gpu,
-        ranks=ranks,
-        sequence_ranks=shared,
-    )
+    batching = training_batching(critic, ranks, shared)
     return make_engine(
         network,
         placement(config, fsdp),
