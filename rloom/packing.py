@@ -53,11 +53,15 @@ def fill_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return bins
 
 
+def share_sizes(rows: int, workers: int) -> list[int]:
+    """Rows for each worker, as many for each give or take one; the first has the most."""
+    fewest, over = divmod(rows, workers)
+    return [fewest + (worker < over) for worker in range(workers)]
+
+
 def share_rows(lengths: Sequence[int], workers: int, *, balance: bool) -> list[list[int]]:
-    """Rows of each worker, whose counts differ by at most one: in order, or balanced by tokens."""
-    rows = list(range(len(lengths)))
-    fewest, remainder = divmod(len(rows), workers)
-    sizes = [fewest + (worker < remainder) for worker in range(workers)]
+    """Rows of each worker, by `share_sizes`: in order, or balanced by tokens."""
+    rows, sizes = list(range(len(lengths))), share_sizes(len(lengths), workers)
     if not balance or workers == 1:
         ends = list(accumulate(sizes))
         return [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]

@@ -91,7 +91,7 @@ def micro_batches(config: Config, algorithm: Estimator) -> Iterator[str]:
     workers = actor_workers(config)
     yield from micro_batch("actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, workers)
     if algorithm.needs_critic:
-        prompts, own = critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, config.trainer.pools.critic
+        (prompts, _), own = config.critic_updates, config.trainer.pools.critic
         yield from micro_batch("critic", critic, prompts * n, longest, own or workers)
 
 

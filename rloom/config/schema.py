@@ -420,10 +420,13 @@ class Config(Section):
         return self.has_held_out_prompts and (trainer.test_freq > 0 or trainer.val_before_train or trainer.val_only)
 
     @property
-    def mini_batches(self) -> int:
-        return self.data.train_batch_size // self.actor_rollout_ref.actor.ppo_mini_batch_size
-
-    @property
     def on_policy(self) -> bool:
         """One update a batch: the policy that learns is the one that wrote the answers."""
-        return self.mini_batches == 1 and self.actor_rollout_ref.actor.ppo_epochs == 1
+        actor = self.actor_rollout_ref.actor
+        return self.data.train_batch_size // actor.ppo_mini_batch_size == 1 and actor.ppo_epochs == 1
+
+    @property
+    def critic_updates(self) -> tuple[int, int]:
+        """(prompts of a mini-batch, epochs): the critic's keys, or the actor's where they are null."""
+        critic, actor = self.critic, self.actor_rollout_ref.actor
+        return critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, critic.ppo_epochs or actor.ppo_epochs

@@ -31,6 +31,7 @@ from rloom.batch import Batch, TokenOutputs, TrainBatch
 from rloom.engines.base import AdamW, Engine, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.broadcast import allocate_shards, broadcast_weights, weights_to_broadcast
 from rloom.engines.distributed import SHARDS, all_gather_rows, all_reduce_max, all_reduce_norm
+from rloom.engines.limits import UNREDUCED_SHARE
 from rloom.engines.micro_batches import MicroBatches, accumulate_gradients, score_batches, split_batch
 from rloom.engines.optim import clip_and_step, load_moments, make_optimizer, move_moments, read_update
 from rloom.engines.storage import (
@@ -49,7 +50,6 @@ from rloom.models.network import ALL, LossFn, Network, Reference
 from rloom.packing import MicroBatching
 
 Result = TypeVar("Result", bound=tuple[Tensor | None, ...])
-UNREDUCED_SHARE = 0.25  # of a GPU's memory: the most that gradients not yet summed over ranks may take
 
 
 class FSDPRoot(nn.Module):

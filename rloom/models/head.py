@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rloom.models.limits import LOGITS_AT_ONCE
+
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # a dependency of torch for CUDA on Linux
-LOGITS_AT_ONCE = 2**29  # elements: 2 GB of float32
 ROWS_MULTIPLE = 128  # of a chunk: the tile size of a matmul
 
 

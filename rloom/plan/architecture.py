@@ -1,6 +1,6 @@
-"""A model's size from its config.json: parameters, what a token leaves behind in training, what it takes in the cache.
+"""A model's size from its config.json: parameters, and what a token takes in training and in the cache.
 
-Only that one file is read, never weights, and nothing is downloaded.
+Only that one file is read; nothing is downloaded.
 """
 
 import json
@@ -13,23 +13,23 @@ from rloom.config.load import expand
 from rloom.config.schema import EMBEDDED
 from rloom.errors import ModelError
 
-EMBEDDED_FOLDER = Path(__file__).parents[2] / "assets" / "embedded" / "model"
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "assets" / "embedded" / "model"
 
 
-class NotKnown(ModelError):
-    """A model that may well train, but whose size is not to be learned here."""
+class UnknownSize(ModelError):
+    """The model may well train, but its parameters cannot be counted here."""
 
 
 @dataclass(frozen=True)
 class FamilyDefaults:
-    """What a family's code fixes, and what it takes where its config.json is silent."""
+    """Defaults of keys that a config.json may leave out, and what the code of a family fixes."""
 
     tied: bool = False  # default of tie_word_embeddings
-    kv_heads: int | None = None  # default; None: as many as heads
-    head_size: int | None = None  # default; None: hidden_size / heads
-    qkv_bias: bool = False  # always; attention_bias adds them to all four
-    norms: int = 2  # of the hidden size, a layer
-    head_norms: bool = False  # queries and keys are normed a head
+    kv_heads: int | None = None  # default of num_key_value_heads; None: as many as heads
+    head_size: int | None = None  # default of head_dim; None: hidden_size / heads
+    qkv_bias: bool = False  # fixed; the key attention_bias adds biases to q, k, v and o
+    norms: int = 2  # fixed: of the hidden size, in a layer
+    head_norms: bool = False  # fixed: norms of queries and keys, of the head size
 
 
 FAMILIES = {
@@ -53,10 +53,10 @@ class Architecture:
     kv_heads: int
     head_size: int
     vocabulary: int
-    tied: bool  # input and output embedding are one matrix
+    tied: bool  # one matrix is input and output embedding
     attention_bias: bool = False
     mlp_bias: bool = False
-    context: int | None = None  # tokens that its positions reach
+    context: int | None = None  # max_position_embeddings
 
     @property
     def query_size(self) -> int:
@@ -64,12 +64,12 @@ class Architecture:
 
     @property
     def kv_size(self) -> int:
-        """Numbers of one token's keys, or values, in one layer."""
+        """Numbers in the keys, or the values, of one token in one layer."""
         return self.kv_heads * self.head_size
 
     @property
-    def products(self) -> dict[str, tuple[int, int]]:
-        """The matrices of a layer: name -> (in, out)."""
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Of a layer: name -> (in, out)."""
         return {
             "q_proj": (self.hidden, self.query_size),
             "k_proj": (self.hidden, self.kv_size),
@@ -83,7 +83,7 @@ class Architecture:
     @property
     def layer_parameters(self) -> int:
         family = FAMILIES[self.family]
-        matrices = sum(rows * columns for rows, columns in self.products.values())
+        numbers = sum(rows * columns for rows, columns in self.matrices.values())
         biases = 0
         if family.qkv_bias or self.attention_bias:
             biases += self.query_size + 2 * self.kv_size
@@ -92,7 +92,7 @@ class Architecture:
         if self.mlp_bias:
             biases += 2 * self.intermediate + self.hidden
         norms = family.norms * self.hidden + (2 * self.head_size if family.head_norms else 0)
-        return matrices + biases + norms
+        return numbers + biases + norms
 
     @property
     def embedding(self) -> int:
@@ -100,7 +100,7 @@ class Architecture:
 
     @property
     def outer_parameters(self) -> int:
-        """Those of no layer: embeddings and the last norm."""
+        """Outside the layers: embeddings and the last norm."""
         return self.embedding * (1 if self.tied else 2) + self.hidden
 
     @property
@@ -109,7 +109,7 @@ class Architecture:
 
     @property
     def critic_outer_parameters(self) -> int:
-        """A critic has one number as its head, and no output embedding."""
+        """A critic's head has one output, and there is no output embedding."""
         return self.embedding + 2 * self.hidden
 
     @property
@@ -118,22 +118,22 @@ class Architecture:
 
     @property
     def matrix_parameters(self) -> int:
-        """Those that every token is multiplied with: an input embedding of its own is only looked up."""
+        """Those that every token is multiplied with: an untied input embedding is only looked up."""
         return self.parameters - (0 if self.tied else self.embedding)
 
     @property
     def saved_numbers(self) -> int:
-        """What one token leaves behind in one compiled layer for the backward pass.
+        """Of one token, saved by one compiled layer for the backward pass.
 
-        The layer's input and what attention adds to it (2 hidden), queries and attention's output (2 query), keys and
-        values (2 kv), gate and up (2 intermediate). Norms and products of gate and up are made anew.
+        The inputs of attention and of the MLP (2 hidden), queries and attention's output (2 query), keys and values
+        (2 kv), gate and up (2 intermediate). Norms and the product of gate and up are recomputed.
         """
         return 2 * (self.hidden + self.query_size + self.kv_size + self.intermediate)
 
     def adapter_parameters(self, rank: int, targets: str | Sequence[str]) -> int:
         """Of LoRA. `all-linear` leaves the output embedding out."""
         names = [targets] if isinstance(targets, str) else targets
-        chosen = [size for name, size in self.products.items() if "all-linear" in names or name in names]
+        chosen = [size for name, size in self.matrices.items() if "all-linear" in names or name in names]
         return self.layers * sum(rank * (rows + columns) for rows, columns in chosen)
 
 
@@ -163,7 +163,7 @@ def find_config(path: str, key: str) -> Path:
     except HFValidationError as error:
         raise ModelError(f"{key}={path}: this is neither a folder nor a hub name") from error
     if not isinstance(cached, str):
-        raise NotKnown(
+        raise UnknownSize(
             f"{key}={path}: its config.json is not in the Hugging Face cache, and a plan downloads nothing; "
             f"`hf download {path} config.json` fetches that one file, or give a folder"
         )
@@ -173,7 +173,7 @@ def find_config(path: str, key: str) -> Path:
 def architecture(fields: Mapping[str, Any], source: str) -> Architecture:
     name = fields.get("model_type")
     if name not in FAMILIES:
-        raise NotKnown(
+        raise UnknownSize(
             f"{source}: its parameters cannot be counted from config.json (model_type {name!r}); "
             f"the families counted are {', '.join(FAMILIES)}"
         )

@@ -1,39 +1,38 @@
-"""Batch arithmetic: how a step's samples are shared among engines, ranks and passes."""
+"""Batch arithmetic: how a step's samples are shared among rollout engines, ranks and passes."""
 
 from dataclasses import dataclass
 
+from rloom.config.batching import training_batching
 from rloom.config.schema import Actor, Config, Critic
-
-
-def up(whole: int, part: int) -> int:
-    return -(-whole // part)
+from rloom.packing import MicroBatching, share_sizes
+from rloom.runtime.placement import ACTOR, ROLLOUT, worker_layout
 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """How one rank takes its samples through a model."""
+    """The passes in which one rank takes its samples through a model, one for each micro-batch."""
 
     samples: int  # of the rank
-    count: int  # passes, where every sample is as long as it may be
-    samples_each: int  # at most, then
-    tokens: int  # most in a pass, whatever the lengths
-    budget: int | None  # tokens a pass; None: by samples
+    count: int  # passes, if every sample has full length
+    samples_each: int  # most samples of a pass, if every sample has full length
+    tokens: int  # most tokens of a pass, whatever the lengths
+    budget: int | None  # tokens of a pass; None: passes are cut by samples
 
 
-def plan_passes(samples: int, size: int | None, dynamic: bool | None, budget: int, longest: int) -> PassPlan:
-    """As the engine cuts: so many samples a pass, or as few passes of equal size as the budget allows."""
-    if size is not None and not dynamic:
-        return PassPlan(samples, up(samples, size), min(size, samples), min(size, samples) * longest, None)
-    count = up(samples, max(1, budget // longest))
-    return PassPlan(samples, count, up(samples, count), max(longest, min(budget, samples * longest)), budget)
+def plan_passes(samples: int, batching: MicroBatching, longest: int) -> PassPlan:
+    cut = batching.cut([longest] * samples)
+    each = max(len(rows) for rows in cut)
+    # samples of other lengths can fill a pass up to the budget
+    tokens = each * longest if batching.tokens is None else max(longest, min(batching.tokens, samples * longest))
+    return PassPlan(samples, len(cut), each, tokens, batching.tokens)
 
 
 @dataclass(frozen=True)
 class Updates:
-    """How a model learns from a step's samples."""
+    """The optimizer steps of one model in a step."""
 
-    prompts: int  # a mini-batch
-    samples: int  # a mini-batch
+    prompts: int  # of a mini-batch
+    samples: int  # of a mini-batch
     passes: PassPlan  # of a mini-batch, on one rank
     per_epoch: int
     epochs: int
@@ -47,10 +46,10 @@ class Updates:
 class Batches:
     prompts: int
     n: int
-    ranks: int
+    ranks: int  # that hold the actor
     engines: int
-    prompt_tokens: int
-    answer_tokens: int
+    prompt_tokens: int  # of the longest prompt
+    answer_tokens: int  # of the longest answer
     actor: Updates
     critic: Updates | None  # iff the estimator needs one
 
@@ -60,7 +59,7 @@ class Batches:
 
     @property
     def prompts_per_engine(self) -> int:
-        return up(self.prompts, self.engines)
+        return largest_share(self.prompts, self.engines)
 
     @property
     def samples_per_engine(self) -> int:
@@ -68,53 +67,40 @@ class Batches:
 
     @property
     def longest(self) -> int:
+        """Tokens of the longest sample."""
         return self.prompt_tokens + self.answer_tokens
 
     @property
     def tokens(self) -> int:
-        """Of a step, prompts repeated for each answer, every sample as long as it may be."""
+        """Of a step, if every sample has full length; the prompt counts once for each answer."""
         return self.samples * self.longest
 
-    def scoring(self, each: int | None, whole: int | None, dynamic: bool | None, budget: int) -> PassPlan:
-        size = per_rank(each, whole, self.ranks)
-        return plan_passes(up(self.samples, self.ranks), size, dynamic, budget, self.longest)
+    def scoring_passes(self, batching: MicroBatching) -> PassPlan:
+        return plan_passes(largest_share(self.samples, self.ranks), batching, self.longest)
+
+
+def largest_share(rows: int, workers: int) -> int:
+    return share_sizes(rows, workers)[0]
 
 
 def batches(config: Config, *, critic: bool) -> Batches:
-    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    prompts = config.critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
-    epochs = config.critic.ppo_epochs or actor.ppo_epochs
-    ranks = ranks_of(config)
+    trainer, rollout, actor = config.trainer, config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    layout = worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.pools.own)
+    ranks = layout.pool_of(ACTOR).size
     return Batches(
         prompts=config.data.train_batch_size,
         n=rollout.n,
         ranks=ranks,
-        engines=(config.trainer.pools.rollout or ranks) // rollout.tensor_model_parallel_size,
+        engines=layout.pool_of(ROLLOUT).size // rollout.tensor_model_parallel_size,
         prompt_tokens=config.data.max_prompt_length,
         answer_tokens=config.data.max_response_length,
-        actor=updates(config, actor, actor.ppo_mini_batch_size, actor.ppo_epochs),
-        critic=updates(config, config.critic, prompts, epochs) if critic else None,
+        actor=updates(config, actor, ranks, actor.ppo_mini_batch_size, actor.ppo_epochs),
+        critic=updates(config, config.critic, ranks, *config.critic_updates) if critic else None,
     )
 
 
-def updates(config: Config, role: Actor | Critic, prompts: int, epochs: int) -> Updates:
-    ranks, samples = ranks_of(config), prompts * config.actor_rollout_ref.rollout.n
+def updates(config: Config, section: Actor | Critic, ranks: int, prompts: int, epochs: int) -> Updates:
+    samples = prompts * config.actor_rollout_ref.rollout.n
     longest = config.data.max_prompt_length + config.data.max_response_length
-    passes = plan_passes(
-        up(samples, ranks),
-        per_rank(role.ppo_micro_batch_size_per_gpu, role.ppo_micro_batch_size, ranks),
-        role.use_dynamic_bsz,
-        role.ppo_max_token_len_per_gpu,
-        longest,
-    )
+    passes = plan_passes(largest_share(samples, ranks), training_batching(section, ranks), longest)
     return Updates(prompts, samples, passes, config.data.train_batch_size // prompts, epochs)
-
-
-def per_rank(each: int | None, whole: int | None, ranks: int) -> int | None:
-    """Samples a pass: as given, or the older key's share."""
-    return max(1, whole // ranks) if each is None and whole is not None else each
-
-
-def ranks_of(config: Config) -> int:
-    """Those that hold the actor."""
-    return config.workers - sum(size for role, size in config.trainer.pools.own.items() if role != "actor")

@@ -1,89 +1,100 @@
-"""The models of a run as a plan sees them: how large, how much of each learns, in which precision, how it is spread."""
+"""The models that a run trains: size, trainable parameters, precision, and how ranks share them."""
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from rloom.config.load import expand
 from rloom.config.schema import Config, Fsdp
 from rloom.errors import ModelError
 from rloom.plan.architecture import Architecture, read_architecture
-from rloom.plan.batches import Updates, ranks_of
+from rloom.plan.batches import Batches, Updates
 
-FLOAT32, BFLOAT16 = 4, 2  # bytes a number
+FLOAT32, BFLOAT16 = 4, 2  # bytes of a number
 
 
 @dataclass(frozen=True)
-class Role:
-    """A model that learns. P parameters are those of the whole model."""
+class ModelPlan:
+    """The actor or the critic."""
 
     architecture: Architecture
-    parameters: int
-    outer: int  # of no layer: embeddings, head, last norm
-    learned: int  # all of them, or the adapter
-    number_bytes: int  # of the arithmetic
+    parameters: int  # with the adapter
+    outer: int  # parameters outside the layers: embeddings, head, last norm
+    trainable: int  # parameters: all, or the adapter's
+    number_bytes: int  # of weights and activations in the arithmetic
     checkpointing: bool
-    offload_parameters: bool
-    offload_optimizer: bool
-    shards: int  # ranks that share one copy
-    sharded: bool  # the engine of several processes
-    vocabulary: int  # of the head; a critic's is 0
+    fsdp: Fsdp
+    ranks: int
+    vocabulary: int  # of the head; 0 for a critic
     fused_head: bool
     updates: Updates
+
+    @property
+    def sharded(self) -> bool:
+        """Several ranks have the FSDP2 engine, one process the local one."""
+        return self.ranks > 1
+
+    @property
+    def shards(self) -> int:
+        """1 in one process."""
+        return shards_of(self.fsdp, self.ranks)
 
     @property
     def layer(self) -> int:
         return (self.parameters - self.outer) // self.architecture.layers
 
     @property
-    def learns_whole(self) -> bool:
-        return self.learned == self.parameters
+    def trains_all(self) -> bool:
+        return self.trainable == self.parameters
 
 
-def actor(config: Config, updates: Updates) -> Role:
-    model, section = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+def actor_plan(config: Config, sizes: Batches) -> ModelPlan:
+    model, fsdp = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.fsdp_config
     size = read_architecture(model.path, "actor_rollout_ref.model.path", model.override_config)
     adapter = adapter_parameters(config, size)
-    return Role(
+    return ModelPlan(
         architecture=size,
         parameters=size.parameters + adapter,
         outer=size.outer_parameters,
-        learned=adapter or size.parameters,
-        checkpointing=checkpointing(section.fsdp_config, model.enable_gradient_checkpointing),
+        trainable=adapter or size.parameters,
+        number_bytes=number_bytes(config, fsdp),
+        checkpointing=checkpointing(fsdp, model.enable_gradient_checkpointing),
+        fsdp=fsdp,
+        ranks=sizes.ranks,
         vocabulary=size.vocabulary,
         fused_head=model.use_fused_kernels,
-        updates=updates,
-        **spread(config, section.fsdp_config),
+        updates=sizes.actor,
     )
 
 
-def critic(config: Config, updates: Updates) -> Role:
+def critic_plan(config: Config, sizes: Batches) -> ModelPlan | None:
+    if sizes.critic is None:
+        return None
     model, policy = config.critic.model, config.actor_rollout_ref.model
     overrides = {**({} if model.path else policy.override_config), **model.override_config}
     size = read_architecture(model.path or policy.path, "critic.model.path", overrides)
-    return Role(
+    return ModelPlan(
         architecture=size,
         parameters=size.critic_parameters,
         outer=size.critic_outer_parameters,
-        learned=size.critic_parameters,
+        trainable=size.critic_parameters,
+        number_bytes=number_bytes(config, model.fsdp_config),
         checkpointing=checkpointing(model.fsdp_config, model.enable_gradient_checkpointing),
+        fsdp=model.fsdp_config,
+        ranks=sizes.ranks,
         vocabulary=0,
         fused_head=True,
-        updates=updates,
-        **spread(config, model.fsdp_config),
+        updates=sizes.critic,
     )
 
 
-def spread(config: Config, fsdp: Fsdp) -> dict[str, Any]:
-    ranks = ranks_of(config)
-    exact = fsdp.dtype == "float32" or (fsdp.dtype == "auto" and config.trainer.device == "cpu")
-    return {
-        "number_bytes": FLOAT32 if exact else BFLOAT16,
-        "offload_parameters": fsdp.param_offload,
-        "offload_optimizer": fsdp.optimizer_offload,
-        "shards": ranks if fsdp.fsdp_size < 1 else fsdp.fsdp_size,
-        "sharded": ranks > 1,
-    }
+def shards_of(fsdp: Fsdp, ranks: int) -> int:
+    """Ranks that share one copy of the weights."""
+    return ranks if fsdp.fsdp_size < 1 else fsdp.fsdp_size
+
+
+def number_bytes(config: Config, fsdp: Fsdp) -> int:
+    float32 = fsdp.dtype == "float32" or (fsdp.dtype == "auto" and config.trainer.device == "cpu")
+    return FLOAT32 if float32 else BFLOAT16
 
 
 def checkpointing(fsdp: Fsdp, model: bool) -> bool:

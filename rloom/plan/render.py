@@ -2,28 +2,28 @@
 
 from collections.abc import Iterator, Sequence
 
-from rloom.config.schema import Config
-from rloom.plan.batches import Batches, Updates, ranks_of
-from rloom.plan.make import Models, Plan
+from rloom.config.schema import Config, Fsdp
+from rloom.plan.batches import Batches, Updates
+from rloom.plan.make import Costs, Plan
 from rloom.plan.memory import CRITIC_PASSES, CRITIC_STEP, GIB, Memory
-from rloom.plan.models import FLOAT32, Role
-from rloom.plan.timing import Stage, StepTime
+from rloom.plan.models import FLOAT32, ModelPlan, shards_of
+from rloom.plan.timing import THROUGH_DRIVER, Stage, StepTime
 
-LABEL = 28  # columns of what a line is about
+LABEL = 28  # columns of a line's label
 
 
 def render(plan: Plan, assumed_gpu: bool) -> str:
-    """`assumed_gpu`: nobody said how much memory a GPU has."""
+    """`assumed_gpu`: --gpu_memory is not given."""
     config = plan.config
     lines = [
         f"Plan of {config.algorithm.adv_estimator} on {config.actor_rollout_ref.model.path}. Nothing was started.",
         *section("Batches, a step", batch_lines(plan.batches)),
         *section("Placement", placement_lines(plan)),
     ]
-    if plan.models is not None:
-        lines += section("Memory a GPU, GiB", memory_lines(plan.models, assumed_gpu))
-    if plan.models is not None and plan.models.time is not None:
-        lines += section("Time a step, estimated", time_lines(plan.models.time))
+    if plan.costs is not None:
+        lines += section("Memory a GPU, GiB", memory_lines(plan.costs, assumed_gpu))
+        if plan.costs.time is not None:
+            lines += section("Time a step, estimated", time_lines(plan.costs.time))
     return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
 
 
@@ -71,21 +71,21 @@ def update_lines(name: str, sizes: Batches, updates: Updates) -> Iterator[str]:
 def placement_lines(plan: Plan) -> Iterator[str]:
     config, ranks = plan.config, plan.batches.ranks
     trainer = config.trainer
-    how = "one process, without Ray" if config.workers == 1 else "Ray workers, " + living(config)
+    how = "one process, without Ray" if config.workers == 1 else "Ray workers, " + pools(config, ranks)
     nodes, gpus = count(trainer.nnodes, "node"), count(trainer.n_gpus_per_node, "GPU")
     yield line("workers", f"{nodes} × {gpus} = {config.workers}: {how}")
     yield line("roles", ", ".join(role_names(plan)))
-    yield line("actor's weights", sharding(config.actor_rollout_ref.actor.fsdp_config.fsdp_size, ranks))
+    yield line("actor's weights", sharding(config.actor_rollout_ref.actor.fsdp_config, ranks))
     if plan.needs.estimator.needs_critic:
-        yield line("critic's weights", sharding(config.critic.model.fsdp_config.fsdp_size, ranks))
+        yield line("critic's weights", sharding(config.critic.model.fsdp_config, ranks))
 
 
-def living(config: Config) -> str:
+def pools(config: Config, ranks: int) -> str:
     own = config.trainer.pools.own
     if not own:
         return "all roles on every GPU"
     apart = ", ".join(f"{role} on {size}" for role, size in own.items() if role != "actor")
-    return f"{apart}, the other roles on {ranks_of(config)}"
+    return f"{apart}, the other roles on {ranks}"
 
 
 def role_names(plan: Plan) -> Iterator[str]:
@@ -94,51 +94,45 @@ def role_names(plan: Plan) -> Iterator[str]:
     if plan.needs.estimator.needs_critic:
         yield f"critic ({config.algorithm.adv_estimator} needs one)"
     if config.uses_reference:
-        yield f"reference ({reference_kind(config)})"
+        lora = config.actor_rollout_ref.model.has_lora
+        yield f"reference ({'the actor with its adapter off' if lora else 'KL is on'})"
     engines = plan.batches.engines
     yield f"{config.actor_rollout_ref.rollout.name} rollout engine" + (f" × {engines}" if engines > 1 else "")
 
 
-def reference_kind(config: Config) -> str:
-    model = config.actor_rollout_ref.model
-    return "the actor with its adapter off" if model.lora_rank or model.lora_adapter_path else "KL is on"
-
-
-def sharding(fsdp_size: int, ranks: int) -> str:
+def sharding(fsdp: Fsdp, ranks: int) -> str:
     if ranks == 1:
         return "whole on its GPU"
-    shards = ranks if fsdp_size < 1 else fsdp_size
+    shards = shards_of(fsdp, ranks)
     copies = ranks // shards
     return f"FSDP2: one copy over {shards} ranks" + (f", {copies} copies" if copies > 1 else "")
 
 
-def memory_lines(models: Models, assumed_gpu: bool) -> Iterator[str]:
-    memory = models.memory
-    yield line("actor", model_line(models.actor))
-    if models.critic is not None:
-        yield line("critic", model_line(models.critic))
-    moments = list(memory.moments)
-    rows = list(dict.fromkeys(name for held in memory.moments.values() for name in held))
-    yield line("", "".join(f"{moment:>15}" for moment in moments))
-    for name in rows:
-        sizes = [memory.moments[moment].get(name, 0.0) for moment in moments]
+def memory_lines(costs: Costs, assumed_gpu: bool) -> Iterator[str]:
+    memory, phases = costs.memory, costs.memory.phases
+    yield line("actor", model_line(costs.actor))
+    if costs.critic is not None:
+        yield line("critic", model_line(costs.critic))
+    yield line("", "".join(f"{phase:>15}" for phase in phases))
+    for name in dict.fromkeys(name for parts in phases.values() for name in parts):
+        sizes = [parts.get(name, 0.0) for parts in phases.values()]
         if any(sizes):
             yield line(name, "".join(f"{gib(size):>15}" for size in sizes))
-    yield line("together", "".join(f"{gib(memory.total(moment)):>15}" for moment in moments))
+    yield line("together", "".join(f"{gib(memory.total(phase)):>15}" for phase in phases))
     yield from cache_lines(memory)
-    yield line("does it fit?", verdict(models, assumed_gpu))
+    yield line("does it fit?", verdict(costs, assumed_gpu))
 
 
 def gib(size: float) -> str:
     return f"{size / GIB:.1f}" if size else "–"
 
 
-def model_line(role: Role) -> str:
-    learned = "all learn" if role.learns_whole else f"{role.learned / 1e6:,.1f} M learn"
-    kind = "float32" if role.number_bytes == FLOAT32 else "bfloat16"
-    saved = "on" if role.checkpointing else "off"
-    parameters = f"{role.parameters:,} parameters ({role.architecture.family}), {learned}"
-    return f"{parameters}; {kind}; gradient checkpointing {saved}"
+def model_line(model: ModelPlan) -> str:
+    trainable = "all learn" if model.trains_all else f"{model.trainable / 1e6:,.1f} M learn"
+    dtype = "float32" if model.number_bytes == FLOAT32 else "bfloat16"
+    checkpointing = "on" if model.checkpointing else "off"
+    parameters = f"{model.parameters:,} parameters ({model.architecture.family}), {trainable}"
+    return f"{parameters}; {dtype}; gradient checkpointing {checkpointing}"
 
 
 def cache_lines(memory: Memory) -> Iterator[str]:
@@ -148,24 +142,24 @@ def cache_lines(memory: Memory) -> Iterator[str]:
     yield line("at a time", f"{room:,} of the {count(cache.running, 'sequence')} that may run, at full length")
 
 
-def verdict(models: Models, assumed_gpu: bool) -> str:
-    memory = models.memory
+def verdict(costs: Costs, assumed_gpu: bool) -> str:
+    memory = costs.memory
     size = f"{memory.gpu_bytes / GIB:.0f} GiB" + (" (assumed; --gpu_memory says otherwise)" if assumed_gpu else "")
     need = f"{memory.peak_bytes / GIB:.1f} GiB in {memory.peak}"
     if memory.fits:
         return f"yes: at most {need}, of {size}"
     if memory.peak_bytes <= memory.gpu_bytes:
         return f"NO: not one sequence of {memory.cache.longest:,} tokens fits the cache in {size}"
-    return f"NO: {need}, of {size}; {way_out(models)}"
+    return f"NO: {need}, of {size}; {way_out(costs)}"
 
 
-def way_out(models: Models) -> str:
-    """The key that acts on what takes most where it is too much."""
-    memory = models.memory
-    held = memory.moments[memory.peak]
-    largest = max(held, key=lambda name: held[name])
-    role = models.critic if memory.peak in (CRITIC_PASSES, CRITIC_STEP) and models.critic is not None else models.actor
-    if largest == "moments" and role.offload_optimizer:
+def way_out(costs: Costs) -> str:
+    """The key that lowers the largest part at the peak."""
+    memory = costs.memory
+    parts = memory.phases[memory.peak]
+    largest = max(parts, key=lambda name: parts[name])
+    model = costs.critic if memory.peak in (CRITIC_PASSES, CRITIC_STEP) and costs.critic is not None else costs.actor
+    if largest == "moments" and model.fsdp.optimizer_offload:
         return "share over more GPUs: one process brings the offloaded state back for the optimizer's step"
     return {
         "activations": "lower ppo_max_token_len_per_gpu or the micro-batch size, or enable gradient checkpointing",
@@ -178,7 +172,7 @@ def way_out(models: Models) -> str:
 
 def time_lines(time: StepTime) -> Iterator[str]:
     yield line("", f"{'arithmetic s':>15}{'on the wire s':>15}{'GB a GPU':>15}")
-    for stage in (*time.stages, whole(time.stages)):
+    for stage in (*time.stages, together(time.stages)):
         yield line(stage.name, f"{stage.compute_s:>15.2f}{stage.wire_s:>15.2f}{stage.wire_bytes / 1e9:>15.1f}")
     rate = f"{time.seconds:.1f} s a step; {time.tokens_per_s:,.0f} tokens/s, prompts included"
     yield f"{rate}; {time.wire_share:.0%} of it on the wire"
@@ -186,10 +180,11 @@ def time_lines(time: StepTime) -> Iterator[str]:
     yield "(NVLink 450 GB/s, InfiniBand 50 GB/s a GPU), none of it overlapped. Not measured: docs/plan.md."
 
 
-def whole(stages: Sequence[Stage]) -> Stage:
+def together(stages: Sequence[Stage]) -> Stage:
+    """What passes through the driver is not counted as bytes of a GPU."""
     return Stage(
         "together",
         sum(stage.compute_s for stage in stages),
         sum(stage.wire_s for stage in stages),
-        sum(stage.wire_bytes for stage in stages if stage.name != "samples through the driver"),
+        sum(stage.wire_bytes for stage in stages if stage.name != THROUGH_DRIVER),
     )

@@ -1,4 +1,4 @@
-"""The table in docs/plan.md, by the formulas of `rloom plan`. `python -m rloom.plan.scaling FILE` renews it."""
+"""The table in docs/plan.md, by the formulas of `rloom plan`. `python -m rloom.plan.scaling FILE` writes it."""
 
 import json
 import sys
@@ -9,12 +9,13 @@ from tempfile import TemporaryDirectory
 from rloom.config.load import load_config
 from rloom.plan.make import Plan, make_plan
 from rloom.plan.memory import GIB
+from rloom.plan.timing import ACTOR_UPDATE, GENERATION, OLD_LOGPROBS, THROUGH_DRIVER, TO_ENGINE
 
 BEGIN, END = "<!-- made by rloom.plan.scaling -->", "<!-- end -->"
 H200_GIB = 140
 PER_NODE = 8
 CASES = ((8, -1), (32, -1), (32, 8), (256, -1), (256, 8))  # (GPUs, fsdp_size)
-QWEN_7B = {  # of config.json
+QWEN_7B = {  # its config.json
     "model_type": "qwen2",
     "hidden_size": 3584,
     "intermediate_size": 18944,
@@ -60,18 +61,18 @@ def plans() -> Iterator[Plan]:
 
 
 def row(plan: Plan) -> list[str]:
-    assert plan.models is not None and plan.models.time is not None  # its config.json is there, in bfloat16
-    time, ranks = plan.models.time, plan.batches.ranks
-    stages = ("generation", "old log-probs", "actor update", "weights to the engine", "samples through the driver")
+    costs, ranks = plan.costs, plan.batches.ranks
+    assert costs is not None and costs.time is not None  # the model's size is known, it fits, in bfloat16
+    time, stages = costs.time, (GENERATION, OLD_LOGPROBS, ACTOR_UPDATE, TO_ENGINE, THROUGH_DRIVER)
     return [
         str(ranks),
-        f"{plan.models.actor.shards} ranks",
+        f"{costs.actor.shards} ranks",
         *(f"{time.of(name):.2f}" for name in stages),
         f"{time.seconds:.1f}",
         f"{time.tokens_per_s:,.0f}",
         f"{time.tokens_per_s / ranks:,.0f}",
         f"{time.wire_share:.1%}",
-        f"{plan.models.memory.peak_bytes / GIB:.1f}",
+        f"{costs.memory.peak_bytes / GIB:.1f}",
     ]
 
 
@@ -81,7 +82,7 @@ def table() -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with the table as it is now."""
+    """The page with a new table."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 

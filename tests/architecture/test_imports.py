@@ -12,15 +12,18 @@ BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.packing", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "process_stats", "ray", "secret"))
-CONFIG = tuple(f"rloom.config.{name}" for name in ("context", "load", "saved", "schema", "checks", "algorithm_needs"))
+CONFIG = tuple(
+    f"rloom.config.{name}" for name in ("algorithm_needs", "batching", "checks", "context", "load", "saved", "schema")
+)
 LOOP = tuple(
     f"rloom.trainer.{name}"
     for name in ("checkpoint", "evaluate", "learning_rate", "loop", "memory", "roles", "sampling")
 )
 ENGINE_PARTS = tuple(
     f"rloom.engines.{name}"
-    for name in ("base", "micro_batches", "optim", "storage", "distributed", "broadcast", "ulysses")
+    for name in ("base", "limits", "micro_batches", "optim", "storage", "distributed", "broadcast", "ulysses")
 )  # of any engine
+LIMITS = ("rloom.models.limits", "rloom.engines.limits", "rloom.rollout.limits")  # what `rloom plan` counts with
 BACKENDS = ("rloom.engines", "rloom.rollout", "rloom.rewards", "rloom.models", "rloom.data", "rloom.observe")
 DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluate_checkpoint", "directory", "main_ppo"))
 
@@ -35,8 +38,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.packing": (),
     "rloom.console": ("rloom.errors",),
     # tables and rules without torch, which the keys are checked against
-    "rloom.config": ("rloom.config", "rloom.errors", "rloom.algos.needs", "rloom.runtime.placement"),
-    "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors"),
+    "rloom.config": ("rloom.config", "rloom.errors", "rloom.packing", "rloom.algos.needs", "rloom.runtime.placement"),
+    "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors", "rloom.packing", "rloom.runtime.placement", *LIMITS),
     "rloom.algos": ("rloom.algos", *NOUNS),
     "rloom.models": ("rloom.models", "rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
     "rloom.runtime": ("rloom.runtime", *NOUNS),
@@ -46,7 +49,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
     "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
     "rloom.rollout": ("rloom.rollout.base", "rloom.models", *NOUNS),
-    "rloom.rollout.native": ("rloom.rollout.native", "rloom.rollout.base", "rloom.models", *NOUNS),
+    "rloom.rollout.native": (
+        "rloom.rollout.native",
+        "rloom.rollout.base",
+        "rloom.rollout.limits",
+        "rloom.models",
+        *NOUNS,
+    ),
     **{
         name: (
             *LOOP,
@@ -125,6 +134,7 @@ WITHOUT_TORCH = (
     "rloom.runtime.placement",
     "rloom.config",
     "rloom.plan",
+    *LIMITS,
     "rloom.packing",
     "rloom.rewards",
     "rloom.console",
@@ -179,7 +189,7 @@ def test_no_backend_imports_another_of_its_kind() -> None:
             others = [
                 name
                 for name in module.imports()
-                if under(name, kind) and not is_any_of(name, (own, f"{kind}.base", *ENGINE_PARTS))
+                if under(name, kind) and not is_any_of(name, (own, f"{kind}.base", f"{kind}.limits", *ENGINE_PARTS))
             ]
             assert not others, f"{module.name} imports {others}"
 

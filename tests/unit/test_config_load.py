@@ -260,7 +260,7 @@ def test_what_follows_from_several_keys_is_derived() -> None:
             "actor_rollout_ref.rollout.n=5",
         ]
     )
-    assert (config.mini_batches, config.on_policy) == (4, False)
+    assert (config.critic_updates, config.on_policy) == ((128, 1), False)
     whole = load_config([OWN_MODEL, "actor_rollout_ref.actor.ppo_mini_batch_size=1024"])
     assert (whole.on_policy, whole.uses_reference) == (True, False)
     assert not load_config(["actor_rollout_ref.actor.ppo_epochs=2", "data.train_batch_size=32"]).on_policy

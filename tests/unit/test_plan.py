@@ -14,17 +14,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 
 from rloom import cli
 from rloom.config.load import load_config
-from rloom.engines import fsdp
 from rloom.errors import ConfigError, ModelError
-from rloom.models import head
 from rloom.models.load import Lora, with_lora
 from rloom.models.network import ValueNetwork
+from rloom.observe.metrics import PEAK_FLOPS
 from rloom.packing import MicroBatching
 from rloom.plan import memory, scaling, timing
 from rloom.plan.architecture import Architecture, architecture
 from rloom.plan.batches import batches, plan_passes
-from rloom.plan.make import Models, Plan, make_plan
-from rloom.rollout.native import engine
+from rloom.plan.make import Costs, Plan, make_plan
 from tests.architecture.source import ROOT
 from tests.helpers import FAMILIES, SHAPE, a_batch
 
@@ -61,10 +59,10 @@ def plan_of(folder: Path | None, *keys: str, gpu_gib: float = 140.0) -> Plan:
     return make_plan(load_config([*path, *keys]), gpu_gib)
 
 
-def models_of(folder: Path, *keys: str, gpu_gib: float = 140.0) -> Models:
-    models = plan_of(folder, *keys, gpu_gib=gpu_gib).models
-    assert models is not None
-    return models
+def costs_of(folder: Path, *keys: str, gpu_gib: float = 140.0) -> Costs:
+    costs = plan_of(folder, *keys, gpu_gib=gpu_gib).costs
+    assert costs is not None
+    return costs
 
 
 def shape(name: str) -> Architecture:
@@ -116,13 +114,12 @@ def test_a_critic_follows_the_actor_where_it_says_nothing_itself() -> None:
     assert plan_of(None, *keys, "algorithm.adv_estimator=grpo").batches.critic is None
 
 
-@pytest.mark.parametrize(
-    ("samples", "budget", "longest"), [(128, 32768, 640), (128, 49152, 640), (7, 100, 30), (3, 9, 9)]
-)
-def test_passes_are_those_of_the_engine(samples: int, budget: int, longest: int) -> None:
-    found = plan_passes(samples, None, None, budget, longest)
-    real = MicroBatching(tokens=budget).cut([longest] * samples)
-    assert (found.count, found.samples_each) == (len(real), max(len(rows) for rows in real))
+def test_passes_are_cut_as_the_engine_cuts_them() -> None:
+    budget, size = MicroBatching(tokens=32768), MicroBatching(samples=4)
+    found = [plan_passes(128, budget, 640), plan_passes(128, budget, 200), plan_passes(7, size, 30)]
+    # 51 samples of 640 tokens fit the budget, so there are three passes, evened out; other lengths may fill one
+    expected = [(3, 43, 32768), (1, 128, 25600), (2, 4, 120)]
+    assert [(passes.count, passes.samples_each, passes.tokens) for passes in found] == expected
 
 
 # --- what is refused
@@ -182,6 +179,8 @@ def test_parameters_are_counted_exactly(config: PreTrainedConfig) -> None:
 
 def test_published_models_have_their_published_sizes() -> None:
     assert (shape("0.5B").parameters, shape("1.5B").parameters) == (494_032_768, 1_543_714_304)
+    embedded = plan_of(None).costs
+    assert embedded is not None and embedded.actor.parameters == 834_688
     seven = architecture(scaling.QWEN_7B, "test")
     assert (seven.parameters, seven.matrix_parameters) == (7_615_616_512, 7_070_619_136)
 
@@ -195,19 +194,19 @@ def test_a_hub_name_is_read_from_the_cache_and_never_fetched(tmp_path: Path, mon
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     path = "actor_rollout_ref.model.path=some/model"
     missing = plan_of(None, path)
-    assert missing.models is None
+    assert missing.costs is None
     assert "`hf download some/model config.json` fetches that one file" in missing.notes[0]
     stored = tmp_path / "models--some--model"
     written(stored / "snapshots" / "abc", {**SMALL, **SHAPES["0.5B"]})
     (stored / "refs").mkdir()
     (stored / "refs" / "main").write_text("abc")
     found = plan_of(None, path)
-    assert found.models is not None and found.models.actor.parameters == 494_032_768
+    assert found.costs is not None and found.costs.actor.parameters == 494_032_768
 
 
 def test_a_family_that_cannot_be_counted_still_has_batches(tmp_path: Path) -> None:
     plan = plan_of(written(tmp_path / "moe", {"model_type": "mixtral"}))
-    assert plan.models is None and plan.batches.prompts == 1024
+    assert plan.costs is None and plan.batches.prompts == 1024
     assert "(model_type 'mixtral'); the families counted are llama, mistral" in plan.notes[0]
 
 
@@ -223,7 +222,7 @@ def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path, content: str | No
 
 
 def test_one_process_holds_eighteen_bytes_a_parameter(folder: Path) -> None:
-    held = models_of(folder, *WHOLE, "actor_rollout_ref.rollout.n=2").memory.moments
+    held = costs_of(folder, *WHOLE, "actor_rollout_ref.rollout.n=2").memory.phases
     size = 494_032_768
     step = held[memory.ACTOR_STEP]
     assert [step[name] for name in ("weights", "masters", "moments", "gradients")] == [
@@ -233,7 +232,7 @@ def test_one_process_holds_eighteen_bytes_a_parameter(folder: Path) -> None:
         4 * size,
     ]
     assert "gradients" not in held[memory.GENERATION]
-    offloaded = models_of(folder, *WHOLE, "actor_rollout_ref.rollout.n=2", *OFFLOAD).memory.moments
+    offloaded = costs_of(folder, *WHOLE, "actor_rollout_ref.rollout.n=2", *OFFLOAD).memory.phases
     generation = offloaded[memory.GENERATION]
     assert [generation[name] for name in ("weights", "masters", "moments")] == [2 * size, 0, 0]
     assert offloaded[memory.ACTOR_STEP] == step  # all meet on the GPU
@@ -244,41 +243,39 @@ OFFLOAD = tuple(f"actor_rollout_ref.actor.fsdp_config.{name}_offload=True" for n
 
 def test_eight_ranks_hold_shards_and_a_whole_gradient_between_passes(folder: Path) -> None:
     keys = (*WHOLE, "actor_rollout_ref.rollout.n=8", "trainer.n_gpus_per_node=8")
-    models, size = models_of(folder, *keys), 494_032_768
-    passes = models.memory.moments[memory.ACTOR_PASSES]
+    costs, size = costs_of(folder, *keys), 494_032_768
+    passes = costs.memory.phases[memory.ACTOR_PASSES]
     assert (passes["weights"], passes["moments"]) == (4 * size / 8, 8 * size / 8)
     assert passes["gradients"] == 4 * size + 4 * size / 8  # 256 samples a rank: many passes
     # the embedding and the last norm, and two layers
     layer = 2 * 896 * 896 + 2 * 896 * 128 + 896 + 256 + 3 * 896 * 4864 + 2 * 896
     assert passes["gathered layers"] == 2 * (151936 * 896 + 896 + 2 * layer)
     assert passes["rollout engine's weights"] == 2 * size
-    one = models_of(folder, *keys, "actor_rollout_ref.actor.ppo_mini_batch_size=8").memory.moments
+    one = costs_of(folder, *keys, "actor_rollout_ref.actor.ppo_mini_batch_size=8").memory.phases
     assert one[memory.ACTOR_PASSES]["gradients"] == 4 * size / 8  # 8 samples of 1,024 tokens a rank: one pass
-    little = models_of(
-        folder, *keys, gpu_gib=7
-    ).memory.moments  # a quarter of it is less than the 1.84 GiB of a gradient
+    little = costs_of(folder, *keys, gpu_gib=7).memory.phases  # a quarter of it is less than the 1.84 GiB of a gradient
     assert little[memory.ACTOR_PASSES]["gradients"] == 4 * size / 8
 
 
 def test_reference_and_critic_count_only_where_they_exist(folder: Path) -> None:
     two, kl = "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.use_kl_loss=True"
-    assert not models_of(folder, *WHOLE, two).memory.moments[memory.GENERATION]["reference"]
-    assert models_of(folder, *WHOLE, two, kl).memory.moments[memory.GENERATION]["reference"] == 2 * 494_032_768
-    lora = models_of(folder, *WHOLE, two, kl, "actor_rollout_ref.model.lora_rank=8")
-    assert not lora.memory.moments[memory.GENERATION]["reference"]
-    assert lora.actor.learned == 24 * 8 * (1792 + 2 * 1024 + 1792 + 3 * 5760)
-    with_critic = models_of(folder).memory
-    assert with_critic.moments[memory.GENERATION]["critic at rest"] == 14 * (494_032_768 + 896)
-    assert memory.CRITIC_PASSES in with_critic.moments
+    assert not costs_of(folder, *WHOLE, two).memory.phases[memory.GENERATION]["reference"]
+    assert costs_of(folder, *WHOLE, two, kl).memory.phases[memory.GENERATION]["reference"] == 2 * 494_032_768
+    lora = costs_of(folder, *WHOLE, two, kl, "actor_rollout_ref.model.lora_rank=8")
+    assert not lora.memory.phases[memory.GENERATION]["reference"]
+    assert lora.actor.trainable == 24 * 8 * (1792 + 2 * 1024 + 1792 + 3 * 5760)
+    with_critic = costs_of(folder).memory
+    assert with_critic.phases[memory.GENERATION]["critic at rest"] == 14 * (494_032_768 + 896)
+    assert memory.CRITIC_PASSES in with_critic.phases
 
 
 def test_a_token_leaves_behind_what_layers_save(folder: Path) -> None:
     two = "actor_rollout_ref.rollout.n=2"
-    role, light = models_of(folder, *WHOLE, two).actor, models_of(folder, WHOLE[1], two).actor
-    assert memory.activations(role, 1) == 2 * 24 * 13568  # 2·896 + 2·896 + 2·128 + 2·4864
+    model, light = costs_of(folder, *WHOLE, two).actor, costs_of(folder, WHOLE[1], two).actor
+    assert memory.activations(model, 1) == 2 * 24 * 13568  # 2·896 + 2·896 + 2·128 + 2·4864
     assert memory.activations(light, 1) == 2 * (24 * 896 + 13568)
     # 2 GiB of logits in float32 and half of that as gradient, the head's own gradient in both
-    assert memory.head(role, 32768) == 6 * (2**29 + 151936 * 896)
+    assert memory.head(model, 32768) == 6 * (2**29 + 151936 * 896)
 
 
 PEAKS = {  # GiB by tokens of the fullest pass
@@ -292,34 +289,32 @@ PEAKS = {  # GiB by tokens of the fullest pass
 )
 def test_peaks_are_those_that_were_measured(tmp_path: Path, name: str, tokens: int, measured: float) -> None:
     """docs/LOG.md, one update; torch's allocator alone."""
-    role = models_of(written(tmp_path / "m", {**SMALL, **SHAPES[name]}), *WHOLE, "actor_rollout_ref.rollout.n=2").actor
-    found = 18 * role.parameters + memory.activations(role, tokens) + memory.head(role, tokens)
+    model = costs_of(written(tmp_path / "m", {**SMALL, **SHAPES[name]}), *WHOLE, "actor_rollout_ref.rollout.n=2").actor
+    found = 18 * model.parameters + memory.activations(model, tokens) + memory.head(model, tokens)
     assert found / GIB == pytest.approx(measured, rel=0.03)
 
 
 def test_the_cache_takes_what_is_asked_for_up_to_its_share(folder: Path) -> None:
     keys = (*WHOLE, "data.train_batch_size=256", "actor_rollout_ref.rollout.n=8")
-    cache = models_of(folder, *keys).memory.cache
+    cache = costs_of(folder, *keys).memory.cache
     assert cache.token_bytes == 2 * 24 * 2 * 64 * 2
     assert (cache.running, cache.wanted) == (1024, 1024 * 512 + 256 * 512)
     assert cache.room == 70 * GIB // 12288
     assert cache.bytes == 12288 * 655360
-    little = models_of(folder, *keys, "actor_rollout_ref.rollout.gpu_memory_utilization=0.001", gpu_gib=80).memory
+    little = costs_of(folder, *keys, "actor_rollout_ref.rollout.gpu_memory_utilization=0.001", gpu_gib=80).memory
     assert little.cache.whole_sequences == int(0.08 * GIB) // 12288 // 1024 == 6
-    kept = models_of(folder, *keys, "actor_rollout_ref.rollout.free_cache_engine=False").memory
-    assert kept.moments[memory.ACTOR_PASSES]["key-value cache"] == cache.bytes
+    kept = costs_of(folder, *keys, "actor_rollout_ref.rollout.free_cache_engine=False").memory
+    assert kept.phases[memory.ACTOR_PASSES]["key-value cache"] == cache.bytes
 
 
-def test_constants_are_those_of_the_code_that_holds_the_memory() -> None:
-    assert memory.LOGITS_AT_ONCE == head.LOGITS_AT_ONCE
-    assert memory.FREE_SHARE == engine.FREE_SHARE
-    assert memory.UNREDUCED_SHARE == fsdp.UNREDUCED_SHARE
+def test_the_peak_and_the_bytes_of_a_token_are_those_of_the_code_that_needs_torch() -> None:
+    assert PEAK_FLOPS["H200"] == timing.PEAK
     train_batch = a_batch()
     sizes = {field.name: getattr(train_batch, field.name) for field in fields(train_batch) if field.name.endswith("_T")}
     numbers = {name: tensor.element_size() for name, tensor in sizes.items() if tensor is not None}
     assert sum(numbers.values()) == timing.TRAINED
     assert sum(numbers.values()) - numbers["advantages_T"] + 4 == timing.SCORED
-    assert numbers["tokens_T"] + numbers["rollout_logprobs_T"] == timing.WRITTEN
+    assert numbers["tokens_T"] + numbers["rollout_logprobs_T"] == timing.COMPLETION
 
 
 # --- time
@@ -327,11 +322,11 @@ def test_constants_are_those_of_the_code_that_holds_the_memory() -> None:
 
 def test_bytes_over_links_by_hand() -> None:
     """Eight GPUs share 9 GB: 7.875 GB reach each by NVLink. Four such machines: 6.75 GB enter each by 8 ports."""
-    assert timing.Links(8, 8).share_s(9e9, 8) == (7.875e9 / 450e9, 7.875e9)
-    seconds, received = timing.Links(32, 8).share_s(9e9, 32)
+    assert timing.Links(8, 8).gather(9e9, 8) == (7.875e9 / 450e9, 7.875e9)
+    seconds, received = timing.Links(32, 8).gather(9e9, 32)
     assert (seconds, received) == (max(8.71875e9 / 450e9, 6.75e9 / 400e9), 8.71875e9)
-    assert timing.Links(1, 1).share_s(9e9, 1) == (0, 0)
-    assert timing.Links(32, 8).sum_s(1e9, 4) == (1.5e9 / 50e9, 1.5e9)
+    assert timing.Links(1, 1).gather(9e9, 1) == (0, 0)
+    assert timing.Links(32, 8).all_reduce(1e9, 4) == (1.5e9 / 50e9, 1.5e9)
 
 
 def test_an_update_gathers_twice_a_pass_and_reduces_once_a_mini_batch(folder: Path) -> None:
@@ -339,24 +334,24 @@ def test_an_update_gathers_twice_a_pass_and_reduces_once_a_mini_batch(folder: Pa
     keys = ("data.train_batch_size=64", "actor_rollout_ref.rollout.n=8", f"{actor}.ppo_mini_batch_size=32")
     micro = f"{actor}.ppo_micro_batch_size_per_gpu=8"
     plan = plan_of(folder, *WHOLE, *keys, micro, "trainer.n_gpus_per_node=8", gpu_gib=140)
-    models = plan.models
-    assert models is not None and models.time is not None
-    stages = {stage.name: stage for stage in models.time.stages}
+    costs = plan.costs
+    assert costs is not None and costs.time is not None
+    stages = {stage.name: stage for stage in costs.time.stages}
     size, outer = 494_032_768, 151936 * 896 + 896
     # 256 samples over 8 ranks are 32, in 4 passes; two mini-batches
     gathered, reduced = 2 * 4 * 2 * (2 * (size - outer) + outer), 2 * 4 * size
     assert stages["actor update"].wire_bytes == pytest.approx(7 / 8 * (gathered + reduced))
-    little = replace(models.memory, gpu_bytes=7 * GIB)  # no room for a whole gradient: each of 4 passes sums its own
-    update = timing.update("actor update", plan.batches, models.actor, timing.Links(8, 8), little)
+    little = replace(costs.memory, gpu_bytes=7 * GIB)  # no room for a whole gradient: each of 4 passes sums its own
+    update = timing.update("actor update", plan.batches, costs.actor, timing.Links(8, 8), little)
     assert update.wire_bytes == pytest.approx(7 / 8 * (gathered + 4 * reduced))
     assert stages["weights to the engine"].wire_bytes == pytest.approx(7 / 8 * 2 * size)
-    # 12 bytes as they are written, 17 to be scored, 17 and old log-probs as a lesson
+    # 12 bytes of a completion, 17 for a scoring, 17 and old log-probs for a train batch
     assert stages["samples through the driver"].wire_bytes == (12 + 17 + 21) * 64 * 8 * 1024
 
 
 def test_an_on_policy_step_of_one_process_has_nothing_on_the_wire(folder: Path) -> None:
     on_policy = "actor_rollout_ref.actor.ppo_mini_batch_size=1024"
-    time = models_of(folder, *WHOLE, "actor_rollout_ref.rollout.n=2", on_policy).time
+    time = costs_of(folder, *WHOLE, "actor_rollout_ref.rollout.n=2", on_policy).time
     assert time is not None
     assert [stage.name for stage in time.stages] == ["generation", "actor update"]
     assert time.wire_share == 0
@@ -378,7 +373,7 @@ def test_generation_takes_about_as_long_as_was_measured(
 ) -> None:
     config = scaling.QWEN_7B if name == "7B" else {**SMALL, **SHAPES[name]}
     batch = (f"data.train_batch_size={prompts}", f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}")
-    time = models_of(written(tmp_path / "m", config), *STEP, *batch, gpu_gib=400).time
+    time = costs_of(written(tmp_path / "m", config), *STEP, *batch, gpu_gib=400).time
     assert time is not None
     assert time.of("generation") == pytest.approx(measured, rel=0.12)
 
@@ -386,30 +381,30 @@ def test_generation_takes_about_as_long_as_was_measured(
 def test_an_update_takes_about_as_long_as_was_measured(folder: Path) -> None:
     """docs/LOG.md, a whole step: 4.52 s for 1,024 samples of 640 tokens."""
     batch = ("data.train_batch_size=128", "actor_rollout_ref.actor.ppo_mini_batch_size=128")
-    time = models_of(folder, *STEP, *batch).time
+    time = costs_of(folder, *STEP, *batch).time
     assert time is not None
     assert time.of("actor update") == pytest.approx(4.52, rel=0.05)
     assert (timing.training_share(494_000_000), timing.training_share(7_000_000_000)) == (0.452, 0.530)
 
 
 def test_what_is_offloaded_crosses_to_the_gpu_and_back(folder: Path) -> None:
-    role, size = models_of(folder, *WHOLE, *OFFLOAD, "actor_rollout_ref.rollout.n=2").actor, 494_032_768
+    model, size = costs_of(folder, *WHOLE, *OFFLOAD, "actor_rollout_ref.rollout.n=2").actor, 494_032_768
     # four updates: weights for the passes and for the optimizer, masters, two moments, each both ways
-    assert timing.offloaded_bytes(role, passes=0, sums=4) == 4 * 2 * (2 + 2 + 4 + 8) * size
+    assert timing.offloaded_bytes(model, passes=0, sums=4) == 4 * 2 * (2 + 2 + 4 + 8) * size
     eight = (*WHOLE, *OFFLOAD, "actor_rollout_ref.rollout.n=8", "trainer.n_gpus_per_node=8")
     # a rank's shard of weights twice a pass, of gradients as often as they are summed
-    assert timing.offloaded_bytes(models_of(folder, *eight).actor, passes=5, sums=3) == (10 + 3) * 4 * size / 8
-    lora = models_of(folder, *eight, "actor_rollout_ref.model.lora_rank=8").actor
-    assert timing.offloaded_bytes(lora, passes=5, sums=3) == 4 * (10 * lora.parameters + 3 * lora.learned) / 8
+    assert timing.offloaded_bytes(costs_of(folder, *eight).actor, passes=5, sums=3) == (10 + 3) * 4 * size / 8
+    lora = costs_of(folder, *eight, "actor_rollout_ref.model.lora_rank=8").actor
+    assert timing.offloaded_bytes(lora, passes=5, sums=3) == 4 * (10 * lora.parameters + 3 * lora.trainable) / 8
 
 
 def test_time_is_left_out_where_nothing_was_measured_or_nothing_fits(folder: Path) -> None:
     exact = plan_of(folder, "actor_rollout_ref.actor.fsdp_config.dtype=float32")
-    assert exact.models is not None and exact.models.time is None
+    assert exact.costs is not None and exact.costs.time is None
     assert exact.notes == ("Time is left out: rates were measured in bfloat16 only",)
     crowded = plan_of(folder, gpu_gib=10)
     assert crowded.notes == ("Time is left out: it does not fit",)
-    assert plan_of(None, "trainer.device=cpu").models is None
+    assert plan_of(None, "trainer.device=cpu").costs is None
 
 
 # --- what is printed

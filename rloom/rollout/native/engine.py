@@ -14,6 +14,7 @@ from rloom.errors import ModelError
 from rloom.models.head import HAS_TRITON
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, WeightOwner, copy_weights
+from rloom.rollout.limits import cache_capacity, wanted_cache_tokens
 from rloom.rollout.native.eager import EagerSession
 from rloom.rollout.native.session import Session
 from rloom.rollout.native.slot_cache import SlotCache
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from rloom.rollout.native.graph_decoder import GraphDecoder
 
 log = logging.getLogger(__name__)
-FREE_SHARE = 0.8  # of the free memory: activations and sampling need the rest
 LARGE_ENOUGH = 0.9  # of the largest cache that fits: a slightly larger one is not worth capturing all graphs again
 
 
@@ -134,7 +134,7 @@ class NativeRollout(Rollout):
         slots = min(self.max_sequences, len(requests))
         answer = max(request.sampling.max_new_tokens for request in requests)
         prompt = max(self.longest_prompt, *(len(request.tokens) for request in requests))
-        wanted = slots * answer + min(slots, len({request.tokens for request in requests})) * prompt
+        wanted = wanted_cache_tokens(slots, len({request.tokens for request in requests}), prompt, answer)
         old = self.decoder
         if old is not None:
             capacity = self.capacity(prompt + answer)  # shrinks too: the first update allocates the optimizer's moments
@@ -182,7 +182,7 @@ class NativeRollout(Rollout):
         kept_by_torch = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         ours = self.decoder.cache.bytes if self.decoder is not None else 0
         free += kept_by_torch + ours
-        capacity_tokens = int(min(self.memory_share * total, FREE_SHARE * free) // each)
+        capacity_tokens = cache_capacity(each, memory_share=self.memory_share, total_bytes=total, free_bytes=free)
         if capacity_tokens < longest:
             raise ModelError(
                 f"actor_rollout_ref.rollout.gpu_memory_utilization={self.memory_share}: not one sequence of {longest} "

@@ -282,17 +282,12 @@ def loss_settings(config: Config) -> LossSettings:
 
 
 def critic_learner(config: Config, group: Group, parameters: int, total_steps: int) -> Learner:
-    actor, critic = config.actor_rollout_ref.actor, config.critic
+    critic, (prompts, epochs) = config.critic, config.critic_updates
     return Learner(
         "critic",
         group,
         objective=ValueObjective(critic.cliprange_value, critic.loss_agg_mode),
-        mini_batching=mini_batching(
-            config,
-            critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
-            critic.ppo_epochs or actor.ppo_epochs,
-            critic.shuffle,
-        ),
+        mini_batching=mini_batching(config, prompts, epochs, critic.shuffle),
         schedule=schedule(critic.optim, total_steps),
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,

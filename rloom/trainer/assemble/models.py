@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.registry import resolve_algorithm
+from rloom.config.batching import scoring_batching, training_batching
 from rloom.config.schema import Actor, Config, Critic, Fsdp, Optim
 from rloom.engines.base import AdamW, Engine, Placement
 from rloom.engines.distributed import rank_mesh
@@ -20,9 +21,9 @@ from rloom.errors import ConfigError
 from rloom.families.family import family_of
 from rloom.models.load import Lora, check_folder, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
-from rloom.packing import MicroBatching
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
+from rloom.rollout.limits import default_sequences
 from rloom.rollout.native.engine import NativeRollout
 from rloom.trainer.assemble.inputs import critic_source, policy_source
 
@@ -53,20 +54,6 @@ def note_slow_bfloat16() -> None:
         "Note: fsdp_config.dtype=bfloat16: this CPU has no bfloat16 arithmetic, and torch's substitute can be "
         "a hundred times slower than float32; use dtype=auto or float32 on it"
     )
-
-
-def micro(
-    per_rank: int | None,
-    together: int | None,
-    dynamic: bool | None,
-    tokens: int,
-    *,
-    ranks: int = 1,
-    sequence_ranks: int = 1,
-) -> MicroBatching:
-    """`together`: the older way to say it, samples of all ranks. Ranks that share sequences take so many times more."""
-    samples = per_rank or (together and max(1, together * sequence_ranks // ranks))
-    return MicroBatching(samples=samples) if samples and not dynamic else MicroBatching(tokens=tokens * sequence_ranks)
 
 
 def sequence_ranks(role: Actor | Critic, ranks: int) -> int:
@@ -144,22 +131,8 @@ def policy_engine(
         network,
         placement(config, actor.fsdp_config),
         Ranks(ranks, actor.fsdp_config.fsdp_size, shared, "actor_rollout_ref.actor"),
-        scoring=micro(
-            rollout.log_prob_micro_batch_size_per_gpu,
-            rollout.log_prob_micro_batch_size,
-            rollout.log_prob_use_dynamic_bsz,
-            rollout.log_prob_max_token_len_per_gpu,
-            ranks=ranks,
-            sequence_ranks=shared,
-        ),
-        training=micro(
-            actor.ppo_micro_batch_size_per_gpu,
-            actor.ppo_micro_batch_size,
-            actor.use_dynamic_bsz,
-            actor.ppo_max_token_len_per_gpu,
-            ranks=ranks,
-            sequence_ranks=shared,
-        ),
+        scoring=scoring_batching(rollout, ranks, shared),
+        training=training_batching(actor, ranks, shared),
         optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
         reference=reference,
         compiled=actor.use_torch_compile,
@@ -191,14 +164,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
         ),
         Placement(where.device, where.dtype, offload_parameters=ref.fsdp_config.param_offload),
         Ranks(ranks, actor.fsdp_config.fsdp_size, shared, "actor_rollout_ref.actor"),
-        scoring=micro(
-            ref.log_prob_micro_batch_size_per_gpu,
-            ref.log_prob_micro_batch_size,
-            ref.log_prob_use_dynamic_bsz,
-            ref.log_prob_max_token_len_per_gpu,
-            ranks=ranks,
-            sequence_ranks=shared,
-        ),
+        scoring=scoring_batching(ref, ranks, shared),
         compiled=actor.use_torch_compile if ref.use_torch_compile is None else ref.use_torch_compile,
     )
 
@@ -212,14 +178,7 @@ def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Eng
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
         enable_checkpointing(network.decoder.base)
     shared = sequence_ranks(critic, ranks)
-    batching = micro(
-        critic.ppo_micro_batch_size_per_gpu,
-        critic.ppo_micro_batch_size,
-        critic.use_dynamic_bsz,
-        critic.ppo_max_token_len_per_gpu,
-        ranks=ranks,
-        sequence_ranks=shared,
-    )
+    batching = training_batching(critic, ranks, shared)
     return make_engine(
         critic.strategy,
         network,
@@ -246,7 +205,7 @@ def hf_rollout(
         network,
         owner=owner,
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-        max_sequences=rollout.max_num_seqs or 256,
+        max_sequences=rollout.max_num_seqs or default_sequences("hf", owner.device.type),
         generate_kwargs=rollout.engine_kwargs,
         attention=generation.attention,
         pads_prompts=generation.pads_prompts,
@@ -260,8 +219,7 @@ def native_rollout(
     return NativeRollout(
         network,
         owner=owner,
-        # a GPU decodes a thousand sequences in little more time than a hundred; a laptop has not the memory for them
-        max_sequences=rollout.max_num_seqs or (1024 if owner.device.type == "cuda" else 256),
+        max_sequences=rollout.max_num_seqs or default_sequences("native", owner.device.type),
         max_prefill_tokens=rollout.max_num_batched_tokens,
         memory_share=rollout.gpu_memory_utilization,
         free_cache=rollout.free_cache_engine,

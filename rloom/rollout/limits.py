@@ -1,0 +1,18 @@
+"""How many sequences and cached tokens a rollout engine takes; `rloom plan` calls the same functions. No torch here."""
+
+FREE_SHARE = 0.8  # of the free memory: activations and the sampler need some, too
+
+
+def default_sequences(engine: str, device: str) -> int:
+    """`max_num_seqs` where it is null. A GPU decodes 1,024 in little more time than 100; a CPU lacks the memory."""
+    return 1024 if (engine, device) == ("native", "cuda") else 256
+
+
+def wanted_cache_tokens(sequences: int, prompts: int, longest_prompt: int, longest_answer: int) -> int:
+    """For all sequences at full length. Answers to one prompt share its keys and values."""
+    return sequences * longest_answer + min(sequences, prompts) * longest_prompt
+
+
+def cache_capacity(token_bytes: int, *, memory_share: float, total_bytes: float, free_bytes: float) -> int:
+    """Tokens that fit into the share of the GPU's memory and into what is free on it."""
+    return int(min(memory_share * total_bytes, FREE_SHARE * free_bytes) // token_bytes)
