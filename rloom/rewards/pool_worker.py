@@ -9,7 +9,7 @@ import faulthandler
 import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sized
 from functools import partial
 from typing import Any
 
@@ -134,7 +134,7 @@ def _call_for_group(
     columns = [list(column) for column in zip(*rows, strict=True)]
     try:
         results = _result(function, dict(zip(GROUP_ARGUMENTS, columns, strict=True)) | kwargs, runner)
-        if not hasattr(results, "__len__") or len(results) != len(group):
+        if not isinstance(results, Sized) or len(results) != len(group):
             reason = f"{_describe(function)} returned {type(results).__name__}; it needs a list of {len(group)} results"
             return [Score.failed(reason)] * len(group)
         return [to_score(result, _describe(function)) for result in results]

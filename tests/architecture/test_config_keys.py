@@ -9,17 +9,14 @@ from tests.architecture.source import ROOT, modules, parse
 
 LEAVES = [key for key in all_keys().values() if key.section is None]
 
-# key -> what it does though no line reads it
-EFFECT_WITHOUT_A_READER = {
-    "actor_rollout_ref.actor.strategy": "one process runs either name unsharded; its type refuses any other",
-    "critic.strategy": "likewise",
-}
-
 
 def names_read() -> set[str]:
     """Attributes read by the code that acts on the configuration, by its rules and by its own properties."""
     acting = [m.tree for m in modules() if not m.name.startswith(("rloom.config", "rloom.plan"))]
-    judging = [parse(ROOT / "rloom" / "config" / name) for name in ("checks.py", "schema.py", "trainer_section.py")]
+    judging = [
+        parse(ROOT / "rloom" / "config" / name)
+        for name in ("checks.py", "batching.py", "schema.py", "trainer_section.py")
+    ]
     return {
         node.attr
         for tree in (*acting, *judging)
@@ -47,4 +44,4 @@ def test_every_key_is_in_the_reference() -> None:
 def test_every_key_is_read() -> None:
     read = names_read()
     unread = {key.path for key in LEAVES if key.path.rsplit(".", 1)[-1] not in read}
-    assert unread == set(EFFECT_WITHOUT_A_READER)
+    assert unread == set()

@@ -12,9 +12,7 @@ BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.packing", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "process_stats", "ray", "secret"))
-CONFIG = tuple(
-    f"rloom.config.{name}" for name in ("algorithm_needs", "batching", "checks", "context", "load", "saved", "schema")
-)
+CONFIG = tuple(f"rloom.config.{name}" for name in ("algorithm_needs", "batching", "checks", "load", "saved", "schema"))
 LOOP = tuple(
     f"rloom.trainer.{name}"
     for name in ("checkpoint", "evaluate", "learning_rate", "loop", "memory", "roles", "sampling")
@@ -23,8 +21,14 @@ ENGINE_PARTS = tuple(
     f"rloom.engines.{name}"
     for name in ("base", "limits", "micro_batches", "optim", "storage", "distributed", "broadcast", "ulysses")
 )  # of any engine
-LIMITS = ("rloom.models.limits", "rloom.engines.limits", "rloom.rollout.limits")  # what `rloom plan` counts with
-BACKENDS = ("rloom.engines", "rloom.rollout", "rloom.rewards", "rloom.models", "rloom.data", "rloom.observe")
+LIMITS = (
+    "rloom.models.context",
+    "rloom.models.limits",
+    "rloom.engines.limits",
+    "rloom.rollout.limits",
+)  # what `rloom plan` counts with
+BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "observe"))
+ASSEMBLE = ("rloom.trainer.assemble", "rloom.trainer.identity")
 DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluate_checkpoint", "directory", "main_ppo"))
 
 # part of rloom -> the parts of it that it may import; the longest name that fits a module counts
@@ -40,6 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # tables and rules without torch, which the keys are checked against
     "rloom.config": ("rloom.config", "rloom.errors", "rloom.packing", "rloom.algos.needs", "rloom.runtime.placement"),
     "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors", "rloom.packing", "rloom.runtime.placement", *LIMITS),
+    "rloom.families": ("rloom.families", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": ("rloom.algos", *NOUNS),
     "rloom.models": ("rloom.models", "rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
     "rloom.runtime": ("rloom.runtime", *NOUNS),
@@ -69,16 +74,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         )
         for name in LOOP
     },
-    "rloom.trainer.assemble": (
-        "rloom.trainer.assemble",
-        *LOOP,
-        *PROTOCOLS,
-        *BACKENDS,
-        *RUNTIME,
-        *CONFIG,
-        "rloom.algos",
-        *NOUNS,
-    ),
+    **{name: (*ASSEMBLE, *LOOP, *PROTOCOLS, *BACKENDS, *RUNTIME, *CONFIG, "rloom.algos", *NOUNS) for name in ASSEMBLE},
     **{
         name: (
             *DOORS,
@@ -86,7 +82,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             *BACKENDS,
             *RUNTIME,
             *CONFIG,
-            "rloom.trainer.assemble",
+            *ASSEMBLE,
             "rloom.console",
             "rloom.atomic",
             *NOUNS,
@@ -103,7 +99,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "hydra": ("rloom.config.load",),
     "omegaconf": ("rloom.config.load",),
     "pydantic": ("rloom.config",),
-    "transformers": ("rloom.models", "rloom.rollout.hf", "rloom.trainer.assemble"),
+    "transformers": ("rloom.models", "rloom.families", "rloom.rollout.hf", "rloom.trainer.assemble"),
     "peft": ("rloom.models",),
     "huggingface_hub": ("rloom.models.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
@@ -163,7 +159,7 @@ def test_a_module_imports_only_what_is_below_it(module: Module) -> None:
 
 
 def test_only_the_front_doors_and_the_builder_know_the_configuration_tree() -> None:
-    allowed = ("rloom.config", "rloom.plan", "rloom.cli", "rloom.trainer.assemble", *DOORS)
+    allowed = ("rloom.config", "rloom.plan", "rloom.cli", *ASSEMBLE, *DOORS)
     knowing = {m.name for m in modules() if any(under(name, "rloom.config") for name in m.imports())}
     assert {name for name in knowing if not is_any_of(name, allowed)} == set()
     assert "rloom.trainer.assemble.components" in knowing  # the search finds something
