@@ -48,12 +48,12 @@ class HfGenerate:
         self.device = device
         self.at_once: int | None = None  # None: nothing failed yet
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         first = 0
         while first < len(requests):
             part = requests[first : first + (self.at_once or len(requests))]
             try:
-                completions = self.together(part, sampling)
+                completions = self.together(part, requests[0].sampling)
             except torch.OutOfMemoryError:
                 if len(part) == 1:
                     raise
@@ -82,9 +82,8 @@ class HfGenerate:
             stopping_criteria=StoppingCriteriaList([after]),
         )[:, tokens.shape[1] :].cpu()
         logprobs = torch.stack(after.logprobs, 1).float().cpu()
-        return [Completion(row, logprob, False) for row, logprob in zip(written, logprobs, strict=True)]
-
-    def load_weights(self) -> None: ...
+        pairs = enumerate(zip(written, logprobs, strict=True))
+        return [Completion(number, row, logprob, finished=False, version=0) for number, (row, logprob) in pairs]
 
     def sleep(self) -> None: ...
 

@@ -56,7 +56,6 @@ class Case:
 
     name: str
     requests: Callable[[int], list[Request]]  # of each attempt: fresh prompts, as in training
-    sampling: Sampling
     new_tokens: list[int] | None = None  # of each request, where the case decides them
     seed: int = 0
     floor_s: float | None = None  # None: not known
@@ -83,7 +82,7 @@ class Result:
 def write(engine: Rollout, requests: list[Request], case: Case) -> int:
     """Tokens written, each with its log-prob."""
     tokens = 0
-    for index, completion in engine.generate(requests, case.sampling):
+    for index, completion in engine.generate(requests):
         length = len(completion.tokens_L)
         assert len(completion.logprobs_L) == length
         assert case.new_tokens is None or length == case.new_tokens[index]
@@ -138,8 +137,7 @@ def shape_cases(given: argparse.Namespace) -> list[Case]:
         seed = 1000 * number  # no prompt comes twice: a prefix cache must not know it already
         floor_s = decode_floor_seconds(shape, given.prompt_tokens, new_tokens, rates_of(given))
         floor_s += prefill_floor_seconds(shape, given.prompt_tokens, count // given.answers, rates_of(given))
-        sampling = Sampling(given.new_tokens, ignore_eos=True)
-        cases.append(Case(name, partial(requests_of, given, new_tokens, seed), sampling, new_tokens, seed, floor_s))
+        cases.append(Case(name, partial(requests_of, given, new_tokens, seed), new_tokens, seed, floor_s))
     return cases
 
 
@@ -147,9 +145,14 @@ def requests_of(given: argparse.Namespace, new_tokens: list[int], seed: int, att
     prompts = random_prompts(SHAPES[given.shape], given.sequences // given.answers, given.prompt_tokens, seed + attempt)
     asked = [prompt for prompt in prompts for _ in range(given.answers)]
     return [
-        Request(tokens, row, max_new_tokens=new)
+        Request(tokens, Sampling(new, ignore_eos=True), row)
         for row, (tokens, new) in enumerate(zip(asked, new_tokens, strict=True))
     ]
+
+
+def fixed(requests: list[Request], attempt: int) -> list[Request]:
+    """The same in every attempt."""
+    return requests
 
 
 def native(given: argparse.Namespace) -> NativeRollout:
@@ -212,12 +215,13 @@ def measure_model(given: argparse.Namespace) -> list[Result]:
     network = policy_network(config)
     owner = policy_engine(config, network, trained=False)
     prompts = train_prompts(config, tokenizer)[: given.prompts]
-    requests = [Request(p.tokens, seed) for seed, p in enumerate(p for p in prompts for _ in range(given.answers))]
     stops = ModelFiles(network, tokenizer).stop_ids()
-    cases = [
-        Case(name, lambda _: requests, Sampling(given.new_tokens, stop_ids=stops, ignore_eos=ignored))
-        for name, ignored in (("as written", False), (f"all {given.new_tokens}", True))
-    ]
+    cases = []
+    for name, ignored in (("as written", False), (f"all {given.new_tokens}", True)):
+        sampling = Sampling(given.new_tokens, stop_ids=stops, ignore_eos=ignored)
+        asked = enumerate(prompt for prompt in prompts for _ in range(given.answers))
+        requests = [Request(prompt.tokens, sampling, seed) for seed, prompt in asked]
+        cases.append(Case(name, partial(fixed, requests)))
     results = []
     for name, one in configs.items():
         results += measure_engine(name, partial(rollout_engine, one, network, owner, tokenizer), cases, given)

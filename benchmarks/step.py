@@ -30,13 +30,14 @@ from rloom.algos.kl import token_rewards
 from rloom.algos.objectives import Metrics
 from rloom.algos.registry import ALGORITHMS
 from rloom.batch import Batch, TrainBatch
+from rloom.engines.weight_sync import WeightSync
 from rloom.rollout.base import Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.runtime.group import LocalGroup
 from rloom.trainer.learning_rate import LearningRateSchedule
 from rloom.trainer.roles import Learner, MiniBatching
-from rloom.trainer.sampling import Sampler, pack
-from rloom.types import Prompt, Sample, Score
+from rloom.trainer.sampling import Sampler
+from rloom.types import Prompt, SampleGroup, Score
 
 STAGES = ("generation", "reward and pack", "advantages", "update")
 TRL = (
@@ -51,9 +52,11 @@ class RandomScores:
     def __init__(self, seed: int) -> None:
         self.draw = Random(seed)
 
-    def submit(self, sample: Sample) -> Future[Score]:
-        found: Future[Score] = Future()
-        found.set_result(Score(float(self.draw.randrange(2))))
+    whole_groups = False
+
+    def submit(self, group: SampleGroup) -> Future[list[Score]]:
+        found: Future[list[Score]] = Future()
+        found.set_result([Score(float(self.draw.randrange(2))) for _ in group])
         return found
 
 
@@ -82,8 +85,8 @@ class Step:
             free_cache=True,
             eager=given.eager,
         )
-        group = LocalGroup([rollout])
-        self.sampler = Sampler(group, group, RandomScores(seed=0), no_text, seed=0)
+        sync = LocalGroup([WeightSync(None, rollout)])
+        self.sampler = Sampler(LocalGroup([rollout]), sync, RandomScores(seed=0), no_text, seed=0)
         self.learner = Learner(
             "actor",
             LocalGroup([self.engine]),
@@ -104,20 +107,22 @@ class Step:
         texts = random_prompts(self.shape, given.prompts, given.prompt_tokens, seed=number)
         prompts = [Prompt(row, (), "", tokens, "random") for row, tokens in enumerate(texts)]
         with watch.stage("generation"):
-            written = self.sampler.write(prompts, given.answers, self.sampling, f"train/{number}", self.look_at_memory)
+            pending = self.sampler.generate(
+                prompts, given.answers, self.sampling, f"train/{number}", self.look_at_memory
+            )
         with watch.stage("reward and pack"):
-            batch = pack(written.scored(nobody), given.answers)
+            batch = Batch.pack(pending.scored(nobody))
         with watch.stage("advantages"):
-            train_batch = grpo_lesson(batch)
+            train_batch = grpo_train_batch(batch)
         with watch.stage("update"):
             self.learner.accumulate(train_batch)
             done = self.learner.apply(LEARNING_RATE)
             assert done.applied
-            self.sampler.publish()
+            self.sampler.sync_weights(number)
         return watch.seconds, done.metrics
 
 
-def grpo_lesson(batch: Batch) -> TrainBatch:
+def grpo_train_batch(batch: Batch) -> TrainBatch:
     inputs = AdvantageInputs(batch, token_rewards(batch, None, 0.0))
     return TrainBatch(
         **vars(batch),

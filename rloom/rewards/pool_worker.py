@@ -9,7 +9,7 @@ import faulthandler
 import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sized
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -133,9 +133,9 @@ def _call_for_group(
     rows = [(sample.data_source, sample.response, sample.ground_truth, sample.extra_info) for sample in group]
     columns = [list(column) for column in zip(*rows, strict=True)]
     try:
-        results = _result(function, dict(zip(GROUP_ARGUMENTS, columns, strict=True)) | kwargs, runner)
-        if not isinstance(results, Sized) or len(results) != len(group):
-            reason = f"{_describe(function)} returned {type(results).__name__}; it needs a list of {len(group)} results"
+        results = list(_result(function, dict(zip(GROUP_ARGUMENTS, columns, strict=True)) | kwargs, runner))
+        if len(results) != len(group):
+            reason = f"{_describe(function)} returned {len(results)} results for {len(group)} answers"
             return [Score.failed(reason)] * len(group)
         return [to_score(result, _describe(function)) for result in results]
     except BaseException as error:  # as above

@@ -7,16 +7,14 @@ import pytest
 from rloom.config.keys import Key, all_keys
 from tests.architecture.source import ROOT, modules, parse
 
+CONFIG_FILES = ("checks.py", "batching.py", "schema.py", "trainer_section.py")
 LEAVES = [key for key in all_keys().values() if key.section is None]
 
 
 def names_read() -> set[str]:
     """Attributes read by the code that acts on the configuration, by its rules and by its own properties."""
     acting = [m.tree for m in modules() if not m.name.startswith(("rloom.config", "rloom.plan"))]
-    judging = [
-        parse(ROOT / "rloom" / "config" / name)
-        for name in ("checks.py", "batching.py", "schema.py", "trainer_section.py")
-    ]
+    judging = [parse(ROOT / "rloom" / "config" / name) for name in CONFIG_FILES]
     return {
         node.attr
         for tree in (*acting, *judging)

@@ -44,7 +44,7 @@ def row(response: str, truth: str = "42") -> Sample:
 
 
 def score(reward: Reward, samples: list[Sample]) -> list[Score]:
-    return asyncio.run(reward.score(samples))
+    return [one for [one] in asyncio.run(reward.score([(sample,) for sample in samples]))]
 
 
 def test_no_samples_give_no_scores(reward):
@@ -74,16 +74,16 @@ def test_one_bad_sample_fails_with_its_reason_and_spares_the_others(reward):
 
 
 def test_calls_may_overlap_in_one_event_loop(reward):
-    async def several() -> list[list[Score]]:
-        return await asyncio.gather(*(reward.score([row(str(i))]) for i in range(40, 45)))
+    async def several() -> list[list[list[Score]]]:
+        return await asyncio.gather(*(reward.score([(row(str(i)),)]) for i in range(40, 45)))
 
-    assert [one.value for [one] in asyncio.run(several())] == [0.0, 0.0, 1.0, 0.0, 0.0]
+    assert [one.value for [[one]] in asyncio.run(several())] == [0.0, 0.0, 1.0, 0.0, 0.0]
 
 
 def test_a_cancelled_call_leaves_the_reward_usable(reward):
     async def give_up() -> None:
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(reward.score([row("42")] * 200), timeout=0.001)
+            await asyncio.wait_for(reward.score([(row("42"),)] * 200), timeout=0.001)
 
     asyncio.run(give_up())
     assert score(reward, [row("42")])[0].value == 1.0

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.batch import Batch, Trajectory
+from rloom.batch import Batch
 from rloom.engines.base import Placement
 from rloom.engines.local import LocalEngine
 from rloom.models.load import Lora
@@ -22,9 +22,8 @@ from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.native.sampler import sample_tokens
-from rloom.trainer.sampling import trajectory
-from rloom.types import Prompt, Score
 from tests.helpers import CPU, a_batch, eager_model, engine_of, policy
+from tests.requests import ask, sampled, trajectories
 
 NEW_TOKENS = 10  # with the prompts below every answer outgrows the tiny models' window of 4
 GREEDY = Sampling(max_new_tokens=NEW_TOKENS, temperature=0.0)
@@ -80,7 +79,7 @@ class Bench:
 
     def write(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Completions in the order of the requests, each of them given exactly once."""
-        found = list(self.rollout.generate(requests, sampling))
+        found = list(self.rollout.generate(sampled(requests, sampling)))
         assert sorted(row for row, _ in found) == list(range(len(requests)))
         return [completion for _, completion in sorted(found, key=lambda pair: pair[0])]
 
@@ -94,7 +93,7 @@ class Bench:
 
 
 def requests(prompts: Sequence[tuple[int, ...]] = PROMPTS, first_seed: int = 100) -> list[Request]:
-    return [Request(tokens, seed) for seed, tokens in enumerate(prompts, start=first_seed)]
+    return [ask(tokens, seed) for seed, tokens in enumerate(prompts, start=first_seed)]
 
 
 @torch.no_grad()
@@ -111,11 +110,7 @@ def next_probabilities(folder: Path, prompt: tuple[int, ...], temperature: float
 
 
 def as_batch(asked: Sequence[Request], completions: Sequence[Completion]) -> Batch:
-    rows: list[Trajectory] = [
-        trajectory(Prompt(0, (), "", request.tokens, "s"), completion, Score(1.0))
-        for request, completion in zip(asked, completions, strict=True)
-    ]
-    return Batch.pack(rows, groups=range(len(rows)))
+    return Batch.pack(trajectories(asked, completions))
 
 
 def assert_trainer_agrees(bench: Bench, sampling: Sampling, tolerance: float = 1e-4) -> None:
@@ -160,7 +155,7 @@ def test_an_update_is_seen_by_the_next_generation(build: Callable[..., Rollout],
     bench = Bench.at(folder, build)
     before = bench.tokens(requests(), GREEDY)
     bench.learn()
-    bench.rollout.load_weights()
+    bench.rollout.load_weights(iter(()), version=1)  # it reads the actor's own parameters
     bench.network.module.save_pretrained(tmp_path)
     model = eager_model(tmp_path)
     after = bench.tokens(requests(), GREEDY)
@@ -351,7 +346,7 @@ def test_an_answer_does_not_depend_on_what_was_generated_before(
     model_folder: Callable[[str], Path], expected: list[Completion]
 ) -> None:
     bench = Bench.at(model_folder("mistral"), native, max_sequences=3)
-    abandoned = bench.rollout.generate(requests(MANY[::-1], first_seed=5), UNEVEN)
+    abandoned = bench.rollout.generate(sampled(requests(MANY[::-1], first_seed=5), UNEVEN))
     next(iter(abandoned))
     abandoned.close()
     assert_same_answers(bench.write(requests(MANY), UNEVEN), expected)
@@ -359,7 +354,7 @@ def test_an_answer_does_not_depend_on_what_was_generated_before(
 
 def test_answers_are_given_as_they_finish(model_folder: Callable[[str], Path], expected: list[Completion]) -> None:
     bench = Bench.at(model_folder("mistral"), native)
-    lengths = [len(completion.tokens_L) for _, completion in bench.rollout.generate(requests(MANY), UNEVEN)]
+    lengths = [len(completion.tokens_L) for _, completion in bench.rollout.generate(sampled(requests(MANY), UNEVEN))]
     assert lengths == sorted(len(completion.tokens_L) for completion in expected)
 
 
@@ -381,9 +376,9 @@ def test_sleep_gives_the_cache_back_where_that_is_asked_for(folder: Path) -> Non
     for free_cache in (True, False):
         bench = Bench.at(folder, native, free_cache=free_cache)
         first = bench.tokens(requests(), GREEDY)
-        assert bench.rollout.eager_decoder.cache is not None
+        assert bench.rollout.slot_cache is not None
         bench.rollout.sleep()
-        assert (bench.rollout.eager_decoder.cache is None) == free_cache
+        assert (bench.rollout.slot_cache is None) == free_cache
         bench.rollout.wake()
         assert bench.tokens(requests(), GREEDY) == first
 

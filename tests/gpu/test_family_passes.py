@@ -45,8 +45,9 @@ def test_the_native_engine_writes_the_log_probs_of_the_models_own_forward(family
         free_cache=True,
     )
     prompts = two_samples(model)
-    requests = [Request(tuple(prompt.tolist()), seed=0) for prompt in prompts for _ in range(2)]
-    answers = dict(engine.generate(requests, Sampling(max_new_tokens=20, temperature=0.0)))
+    greedy = Sampling(max_new_tokens=20, temperature=0.0)
+    requests = [Request(tuple(prompt.tolist()), greedy, seed=0) for prompt in prompts for _ in range(2)]
+    answers = dict(engine.generate(requests))
     written = torch.cat([answers[i].logprobs_L for i in (0, 2)])
     expected = own_logprobs(model, prompts, [answers[0], answers[2]])
     assert largest_difference(written, expected) < 3e-3

@@ -30,9 +30,8 @@ from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
 from rloom.runtime.nodes import free_port
 from rloom.trainer.assemble.models import enable_checkpointing, pick_device
-from rloom.trainer.sampling import trajectory
-from rloom.types import Prompt, Score
 from tests.helpers import ADAMW, SHAPE, VOCABULARY, a_batch, engine_of, policy, save_model
+from tests.requests import ask, sampled, trajectories
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +44,7 @@ CUDA = torch.device("cuda")
 WHOLE = MicroBatching(tokens=10_000)
 GREEDY = Sampling(max_new_tokens=12, temperature=0.0)
 LUCKY = Sampling(max_new_tokens=12)
-REQUESTS = [Request(tuple(range(3 + row, 5 + 2 * row)), seed=row) for row in range(12)]
+REQUESTS = [ask(range(3 + row, 5 + 2 * row), seed=row) for row in range(12)]
 REINFORCE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, None, "kl")
 
 
@@ -73,7 +72,7 @@ def hf(network: PolicyNetwork, owner: LocalEngine) -> HfRollout:
 
 
 def write(rollout: Rollout, sampling: Sampling, requests: Sequence[Request] = REQUESTS) -> list[Completion]:
-    found = sorted(rollout.generate(requests, sampling), key=lambda pair: pair[0])
+    found = sorted(rollout.generate(sampled(requests, sampling)), key=lambda pair: pair[0])
     return [completion for _, completion in found]
 
 
@@ -341,11 +340,7 @@ def test_in_bfloat16_sampled_logprobs_stay_near_the_trainers(
     network = policy(family_folder)
     owner = engine_of(network, Placement(CUDA, torch.bfloat16))
     completions = write(build(network, owner), LUCKY)
-    rows = [
-        trajectory(Prompt(0, (), "", request.tokens, "s"), completion, Score(1.0))
-        for request, completion in zip(REQUESTS, completions, strict=True)
-    ]
-    batch = Batch.pack(rows, groups=range(len(rows)))
+    batch = Batch.pack(trajectories(REQUESTS, completions))
     difference_T = (owner.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs()
     assert float(difference_T.mean()) < 0.02
 

@@ -170,7 +170,7 @@ def test_validation_counts_the_accuracy_of_rules_that_score_minus_one_or_one() -
     prompt = Prompt(index=0, messages=(), text="", tokens=(1,), data_source="math_dapo", ground_truth="34")
     scores = [Score(1.0, {"acc": 1.0}), Score(-1.0, {"acc": 0.0}), Score(-1.0, {"acc": 0.0}), Score.failed("late")]
     nothing = torch.zeros(0)
-    answers = [Trajectory(prompt, nothing, nothing, nothing, True, score) for score in scores]
+    answers = [Trajectory(prompt, 0, nothing, nothing, (), True, score) for score in scores]
     metrics = Evaluator([prompt], sampler=None, sampling=None, n=4, prompts_at_once=None).metrics(answers)
     assert metrics["val-core/math_dapo/acc/mean@4"] == pytest.approx(1 / 3)
     assert Score(0.75).accuracy == 0.75

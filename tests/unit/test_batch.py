@@ -3,21 +3,23 @@ from dataclasses import replace
 import torch
 from algos_samples import MIXED, batch_of
 
-from rloom.batch import Batch, Trajectory, token_indices
+from rloom.batch import Batch, Trajectory, Turn, token_indices
 from rloom.types import Prompt, Score
 
 
 def trajectory(tokens: list[int], mask: list[int], score: Score) -> Trajectory:
     prompt = Prompt(index=0, messages=(), text="", tokens=(tokens[0],), data_source="arithmetic")
     logprobs_L = torch.tensor(mask, dtype=torch.float32) * -0.5
-    return Trajectory(prompt, torch.tensor(tokens), torch.tensor(mask, dtype=torch.bool), logprobs_L, True, score)
+    turns = tuple(Turn(at, at + 1, version=0) for at, generated in enumerate(mask) if generated)
+    return Trajectory(prompt, 3, torch.tensor(tokens), logprobs_L, turns, True, score)
 
 
 def test_packing_lays_samples_end_to_end() -> None:
     first = trajectory([5, 6, 7], [0, 1, 1], Score(1.0))
     second = trajectory([8, 9], [0, 1], Score.failed("timed out"))
-    batch = Batch.pack([first, second], groups=[3, 3])
-    assert first.answer_tokens == [6, 7]
+    batch = Batch.pack([first, second])
+    assert first.answer_tokens == [6, 7] and batch.group_N.tolist() == [3, 3]
+    assert batch.mask_T.tolist() == [False, True, True, False, True]
     assert batch.tokens_T.tolist() == [5, 6, 7, 8, 9]
     assert batch.rollout_logprobs_T.tolist() == [0, -0.5, -0.5, 0, -0.5]
     assert batch.length_N.tolist() == [3, 2]

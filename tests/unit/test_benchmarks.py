@@ -88,8 +88,9 @@ def test_an_operator_is_charged_without_those_it_calls(load: Any) -> None:
 def test_generate_of_transformers_notes_the_log_prob_of_every_token_it_draws(load: Any) -> None:
     shapes, peer = load("shapes"), load("hf_peer")
     engine = peer.HfGenerate(shapes.SHAPES["tiny"], torch.device("cpu"), torch.float32)
-    requests = [Request(tokens, 0) for tokens in shapes.random_prompts(shapes.SHAPES["tiny"], 2, 5, seed=0)]
-    for index, completion in engine.generate(requests, Sampling(4, ignore_eos=True)):
+    prompts = shapes.random_prompts(shapes.SHAPES["tiny"], 2, 5, seed=0)
+    requests = [Request(tokens, Sampling(4, ignore_eos=True), 0) for tokens in prompts]
+    for index, completion in engine.generate(requests):
         tokens = torch.cat([torch.tensor(requests[index].tokens), completion.tokens_L])
         expected = engine.model(tokens[None]).logits[0, 4:-1].log_softmax(-1).gather(1, completion.tokens_L[:, None])
         assert torch.allclose(completion.logprobs_L, expected.squeeze(1), atol=1e-5)

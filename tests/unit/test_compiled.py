@@ -142,13 +142,13 @@ def test_a_layer_that_cannot_be_compiled_sends_the_pass_back_to_its_start(
     rollout = NativeRollout(
         network, owner=engine_of(network), max_sequences=4, max_prefill_tokens=40, memory_share=0.5, free_cache=True
     )
-    requests, sampling = [Request((3, 4, 5), 0), Request((7, 8), 1)], Sampling(5)
-    expected = {index: one.tokens_L.tolist() for index, one in rollout.generate(requests, sampling)}
+    requests = [Request((3, 4, 5), Sampling(5), 0), Request((7, 8), Sampling(5), 1)]
+    expected = {index: one.tokens_L.tolist() for index, one in rollout.generate(requests)}
 
     def refuse(*_: object, **__: object) -> None:
         raise TorchDynamoException("a construct it does not know\nand more about it")
 
     network.decoder.layers[1]._compiled_call_impl = refuse
-    assert {index: one.tokens_L.tolist() for index, one in rollout.generate(requests, sampling)} == expected
+    assert {index: one.tokens_L.tolist() for index, one in rollout.generate(requests)} == expected
     assert "cannot compile the layers of LlamaForCausalLM (TorchDynamoException: a construct it" in caplog.text
     assert "use_torch_compile=False" in caplog.text

@@ -12,9 +12,10 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from rloom.config.load import load_config
 from rloom.errors import ConfigError, ModelError
+from rloom.families import training as family_checks
 from rloom.families.family import Family, family_of
 from rloom.families.training import check_training, own_logits, small_model, two_samples
-from rloom.models import hub, verify
+from rloom.models import hub
 from rloom.models.attention import call_attend
 from rloom.models.context import check_context
 from rloom.models.decoder import Decoder
@@ -129,7 +130,7 @@ def test_training_computes_what_scoring_computes(family: str) -> None:
         if "drop" in name or "jitter" in name:
             setattr(config, name, value or 0.2 if isinstance(value, float) else value)
     without_randomness(config)
-    model = verify.random_model(config, trust_remote_code=False)
+    model = family_checks.random_model(config, trust_remote_code=False)
     decoder = Decoder(model, packed=False)
     model.set_attn_implementation("eager")
     tokens_T, length_N = torch.arange(3, 22), torch.tensor([12, 7])

@@ -16,10 +16,11 @@ from torch import Tensor
 from rloom.engines.base import Placement
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Sampling
-from rloom.rollout.native import engine
+from rloom.rollout.native import graph_session
 from rloom.rollout.native.engine import NativeRollout
 from tests.families import tiny_model
 from tests.helpers import engine_of, policy
+from tests.requests import ask, sampled
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted_kernels", "few_programs"),
@@ -62,7 +63,7 @@ def rollout_of(network: PolicyNetwork, device: torch.device = DEVICE, max_sequen
         free_cache=True,
         eager=True,
     )
-    rollout.stays_on_device = True  # on a CPU, too
+    rollout.uses_graphs = True  # on a CPU, too
     return rollout
 
 
@@ -74,11 +75,11 @@ def family_network(family: str) -> PolicyNetwork:
 
 def asked(*prompts: tuple[int, ...], limits: Sequence[int | None] = ()) -> list[Request]:
     rows = zip(prompts, [*limits, *[None] * (len(prompts) - len(limits))], strict=True)
-    return [Request(tokens, 100 + row, limit) for row, (tokens, limit) in enumerate(rows)]
+    return [ask(tokens, 100 + row, limit) for row, (tokens, limit) in enumerate(rows)]
 
 
 def write(rollout: NativeRollout, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-    found = list(rollout.generate(requests, sampling))
+    found = list(rollout.generate(sampled(requests, sampling)))
     assert sorted(row for row, _ in found) == list(range(len(requests)))
     return [completion for _, completion in sorted(found, key=lambda pair: pair[0])]
 
@@ -90,7 +91,7 @@ def tokens_of(completions: Sequence[Completion]) -> list[list[int]]:
 def by_torch(network: PolicyNetwork, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
     """The other path, on the host, by a copy of the network."""
     rollout = rollout_of(copy.deepcopy(network), torch.device("cpu"))
-    rollout.stays_on_device = False
+    rollout.uses_graphs = False
     return write(rollout, requests, sampling)
 
 
@@ -124,7 +125,7 @@ def test_greedy_answers_are_those_of_plain_torch(network: PolicyNetwork) -> None
 def test_drawn_answers_are_those_of_plain_torch(
     small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork, steps: int
 ) -> None:
-    monkeypatch.setattr(engine, "STEPS", steps)
+    monkeypatch.setattr(graph_session, "STEPS", steps)
     sampling, expected = with_a_stop(network, replace(LUCKY, temperature=0.8) if steps == 2 else LUCKY)
     assert_same(write(rollout_of(network), MIXED, sampling), expected)
 
@@ -132,9 +133,10 @@ def test_drawn_answers_are_those_of_plain_torch(
 def test_an_abandoned_generation_leaves_the_engine_usable(
     small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
 ) -> None:
-    monkeypatch.setattr(engine, "STEPS", 1)
+    monkeypatch.setattr(graph_session, "STEPS", 1)
     rollout = rollout_of(network)
-    for row, completion in rollout.generate(asked(P, R, Q, limits=[4, 1, 4]), replace(LUCKY, max_new_tokens=4)):
+    requests = sampled(asked(P, R, Q, limits=[4, 1, 4]), replace(LUCKY, max_new_tokens=4))
+    for row, completion in rollout.generate(requests):
         assert row == 1 and len(completion.tokens_L) == 1  # the short one is there first
         break
     left, again = rollout.decoder, asked(Q, P, P, limits=[2, 3, 3])
@@ -165,8 +167,8 @@ def test_a_cache_too_small_for_one_sequence_is_not_kept(
     """In it the sequence would wait for ever."""
     rollout, one = rollout_of(network), replace(LUCKY, max_new_tokens=1)
     monkeypatch.setattr(rollout, "capacity", lambda longest: longest)
-    rollout.decoder_for([Request(tuple(range(3, 22)), 0)], one)
-    decoder = rollout.decoder_for([Request(tuple(range(3, 23)), 0)], one)
+    rollout.decoder_for([Request(tuple(range(3, 22)), one, 0)])
+    decoder = rollout.decoder_for([Request(tuple(range(3, 23)), one, 0)])
     assert decoder.cache.capacity_tokens >= 20 + 1
 
 
@@ -225,7 +227,7 @@ def test_layers_with_unlike_caches_are_generated_step_by_step_and_it_says_so(
     rollout = rollout_of(network)
     assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
     assert "different caches, (heads, key, value size): [(2, 8, 8), (2, 512, 512)]" in caplog.text
-    assert not rollout.stays_on_device
+    assert not rollout.uses_graphs
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
@@ -233,4 +235,4 @@ def test_sinks_and_values_smaller_than_keys_stay_on_the_device(family: str) -> N
     network, few = family_network(family), asked(P, Q, P)
     rollout = rollout_of(network)
     assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
-    assert rollout.stays_on_device
+    assert rollout.uses_graphs

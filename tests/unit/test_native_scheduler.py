@@ -12,6 +12,7 @@ from rloom.rollout.native.allocator import RangeAllocator
 from rloom.rollout.native.graphs import Graphs, batch_of
 from rloom.rollout.native.scheduler import RunningSequence, Scheduler
 from rloom.rollout.native.slots import MOST_STOP_IDS, Slots
+from tests.requests import ask, sampled
 
 A, B, C = (1, 2, 3), (4, 5, 6), (7, 8, 9)
 PLENTY = 1000
@@ -20,8 +21,11 @@ PLENTY = 1000
 def scheduler_of(
     *requests: Request | tuple[int, ...], slots: int = 8, places: int = 100, longest: int = 4
 ) -> Scheduler:
-    asked = [request if isinstance(request, Request) else Request(request, seed=0) for request in requests]
-    return Scheduler(asked, Sampling(max_new_tokens=longest), slots, RangeAllocator(places))
+    asked = [request if isinstance(request, Request) else ask(request) for request in requests]
+    scheduler = Scheduler(slots, RangeAllocator(places))
+    for number, request in enumerate(sampled(asked, Sampling(max_new_tokens=longest))):
+        scheduler.add(number, request)
+    return scheduler
 
 
 def requests_of(answers: list[RunningSequence]) -> list[int]:
@@ -152,7 +156,7 @@ def test_so_many_different_prompts_are_read_at_a_time(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("places", [13, 10])  # 3 short for the second's prompt; too few for its answer already
 def test_nobody_overtakes_one_that_finds_no_room_and_nothing_stays_taken(places: int) -> None:
-    scheduler = scheduler_of(A, B, Request((1,), seed=0, max_new_tokens=1), places=places)
+    scheduler = scheduler_of(A, B, ask((1,), limit=1), places=places)
     [first] = scheduler.admit(PLENTY)
     assert scheduler.allocator.free == [(7, places - 7)] and scheduler.prompts.keys() == {A}
     assert scheduler.admit(PLENTY) == [] and list(scheduler.waiting) == [1, 2]
@@ -161,7 +165,7 @@ def test_nobody_overtakes_one_that_finds_no_room_and_nothing_stays_taken(places:
 
 
 def test_a_request_may_ask_for_less_than_the_sampling_allows_and_not_for_more() -> None:
-    scheduler = scheduler_of(Request(A, 0, max_new_tokens=2), Request(A, 0, max_new_tokens=9), Request(A, 0))
+    scheduler = scheduler_of(ask(A, limit=2), ask(A, limit=9), ask(A))
     scheduler.step = 5
     assert scheduler.steps_left == 0  # nobody runs
     short, long, plain = scheduler.admit(PLENTY)
@@ -210,7 +214,7 @@ def test_one_runs_at_a_time_where_the_prompt_and_the_answer_fill_the_cache() -> 
 
 
 PROMPTS = st.sampled_from([A, B, (1,), (2, 3, 4, 5, 6, 7)])
-REQUESTS = st.builds(Request, PROMPTS, st.just(0), st.one_of(st.none(), st.integers(1, 6)))
+REQUESTS = st.builds(ask, PROMPTS, st.just(0), st.one_of(st.none(), st.integers(1, 6)))
 
 
 def assert_apart(running: list[RunningSequence]) -> None:

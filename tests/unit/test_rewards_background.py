@@ -10,27 +10,29 @@ import pytest
 from rloom.errors import RewardError
 from rloom.rewards.background import BackgroundScorer, check_failures
 from rloom.rewards.pool import RulePool
-from rloom.types import Sample, Score
+from rloom.types import Sample, SampleGroup, Score
 
 
 class LengthReward:
     """The length of the response; waits for `gate` where there is one."""
 
+    whole_groups = False
+
     def __init__(self, gate: threading.Event | None = None) -> None:
         self.gate = gate
         self.closed = 0
 
-    async def score(self, samples: Sequence[Sample]) -> list[Score]:
+    async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
         while self.gate is not None and not self.gate.is_set():
             await asyncio.sleep(0.005)
-        return [Score(len(sample.response)) for sample in samples]
+        return [[Score(len(sample.response)) for sample in group] for group in groups]
 
     def close(self) -> None:
         self.closed += 1
 
 
-def sample(response: str) -> Sample:
-    return Sample("s", "p", response)
+def sample(response: str) -> SampleGroup:
+    return (Sample("s", "p", response),)
 
 
 def test_samples_are_scored_while_the_main_thread_goes_on():
@@ -39,7 +41,7 @@ def test_samples_are_scored_while_the_main_thread_goes_on():
     futures = [scorer.submit(sample("x" * length)) for length in (3, 1, 2)]
     assert not any(future.done() for future in futures)
     gate.set()
-    assert [future.result(timeout=5).value for future in futures] == [3, 1, 2]
+    assert [future.result(timeout=5) for future in futures] == [[Score(3)], [Score(1)], [Score(2)]]
     scorer.close()
 
 
@@ -56,7 +58,7 @@ def test_closing_cancels_what_is_unfinished_and_closes_the_reward_once():
 
 def test_an_error_inside_the_reward_reaches_whoever_asks_for_the_score():
     class Broken(LengthReward):
-        async def score(self, samples: Sequence[Sample]) -> list[Score]:
+        async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
             raise KeyError("a bug")
 
     scorer = BackgroundScorer(Broken())
@@ -68,8 +70,8 @@ def test_an_error_inside_the_reward_reaches_whoever_asks_for_the_score():
 def test_a_pool_behind_it_scores_and_closes_without_a_trace():
     threads_before = threading.active_count()
     scorer = BackgroundScorer(RulePool(num_workers=2, timeout_s=5))
-    futures = [scorer.submit(Sample("math_reasoning", "p", f"答案：{i}", "7")) for i in range(20)]
-    assert [future.result(timeout=20).value for future in futures] == [float(i == 7) for i in range(20)]
+    futures = [scorer.submit((Sample("math_reasoning", "p", f"答案：{i}", "7"),)) for i in range(20)]
+    assert [future.result(timeout=20)[0].value for future in futures] == [float(i == 7) for i in range(20)]
     scorer.close()
     assert threading.active_count() == threads_before
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,12 @@ def custom(functions):
 
 
 def score(pool: RulePool, *responses: str, data_source="own", truth="42", **extra) -> list[Score]:
-    return asyncio.run(pool.score([Sample(data_source, "p", response, truth, extra) for response in responses]))
+    return score_all(pool, [Sample(data_source, "p", response, truth, extra) for response in responses])
+
+
+def score_all(pool: RulePool, samples: Sequence[Sample]) -> list[Score]:
+    """Each sample in a group of its own."""
+    return [one for [one] in asyncio.run(pool.score([(sample,) for sample in samples]))]
 
 
 def is_running(pid: int) -> bool:
@@ -198,7 +204,7 @@ def test_the_rules_score_by_data_source_with_the_options_they_read():
         Sample("openai/gsm8k", "p", "18", "eighteen"),
     ]
     with contextlib.closing(RulePool(num_workers=1, timeout_s=10, reward_kwargs={"method": "flexible"})) as pool:
-        scores = asyncio.run(pool.score(samples))
+        scores = score_all(pool, samples)
     assert scores[0] == Score(1, parts={"acc": 1.0}, prediction="18")
     assert scores[1] == Score(1, parts={"acc": 1.0}, prediction=r"\frac{2}{4}")
     assert scores[2] == Score(0, parts={"acc": 0.0}, prediction="41")
@@ -242,7 +248,7 @@ def test_workers_leave_the_cores_to_generation(functions, monkeypatch):
 def test_640_samples_keep_their_order():
     samples = [Sample("math_reasoning", "p", f"15 + 27，所以答案是 {i}。", str(i)) for i in range(640)]
     with contextlib.closing(RulePool(num_workers=2, timeout_s=10)) as pool:
-        scores = asyncio.run(pool.score(samples))
+        scores = score_all(pool, samples)
     assert [one.prediction for one in scores] == [str(i) for i in range(640)]
 
 
@@ -250,7 +256,7 @@ def test_workers_stay_from_one_batch_to_the_next(functions):
     """To start one takes longer than a thousand samples."""
     samples = [Sample("s", "p", "os.getpid()", "")] * 64
     with contextlib.closing(RulePool(num_workers=2, timeout_s=10, path=functions)) as pool:
-        processes = [one.value for _ in range(3) for one in asyncio.run(pool.score(samples))]
+        processes = [one.value for _ in range(3) for one in score_all(pool, samples)]
     assert len(processes) == 3 * 64 and 1 <= len(set(processes)) <= 2
 
 
@@ -330,10 +336,10 @@ path, response = sys.argv[1:]
 pool = RulePool(num_workers=1, timeout_s=0.5 if response == "forever" else 30, path=path)
 sample = Sample("s", "p", response)
 if response == "idle":
-    asyncio.run(pool.score([sample]))
+    asyncio.run(pool.score([(sample,)]))
     print("scored", flush=True)
     time.sleep(60)
-asyncio.run(pool.score([sample]))
+asyncio.run(pool.score([(sample,)]))
 """
 
 ORPHANS = """

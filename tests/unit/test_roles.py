@@ -116,17 +116,16 @@ def learner(
     of: MiniBatching | None = None,
     schedule: LearningRateSchedule | None = None,
     limit: int = 2,
-    sequence_ranks: int = 1,
+    workers_per_share: int = 1,
 ) -> Learner:
     return Learner(
         "critic",
-        LocalGroup(workers),
+        LocalGroup(workers, workers_per_share=workers_per_share),
         objective=ValueObjective(0.5, "token-mean"),
         mini_batching=of or mini_batching(2, shuffle=False),
         schedule=schedule or LearningRateSchedule(0.1),
         balance=True,
         max_nonfinite=limit,
-        sequence_ranks=sequence_ranks,
     )
 
 
@@ -163,17 +162,17 @@ def test_every_worker_divides_by_the_counts_of_the_whole_mini_batch() -> None:
 @pytest.mark.parametrize("reference", [False, True])
 def test_workers_that_share_sequences_get_the_same_share_and_count_once(reference: bool) -> None:
     four = [Echo() for _ in range(4)]
-    scores_T = Scorer(LocalGroup(four), reference=reference, sequence_ranks=2).score(a_batch())
+    scores_T = Scorer(LocalGroup(four, workers_per_share=2), reference=reference).score(a_batch())
     assert torch.equal(scores_T, (-1 if reference else 1) * a_batch().tokens_T.float())
     if not reference:
         assert [worker.lengths for worker in four] == [[[6, 17, 12, 9]]] * 2 + [[[9, 12, 15, 8]]] * 2
     four = [Echo() for _ in range(4)]
-    pairs = learner(*four, sequence_ranks=2)
+    pairs = learner(*four, workers_per_share=2)
     assert learn(pairs)["critic/vf_loss"] == 4.0  # the pairs' shares, 2 + 2, in each of two updates
     assert four[0].lengths == four[1].lengths != four[2].lengths == four[3].lengths
     assert four[0].counts == four[3].counts == [Counts(29, 4, 16), Counts(25, 3, 16)]
     assert [len(worker.rates) for worker in four] == [2, 2, 2, 2]  # every worker takes the step
-    assert torch.equal(pairs.score(a_batch()), a_batch().tokens_T.float())
+    assert torch.equal(pairs.scorer.score(a_batch()), a_batch().tokens_T.float())
 
 
 def test_metrics_are_means_over_the_updates_and_the_rate_is_the_steps() -> None:
