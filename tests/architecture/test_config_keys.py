@@ -19,7 +19,8 @@ EFFECT_WITHOUT_A_READER = {
 def names_read() -> set[str]:
     """Attributes read by the code that acts on the configuration, by its rules and by its own properties."""
     acting = [m.tree for m in modules() if not m.name.startswith(("rloom.config", "rloom.plan"))]
-    judging = [parse(ROOT / "rloom" / "config" / name) for name in ("checks.py", "schema.py", "trainer_section.py")]
+    files = ("batching.py", "checks.py", "schema.py", "trainer_section.py")
+    judging = [parse(ROOT / "rloom" / "config" / name) for name in files]
     return {
         node.attr
         for tree in (*acting, *judging)
