@@ -7,13 +7,13 @@ here: reading a number would make the host wait for the device in the middle of 
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts, aggregate
 from rloom.algos.kl import FULL_KL, kl_estimator
-from rloom.algos.policy_losses import LossSettings, LossTerms
+from rloom.algos.policy_losses import LossSettings, LossTerms, TokenLoss
 from rloom.algos.registry import resolve_policy_loss
-from rloom.algos.values import value_loss
 from rloom.batch import TokenOutputs, TrainBatch
 
 Metrics = dict[str, float]
@@ -127,3 +127,14 @@ class ValueObjective:
         for name, value_T in token_loss.parts_T.items():
             metrics[name] = aggregate(value_T.detach(), batch, "token-mean", counts)
         return loss, metrics
+
+
+def value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip_range: float) -> TokenLoss:
+    """Half the squared error, or that of the value held within `clip_range` of the old one, whichever is worse."""
+    # not old + (new - old): that rounds, and a value that nobody holds would count as held
+    held_T = values_T.clamp(old_values_T - clip_range, old_values_T + clip_range)
+    plain_T = (values_T - returns_T).square()
+    clipped_T = (held_T - returns_T).square()
+    return TokenLoss(
+        0.5 * torch.maximum(plain_T, clipped_T), {"critic/vf_clipfrac": (clipped_T > plain_T).detach().float()}
+    )

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rloom.algos import covariance_losses, over_time, sequence_losses, token_losses, within_groups
-from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
+from rloom.algos import estimators, policy_losses
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
 from rloom.algos.needs import (
     ESTIMATOR_KEY,
     ESTIMATOR_SETTINGS,
@@ -59,28 +59,26 @@ def policy_loss(
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "gae": estimator("gae", over_time.gae),
-    "rloo": estimator("rloo", within_groups.rloo),
-    "grpo": estimator("grpo", within_groups.grpo),
-    "reinforce_plus_plus": estimator("reinforce_plus_plus", over_time.reinforce_plus_plus),
-    "reinforce_plus_plus_baseline": estimator(
-        "reinforce_plus_plus_baseline", within_groups.reinforce_plus_plus_baseline
-    ),
-    "remax": estimator("remax", over_time.remax),
-    "opo": estimator("opo", within_groups.opo),
-    "gpg": estimator("gpg", within_groups.gpg),
-    "grpo_passk": estimator("grpo_passk", within_groups.grpo_passk),
+    "gae": estimator("gae", estimators.gae),
+    "rloo": estimator("rloo", estimators.rloo),
+    "grpo": estimator("grpo", estimators.grpo),
+    "reinforce_plus_plus": estimator("reinforce_plus_plus", estimators.reinforce_plus_plus),
+    "reinforce_plus_plus_baseline": estimator("reinforce_plus_plus_baseline", estimators.reinforce_plus_plus_baseline),
+    "remax": estimator("remax", estimators.remax),
+    "opo": estimator("opo", estimators.opo),
+    "gpg": estimator("gpg", estimators.gpg),
+    "grpo_passk": estimator("grpo_passk", estimators.grpo_passk),
 }
 
 POLICY_LOSSES: dict[str, PolicyLossEntry] = {
-    "vanilla": policy_loss("vanilla", token_losses.vanilla),
-    "gspo": policy_loss("gspo", sequence_losses.gspo),
-    "sapo": policy_loss("sapo", token_losses.sapo),
-    "gpg": policy_loss("gpg", token_losses.gpg),
-    "cispo": policy_loss("cispo", token_losses.cispo),
-    "clip_cov": policy_loss("clip_cov", covariance_losses.clip_cov, covariance_losses.choose_for_clip_cov),
-    "kl_cov": policy_loss("kl_cov", covariance_losses.kl_cov, covariance_losses.choose_for_kl_cov),
-    "geo_mean": policy_loss("geo_mean", sequence_losses.geo_mean),
+    "vanilla": policy_loss("vanilla", policy_losses.vanilla),
+    "gspo": policy_loss("gspo", policy_losses.gspo),
+    "sapo": policy_loss("sapo", policy_losses.sapo),
+    "gpg": policy_loss("gpg", policy_losses.gpg),
+    "cispo": policy_loss("cispo", policy_losses.cispo),
+    "clip_cov": policy_loss("clip_cov", policy_losses.clip_cov, policy_losses.choose_for_clip_cov),
+    "kl_cov": policy_loss("kl_cov", policy_losses.kl_cov, policy_losses.choose_for_kl_cov),
+    "geo_mean": policy_loss("geo_mean", policy_losses.geo_mean),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rloom.algos.dapo import informative_groups
+from rloom.algos.estimators import informative_groups
 from rloom.batch import Batch, Trajectory
 from rloom.errors import TrainingError
 from rloom.packing import share_rows

@@ -122,7 +122,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) ->
 
 
 BROKEN_FROM_THE_SECOND_STEP = """
-from rloom.algos.over_time import gae
+from rloom.algos.estimators import gae
 from rloom.algos.registry import Algorithm
 from rloom.batch import Advantages
 

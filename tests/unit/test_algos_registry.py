@@ -5,9 +5,9 @@ import pytest
 import torch
 from algos_samples import MIXED
 
-from rloom.algos.advantages import AdvantageSettings
 from rloom.algos.aggregate import AGGREGATIONS, Counts
 from rloom.algos.correction import CorrectionSettings
+from rloom.algos.estimators import AdvantageSettings
 from rloom.algos.kl import KL_ESTIMATORS
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
@@ -18,7 +18,7 @@ from rloom.errors import ConfigError
 OUTSIDE = '''
 from dataclasses import dataclass
 
-from rloom.algos.advantages import broadcast_to_tokens
+from rloom.algos.estimators import broadcast_to_tokens
 from rloom.algos.packed import Groups
 from rloom.algos.policy_losses import TokenLoss
 from rloom.algos.registry import Algorithm, PolicyLossEntry

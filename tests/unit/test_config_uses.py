@@ -7,7 +7,7 @@ import pytest
 import torch
 from algos_samples import MIXED
 
-from rloom.algos.advantages import AdvantageSettings
+from rloom.algos.estimators import AdvantageSettings
 from rloom.algos.needs import ESTIMATORS, LOSSES
 from rloom.algos.policy_losses import LossSettings, LossTerms
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES

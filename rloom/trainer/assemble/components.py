@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from rloom.algos.advantages import AdvantageSettings
 from rloom.algos.correction import CorrectionSettings
+from rloom.algos.estimators import AdvantageSettings
 from rloom.algos.kl import KlControl
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
