@@ -24,22 +24,22 @@ class AdvantageSettings:
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """All that is known of a step when advantages are taken. What an entry of the catalogue did not ask for is None."""
+    """The inputs of an estimator. Those that its registry entry does not require are None."""
 
     batch: Batch
-    rewards_T: Tensor  # score at the last token written, minus the KL where that is in the reward
+    rewards_T: Tensor  # score at the last generated token, minus the KL if it is part of the reward
     values_T: Tensor | None = None  # iff needs_critic
-    greedy_N: Tensor | None = None  # iff needs_greedy: score of the greedy answer to the prompt; NaN where it failed
+    greedy_N: Tensor | None = None  # iff needs_greedy: score of the greedy answer to the prompt; NaN if it failed
 
     @property
     def return_N(self) -> Tensor:
-        """R, a sample's rewards summed. In float64: equal returns then have exactly their own mean."""
+        """R, the sum of a sample's rewards. In float64, so that the mean of equal returns equals them exactly."""
         batch = self.batch
         return sum_by_sample(self.rewards_T.double().where(batch.mask_T, 0), batch.sample_T, len(batch))
 
 
 def broadcast_to_tokens(inputs: AdvantageInputs, groups: Groups, advantage_N: Tensor) -> Advantages:
-    """Outcome estimators give every token of an answer one advantage: 0 where there is nothing to compare it with."""
+    """Give every token of an answer the same advantage; 0 if the group has no other valid answer."""
     batch = inputs.batch
     known_N = advantage_N.where(groups.comparable_N, 0).to(inputs.rewards_T.dtype)
     advantages_T = known_N[batch.sample_T] * batch.loss_mask_T
@@ -73,10 +73,10 @@ def reinforce_plus_plus(inputs: AdvantageInputs, settings: AdvantageSettings) ->
 
 
 def remax(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
-    """ReMax (Li et al. 2024): the return, less the score of the greedy answer to the same prompt.
+    """ReMax (Li et al. 2024): the return minus the score of the greedy answer to the same prompt.
 
-    The greedy score is discounted over the same distance as the sample's own score, to the last token: with any gamma,
-    an answer that scores as the greedy one does has advantage 0 at every token.
+    The greedy score is discounted over the same distance as the sample's own score, to the last token: for every gamma,
+    an answer with the score of the greedy one has advantage 0 at every token.
     """
     assert inputs.greedy_N is not None  # needs_greedy
     batch = inputs.batch
@@ -87,19 +87,19 @@ def remax(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
 
 
 def distance_discounts(batch: Batch, gamma: float) -> Tensor:
-    """gamma^k for the token with k tokens of the policy's after it in its answer; 0 where the policy did not write."""
+    """gamma^k for the token with k generated tokens after it in its answer; 0 for tokens that were not generated."""
     actions = Actions.of(batch)
     last_A = actions.following(actions.pick(batch.loss_mask_T).to(batch.score_N.dtype)) == 0
     return actions.put_back(actions.discounted_sum(last_A.to(batch.score_N.dtype), gamma))
 
 
 def returns_to_go(inputs: AdvantageInputs, gamma: float) -> Tensor:
-    """G_t = r_t + gamma * G_{t+1}; tokens that the policy did not write are skipped, not discounted."""
+    """G_t = r_t + gamma * G_{t+1}; tokens that the policy did not generate are skipped, not discounted."""
     actions = Actions.of(inputs.batch)
     return actions.put_back(actions.discounted_sum(actions.pick(inputs.rewards_T), gamma))
 
 
-# Estimators over the answers to one prompt
+# Estimators over the answers to one prompt. R is a sample's return; mean and std are those of its group.
 
 
 def rloo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
@@ -136,7 +136,7 @@ def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
 
 
 def gpg(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
-    """Group policy gradient (Chu et al. 2025): R - mean, scaled up for the samples that earned nothing."""
+    """Group policy gradient (Chu et al. 2025): R - mean, times the number of samples over those with R != 0."""
     groups, return_N = Groups.of(inputs.batch), inputs.return_N
     valid_N = inputs.batch.valid_N
     scale = valid_N.sum() / ((return_N != 0) & valid_N).sum().clamp(min=1)
@@ -144,10 +144,10 @@ def gpg(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
 
 
 def grpo_passk(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
-    """Pass@k as the goal (Tang et al. 2025): only the best of a group learns, by how far it leads the second best."""
+    """Pass@k as the objective (Tang et al. 2025): the best of a group gets its lead over the second best, others 0."""
     groups, return_N = Groups.of(inputs.batch), inputs.return_N
     best_N = return_N == groups.largest(return_N)
-    alone_N = groups.total(best_N.long()) == 1  # a shared first place leads by nothing
+    alone_N = groups.total(best_N.long()) == 1  # two equal best samples have no lead
     second_N = groups.largest(return_N.where(~best_N, -torch.inf))
     lead_N = (return_N - second_N).where(best_N & alone_N & groups.comparable_N, 0)
     if settings.norm_by_std:
@@ -155,17 +155,17 @@ def grpo_passk(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantag
     return broadcast_to_tokens(inputs, groups, lead_N)
 
 
-# DAPO
+# Reward shaping and dynamic sampling of DAPO (Yu et al. 2025)
 
 
 def overlong_penalty(answer_length_N: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
-    """What is added to the score of a long answer: from 0 down to -factor over the last `buffer` tokens allowed."""
+    """Added to the score of a long answer: falls from 0 to -factor over the last `buffer` tokens of `max_length`."""
     over_N = (answer_length_N - (max_length - buffer)) / buffer
     return -factor * over_N.clamp(0, 1)
 
 
 def informative_groups(score_N: Tensor, group_N: Tensor, valid_N: Tensor) -> Tensor:
-    """Which groups, in ascending order of `group_N`, have two valid scores that differ: the others teach nothing."""
+    """Which groups, in ascending order of `group_N`, have two different valid scores. All others have advantage 0."""
     names, member_N = torch.unique(group_N, return_inverse=True)
     empty_G = score_N.new_full((len(names),), torch.inf)
     lowest_G = empty_G.scatter_reduce(0, member_N, score_N.where(valid_N, torch.inf), "amin")

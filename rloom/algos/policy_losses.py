@@ -1,7 +1,7 @@
-"""What every policy loss takes and gives. T tokens, N samples.
+"""Policy losses. T tokens, N samples.
 
-A policy loss is a pure function `(terms, settings) -> TokenLoss`: one loss a token, not yet aggregated. It may look at
-the other tokens of a sample but not at other samples, so that any split of a mini-batch gives the same loss.
+A policy loss is a pure function `(terms, settings) -> TokenLoss`: one loss per token, not yet aggregated. It may read
+the other tokens of a sample but not other samples, so that any split of a mini-batch gives the same loss.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +16,15 @@ from rloom.batch import TrainBatch
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What a policy loss is made of. Outside the mask every entry is to be ignored."""
+    """The inputs of a policy loss. Entries outside the mask have no meaning."""
 
-    logprobs_T: Tensor  # of the policy that learns; carries the gradient
-    old_logprobs_T: Tensor  # of the policy that wrote
+    logprobs_T: Tensor  # of the current policy; carries the gradient
+    old_logprobs_T: Tensor  # of the policy that generated
     advantages_T: Tensor
     mask_T: Tensor
     sample_T: Tensor  # which sample each token belongs to
     samples: int
-    chosen_T: Tensor | None = None  # iff the entry chooses tokens: those it chose over the whole mini-batch
+    chosen_T: Tensor | None = None  # iff the registry entry has `choose`: the tokens it chose
 
     def sample_mean(self, value_T: Tensor) -> Tensor:
         """For each token, the mean over the masked tokens of its sample."""
@@ -61,7 +61,7 @@ PolicyLoss = Callable[[LossTerms, LossSettings], TokenLoss]
 
 
 def log_ratio(terms: LossTerms) -> Tensor:
-    """Clamped: a ratio of e^20 says all there is to say, and its square is still finite."""
+    """Clamped to ±20, so that the ratio and its square are finite."""
     return (terms.logprobs_T - terms.old_logprobs_T).clamp(-20, 20)
 
 
@@ -83,16 +83,16 @@ def vanilla(terms: LossTerms, settings: LossSettings) -> TokenLoss:
 
 
 def clipped_surrogate(advantage_T: Tensor, ratio_T: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    """max(-A r, -A clip(r)), and where the clipped one won."""
+    """max(-A r, -A clip(r)), and where the clipped term is the larger one."""
     plain_T = -advantage_T * ratio_T
     clipped_T = -advantage_T * ratio_T.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     return torch.maximum(plain_T, clipped_T), clipped_T > plain_T
 
 
 def sapo(terms: LossTerms, settings: LossSettings) -> TokenLoss:
-    """Soft adaptive policy optimisation (Gao et al. 2025): a gate for a clip, -A (4 / tau) sigmoid(tau (r - 1)).
+    """Soft adaptive policy optimisation (Gao et al. 2025): a gate instead of a clip, -A (4 / tau) sigmoid(tau (r - 1)).
 
-    At r = 1 its slope is that of -A r; away from it the gradient fades, faster for a negative advantage.
+    At r = 1 its slope is that of -A r; away from 1 the gradient decays, faster for a negative advantage.
     """
     log_ratio_T = log_ratio(terms)
     tau_T = torch.full_like(log_ratio_T, settings.tau_neg).masked_fill(terms.advantages_T > 0, settings.tau_pos)
@@ -106,9 +106,9 @@ def gpg(terms: LossTerms, settings: LossSettings) -> TokenLoss:
 
 
 def cispo(terms: LossTerms, settings: LossSettings) -> TokenLoss:
-    """Clipped importance-sampling weights (MiniMax-M1, 2025): REINFORCE weighted by clip(r), which is held fixed.
+    """Clipped importance-sampling weights (MiniMax-M1, 2025): REINFORCE weighted by clip(r), which is detached.
 
-    The clip bounds the weight and never silences a token.
+    The clip bounds the weight, so every token keeps a gradient.
     """
     log_ratio_T = log_ratio(terms)
     ratio_T = log_ratio_T.detach().exp()
@@ -122,11 +122,11 @@ def cispo(terms: LossTerms, settings: LossSettings) -> TokenLoss:
 def gspo(terms: LossTerms, settings: LossSettings) -> TokenLoss:
     """Group sequence policy optimisation (Zheng et al. 2025), in its token form.
 
-    The ratio is s = exp(mean d) for all tokens of an answer; its gradient goes through each token's own log-prob, which
-    for one advantage an answer is the gradient of the sequence form.
+    The ratio is s = exp(mean d) for all tokens of an answer; its gradient flows through each token's own log-prob. If
+    all tokens of an answer have one advantage, this is the gradient of the sequence form.
     """
     log_ratio_T = log_ratio(terms)
-    own_T = terms.logprobs_T - terms.logprobs_T.detach()  # 0, with a gradient
+    own_T = terms.logprobs_T - terms.logprobs_T.detach()  # value 0, gradient 1
     ratio_T = (terms.sample_mean(log_ratio_T).detach() + own_T).exp()
     loss_T, clipped_T = clipped_surrogate(terms.advantages_T, ratio_T, settings)
     return TokenLoss(loss_T, clip_parts(clipped_T, log_ratio_T))
@@ -135,9 +135,8 @@ def gspo(terms: LossTerms, settings: LossSettings) -> TokenLoss:
 def geo_mean(terms: LossTerms, settings: LossSettings) -> TokenLoss:
     """Geometric-mean policy optimisation (Zhao et al. 2025): -A exp(mean of clipped d).
 
-    Each d is clipped where going further would still be rewarded. The clip range counts in log space. The clip
-    fractions count every d outside the range: `pg_clipfrac` under a positive advantage, `pg_clipfrac_lower` under a
-    negative one.
+    Each d is clipped on the side to which the advantage pushes it. The clip range is in log space. The clip fractions
+    count every d outside the range: `pg_clipfrac` for positive advantages, `pg_clipfrac_lower` for negative ones.
     """
     log_ratio_T = log_ratio(terms)
     held_T = log_ratio_T.clamp(-settings.clip_low, settings.clip_high)
@@ -154,16 +153,16 @@ def geo_mean(terms: LossTerms, settings: LossSettings) -> TokenLoss:
 
 
 def clip_cov(terms: LossTerms, settings: LossSettings) -> TokenLoss:
-    """PPO's clipped surrogate, in which the chosen tokens teach nothing."""
-    assert terms.chosen_T is not None  # the entry chooses
+    """PPO's clipped surrogate; the loss of the chosen tokens is 0."""
+    assert terms.chosen_T is not None  # the entry has `choose`
     log_ratio_T = log_ratio(terms)
     loss_T, clipped_T = clipped_surrogate(terms.advantages_T, log_ratio_T.exp(), settings)
     return TokenLoss(loss_T.where(~terms.chosen_T, 0), clip_parts(clipped_T | terms.chosen_T, log_ratio_T))
 
 
 def kl_cov(terms: LossTerms, settings: LossSettings) -> TokenLoss:
-    """-A r, and for the chosen tokens a penalty on moving at all: ppo_kl_coef * |d|."""
-    assert terms.chosen_T is not None  # the entry chooses
+    """-A r, plus ppo_kl_coef * |d| for the chosen tokens."""
+    assert terms.chosen_T is not None  # the entry has `choose`
     log_ratio_T = log_ratio(terms)
     penalty_T = (settings.ppo_kl_coef * log_ratio_T.abs()).where(terms.chosen_T, 0)
     return TokenLoss(-terms.advantages_T * log_ratio_T.exp() + penalty_T, {"actor/ppo_kl": -log_ratio_T.detach()})
@@ -172,24 +171,24 @@ def kl_cov(terms: LossTerms, settings: LossSettings) -> TokenLoss:
 def choose_for_clip_cov(batch: TrainBatch, settings: LossSettings) -> Tensor:
     """A share clip_cov_ratio of the tokens, from those whose covariance lies between the two bounds.
 
-    The paper draws them at random. Here they are taken at even steps along the sorted covariances: as spread out,
-    but the same whatever the order of the samples, and with no random state to keep.
+    The paper draws them at random. Here they are taken at even steps along the sorted covariances: this does not depend
+    on the order of the samples and needs no random state.
     """
     covariance_T = covariances(batch)
     between_T = batch.loss_mask_T & (covariance_T > settings.clip_cov_lb) & (covariance_T < settings.clip_cov_ub)
     place_C = between_T.nonzero().squeeze(1)
     place_C = place_C[covariance_T[place_C].argsort(stable=True)]
-    count = min(share(settings.clip_cov_ratio, batch), len(place_C))
+    count = min(share_of_tokens(settings.clip_cov_ratio, batch), len(place_C))
     step = (torch.arange(count, device=place_C.device) + 0.5) * len(place_C) / max(count, 1)
-    return marked(batch, place_C[step.long()])
+    return mask_of(batch, place_C[step.long()])
 
 
 def choose_for_kl_cov(batch: TrainBatch, settings: LossSettings) -> Tensor:
-    """The share kl_cov_ratio of the tokens, those with the largest covariance; one below 0 is never chosen."""
+    """The share kl_cov_ratio of the tokens with the largest covariance; a covariance of 0 or less is never chosen."""
     covariance_T = covariances(batch)
     place_C = (batch.loss_mask_T & (covariance_T > 0)).nonzero().squeeze(1)
     order_C = covariance_T[place_C].argsort(descending=True, stable=True)
-    return marked(batch, place_C[order_C[: share(settings.kl_cov_ratio, batch)]])
+    return mask_of(batch, place_C[order_C[: share_of_tokens(settings.kl_cov_ratio, batch)]])
 
 
 def covariances(batch: TrainBatch) -> Tensor:
@@ -198,11 +197,11 @@ def covariances(batch: TrainBatch) -> Tensor:
     return (advantage_T - masked_mean(advantage_T, mask_T)) * (logprob_T - masked_mean(logprob_T, mask_T))
 
 
-def share(ratio: float, batch: TrainBatch) -> int:
-    """That share of the tokens that teach; at least one, where there is one."""
+def share_of_tokens(ratio: float, batch: TrainBatch) -> int:
+    """`ratio` times the tokens in the loss; at least one if there are any."""
     tokens = int(batch.loss_mask_T.sum())
     return min(max(int(ratio * tokens), 1), tokens)
 
 
-def marked(batch: TrainBatch, places: Tensor) -> Tensor:
+def mask_of(batch: TrainBatch, places: Tensor) -> Tensor:
     return torch.zeros_like(batch.mask_T).index_fill(0, places, True)

@@ -1,8 +1,7 @@
-"""The catalogue: a name -> the function and what it needs. An algorithm is a function, its line here, and its needs.
+"""The registry of estimators and policy losses: name -> function and requirements.
 
-What an entry needs and reads stands in needs.py, which imports no torch.
-
-A name with a colon, `my_module:my_function` or `./my_file.py:my_function`, is one from outside the package.
+needs.py lists what each entry requires and reads, without torch. A name with a colon, `my_module:my_function` or
+`./my_file.py:my_function`, is the user's own.
 """
 
 from collections.abc import Callable
@@ -33,18 +32,18 @@ Estimator = Callable[[AdvantageInputs, AdvantageSettings], Advantages]
 class Algorithm:
     advantage: Estimator
     needs_critic: bool = False
-    min_group: int = 1  # fewest answers to a prompt that it can compare
-    needs_greedy: bool = False  # a greedy answer to each prompt, scored
+    min_group: int = 1
+    needs_greedy: bool = False
     reads: frozenset[str] = ESTIMATOR_SETTINGS  # keys of `algorithm` that change its result
 
 
 @dataclass(frozen=True)
 class PolicyLossEntry:
     loss: PolicyLoss
-    needs_old_logprobs: bool = False  # even where the update is exactly on-policy
-    aggregation: str | None = None  # the one it is defined with; None: any, as configured
-    weighs_answers: bool = False  # rollout correction's weights enter as their geometric mean over the answer
-    choose: Callable[[TrainBatch, LossSettings], Tensor] | None = None  # mini-batch -> chosen_T, before any split
+    needs_old_logprobs: bool = False
+    aggregation: str | None = None
+    weighs_answers: bool = False
+    choose: Callable[[TrainBatch, LossSettings], Tensor] | None = None  # mini-batch -> chosen_T, before it is split
     reads: frozenset[str] = LOSS_SETTINGS  # keys of `actor` and `actor.policy_loss` that change its result
 
 
@@ -83,18 +82,18 @@ POLICY_LOSSES: dict[str, PolicyLossEntry] = {
 
 
 def resolve_algorithm(name: str) -> Algorithm:
-    """The entry of that name. A plain function from outside gets the default needs; an Algorithm brings its own."""
+    """The entry of that name. A user's plain function gets the default requirements; an Algorithm declares its own."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     found = plugin(ESTIMATOR_KEY, name, list(ALGORITHMS))
     if isinstance(found, Algorithm):
         return found
-    check_two_arguments(ESTIMATOR_KEY, name, found, "(evidence, settings)", "an Algorithm")
+    check_two_arguments(ESTIMATOR_KEY, name, found, "(inputs, settings)", "an Algorithm")
     return Algorithm(found)
 
 
 def resolve_policy_loss(name: str) -> PolicyLossEntry:
-    """The entry of that name. A plain function from outside gets the default needs; a PolicyLossEntry its own."""
+    """The entry of that name. A user's plain function gets the default requirements; a PolicyLossEntry its own."""
     if name in POLICY_LOSSES:
         return POLICY_LOSSES[name]
     found = plugin(LOSS_KEY, name, list(POLICY_LOSSES))

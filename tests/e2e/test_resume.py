@@ -128,10 +128,10 @@ from rloom.batch import Advantages
 
 steps = 0
 
-def estimate(evidence, settings):
+def estimate(inputs, settings):
     global steps
     steps += 1
-    found = gae(evidence, settings)
+    found = gae(inputs, settings)
     return Advantages(found.advantages_T * (1.0 if steps == 1 else float("nan")), found.returns_T)
 
 entry = Algorithm(estimate, needs_critic=True)
