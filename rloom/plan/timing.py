@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rloom.config.algorithm_needs import declared_needs, needs_old_logprobs
-from rloom.config.schema import Config, Ref, Rollout
+from rloom.config.schema import Config, Ref, RolloutSection
 from rloom.plan.batches import Batches, PassPlan, up
 from rloom.plan.memory import Memory, reduces_once
 from rloom.plan.models import FLOAT32, Role
@@ -117,7 +117,7 @@ def step_time(config: Config, sizes: Batches, actor: Role, critic: Role | None, 
     return StepTime(stages, sizes.tokens)
 
 
-def scoring_passes(sizes: Batches, section: Rollout | Ref) -> PassPlan:
+def scoring_passes(sizes: Batches, section: RolloutSection | Ref) -> PassPlan:
     return sizes.scoring(
         section.log_prob_micro_batch_size_per_gpu,
         section.log_prob_micro_batch_size,

@@ -408,7 +408,7 @@ def test_an_over_long_buffer_longer_than_the_answers(tmp_path: Path, capsys: pyt
 def test_validation_without_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = parquet(tmp_path / "train.parquet", [ROW] * 4)
     Failure(tmp_path / "run", capsys, f"data.train_files={file}", "trainer.test_freq=1").names(
-        "trainer.test_freq=1 asks for validation", "set data.val_files=FILE"
+        "trainer.test_freq=1 needs validation prompts", "set data.val_files=FILE"
     ).leaves_nothing()
 
 
