@@ -148,7 +148,7 @@ def prepare_data(given: argparse.Namespace) -> int:
 
 
 def check_data(given: argparse.Namespace) -> int:
-    from rloom.data.check import check_file, render
+    from rloom.data.check import check_file, render_report
 
     tokenizer = None
     if given.tokenizer:
@@ -156,7 +156,7 @@ def check_data(given: argparse.Namespace) -> int:
 
         tokenizer = load_tokenizer(ModelSource(given.tokenizer, key="--tokenizer"))
     report = check_file(given.file, tokenizer=tokenizer, own_reward=given.own_reward)
-    print(render(report))
+    print(render_report(report))
     return 0 if report.ok else 1
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rloom.rewards.rules.numbers import canonical, close, leading_number, numbers_in, whole_number
 
 METHODS = ("strict", "flexible")
-MARK = "####"
+ANSWER_MARK = "####"
 
 
 def compute_score(
@@ -29,9 +29,9 @@ def compute_score(
 
 
 def _after_hashes(text: str) -> Fraction | None:
-    before, marker, after = text.rpartition(MARK)
-    if not after.partition("\n")[0].strip() and MARK in before.rpartition("\n")[2]:
-        after = before.rpartition(MARK)[2]  # `#### 18 ####`: the second mark closes the line
+    before, marker, after = text.rpartition(ANSWER_MARK)
+    if not after.partition("\n")[0].strip() and ANSWER_MARK in before.rpartition("\n")[2]:
+        after = before.rpartition(ANSWER_MARK)[2]  # `#### 18 ####`: the second mark closes the line
     return leading_number(after) if marker else None
 
 
