@@ -1,10 +1,10 @@
-"""GSM8K: the number after `####`, or in flexible mode the last number of the answer."""
+"""GSM8K: the number after `####`; in flexible mode, the last number of the answer."""
 
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from rloom.rewards.rules.numbers import canonical, close, leading_number, numbers_in, whole_number
+from rloom.rewards.rules.numbers import canonical, close, leading_number, numbers_in, parse_number
 
 METHODS = ("strict", "flexible")
 ANSWER_MARK = "####"
@@ -20,7 +20,7 @@ def compute_score(
 ) -> dict[str, float | str | None]:
     if method not in METHODS:
         raise ValueError(f"method={method!r}: use one of {', '.join(METHODS)}")
-    truth = whole_number(str(ground_truth))
+    truth = parse_number(str(ground_truth))
     if truth is None:
         raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is not a number")
     answer = _after_hashes(solution_str) if method == "strict" else _last_number(solution_str)
