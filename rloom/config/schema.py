@@ -344,7 +344,7 @@ class AlgorithmSection(Section):
         "reinforce_plus_plus_baseline, remax, opo, gpg, grpo_passk, or your own as file.py:name.",
     )
     gamma: float = key(1.0, "Discount of later rewards.", ge=0, le=1)
-    lam: float = key(0.95, "GAE's lambda.", ge=0, le=1)
+    lam: float = key(0.95, "GAE's lambda. 0: one-step TD errors; 1: Monte Carlo returns.", ge=0, le=1)
     norm_adv_by_std_in_grpo: bool = key(
         True, "Divide the advantages of a group by their standard deviation. False: Dr. GRPO."
     )
