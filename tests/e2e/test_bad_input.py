@@ -241,7 +241,9 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFi
     foreign = tmp_path / "global_step_9"
     foreign.mkdir()
     overrides = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={foreign}")
-    Failure(tmp_path / "run", capsys, *overrides).names(str(foreign), "not a checkpoint of rloom").leaves_no_checkpoint()
+    Failure(tmp_path / "run", capsys, *overrides).names(
+        str(foreign), "not a checkpoint of rloom"
+    ).leaves_no_checkpoint()
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
