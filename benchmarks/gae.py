@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
-from rloom.algos.over_time import unwhitened_gae
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, unwhitened_gae
 from rloom.batch import Batch
 
 PROMPT = 16  # tokens of each sample that are not the policy's

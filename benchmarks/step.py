@@ -25,7 +25,7 @@ from shapes import (
 )
 from training import LEARNING_RATE, OBJECTIVE, add_training_arguments, make_engine
 
-from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
 from rloom.algos.kl import token_rewards
 from rloom.algos.objectives import Metrics
 from rloom.algos.registry import ALGORITHMS

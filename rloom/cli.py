@@ -1,4 +1,4 @@
-"""`rloom COMMAND`: the front door. Each command imports what it needs when it runs, so help and errors come at once."""
+"""`rloom COMMAND`. Each command imports its modules when it runs, so that help and errors do not wait for torch."""
 
 import argparse
 import os
@@ -15,14 +15,14 @@ USAGE = """rloom COMMAND
 
   train [key=value ...]        train a policy; without keys, the embedded model on the embedded data
   kit [flags] [key=value ...]  the same with train.sh's flags: --model --epochs --lr --batch_size --kl_coef --n_gpus
-  plan [key=value ...]         what a configuration will do, without starting it: batches, placement, memory, time
-  eval CKPT [key=value ...]    answer the held-out prompts with a checkpoint and print how well
-  export CKPT DIR [key=value]  write a checkpoint's policy as a Hugging Face folder
-  config [key]                 the whole documented configuration, or what one key means
-  data prepare NAME            make train.parquet and test.parquet of a known data set
-  data check FILE              look a data file over before training on it
+  plan [key=value ...]         batches, placement, memory and time of a configuration, without starting it
+  eval CKPT [key=value ...]    validate a checkpoint and print the metrics
+  export CKPT DIR [key=value]  write the policy of a checkpoint as a Hugging Face folder
+  config [key]                 print the documented configuration, or explain one key
+  data prepare NAME            write train.parquet and test.parquet of a known data set
+  data check FILE              check a data file before training on it
 
-`rloom COMMAND --help` says more. Keys are those of `rloom config`."""
+`rloom COMMAND --help` prints more. `rloom config` lists the keys."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def plan(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "rloom plan",
         usage="%(prog)s [key=value ...] [--gpu_memory GIB] [--config-path DIR] [--config-name NAME]",
-        description="What `rloom train` would do with the same keys. Nothing is started, loaded or downloaded.",
+        description="Plan what `rloom train` does with the same keys. Starts, loads and downloads nothing.",
         allow_abbrev=False,
     )
     parser.add_argument("--gpu_memory", type=float, metavar="GIB", help="memory of one GPU; 80 if not given")
@@ -77,7 +77,7 @@ def plan(arguments: Sequence[str]) -> int:
 
 
 def show_config(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("rloom config", description="The documented configuration, or one key of it.")
+    parser = argparse.ArgumentParser("rloom config", description="Print the configuration, or explain one key.")
     parser.add_argument("key", nargs="?", help="a dotted key, or part of one")
     name = parser.parse_args(arguments).key
 
@@ -93,7 +93,7 @@ def show_config(arguments: Sequence[str]) -> int:
 def evaluate(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("rloom eval", description="Validate a checkpoint.")
     parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the configuration of its run")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's configuration")
     given = parser.parse_args(arguments)
 
     def run() -> int:
@@ -107,12 +107,12 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 
 def export(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("rloom export", description="A checkpoint's policy as a Hugging Face folder.")
+    parser = argparse.ArgumentParser("rloom export", description="Write a policy as a Hugging Face folder.")
     parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
-    parser.add_argument("folder", type=Path, help="a folder that is not there yet")
-    parser.add_argument("--adapter", action="store_true", help="write the LoRA adapter alone instead of merging it")
+    parser.add_argument("folder", type=Path, help="a folder that does not exist yet")
+    parser.add_argument("--adapter", action="store_true", help="write the LoRA adapter instead of merging it")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the configuration of its run")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's configuration")
     given = parser.parse_intermixed_args(arguments)
 
     def run() -> int:
@@ -125,16 +125,16 @@ def export(arguments: Sequence[str]) -> int:
 
 
 def data(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("rloom data", description="Make data files, and look them over.")
+    parser = argparse.ArgumentParser("rloom data", description="Prepare and check data files.")
     commands = parser.add_subparsers(dest="command", required=True)
-    prepare = commands.add_parser("prepare", help="make train.parquet and test.parquet of a known data set")
+    prepare = commands.add_parser("prepare", help="write train.parquet and test.parquet of a known data set")
     prepare.add_argument("name", help="gsm8k, math or arithmetic")
     prepare.add_argument("--local_save_dir", "--local_dir", required=True, type=Path)
     prepare.add_argument("--source", type=Path, help="a folder with the raw files, instead of a download")
     check = commands.add_parser("check", help="rows, faults, duplicates, unknown data sources; exit 1 on faults")
     check.add_argument("file")
     check.add_argument("--tokenizer", help="a model folder or hub name: adds a histogram of prompt lengths")
-    check.add_argument("--own_reward", action="store_true", help="a reward function of yours will score every source")
+    check.add_argument("--own_reward", action="store_true", help="your own reward function scores every data source")
     given = parser.parse_args(arguments)
     return run_safely(lambda: prepare_data(given) if given.command == "prepare" else check_data(given))
 
@@ -148,7 +148,7 @@ def prepare_data(given: argparse.Namespace) -> int:
 
 
 def check_data(given: argparse.Namespace) -> int:
-    from rloom.data.check import check_file, render
+    from rloom.data.check import check_file, render_report
 
     tokenizer = None
     if given.tokenizer:
@@ -156,7 +156,7 @@ def check_data(given: argparse.Namespace) -> int:
 
         tokenizer = load_tokenizer(ModelSource(given.tokenizer, key="--tokenizer"))
     report = check_file(given.file, tokenizer=tokenizer, own_reward=given.own_reward)
-    print(render(report))
+    print(render_report(report))
     return 0 if report.ok else 1
 
 

@@ -1,4 +1,4 @@
-"""What every command shares: reading Hydra's own flags, and errors that are read by people."""
+"""Shared by all commands: Hydra's flags, and user errors without a traceback."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ HYDRA_FLAGS = {
 
 
 def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(key=value overrides, where the configuration comes from): --config-path and --config-name as in Hydra."""
+    """(key=value overrides, arguments of `load_config`): --config-path and --config-name as in Hydra."""
     overrides: list[str] = []
     source: dict[str, str] = {}
     rest = iter(arguments)
@@ -28,7 +28,7 @@ def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, st
             continue
         flag, given, value = argument.partition("=")
         if flag not in HYDRA_FLAGS:
-            raise ConfigError(f"{flag} is no flag of this command; it takes key=value, --config-path, --config-name")
+            raise ConfigError(f"{flag} is not a flag of this command; use key=value, --config-path or --config-name")
         source[HYDRA_FLAGS[flag]] = value if given else next(rest, "")
         if not source[HYDRA_FLAGS[flag]]:
             raise ConfigError(f"{flag} needs a value: a folder, or the name of a YAML file in it")
@@ -36,12 +36,12 @@ def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, st
 
 
 def run_safely(command: Callable[[], int]) -> int:
-    """Run a command; an error that its user can mend is shown without a traceback."""
+    """Run a command and print user errors without a traceback."""
     ours = logging.getLogger("rloom")
     ours.setLevel(logging.INFO)
     ours.handlers = [logging.StreamHandler()]
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    # torch's stack trace on a CPU without bfloat16 arithmetic; `placement` says it in a sentence
+    # torch's stack trace on a CPU without bfloat16 arithmetic
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed", category=UserWarning)
     try:
         return command()

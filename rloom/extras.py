@@ -1,4 +1,4 @@
-"""How to install what a plain installation leaves out, in the environment that runs now."""
+"""Commands that install the optional libraries into the current Python environment."""
 
 import shlex
 import sys
@@ -9,7 +9,7 @@ CLONE = Path(__file__).parents[1]
 
 
 def install_command(extra: str) -> str:
-    """In a clone, the extra of its pyproject.toml with the versions it was tested with; else the extra's libraries."""
+    """In a clone: the extra of its pyproject.toml, with the tested versions. Otherwise: the libraries of the extra."""
     python = shlex.quote(sys.executable)
     if (CLONE / "pyproject.toml").is_file():
         constraint, wanted = shlex.quote(str(CLONE / "constraints.txt")), shlex.quote(f"{CLONE}[{extra}]")

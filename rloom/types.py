@@ -1,6 +1,6 @@
-"""The nouns made of text. (Nouns made of tensors live in `batch.py`.)
+"""Data types without tensors. (`batch.py` has those with tensors.)
 
-No torch here: reward workers import this file and start in milliseconds.
+Imports no torch: reward workers import this file and start in milliseconds.
 """
 
 import math
@@ -15,9 +15,9 @@ Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 class Prompt:
     """One row of a data set, read, rendered and tokenized."""
 
-    index: int  # its row in the data set, stable across epochs and resumes
+    index: int  # row in the data set, the same in all epochs and after a resume
     messages: tuple[Message, ...]
-    text: str  # what the chat template made of the messages
+    text: str  # the messages, rendered by the chat template
     tokens: tuple[int, ...]
     data_source: str
     ground_truth: Any = None
@@ -26,7 +26,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer, as a reward gets it."""
+    """One answer, as a reward function receives it."""
 
     data_source: str
     prompt: str
@@ -43,11 +43,11 @@ SampleGroup = tuple[Sample, ...]  # answers to one prompt that are scored in one
 
 @dataclass(frozen=True)
 class Score:
-    """A value with its parts, or a failure with its reason. A failure is not a zero."""
+    """A value with its parts, or a failure with its reason. A failure is not a score of 0."""
 
     value: float | None
-    parts: Mapping[str, float] = field(default_factory=dict)  # further numbers, averaged into the metrics
-    prediction: str | None = None  # the answer as the rule read it, for majority votes
+    parts: Mapping[str, float] = field(default_factory=dict)  # further values, averaged into the metrics
+    prediction: str | None = None  # the answer as parsed by the rule, for majority votes
     reason: str | None = None  # why there is no value
 
     def __post_init__(self) -> None:
@@ -66,5 +66,5 @@ class Score:
 
     @property
     def accuracy(self) -> float | None:
-        """What validation counts: the part `acc` where there is one, as of rules that score -1 or 1; else the value."""
+        """The value for validation: the part `acc` if there is one (rules that score -1 or 1), else the value."""
         return None if self.value is None else self.parts.get("acc", self.value)

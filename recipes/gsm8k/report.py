@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rloom.rewards.rules import gsm8k
-from rloom.rewards.rules.numbers import close, numbers_in, whole_number
+from rloom.rewards.rules.numbers import close, numbers_in, parse_number
 
 Row = dict[str, Any]
 
@@ -30,7 +30,7 @@ def by_rule(row: Row, method: str) -> float:
 
 
 def anywhere(row: Row) -> float:
-    truth = whole_number(str(row["gts"]))
+    truth = parse_number(str(row["gts"]))
     return float(truth is not None and any(close(number, truth) for number in numbers_in(row["output"])))
 
 

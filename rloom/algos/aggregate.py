@@ -1,6 +1,6 @@
-"""From token losses to one number, divided by counts over the whole mini-batch.
+"""Aggregation of token losses to one number, divided by counts over the whole mini-batch.
 
-The counts are taken before the mini-batch is split, so the parts of any split add up to the same loss and gradient.
+The counts are computed before the mini-batch is split, so the parts of any split sum to the same loss and gradient.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-
 
 @dataclass(frozen=True)
 class Counts:
-    tokens: int  # tokens that teach
+    tokens: int  # in the loss
     samples: int  # samples with at least one of them
-    horizon: int  # longest answer allowed, the constant of seq-mean-token-sum-norm
+    horizon: int  # maximum answer length, the constant of seq-mean-token-sum-norm
 
     @classmethod
     def of(cls, batch: Batch, horizon: int) -> "Counts":
@@ -28,7 +28,7 @@ class Counts:
 def aggregate(value_T: Tensor, batch: Batch, mode: str, counts: Counts) -> Tensor:
     mask_T = batch.loss_mask_T
     samples, tokens = max(counts.samples, 1), max(counts.tokens, 1)
-    kept_T = value_T.where(mask_T, value_T.new_zeros(()))  # where, not times: what is masked out may be infinite
+    kept_T = value_T.where(mask_T, value_T.new_zeros(()))  # where, not times: a masked value may be infinite
     if mode == "token-mean":
         return kept_T.sum() / tokens
     if mode == "seq-mean-token-sum":

@@ -1,7 +1,7 @@
-"""Rollout correction: the rollout engine's log-probs are not quite the trainer's. T tokens, N samples.
+"""Rollout correction: the rollout engine's log-probs differ slightly from the trainer's. T tokens, N samples.
 
-The ratio w = exp(trainer - rollout) of a token, or of a whole answer, says how much more likely the trainer finds what
-the engine wrote. Weighing the loss by it, truncated, corrects for the gap; rejection leaves out what is too far off.
+w = exp(trainer - rollout) is the importance ratio of a token or of a whole answer. Weighting the loss by the truncated
+ratio corrects for the difference; rejection removes tokens or answers whose ratio is out of bounds.
 """
 
 import math
@@ -12,17 +12,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rloom.algos.mismatch import FARTHEST, mismatch
 from rloom.algos.packed import masked_mean, sum_by_sample
 from rloom.batch import Batch
 
 Level = Literal["token", "sequence", "geometric"]
-SMALLEST_FACTOR = 1e-8  # a smaller mean weight is not divided by: there is no trust left to scale up
+MAX_LOG_RATIO = 20.0  # log-ratios are clamped to ± this, so that the ratio and its square are finite
+SMALLEST_FACTOR = 1e-8  # weights with a smaller mean are not normalised
 
 
 @dataclass(frozen=True)
 class CorrectionSettings:
-    rollout_is: Literal["token", "sequence"] | None = None  # weigh by the ratio of a token, or of its whole answer
+    rollout_is: Literal["token", "sequence"] | None = None  # weight by the ratio of a token or of its whole answer
     rollout_is_threshold: float = 2.0  # weights are truncated here
     rollout_is_batch_normalize: bool = False  # to mean 1 over the batch
     rollout_rs: Level | None = None  # reject by the ratio of a token, of its answer, or the answer's geometric mean
@@ -33,13 +33,13 @@ class CorrectionSettings:
 
 @dataclass(frozen=True)
 class Correction:
-    weights_T: Tensor | None  # iff weighing is on
+    weights_T: Tensor | None  # iff rollout_is is set
     keep_T: Tensor  # bool, False where a token is rejected
     metrics: Mapping[str, float]
 
 
 def correct(batch: Batch, trainer_logprobs_T: Tensor, settings: CorrectionSettings) -> Correction:
-    """Weights, rejections, and how far apart engine and trainer are; the last is always measured."""
+    """Weights, rejections, and the metrics of the difference between engine and trainer, which are always computed."""
     ratios = Ratios.of(batch, trainer_logprobs_T)
     metrics = mismatch(batch, trainer_logprobs_T)
     weights_T = None
@@ -59,12 +59,12 @@ def correct(batch: Batch, trainer_logprobs_T: Tensor, settings: CorrectionSettin
 
 @dataclass(frozen=True)
 class Ratios:
-    """log w of each token that teaches, 0 elsewhere, and the sums over its answer. In float64."""
+    """log w of each token in the loss, 0 elsewhere, and its sums over answers. In float64."""
 
     token_T: Tensor
     mask_T: Tensor
     sample_T: Tensor
-    length_N: Tensor  # tokens that teach
+    length_N: Tensor  # tokens in the loss
 
     @classmethod
     def of(cls, batch: Batch, trainer_logprobs_T: Tensor) -> "Ratios":
@@ -82,7 +82,7 @@ class Ratios:
         return sum_by_sample(value_T, self.sample_T, len(self.length_N))
 
     def mean_by_sample(self, value_T: Tensor) -> Tensor:
-        """Over the tokens that teach, for the samples that have any."""
+        """Mean over the tokens in the loss, for the samples that have any."""
         has_N = self.length_N > 0
         return self.by_sample(value_T.where(self.mask_T, 0))[has_N] / self.length_N[has_N]
 
@@ -90,7 +90,7 @@ class Ratios:
         return float(masked_mean(hit_T.double(), self.mask_T))
 
     def share_of_samples(self, hit_T: Tensor) -> float:
-        """Samples with a hit among their tokens that teach, of those that have such tokens."""
+        """The share of samples with a hit among their tokens in the loss, of the samples that have such tokens."""
         hit_N = self.by_sample((hit_T & self.mask_T).double()) > 0
         return float(masked_mean(hit_N.double(), self.length_N > 0))
 
@@ -98,7 +98,7 @@ class Ratios:
 def importance_weights(
     ratios: Ratios, level: Literal["token", "sequence"], settings: CorrectionSettings
 ) -> tuple[Tensor, dict[str, float]]:
-    raw_T = ratios.at(level).clamp(-FARTHEST, FARTHEST).exp()
+    raw_T = ratios.at(level).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     weights_T = raw_T.clamp(max=settings.rollout_is_threshold).where(ratios.mask_T, 0)
     metrics = weight_metrics(ratios, level, settings.rollout_is_threshold)
     if settings.rollout_is_batch_normalize:
@@ -111,24 +111,24 @@ def importance_weights(
 
 
 def weight_metrics(ratios: Ratios, level: Level, threshold: float) -> dict[str, float]:
-    """Of the weights before truncation and normalisation, by verl's definitions of these names.
+    """Metrics of the weights before truncation and normalisation, with verl's definitions.
 
-    std and eff_sample_size are of the weights held between 1 / threshold and threshold. At the level `sequence`, the
-    fractions, min and max are over answers; everything else, the mean too, is over tokens.
+    std and eff_sample_size are of the weights clamped to 1 / threshold and threshold. At the level `sequence`, the
+    fractions, min and max are over answers; all others, also the mean, are over tokens.
     """
     log_A = ratios.at(level)[ratios.mask_T]
     if len(log_A) == 0:
         return {}
-    weight_A = log_A.clamp(-FARTHEST, FARTHEST).exp()
-    held_A = weight_A.clamp(1 / threshold, threshold)
-    answer_N = ratios.mean_by_sample(ratios.at(level).clamp(-FARTHEST, FARTHEST).exp())
-    unit_X = answer_N if level == "sequence" else weight_A  # what the fractions count
+    weight_A = log_A.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    clamped_A = weight_A.clamp(1 / threshold, threshold)
+    answer_N = ratios.mean_by_sample(ratios.at(level).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp())
+    unit_X = answer_N if level == "sequence" else weight_A  # the fractions are over these
     found = {
         "mean": weight_A.mean(),
-        "std": held_A.std(correction=0),
+        "std": clamped_A.std(correction=0),
         "max": weight_A.max(),
         "min": log_A.min().exp() if level == "sequence" else weight_A.min(),
-        "eff_sample_size": held_A.mean().square() / held_A.square().mean(),
+        "eff_sample_size": clamped_A.mean().square() / clamped_A.square().mean(),
         "ratio_fraction_high": (unit_X > threshold).double().mean(),
         "ratio_fraction_low": (unit_X < 1 / threshold).double().mean(),
         "seq_mean": answer_N.mean(),
@@ -144,7 +144,7 @@ def weight_metrics(ratios: Ratios, level: Level, threshold: float) -> dict[str, 
 
 def within_bounds(ratios: Ratios, level: Level, settings: CorrectionSettings) -> Tensor:
     upper, lower = settings.rollout_rs_threshold, settings.rollout_rs_threshold_lower
-    assert upper is not None  # the keys are checked: config/checks.py
+    assert upper is not None  # checked in config/checks.py
     log_ratio_T = ratios.at(level)
     return (log_ratio_T <= math.log(upper)) & (log_ratio_T >= (-math.log(upper) if lower is None else math.log(lower)))
 
@@ -163,3 +163,53 @@ def rejected(ratios: Ratios, keep_T: Tensor) -> dict[str, float]:
         "rollout_corr/rollout_rs_masked_fraction": ratios.share_of_tokens(~keep_T),
         "rollout_corr/rollout_rs_seq_masked_fraction": ratios.share_of_samples(~keep_T),
     }
+
+
+def mismatch(batch: Batch, trainer_logprobs_T: Tensor) -> dict[str, float]:
+    """How much rollout engine and trainer differ, over every generated token, also of failed samples. Always finite.
+
+    A: generated tokens.
+    """
+    mask_T = batch.mask_T
+    if not bool(mask_T.any()):
+        return {}
+    rollout_A, trainer_A = batch.rollout_logprobs_T[mask_T].double(), trainer_logprobs_T[mask_T].double()
+    log_ratio_A = (trainer_A - rollout_A).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    difference_A = (rollout_A.exp() - trainer_A.exp()).abs()
+    found = {
+        "training/rollout_probs_diff_mean": difference_A.mean(),
+        "training/rollout_probs_diff_max": difference_A.max(),
+        "training/rollout_probs_diff_std": difference_A.std() if len(difference_A) > 1 else difference_A.new_zeros(()),
+        "training/rollout_logprobs_diff_mean": (rollout_A - trainer_A).abs().mean(),
+        # the rollout engine sampled the tokens, so these two estimate KL(rollout || trainer)
+        "rollout_corr/kl": (rollout_A - trainer_A).mean(),
+        "rollout_corr/k3_kl": (log_ratio_A.exp() - log_ratio_A - 1).mean(),
+        "rollout_corr/chi2_token": (2 * log_ratio_A).exp().mean() - 1,
+    }
+    sample_A = batch.sample_T[mask_T]
+    return {
+        name: float(value) for name, value in (found | by_answer(rollout_A, trainer_A, sample_A, len(batch))).items()
+    }
+
+
+def by_answer(rollout_A: Tensor, trainer_A: Tensor, sample_A: Tensor, samples: int) -> dict[str, Tensor]:
+    """Perplexities per answer, and the chi-squared divergence of whole answers."""
+    count_N = sum_by_sample(rollout_A.new_ones(len(sample_A)), sample_A, samples)
+    written_N = count_N > 0
+    rollout_N = -sum_by_sample(rollout_A, sample_A, samples)[written_N] / count_N[written_N]
+    trainer_N = -sum_by_sample(trainer_A, sample_A, samples)[written_N] / count_N[written_N]
+    difference_N = trainer_N - rollout_N
+    log_ratio_N = (-difference_N * count_N[written_N]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    found = {
+        "training_ppl": trainer_N.clamp(max=MAX_LOG_RATIO).exp().mean(),
+        "training_log_ppl": trainer_N.mean(),
+        "rollout_ppl": rollout_N.clamp(max=MAX_LOG_RATIO).exp().mean(),
+        "rollout_log_ppl": rollout_N.mean(),
+        "log_ppl_diff": difference_N.mean(),
+        "log_ppl_abs_diff": difference_N.abs().mean(),
+        "log_ppl_diff_max": difference_N.max(),
+        "log_ppl_diff_min": difference_N.min(),
+        "ppl_ratio": difference_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().mean(),
+        "chi2_seq": (2 * log_ratio_N).exp().mean() - 1,
+    }
+    return {f"rollout_corr/{name}": value for name, value in found.items()}

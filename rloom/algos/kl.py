@@ -1,4 +1,4 @@
-"""KL between policy and reference: estimators per token, its place in the reward, and the coefficient's control.
+"""KL between policy and reference: estimators per token, the KL in the reward, and its coefficient.
 
 x is the log-prob under the policy, y under the reference (Schulman, "Approximating KL divergence", 2020).
 """
@@ -13,7 +13,7 @@ from rloom.algos.packed import masked_mean, sum_by_sample
 from rloom.batch import Batch
 from rloom.errors import ConfigError
 
-Estimator = Callable[[Tensor, Tensor], Tensor]
+KlEstimator = Callable[[Tensor, Tensor], Tensor]
 
 
 def k1(x_T: Tensor, y_T: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def k3(x_T: Tensor, y_T: Tensor) -> Tensor:
     return (z_T.exp() - z_T - 1).clamp(-10, 10)
 
 
-KL_ESTIMATORS: dict[str, Estimator] = {
+KL_ESTIMATORS: dict[str, KlEstimator] = {
     "kl": k1,
     "k1": k1,
     "abs": absolute,
@@ -45,21 +45,20 @@ KL_ESTIMATORS: dict[str, Estimator] = {
 }
 
 
-FULL_KL = "full"  # no estimator: over the whole vocabulary, by the engine
+FULL_KL = "full"  # exact, over the whole vocabulary; computed by the engine
 
 
-def kl_estimator(name: str) -> Estimator:
-    """The estimator of that name. A trailing + keeps its value and takes k2's gradient, the unbiased one of the KL."""
+def kl_estimator(name: str) -> KlEstimator:
+    """The estimator of that name. A trailing + keeps its value and uses the gradient of k2, which is unbiased."""
     value = KL_ESTIMATORS.get(name.removesuffix("+"))
     if value is None:
         raise ConfigError(
-            f"KL estimator {name!r}: there is no such one; use {', '.join(KL_ESTIMATORS)}, "
-            "or one of them with a trailing +"
+            f"KL estimator {name!r} does not exist; use one of {', '.join(KL_ESTIMATORS)}, with or without a trailing +"
         )
     return with_gradient_of_k2(value) if name.endswith("+") else value
 
 
-def with_gradient_of_k2(value: Estimator) -> Estimator:
+def with_gradient_of_k2(value: KlEstimator) -> KlEstimator:
     def straight_through(x_T: Tensor, y_T: Tensor) -> Tensor:
         gradient_T = k2(x_T, y_T)
         return value(x_T, y_T).detach() + (gradient_T - gradient_T.detach())
@@ -68,27 +67,27 @@ def with_gradient_of_k2(value: Estimator) -> Estimator:
 
 
 def full_kl(logits_policy: Tensor, logits_reference: Tensor) -> Tensor:
-    """KL(policy || reference) over the whole vocabulary, the last dimension: exact where the others estimate."""
+    """KL(policy || reference) over the whole vocabulary, the last dimension. Exact."""
     x = logits_policy.log_softmax(-1)
     y = logits_reference.log_softmax(-1)
     return (x.exp() * (x - y)).sum(-1)
 
 
 def token_rewards(batch: Batch, kl_T: Tensor | None, coefficient: float) -> Tensor:
-    """A sample's score stands at the last token it wrote; the KL, where used, is taken from every token it wrote."""
-    written = batch.mask_T.nonzero().squeeze(1)
-    writer = batch.sample_T[written]
-    last = torch.ones_like(writer, dtype=torch.bool)
-    last[:-1] = writer[1:] != writer[:-1]
+    """The score at the last generated token of each sample, minus coefficient * KL at every generated token."""
+    place_A = batch.mask_T.nonzero().squeeze(1)  # A: generated tokens
+    sample_A = batch.sample_T[place_A]
+    last_A = torch.ones_like(sample_A, dtype=torch.bool)
+    last_A[:-1] = sample_A[1:] != sample_A[:-1]
     rewards_T = batch.score_N.new_zeros(len(batch.mask_T))
-    rewards_T[written[last]] = batch.score_N[writer[last]]
+    rewards_T[place_A[last_A]] = batch.score_N[sample_A[last_A]]
     if kl_T is not None:
         rewards_T = rewards_T - coefficient * kl_T * batch.mask_T
     return rewards_T
 
 
 def mean_sample_kl(batch: Batch, kl_T: Tensor) -> float:
-    """Mean over samples of their mean KL a token, the figure the adaptive controller steers by."""
+    """Mean over samples of their mean KL per token: the input of the adaptive controller."""
     mask_T = batch.loss_mask_T
     count_N = sum_by_sample(mask_T.to(kl_T.dtype), batch.sample_T, len(batch))
     kl_N = sum_by_sample(kl_T * mask_T, batch.sample_T, len(batch)) / count_N.clamp(min=1)

@@ -1,6 +1,6 @@
-"""What each estimator and each policy loss needs, and which settings it reads. No torch here.
+"""What each estimator and each policy loss requires, and which settings it reads. Imports no torch.
 
-The catalogue (registry.py) adds the functions. The keys of a run are checked against these tables before torch loads.
+registry.py adds the functions. The keys of a run are checked against these tables before torch is imported.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ ESTIMATOR_SETTINGS = frozenset({"gamma", "lam", "norm_adv_by_std_in_grpo"})  # k
 SAPO = frozenset({"tau_pos", "tau_neg"})
 CLIP_COV = frozenset({"clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"})
 KL_COV = frozenset({"kl_cov_ratio", "ppo_kl_coef"})
-CLIP = frozenset({"clip_ratio"})  # stands for clip_ratio_low and clip_ratio_high, too
+CLIP = frozenset({"clip_ratio"})  # includes clip_ratio_low and clip_ratio_high
 LOSS_SETTINGS = CLIP | {"clip_ratio_c"} | SAPO | CLIP_COV | KL_COV  # keys of `actor` and `actor.policy_loss`
 
 BY_SEQUENCE = "seq-mean-token-mean"
@@ -24,16 +24,16 @@ BY_SEQUENCE = "seq-mean-token-mean"
 @dataclass(frozen=True)
 class EstimatorNeeds:
     needs_critic: bool = False
-    min_group: int = 1  # fewest answers to a prompt that it can compare
+    min_group: int = 1  # fewest answers per prompt
     needs_greedy: bool = False  # a greedy answer to each prompt, scored
     reads: frozenset[str] = ESTIMATOR_SETTINGS
 
 
 @dataclass(frozen=True)
 class LossNeeds:
-    needs_old_logprobs: bool = False  # even where the update is exactly on-policy
-    aggregation: str | None = None  # the one it is defined with; None: any, as configured
-    weighs_answers: bool = False  # rollout correction's weights enter as their geometric mean over the answer
+    needs_old_logprobs: bool = False  # even if the update is exactly on-policy
+    aggregation: str | None = None  # the only one it is defined for; None: as configured
+    weighs_answers: bool = False  # rollout correction multiplies by the geometric mean of an answer's weights
     reads: frozenset[str] = LOSS_SETTINGS
 
 

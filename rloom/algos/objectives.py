@@ -1,19 +1,19 @@
-"""What an engine minimises: a model's output for some tokens in, a loss and its metrics out.
+"""Objectives: from a model's output for a micro-batch to the loss that an engine minimises, and its metrics.
 
-Both loss and metrics are shares of the whole mini-batch: those of micro-batches and ranks add up. They stay tensors
-here: reading a number would make the host wait for the device in the middle of a pass.
+Loss and metrics are shares of the whole mini-batch: the sum over micro-batches and ranks is the total. They stay
+tensors, because reading a value here would synchronise host and device in every pass.
 """
 
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts, aggregate
 from rloom.algos.kl import FULL_KL, kl_estimator
-from rloom.algos.policy_losses import LossSettings, LossTerms
+from rloom.algos.policy_losses import LossSettings, LossTerms, TokenLoss
 from rloom.algos.registry import resolve_policy_loss
-from rloom.algos.values import value_loss
 from rloom.batch import TokenOutputs, TrainBatch
 
 Metrics = dict[str, float]
@@ -25,7 +25,7 @@ class Objective(Protocol):
     def needs_entropy_gradient(self) -> bool: ...
 
     def prepare(self, mini: TrainBatch) -> TrainBatch:
-        """What has to be settled over a whole mini-batch, before it is split."""
+        """Compute what depends on the whole mini-batch, before it is split."""
 
     @property
     def needs_full_kl(self) -> bool: ...
@@ -43,7 +43,7 @@ class PolicyObjective:
     entropy_coefficient: float
     kl_coefficient: float | None  # None: no KL loss
     kl_estimator: str
-    measures_gap: bool = True  # to the rollout engine's probabilities, where nobody did before
+    measures_gap: bool = True  # report the difference to the rollout engine's log-probs if no earlier stage did
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -59,7 +59,7 @@ class PolicyObjective:
 
     def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]:
         output_T, entropy_T = outputs.output_T, outputs.entropy_T
-        assert entropy_T is not None  # a policy's head gives it
+        assert entropy_T is not None  # a policy's head computes it
         old_T = output_T.detach() if batch.old_logprobs_T is None else batch.old_logprobs_T
         entry = resolve_policy_loss(self.loss_mode)
         terms = LossTerms(
@@ -75,7 +75,7 @@ class PolicyObjective:
         metrics = {"actor/pg_loss": loss.detach(), "actor/entropy": entropy.detach()}
         for name, value_T in token_loss.parts_T.items():
             metrics[name] = aggregate(value_T.detach(), batch, "token-mean", counts)
-        if batch.old_logprobs_T is None and self.measures_gap:  # exactly on-policy: the first look at what was written
+        if batch.old_logprobs_T is None and self.measures_gap:  # exactly on-policy: no earlier pass computed log-probs
             metrics |= self.gap(output_T.detach(), batch, counts)
         if self.entropy_coefficient:
             loss = loss - self.entropy_coefficient * entropy
@@ -86,7 +86,7 @@ class PolicyObjective:
         return loss, metrics
 
     def gap(self, logprobs_T: Tensor, batch: TrainBatch, counts: Counts) -> Shares:
-        """How far the rollout engine's probabilities are from the trainer's, and the KL between the two."""
+        """The differences between the rollout engine's and the trainer's probabilities, and the KL between them."""
         rollout_T = batch.rollout_logprobs_T
         found_T = {
             "training/rollout_probs_diff_mean": (rollout_T.exp() - logprobs_T.exp()).abs(),
@@ -97,9 +97,9 @@ class PolicyObjective:
 
     def kl(self, outputs: TokenOutputs, batch: TrainBatch) -> Tensor:
         if self.needs_full_kl:
-            assert outputs.kl_T is not None  # the engine was asked for it
+            assert outputs.kl_T is not None  # needs_full_kl: the engine computes it
             return outputs.kl_T
-        assert batch.ref_logprobs_T is not None  # KL on: the reference was asked
+        assert batch.ref_logprobs_T is not None  # with a KL loss, the reference has scored the batch
         return kl_estimator(self.kl_estimator)(outputs.output_T, batch.ref_logprobs_T)
 
 
@@ -127,3 +127,14 @@ class ValueObjective:
         for name, value_T in token_loss.parts_T.items():
             metrics[name] = aggregate(value_T.detach(), batch, "token-mean", counts)
         return loss, metrics
+
+
+def value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip_range: float) -> TokenLoss:
+    """Half the larger of two squared errors: of the value, and of the value clipped to old ± `clip_range`."""
+    # not old + clamp(new - old): that rounds, and a value inside the range would count as clipped
+    clamped_T = values_T.clamp(old_values_T - clip_range, old_values_T + clip_range)
+    plain_T = (values_T - returns_T).square()
+    clipped_T = (clamped_T - returns_T).square()
+    return TokenLoss(
+        0.5 * torch.maximum(plain_T, clipped_T), {"critic/vf_clipfrac": (clipped_T > plain_T).detach().float()}
+    )

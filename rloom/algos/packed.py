@@ -29,9 +29,9 @@ def whiten(value_T: Tensor, mask_T: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Groups:
-    """The answers to one prompt beside each other. Everything comes back per sample, over its group's valid samples."""
+    """Statistics over the valid answers to each prompt. All results are per sample."""
 
-    member_N: Tensor  # which group, counted from 0
+    member_N: Tensor  # group number of each sample, from 0
     valid_N: Tensor
     size: int
 
@@ -41,14 +41,14 @@ class Groups:
         return cls(member_N, batch.valid_N, len(names))
 
     def total(self, value_N: Tensor) -> Tensor:
-        valid_N = value_N.where(self.valid_N, 0)  # where, not times: a failed sample's value may be anything
+        valid_N = value_N.where(self.valid_N, 0)  # where, not times: the value of a failed sample may not be finite
         return value_N.new_zeros(self.size).index_add(0, self.member_N, valid_N)[self.member_N]
 
     def largest(self, value_N: Tensor) -> Tensor:
-        """-inf where no sample of the group is valid."""
-        nothing_G = value_N.new_full((self.size,), -torch.inf)
+        """-inf if no sample of the group is valid."""
+        lowest_G = value_N.new_full((self.size,), -torch.inf)
         valid_N = value_N.where(self.valid_N, -torch.inf)
-        return nothing_G.scatter_reduce(0, self.member_N, valid_N, "amax")[self.member_N]
+        return lowest_G.scatter_reduce(0, self.member_N, valid_N, "amax")[self.member_N]
 
     @property
     def count_N(self) -> Tensor:
@@ -56,34 +56,34 @@ class Groups:
 
     @property
     def comparable_N(self) -> Tensor:
-        """A valid sample with at least one valid sibling."""
+        """Valid samples in a group with at least two valid samples."""
         return self.valid_N & (self.count_N >= 2)
 
     def mean(self, value_N: Tensor) -> Tensor:
         return self.total(value_N) / self.count_N.clamp(min=1)
 
     def std(self, value_N: Tensor) -> Tensor:
-        """With n - 1; 0 for a group of one."""
+        """Unbiased (n - 1); 0 for a group of one."""
         variance_N = self.total((value_N - self.mean(value_N)).square()) / (self.count_N - 1).clamp(min=1)
         return variance_N.sqrt()
 
 
 @dataclass(frozen=True)
 class Actions:
-    """The tokens of a mask, sample after sample, for recursions over time that run over all samples at once.
+    """The tokens in the loss, sample after sample, for recursions over time that run on all samples at once.
 
-    Tokens outside the mask (a tool's output, say) leave no gap: the action before them is followed by the one after.
+    Tokens outside the mask (such as a tool's output) are removed: the actions before and after them are neighbours.
     """
 
     mask_T: Tensor
-    place_A: Tensor  # of each action among all tokens
-    count_N: Tensor  # actions of each sample
+    place_A: Tensor  # position of each action among all tokens
+    count_N: Tensor  # actions per sample
 
     @classmethod
     def of(cls, batch: Batch) -> "Actions":
         mask_T = batch.loss_mask_T
         place_A = mask_T.nonzero().squeeze(1)
-        until_N = torch.searchsorted(place_A, batch.length_N.cumsum(0))  # actions up to the end of each sample
+        until_N = torch.searchsorted(place_A, batch.length_N.cumsum(0))  # actions before the end of each sample
         return cls(mask_T, place_A, until_N.diff(prepend=until_N.new_zeros(1)))
 
     def pick(self, value_T: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Actions:
         return value_A.new_zeros(len(self.mask_T)).masked_scatter_(self.mask_T, value_A)
 
     def following(self, value_A: Tensor) -> Tensor:
-        """What stands at the sample's next action; 0 after its last."""
+        """The value at the sample's next action; 0 after its last."""
         next_A = value_A.roll(-1)
         last_N = self.count_N.cumsum(0) - 1
         return next_A.index_fill_(0, last_N[self.count_N > 0], 0)
@@ -112,13 +112,13 @@ class Actions:
 def discounted_sum(value_NBK: Tensor, factor: float) -> Tensor:
     """S_t = x_t + factor * S_{t+1} along each row of B blocks of K columns.
 
-    Within a block one product with the matrix of powers sums everything at once; then, from the last block to the
-    first, the first sum of the next block is carried over. B steps instead of B * K.
+    Within a block, one product with the matrix of powers computes all sums; then, from the last block to the first, the
+    first sum of the next block is added. B steps instead of B * K.
     """
     blocks, columns = value_NBK.shape[1:]
     column_K = torch.arange(columns, device=value_NBK.device)
     power_K = factor ** torch.arange(columns + 1, dtype=value_NBK.dtype, device=value_NBK.device)
-    distance = column_K[:, None] - column_K  # [j, k]: how far x_j lies behind S_k
+    distance = column_K[:, None] - column_K  # [j, k]: from S_k to x_j
     sums_NBK = value_NBK @ power_K[distance.clamp(min=0)].tril()
     for block in reversed(range(blocks - 1)):
         sums_NBK[:, block].addcmul_(sums_NBK[:, block + 1, :1], power_K[1:].flip(0))

@@ -1,4 +1,4 @@
-"""Loading a user's algorithm by `module:name` or `file.py:name`, and saying what is wrong with it."""
+"""Load a user's algorithm by `module:name` or `file.py:name`, with errors that name the fault."""
 
 import hashlib
 import importlib
@@ -14,9 +14,9 @@ from typing import Any
 from rloom.errors import ConfigError
 
 
-@cache  # a loss is looked up for every micro-batch
+@cache  # the loss is resolved for every micro-batch
 def load_plugin(key: str, reference: str) -> Any:
-    """What `reference` names. `key` is the configuration key that messages speak of."""
+    """The object that `reference` names. `key`: the configuration key, for error messages."""
     place, _, name = reference.rpartition(":")
     is_file = place.endswith(".py") or "/" in place
     module = load_file(key, reference, place) if is_file else load_module(key, reference, place)
@@ -31,7 +31,7 @@ def load_module(key: str, reference: str, place: str) -> ModuleType:
         return importlib.import_module(place)
     except Exception as error:
         raise ConfigError(
-            f"{key}={reference}: the module {place!r} cannot be imported ({describe(error)}); "
+            f"{key}={reference}: the module {place!r} cannot be imported ({type_and_message(error)}); "
             "put its folder on PYTHONPATH, or name the file: ./my_file.py:my_function"
         ) from error
 
@@ -39,19 +39,20 @@ def load_module(key: str, reference: str, place: str) -> ModuleType:
 def load_file(key: str, reference: str, place: str) -> ModuleType:
     file = Path(place).expanduser().absolute()
     if not file.is_file():
-        raise ConfigError(f"{key}={reference}: there is no file {file}; give a Python file, then a colon and a name")
-    name = f"rloom_outside_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+        raise ConfigError(f"{key}={reference}: {file} does not exist; use FILE.py:NAME")
+    name = f"rloom_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None  # there is a loader
+    assert spec is not None  # a loader was given
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look a class's module up there
+    sys.modules[name] = module  # dataclasses read the module of a class from there
     try:
         loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(
-            f"{key}={reference}: {file} cannot be loaded ({describe(error)}); `python` on it must run without an error"
+            f"{key}={reference}: {file} cannot be loaded ({type_and_message(error)}); correct it until `python {file}` "
+            "runs without an error"
         ) from error
     return module
 
@@ -59,15 +60,15 @@ def load_file(key: str, reference: str, place: str) -> ModuleType:
 def check_two_arguments(key: str, reference: str, found: Any, arguments: str, entry: str) -> None:
     if not callable(found):
         kind = type(found).__name__
-        raise ConfigError(f"{key}={reference}: that is a {kind}; give a function of {arguments}, or {entry}")
+        raise ConfigError(f"{key}={reference} is a {kind}; use a function of {arguments}, or {entry}")
     try:
         inspect.signature(found).bind(None, None)
     except TypeError as error:
         raise ConfigError(
-            f"{key}={reference}: {inspect.signature(found)} does not take {arguments} ({error}); "
-            f"give a function that does, or {entry}"
+            f"{key}={reference} has the signature {inspect.signature(found)} ({error}); use a function of "
+            f"{arguments}, or {entry}"
         ) from error
 
 
-def describe(error: Exception) -> str:
+def type_and_message(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -1,8 +1,7 @@
-"""The catalogue: a name -> the function and what it needs. An algorithm is a function, its line here, and its needs.
+"""The registry of estimators and policy losses: name -> function and requirements.
 
-What an entry needs and reads stands in needs.py, which imports no torch.
-
-A name with a colon, `my_module:my_function` or `./my_file.py:my_function`, is one from outside the package.
+needs.py lists what each entry requires and reads, without torch. A name with a colon, `my_module:my_function` or
+`./my_file.py:my_function`, is the user's own.
 """
 
 from collections.abc import Callable
@@ -11,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rloom.algos import covariance_losses, over_time, sequence_losses, token_losses, within_groups
-from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
+from rloom.algos import estimators, policy_losses
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
 from rloom.algos.needs import (
     ESTIMATOR_KEY,
     ESTIMATOR_SETTINGS,
@@ -33,18 +32,18 @@ Estimator = Callable[[AdvantageInputs, AdvantageSettings], Advantages]
 class Algorithm:
     advantage: Estimator
     needs_critic: bool = False
-    min_group: int = 1  # fewest answers to a prompt that it can compare
-    needs_greedy: bool = False  # a greedy answer to each prompt, scored
+    min_group: int = 1
+    needs_greedy: bool = False
     reads: frozenset[str] = ESTIMATOR_SETTINGS  # keys of `algorithm` that change its result
 
 
 @dataclass(frozen=True)
 class PolicyLossEntry:
     loss: PolicyLoss
-    needs_old_logprobs: bool = False  # even where the update is exactly on-policy
-    aggregation: str | None = None  # the one it is defined with; None: any, as configured
-    weighs_answers: bool = False  # rollout correction's weights enter as their geometric mean over the answer
-    choose: Callable[[TrainBatch, LossSettings], Tensor] | None = None  # mini-batch -> chosen_T, before any split
+    needs_old_logprobs: bool = False
+    aggregation: str | None = None
+    weighs_answers: bool = False
+    choose: Callable[[TrainBatch, LossSettings], Tensor] | None = None  # mini-batch -> chosen_T, before it is split
     reads: frozenset[str] = LOSS_SETTINGS  # keys of `actor` and `actor.policy_loss` that change its result
 
 
@@ -59,44 +58,42 @@ def policy_loss(
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "gae": estimator("gae", over_time.gae),
-    "rloo": estimator("rloo", within_groups.rloo),
-    "grpo": estimator("grpo", within_groups.grpo),
-    "reinforce_plus_plus": estimator("reinforce_plus_plus", over_time.reinforce_plus_plus),
-    "reinforce_plus_plus_baseline": estimator(
-        "reinforce_plus_plus_baseline", within_groups.reinforce_plus_plus_baseline
-    ),
-    "remax": estimator("remax", over_time.remax),
-    "opo": estimator("opo", within_groups.opo),
-    "gpg": estimator("gpg", within_groups.gpg),
-    "grpo_passk": estimator("grpo_passk", within_groups.grpo_passk),
+    "gae": estimator("gae", estimators.gae),
+    "rloo": estimator("rloo", estimators.rloo),
+    "grpo": estimator("grpo", estimators.grpo),
+    "reinforce_plus_plus": estimator("reinforce_plus_plus", estimators.reinforce_plus_plus),
+    "reinforce_plus_plus_baseline": estimator("reinforce_plus_plus_baseline", estimators.reinforce_plus_plus_baseline),
+    "remax": estimator("remax", estimators.remax),
+    "opo": estimator("opo", estimators.opo),
+    "gpg": estimator("gpg", estimators.gpg),
+    "grpo_passk": estimator("grpo_passk", estimators.grpo_passk),
 }
 
 POLICY_LOSSES: dict[str, PolicyLossEntry] = {
-    "vanilla": policy_loss("vanilla", token_losses.vanilla),
-    "gspo": policy_loss("gspo", sequence_losses.gspo),
-    "sapo": policy_loss("sapo", token_losses.sapo),
-    "gpg": policy_loss("gpg", token_losses.gpg),
-    "cispo": policy_loss("cispo", token_losses.cispo),
-    "clip_cov": policy_loss("clip_cov", covariance_losses.clip_cov, covariance_losses.choose_for_clip_cov),
-    "kl_cov": policy_loss("kl_cov", covariance_losses.kl_cov, covariance_losses.choose_for_kl_cov),
-    "geo_mean": policy_loss("geo_mean", sequence_losses.geo_mean),
+    "vanilla": policy_loss("vanilla", policy_losses.vanilla),
+    "gspo": policy_loss("gspo", policy_losses.gspo),
+    "sapo": policy_loss("sapo", policy_losses.sapo),
+    "gpg": policy_loss("gpg", policy_losses.gpg),
+    "cispo": policy_loss("cispo", policy_losses.cispo),
+    "clip_cov": policy_loss("clip_cov", policy_losses.clip_cov, policy_losses.choose_for_clip_cov),
+    "kl_cov": policy_loss("kl_cov", policy_losses.kl_cov, policy_losses.choose_for_kl_cov),
+    "geo_mean": policy_loss("geo_mean", policy_losses.geo_mean),
 }
 
 
 def resolve_algorithm(name: str) -> Algorithm:
-    """The entry of that name. A plain function from outside gets the default needs; an Algorithm brings its own."""
+    """The entry of that name. A user's plain function gets the default requirements; an Algorithm declares its own."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     found = plugin(ESTIMATOR_KEY, name, list(ALGORITHMS))
     if isinstance(found, Algorithm):
         return found
-    check_two_arguments(ESTIMATOR_KEY, name, found, "(evidence, settings)", "an Algorithm")
+    check_two_arguments(ESTIMATOR_KEY, name, found, "(inputs, settings)", "an Algorithm")
     return Algorithm(found)
 
 
 def resolve_policy_loss(name: str) -> PolicyLossEntry:
-    """The entry of that name. A plain function from outside gets the default needs; a PolicyLossEntry its own."""
+    """The entry of that name. A user's plain function gets the default requirements; a PolicyLossEntry its own."""
     if name in POLICY_LOSSES:
         return POLICY_LOSSES[name]
     found = plugin(LOSS_KEY, name, list(POLICY_LOSSES))

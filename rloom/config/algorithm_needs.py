@@ -1,7 +1,7 @@
-"""What the algorithm of a configuration needs, without torch.
+"""What the algorithm of a configuration requires, without torch.
 
-What a user brings as file.py:name is not run here: it is taken to need a critic where `critic.enable` says so, and to
-read every setting.
+A user's own algorithm (file.py:name) is not loaded here. It is assumed to need a critic if `critic.enable` is set, and
+to read every setting.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rloom.algos.needs import ESTIMATOR_KEY, ESTIMATORS, LOSS_KEY, LOSSES, Estim
 from rloom.config.schema import Config
 
 
-class Estimator(Protocol):
+class HasEstimatorNeeds(Protocol):
     @property
     def needs_critic(self) -> bool: ...
     @property
@@ -22,7 +22,7 @@ class Estimator(Protocol):
     def reads(self) -> frozenset[str]: ...
 
 
-class Loss(Protocol):
+class HasLossNeeds(Protocol):
     @property
     def needs_old_logprobs(self) -> bool: ...
     @property
@@ -31,10 +31,10 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class Needs:
-    """Of a run's estimator and loss: entries of the catalogue, or what is declared of them."""
+    """The requirements of a run's estimator and loss: registry entries, or their declarations in algos/needs.py."""
 
-    estimator: Estimator
-    loss: Loss
+    estimator: HasEstimatorNeeds
+    loss: HasLossNeeds
 
 
 def declared_needs(config: Config) -> Needs:
@@ -48,11 +48,11 @@ def declared_needs(config: Config) -> Needs:
 
 
 def brings_own_algorithm(config: Config) -> bool:
-    """An estimator or a loss of the user's: its needs are known once its file has been loaded."""
+    """Whether estimator or loss is the user's own: its requirements are known after its file is loaded."""
     return ":" in config.algorithm.adv_estimator or ":" in config.actor_rollout_ref.actor.policy_loss.loss_mode
 
 
-def needs_old_logprobs(config: Config, loss: Loss) -> bool:
-    """Not when the policy that learns is exactly the one that wrote, unless something else looks at them."""
-    asked = config.kl_in_reward or config.algorithm.rollout_correction.enabled
-    return not config.on_policy or loss.needs_old_logprobs or asked
+def needs_old_logprobs(config: Config, loss: HasLossNeeds) -> bool:
+    """An exactly on-policy update needs none, unless the loss, a KL in the reward or rollout correction reads them."""
+    also_read = config.kl_in_reward or config.algorithm.rollout_correction.enabled
+    return not config.on_policy or loss.needs_old_logprobs or also_read

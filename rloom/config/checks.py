@@ -1,14 +1,14 @@
-"""Rules that no single key can check: batch arithmetic, and what an algorithm needs. They run before torch loads.
+"""Rules over several keys: batch sizes, workers, what an algorithm requires. They run before torch is imported.
 
-A rule yields one sentence a fault, so that a user hears of all of them at once. `rloom plan` and `rloom train` check
-the same rules.
+A rule yields one sentence per fault, so that all faults are reported at once. `rloom plan` and `rloom train` check the
+same rules.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
 
-from rloom.config.algorithm_needs import Estimator, Needs
-from rloom.config.schema import Actor, Config, Critic, Ref, Rollout
+from rloom.config.algorithm_needs import HasEstimatorNeeds, Needs
+from rloom.config.schema import Actor, Config, Critic, Ref, RolloutSection
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
 from rloom.runtime.placement import worker_layout
@@ -17,42 +17,42 @@ log = logging.getLogger(__name__)
 
 
 def verify(config: Config, needs: Needs) -> None:
-    """Check the keys, and say which of the user's this run has no use for."""
+    """Check the keys, and log those that the user set and that have no effect in this run."""
     check(config, needs)
     for notice in without_effect(config, needs).notices:
         log.warning(f"Note: {notice}")
 
 
 def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
-    """What `verify` could not yet say, where trainer.device=auto turns out to be a CPU."""
-    said = without_effect(config, needs).notices
-    return [notice for notice in without_effect(config, needs, on_cpu=True).notices if notice not in said]
+    """The further notices if trainer.device=auto is a CPU, which `verify` cannot determine without torch."""
+    logged = without_effect(config, needs).notices
+    return [notice for notice in without_effect(config, needs, on_cpu=True).notices if notice not in logged]
 
 
 def check(config: Config, needs: Needs) -> None:
     faults = [
-        *group_size(config, needs.estimator),
-        *critic_where_needed(config, needs.estimator),
-        *mini_batches(config),
-        *micro_batches(config, needs.estimator),
-        *scoring_batches(config),
-        *machines(config),
-        *parallel(config),
-        *sequences(config, needs.estimator),
-        *rollout(config),
-        *validation(config),
-        *dapo(config),
-        *correction(config),
-        *reward(config),
-        *resume(config),
-        *warmup(config),
+        *group_size_faults(config, needs.estimator),
+        *critic_faults(config, needs.estimator),
+        *mini_batch_faults(config),
+        *micro_batch_faults(config, needs.estimator),
+        *scoring_batch_faults(config),
+        *machine_faults(config),
+        *parallel_faults(config),
+        *sequence_parallel_faults(config, needs.estimator),
+        *rollout_faults(config),
+        *validation_faults(config),
+        *dapo_faults(config),
+        *correction_faults(config),
+        *reward_faults(config),
+        *resume_faults(config),
+        *warmup_faults(config),
         *without_effect(config, needs).errors,
     ]
     if faults:
         raise ConfigError("\n".join(faults))
 
 
-def group_size(config: Config, algorithm: Estimator) -> Iterator[str]:
+def group_size_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
     n = config.actor_rollout_ref.rollout.n
     if n < algorithm.min_group:
         yield (
@@ -61,17 +61,17 @@ def group_size(config: Config, algorithm: Estimator) -> Iterator[str]:
         )
 
 
-def critic_where_needed(config: Config, algorithm: Estimator) -> Iterator[str]:
+def critic_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
     estimator, warmup = config.algorithm.adv_estimator, config.trainer.critic_warmup
     if config.critic.enable is False and algorithm.needs_critic:
         yield f"critic.enable=False: algorithm.adv_estimator={estimator} needs a critic; use rloo or grpo"
     if config.critic.enable and not algorithm.needs_critic:
-        yield f"critic.enable=True: algorithm.adv_estimator={estimator} has no use for a critic; use gae"
+        yield f"critic.enable=True: algorithm.adv_estimator={estimator} does not use a critic; use gae"
     if warmup and not algorithm.needs_critic:
         yield f"trainer.critic_warmup={warmup}: algorithm.adv_estimator={estimator} trains no critic; use 0, or gae"
 
 
-def mini_batches(config: Config) -> Iterator[str]:
+def mini_batch_faults(config: Config) -> Iterator[str]:
     prompts = config.data.train_batch_size
     sizes = {
         "actor_rollout_ref.actor.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
@@ -85,24 +85,26 @@ def mini_batches(config: Config) -> Iterator[str]:
             )
 
 
-def micro_batches(config: Config, algorithm: Estimator) -> Iterator[str]:
+def micro_batch_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
     actor, critic, n = config.actor_rollout_ref.actor, config.critic, config.actor_rollout_ref.rollout.n
     longest = config.data.max_prompt_length + config.data.max_response_length
     workers = actor_workers(config)
-    yield from micro_batch("actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, workers)
+    yield from role_micro_batch_faults(
+        "actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, workers
+    )
     if algorithm.needs_critic:
         (prompts, _), own = config.critic_updates, config.trainer.pools.critic
-        yield from micro_batch("critic", critic, prompts * n, longest, own or workers)
+        yield from role_micro_batch_faults("critic", critic, prompts * n, longest, own or workers)
 
 
-def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int, workers: int) -> Iterator[str]:
-    """`samples` make a mini-batch; one of them may be `longest` tokens long."""
+def role_micro_batch_faults(name: str, role: Actor | Critic, samples: int, longest: int, workers: int) -> Iterator[str]:
+    """`samples`: of a mini-batch. `longest`: maximum tokens of a sample."""
     shared = role.ulysses_sequence_parallel_size
     per_gpu, whole = role.ppo_micro_batch_size_per_gpu, role.ppo_micro_batch_size
     size, key = (whole, "ppo_micro_batch_size") if per_gpu is None else (per_gpu, "ppo_micro_batch_size_per_gpu")
     if per_gpu is not None and whole is not None:
         yield (
-            f"{name}.ppo_micro_batch_size_per_gpu={per_gpu} and {name}.ppo_micro_batch_size={whole} say the same thing "
+            f"{name}.ppo_micro_batch_size_per_gpu={per_gpu} and {name}.ppo_micro_batch_size={whole} set the same size "
             f"twice; keep ppo_micro_batch_size_per_gpu"
         )
     elif size is None and role.use_dynamic_bsz is False:
@@ -121,15 +123,15 @@ def micro_batch(name: str, role: Actor | Critic, samples: int, longest: int, wor
             f"({name}.ppo_mini_batch_size × actor_rollout_ref.rollout.n); use {nearest_divisors(samples, size)}"
         )
     elif per_gpu is None:
-        yield from shared_out(f"{name}.ppo_micro_batch_size", size, workers // shared, samples)
+        yield from division_faults(f"{name}.ppo_micro_batch_size", size, workers // shared, samples)
 
 
-def scoring_batches(config: Config) -> Iterator[str]:
+def scoring_batch_faults(config: Config) -> Iterator[str]:
     """The older keys of scoring passes, which count the samples of all GPUs together."""
     roles, workers = config.actor_rollout_ref, actor_workers(config)
     shared = roles.actor.ulysses_sequence_parallel_size
     samples = config.data.train_batch_size * roles.rollout.n
-    among: dict[str, tuple[Rollout | Ref, int]] = {
+    among: dict[str, tuple[RolloutSection | Ref, int]] = {
         "rollout": (roles.rollout, workers),
         "ref": (roles.ref, config.trainer.pools.ref or workers),
     }
@@ -137,11 +139,11 @@ def scoring_batches(config: Config) -> Iterator[str]:
         whole = section.log_prob_micro_batch_size
         if whole is not None and section.log_prob_micro_batch_size_per_gpu is None:
             key = f"actor_rollout_ref.{name}.log_prob_micro_batch_size"
-            yield from shared_out(key, whole, ranks // shared, samples)
+            yield from division_faults(key, whole, ranks // shared, samples)
 
 
-def shared_out(key: str, size: int, ranks: int, samples: int) -> Iterator[str]:
-    """`size` samples a pass over all GPUs together: each of `ranks` takes the same whole number of them."""
+def division_faults(key: str, size: int, ranks: int, samples: int) -> Iterator[str]:
+    """`size` samples per pass on all GPUs together must divide evenly among `ranks`."""
     if ranks < 1 or size % ranks == 0:
         return
     fitting = [number for number in range(ranks, samples + 1, ranks) if samples % number == 0]
@@ -154,22 +156,21 @@ def shared_out(key: str, size: int, ranks: int, samples: int) -> Iterator[str]:
     )
 
 
-def machines(config: Config) -> Iterator[str]:
+def machine_faults(config: Config) -> Iterator[str]:
     trainer = config.trainer
     if trainer.node_rank >= trainer.nnodes:
         yield (
             f"trainer.node_rank={trainer.node_rank}: with trainer.nnodes={trainer.nnodes} machines are numbered 0 to "
-            f"{trainer.nnodes - 1}"
+            f"{trainer.nnodes - 1}; use one of these"
         )
     if trainer.nnodes > 1 and trainer.master_addr is None and not config.joins_a_cluster:
         yield (
-            f"trainer.nnodes={trainer.nnodes} needs trainer.master_addr, the address of machine 0 as the others reach "
-            "it, or a Ray cluster that is there (ray_kwargs.ray_init.address, RAY_ADDRESS)"
+            f"trainer.nnodes={trainer.nnodes} needs trainer.master_addr, an address of machine 0 that the others can "
+            "reach, or an existing Ray cluster (ray_kwargs.ray_init.address, RAY_ADDRESS)"
         )
 
 
-def parallel(config: Config) -> Iterator[str]:
-    """How workers share models. `workers`: of the pool in question."""
+def parallel_faults(config: Config) -> Iterator[str]:
     actor, chosen = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if chosen.tensor_model_parallel_size != 1:
         yield (
@@ -184,8 +185,8 @@ def parallel(config: Config) -> Iterator[str]:
     }
     for key, (size, among) in sizes.items():
         if size != -1 and (size < 1 or among % size):
-            workers_there = f"{among} worker" if among == 1 else f"{among} workers"
-            yield f"{key}={size} does not divide {workers_there}; use {nearest_divisors(among, size)}, or -1"
+            counted = f"{among} worker" if among == 1 else f"{among} workers"
+            yield f"{key}={size} does not divide {counted}; use {nearest_divisors(among, size)}, or -1"
     try:
         worker_layout(config.trainer.nnodes, config.trainer.n_gpus_per_node, pools.own)
     except ConfigError as error:
@@ -193,11 +194,11 @@ def parallel(config: Config) -> Iterator[str]:
     if pools.own and config.workers == 1:
         yield "trainer.pools: one worker holds every role; set trainer.n_gpus_per_node or trainer.nnodes above 1"
     if pools.ref and config.actor_rollout_ref.model.has_lora:
-        yield f"trainer.pools.ref={pools.ref}: with LoRA the reference is the actor, adapter off; leave the key out"
+        yield f"trainer.pools.ref={pools.ref}: with LoRA the reference is the actor without its adapter; remove the key"
     if pools.ref and actor.use_kl_loss and actor.kl_loss_type == "full":
         yield (
-            f"trainer.pools.ref={pools.ref}: a KL over the whole vocabulary needs the reference beside the actor; "
-            "leave the key out, or use another actor_rollout_ref.actor.kl_loss_type"
+            f"trainer.pools.ref={pools.ref}: a KL over the whole vocabulary needs the reference on the actor's "
+            "workers; remove the key, or use another actor_rollout_ref.actor.kl_loss_type"
         )
 
 
@@ -206,16 +207,17 @@ def actor_workers(config: Config) -> int:
     return pools.actor or config.workers - sum(size for role, size in pools.own.items() if role != "actor")
 
 
-def sequences(config: Config, algorithm: Estimator) -> Iterator[str]:
-    """What has to hold where several workers share a sequence."""
+def sequence_parallel_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
     actor, critic, pools = config.actor_rollout_ref.actor, config.critic, config.trainer.pools
     packed = config.actor_rollout_ref.model.use_remove_padding
     workers, reference = actor_workers(config), {"workers of trainer.pools.ref": pools.ref} if pools.ref else {}
     owners = {"workers": workers, **reference}
-    yield from sharing("actor_rollout_ref.actor", actor, owners, "actor_rollout_ref.model", packed)
+    yield from role_sequence_parallel_faults(
+        "actor_rollout_ref.actor", actor, owners, "actor_rollout_ref.model", packed
+    )
     if algorithm.needs_critic:
         own = {"workers of trainer.pools.critic": pools.critic} if pools.critic else {"workers": workers}
-        yield from sharing("critic", critic, own, "critic.model", critic.model.use_remove_padding)
+        yield from role_sequence_parallel_faults("critic", critic, own, "critic.model", critic.model.use_remove_padding)
     if actor.ulysses_sequence_parallel_size > 1 and actor.use_kl_loss and actor.kl_loss_type == "full":
         yield (
             f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size}: a KL over "
@@ -224,17 +226,19 @@ def sequences(config: Config, algorithm: Estimator) -> Iterator[str]:
         )
 
 
-def sharing(name: str, role: Actor | Critic, owners: Mapping[str, int], model: str, packed: bool) -> Iterator[str]:
+def role_sequence_parallel_faults(
+    name: str, role: Actor | Critic, owners: Mapping[str, int], model: str, packed: bool
+) -> Iterator[str]:
     size = role.ulysses_sequence_parallel_size
     key = f"{name}.ulysses_sequence_parallel_size={size}"
     for whose, workers in owners.items():
         if workers % size:
             yield f"{key} does not divide {workers} {whose}; use {nearest_divisors(workers, size)}"
     if size > 1 and not packed:
-        yield f"{key} cuts packed sequences; set {model}.use_remove_padding=True, or use 1"
+        yield f"{key} needs packed sequences; set {model}.use_remove_padding=True, or use 1"
 
 
-def rollout(config: Config) -> Iterator[str]:
+def rollout_faults(config: Config) -> Iterator[str]:
     key, chosen = "actor_rollout_ref.rollout", config.actor_rollout_ref.rollout
     validation = chosen.val_kwargs
     if chosen.engine_kwargs and chosen.name == "native":
@@ -242,7 +246,7 @@ def rollout(config: Config) -> Iterator[str]:
     if validation.do_sample and validation.temperature == 0:
         yield (
             f"{key}.val_kwargs.do_sample=True: {key}.val_kwargs.temperature=0 is greedy; "
-            "set a temperature above 0, or do_sample=False"
+            "use a temperature above 0, or do_sample=False"
         )
     if validation.n > 1 and not validation.do_sample:
         yield (
@@ -251,23 +255,23 @@ def rollout(config: Config) -> Iterator[str]:
         )
 
 
-def validation(config: Config) -> Iterator[str]:
-    """The user asks for validation and names no prompts for it. A preset that asks is content without."""
+def validation_faults(config: Config) -> Iterator[str]:
+    """Validation that the user set, without validation prompts. A preset may set it without prompts."""
     trainer = config.trainer
-    asked = {"trainer.test_freq": max(trainer.test_freq, 0), "trainer.val_only": trainer.val_only}
+    switches = {"trainer.test_freq": max(trainer.test_freq, 0), "trainer.val_only": trainer.val_only}
     if config.has_held_out_prompts:
         return
-    for key, value in asked.items():
+    for key, value in switches.items():
         if value and config.is_given(key):
-            yield f"{key}={value} asks for validation, and there are no prompts for it: set data.val_files=FILE"
+            yield f"{key}={value} needs validation prompts: set data.val_files=FILE"
 
 
-def dapo(config: Config) -> Iterator[str]:
+def dapo_faults(config: Config) -> Iterator[str]:
     n, limit = config.actor_rollout_ref.rollout.n, config.data.max_response_length
     buffer = config.reward_model.overlong_buffer
     if config.algorithm.filter_groups.enable and n < 2:
         yield (
-            "algorithm.filter_groups.enable=True: it keeps groups whose scores differ, and "
+            "algorithm.filter_groups.enable=True keeps groups with different scores, and "
             f"actor_rollout_ref.rollout.n={n} makes groups of one; use 2 or more"
         )
     if buffer.enable and buffer.len > limit:
@@ -277,7 +281,7 @@ def dapo(config: Config) -> Iterator[str]:
         )
 
 
-def correction(config: Config) -> Iterator[str]:
+def correction_faults(config: Config) -> Iterator[str]:
     key, section = "algorithm.rollout_correction", config.algorithm.rollout_correction
     lower, upper = section.rollout_rs_threshold_lower, section.rollout_rs_threshold
     if section.bypass_mode and section.enabled:
@@ -294,7 +298,7 @@ def correction(config: Config) -> Iterator[str]:
         yield f"{key}.rollout_rs_threshold_lower={lower} is above {key}.rollout_rs_threshold={upper}; swap them"
 
 
-def reward(config: Config) -> Iterator[str]:
+def reward_faults(config: Config) -> Iterator[str]:
     if config.reward_model.reward_manager == "batch" and config.custom_reward_function.path is None:
         yield (
             "reward_model.reward_manager=batch calls a function of yours with lists; name it with "
@@ -302,7 +306,7 @@ def reward(config: Config) -> Iterator[str]:
         )
 
 
-def resume(config: Config) -> Iterator[str]:
+def resume_faults(config: Config) -> Iterator[str]:
     trainer = config.trainer
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         yield "trainer.resume_mode=resume_path needs trainer.resume_from_path, a global_step_N folder"
@@ -310,7 +314,7 @@ def resume(config: Config) -> Iterator[str]:
         yield f"trainer.resume_from_path={trainer.resume_from_path} is read only with trainer.resume_mode=resume_path"
 
 
-def warmup(config: Config) -> Iterator[str]:
+def warmup_faults(config: Config) -> Iterator[str]:
     optimizers = {
         "actor_rollout_ref.actor.optim": config.actor_rollout_ref.actor.optim,
         "critic.optim": config.critic.optim,
@@ -318,7 +322,7 @@ def warmup(config: Config) -> Iterator[str]:
     for name, optim in optimizers.items():
         first, second = optim.lr_warmup_steps, optim.warmup_steps
         if first is not None and second is not None and first != second:
-            yield f"{name}.lr_warmup_steps={first} and {name}.warmup_steps={second} disagree; keep one"
+            yield f"{name}.lr_warmup_steps={first} and {name}.warmup_steps={second} differ; keep one"
 
 
 def nearest_divisors(whole: int, wanted: int) -> str:

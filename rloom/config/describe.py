@@ -1,4 +1,4 @@
-"""The configuration explained: as an annotated tree, key by key, and as the reference in `docs/`."""
+"""Descriptions of the configuration: an annotated tree, single keys, and the reference in `docs/`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from rloom.errors import ConfigError
 
 
 def whole_tree() -> str:
-    """YAML that a user can save and edit: every key with its default, and above it what it does."""
+    """YAML that a user can save and edit: every key with its default, and its description above it."""
     lines = []
     for found in walk():
         indent = "  " * found.path.count(".")
@@ -27,21 +27,21 @@ def explain(name: str) -> str:
     found = [key for path, key in keys.items() if f".{name}." in f".{path}."]
     if not found:
         raise ConfigError(unsupported_name(name) or f"{name}: there is no such key{did_you_mean(name)}")
-    return "\n".join(describe(key) for key in found)
+    return "\n".join(describe_key(key) for key in found)
 
 
-def describe(key: Key) -> str:
+def describe_key(key: Key) -> str:
     if key.section is not None:
         return f"{key.path}: {key.doc}"
     return f"{key.path} ({key.kind}, default {as_yaml(key.default)}): {key.doc}"
 
 
 def reference() -> str:
-    """The page docs/reference.md: a table a section."""
+    """The page docs/reference.md: one table per section."""
     lines = [
         "# Configuration reference",
         "",
-        "Made from the schema by `make docs`; do not edit. Set a key on the command line: `rloom train key=value`.",
+        "Generated from the schema by `make docs`; do not edit. Set keys on the command line: `rloom train key=value`.",
     ]
     for section in (key for key in walk() if key.section is not None):
         own = [key for key in walk() if parent(key) == section.path and key.section is None]

@@ -1,4 +1,4 @@
-"""Names in the configuration tree: walk it, look one up, find the nearest to a misspelt one."""
+"""Keys of the configuration tree: all of them, one by name, and the nearest to an unknown name."""
 
 import difflib
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Key:
 
     @property
     def takes_any_entry(self) -> bool:
-        """A free dictionary, such as `engine_kwargs`: what is below it is the user's own."""
+        """A free dictionary, such as `engine_kwargs`, whose entries are not checked."""
         return self.kind.startswith("dict")
 
 
@@ -59,7 +59,7 @@ def type_name(annotation: Any) -> str:
 
 
 def walk(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
-    """Every key, sections before what is in them."""
+    """Every key; a section comes before its keys."""
     for name, field in kind.model_fields.items():
         found = Key(prefix + name, field)
         yield found
@@ -80,8 +80,8 @@ def value_at(config: Config, path: str) -> Any:
 
 
 MOST_GUESSES = 3
-# Likeness (difflib's ratio) that a guess needs: of the name within its own section, of the whole key, of the name
-# anywhere. The wider the search, the more alike.
+# Smallest difflib ratio of a guess: of the name within its section, of the whole key, of the name in any section. A
+# wider search requires a higher ratio.
 IN_SECTION, WHOLE_KEY, ANYWHERE = 0.6, 0.9, 0.85
 
 
@@ -91,7 +91,7 @@ def did_you_mean(unknown: str) -> str:
 
 
 def nearest(unknown: str) -> list[str]:
-    """The real keys that a misspelt or misplaced one may mean; none rather than a far-fetched one."""
+    """The keys that a misspelt or misplaced one may mean; none if no key is similar enough."""
     leaves = [path for path, found in all_keys().items() if found.section is None]
     section, _, name = unknown.rpartition(".")
     namesakes = [path for path in leaves if path.rpartition(".")[2] == name]
@@ -109,7 +109,7 @@ def nearest(unknown: str) -> list[str]:
 
 
 def misplaced(unknown: str, namesakes: list[str]) -> list[str]:
-    """Of the keys with that very name, those that end as it does (`rollout.n`), or share most sections with it."""
+    """Of the keys with the same last name, those that end in `unknown` (`rollout.n`), or share most of its sections."""
     namesakes = [path for path in namesakes if path.endswith(f".{unknown}")] or namesakes
     sections = set(unknown.split(".")[:-1])
 
@@ -121,6 +121,6 @@ def misplaced(unknown: str, namesakes: list[str]) -> list[str]:
     near_misses = difflib.get_close_matches(unknown, guesses, n=1, cutoff=WHOLE_KEY)  # a misspelt section
     if near_misses:
         return near_misses
-    # a common name (enable, path) in a section unlike any other means none of them
+    # several keys have this name (enable, path), and none is in a similar section
     unrelated = bool(sections) and not most and len(guesses) > 1
     return [] if unrelated or len(guesses) > MOST_GUESSES else guesses

@@ -1,4 +1,4 @@
-"""Hydra composes, the schema checks: overrides -> one frozen Config, or an error that names the key."""
+"""Compose the configuration with Hydra and validate it with the schema: overrides -> one frozen Config."""
 
 import os
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from rloom.config.unsupported import SAME_AS_DEFAULT
 from rloom.errors import ConfigError
 
 PACKAGED = Path(__file__).parent
-HYDRAS_OWN = ("hydra", "preset")  # names that Hydra would take for itself
+HYDRAS_OWN = ("hydra", "preset")  # names that Hydra reserves
 
 
 def load_config(
     overrides: Sequence[str] = (), *, config_path: str | None = None, config_name: str = "ppo_trainer"
 ) -> Config:
-    """Compose the packaged configuration, or the user's own YAML on top of it, with `key=value` overrides."""
+    """Compose the packaged configuration, or the user's YAML on top of it, with `key=value` overrides."""
     folder, arguments = check_source(config_path, config_name), [as_addition(text) for text in overrides]
     typed = given_on_command_line(arguments)
     written: frozenset[str] = frozenset()
@@ -45,7 +45,7 @@ def load_config(
 
 
 def overrides_tree(overrides: Sequence[str]) -> Tree:
-    """`key=value` pairs as a tree of their own, for a configuration that Hydra does not compose."""
+    """`key=value` pairs as a separate tree, for a configuration that Hydra does not compose."""
     tree = OmegaConf.create({})
     try:
         for text in overrides:
@@ -68,20 +68,20 @@ def check_source(config_path: str | None, config_name: str) -> Path:
 def as_addition(override: str) -> str:
     """`key=value` as Hydra's `++key=value`: the schema, not Hydra, decides which keys exist."""
     if override.startswith("~"):
-        raise ConfigError(f"{override}: keys cannot be removed; give the key the value you want instead")
+        raise ConfigError(f"{override}: keys cannot be removed; set the key to another value")
     name, equals, value = override.lstrip("+").partition("=")
     if not name or not equals:
         raise ConfigError(f"{override!r} is not a key=value pair; `rloom config` lists the keys")
     if name.split(".")[0] in HYDRAS_OWN:
         raise ConfigError(f"{name}: there is no such key (`rloom config` lists them all)")
-    if value.startswith("~/"):  # Hydra's grammar has no place for it, every shell user does
+    if value.startswith("~/"):  # Hydra's grammar does not accept it without quotes
         value = f"'{value}'"
     check_grammar(name, value)
     return f"++{name}={value}"
 
 
 def given_on_command_line(arguments: Sequence[str]) -> frozenset[str]:
-    """The keys that `++key=value` arguments set; a section given as a dictionary sets the keys in it."""
+    """The keys that `++key=value` arguments set; a dictionary sets the keys in it."""
     read = [OverridesParser.create().parse_override(text) for text in arguments]
     return known(entry.path for one in read for entry in entries({one.key_or_group: one.value()}))
 
@@ -103,9 +103,9 @@ def check_grammar(name: str, value: str) -> None:
 def compose(
     folder: Path, name: str, overrides: list[str], *, schema: Tree | None = None, resolve: bool = True
 ) -> tuple[Tree, bool]:
-    """The tree, and whether it has a place for presets: a YAML file without `defaults` stands by itself."""
+    """The tree, and whether it uses presets: a YAML file without `defaults` does not."""
     ConfigStore.instance().store(name="schema", node=default_tree() if schema is None else schema)
-    search = [f"hydra.searchpath=[file://{PACKAGED}]"]  # so that a user's YAML finds ppo_trainer
+    search = [f"hydra.searchpath=[file://{PACKAGED}]"]  # makes ppo_trainer available to the user's YAML
     try:
         with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             composed = hydra.compose(config_name=name, overrides=[*search, *overrides], return_hydra_config=True)
@@ -130,5 +130,5 @@ def validate(tree: Tree, given: frozenset[str] = frozenset()) -> Config:
 
 
 def expand(path: str) -> Path:
-    """A path as a user types it: ~ and environment variables mean what they mean in a shell."""
+    """A path with ~ and environment variables expanded, as in a shell."""
     return Path(os.path.expandvars(path)).expanduser()

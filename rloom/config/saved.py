@@ -1,4 +1,4 @@
-"""The configuration that a checkpoint brings along. It is data: what would run code must be named by the user again.
+"""The configuration saved in a checkpoint. It is data: the user must repeat every key that would run code.
 
 The file is read as plain YAML. Hydra does not compose it, so a `defaults` list, a search path or an interpolation such
 as `${oc.env:NAME}` in it has no effect.
@@ -17,8 +17,8 @@ from rloom.config.load import overrides_tree, validate
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 
-CONFIG_FILE = "config.yaml"  # what a run writes down, in its directory and in every checkpoint
-ONE_PROCESS = (  # whatever the run had
+CONFIG_FILE = "config.yaml"  # written to the run directory and to every checkpoint
+ONE_PROCESS = (  # replaces the run's values
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=1",
     "trainer.node_rank=0",
@@ -47,7 +47,7 @@ MODEL_ALONE = ("actor_rollout_ref.model.trust_remote_code",)
 
 
 class NoAliases(yaml.SafeLoader):
-    """Values only. rloom writes no aliases, and a few lines of them can stand for any amount of memory."""
+    """Refuses aliases: rloom writes none, and a few lines of nested aliases can expand to any amount of memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -62,23 +62,23 @@ def load_saved(
     uses: Collection[str] = EVALUATION,
     settings: Sequence[str] = (),
 ) -> Config:
-    """The configuration of the run that wrote a checkpoint, reading the model from the checkpoint itself.
+    """The configuration of the run that wrote a checkpoint, with the checkpoint as the model's path.
 
-    `uses`: the keys of RUNS_CODE whose code the caller would run. `settings`: overrides of the caller's own.
+    `uses`: the keys of RUNS_CODE whose code the caller would run. `settings`: overrides by the caller.
     """
     file = checkpoint / CONFIG_FILE
     tree = read_saved(file)
-    whole = checkpoint / "actor" / "model.safetensors"  # with LoRA there is only the adapter
+    whole = checkpoint / "actor" / "model.safetensors"  # with LoRA only the adapter is saved
     if whole.is_file():
-        tree = merged(tree, {"actor_rollout_ref": {"model": {"path": str(whole.parent.absolute())}}})
+        tree = merge_trees(tree, {"actor_rollout_ref": {"model": {"path": str(whole.parent.absolute())}}})
     given = overrides_tree(overrides)
-    config = validate(merged(merged(tree, overrides_tree([*ONE_PROCESS, *settings])), given))
-    check_code(file, config, named=dict(leaves(given)), uses=uses)
+    config = validate(merge_trees(merge_trees(tree, overrides_tree([*ONE_PROCESS, *settings])), given))
+    check_code(file, config, named=dict(flattened(given)), uses=uses)
     return config
 
 
 def read_saved(file: Path) -> dict[str, Any]:
-    """The tree in a checkpoint's file, of keys and values that exist."""
+    """The tree in a checkpoint's file, validated."""
     try:
         tree = yaml.load(file.read_text(encoding="utf-8"), NoAliases)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
@@ -87,48 +87,48 @@ def read_saved(file: Path) -> dict[str, Any]:
     if not isinstance(tree, dict) or not all(isinstance(name, str) for name in tree):
         raise ConfigError(f"{file} cannot be read: it holds no configuration; take another checkpoint")
     try:
-        validate(merged(tree, {}))
+        validate(merge_trees(tree, {}))
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
     return tree
 
 
-def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the tree with the changes in it, section by section."""
-    found = {name: merged(value, {}) if isinstance(value, dict) else value for name, value in tree.items()}
+def merge_trees(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the tree with the changes merged in, section by section."""
+    found = {name: merge_trees(value, {}) if isinstance(value, dict) else value for name, value in tree.items()}
     for name, value in changes.items():
         section = found.get(name)
-        found[name] = merged(section, value) if isinstance(section, dict) and isinstance(value, dict) else value
+        found[name] = merge_trees(section, value) if isinstance(section, dict) and isinstance(value, dict) else value
     return found
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value), sections and their parts both."""
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of sections and of the keys in them."""
     for name, value in tree.items():
         yield f"{prefix}{name}", value
         if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{name}.")
+            yield from flattened(value, f"{prefix}{name}.")
 
 
 def check_code(file: Path, config: Config, *, named: Mapping[str, Any], uses: Collection[str]) -> None:
-    values = dict(leaves(config.model_dump(mode="json")))
-    # compared with what was named: of a key that holds a mapping, the file may add further entries
+    values = dict(flattened(config.model_dump(mode="json")))
+    # compare whole values: the file may add entries to a mapping that the user named
     untrusted = [key for key in uses if RUNS_CODE[key](values[key]) and named.get(key) != values[key]]
     if untrusted:
         listed = ", ".join(f"{key}={values[key]}" for key in untrusted)
-        allow = " ".join(shlex.quote(f"{key}={uncompiled_layers(values[key])}") for key in untrusted)
+        allow = " ".join(shlex.quote(f"{key}={override_value(values[key])}") for key in untrusted)
         raise ConfigError(
-            f"{file} names what runs code: {listed}. A checkpoint is not trusted to do that. If you trust it, add to "
-            f"the command: {allow}"
+            f"{file} sets keys that run code: {listed}. A checkpoint is not trusted to do that. If you trust it, add "
+            f"to the command: {allow}"
         )
 
 
-def uncompiled_layers(value: Any) -> str:
+def override_value(value: Any) -> str:
     """A value in the grammar of `key=value`."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {uncompiled_layers(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {override_value(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(uncompiled_layers(inner) for inner in value) + "]"
+        return "[" + ", ".join(override_value(inner) for inner in value) + "]"
     if isinstance(value, str):
         return value if re.fullmatch(r"[\w./][\w./:-]*", value) else "'" + value.replace("'", r"\'") + "'"
     return json.dumps(value)

@@ -1,7 +1,7 @@
-"""The whole configuration tree, one documented field a key. No torch here.
+"""The configuration tree: one documented field per key. Imports no torch.
 
 A section is a frozen, closed pydantic model: an unknown key, a wrong type or a value out of range is an error before
-anything loads. Values derived from several keys are properties; nothing ever rewrites a key.
+any model is loaded. Values derived from several keys are properties; no code changes a key.
 """
 
 import os
@@ -13,7 +13,7 @@ from rloom.config.reward_section import CustomRewardFunction, RewardModel
 from rloom.config.section import Section, key, section
 from rloom.config.trainer_section import RayKwargs, Trainer
 
-EMBEDDED = "embedded"  # names the model and the data that come with rloom
+EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 TRUNCATION = Literal["error", "left", "right", "middle"]
 KL_ESTIMATOR = Literal[
@@ -25,51 +25,50 @@ BETA = Annotated[float, Field(ge=0, lt=1)]
 class Data(Section):
     train_files: str | list[str] = key(
         "embedded",
-        "Training prompts: one file or a list; parquet, json, jsonl. `embedded`: rloom's own arithmetic set.",
+        "Training prompts: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic problems of rloom.",
     )
     val_files: str | list[str] | None = key(
-        None, "Held-out prompts, in the same formats. null: none, or the embedded ones when training on them."
+        None, "Validation prompts, in the same formats. null: none, or the embedded ones if trained on embedded data."
     )
-    train_batch_size: int = key(1024, "Prompts a step. The step trains on this many times `rollout.n` samples.", ge=1)
-    val_batch_size: int | None = key(None, "Prompts generated at a time in validation. null: all of them.", ge=1)
-    max_prompt_length: int = key(512, "Longest prompt, in tokens.", ge=1)
-    max_response_length: int = key(512, "Longest answer, in tokens.", ge=1)
+    train_batch_size: int = key(1024, "Prompts per step. A step trains on this many times `rollout.n` samples.", ge=1)
+    val_batch_size: int | None = key(None, "Prompts per generation batch in validation. null: all of them.", ge=1)
+    max_prompt_length: int = key(512, "Maximum prompt length in tokens.", ge=1)
+    max_response_length: int = key(512, "Maximum answer length in tokens.", ge=1)
     filter_overlong_prompts: bool = key(False, "Drop prompts over `max_prompt_length` instead of truncating them.")
     truncation: TRUNCATION = key(
-        "error", "What becomes of an over-long prompt that is not filtered: stop, or cut tokens on that side."
+        "error",
+        "For prompts over the maximum that are not filtered: stop with an error, or remove tokens on that side.",
     )
-    shuffle: bool = key(True, "A fresh order each epoch, decided by `seed` and the epoch alone.")
-    seed: int = key(1, "Decides the order of the prompts, the sampled answers and the shuffling of mini-batches.", ge=0)
+    shuffle: bool = key(True, "Shuffle the prompts in each epoch; the order depends only on `seed` and the epoch.")
+    seed: int = key(1, "Seed of the prompt order, the sampled answers and the shuffling of mini-batches.", ge=0)
     prompt_key: str = key("prompt", "Column with the prompt: chat messages or a plain string.")
-    reward_fn_key: str = key("data_source", "Column that chooses the reward rule.")
-    train_max_samples: int = key(-1, "Use only the first so many training rows. -1: all.", ge=-1)
-    val_max_samples: int = key(-1, "Use only the first so many validation rows. -1: all.", ge=-1)
+    reward_fn_key: str = key("data_source", "Column that selects the reward rule.")
+    train_max_samples: int = key(-1, "Use only the first N training rows. -1: all.", ge=-1)
+    val_max_samples: int = key(-1, "Use only the first N validation rows. -1: all.", ge=-1)
     dataloader_num_workers: int = key(0, "Threads that render and tokenize the prompts at start. 0: none extra.", ge=0)
-    return_raw_chat: bool = key(False, "Hand the chat messages to reward functions as `extra_info['raw_prompt']`.")
+    return_raw_chat: bool = key(False, "Pass the chat messages to reward functions as `extra_info['raw_prompt']`.")
 
 
 class Model(Section):
     path: str = key(
-        "embedded", "Hugging Face folder or hub name. `embedded` is the small model that comes with rloom; no download."
+        "embedded", "Hugging Face folder or hub name. `embedded`: the small model that is part of rloom; no download."
     )
-    trust_remote_code: bool = key(False, "Run the Python files that a model brings along.")
+    trust_remote_code: bool = key(False, "Run the Python files of the model repository.")
     enable_gradient_checkpointing: bool = key(
         True, "Recompute activations in the backward pass: less memory, more time."
     )
-    use_remove_padding: bool = key(True, "Train on packed sequences without padding. False pads each micro-batch.")
+    use_remove_padding: bool = key(True, "Train on packed sequences without padding. False: pad each micro-batch.")
     use_fused_kernels: bool = key(
-        True, "Compute log-probs in chunks that never hold the logits of a whole micro-batch. False: all at once."
+        True, "Compute log-probs in chunks, without the logits of a whole micro-batch in memory. False: all at once."
     )
     lora_rank: int = key(
-        0, "Rank of LoRA adapters; 0 trains all weights. With LoRA the reference is the adapter switched off.", ge=0
+        0, "Rank of the LoRA adapter; 0: train all weights. With LoRA the reference is the model without adapter.", ge=0
     )
     lora_alpha: int = key(16, "Scale of the LoRA update: alpha / rank.", ge=1)
-    target_modules: str | list[str] = key("all-linear", "Which modules LoRA adapts: a list of names, or `all-linear`.")
-    lora_adapter_path: str | None = key(
-        None, "Start from this saved LoRA adapter; its own rank, alpha and modules count."
-    )
+    target_modules: str | list[str] = key("all-linear", "Modules that LoRA adapts: a list of names, or `all-linear`.")
+    lora_adapter_path: str | None = key(None, "Start from this saved LoRA adapter, with its rank, alpha and modules.")
     override_config: dict[str, Any] = key({}, "Entries that replace those of the model's config.json.")
-    custom_chat_template: str | None = key(None, "A Jinja chat template instead of the tokenizer's own.")
+    custom_chat_template: str | None = key(None, "A Jinja chat template that replaces that of the tokenizer.")
 
     @property
     def has_lora(self) -> bool:
@@ -79,18 +78,18 @@ class Model(Section):
 class Optim(Section):
     lr: float = key(1e-6, "Learning rate.", ge=0)
     weight_decay: float = key(0.01, "Decoupled weight decay of AdamW.", ge=0)
-    betas: tuple[BETA, BETA] = key((0.9, 0.999), "AdamW's running-average factors.")
+    betas: tuple[BETA, BETA] = key((0.9, 0.999), "Betas of AdamW.")
     lr_warmup_steps: int | None = key(
-        None, "Steps over which the rate rises from 0. null or -1: from `lr_warmup_steps_ratio`.", ge=-1
+        None, "Steps in which the learning rate rises from 0. null or -1: from `lr_warmup_steps_ratio`.", ge=-1
     )
     warmup_steps: int | None = key(None, "Another name of `lr_warmup_steps`.", ge=0)
     lr_warmup_steps_ratio: float = key(
-        0.0, "Warm-up as a share of all steps, where no number of steps is given.", ge=0, le=1
+        0.0, "Warm-up as a share of all steps, if no number of steps is given.", ge=0, le=1
     )
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = key(
-        "constant", "How the rate falls after the warm-up."
+        "constant", "Learning rate schedule after the warm-up."
     )
-    min_lr_ratio: float = key(0.0, "Where cosine and linear end, as a share of `lr`.", ge=0, le=1)
+    min_lr_ratio: float = key(0.0, "Final learning rate of cosine and linear, as a share of `lr`.", ge=0, le=1)
 
     def warmup(self, total_steps: int) -> int:
         for steps in (self.lr_warmup_steps, self.warmup_steps):
@@ -105,16 +104,17 @@ class CriticOptim(Optim):
 
 class Fsdp(Section):
     param_offload: bool = key(
-        False, "Keep the parameters in host memory while they are not in use. On a CPU they are there anyway."
+        False, "Keep the parameters in host memory while they are not in use. No effect on a CPU."
     )
-    optimizer_offload: bool = key(False, "Keep the optimizer's state in host memory between updates.")
+    optimizer_offload: bool = key(False, "Keep the optimizer state in host memory between updates.")
     gradient_checkpointing: bool | None = key(
-        None, "Another place for `model.enable_gradient_checkpointing`. null: as there."
+        None, "Another name of `model.enable_gradient_checkpointing`. null: that key's value."
     )
-    fsdp_size: int = key(-1, "Ranks that share one copy of the weights. -1: all.", ge=-1)
+    fsdp_size: int = key(-1, "Ranks that shard one copy of the weights. -1: all.", ge=-1)
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto",
-        "Precision of weights and arithmetic; the optimizer keeps float32 copies. auto: bfloat16 on a GPU, or float32.",
+        "Data type of weights and computation; the optimizer keeps float32 copies. auto: bfloat16 on a GPU, float32 on "
+        "a CPU.",
     )
 
 
@@ -122,125 +122,125 @@ class RefFsdp(Section):
     param_offload: bool = key(False, "Keep the reference's parameters in host memory while they are not in use.")
 
 
-class PolicyLoss(Section):
+class PolicyLossSection(Section):
     loss_mode: str = key(
         "vanilla",
         "The policy loss: vanilla, gspo, sapo, gpg, cispo, clip_cov, kl_cov, geo_mean, or your own as file.py:name.",
     )
     tau_pos: float = key(1.0, "Steepness of the soft gate for positive advantages (sapo).", gt=0)
     tau_neg: float = key(1.05, "Steepness of the soft gate for negative advantages (sapo).", gt=0)
-    clip_cov_ratio: float = key(0.0002, "Share of tokens whose gradient is cut (clip_cov).", ge=0, le=1)
-    clip_cov_lb: float = key(1.0, "Smallest covariance of a token that may be cut (clip_cov).")
-    clip_cov_ub: float = key(5.0, "Largest covariance of a token that may be cut (clip_cov).")
+    clip_cov_ratio: float = key(0.0002, "Share of tokens whose gradient is set to 0 (clip_cov).", ge=0, le=1)
+    clip_cov_lb: float = key(1.0, "Lower bound of the covariance of these tokens (clip_cov).")
+    clip_cov_ub: float = key(5.0, "Upper bound of the covariance of these tokens (clip_cov).")
     kl_cov_ratio: float = key(
-        0.0002, "Share of tokens, those of largest covariance, that pay a KL (kl_cov).", ge=0, le=1
+        0.0002, "Share of tokens, those with the largest covariance, with a KL penalty (kl_cov).", ge=0, le=1
     )
-    ppo_kl_coef: float = key(0.1, "Weight of that KL (kl_cov).", ge=0)
+    ppo_kl_coef: float = key(0.1, "Coefficient of that KL penalty (kl_cov).", ge=0)
 
 
 class Checkpoint(Section):
     save_contents: list[Literal["model", "optimizer", "extra", "hf_model"]] = key(
         ["model", "optimizer", "extra"],
-        "What a checkpoint holds; hf_model adds a Hugging Face folder. The run's position (extra) is always in it.",
+        "Contents of a checkpoint; hf_model: a Hugging Face folder. The position of the run (extra) is always saved.",
     )
     load_contents: list[Literal["model", "optimizer", "extra"]] = key(
-        ["model", "optimizer", "extra"], "What a resume takes from it; the run's position always."
+        ["model", "optimizer", "extra"], "What a resume loads. The position of the run (extra) is always loaded."
     )
 
 
 class Actor(Section):
     strategy: Literal["fsdp", "fsdp2"] = key("fsdp", "Training engine. One process runs the same code unsharded.")
-    ppo_mini_batch_size: int = key(256, "Prompts an optimizer step; divides `data.train_batch_size`.", ge=1)
+    ppo_mini_batch_size: int = key(256, "Prompts per optimizer step; divides `data.train_batch_size`.", ge=1)
     ppo_micro_batch_size_per_gpu: int | None = key(
-        None, "Samples a forward-backward pass. null: by token budget.", ge=1
+        None, "Samples per forward-backward pass. null: by token budget.", ge=1
     )
     ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
     use_dynamic_bsz: bool | None = key(
-        None, "Fill micro-batches up to `ppo_max_token_len_per_gpu` tokens. null: when no micro-batch size is given."
+        None, "Fill micro-batches up to `ppo_max_token_len_per_gpu` tokens. null: if no micro-batch size is given."
     )
     ppo_max_token_len_per_gpu: int = key(16384, "Token budget of a micro-batch.", ge=1)
-    ppo_epochs: int = key(1, "Times each batch is learned from.", ge=1)
-    clip_ratio: float = key(0.2, "PPO's clip range: the ratio is held within 1 ± this.", ge=0)
+    ppo_epochs: int = key(1, "Passes over each batch in the update.", ge=1)
+    clip_ratio: float = key(0.2, "PPO's clip range: the ratio is clipped to 1 ± this.", ge=0)
     clip_ratio_low: float | None = key(None, "Lower clip range. null: `clip_ratio`.", ge=0)
     clip_ratio_high: float | None = key(None, "Upper clip range (clip-higher). null: `clip_ratio`.", ge=0)
-    clip_ratio_c: float = key(3.0, "Dual clip: a negative advantage's loss is at most this times the advantage.", gt=1)
-    policy_loss: PolicyLoss = section(PolicyLoss, "Which policy loss.")
+    clip_ratio_c: float = key(3.0, "Dual clip: upper bound of the loss, times |A|, for a negative advantage A.", gt=1)
+    policy_loss: PolicyLossSection = section(PolicyLossSection, "The policy loss.")
     loss_agg_mode: AGGREGATION | None = key(
         None,
-        "How token losses become one number, by counts of the whole mini-batch. null: as the policy loss is defined; "
+        "Aggregation of token losses, by counts over the whole mini-batch. null: as the policy loss is defined; "
         "token-mean for most.",
     )
-    entropy_coeff: float = key(0.0, "Weight of the entropy bonus.")
+    entropy_coeff: float = key(0.0, "Coefficient of the entropy bonus.")
     use_kl_loss: bool = key(False, "Add the KL to the reference to the loss.")
-    kl_loss_coef: float = key(0.001, "Its weight.", ge=0)
+    kl_loss_coef: float = key(0.001, "Coefficient of the KL in the loss.", ge=0)
     kl_loss_type: KL_ESTIMATOR | Literal["full"] = key(
-        "low_var_kl", "Its estimator; a trailing + takes k2's gradient. full: exact, over the whole vocabulary."
+        "low_var_kl", "Estimator of that KL; a trailing + uses k2's gradient. full: exact, over the whole vocabulary."
     )
     use_torch_compile: bool = key(
         True, "Compile the policy's layers on a GPU, for training and generation: seconds once, then faster."
     )
-    grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
-    shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
+    grad_clip: float = key(1.0, "Maximum norm of the gradient.", gt=0)
+    shuffle: bool = key(False, "Shuffle the samples before they are split into mini-batches, in each epoch.")
     ulysses_sequence_parallel_size: int = key(
         1,
-        "Ranks, of actor and reference, that share each sequence, so that longer ones fit; divides the workers and the "
-        "model's attention heads. Token budgets count what one of them holds.",
+        "Ranks of actor and reference that share each sequence, for longer sequences; divides the workers and the "
+        "model's attention heads. Token budgets count the tokens of one rank.",
         ge=1,
     )
-    optim: Optim = section(Optim, "The optimizer and its schedule.")
-    fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and precision.")
-    checkpoint: Checkpoint = section(Checkpoint, "What checkpoints hold.")
+    optim: Optim = section(Optim, "The optimizer and its learning rate schedule.")
+    fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and data type.")
+    checkpoint: Checkpoint = section(Checkpoint, "Contents of checkpoints.")
 
 
 class Ref(Section):
-    log_prob_micro_batch_size_per_gpu: int | None = key(None, "Samples a forward pass. null: by token budget.", ge=1)
+    log_prob_micro_batch_size_per_gpu: int | None = key(None, "Samples per forward pass. null: by token budget.", ge=1)
     log_prob_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
     log_prob_use_dynamic_bsz: bool | None = key(
-        None, "Fill forward passes up to the token budget. null: as the key above says."
+        None, "Fill forward passes up to the token budget. null: if no micro-batch size is given."
     )
     log_prob_max_token_len_per_gpu: int = key(16384, "Token budget of a forward pass.", ge=1)
-    use_torch_compile: bool | None = key(None, "Compile the reference's layers on a GPU. null: as the actor's.")
+    use_torch_compile: bool | None = key(None, "Compile the reference's layers on a GPU. null: the actor's value.")
     fsdp_config: RefFsdp = section(RefFsdp, "Offload.")
 
 
 class ValKwargs(Section):
-    n: int = key(1, "Answers to each validation prompt.", ge=1)
-    temperature: float = key(0.0, "0 is greedy.", ge=0)
+    n: int = key(1, "Answers per validation prompt.", ge=1)
+    temperature: float = key(0.0, "Sampling temperature in validation. 0: greedy.", ge=0)
     top_p: float = key(1.0, "Nucleus sampling in validation.", gt=0, le=1)
     top_k: int = key(-1, "Top-k sampling in validation. -1: off.", ge=-1)
-    do_sample: bool = key(False, "False is greedy, whatever the temperature.")
+    do_sample: bool = key(False, "False: greedy at any temperature.")
 
 
-class Rollout(Section):
+class RolloutSection(Section):
     name: Literal["native", "hf"] = key(
-        "native", "Engine. native: rloom's own, continuous batching; hf: generate() of transformers."
+        "native", "Engine. native: part of rloom, with continuous batching; hf: generate() of transformers."
     )
-    n: int = key(1, "Answers to each prompt.", ge=1)
-    temperature: float = key(1.0, "Sampling temperature; log-probs are taken at it.", gt=0)
+    n: int = key(1, "Answers per prompt.", ge=1)
+    temperature: float = key(1.0, "Sampling temperature; log-probs are computed at this temperature.", gt=0)
     top_p: float = key(1.0, "Nucleus sampling.", gt=0, le=1)
     top_k: int = key(-1, "Top-k sampling. -1: off.", ge=-1)
     tensor_model_parallel_size: int = key(1, "GPUs that share one engine.", ge=1)
     gpu_memory_utilization: float = key(
-        0.5, "Share of a GPU's memory that the key-value cache may fill up to.", gt=0, le=1
+        0.5, "Share of a GPU's memory in use, at most, once the key-value cache is allocated.", gt=0, le=1
     )
-    max_num_seqs: int | None = key(None, "Most sequences at a time. null: 256; 1024 for native on a GPU.", ge=1)
-    max_num_batched_tokens: int = key(8192, "Most prompt tokens in one prefill pass of the native engine.", ge=1)
+    max_num_seqs: int | None = key(None, "Maximum concurrent sequences. null: 256; 1024 for native on a GPU.", ge=1)
+    max_num_batched_tokens: int = key(8192, "Maximum prompt tokens in one prefill pass of the native engine.", ge=1)
     enforce_eager: bool = key(
         False,
-        "Run each decode step from Python. False: the native engine captures it as a CUDA graph; no matter on a CPU.",
+        "Run each decode step from Python. False: the native engine uses CUDA graphs. No effect on a CPU.",
     )
     free_cache_engine: bool = key(True, "Free the key-value cache while training.")
-    ignore_eos: bool = key(False, "Generate to the length limit whatever is written. For measurements.")
+    ignore_eos: bool = key(False, "Ignore stop tokens and generate to the length limit. For measurements.")
     log_prob_micro_batch_size_per_gpu: int | None = key(
-        None, "Samples a forward pass when the policy's old log-probs are computed. null: by token budget.", ge=1
+        None, "Samples per forward pass that computes old log-probs. null: by token budget.", ge=1
     )
     log_prob_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
     log_prob_use_dynamic_bsz: bool | None = key(
-        None, "Fill those passes up to the token budget. null: as the key above says."
+        None, "Fill these passes up to the token budget. null: if no micro-batch size is given."
     )
     log_prob_max_token_len_per_gpu: int = key(16384, "Token budget of such a pass.", ge=1)
     calculate_log_probs: bool = key(
-        True, "Compare the engine's log-probs with the trainer's, where the trainer computes them, and report the gap."
+        True, "Report the difference between the engine's log-probs and the trainer's, if the trainer computes them."
     )
     val_kwargs: ValKwargs = section(ValKwargs, "Sampling in validation.")
     engine_kwargs: dict[str, Any] = key({}, "Further arguments of the engine. hf: of `generate`.")
@@ -248,68 +248,68 @@ class Rollout(Section):
 
 class ActorRolloutRef(Section):
     model: Model = section(Model, "The policy's model.")
-    actor: Actor = section(Actor, "How the policy learns.")
-    ref: Ref = section(Ref, "The reference; there only when KL is used.")
-    rollout: Rollout = section(Rollout, "How answers are generated.")
+    actor: Actor = section(Actor, "Training of the policy.")
+    ref: Ref = section(Ref, "The reference policy. Built only if a KL to it is used.")
+    rollout: RolloutSection = section(RolloutSection, "Generation.")
 
 
 class CriticModel(Section):
-    path: str | None = key(None, "Folder or hub name the critic starts from; it gets a value head. null: the actor's.")
-    trust_remote_code: bool = key(False, "Run the Python files that a model brings along.")
+    path: str | None = key(None, "Folder or hub name of the initial critic; a value head is added. null: the actor's.")
+    trust_remote_code: bool = key(False, "Run the Python files of the model repository.")
     enable_gradient_checkpointing: bool = key(True, "Recompute activations in the backward pass.")
-    use_remove_padding: bool = key(True, "Packed sequences, no padding.")
+    use_remove_padding: bool = key(True, "Train on packed sequences without padding.")
     override_config: dict[str, Any] = key({}, "Entries that replace those of the model's config.json.")
-    fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and precision.")
+    fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and data type.")
 
 
 class Critic(Section):
-    enable: bool | None = key(None, "null: when the algorithm needs one.")
+    enable: bool | None = key(None, "Train a critic. null: if the algorithm requires one.")
     strategy: Literal["fsdp", "fsdp2"] = key("fsdp", "Training engine.")
     model: CriticModel = section(CriticModel, "The critic's model.")
-    optim: CriticOptim = section(CriticOptim, "The optimizer and its schedule.")
-    ppo_mini_batch_size: int | None = key(None, "Prompts an optimizer step. null: the actor's.", ge=1)
-    ppo_micro_batch_size_per_gpu: int | None = key(None, "Samples a pass. null: by token budget.", ge=1)
+    optim: CriticOptim = section(CriticOptim, "The optimizer and its learning rate schedule.")
+    ppo_mini_batch_size: int | None = key(None, "Prompts per optimizer step. null: the actor's.", ge=1)
+    ppo_micro_batch_size_per_gpu: int | None = key(None, "Samples per pass. null: by token budget.", ge=1)
     ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
     use_dynamic_bsz: bool | None = key(
-        None, "Fill passes up to `ppo_max_token_len_per_gpu` tokens. null: when no size is given."
+        None, "Fill passes up to `ppo_max_token_len_per_gpu` tokens. null: if no micro-batch size is given."
     )
     ppo_max_token_len_per_gpu: int = key(32768, "Token budget of a pass.", ge=1)
-    ppo_epochs: int | None = key(None, "Times each batch is learned from. null: the actor's.", ge=1)
-    cliprange_value: float = key(0.5, "How far a new value may leave the old one before its gradient is cut.", gt=0)
-    loss_agg_mode: AGGREGATION = key("token-mean", "How token losses become one number.")
+    ppo_epochs: int | None = key(None, "Passes over each batch in the update. null: the actor's.", ge=1)
+    cliprange_value: float = key(0.5, "Clip range of the values: new values are clipped to the old ± this.", gt=0)
+    loss_agg_mode: AGGREGATION = key("token-mean", "Aggregation of token losses.")
     ulysses_sequence_parallel_size: int = key(
         1, "As `actor_rollout_ref.actor.ulysses_sequence_parallel_size`, for the critic's ranks.", ge=1
     )
     use_torch_compile: bool = key(True, "Compile the critic's layers on a GPU.")
-    grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
-    shuffle: bool = key(False, "Draw mini-batches in a new order each epoch.")
+    grad_clip: float = key(1.0, "Maximum norm of the gradient.", gt=0)
+    shuffle: bool = key(False, "Shuffle the samples before they are split into mini-batches, in each epoch.")
 
 
 class KlCtrl(Section):
-    type: Literal["fixed", "adaptive"] = key("fixed", "adaptive steers the coefficient towards `target_kl`.")
-    kl_coef: float = key(0.001, "Coefficient of the KL in the reward, or where the adaptive one starts.", ge=0)
-    horizon: int = key(10000, "Samples over which the adaptive coefficient reacts.", ge=1)
-    target_kl: float = key(0.1, "What the adaptive coefficient aims at.", gt=0)
+    type: Literal["fixed", "adaptive"] = key("fixed", "adaptive: change the coefficient until the KL is `target_kl`.")
+    kl_coef: float = key(0.001, "Coefficient of the KL in the reward; the initial value if adaptive.", ge=0)
+    horizon: int = key(10000, "Samples over which the adaptive coefficient changes.", ge=1)
+    target_kl: float = key(0.1, "Target of the adaptive coefficient.", gt=0)
 
 
 class RolloutCorrection(Section):
     rollout_is: Literal["token", "sequence"] | None = key(
-        None, "Weigh the loss by how much likelier the trainer finds a token, or a whole answer, than the engine did."
+        None, "Weight the loss by the ratio of trainer to engine probability, of a token or of a whole answer."
     )
     bypass_mode: bool = key(
         False,
         "Take the rollout engine's log-probs as those of the old policy, which saves a scoring pass. The clipped ratio "
         "then corrects for the gap between engine and trainer.",
     )
-    rollout_is_threshold: float = key(2.0, "Weights are truncated here.", gt=0)
+    rollout_is_threshold: float = key(2.0, "Upper bound of the weights.", gt=0)
     rollout_is_batch_normalize: bool = key(False, "Scale the weights to mean 1 over the batch.")
     rollout_rs: Literal["token", "sequence", "geometric"] | None = key(
-        None, "Leave out tokens, or answers by their product or geometric mean, whose ratio is out of bounds."
+        None, "Reject tokens, or answers by the product or geometric mean of their ratios, if it is out of bounds."
     )
-    rollout_rs_threshold: float | None = key(None, "Largest ratio kept.", gt=0)
-    rollout_rs_threshold_lower: float | None = key(None, "Smallest ratio kept. null: 1 / the largest.", gt=0)
+    rollout_rs_threshold: float | None = key(None, "Upper bound of the ratio.", gt=0)
+    rollout_rs_threshold_lower: float | None = key(None, "Lower bound of the ratio. null: 1 / the upper bound.", gt=0)
     rollout_token_veto_threshold: float | None = key(
-        None, "One token with a ratio below this leaves its whole answer out.", gt=0
+        None, "Reject an answer if one of its tokens has a ratio below this.", gt=0
     )
 
     @property
@@ -318,8 +318,8 @@ class RolloutCorrection(Section):
 
 
 class FilterGroups(Section):
-    enable: bool = key(False, "Replace groups whose scores are all equal by fresh prompts (DAPO's dynamic sampling).")
-    max_num_gen_batches: int = key(10, "Stop when so many rounds of generation have not filled a step.", ge=1)
+    enable: bool = key(False, "Replace groups with equal scores by further prompts (DAPO's dynamic sampling).")
+    max_num_gen_batches: int = key(10, "Stop the run if this many rounds of generation do not fill a step.", ge=1)
 
 
 class AlgorithmSection(Section):
@@ -329,34 +329,32 @@ class AlgorithmSection(Section):
         "reinforce_plus_plus_baseline, remax, opo, gpg, grpo_passk, or your own as file.py:name.",
     )
     gamma: float = key(1.0, "Discount of later rewards.", ge=0, le=1)
-    lam: float = key(0.95, "GAE's lambda: 0 trusts the critic, 1 the rewards.", ge=0, le=1)
+    lam: float = key(0.95, "GAE's lambda. 0: one-step TD errors; 1: Monte Carlo returns.", ge=0, le=1)
     norm_adv_by_std_in_grpo: bool = key(
-        True, "Divide a group's advantages by their standard deviation. False is Dr. GRPO's way."
+        True, "Divide the advantages of a group by their standard deviation. False: Dr. GRPO."
     )
     use_kl_in_reward: bool | None = key(
         None,
-        "Subtract the KL to the reference from each token's reward. null: when a key of `kl_ctrl` is set, unless it is "
+        "Subtract the KL to the reference from each token's reward. null: if a key of `kl_ctrl` is set, unless it is "
         "a fixed coefficient of 0.",
     )
-    kl_penalty: KL_ESTIMATOR = key("kl", "Its estimator.")
-    kl_ctrl: KlCtrl = section(KlCtrl, "Its coefficient.")
+    kl_penalty: KL_ESTIMATOR = key("kl", "Estimator of the KL in the reward.")
+    kl_ctrl: KlCtrl = section(KlCtrl, "Coefficient of the KL in the reward.")
     rollout_correction: RolloutCorrection = section(
-        RolloutCorrection, "What to do about the gap between the engine's log-probs and the trainer's."
+        RolloutCorrection, "Correction of the difference between the engine's log-probs and the trainer's."
     )
     filter_groups: FilterGroups = section(FilterGroups, "Dynamic sampling.")
 
 
 class Config(Section):
     data: Data = section(Data, "Prompts.")
-    actor_rollout_ref: ActorRolloutRef = section(
-        ActorRolloutRef, "The policy: its model, its learning, its reference, its rollout."
-    )
+    actor_rollout_ref: ActorRolloutRef = section(ActorRolloutRef, "The policy: model, training, reference, rollout.")
     critic: Critic = section(Critic, "The value model.")
     reward_model: RewardModel = section(RewardModel, "How rewards are computed.")
-    custom_reward_function: CustomRewardFunction = section(CustomRewardFunction, "A reward function of your own.")
+    custom_reward_function: CustomRewardFunction = section(CustomRewardFunction, "Your own reward function.")
     algorithm: AlgorithmSection = section(AlgorithmSection, "Advantages and KL control.")
     trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.")
-    ray_kwargs: RayKwargs = section(RayKwargs, "How to reach Ray, where there is more than one worker.")
+    ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.")
 
     _given: frozenset[str] = PrivateAttr(default=frozenset())
 
@@ -365,7 +363,7 @@ class Config(Section):
 
     @property
     def given(self) -> frozenset[str]:
-        """The keys that the user set, on the command line or in a YAML file; not those of defaults and presets."""
+        """The keys that the user set, on the command line or in a YAML file, without defaults and presets."""
         return self._given
 
     def is_given(self, name: str) -> bool:
@@ -374,7 +372,7 @@ class Config(Section):
 
     @model_serializer(mode="wrap")
     def resolved(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What follows from the given keys is written out: a saved configuration no longer knows which were given."""
+        """Write out values that depend on which keys were given, since a saved configuration does not record those."""
         tree: dict[str, Any] = serialize(self)
         if "algorithm" in tree:
             tree["algorithm"]["use_kl_in_reward"] = self.kl_in_reward
@@ -386,12 +384,12 @@ class Config(Section):
 
     @property
     def uses_ray(self) -> bool:
-        """One worker needs no Ray, unless it is to live in a cluster that is there."""
+        """One worker does not use Ray, unless it joins an existing cluster."""
         return self.workers > 1 or self.joins_a_cluster
 
     @property
     def starts_a_cluster(self) -> bool:
-        """Of several machines; one machine alone needs no meeting place."""
+        """Several machines without an existing cluster start one."""
         return self.trainer.nnodes > 1 and not self.joins_a_cluster
 
     @property
@@ -407,8 +405,8 @@ class Config(Section):
         chosen, control = self.algorithm.use_kl_in_reward, self.algorithm.kl_ctrl
         if chosen is not None:
             return chosen
-        asks_for_none = control.type == "fixed" and control.kl_coef == 0
-        return self.is_given("algorithm.kl_ctrl") and not asks_for_none
+        is_zero = control.type == "fixed" and control.kl_coef == 0
+        return self.is_given("algorithm.kl_ctrl") and not is_zero
 
     @property
     def has_held_out_prompts(self) -> bool:
@@ -421,7 +419,7 @@ class Config(Section):
 
     @property
     def on_policy(self) -> bool:
-        """One update a batch: the policy that learns is the one that wrote the answers."""
+        """One update per batch: the policy that is trained is the one that generated the answers."""
         actor = self.actor_rollout_ref.actor
         return self.data.train_batch_size // actor.ppo_mini_batch_size == 1 and actor.ppo_epochs == 1
 

@@ -1,4 +1,4 @@
-"""What every part of the configuration tree is made of."""
+"""The base class of configuration sections, and the fields of a section."""
 
 from typing import Any
 

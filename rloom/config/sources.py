@@ -1,4 +1,4 @@
-"""Which keys the user set himself, and keys that a YAML file writes with dots."""
+"""Which keys the user set, and keys that a YAML file writes with dots."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 from rloom.config.keys import Key, all_keys
 from rloom.errors import ConfigError
 
-UNSET = "???"  # how OmegaConf writes a value that nobody gave
+UNSET = "???"  # OmegaConf's marker of a missing value
 
 Tree = dict[str, Any]
 
@@ -27,8 +27,8 @@ def default_tree() -> Tree:
 
 
 def unset_tree() -> Tree:
-    """Every key without a value: what is composed on top of it was given. Free dictionaries take entries, so they
-    begin empty."""
+    """Every key without a value: values composed on top of it were given. Free dictionaries are empty, since entries
+    are added to them."""
     return nested({path: {} if key.takes_any_entry else UNSET for path, key in leaf_keys().items()})
 
 
@@ -38,7 +38,7 @@ def leaf_keys() -> dict[str, Key]:
 
 
 def known(paths: Iterable[str]) -> frozenset[str]:
-    """Those that are keys; of an entry in a free dictionary, the dictionary's key."""
+    """The paths that are keys; for an entry of a free dictionary, the key of the dictionary."""
     keys = leaf_keys()
     return frozenset(key for path in paths for key in keys if f"{path}.".startswith(f"{key}."))
 
@@ -61,7 +61,7 @@ def put(tree: Tree, path: str, value: Any) -> None:
         below: Any = tree.setdefault(section, {})
         if not isinstance(below, dict):
             above = ".".join(sections[:depth])
-            raise ConfigError(f"{path}: {above} has a value of its own ({below!r}); keep one of the two")
+            raise ConfigError(f"{path}: {above} is also set, to {below!r}; keep one of the two")
         tree = below
     tree[name] = value
 
@@ -76,7 +76,7 @@ def entries(tree: Mapping[Any, Any], prefix: str = "", dotted: bool = False) -> 
 
 
 def without_dots(tree: Tree, stronger: Collection[str]) -> Tree:
-    """Dotted keys as the nested keys they mean, but for those that the command line sets, too."""
+    """Dotted keys as nested keys. Keys in `stronger`, those of the command line, keep their value."""
     dotted = [entry for entry in entries(tree) if entry.dotted]
     if not dotted:
         return tree
@@ -96,7 +96,7 @@ def drop_dotted(tree: Tree) -> Tree:
 
 
 def given_in_files(tree: Tree) -> frozenset[str]:
-    """The keys that YAML files set, from what they make of `unset_tree`."""
+    """The keys that YAML files set. `tree`: the files composed on top of `unset_tree`."""
     written = [entry for entry in entries(tree) if entry.value not in (UNSET, {})]
     nested_paths = {entry.path for entry in written if not entry.dotted}
     twice = [entry.path for entry in written if entry.dotted and entry.path in nested_paths]
@@ -106,10 +106,10 @@ def given_in_files(tree: Tree) -> frozenset[str]:
 
 
 def copied_defaults(written: Collection[Entry]) -> frozenset[str]:
-    """A section that stands whole in a file, as `rloom config` prints it, says only what differs from its defaults."""
+    """Keys with their default value in a section that a file writes completely, as `rloom config` prints it."""
     keys, sections = leaf_keys(), defaultdict(set)
     for path, key in keys.items():
-        if not key.takes_any_entry:  # one that is empty cannot be told from one that is not there
+        if not key.takes_any_entry:  # an empty dictionary and a missing one look the same
             sections[path.rpartition(".")[0]].add(path)
     paths = {entry.path for entry in written}
     whole = {path for members in sections.values() if members <= paths for path in members}

@@ -1,8 +1,8 @@
-"""Keys that only some runs have a use for: when, and which switch gives them one.
+"""Keys that only some runs use: when, and which switch enables them.
 
-A key that the user set and that this run has no use for is named. It is an error where the user must expect another
-result than the run gives, and a notice otherwise: for a key about memory or speed, or one whose switch the user set.
-A key that no row names is used by every run.
+A key that the user set and that this run does not use is reported: as an error if the user would expect another result,
+and as a notice if the key is about memory or speed, or if the user also set its switch. Every run uses the keys that no
+row of the table names.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 
 @dataclass(frozen=True)
 class Run:
-    """What decides whether a key is used."""
+    """What determines whether a key is used."""
 
     config: Config
     needs: Needs
@@ -29,7 +29,7 @@ class Run:
 
     @property
     def has_reference_model(self) -> bool:
-        """With LoRA the reference is the actor with its adapter switched off."""
+        """With LoRA the reference is the actor without its adapter."""
         return self.config.uses_reference and not self.config.actor_rollout_ref.model.has_lora
 
     @property
@@ -42,10 +42,10 @@ class Run:
 class Use:
     keys: Sequence[str]  # keys, or whole sections
     used: Callable[[Run], bool]
-    otherwise: str  # why not, and what to do; {key} is the value of that key
+    otherwise: str  # the reason if not used, and the way out; {key} is replaced by key=value
     error: bool = False
-    switch: str | None = None  # the user who set this key knows what it leaves without use: a notice
-    harmless: Sequence[Any] = ()  # values that ask for nothing
+    switch: str | None = None  # if the user set this key too, a notice replaces the error
+    harmless: Sequence[Any] = ()  # values that are not reported
     apart_from: Sequence[str] = ()
 
 
@@ -56,9 +56,9 @@ class WithoutEffect:
 
 
 def without_effect(config: Config, needs: Needs, *, on_cpu: bool = False) -> WithoutEffect:
-    """The keys that the user set and this run does not use: one sentence a row of the table.
+    """The keys that the user set and this run does not use: one sentence per row of the table.
 
-    `on_cpu`: with trainer.device=auto that is known once torch has loaded.
+    `on_cpu`: with trainer.device=auto, known only after torch is imported.
     """
     run, found = Run(config, needs, on_cpu or config.trainer.device == "cpu"), WithoutEffect()
     named: set[str] = set()
@@ -82,7 +82,7 @@ def idle_keys(use: Use, config: Config) -> Iterator[str]:
 
 
 def filled(sentence: str, config: Config) -> str:
-    """`{key}` in it as `key=value`."""
+    """`sentence` with every `{key}` replaced by `key=value`."""
     parts = sentence.split("{")
     named = [(key, rest) for key, _, rest in (part.partition("}") for part in parts[1:])]
     return parts[0] + "".join(f"{key}={value_at(config, key)}{rest}" for key, rest in named)
@@ -96,8 +96,8 @@ def loss_reads(name: str) -> Callable[[Run], bool]:
     return lambda run: name in run.needs.loss.reads
 
 
-def passes(section: str, size: str, dynamic: str, budget: str) -> list[Use]:
-    """Passes are filled by samples or by tokens: the other way's key has no use."""
+def pass_size_uses(section: str, size: str, dynamic: str, budget: str) -> list[Use]:
+    """Passes are filled by samples or by tokens: the key of the other way is not used."""
     sizes = [f"{section}.{size}_per_gpu", f"{section}.{size}"]
 
     def by_tokens(run: Run) -> bool:
@@ -114,7 +114,7 @@ def passes(section: str, size: str, dynamic: str, budget: str) -> list[Use]:
     ]
 
 
-def schedule(section: str) -> list[Use]:
+def learning_rate_uses(section: str) -> list[Use]:
     def optim(run: Run) -> Any:
         return value_at(run.config, section)
 
@@ -122,7 +122,7 @@ def schedule(section: str) -> list[Use]:
         Use(
             [f"{section}.min_lr_ratio"],
             lambda run: optim(run).lr_scheduler_type != "constant",
-            f"{{{section}.lr_scheduler_type}} keeps the rate; use cosine or linear",
+            f"{{{section}.lr_scheduler_type}} keeps the learning rate; use cosine or linear",
             error=True,
             switch=f"{section}.lr_scheduler_type",
             harmless=(0,),
@@ -132,14 +132,14 @@ def schedule(section: str) -> list[Use]:
             lambda run: all(
                 steps is None or steps < 0 for steps in (optim(run).lr_warmup_steps, optim(run).warmup_steps)
             ),
-            f"{section}.lr_warmup_steps or warmup_steps gives a number of steps, which wins",
+            f"{section}.lr_warmup_steps or warmup_steps overrides it with a number of steps",
             harmless=(0,),
         ),
     ]
 
 
-def in_a_name(key: str) -> Callable[[Run], bool]:
-    """A project or an experiment: part of the run directory's name, or shown by a tracker."""
+def names_the_run(key: str) -> Callable[[Run], bool]:
+    """For project and experiment: used in the name of the run directory or by a tracker."""
 
     def used(run: Run) -> bool:
         trainer = run.config.trainer
@@ -154,7 +154,7 @@ def clips_by_one_range(run: Run) -> bool:
 
 
 CORRECTION = f"{ALGORITHM}.rollout_correction"
-GPU_ONLY = "the run is on a CPU, and only a GPU has a use for it"
+GPU_ONLY = "the run is on a CPU, and only runs on a GPU use it"
 NO_VALIDATION = (
     "there is no validation; set data.val_files, and trainer.test_freq, trainer.val_before_train or trainer.val_only"
 )
@@ -187,21 +187,21 @@ USES: list[Use] = [
     Use(
         ["trainer.pools.ref"],
         lambda run: run.config.uses_reference,
-        f"there is no reference, and these workers would stand idle; set {ACTOR}.use_kl_loss=True or "
-        f"{ALGORITHM}.use_kl_in_reward=True, or leave the key out",
+        f"there is no reference, and these workers would be idle; set {ACTOR}.use_kl_loss=True or "
+        f"{ALGORITHM}.use_kl_in_reward=True, or remove the key",
         error=True,
     ),
     Use(
         [REF],
         lambda run: run.has_reference_model,
-        f"there is no reference model; {ACTOR}.use_kl_loss=True or {ALGORITHM}.use_kl_in_reward=True starts one, "
-        "unless LoRA is trained",
+        f"there is no reference model; {ACTOR}.use_kl_loss=True or {ALGORITHM}.use_kl_in_reward=True builds one, "
+        "unless LoRA is used",
     ),
     # estimators
     Use(
         ["trainer.pools.critic"],
         lambda run: run.needs.estimator.needs_critic,
-        f"{{{ESTIMATOR}}} trains no critic, and these workers would stand idle; use gae, or leave the key out",
+        f"{{{ESTIMATOR}}} trains no critic, and these workers would be idle; use gae, or remove the key",
         error=True,
     ),
     Use(
@@ -263,7 +263,7 @@ USES: list[Use] = [
         [f"{ROLLOUT}.log_prob_{name}" for name in ("micro_batch_size_per_gpu", "micro_batch_size")]
         + [f"{ROLLOUT}.log_prob_{name}" for name in ("use_dynamic_bsz", "max_token_len_per_gpu")],
         lambda run: run.scores_with_the_actor,
-        f"one update a step ({ACTOR}.ppo_mini_batch_size = data.train_batch_size, {ACTOR}.ppo_epochs=1) needs no old "
+        f"one update per step ({ACTOR}.ppo_mini_batch_size = data.train_batch_size, {ACTOR}.ppo_epochs=1) needs no old "
         "log-probs",
     ),
     *(
@@ -280,7 +280,7 @@ USES: list[Use] = [
     Use(
         [f"{CORRECTION}.rollout_is_threshold", f"{CORRECTION}.rollout_is_batch_normalize"],
         lambda run: run.config.algorithm.rollout_correction.rollout_is is not None,
-        f"losses are not weighed; set {CORRECTION}.rollout_is=token or sequence",
+        f"losses are not weighted; set {CORRECTION}.rollout_is=token or sequence",
         error=True,
         switch=f"{CORRECTION}.rollout_is",
         harmless=(False,),
@@ -312,7 +312,7 @@ USES: list[Use] = [
     Use(
         ["custom_reward_function.name"],
         lambda run: run.config.custom_reward_function.path is not None,
-        "the built-in rules score; set custom_reward_function.path=FILE",
+        "the run uses the built-in rules; set custom_reward_function.path=FILE",
         error=True,
         harmless=("compute_score",),
     ),
@@ -325,7 +325,7 @@ USES: list[Use] = [
     Use(
         ["data.truncation"],
         lambda run: not run.config.data.filter_overlong_prompts,
-        "data.filter_overlong_prompts=True drops the prompts that it would cut",
+        "data.filter_overlong_prompts=True drops the prompts that it would truncate",
         harmless=("error",),
     ),
     # validation
@@ -345,14 +345,14 @@ USES: list[Use] = [
     Use(
         ["trainer.val_before_train"],
         lambda run: run.config.has_held_out_prompts,
-        "there are no prompts for it; set data.val_files=FILE",
+        "there are no validation prompts; set data.val_files=FILE",
         harmless=(False,),
     ),
     # models and optimizers
     Use(
         [f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules"],
         lambda run: run.config.actor_rollout_ref.model.lora_adapter_path is None,
-        f"the adapter of {MODEL}.lora_adapter_path has its own",
+        f"the adapter of {MODEL}.lora_adapter_path defines it",
     ),
     Use(
         [f"{MODEL}.lora_alpha", f"{MODEL}.target_modules"],
@@ -361,12 +361,12 @@ USES: list[Use] = [
         error=True,
         switch=f"{MODEL}.lora_rank",
     ),
-    *schedule(f"{ACTOR}.optim"),
-    *schedule(f"{CRITIC}.optim"),
-    *passes(ACTOR, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-    *passes(CRITIC, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-    *passes(ROLLOUT, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
-    *passes(REF, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+    *learning_rate_uses(f"{ACTOR}.optim"),
+    *learning_rate_uses(f"{CRITIC}.optim"),
+    *pass_size_uses(ACTOR, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
+    *pass_size_uses(CRITIC, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
+    *pass_size_uses(ROLLOUT, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+    *pass_size_uses(REF, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
     Use(
         [f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.enforce_eager"]
         + [f"{section}.use_torch_compile" for section in (ACTOR, REF, CRITIC)]
@@ -380,25 +380,25 @@ USES: list[Use] = [
     Use(
         ["trainer.total_epochs"],
         lambda run: run.config.trainer.total_training_steps is None,
-        "{trainer.total_training_steps} says how long the run is",
+        "{trainer.total_training_steps} sets the length of the run",
     ),
     *(
         Use(
             [name],
-            in_a_name(name),
-            "{trainer.default_local_dir} does not hold it, and no tracker shows it; trainer.logger=wandb would",
+            names_the_run(name),
+            "{trainer.default_local_dir} does not contain it, and no tracker uses it; trainer.logger=wandb would",
         )
         for name in ("trainer.project_name", "trainer.experiment_name")
     ),
     Use(
         ["trainer.master_addr", "trainer.master_port"],
         lambda run: run.config.starts_a_cluster,
-        "the machines need no meeting place; trainer.nnodes above 1 does",
+        "the run starts no cluster; trainer.nnodes above 1 does",
     ),
     Use(
         ["ray_kwargs", "trainer.start_timeout_s", "trainer.max_restarts", "trainer.balance_batch"],
         lambda run: run.config.uses_ray,
-        "one worker needs no Ray; trainer.n_gpus_per_node or trainer.nnodes above 1 does",
+        "one worker does not use Ray; trainer.n_gpus_per_node or trainer.nnodes above 1 does",
         harmless=(False,),
     ),
 ]

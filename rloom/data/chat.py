@@ -1,4 +1,4 @@
-"""Chat messages to the text and the tokens that a model is prompted with.
+"""From chat messages to the text and the tokens of a prompt.
 
 A tokenizer without a chat template (a base model) gets a plain format instead:
 
@@ -9,7 +9,7 @@ A tokenizer without a chat template (a base model) gets a plain format instead:
     Assistant:
 
 with the tokenizer's beginning-of-sequence token in front, if it has one. Templates write that token themselves, so
-rendered text always has what it needs and is tokenized without adding special tokens.
+rendered text is tokenized without adding special tokens.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
-    """What we use of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that rloom uses."""
 
     name_or_path: str
     chat_template: Any
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
 
 def as_messages(prompt: Any) -> tuple[Message, ...]:
-    """Check a prompt as it stands in a data file. A plain string is one user message."""
+    """Check a prompt of a data file. A plain string is one user message."""
     if isinstance(prompt, str):
         if not prompt.strip():
             raise DataError("the prompt is an empty string")
@@ -58,8 +58,8 @@ def as_messages(prompt: Any) -> tuple[Message, ...]:
     return tuple(_as_message(place, message) for place, message in enumerate(prompt))
 
 
-def render(messages: Sequence[Message], tokenizer: Tokenizer, custom_chat_template: str | None = None) -> str:
-    """The text up to where the assistant begins to write."""
+def render_chat(messages: Sequence[Message], tokenizer: Tokenizer, custom_chat_template: str | None = None) -> str:
+    """The text up to the start of the assistant's answer."""
     if tokenizer.chat_template is None and custom_chat_template is None:
         _warn_of_plain_format(tokenizer.name_or_path)
         return (tokenizer.bos_token or "") + _plain_format(messages)
@@ -71,16 +71,16 @@ def render(messages: Sequence[Message], tokenizer: Tokenizer, custom_chat_templa
             tokenize=False,
         )
     except (TemplateError, TypeError, ValueError) as error:
-        # templates are programs of the model's makers, and refuse conversations by raising
+        # templates are part of the model, and raise errors to refuse messages
         raise DataError(
-            f"the chat template refuses the messages ({error}); change them, or set "
+            f"the chat template refuses the messages ({error}); change the messages, or set "
             "actor_rollout_ref.model.custom_chat_template"
         ) from error
     return text
 
 
-def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Tokens of rendered texts, which carry their special tokens already."""
+def tokenize(texts: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Tokens of rendered texts, which already contain their special tokens."""
     if not texts:
         return []
     encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)
@@ -88,8 +88,8 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 
 
 def stop_token_ids(tokenizer: Tokenizer, generation_config_eos: int | list[int] | None) -> tuple[int, ...]:
-    """Tokens that end an answer: the tokenizer's, then those of the model's generation config. Chat models often list
-    their end-of-turn token only there."""
+    """Tokens that end an answer: of the tokenizer, then of the model's generation config, which for many chat models
+    is the only place of the end-of-turn token."""
     configured = [generation_config_eos] if isinstance(generation_config_eos, int) else generation_config_eos or []
     candidates = [tokenizer.eos_token_id, *configured]
     return tuple(dict.fromkeys(token for token in candidates if token is not None))
@@ -123,10 +123,10 @@ def _plain_format(messages: Sequence[Message]) -> str:
     return "\n\n".join([*turns, "Assistant:"])
 
 
-@cache  # once for each tokenizer, not once a row
+@cache  # once per tokenizer, not once per row
 def _warn_of_plain_format(name: str) -> None:
     log.warning(
-        "the tokenizer %s has no chat template: prompts are written as 'User: ...', 'Assistant:'. "
-        "Set actor_rollout_ref.model.custom_chat_template to choose the format",
+        "the tokenizer %s has no chat template: prompts are formatted as 'User: ...', 'Assistant:'. "
+        "Set actor_rollout_ref.model.custom_chat_template to use another format",
         name or "of the model",
     )

@@ -1,4 +1,4 @@
-"""What is wrong with a data file, before a run finds out."""
+"""`rloom data check`: find the faults of a data file before a run."""
 
 import re
 from collections import Counter
@@ -40,19 +40,19 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """A repeated prompt may be meant, anything else would stop or mislead a run."""
+        """Whether a run can use the file. Repeated prompts are no fault."""
         return not (self.schema_faults or self.truth_faults or self.sources_without_rule)
 
 
 @dataclass(frozen=True)
 class _Read:
-    """One row, as far as it can be read."""
+    """The readable values of one row."""
 
     row: int
     messages: tuple[Message, ...] | None
     source: str | None
     ground_truth: Any
-    truth_place: str | None  # where this row keeps, or would keep, its ground truth; None: that place is no object
+    truth_place: str | None  # key of the ground truth in this row; None: reward_model is not an object
 
 
 def check_file(
@@ -63,12 +63,12 @@ def check_file(
     reward_fn_key: str = "data_source",
     own_reward: bool = False,
 ) -> Report:
-    """`own_reward`: the run brings a reward function of its own, so neither a rule nor a ground truth is asked for."""
+    """`own_reward`: the user's reward function scores the rows, so they need neither a rule nor a ground truth."""
     rows = read_rows(path)
     faults: list[Fault] = []
     read = [_read(number, values, prompt_key, reward_fn_key, faults) for number, values in enumerate(rows)]
     lengths = None if tokenizer is None else _lengths(read, tokenizer, faults)
-    # a reward_model that is no object is reported once, as a fault of the schema
+    # a reward_model that is not an object is reported once, as a schema fault
     ruled = [] if own_reward else [row for row in read if row.truth_place is not None]
     ruled_sources = dict.fromkeys(row.source for row in ruled if row.source is not None)
     return Report(
@@ -113,7 +113,7 @@ def _truth_faults(rows: Sequence[_Read]) -> list[Fault]:
     for row in rows:
         truth = row.ground_truth
         if truth is None or (isinstance(truth, str | list | dict) and not truth) or not str(truth).strip():
-            faults.append(Fault(row.row, f"no ground truth; put it under {row.truth_place}"))
+            faults.append(Fault(row.row, f"no ground truth; set {row.truth_place}"))
         elif row.source == "openai/gsm8k" and not NUMBER.fullmatch(str(truth).strip()):
             faults.append(Fault(row.row, f"the ground truth {truth!r} is not a number, as openai/gsm8k needs"))
     return faults
@@ -139,14 +139,14 @@ def _lengths(rows: Sequence[_Read], tokenizer: chat.Tokenizer, faults: list[Faul
         if row.messages is None:
             continue
         try:
-            texts.append(chat.render(row.messages, tokenizer))
+            texts.append(chat.render_chat(row.messages, tokenizer))
         except DataError as error:
             faults.append(Fault(row.row, str(error)))
-    return tuple(len(tokens) for tokens in chat.encode(texts, tokenizer))
+    return tuple(len(tokens) for tokens in chat.tokenize(texts, tokenizer))
 
 
 def length_histogram(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """(upper bound in tokens, prompts up to it and over the bound before), bounds doubling as people set them."""
+    """(upper bound in tokens, prompts between the previous bound and it); each bound is twice the previous."""
     bounds = [SHORTEST_BUCKET]
     while bounds[-1] < max(lengths):
         bounds.append(bounds[-1] * 2)
@@ -157,7 +157,7 @@ def length_histogram(lengths: Sequence[int]) -> list[tuple[int, int]]:
     ]
 
 
-def render(report: Report) -> str:
+def render_report(report: Report) -> str:
     """The report for a terminal."""
     lines = [f"{report.path}: {counted(report.rows)} (numbered from 0)", f"columns: {', '.join(report.columns)}"]
     lines += ["data sources:", *(f"  {source}: {counted(count)}" for source, count in report.sources.items())]
@@ -168,8 +168,8 @@ def render(report: Report) -> str:
     lines += _render_kind(
         "data sources without a reward rule",
         [
-            f"{source}: name a known data source ({', '.join(registered())}), or score it with a function of your own, "
-            "custom_reward_function.path=FILE (check such a file with --own_reward)"
+            f"{source}: use a registered data source ({', '.join(registered())}), or your own reward function, "
+            "custom_reward_function.path=FILE (then check with --own_reward)"
             for source in report.sources_without_rule
         ],
     )

@@ -1,4 +1,4 @@
-"""Data files to rows: parquet, json (a list of objects) and jsonl (one object a line), the last two also gzipped."""
+"""Read rows of data files: parquet, json (a list of objects) and jsonl (one object per line), also json*.gz."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ def read_rows(path: str | Path) -> list[Row]:
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: cannot be read ({error}); check its permissions, or copy it here again") from error
+        raise DataError(f"{file}: cannot be read ({error}); check its permissions, or copy it again") from error
     if not rows:
         raise DataError(f"{file}: holds no rows; write it again, or name another file")
     return rows
@@ -42,7 +42,7 @@ def read_rows(path: str | Path) -> list[Row]:
 def locate(path: str | Path) -> Path:
     """The file that `path` names, `~` and environment variables expanded."""
     if "://" in str(path):
-        raise DataError(f"{path}: only local files are read; download it first and give the path of the copy")
+        raise DataError(f"{path}: only local files are read; download it and use the path of the copy")
     file = Path(os.path.expandvars(path)).expanduser()
     if file.is_file():
         return file
@@ -50,10 +50,10 @@ def locate(path: str | Path) -> Path:
         inside = sorted(entry.name for entry in file.iterdir() if entry.name.endswith(SUFFIXES))
         found = f"name a file in it: {', '.join(inside)}" if inside else f"it holds no {_or(SUFFIXES)} file"
         raise DataError(f"{file}: is a folder; {found}")
-    raise DataError(f"{file}: no such file; {_what_there_is_instead(file)}")
+    raise DataError(f"{file}: no such file; {_nearest_file(file)}")
 
 
-def _what_there_is_instead(file: Path) -> str:
+def _nearest_file(file: Path) -> str:
     if not file.parent.is_dir():
         return f"the folder {file.parent} does not exist either. `rloom data prepare` writes the known data sets"
     names = [entry.name for entry in file.parent.iterdir() if entry.name.endswith(SUFFIXES)]
@@ -67,7 +67,7 @@ def _suffix(file: Path) -> str:
     for suffix in SUFFIXES:
         if file.name.endswith(suffix):
             return suffix
-    raise DataError(f"{file}: the format is told by the name, which must end in {_or(SUFFIXES)}")
+    raise DataError(f"{file}: the name determines the format and must end in {_or(SUFFIXES)}")
 
 
 def _or(words: tuple[str, ...]) -> str:
@@ -83,7 +83,7 @@ def _read_parquet(file: Path) -> list[Row]:
 
 
 def _without_filled_keys(value: Any) -> Any:
-    """Parquet gives all structs of a column the same keys and fills those a row lacked with None: take them out."""
+    """Parquet gives all structs of a column the same keys, with None for those a row did not have: remove them."""
     if isinstance(value, dict):
         return {key: _without_filled_keys(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
@@ -92,7 +92,7 @@ def _without_filled_keys(value: Any) -> Any:
 
 
 def _open_text(file: Path) -> IO[str]:
-    # "utf-8-sig": editors on Windows put a byte order mark in front, which is no JSON
+    # "utf-8-sig": editors on Windows write a byte order mark, which is not valid JSON
     if file.name.endswith(".gz"):
         return gzip.open(file, "rt", encoding="utf-8-sig")
     return open(file, encoding="utf-8-sig")
@@ -106,11 +106,11 @@ def _read_json(file: Path) -> list[Row]:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
-        # a second value after the first is what a jsonl file under the wrong name looks like
-        hint = "if it holds one object a line, name it .jsonl" if error.msg == "Extra data" else "mend that line"
+        # "Extra data", a second value after the first, means a jsonl file with the wrong suffix
+        hint = "if it holds one object per line, name it .jsonl" if error.msg == "Extra data" else "correct that line"
         raise DataError(f"{file}, line {error.lineno}: not valid JSON ({error.msg}); {hint}") from error
     if not isinstance(values, list):
-        raise DataError(f"{file}: holds one {_json_type(values)}; a data file is a list of objects, one a row")
+        raise DataError(f"{file}: holds one {_json_type(values)}; a data file is a list of objects, one per row")
     for number, value in enumerate(values):
         if not isinstance(value, dict):
             raise DataError(f"{file}, row {number} (counting from 0): is {_json_type(value)}, a row must be an object")
@@ -130,7 +130,7 @@ def _jsonl_objects(file: Path) -> Iterator[Row]:
                 value = json.loads(line)
             except json.JSONDecodeError as error:
                 raise DataError(
-                    f"{file}, line {number}: not valid JSON ({error.msg}); mend or drop the line"
+                    f"{file}, line {number}: not valid JSON ({error.msg}); correct or remove the line"
                 ) from error
             if not isinstance(value, dict):
                 raise DataError(f"{file}, line {number}: is {_json_type(value)}, each line must be an object")

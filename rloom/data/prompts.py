@@ -1,4 +1,4 @@
-"""Data files to prompts: rows checked, rendered, tokenized and fitted to the longest prompt allowed."""
+"""From data files to prompts: check, render and tokenize rows, and apply the maximum prompt length."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from rloom.data.chat import Tokenizer, as_messages, encode, render
+from rloom.data.chat import Tokenizer, as_messages, render_chat, tokenize
 from rloom.data.files import Row, read_rows
 from rloom.errors import ConfigError, DataError
 from rloom.types import Message, Prompt
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 Truncation = Literal["error", "left", "right", "middle"]
 Tokens = tuple[int, ...]
 
-ROWS_A_CHUNK = 256  # tokenized in one call, which a fast tokenizer spreads over the cores
+ROWS_PER_CHUNK = 256  # tokenized in one call, which a fast tokenizer runs on several cores
 
 
 @dataclass(frozen=True)
 class PlacedRow:
     index: int  # in the whole data set
-    place: str  # where the user finds it
+    place: str  # key, file and row number, for error messages
     values: Row
 
 
@@ -44,8 +44,8 @@ def load_prompts(
     custom_chat_template: str | None = None,
     field: str = "data.train_files",
 ) -> list[Prompt]:
-    """The prompts of all files in order. `max_samples` (None, -1: all) takes the head of the set before filtering, and
-    an index counts the rows before filtering too. `Prompt.text` stays whole where tokens are truncated."""
+    """The prompts of all files in order. `max_samples` (None, -1: all) selects the first rows before filtering, and
+    `Prompt.index` counts rows before filtering. `Prompt.text` is not truncated."""
     rows = _read_all(files, field, max_samples)
     build = partial(
         _build,
@@ -61,11 +61,11 @@ def load_prompts(
     if truncation == "error":
         _refuse_overlong(prompts, rows, max_prompt_length)
         return prompts
-    cut = TRUNCATIONS[truncation]
-    return [replace(p, tokens=cut(p.tokens, max_prompt_length)) for p in prompts]
+    truncate = TRUNCATIONS[truncation]
+    return [replace(p, tokens=truncate(p.tokens, max_prompt_length)) for p in prompts]
 
 
-# reading one row; each fault is a DataError that says what is wrong, and the caller says where
+# Read one row. A fault is a DataError without the place of the row, which the caller adds.
 
 
 def messages_of(row: Row, prompt_key: str) -> tuple[Message, ...]:
@@ -80,7 +80,7 @@ def data_source_of(row: Row, reward_fn_key: str) -> str:
 
 
 def ground_truth_of(row: Row) -> Any:
-    """From `reward_model.ground_truth`, or the top-level `ground_truth`; None where a row has neither."""
+    """`reward_model.ground_truth`, or the top-level `ground_truth`; None if a row has neither."""
     nested = _mapping(row, "reward_model").get("ground_truth")
     return nested if nested is not None else row.get("ground_truth")
 
@@ -106,7 +106,7 @@ def _mapping(row: Row, key: str) -> Mapping[str, Any]:
     return value
 
 
-# reading all of them
+# Read all rows.
 
 
 def _read_all(files: str | Path | Sequence[str | Path], field: str, max_samples: int | None) -> list[PlacedRow]:
@@ -133,12 +133,12 @@ def _build_all(
     tokenizer: Tokenizer,
     num_workers: int,
 ) -> list[Prompt]:
-    chunks = [rows[start : start + ROWS_A_CHUNK] for start in range(0, len(rows), ROWS_A_CHUNK)]
+    chunks = [rows[start : start + ROWS_PER_CHUNK] for start in range(0, len(rows), ROWS_PER_CHUNK)]
     if num_workers == 0:
         return list(chain.from_iterable(map(build, chunks)))
-    # The first call switches off a truncation stored in tokenizer.json, and a fast tokenizer must not be changed while
-    # other threads read it.
-    encode([""], tokenizer)
+    # The first call disables a truncation stored in tokenizer.json; a fast tokenizer must not change while other
+    # threads use it.
+    tokenize([""], tokenizer)
     with ThreadPoolExecutor(num_workers) as pool:
         return list(chain.from_iterable(pool.map(build, chunks)))
 
@@ -159,7 +159,7 @@ def _build(
             prompt = Prompt(
                 index=row.index,
                 messages=messages,
-                text=render(messages, tokenizer, custom_chat_template),
+                text=render_chat(messages, tokenizer, custom_chat_template),
                 tokens=(),
                 data_source=data_source_of(row.values, reward_fn_key),
                 ground_truth=ground_truth_of(row.values),
@@ -168,14 +168,14 @@ def _build(
         except DataError as error:
             raise DataError(f"{row.place}: {error}") from error
         prompts.append(prompt)
-    tokens_of_prompts = encode([prompt.text for prompt in prompts], tokenizer)
+    tokens_of_prompts = tokenize([prompt.text for prompt in prompts], tokenizer)
     for row, tokens in zip(rows, tokens_of_prompts, strict=True):
         if not tokens:
-            raise DataError(f"{row.place}: the tokenizer makes no token of the prompt; drop or fill the row")
+            raise DataError(f"{row.place}: the tokenizer makes no token of the prompt; correct or remove the row")
     return [replace(prompt, tokens=tokens) for prompt, tokens in zip(prompts, tokens_of_prompts, strict=True)]
 
 
-# prompts that are too long
+# Prompts over the maximum length.
 
 
 def _filter(prompts: Sequence[Prompt], limit: int, field: str) -> list[Prompt]:
@@ -207,15 +207,15 @@ def _refuse_overlong(prompts: Sequence[Prompt], rows: Sequence[PlacedRow], limit
     )
 
 
-def _cut_left(tokens: Tokens, limit: int) -> Tokens:
+def _truncate_left(tokens: Tokens, limit: int) -> Tokens:
     return tokens[-limit:]
 
 
-def _cut_right(tokens: Tokens, limit: int) -> Tokens:
+def _truncate_right(tokens: Tokens, limit: int) -> Tokens:
     return tokens[:limit]
 
 
-def _cut_middle(tokens: Tokens, limit: int) -> Tokens:
+def _truncate_middle(tokens: Tokens, limit: int) -> Tokens:
     if len(tokens) <= limit:
         return tokens
     head = limit // 2
@@ -223,7 +223,7 @@ def _cut_middle(tokens: Tokens, limit: int) -> Tokens:
 
 
 TRUNCATIONS: dict[str, Callable[[Tokens, int], Tokens]] = {
-    "left": _cut_left,
-    "right": _cut_right,
-    "middle": _cut_middle,
+    "left": _truncate_left,
+    "right": _truncate_right,
+    "middle": _truncate_middle,
 }

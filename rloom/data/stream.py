@@ -1,4 +1,4 @@
-"""The order in which a run sees its prompts: endless, seeded, and resumable at any step."""
+"""The order of a run's prompts: endless, seeded, and resumable at any step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from rloom.types import Prompt
 
 
 class PromptStream:
-    """Full batches for ever. What does not fill a batch at the end of an epoch is dropped from that epoch."""
+    """Endless full batches. Prompts that do not fill a batch at the end of an epoch are dropped from that epoch."""
 
     def __init__(self, prompts: Sequence[Prompt], *, batch_size: int, shuffle: bool, seed: int) -> None:
         if not 1 <= batch_size <= len(prompts):
@@ -24,7 +24,7 @@ class PromptStream:
         self._shuffle = shuffle
         self._seed = seed
         self._epoch = 0
-        self._row = 0  # of this epoch's order: the first that is not drawn yet
+        self._row = 0  # next position in this epoch's order
         self._order = self._order_of(0)
 
     def __len__(self) -> int:
@@ -32,7 +32,7 @@ class PromptStream:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch drawn last, from 0."""
+        """The epoch of the last batch, from 0."""
         return self._epoch
 
     def next(self) -> list[Prompt]:
@@ -42,11 +42,11 @@ class PromptStream:
         return [self._prompts[row] for row in self._order[start : self._row]]
 
     def state(self) -> dict[str, Any]:
-        """The position, and what gives it a meaning. Plain JSON."""
+        """The position and the settings that it depends on. Plain JSON."""
         return {"epoch": self._epoch, "row": self._row, **self._identity()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken. The batch size may be another: the position is counted in rows."""
+        """Continue at `state`. The batch size may differ: the position is counted in rows."""
         expected = self._identity()
         missing = [name for name in ("epoch", "row", *expected) if name not in state]
         if missing:
@@ -78,7 +78,7 @@ class PromptStream:
     def _order_of(self, epoch: int) -> list[int]:
         if not self._shuffle:
             return list(range(len(self._prompts)))
-        # Sorting raw bits: numpy keeps a bit generator's stream the same in all releases, Generator.permutation's not.
+        # Sort raw bits: numpy guarantees the stream of a bit generator across releases, but not Generator.permutation.
         bits = np.random.PCG64([self._seed, epoch]).random_raw(len(self._prompts))
         order: list[int] = np.argsort(bits, kind="stable").tolist()
         return order

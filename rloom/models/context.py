@@ -1,4 +1,4 @@
-"""How long a sample may be: the context that a model was made for."""
+"""The maximum length of a sample: the context length of the model."""
 
 from rloom.errors import ModelError
 
@@ -10,7 +10,7 @@ def check_context(context: object, longest: int, key: str) -> None:
     if isinstance(context, int) and 0 < context < longest:
         section = key.split("=")[0].rsplit(".", 1)[0]
         raise ModelError(
-            f"{key}: {LENGTH_KEYS} = {longest} tokens, the model was made for {context} (max_position_embeddings); "
-            f"lower them, or, if its rotary embedding reaches further, set "
+            f"{key}: {LENGTH_KEYS} = {longest} tokens, the model supports {context} (max_position_embeddings); "
+            f"lower them, or, if its rotary embedding supports more, set "
             f"{section}.override_config.max_position_embeddings={longest}"
         )

@@ -1,13 +1,13 @@
-"""How good the answers of a validation are, per data source. Exact, vectorised, no bootstrap.
+"""Accuracy metrics of a validation, per data source. Exact, vectorised, no bootstrap.
 
-Shapes live in names:
+Shapes are part of names:
     P  prompts
     n  answers to each prompt
     S  subsets of those answers
     C  different predictions among the answers to one prompt
 
-A failed score (NaN) is left out: a prompt is judged by the answers that are left, and a prompt with none left
-does not count. Where fewer than k answers are left, all of them stand for the k.
+Failed scores (NaN) are left out: the metrics of a prompt use its valid answers, and a prompt without valid answers is
+ignored. With fewer than k valid answers, all of them are used.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# A rule scores 1 for right and 0 for wrong, a judge anything between: the upper half counts as correct.
+# A score above this counts as correct. Rules score 1 or 0; other rewards may score between.
 CORRECT_ABOVE = 0.5
 
-# All subsets are visited while there are at most this many; else this many are drawn, from a fixed seed.
+# All subsets are used if there are at most this many; otherwise this many are drawn with a fixed seed.
 SUBSETS = 1_000
 
-# The votes of a chunk of prompts stay near 32 MB, however many answers there are.
+# Limits the votes of a chunk of prompts to about 32 MB.
 CHUNK_NUMBERS = 4_000_000
 
 
@@ -38,10 +38,10 @@ def validation_metrics(
 
     mean@n   the mean score
     best@k   the expected best score of k answers drawn from the n without replacement
-    pass@k   the chance that k such answers hold a correct one: 1 - C(n-c, k) / C(n, k)
+    pass@k   the probability that k such answers contain a correct one: 1 - C(n-c, k) / C(n, k)
     maj@k    the expected score of the prediction that most of k such answers share
 
-    An answer without a prediction casts no vote; a source without any prediction has no maj@k.
+    An answer without a prediction has no vote; a source without any prediction has no maj@k.
     """
     assert len(data_sources) == len(scores) == len(predictions)
     metrics: dict[str, float] = {}
@@ -66,7 +66,7 @@ def _source_metrics(source: str, score_Pn: Floats, predictions: list[Sequence[st
         voted = any((a.class_Pn >= 0).any() for a in answers)
         for k in _powers_of_two_and(n):
             metrics[f"val-aux/{source}/acc/best@{k}"] = _mean([_expected_best(a.score_Pn, k) for a in answers])
-            metrics[f"val-aux/{source}/acc/pass@{k}"] = _mean([_chance_of_correct(a.score_Pn, k) for a in answers])
+            metrics[f"val-aux/{source}/acc/pass@{k}"] = _mean([_pass_probability(a.score_Pn, k) for a in answers])
             if voted:
                 metrics[f"val-aux/{source}/acc/maj@{k}"] = _mean([_majority(a, k, n) for a in answers])
     metrics[f"val-aux/{source}/failed"] = float((~valid_Pn).sum())
@@ -75,7 +75,7 @@ def _source_metrics(source: str, score_Pn: Floats, predictions: list[Sequence[st
 
 @dataclass(frozen=True)
 class _Answers:
-    """The prompts that have equally many answers left, and those answers: no holes."""
+    """The valid answers of the prompts that have the same number of them."""
 
     score_Pn: Floats
     class_Pn: NDArray[np.int64]  # equal for equal predictions, numbered as first seen; -1 where there is none
@@ -120,8 +120,8 @@ def _expected_best(score_Pn: Floats, k: int) -> Floats:
     return best_P
 
 
-def _chance_of_correct(score_Pn: Floats, k: int) -> Floats:
-    """Right is 1, wrong is 0: the expected best is the chance of a right one, the unbiased pass@k."""
+def _pass_probability(score_Pn: Floats, k: int) -> Floats:
+    """With 1 for correct and 0 for wrong, the expected best is the unbiased pass@k."""
     return _expected_best((score_Pn > CORRECT_ABOVE).astype(np.float64), k)
 
 
@@ -132,7 +132,7 @@ def _majority(answers: _Answers, k: int, n: int) -> Floats:
 
 
 def _majority_of_all(answers: _Answers) -> Floats:
-    """The vote as it was cast: of tied predictions the first seen wins. Nobody voted: the first answer stands."""
+    """The score of the most frequent prediction, the first seen of equals; without votes, that of the first answer."""
     classes = np.arange(answers.score_Pn.shape[1])
     votes_PC = (answers.class_Pn[:, :, None] == classes).sum(axis=1)
     winner_P = np.where(votes_PC.any(axis=1), votes_PC.argmax(axis=1), -1)
@@ -142,10 +142,10 @@ def _majority_of_all(answers: _Answers) -> Floats:
 
 
 def _expected_majority(answers: _Answers, k: int) -> Floats:
-    """The mean over subsets of k answers and over the orders in which they can be seen.
+    """The mean over subsets of k answers and over all orders of their answers.
 
-    Over all orders each of several tied predictions is the first seen equally often, and so is each answer
-    with the same prediction: they share the win. (So maj@1 is the mean, as it must be.)
+    Over all orders, each of several tied predictions is the first equally often, and so is each answer with the same
+    prediction: the result is their mean. (So maj@1 is the mean score.)
     """
     member_Sn = _subsets(answers.score_Pn.shape[1], k)
     width = 1 + int(answers.class_Pn.max(initial=0))
@@ -153,29 +153,29 @@ def _expected_majority(answers: _Answers, k: int) -> Floats:
     starts = range(0, len(answers.score_Pn), rows)
     return np.concatenate(
         [
-            _shared_wins(answers.score_Pn[start : start + rows], answers.class_Pn[start : start + rows], member_Sn)
+            _majorities(answers.score_Pn[start : start + rows], answers.class_Pn[start : start + rows], member_Sn)
             for start in starts
         ]
     )
 
 
-def _shared_wins(score_Pn: Floats, class_Pn: NDArray[np.int64], member_Sn: Floats) -> Floats:
+def _majorities(score_Pn: Floats, class_Pn: NDArray[np.int64], member_Sn: Floats) -> Floats:
     classes = np.arange(1 + int(class_Pn.max(initial=0)))
-    said_PnC = (class_Pn[:, :, None] == classes).astype(np.float64)
-    votes_PSC = member_Sn @ said_PnC
-    total_PSC = member_Sn @ (said_PnC * score_Pn[:, :, None])
+    voted_PnC = (class_Pn[:, :, None] == classes).astype(np.float64)
+    votes_PSC = member_Sn @ voted_PnC
+    total_PSC = member_Sn @ (voted_PnC * score_Pn[:, :, None])
     most_PS = votes_PSC.max(axis=2)
     won_PSC = (votes_PSC == most_PS[:, :, None]) & (votes_PSC > 0)
     mean_PSC = total_PSC / np.maximum(votes_PSC, 1)
     shared_PS = (mean_PSC * won_PSC).sum(axis=2) / np.maximum(won_PSC.sum(axis=2), 1)
     unvoted_PS = score_Pn @ member_Sn.T / member_Sn.sum(axis=1)
-    wins_P: Floats = np.where(most_PS > 0, shared_PS, unvoted_PS).mean(axis=1)
-    return wins_P
+    score_P: Floats = np.where(most_PS > 0, shared_PS, unvoted_PS).mean(axis=1)
+    return score_P
 
 
 @cache
 def _subsets(n: int, k: int) -> Floats:
-    """Which answers are in which subset: all subsets of k where they are few, else a fixed draw."""
+    """Which answers are in which subset: all subsets of k if there are at most SUBSETS, else a fixed draw."""
     if comb(n, k) <= SUBSETS:
         picked_Sk = np.array(list(combinations(range(n), k)))
     else:

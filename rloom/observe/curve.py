@@ -1,4 +1,4 @@
-"""The picture of a run: did it learn?"""
+"""Plot of the learning curve of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ SLATE = "#5b6b7c"
 SOURCE_COLOURS = ("#0f9d76", "#d9622b", "#7a4fd0", "#c2388a", "#a07c10", "#3a8fb7")
 
 STYLE = {
-    "text.parse_math": False,  # a data source may be called $x$
+    "text.parse_math": False,  # the name of a data source may contain $
     "font.size": 9.5,
     "text.color": INK,
     "axes.labelcolor": FAINT,
@@ -49,9 +49,9 @@ class Series(NamedTuple):
 
 
 def draw_learning_curve(metrics_file: Path, picture: Path) -> Path:
-    """Draw what `metrics_file` holds: whatever was not measured has no panel."""
+    """Plot the metrics of `metrics_file`. A metric that was not recorded has no panel."""
     import matplotlib
-    from matplotlib.figure import Figure  # drawn on a canvas of its own: no window, no global state
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     records = read_metrics(metrics_file)
@@ -64,11 +64,11 @@ def draw_learning_curve(metrics_file: Path, picture: Path) -> Path:
     return picture
 
 
-Panel = Callable[[Any], None]  # draws itself on axes
+Panel = Callable[[Any], None]  # draws on the given axes
 
 
 def _panels(records: Sequence[Mapping[str, float]]) -> tuple[list[Panel], list[Panel]]:
-    """The large ones on top, the small ones below."""
+    """(large panels on top, small panels below)"""
     accuracies = _accuracy_series(records)
     top: list[Panel] = []
     if (reward := _series(records, "critic/score/mean")) is not None:
@@ -106,7 +106,7 @@ def _draw_panels(figure: Any, panels: tuple[list[Panel], list[Panel]], steps: li
 
 
 def _draw_step_axis(axes: Any, first: float, last: float) -> None:
-    """The same on every panel, so that an eye can go straight down; a single step stands in the middle."""
+    """The same range on every panel, so that steps align; a single step is in the middle."""
     room = 0.03 * (last - first) if first < last else 0.5
     axes.set_xlim(first - room, last + room)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -161,9 +161,9 @@ def _from_points(points: list[tuple[float, float]]) -> Series:
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean of the neighbourhood, a tenth of the run wide and centred, so that it does not lag behind."""
+    """Centred moving average over a tenth of the run. Centred, so that it does not lag."""
     reach = min(len(values) // 20 + 1, (len(values) - 1) // 2)
     window = np.ones(2 * reach + 1)
-    neighbours = np.convolve(np.ones_like(values), window, mode="same")
-    means: NDArray[np.float64] = np.convolve(values, window, mode="same") / neighbours
+    counts = np.convolve(np.ones_like(values), window, mode="same")
+    means: NDArray[np.float64] = np.convolve(values, window, mode="same") / counts
     return means

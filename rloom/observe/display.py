@@ -1,6 +1,6 @@
-"""What a run shows: a bar for each stage of the step under way, and one line for each step that is done.
+"""Terminal output of a run: a progress bar for each stage of the current step, and one line for each finished step.
 
-A terminal gets both; anything else (a file, CI) gets the same lines, unfolded, without bars or colours.
+Only a terminal gets bars, colours and folded lines; other outputs (a file, CI) get plain lines.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from rich.text import Text
 SEPARATOR = " · "
 INDENT = "    "
 
-# The spans that have a bar, and the names under which users know them.
-STAGES = {
+# Stages with a progress bar, and their labels.
+STAGE_LABELS = {
     "gen": "rollout",
     "reward": "reward",
     "old_log_prob": "old_log_prob",
@@ -26,8 +26,8 @@ STAGES = {
     "testing": "validation",
 }
 
-# What a step's line shows, and where it comes from: the first of the metrics that is there.
-# The KL is that to the reference where there is one, else that of this update's own change.
+# The values of a step's line, each from the first of these metrics that exists. The KL is that to the reference if
+# there is one, else that between the policies before and after the update.
 SHOWN = {
     "reward_mean": ("critic/score/mean",),
     "kl": ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
@@ -55,24 +55,24 @@ class Display:
         self._console = console if console is not None else Console(quiet=quiet)
         self._total_steps = total_steps
         self._has_bars = self._console.is_interactive and not self._console.quiet
-        self._progress: Progress | None = None  # the bars of the step under way
+        self._progress: Progress | None = None  # the bars of the current step
         self._bars: dict[str, TaskID] = {}
 
     def begin(self, stage: str) -> None:
-        """Show a bar for the stage, moving to and fro until its size is known."""
-        if not self._has_bars or stage not in STAGES or stage in self._bars:
+        """Show a bar for the stage, pulsing until its size is known."""
+        if not self._has_bars or stage not in STAGE_LABELS or stage in self._bars:
             return
         if self._progress is None:
             self._progress = _bars(self._console)
             self._progress.start()
-        self._bars[stage] = self._progress.add_task(STAGES[stage], total=None)
+        self._bars[stage] = self._progress.add_task(STAGE_LABELS[stage], total=None)
 
     def advance(self, stage: str, done: int, total: int) -> None:
         if self._progress is not None and stage in self._bars:
             self._progress.update(self._bars[stage], completed=done, total=total)
 
     def end(self, stage: str) -> None:
-        """The bar stays, full, until the step's line takes the place of all of them."""
+        """Fill the bar. It stays until the step's line replaces all bars."""
         if self._progress is None or stage not in self._bars:
             return
         bar = self._progress.tasks[self._progress.task_ids.index(self._bars[stage])]
@@ -117,7 +117,7 @@ def step_parts(step: int, total_steps: int | None, metrics: Mapping[str, float])
 
 
 def validation_parts(step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]]) -> list[Part]:
-    """`first`: (step, accuracy) of the run's first validation, which need not have been before its first step."""
+    """`first`: (step, accuracy) of the run's first validation, which may be later than step 0."""
     parts = [Part("step", str(step)), Part("validation")]
     for name, value in validation_accuracies(metrics).items():
         since = ""
@@ -142,17 +142,17 @@ def _first(names: tuple[str, ...], metrics: Mapping[str, float]) -> float | None
 
 
 def _short(value: float) -> str:
-    """Three digits that count: 0.0213, 17.2, 12,345."""
+    """Three significant digits: 0.0213, 17.2; or a whole number: 12,345."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _percent(accuracy: float) -> str:
-    # A reward model's scores have no top: there a share of 100 would mean nothing.
+    # scores of a reward model are not bounded, and are not shown as a percentage
     return f"{100 * accuracy:.1f} %" if 0 <= accuracy <= 1 else _short(accuracy)
 
 
 def _folded(parts: list[Part], width: int | None) -> list[list[Part]]:
-    """A terminal's lines break between two parts, never inside one."""
+    """Break the lines of a terminal between two parts, never inside one."""
     lines: list[list[Part]] = [[]]
     for part in parts:
         line = INDENT + SEPARATOR.join(map(str, [*lines[-1], part]))

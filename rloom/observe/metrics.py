@@ -1,6 +1,6 @@
-"""From tensors to the numbers users know. Pure functions; what they return is always finite.
+"""Metrics of a step. Pure functions; all results are finite.
 
-A number that does not exist (the mean score of a batch whose scores all failed) is left out, never NaN.
+A metric that does not exist (the mean score of a batch whose scores all failed) is left out, never NaN.
 Shapes are named in `rloom.batch`.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from rloom.batch import TrainBatch
 from rloom.types import Score
 
-# Dense bf16 operations a second, by the word in the device's name; the first that is found counts.
+# Dense bf16 FLOP/s by a word in the device's name; the first match is used.
 PEAK_FLOPS = {
     "GB200": 2500e12,
     "B200": 2250e12,
@@ -42,32 +42,32 @@ PEAK_FLOPS = {
 def batch_metrics(batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bool] | None = None) -> dict[str, float]:
     """Scores, rewards, advantages, returns, values and lengths of one step.
 
-    Scores and rewards are those of valid samples, the token quantities those of the tokens that teach, and the
-    lengths those of every sample. `finished` says which samples ended before the length limit.
+    Scores and rewards are over valid samples, advantages, returns and values over the tokens in the loss, lengths over
+    all samples. `finished`: which samples ended before the length limit.
     """
-    teaches_T = batch.loss_mask_T
+    loss_mask_T = batch.loss_mask_T
     response_N = _sum_by_sample(batch, batch.mask_T.double())
     metrics = {
         **_spread("critic/score", batch.score_N[batch.valid_N]),
         **_spread("critic/rewards", _sum_by_sample(batch, rewards_T.double())[batch.valid_N]),
-        **_spread("critic/advantages", batch.advantages_T[teaches_T]),
+        **_spread("critic/advantages", batch.advantages_T[loss_mask_T]),
         **_spread("response_length", response_N),
         **_spread("prompt_length", batch.length_N - response_N),
         "reward/failed": float((~batch.valid_N).sum()),
     }
     if batch.returns_T is not None:
-        metrics |= _spread("critic/returns", batch.returns_T[teaches_T])
+        metrics |= _spread("critic/returns", batch.returns_T[loss_mask_T])
     if batch.values_T is not None:
-        metrics |= _spread("critic/values", batch.values_T[teaches_T])
+        metrics |= _spread("critic/values", batch.values_T[loss_mask_T])
     if batch.values_T is not None and batch.returns_T is not None:
-        metrics |= _explained_variance(batch.values_T[teaches_T], batch.returns_T[teaches_T])
+        metrics |= _explained_variance(batch.values_T[loss_mask_T], batch.returns_T[loss_mask_T])
     if finished:
         metrics["response_length/clip_ratio"] = finished.count(False) / len(finished)
     return _finite(metrics)
 
 
 def part_metrics(scores: Sequence[Score]) -> dict[str, float]:
-    """The further numbers that reward functions return, `reward/{name}`, averaged over the samples that have them."""
+    """The further values that reward functions return, `reward/{name}`, averaged over the samples that have them."""
     parts: dict[str, list[float]] = {}
     for score in scores:
         for name, value in score.parts.items():
@@ -76,7 +76,7 @@ def part_metrics(scores: Sequence[Score]) -> dict[str, float]:
 
 
 def throughput(*, tokens: int, seconds: float, device: torch.device, devices: int = 1) -> dict[str, float]:
-    """`tokens` are those of all prompts and answers of the step; the throughput is that of one device."""
+    """`tokens`: of all prompts and answers of the step. The throughput is per device."""
     metrics = {
         "perf/total_num_tokens": float(tokens),
         "perf/time_per_step": seconds,
@@ -88,7 +88,7 @@ def throughput(*, tokens: int, seconds: float, device: torch.device, devices: in
 
 
 def utilisation(role: str, *, flops: float, seconds: float, peak_flops: float | None) -> dict[str, float]:
-    """`perf/mfu/{role}`: the share of one device's peak that went into the model; nothing where the peak is unknown."""
+    """`perf/mfu/{role}`: model FLOP/s as a share of one device's peak; empty if the peak is unknown."""
     if peak_flops is None or seconds <= 0:
         return {}
     return _finite({f"perf/mfu/{role}": flops / seconds / peak_flops})
@@ -106,11 +106,11 @@ def peak_flops_by_name(device_name: str) -> float | None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """What the allocator held at most on a GPU; on a CPU the most the process ever had resident."""
+    """Peak allocated memory on a GPU; peak resident memory of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kilobytes
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, kilobytes on Linux
 
 
 def _spread(name: str, values: Tensor) -> dict[str, float]:
@@ -126,11 +126,11 @@ def _sum_by_sample(batch: TrainBatch, values_T: Tensor) -> Tensor:
 
 
 def _explained_variance(values_T: Tensor, returns_T: Tensor) -> dict[str, float]:
-    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 one that knows only the mean."""
+    """1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for one that predicts the mean."""
     if len(returns_T) == 0:
         return {}
     spread = float(returns_T.double().var(correction=0))
-    if spread == 0:  # equal returns leave nothing to explain
+    if spread == 0:  # undefined for equal returns
         return {}
     unexplained = float((returns_T.double() - values_T.double()).var(correction=0))
     return {"critic/vf_explained_var": 1 - unexplained / spread}

@@ -50,7 +50,7 @@ class RunLog:
     ) -> Self:
         display = Display(total_steps=total_steps, quiet="console" not in loggers)
         trackers = make_trackers(
-            loggers, run_dir=run_dir, project=project, experiment=experiment, config=config, say=display.message
+            loggers, run_dir=run_dir, project=project, experiment=experiment, config=config, report=display.message
         )
         return cls(run_dir, trackers=trackers, display=display)
 

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: the run's own file always, TensorBoard and Weights & Biases when asked."""
+"""Trackers of a run's metrics: metrics.jsonl always, TensorBoard and Weights & Biases if configured."""
 
 import importlib
 import netrc
@@ -17,30 +17,30 @@ LOGGERS = ("console", "file", "tensorboard", "wandb")
 
 WANDB_START_TIMEOUT_S = 30
 
-# The public server under its old and its new name: a login under either is good for both.
+# The old and the new name of the public server: a login for either is valid for both.
 WANDB_PUBLIC_HOSTS = {"api.wandb.ai", "api.forge.coreweave.com"}
 
 
 class Tracker(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """May be called more than once for a step, with other names."""
+        """May be called more than once per step, with other names."""
 
     def close(self) -> None: ...
 
 
 class FileTracker:
-    """`metrics.jsonl`: one JSON object a line, on disk when `log` returns."""
+    """`metrics.jsonl`: one JSON object per line, on disk when `log` returns."""
 
     def __init__(self, run_dir: Path) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = run_dir / METRICS_FILE
-        truncate_metrics(self._file)  # else the next line would be glued to one that a crash cut short
+        truncate_metrics(self._file)  # removes a line that a crash left incomplete
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         append_metrics(self._file, step, metrics)
 
     def close(self) -> None:
-        pass  # the file is open only while a line is written
+        pass  # `log` opens and closes the file
 
 
 class TensorboardTracker:
@@ -53,7 +53,7 @@ class TensorboardTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._writer is None:
-            # A resumed run starts behind where the last one stopped: hide what that one wrote from here on.
+            # a resumed run may start before the last logged step: hide the later steps of the previous run
             self._writer = self._module.SummaryWriter(str(self._folder), purge_step=step)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
@@ -65,7 +65,7 @@ class TensorboardTracker:
 
 
 class WandbTracker:
-    """One W&B run a start. Without a login, or without a way to the server, it records offline and says so."""
+    """One W&B run per start. Without a login or a connection it records offline and reports that."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class WandbTracker:
         project: str,
         experiment: str,
         config: Mapping[str, Any],
-        say: Callable[[str], None] = print,
+        report: Callable[[str], None] = print,
     ) -> None:
         self._wandb = _import("wandb", logger="wandb", install=install_command("wandb"))
         run_dir.mkdir(parents=True, exist_ok=True)
         self._folder = run_dir / "wandb"
         self._arguments = {"project": project, "name": experiment, "config": dict(config), "dir": str(run_dir)}
-        self._run = self._start(say)
+        self._run = self._start(report)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -88,25 +88,25 @@ class WandbTracker:
     def close(self) -> None:
         self._run.finish()
 
-    def _start(self, say: Callable[[str], None]) -> Any:
-        wish = os.environ.get("WANDB_MODE")
-        if wish in ("offline", "dryrun", "disabled"):
-            return self._init("disabled" if wish == "disabled" else "offline")
+    def _start(self, report: Callable[[str], None]) -> Any:
+        mode = os.environ.get("WANDB_MODE")
+        if mode in ("offline", "dryrun", "disabled"):
+            return self._init("disabled" if mode == "disabled" else "offline")
         if not _logged_in(urlsplit(self._wandb.setup().settings.base_url).netloc):
-            say(f"wandb: not logged in, recording offline in {self._folder}; `wandb login`, then `wandb sync` it")
+            report(f"wandb: not logged in, recording offline in {self._folder}; `wandb login`, then `wandb sync` it")
             return self._init("offline")
         try:
             run = self._init(None)
         except (self._wandb.errors.Error, TimeoutError) as error:
             reason = str(error).partition("\n")[0]
-            say(f"wandb: {reason}; recording offline in {self._folder}; send it later with `wandb sync`")
+            report(f"wandb: {reason}; recording offline in {self._folder}; upload it later with `wandb sync`")
             return self._init("offline")
         if run.url:
-            say(f"wandb: {run.url}")
+            report(f"wandb: {run.url}")
         return run
 
     def _init(self, mode: str | None) -> Any:
-        # Its own terminal lines and its capture of ours would tear the progress bars.
+        # W&B's terminal output and its capture of stdout would break the progress bars
         settings = self._wandb.Settings(
             silent=True, console="off", init_timeout=WANDB_START_TIMEOUT_S, login_timeout=WANDB_START_TIMEOUT_S
         )
@@ -120,9 +120,9 @@ def make_trackers(
     project: str,
     experiment: str,
     config: Mapping[str, Any],
-    say: Callable[[str], None] = print,
+    report: Callable[[str], None] = print,
 ) -> list[Tracker]:
-    """The trackers that `trainer.logger` names. The file is always there: the curve and the UI read it."""
+    """The trackers of `trainer.logger`, and always metrics.jsonl, which the learning curve reads."""
     for name in names:
         if name not in LOGGERS:
             raise ConfigError(f"trainer.logger={list(names)}: there is no logger {name!r}; use any of {list(LOGGERS)}")
@@ -130,7 +130,7 @@ def make_trackers(
     if "tensorboard" in names:
         trackers.append(TensorboardTracker(run_dir))
     if "wandb" in names:
-        trackers.append(WandbTracker(run_dir, project=project, experiment=experiment, config=config, say=say))
+        trackers.append(WandbTracker(run_dir, project=project, experiment=experiment, config=config, report=report))
     return trackers
 
 
@@ -139,13 +139,13 @@ def _import(module: str, *, logger: str, install: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"trainer.logger names {logger!r}, which is not installed ({error}); leave {logger!r} out, or install it: "
+            f"trainer.logger={logger!r} is not installed ({error}); remove it from trainer.logger, or install it: "
             f"{install}"
         ) from error
 
 
 def _logged_in(host: str) -> bool:
-    """Whether W&B will find a key by itself; where it does not, it would stop and ask for one."""
+    """Whether W&B finds an API key. Without one it would prompt for it."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     hosts = WANDB_PUBLIC_HOSTS if host in WANDB_PUBLIC_HOSTS else {host}

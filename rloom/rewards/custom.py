@@ -1,4 +1,4 @@
-"""Loading a user's reward function, and saying what is wrong with it."""
+"""Load a user's reward function, with errors that name the fault."""
 
 import importlib.machinery
 import importlib.util
@@ -23,7 +23,7 @@ def load_function(
     file = Path(path).expanduser().absolute()
     if not file.is_file():
         raise RewardError(
-            f"custom_reward_function.path={path!r}: there is no file {file}; give a Python file that defines {name}"
+            f"custom_reward_function.path={path!r}: there is no file {file}; use a Python file that defines {name}"
         )
     module = _load_module(path, file)
     if name not in vars(module):
@@ -41,7 +41,7 @@ def load_function(
 
 
 def one_line(error: BaseException, file: str) -> str:
-    """Type, message and place of an error: the deepest line of the user's `file`, or of whatever raised."""
+    """Type, message and place of an error: the innermost line in the user's `file`, or else where it was raised."""
     message = " ".join(str(error).split())
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}:{error.lineno})"
@@ -54,16 +54,16 @@ def one_line(error: BaseException, file: str) -> str:
 def _load_module(path: str, file: Path) -> ModuleType:
     loader = importlib.machinery.SourceFileLoader(MODULE_NAME, str(file))
     spec = importlib.util.spec_from_loader(MODULE_NAME, loader)
-    assert spec is not None  # there is a loader
+    assert spec is not None  # a loader was given
     module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE_NAME] = module  # dataclasses and pickle look a class's module up there
-    sys.path.append(str(file.parent))  # so that it can import the files beside it
+    sys.modules[MODULE_NAME] = module  # dataclasses and pickle read the module of a class from there
+    sys.path.append(str(file.parent))  # so that it can import files of the same folder
     try:
         loader.exec_module(module)
-    except BaseException as error:  # a sys.exit() in the file too
+    except BaseException as error:  # also a sys.exit() in the file
         raise RewardError(
             f"custom_reward_function.path={path!r} cannot be loaded: {one_line(error, str(file))}; "
-            "`python` on that file must run without an error"
+            f"correct it until `python {path}` runs without an error"
         ) from error
     return module
 
@@ -82,7 +82,7 @@ def _check_signature(
 ) -> None:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # built-in code shows none
+    except ValueError:  # built-in functions may have none
         return
     try:
         signature.bind(**dict.fromkeys(arguments), **reward_kwargs)

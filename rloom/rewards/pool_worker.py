@@ -1,7 +1,7 @@
 """A reward worker: `python -m rloom.rewards.pool_worker`, started by the pool. See `messages.py`.
 
-It imports no torch, so it starts in milliseconds. What the user's code prints goes to stderr: the real stdout
-carries the replies.
+It imports no torch, so it starts in milliseconds. Output of the user's code goes to stderr, because stdout is used for
+the replies.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from rloom.rewards.results import to_score
 from rloom.rewards.routing import Rule, options_for, registered, rule_for
 from rloom.types import Sample, SampleGroup, Score
 
-# The pool ends a late worker. Should the pool itself be gone, the worker ends itself this much later.
+# The pool ends a worker that exceeds its time limit. If the pool has died, the worker ends itself this much later.
 ORPHAN_GRACE_S = 2.0
 
-# Where generation and rewards compete for a core, generation gets three quarters of it: a step waits for generation.
+# If generation and rewards compete for a core, generation gets three quarters of it: the step waits for generation.
 NICENESS = 5
 
 Evaluate = Callable[[SampleGroup], list[Score]]
@@ -44,36 +44,36 @@ def main() -> None:
             reply(Progress.READY)
             while True:
                 group: SampleGroup = decode(receive)
-                _end_myself_after(setup.timeout_s)
+                _exit_after(setup.timeout_s)
                 scores = evaluate(group)
                 faulthandler.cancel_dump_traceback_later()
                 reply(scores)
     except RewardError as error:
         reply(Refusal(str(error)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the pool closed, or its process was killed
+        pass  # the pool closed the connection, or its process was killed
 
 
 def _claim_streams() -> tuple[int, int]:
-    """Private copies of stdin and stdout; the standard ones become an empty file and stderr."""
+    """Copies of stdin and stdout; the standard descriptors become /dev/null and stderr."""
     requests, replies = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     return requests, replies
 
 
-def _end_myself_after(limit_s: float) -> None:
-    # This clock runs outside Python and so also ends a regular expression that never returns.
+def _exit_after(limit_s: float) -> None:
+    # this timer runs outside the interpreter, so it also ends a regular expression that never returns
     faulthandler.dump_traceback_later(limit_s + ORPHAN_GRACE_S, exit=True, file=2)
 
 
 def _evaluator(setup: Setup, reply: Callable[[Reply], None], runner: asyncio.Runner) -> Evaluate:
     if setup.path is None:
         return _RuleEvaluator(setup, reply)
-    _end_myself_after(setup.load_limit_s)
+    _exit_after(setup.load_limit_s)
     arguments = GROUP_ARGUMENTS if setup.whole_groups else ARGUMENTS
     function = load_function(setup.path, setup.name, setup.reward_kwargs, arguments)
     faulthandler.cancel_dump_traceback_later()
@@ -104,11 +104,11 @@ class _RuleEvaluator:
         if rule.prepare in self._prepared:
             return
         self._reply(Progress.LOADING)
-        _end_myself_after(self._setup.load_limit_s)
+        _exit_after(self._setup.load_limit_s)
         rule.prepare()
         self._prepared.add(rule.prepare)
         self._reply(Progress.READY)
-        _end_myself_after(self._setup.timeout_s)
+        _exit_after(self._setup.timeout_s)
 
 
 def _call_for_each(
@@ -122,7 +122,7 @@ def _call(function: Callable[..., Any], kwargs: dict[str, Any], runner: asyncio.
     try:
         result = _result(function, dict(zip(ARGUMENTS, values, strict=True)) | kwargs, runner)
         return to_score(result, _describe(function))
-    except BaseException as error:  # untrusted code: even its sys.exit() is the failure of one sample
+    except BaseException as error:  # the user's code: a sys.exit() in it also fails only one sample
         return Score.failed(one_line(error, _file_of(function)))
 
 

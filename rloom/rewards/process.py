@@ -1,4 +1,4 @@
-"""The pool's end of one worker process: start it, ask it, end it."""
+"""One reward worker process, as the pool uses it: start, send requests, end."""
 
 import contextlib
 import os
@@ -15,19 +15,19 @@ from rloom.errors import RewardError
 from rloom.rewards.messages import Progress, Refusal, Reply, Setup, decode, encode
 from rloom.types import Score
 
-EXIT_GRACE_S = 2.0  # for a worker to flush what the user's code holds open, before it is killed
+EXIT_GRACE_S = 2.0  # for a worker to flush the open files of the user's code before it is killed
 STDERR_LINES = 5  # of a dead worker, quoted in the reason
 
 
 class WorkerDied(Exception):
-    """The process ended while it was asked something."""
+    """The process ended during a request."""
 
 
 class WorkerProcess:
-    """One process, started at construction.
+    """One process, started by the constructor.
 
-    A session of its own keeps ctrl-C from it, and lets the kill reach what it started. The connection is a socket,
-    whose end of file tells the worker that this process is gone, even after kill -9.
+    It runs in a new session: Ctrl-C does not reach it, and a kill also ends its child processes. The connection is a
+    socket: its end of file ends the worker when this process dies, even after kill -9.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -39,13 +39,13 @@ class WorkerProcess:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
-                # one thread each for NumPy or torch in the user's code: the other cores are generation's
+                # one thread for NumPy or torch in the user's code: generation needs the other cores
                 env={"OMP_NUM_THREADS": "1", **os.environ},
                 start_new_session=True,
             )
         except OSError as error:  # no memory, no file descriptors, no processes left
             self._socket.close()
-            raise RewardError(f"no reward worker could be started: {error}") from error
+            raise RewardError(f"a reward worker could not be started: {error}") from error
         finally:
             theirs.close()
         assert self._process.stderr is not None  # it is a pipe
@@ -62,9 +62,9 @@ class WorkerProcess:
         try:
             reply = self._exchange(encode(self._setup), limit_s)
         except TimeoutError:
-            raise RewardError(f"{what}: not loaded after {limit_s:g} s; move slow work into the function") from None
+            raise RewardError(f"{what}: not loaded after {limit_s:g} s; move slow code into the function") from None
         except WorkerDied as error:
-            raise RewardError(f"{what}: {error}, while it was loaded") from None
+            raise RewardError(f"{what}: {error}, while loading") from None
         if isinstance(reply, Refusal):
             raise RewardError(reply.message)
 
@@ -78,18 +78,18 @@ class WorkerProcess:
         return reply
 
     def interrupt(self) -> None:
-        """From another thread: whoever waits for this worker gets WorkerDied at once."""
-        with contextlib.suppress(OSError):  # it was closed meanwhile
+        """Called from another thread: a thread that waits for this worker gets WorkerDied at once."""
+        with contextlib.suppress(OSError):  # already closed
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self, *, grace_s: float = EXIT_GRACE_S) -> int:
-        """End the process and everything in its group, and give its exit code. Again is allowed."""
+        """End the process and its process group, and return its exit code. May be called again."""
         if self._process.returncode is not None:
             return self._process.returncode
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_s)
-        # It leads its group, which outlives it where the user's code has started processes.
+        # the worker leads its process group, which may contain processes started by the user's code
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
@@ -127,7 +127,7 @@ class WorkerProcess:
         return WorkerDied(f"the reward worker {how}" + (f"; its last lines: {lines}" if lines else ""))
 
     def _forward_stderr(self, stream: IO[bytes]) -> None:
-        """What the user's code prints appears on our stderr, through Python, where a progress display can make room."""
+        """Print the output of the user's code with Python, so that a progress display is redrawn around it."""
         with stream:
             for raw in stream:
                 line = raw.decode(errors="replace").rstrip()

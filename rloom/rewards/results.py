@@ -1,4 +1,4 @@
-"""What a reward function may return, made a Score."""
+"""Convert the result of a reward function to a Score."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ ACCEPTED = "a number, or a dict with 'score'"
 
 
 def to_score(result: Any, function: str) -> Score:
-    """`function` says whose result it is, for the reason of a failure."""
+    """`function`: its name, for the reason of a failure."""
     if not isinstance(result, Mapping):
         return _score(result, {}, None, f"{function} returned")
     if "score" not in result:
@@ -20,12 +20,12 @@ def to_score(result: Any, function: str) -> Score:
     return _score(result["score"], parts, result.get("pred"), f"{function} returned 'score' =")
 
 
-def _score(value: Any, parts: Mapping[str, Any], prediction: Any, said: str) -> Score:
+def _score(value: Any, parts: Mapping[str, Any], prediction: Any, subject: str) -> Score:
     if not _is_number(value):
-        return Score.failed(f"{said} {_short(value)} ({type(value).__name__}); a reward is {ACCEPTED}")
+        return Score.failed(f"{subject} {_short(value)} ({type(value).__name__}); a reward is {ACCEPTED}")
     for name, number in {"the reward": value, **parts}.items():
         if not math.isfinite(float(number)):
-            return Score.failed(f"{said} {_short(value)}; {name} is {float(number)}, which is not finite")
+            return Score.failed(f"{subject} {_short(value)}; {name} is {float(number)}, which is not finite")
     return Score(
         value=float(value),
         parts={name: float(part) for name, part in parts.items()},
@@ -34,12 +34,12 @@ def _score(value: Any, parts: Mapping[str, Any], prediction: Any, said: str) -> 
 
 
 def _is_number(value: Any) -> bool:
-    """True for int, float, bool, Fraction, and the scalars of NumPy and torch, none of which is imported for it."""
+    """True for int, float, bool, Fraction, and scalars of NumPy and torch, without importing those."""
     if not isinstance(value, SupportsFloat):
         return False
     try:
         float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # an array of several numbers, an enormous integer
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # several numbers, or too large for a float
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Which rule scores which data source."""
+"""The registry of reward rules: data source -> rule."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from rloom.rewards.rules import answer_line, gsm8k, math, math_reasoning
 from rloom.rewards.rules.expressions import load_library
 
 
-def _nothing() -> None:
-    """Most rules have no library to import."""
+def _no_library() -> None:
+    """For rules that import nothing on first use."""
 
 
 @dataclass(frozen=True)
 class Rule:
     compute_score: Callable[..., dict[str, float | str | None]]
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # reward_kwargs it reads, and their values
-    prepare: Callable[[], None] = _nothing  # imports what is slow to import, before any clock runs
+    prepare: Callable[[], None] = _no_library  # slow imports, outside the time limit of a request
 
 
 GSM8K = Rule(gsm8k.compute_score, options={"method": gsm8k.METHODS})
@@ -31,7 +31,7 @@ EXACT = {
     "DigitalLearningGmbH/MATH-lighteval": MATH,
     "HuggingFaceH4/MATH-500": MATH,
 }
-# Tried in this order, whatever the case: the longer names before math.
+# Tried in this order, ignoring case: the longer names before math.
 PREFIXES = {
     "math_reasoning": MATH_REASONING,
     "math_dapo": ANSWER_LINE,
@@ -52,18 +52,18 @@ def registered() -> list[str]:
 
 
 def options_for(rule: Rule, reward_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `reward_kwargs` that this rule reads: one setting serves a mix of data sources."""
+    """The part of `reward_kwargs` that this rule reads: the data sources of a run share one setting."""
     return {name: value for name, value in reward_kwargs.items() if name in rule.options}
 
 
 def check_sources(sources: Mapping[str, Sequence[int]], reward_kwargs: Mapping[str, Any] | None = None) -> None:
-    """Before any rollout: every data source (with the rows it stands in) has a rule, every option a reader."""
+    """Check that every data source has a rule and that a rule reads every option. `sources`: data source -> rows."""
     unknown = {source: rows for source, rows in sources.items() if rule_for(source) is None}
     if unknown:
         named = "; ".join(f"{source!r} ({_rows(rows)})" for source, rows in unknown.items())
         raise RewardError(
             f"no reward rule for data_source {named}. Registered: {', '.join(registered())}. "
-            "Correct the data_source of these rows, or score them with your own function: "
+            "Correct the data_source of these rows, or use your own function: "
             "custom_reward_function.path=my_rewards.py custom_reward_function.name=compute_score"
         )
     rules = [rule for rule in map(rule_for, sources) if rule is not None]

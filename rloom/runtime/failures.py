@@ -1,4 +1,4 @@
-"""Which of several failed workers is the cause: one that died or raised, rather than one that lost its peer."""
+"""Of several failed workers, which is the cause: one that died or raised, rather than one that lost its peer."""
 
 import re
 import traceback
@@ -11,18 +11,18 @@ import torch
 
 from rloom.errors import RloomError, WorkerError
 
-# what gloo, NCCL and torch's store say on a rank whose peer is gone
+# messages of gloo, NCCL and torch's store on a rank whose peer has died
 LOST_A_PEER = re.compile(
     r"connection (was likely |was )?(closed|reset|refused|aborted)|broken pipe|socket closed|pair closure"
     r"|remote process exited|communicator was aborted|timed out (waiting|after)|^Dist(Network|Store|Backend)Error",
     re.IGNORECASE,
 )
 RAISED_WAIT_S = 5.0  # a peer's death may be reported later than an error that it caused
-LOST_A_PEER_WAIT_S = 30.0  # Ray reports a lost machine after some health checks
+LOST_A_PEER_WAIT_S = 30.0  # Ray reports a lost machine after several health checks
 
 
 class CallFailed(Exception):
-    """Replaces a worker's exception on its way to the driver, where that exception's class may not unpickle."""
+    """Sent to the driver instead of a worker's exception, whose class may not unpickle there."""
 
     def __init__(self, what: str, trace: str, out_of_memory: bool) -> None:
         super().__init__(what, trace, out_of_memory)
@@ -33,20 +33,20 @@ class CallFailed(Exception):
 
 @contextmanager
 def portable_errors() -> Iterator[None]:
-    """Any exception leaves as one that every process can unpickle."""
+    """Replace any exception by one that every process can unpickle."""
     try:
         yield
     except RloomError:
         raise
     except Exception as error:
-        below = error.__traceback__.tb_next if error.__traceback__ is not None else None  # without this function
+        below = error.__traceback__.tb_next if error.__traceback__ is not None else None  # without this frame
         trace = "".join(traceback.format_exception(type(error), error, below))
         memory = isinstance(error, torch.OutOfMemoryError)
         raise CallFailed(f"{type(error).__name__}: {error}", trace, memory) from None
 
 
 class Kind(IntEnum):
-    """Of a failure, the likeliest cause of the others first."""
+    """Kinds of failure, ordered by how likely one is the cause of the others."""
 
     DIED = 0
     RAISED = 1
@@ -69,17 +69,17 @@ def kind_of(what: str) -> Kind:
 
 
 def wait_for_others_s(failures: Sequence[Failure]) -> float:
-    """How long another worker may take to report a likelier cause than those known."""
+    """How long to wait for other workers to report a likelier cause."""
     first = min(failures, key=lambda failure: failure.kind)
     if first.kind is Kind.LOST_A_PEER:
         return LOST_A_PEER_WAIT_S
-    # a death is not caused by another worker's error; a RloomError of the worker's own already names what is wrong
+    # another worker's error does not cause a death; a RloomError raised by the worker already names the fault
     return RAISED_WAIT_S if first.kind is Kind.RAISED and isinstance(first.error, WorkerError) else 0.0
 
 
 def cause_first(failures: Sequence[Failure]) -> RloomError:
-    """The likeliest cause, of equal ones the first to arrive, with the other failures as its notes."""
+    """The likeliest cause, the earliest among equals, with the other failures as notes."""
     first, *others = sorted(failures, key=lambda failure: failure.kind)
     for other in others:
-        first.error.add_note(f"A consequence, or at the same time: {other.summary}")
+        first.error.add_note(f"Another failure, possibly a consequence: {other.summary}")
     return first.error

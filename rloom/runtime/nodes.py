@@ -1,4 +1,4 @@
-"""Machines that form a cluster for one run: addresses, ports, and `ray start` as a child process."""
+"""Machines of a Ray cluster for one run: addresses, ports, and `ray start` as a child process."""
 
 import fcntl
 import json
@@ -17,9 +17,9 @@ from pathlib import Path
 from rloom.errors import ConfigError, WorkerError
 from rloom.extras import install_command
 
-NODE = "rloom_node_"  # the resource that marks a machine of the run, with its number
+NODE = "rloom_node_"  # prefix of the Ray resource that identifies a machine of the run by its rank
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
-LEAVING_S = 5.0
+EXIT_TIMEOUT_S = 5.0
 # prctl(PR_SET_PDEATHSIG): a head that outlives its run would keep the port, and machines of the next run would join it
 END_WITH_PARENT = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); os.execv(sys.argv[1], sys.argv[1:])"
@@ -27,7 +27,7 @@ END_WITH_PARENT = (
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
+    """A port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -44,16 +44,16 @@ def reachable(address: str, timeout_s: float = 2.0) -> bool:
 
 
 def own_addresses() -> dict[str, str]:
-    """IPv4 address by network interface; empty where the system does not say (not Linux)."""
+    """IPv4 address by network interface; empty on systems other than Linux."""
     found: dict[str, str] = {}
     if not sys.platform.startswith("linux"):
         return found
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
-            question = struct.pack("256s", name.encode()[:15])
-            with suppress(OSError):  # one without an address
-                answer = fcntl.ioctl(any_socket.fileno(), SIOCGIFADDR, question)
-                found[name] = socket.inet_ntoa(answer[20:24])
+            request = struct.pack("256s", name.encode()[:15])
+            with suppress(OSError):  # an interface without an address
+                reply = fcntl.ioctl(any_socket.fileno(), SIOCGIFADDR, request)
+                found[name] = socket.inet_ntoa(reply[20:24])
     return found
 
 
@@ -63,18 +63,18 @@ def interface_of(address: str) -> str | None:
 
 
 def check_head_address(address: str) -> None:
-    """The address is one of this machine's, and its port is free."""
+    """Check that the address belongs to this machine and its port is free."""
     host, port = address.rsplit(":", 1)
     if not can_bind(host):
-        own = ", ".join(own_addresses().values()) or "not known"
+        own = ", ".join(own_addresses().values()) or "unknown"
         raise ConfigError(
             f"trainer.master_addr={host}: this machine, trainer.node_rank=0, does not have that address (its own: "
-            f"{own}); start trainer.node_rank=0 on the machine that has it, or give one of these on every machine"
+            f"{own}); start trainer.node_rank=0 on the machine that has it, or use one of these on every machine"
         )
     if reachable(address):
         raise ConfigError(
-            f"trainer.master_port={port}: something listens on {address} already; end it, or choose another port "
-            "on every machine"
+            f"trainer.master_port={port}: another process listens on {address}; end it, or choose another port on "
+            "every machine"
         )
 
 
@@ -83,7 +83,7 @@ def can_bind(host: str) -> bool:
         places = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise ConfigError(
-            f"trainer.master_addr={host}: no machine of that name is known ({error.strerror}); give machine 0's address"
+            f"trainer.master_addr={host}: the name cannot be resolved ({error.strerror}); use the address of machine 0"
         ) from error
     for family, kind, protocol, _, place in places:
         with suppress(OSError), socket.socket(family, kind, protocol) as probe:
@@ -94,7 +94,7 @@ def can_bind(host: str) -> bool:
 
 @contextmanager
 def head_node(address: str, *, cpus: int, gpus: int) -> Iterator[None]:
-    """Ray's head on this machine, for as long as it lasts."""
+    """Run Ray's head on this machine while the context is open."""
     host, port = address.rsplit(":", 1)
     with ray_process(["--head", f"--node-ip-address={host}", f"--port={port}"], 0, cpus, gpus) as process:
         wait_until(lambda: reachable(address) or fail_if_ended(process), 60, f"Ray's head at {address} does not answer")
@@ -103,7 +103,7 @@ def head_node(address: str, *, cpus: int, gpus: int) -> Iterator[None]:
 
 @contextmanager
 def ray_process(how: list[str], node: int, cpus: int, gpus: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """`ray start` in the foreground of a child: what it started ends with it, and it ends with this process."""
+    """`ray start --block` as a child process: it ends with this process, and its own children end with it."""
     command = [
         ray_command(), "start", *how, "--block", "--disable-usage-stats", f"--num-cpus={cpus}", f"--num-gpus={gpus}",
         f"--resources={json.dumps({f'{NODE}{node}': 1})}",
@@ -120,8 +120,8 @@ def ray_process(how: list[str], node: int, cpus: int, gpus: int) -> Iterator["su
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(LEAVING_S)
-        with suppress(ProcessLookupError):  # whatever of it is left
+            process.wait(EXIT_TIMEOUT_S)
+        with suppress(ProcessLookupError):  # also its child processes
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if process.stderr is not None:
@@ -129,7 +129,7 @@ def ray_process(how: list[str], node: int, cpus: int, gpus: int) -> Iterator["su
 
 
 def ray_command() -> str:
-    beside = Path(sys.executable).with_name("ray")  # of the environment that runs us, activated or not
+    beside = Path(sys.executable).with_name("ray")  # of this Python environment, activated or not
     found = str(beside) if beside.is_file() else shutil.which("ray")
     if found is None:
         raise ConfigError(no_ray("trainer.nnodes"))
@@ -144,12 +144,12 @@ def fail_if_ended(process: "subprocess.Popen[bytes]", unless: Callable[[], bool]
     if process.poll() is None or unless():
         return False
     text = process.stderr.read().decode(errors="replace") if process.stderr is not None else ""
-    lines = [line for line in text.splitlines() if line.strip()]  # of a traceback, the last line is the error
+    lines = [line for line in text.splitlines() if line.strip()]  # the last line of a traceback is the error
     raise WorkerError(f"`ray start` ended with {process.returncode}: {lines[-1] if lines else 'it printed nothing'}")
 
 
 def wait_until(done: Callable[[], bool], timeout_s: float, otherwise: str) -> float:
-    """Seconds it took."""
+    """Wait, and return the seconds it took."""
     started = time.monotonic()
     while not done():
         if time.monotonic() - started > timeout_s:

@@ -1,4 +1,4 @@
-"""Which roles live together, and on which node each worker sits. Arithmetic only: nothing is started here."""
+"""Placement: which roles share workers, and on which node each worker runs. Only computes; starts nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Pool:
     """Workers that all hold the same roles."""
 
     roles: tuple[str, ...]
-    first: int  # number of its first worker among all of the run
+    first: int  # number of its first worker among all workers of the run
     size: int
 
     @property
@@ -24,7 +24,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class WorkerSlot:
-    """One worker's place in its pool."""
+    """The position of one worker in its pool."""
 
     pool: Pool
     rank: int  # within the pool
@@ -41,9 +41,9 @@ class WorkerSlot:
 @dataclass(frozen=True)
 class WorkerLayout:
     nodes: int
-    per_node: int  # workers a node
+    per_node: int  # workers per node
     pools: Sequence[Pool]
-    gpus_per_worker: float = 1.0  # below 1 in tests alone: the workers of a machine share its GPU
+    gpus_per_worker: float = 1.0  # below 1 only in tests, where the workers of a machine share its GPU
 
     @property
     def workers(self) -> int:
@@ -64,16 +64,16 @@ class WorkerLayout:
 
 
 def worker_layout(nodes: int, per_node: int, own: Mapping[str, int], *, gpus_per_worker: float = 1.0) -> WorkerLayout:
-    """`own`: roles with workers of their own, and how many. The others share what is left, with the actor."""
+    """`own`: roles with separate workers, and how many. The other roles share the remaining workers with the actor."""
     workers = nodes * per_node
     apart = {role: size for role, size in own.items() if role != ACTOR}
     left = workers - sum(apart.values())
     shared = tuple(role for role in ROLES if role not in apart)
     wanted = own.get(ACTOR, left)
     if left < 1 or wanted != left:
-        asked = ", ".join(f"{role} {size}" for role, size in own.items())
+        sizes = ", ".join(f"{role} {size}" for role, size in own.items())
         raise ConfigError(
-            f"trainer.pools ({asked}): trainer.nnodes × trainer.n_gpus_per_node = {nodes} × {per_node} = {workers} "
+            f"trainer.pools ({sizes}): trainer.nnodes × trainer.n_gpus_per_node = {nodes} × {per_node} = {workers} "
             f"workers, of which {left} are left for the actor"
             + (f", not {wanted}" if ACTOR in own else "")
             + "; change the pools or the number of workers until they add up"

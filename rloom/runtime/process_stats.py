@@ -1,4 +1,4 @@
-"""How a process and its machine are: asked once a step, and before a run begins."""
+"""Memory and CPU use of a process and its machine: read once per step, and before a run begins."""
 
 import os
 import resource
@@ -14,11 +14,11 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Machine:
-    """What a worker finds when it comes."""
+    """The machine of a worker, at the worker's start."""
 
     node: str  # address
-    process: int  # the worker's, there
-    memory_gib: float  # free for new processes
+    process: int  # process id of the worker
+    memory_gib: float  # available for new processes
     gpu: str | None = None  # the device's name
     gpu_free_gib: float = 0.0
     gpu_total_gib: float = 0.0
@@ -32,14 +32,14 @@ class Machine:
 
 
 class ProcessStats:
-    """Memory and use of one worker's process, as metrics."""
+    """Memory and CPU use of one worker's process, as metrics."""
 
     def __init__(self, name: str) -> None:
         self.prefix = f"perf/{name.replace(' ', '_')}"
         self.last = time.monotonic(), cpu_seconds()
 
     def metrics(self) -> dict[str, float]:
-        """The cores are those used, on average, since the last look."""
+        """`cores_used` is the average since the last call."""
         now = time.monotonic(), cpu_seconds()
         cores = (now[1] - self.last[1]) / max(now[0] - self.last[0], 1e-9)
         self.last = now
@@ -56,7 +56,7 @@ def cpu_seconds() -> float:
 
 
 def resident_bytes() -> int:
-    """What the process has in memory now; where the system does not say, the most it ever had."""
+    """Resident memory of the process; on systems without /proc, its peak."""
     status = Path("/proc/self/statm")
     if status.is_file():
         return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -65,7 +65,7 @@ def resident_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """What new processes could take on this machine."""
+    """Memory of this machine that is available for new processes."""
     info = Path("/proc/meminfo")
     if not info.is_file():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

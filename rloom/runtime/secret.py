@@ -1,7 +1,7 @@
-"""The secret of a run's Ray cluster: whoever knows it can run code on every machine of the run.
+"""The secret of a run's Ray cluster, which allows to run code on every machine of the run.
 
-Machine 0 writes a new one for each run into the run directory, readable by its user alone, and removes it at the end.
-The other machines read it there. Where they do not share that directory, the user gives one in Ray's own variables.
+Machine 0 writes a new secret for each run into the run directory, readable only by its user, and removes it at the end.
+The other machines read it there. If they do not share that directory, the user sets one in Ray's environment variables.
 """
 
 import os
@@ -13,17 +13,17 @@ from pathlib import Path
 
 from rloom.errors import ConfigError
 
-MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"  # as Ray knows them
+MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"  # of Ray
 OTHER_WAY = f"set {TOKEN} (or {TOKEN_PATH}, a file) to the same secret on every machine"
 
 
 def secret_file(directory: Path, address: str) -> Path:
-    """One for each address: a run elsewhere that has the same directory does not overwrite it."""
+    """One file per address: another run with the same directory does not overwrite it."""
     return directory / f".ray_token_{re.sub(r'[^A-Za-z0-9.-]', '_', address)}"
 
 
 def given_by_user() -> bool:
-    """A secret, a file that holds one, or no secret at all (RAY_AUTH_MODE=disabled)."""
+    """Whether the user set a secret, a file with one, or no secret at all (RAY_AUTH_MODE=disabled)."""
     return bool(os.environ.get(TOKEN) or os.environ.get(TOKEN_PATH)) or not tokens_are_used()
 
 
@@ -31,8 +31,8 @@ def tokens_are_used() -> bool:
     return os.environ.get(MODE, "token").lower() == "token"
 
 
-def settings(file: Path) -> dict[str, str]:
-    """Environment of Ray's processes. They are given the file's path: a variable is inherited, and may be printed."""
+def ray_variables(file: Path) -> dict[str, str]:
+    """Environment variables of Ray's processes: the path of the secret, since variables are inherited and printed."""
     if given_by_user():
         return {MODE: os.environ.get(MODE, "token")}
     return {MODE: "token", TOKEN_PATH: str(file)}
@@ -40,21 +40,21 @@ def settings(file: Path) -> dict[str, str]:
 
 @contextmanager
 def new_secret(directory: Path, address: str) -> Iterator[None]:
-    """On machine 0, for as long as the run lasts. Before Ray is imported, which reads the environment then."""
+    """On machine 0, while the run lasts. Call it before Ray is imported, since Ray reads the environment on import."""
     file = secret_file(directory, address)
     if given_by_user():
-        file.unlink(missing_ok=True)  # a run that was killed may have left one
+        file.unlink(missing_ok=True)  # a killed run may have left one
     else:
         write_private(file, secrets.token_hex(32))
     try:
-        with environment(settings(file)):
+        with environment(ray_variables(file)):
             yield
     finally:
         file.unlink(missing_ok=True)
 
 
 def write_private(file: Path, text: str) -> None:
-    """Readers see the old file or the whole new one; other users see neither."""
+    """Readers see the old file or the complete new one; other users cannot read either."""
     beside = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -63,8 +63,8 @@ def write_private(file: Path, text: str) -> None:
         with os.fdopen(handle, "w") as stream:
             if os.fstat(handle).st_mode & 0o077:
                 raise ConfigError(
-                    f"trainer.default_local_dir={file.parent}: this file system lets other users read every file, and "
-                    f"the secret of the run's cluster would be one; choose another directory, or {OTHER_WAY}"
+                    f"trainer.default_local_dir={file.parent}: this file system lets other users read every file, also "
+                    f"the secret of the run's cluster; choose another directory, or {OTHER_WAY}"
                 )
             stream.write(text)
             stream.flush()
@@ -80,12 +80,12 @@ def write_private(file: Path, text: str) -> None:
 
 
 def read_secret(file: Path) -> str | None:
-    """None: it is not there yet, or not visible yet."""
+    """None: it does not exist yet, or is not visible yet."""
     try:
         return file.read_text().strip() or None
     except PermissionError as error:
         raise ConfigError(
-            f"{file} cannot be read by this user: run every machine as the same user, or {OTHER_WAY}"
+            f"{file} cannot be read by this user; run every machine as the same user, or {OTHER_WAY}"
         ) from error
     except OSError:
         return None

@@ -1,11 +1,11 @@
-"""Checkpoints: written beside, sealed, synced, renamed. A crash at any instant leaves the last good one.
+"""Checkpoints: written to a temporary folder, hashed, synced and renamed, so that a crash never damages the last one.
 
     RUN/global_step_20/            actor/  critic/  trainer_state.json  identity.json  config.yaml  seal.json
     RUN/latest_checkpointed_iteration.txt
 
-A seal lists the files of its folder with size and SHA-256; what does not match it is damaged. A seal finds damage, not
-intent: whoever changes a file can write a new seal. So nothing in a checkpoint is executed, and all of it is checked
-when it is read.
+A seal lists the files of its folder with size and SHA-256; a file that does not match is damaged. A seal detects damage
+but not manipulation, since anyone can write a new seal. So nothing in a checkpoint is executed, and everything is
+checked when it is read.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ STATE = "trainer_state.json"
 LATEST = "latest_checkpointed_iteration.txt"
 PREFIX = "global_step_"
 DISCARDED = ".discarded-"
-FORMAT = 2  # of a checkpoint; 1 held pickles (optimizer.pt, *.distcp)
+FORMAT = 2  # of a checkpoint; 1 contained pickles (optimizer.pt, *.distcp)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Checkpoints:
         return self.directory / f"{PREFIX}{step}"
 
     def newest(self) -> Path | None:
-        """The newest checkpoint, checked. A damaged one is an error that offers the newest good one."""
+        """The newest checkpoint, checked. If it is damaged, the error names the newest good one."""
         steps = self.steps()
         if not steps:
             return None
@@ -56,7 +56,7 @@ class Checkpoints:
             return newest
         good = next((self.path(step) for step in reversed(steps[:-1]) if self.find_fault(step) is None), None)
         offer = (
-            f"the newest good one is {good}: go on from it with trainer.resume_mode=resume_path "
+            f"the newest good one is {good}: resume from it with trainer.resume_mode=resume_path "
             f"trainer.resume_from_path={good}"
             if good
             else "there is no other; start anew with trainer.resume_mode=disable"
@@ -64,14 +64,14 @@ class Checkpoints:
         raise CheckpointError(f"{newest} is damaged: {fault}; {offer}")
 
     def find_fault(self, step: int) -> str | None:
-        """Why no run can go on from a checkpoint, or None. Pruning takes roles out of older ones."""
+        """Why no run can resume from a checkpoint, or None. Pruning removes roles from older ones."""
         for role in self.keep:
             if not (self.path(step) / role).is_dir():
                 return f"{self.path(step) / role} is missing (the run that saved it had none, or it was pruned)"
         return find_fault(self.path(step))
 
     def save(self, step: int, write: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
-        """`write` puts the roles' folders into the folder it is given."""
+        """`write` writes the folders of the roles into the given folder."""
         final, draft = self.path(step), self.directory / f".writing-{PREFIX}{step}"
         shutil.rmtree(draft, ignore_errors=True)
         try:
@@ -81,11 +81,11 @@ class Checkpoints:
             for folder in (*(path for path in draft.iterdir() if path.is_dir()), draft):
                 seal(folder)
             draft.rename(final)
-        except BaseException as error:  # whatever stopped it, half a checkpoint only takes up room
+        except BaseException as error:  # an incomplete checkpoint only uses disk space
             shutil.rmtree(draft, ignore_errors=True)
             if isinstance(error, OSError):
-                said = f"{final} cannot be written: {error}; the checkpoints before it are whole"
-                raise CheckpointError(said) from error
+                message = f"{final} cannot be written: {error}; the checkpoints before it are complete"
+                raise CheckpointError(message) from error
             raise
         sync(self.directory)
         self.point_to_latest()
@@ -103,7 +103,7 @@ class Checkpoints:
                 discard(self.path(step))
 
     def set_aside(self, after: int, *others: Path) -> Path | None:
-        """Move checkpoints of a later step, and other files, out of the way: the run that starts writes its own."""
+        """Move checkpoints of later steps, and other files, to another folder: the new run writes its own."""
         later = [self.path(step) for step in self.steps() if step > after]
         later += [path for path in others if path.exists()]
         if not later:
@@ -125,17 +125,17 @@ class Checkpoints:
             (self.directory / LATEST).unlink(missing_ok=True)
 
     def clean(self) -> None:
-        """Remove what a crash left half-written or half-deleted."""
+        """Remove folders that a crash left incomplete."""
         for pattern in (f".writing-{PREFIX}*", f"{DISCARDED}*", f"{PREFIX}*/{DISCARDED}*"):
             for path in self.directory.glob(pattern):
                 shutil.rmtree(path)
 
 
-def check(checkpoint: Path) -> None:
-    """Compare all of a checkpoint folder with its seals: reads every byte, so once is enough."""
+def verify_checkpoint(checkpoint: Path) -> None:
+    """Compare a checkpoint folder with its seals. Reads every byte."""
     if not (checkpoint / STATE).is_file():
         raise CheckpointError(
-            f"{checkpoint} is no checkpoint of rloom: it has no {STATE}; give a {PREFIX}N folder of a run"
+            f"{checkpoint} is not a checkpoint of rloom: it has no {STATE}; use a {PREFIX}N folder of a run"
         )
     fault = find_fault(checkpoint)
     if fault is not None:
@@ -144,14 +144,14 @@ def check(checkpoint: Path) -> None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Step, KL coefficient and position in the data of a checkpoint that was checked."""
+    """Step, KL coefficient and data position of a verified checkpoint."""
     file = checkpoint / STATE
     state = read_json(file)
     if state.get("format") != FORMAT:
         raise CheckpointError(
             f"{checkpoint} was written by another version of rloom ({file} has format {state.get('format', 1)}, this "
-            f"version reads {FORMAT}; format 1 held pickles, which are not opened). Export it with the version that "
-            "wrote it, or start anew in another trainer.default_local_dir or with trainer.resume_mode=disable"
+            f"version reads {FORMAT}; format 1 contained pickles, which are not opened). Export it with the version "
+            "that wrote it, or start anew in another trainer.default_local_dir or with trainer.resume_mode=disable"
         )
     step, coefficient, stream = (state.get(name) for name in ("step", "kl_coefficient", "stream"))
     if type(step) is not int or step < 0:
@@ -182,10 +182,10 @@ def parse_json(file: Path) -> dict[str, Any]:
 
 
 def seal(folder: Path) -> None:
-    """Note down every file's size and hash, and see them to the disk."""
+    """Write the size and hash of every file to the seal, and sync all files to disk."""
     entries = {}
     for file in sorted(files_of(folder)):
-        entries[str(file.relative_to(folder))] = {"bytes": file.stat().st_size, "sha256": digest(file)}
+        entries[str(file.relative_to(folder))] = {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
         sync(file)
     (folder / SEAL).write_text(json.dumps(entries, indent=1))
     sync(folder / SEAL)
@@ -194,7 +194,7 @@ def seal(folder: Path) -> None:
 
 
 def find_fault(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """The first fault of a checkpoint, or None."""
     roles = (path for path in checkpoint.iterdir() if path.is_dir() and not path.name.startswith(DISCARDED))
     for folder in (checkpoint, *roles):
         try:
@@ -214,13 +214,13 @@ def file_fault(file: Path, size: int, sha256: str) -> str | None:
             return f"{file} is missing"
         if file.stat().st_size != size:
             return f"{file} has {file.stat().st_size} bytes instead of {size}"
-        return None if digest(file) == sha256 else f"{file} does not match its checksum"
+        return None if file_sha256(file) == sha256 else f"{file} does not match its checksum"
     except OSError as error:
         return f"{file} cannot be read ({error})"
 
 
 def sealed(name: str, entry: Any) -> tuple[str, int, str]:
-    """(file, bytes, sha256) of one entry of a seal. It names files of its own folder only."""
+    """(file, bytes, sha256) of one entry of a seal, which may only name files of its folder."""
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise ValueError(f"{name!r} is not in that folder")
     if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
@@ -229,7 +229,7 @@ def sealed(name: str, entry: Any) -> tuple[str, int, str]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files a folder's seal covers: its own, and those of subfolders without a seal."""
+    """The files in a folder's seal: its own, and those of subfolders without a seal."""
     found = []
     for path in folder.iterdir():
         if path.is_dir() and not (path / SEAL).exists():
@@ -239,13 +239,13 @@ def files_of(folder: Path) -> list[Path]:
     return found
 
 
-def digest(file: Path) -> str:
+def file_sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def discard(folder: Path) -> None:
-    """Out of sight first: a crash leaves no half-deleted folder under its own name."""
+    """Rename, then delete: a crash leaves no incomplete folder under its original name."""
     hidden = folder.with_name(f"{DISCARDED}{folder.name}")
     shutil.rmtree(hidden, ignore_errors=True)
     folder.rename(hidden)

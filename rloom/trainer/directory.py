@@ -1,4 +1,4 @@
-"""The run directory: may we write there, is anyone else, and where does this run start from."""
+"""The run directory: write access, the lock against a second run, and the checkpoint to resume from."""
 
 import errno
 import fcntl
@@ -16,16 +16,16 @@ from rloom.config.schema import Config
 from rloom.engines.storage import check_folder
 from rloom.errors import CheckpointError, ConfigError
 from rloom.observe.records import METRICS_FILE
-from rloom.trainer.checkpoint import Checkpoints, check, read_state
+from rloom.trainer.checkpoint import Checkpoints, read_state, verify_checkpoint
 
 log = logging.getLogger(__name__)
 KEY = "trainer.default_local_dir"
 LOCK = ".lock"
-OWNER = ".lock.owner"  # instead, on file systems without flock: host and process id of the run
+OWNER = ".lock.owner"  # on file systems without flock: host and process id of the run
 
 
 def run_directory(config: Config) -> Path:
-    """All that the run will write to is writable, and what it is to go on from is there; nothing is written yet."""
+    """Check that the run's output folders are writable and its starting checkpoint exists. Writes nothing."""
     trainer = config.trainer
     dumps = {
         "trainer.rollout_data_dir": trainer.rollout_data_dir,
@@ -40,7 +40,7 @@ def run_directory(config: Config) -> Path:
 
 def writable(key: str, path: str) -> Path:
     directory = expand(path).absolute()
-    # os.path, unlike pathlib, also says "not there" of what may not be looked at
+    # os.path.exists, unlike pathlib, returns False for a path without read permission
     existing = next(path for path in (directory, *directory.parents) if os.path.exists(path))
     if not existing.is_dir():
         raise ConfigError(f"{key}={directory}: {existing} is a file; choose another directory")
@@ -56,7 +56,7 @@ def named_start(config: Config) -> Path | None:
     start = expand(config.trainer.resume_from_path)
     if not start.is_dir():
         raise CheckpointError(
-            f"trainer.resume_from_path={start}: there is no such folder; give a global_step_N folder of a run, "
+            f"trainer.resume_from_path={start}: there is no such folder; use a global_step_N folder of a run, "
             "or trainer.resume_mode=auto without a path"
         )
     return start
@@ -64,7 +64,7 @@ def named_start(config: Config) -> Path | None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Two runs in one directory would overwrite each other's checkpoints. A run that writes nothing leaves nothing."""
+    """Two runs in one directory would overwrite each other's checkpoints. Removes a directory that stays empty."""
     created = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -82,13 +82,13 @@ def locked(directory: Path) -> Iterator[None]:
                 (directory / OWNER).unlink(missing_ok=True)
             if {path.name for path in directory.iterdir()} == {LOCK}:
                 (directory / LOCK).unlink()
-            with suppress(OSError):  # one that is not empty, and then none of its parents is
+            with suppress(OSError):  # a folder that is not empty; its parents are not empty either
                 for path in created:
                     path.rmdir()
 
 
 def take_flock(lock: IO[str], directory: Path) -> bool:
-    """False: the file system has no such locks."""
+    """False: the file system does not support flock."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -98,20 +98,20 @@ def take_flock(lock: IO[str], directory: Path) -> bool:
             f"{directory}: its file system has no locks ({error.strerror}); {directory / OWNER} marks it as in use"
         )
         return False
-    # a run that wrote nothing removes the file as it ends: the lock must be on the one that is there
+    # a run that wrote nothing removes the file when it ends: the lock must be on the file that exists now
     if not (directory / LOCK).exists() or not os.path.samestat(os.fstat(lock.fileno()), (directory / LOCK).stat()):
         raise in_use(directory, "another run has just ended in it")
     return True
 
 
 def take_by_name(directory: Path) -> None:
-    """A file that only one process can create. One that a dead process of this machine left is replaced."""
-    file, here = directory / OWNER, {"host": socket.gethostname(), "pid": os.getpid()}
+    """Create a file that only one process can create. The file of a dead process of this machine is replaced."""
+    file, this_process = directory / OWNER, {"host": socket.gethostname(), "pid": os.getpid()}
     if file.exists() and is_stale(file):
         file.unlink(missing_ok=True)
     try:
         with file.open("x") as stream:
-            json.dump(here, stream)
+            json.dump(this_process, stream)
     except FileExistsError as error:
         owner = f"the run of {file} ({file.read_text()}) is using it; if that run has ended, remove the file"
         raise in_use(directory, owner) from error
@@ -125,7 +125,7 @@ def is_stale(file: Path) -> bool:
         return False
     if host != socket.gethostname():
         return False
-    if process == os.getpid():  # an earlier process that had the number of this one
+    if process == os.getpid():  # of an earlier process with the same id
         return True
     try:
         os.kill(process, 0)
@@ -141,8 +141,8 @@ def in_use(directory: Path, why: str) -> ConfigError:
 
 
 def open_checkpoint(checkpoint: Path) -> Path:
-    """A checkpoint, all of it compared with its seals and every tensor file's header read."""
-    check(checkpoint)
+    """A checkpoint, compared with its seals, with the header of every tensor file checked."""
+    verify_checkpoint(checkpoint)
     check_tensors(checkpoint)
     return checkpoint
 
@@ -153,7 +153,7 @@ def check_tensors(checkpoint: Path) -> None:
 
 
 def starting_point(config: Config, checkpoints: Checkpoints) -> Path | None:
-    """The checkpoint this run goes on from, checked."""
+    """The checkpoint that this run resumes from, checked."""
     if config.trainer.resume_mode != "auto":
         checkpoints.clean()
         named = named_start(config)
@@ -171,12 +171,12 @@ def newest(checkpoints: Checkpoints) -> Path | None:
 
 
 def last_of_this_run(config: Config, checkpoints: Checkpoints) -> Path | None:
-    """Where a run that lost a worker goes on: what an earlier run left was set aside when it began."""
+    """The checkpoint to resume from after a lost worker. Those of earlier runs were moved away at the start."""
     return newest(checkpoints) or starting_point(config, checkpoints)
 
 
 def set_aside_later(checkpoints: Checkpoints, start: Path | None) -> None:
-    """What an earlier run left beyond the starting point is set aside, never overwritten."""
+    """Move away what an earlier run wrote after the starting point, so that it is not overwritten."""
     if start is None:
         checkpoints.set_aside(0, checkpoints.directory / METRICS_FILE)
     else:

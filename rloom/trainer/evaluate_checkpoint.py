@@ -1,4 +1,4 @@
-"""`rloom eval CKPT`: how well does a checkpoint answer?"""
+"""`rloom eval CKPT`: validate a checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`rloom export CKPT DIR`: a checkpoint's policy as an ordinary Hugging Face folder."""
+"""`rloom export CKPT DIR`: write the policy of a checkpoint as a Hugging Face folder."""
 
 import shutil
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from rloom.trainer.directory import open_checkpoint
 def export(
     checkpoint: Path, folder: Path, overrides: Sequence[str] = (), *, adapter: bool = False, dtype: str = "float32"
 ) -> Path:
-    """`adapter` keeps LoRA apart instead of folding it into the weights."""
+    """`adapter`: write the LoRA adapter instead of merging it into the weights."""
     open_checkpoint(checkpoint)
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
-        raise CheckpointError(f"{folder} is not empty; name a folder that is not there yet")
-    # the numbers as they were saved, whatever precision the run computed in
+        raise CheckpointError(f"{folder} is not empty; use a folder that does not exist yet")
+    # float32, as saved, for any data type of the run
     exact = ["trainer.device=cpu", "actor_rollout_ref.actor.fsdp_config.dtype=float32"]
     config = load_saved(checkpoint, overrides, uses=MODEL_ALONE, settings=exact)
     if adapter and not config.actor_rollout_ref.model.has_lora:
-        raise CheckpointError(f"--adapter: {checkpoint} was trained without LoRA; leave the flag out")
+        raise CheckpointError(f"--adapter: {checkpoint} was trained without LoRA; remove the flag")
     network = policy_network(config)
     policy_engine(config, network, trained=False).load(checkpoint / "actor", frozenset({"model"}))
     if not adapter:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rloom.config.load import expand
-from rloom.config.saved import CONFIG_FILE, leaves, read_saved
+from rloom.config.saved import CONFIG_FILE, flattened, read_saved
 from rloom.config.schema import Config
 from rloom.errors import CheckpointError
 from rloom.models.fingerprint import Fingerprint, digest, fingerprint, tokenizer_digest
@@ -188,7 +188,9 @@ def shown(value: Any) -> str:
 
 def changed_keys(checkpoint: Path, config: Config) -> list[str]:
     """`key: old -> new` for every key that differs from the checkpoint's own configuration."""
-    saved, own = (dict(leaves(tree)) for tree in (read_saved(checkpoint / CONFIG_FILE), config.model_dump(mode="json")))
+    saved, own = (
+        dict(flattened(tree)) for tree in (read_saved(checkpoint / CONFIG_FILE), config.model_dump(mode="json"))
+    )
     return [
         f"{key}: {shown(saved[key])} -> {shown(value)}"
         for key, value in own.items()

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step: nothing to save, nothing to resume."""
+"""The learning rate as a function of the step, without state to save."""
 
 import math
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ class LearningRateSchedule:
     warmup_steps: int = 0
     total_steps: int = 1
     kind: str = "constant"
-    floor: float = 0.0  # where the fall ends, as a share of the peak
+    floor: float = 0.0  # final rate as a share of the peak
 
     def at(self, step: int) -> float:
-        """The rate of step 1, 2, ... total_steps. The last step of the warm-up is the first at the peak."""
+        """The rate of steps 1, 2, ... total_steps. The last step of the warm-up is the first at the peak."""
         if step < self.warmup_steps:
             return self.peak * step / self.warmup_steps
         if self.kind == "constant":
             return self.peak
         start = max(self.warmup_steps, 1)
-        done = min((step - start) / max(self.total_steps - start + 1, 1), 1.0)  # the last step still learns
-        fallen = done if self.kind == "linear" else 0.5 * (1 - math.cos(math.pi * done))
-        return self.peak * (1 - (1 - self.floor) * fallen)
+        done = min((step - start) / max(self.total_steps - start + 1, 1), 1.0)  # above the floor at the last step
+        decay = done if self.kind == "linear" else 0.5 * (1 - math.cos(math.pi * done))
+        return self.peak * (1 - (1 - self.floor) * decay)

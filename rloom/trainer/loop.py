@@ -11,11 +11,9 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
-from rloom.algos.correction import CorrectionSettings, correct
-from rloom.algos.dapo import overlong_penalty
+from rloom.algos.correction import CorrectionSettings, correct, mismatch
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, overlong_penalty
 from rloom.algos.kl import KlControl, kl_estimator, mean_sample_kl, token_rewards
-from rloom.algos.mismatch import mismatch
 from rloom.algos.objectives import Metrics
 from rloom.algos.packed import sum_by_sample
 from rloom.algos.registry import Algorithm

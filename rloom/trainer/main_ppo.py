@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
 
-# Nothing heavy up here: reading the configuration and finding a misspelt key must not wait for torch.
+# No import of torch here: configuration errors must not wait for it.
 from rloom.config.checks import verify
 from rloom.config.load import load_config
 from rloom.config.schema import Config
@@ -17,9 +17,9 @@ from rloom.runtime.nodes import no_ray
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
 
-Trains a policy. Without keys: the embedded model on the embedded data. `rloom config` lists the keys with what they
-mean and their defaults, `rloom config KEY` explains one. A YAML file of yours (NAME.yaml in DIR) can hold them too; it
-starts with `defaults: [ppo_trainer, _self_]`. The same command again goes on from where a run stopped."""
+Trains a policy. Without keys: the embedded model on the embedded data. `rloom config` lists the keys with their meaning
+and defaults, `rloom config KEY` explains one. Your own YAML file (NAME.yaml in DIR) can also set keys; it starts with
+`defaults: [ppo_trainer, _self_]`. The same command again resumes a run that stopped."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(config: Config) -> int:
-    if not brings_own_algorithm(config):  # such a file imports torch; `run` checks it
+    if not brings_own_algorithm(config):  # the user's file imports torch; `run` checks it
         verify(config, declared_needs(config))
     check_extras(config)
     from rloom.trainer.run import run
@@ -45,12 +45,12 @@ def train(config: Config) -> int:
 
 
 def check_extras(config: Config) -> None:
-    """Libraries that this run needs and a plain installation does not bring."""
+    """Check that the optional libraries of this run are installed."""
     if config.uses_ray and find_spec("ray") is None:
         raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node"))
     if "wandb" in config.trainer.loggers and find_spec("wandb") is None:
-        way = f"leave it out, or install it: {install_command('wandb')}"
-        raise ConfigError(f"trainer.logger names 'wandb', which is not installed; {way}")
+        way = f"remove it from trainer.logger, or install it: {install_command('wandb')}"
+        raise ConfigError(f"trainer.logger='wandb' is not installed; {way}")
 
 
 if __name__ == "__main__":

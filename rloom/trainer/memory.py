@@ -1,4 +1,4 @@
-"""Keys that lower the memory of a GPU, by the stage of a step in which it ran out."""
+"""Out-of-memory errors of a GPU: keys that reduce the memory of each stage of a step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ def update_keys(role: str, model: str, fsdp: str) -> str:
 
 
 def scoring_keys(role: str, prefix: str = "log_prob") -> str:
-    """While a model scores, the moments of those that learn are not in use."""
+    """Optimizer offload helps: the optimizer state is not in use while a model scores."""
     tokens, samples = f"{role}.{prefix}_max_token_len_per_gpu", f"{role}.{prefix}_micro_batch_size_per_gpu"
     return f"{tokens} lower (or, where you set it, {samples}), {ACTOR}.fsdp_config.optimizer_offload=True"
 
@@ -38,8 +38,8 @@ BUILDING = (
 )
 BUILD = "build"  # the models, before the first step
 
-# stage (the others are timing_s/NAME in the metrics) -> what it does, and the keys that lower its memory
-STAGES: dict[str, tuple[str, str]] = {
+# stage (BUILD, or NAME of timing_s/NAME in the metrics) -> what it does, and the keys that reduce its memory
+STAGE_KEYS: dict[str, tuple[str, str]] = {
     BUILD: ("loading the models", BUILDING),
     "gen": ("generation", GENERATION),
     "gen_greedy": ("generation", GENERATION),
@@ -55,12 +55,13 @@ STAGES: dict[str, tuple[str, str]] = {
 
 @contextmanager
 def explain_out_of_memory(stage: str) -> Iterator[None]:
-    """A GPU's memory that runs out becomes an error which names the keys that lower it, here and on a worker."""
+    """Add the keys that reduce memory to an out-of-memory error, of this process or of a worker."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        said = str(error).partition(" If reserved but unallocated")[0]  # what follows is about torch's own allocator
-        raise TrainingError(f"the GPU ran out of memory in {STAGES[stage][0]}: {said}\n{advice(stage)}") from error
+        reason = str(error).partition(" If reserved but unallocated")[0]  # the rest is about torch's allocator
+        doing = STAGE_KEYS[stage][0]
+        raise TrainingError(f"the GPU ran out of memory in {doing}: {reason}\n{advice(stage)}") from error
     except WorkerError as error:
         if error.out_of_memory:
             error.add_note(advice(stage))
@@ -68,5 +69,5 @@ def explain_out_of_memory(stage: str) -> Iterator[None]:
 
 
 def advice(stage: str) -> str:
-    doing, keys = STAGES[stage]
-    return f"Keys that lower the memory of {doing}: {keys}. `rloom plan` with your keys shows what each part takes."
+    doing, keys = STAGE_KEYS[stage]
+    return f"Keys that reduce the memory of {doing}: {keys}. `rloom plan` with your keys shows the memory of each part."

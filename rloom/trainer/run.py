@@ -54,7 +54,7 @@ def run(config: Config) -> int:
             cpus=max(os.cpu_count() or 1, trainer.n_gpus_per_node),
             gpus=torch.cuda.device_count(),
             timeout_s=trainer.start_timeout_s,
-            say=print,
+            report=print,
         )
         return 0
     directory = run_directory(config)

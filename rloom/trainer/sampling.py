@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rloom.algos.dapo import informative_groups
+from rloom.algos.estimators import informative_groups
 from rloom.batch import Batch, Trajectory, Turn
 from rloom.errors import TrainingError
 from rloom.packing import share_rows

@@ -241,7 +241,9 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFi
     foreign = tmp_path / "global_step_9"
     foreign.mkdir()
     overrides = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={foreign}")
-    Failure(tmp_path / "run", capsys, *overrides).names(str(foreign), "no checkpoint of rloom").leaves_no_checkpoint()
+    Failure(tmp_path / "run", capsys, *overrides).names(
+        str(foreign), "not a checkpoint of rloom"
+    ).leaves_no_checkpoint()
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -408,7 +410,7 @@ def test_an_over_long_buffer_longer_than_the_answers(tmp_path: Path, capsys: pyt
 def test_validation_without_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = parquet(tmp_path / "train.parquet", [ROW] * 4)
     Failure(tmp_path / "run", capsys, f"data.train_files={file}", "trainer.test_freq=1").names(
-        "trainer.test_freq=1 asks for validation", "set data.val_files=FILE"
+        "trainer.test_freq=1 needs validation prompts", "set data.val_files=FILE"
     ).leaves_nothing()
 
 

@@ -204,7 +204,7 @@ def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
         assert str(error).startswith("worker 1 failed: Strange: the disk is gone\nTraceback")
         assert f"Its last lines ({tmp_path / '1.log'})" in str(error) and "actor.act" in str(error)
         assert error.__notes__ == [
-            "A consequence, or at the same time: worker 0 failed: Strange: Connection closed by peer"
+            "Another failure, possibly a consequence: worker 0 failed: Strange: Connection closed by peer"
         ]
         assert (error.worker, error.lost) == ("worker 1", False)
         with pytest.raises(WorkerError, match="worker 0 failed: Strange: no such token"):

@@ -122,16 +122,16 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path: Path) ->
 
 
 BROKEN_FROM_THE_SECOND_STEP = """
-from rloom.algos.over_time import gae
+from rloom.algos.estimators import gae
 from rloom.algos.registry import Algorithm
 from rloom.batch import Advantages
 
 steps = 0
 
-def estimate(evidence, settings):
+def estimate(inputs, settings):
     global steps
     steps += 1
-    found = gae(evidence, settings)
+    found = gae(inputs, settings)
     return Advantages(found.advantages_T * (1.0 if steps == 1 else float("nan")), found.returns_T)
 
 entry = Algorithm(estimate, needs_critic=True)

@@ -147,8 +147,8 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> 
 def test_an_estimator_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from rloom.batch import Advantages\n"
-        "def push_up(evidence, settings):\n"
-        "    ones = evidence.batch.loss_mask_T.float()\n"
+        "def push_up(inputs, settings):\n"
+        "    ones = inputs.batch.loss_mask_T.float()\n"
         "    return Advantages(ones, ones)\n"
     )
     train(tmp_path / "run", 1, f"algorithm.adv_estimator={tmp_path / 'mine.py'}:push_up")

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
 from rloom.algos.kl import token_rewards
 from rloom.algos.registry import ALGORITHMS
 from rloom.batch import Batch, TrainBatch

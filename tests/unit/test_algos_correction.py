@@ -8,8 +8,7 @@ import torch
 from algos_samples import MIXED, batch_of
 from torch import Tensor
 
-from rloom.algos.correction import CorrectionSettings, correct
-from rloom.algos.mismatch import mismatch
+from rloom.algos.correction import CorrectionSettings, correct, mismatch
 from rloom.batch import Batch
 
 

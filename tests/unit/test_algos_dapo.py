@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rloom.algos.dapo import informative_groups, overlong_penalty
+from rloom.algos.estimators import informative_groups, overlong_penalty
 
 
 def test_the_overlong_penalty_falls_over_the_last_tokens() -> None:

@@ -8,8 +8,7 @@ from algos_samples import MASKS, Case, Sample, a_few_examples, a_sample, cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
-from rloom.algos.over_time import unwhitened_gae
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, unwhitened_gae
 from rloom.algos.registry import ALGORITHMS
 from rloom.batch import Advantages, token_indices
 

@@ -2,11 +2,23 @@ import pytest
 import torch
 from algos_samples import batch_of, outcome
 
-from rloom.algos.advantages import AdvantageInputs, AdvantageSettings
+from rloom.algos.estimators import (
+    AdvantageInputs,
+    AdvantageSettings,
+    gae,
+    gpg,
+    grpo,
+    grpo_passk,
+    opo,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    returns_to_go,
+    rloo,
+    unwhitened_gae,
+)
 from rloom.algos.kl import token_rewards
-from rloom.algos.over_time import gae, reinforce_plus_plus, remax, returns_to_go, unwhitened_gae
 from rloom.algos.packed import Actions
-from rloom.algos.within_groups import gpg, grpo, grpo_passk, opo, reinforce_plus_plus_baseline, rloo
 
 PLAIN = AdvantageSettings(norm_by_std=False)
 STD = AdvantageSettings(norm_by_std=True)

@@ -8,12 +8,25 @@ import torch
 from algos_samples import Case, Sample, batch_of
 from torch import Tensor
 
-from rloom.algos.covariance_losses import choose_for_clip_cov, choose_for_kl_cov, clip_cov, kl_cov
-from rloom.algos.policy_losses import LossSettings, LossTerms, PolicyLoss, TokenLoss, log_ratio
+from rloom.algos.objectives import value_loss
+from rloom.algos.policy_losses import (
+    LossSettings,
+    LossTerms,
+    PolicyLoss,
+    TokenLoss,
+    choose_for_clip_cov,
+    choose_for_kl_cov,
+    cispo,
+    clip_cov,
+    geo_mean,
+    gpg,
+    gspo,
+    kl_cov,
+    log_ratio,
+    sapo,
+    vanilla,
+)
 from rloom.algos.registry import POLICY_LOSSES
-from rloom.algos.sequence_losses import geo_mean, gspo
-from rloom.algos.token_losses import cispo, gpg, sapo, vanilla
-from rloom.algos.values import value_loss
 from rloom.batch import TrainBatch
 
 DEFAULT = LossSettings()

@@ -5,9 +5,9 @@ import pytest
 import torch
 from algos_samples import MIXED
 
-from rloom.algos.advantages import AdvantageSettings
 from rloom.algos.aggregate import AGGREGATIONS, Counts
 from rloom.algos.correction import CorrectionSettings
+from rloom.algos.estimators import AdvantageSettings
 from rloom.algos.kl import KL_ESTIMATORS
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
@@ -18,7 +18,7 @@ from rloom.errors import ConfigError
 OUTSIDE = '''
 from dataclasses import dataclass
 
-from rloom.algos.advantages import broadcast_to_tokens
+from rloom.algos.estimators import broadcast_to_tokens
 from rloom.algos.packed import Groups
 from rloom.algos.policy_losses import TokenLoss
 from rloom.algos.registry import Algorithm, PolicyLossEntry
@@ -29,9 +29,9 @@ class Anything:
     """A class, because dataclasses need their module to be known."""
 
 
-def signs(evidence, settings):
-    groups, return_N = Groups.of(evidence.batch), evidence.return_N
-    return broadcast_to_tokens(evidence, groups, (return_N - groups.mean(return_N)).sign())
+def signs(inputs, settings):
+    groups, return_N = Groups.of(inputs.batch), inputs.return_N
+    return broadcast_to_tokens(inputs, groups, (return_N - groups.mean(return_N)).sign())
 
 
 def plain(terms, settings):
@@ -43,7 +43,7 @@ by_answer = PolicyLossEntry(plain, aggregation="seq-mean-token-sum")
 answer = 42
 
 
-def lonely(evidence):
+def lonely(inputs):
     return None
 '''
 
@@ -117,10 +117,10 @@ def test_a_relative_file_is_found_from_the_working_directory(file: Path, monkeyp
     ("name", "message"),
     [
         ("ppo", r"algorithm.adv_estimator=ppo: there is no such entry; use one of gae, rloo, .*my_module:my_function"),
-        ("{folder}/none.py:f", r"adv_estimator=.*none.py:f: there is no file .*none.py; give a Python file"),
+        ("{folder}/none.py:f", r"adv_estimator=.*none.py:f: .*none.py does not exist; use FILE.py:NAME"),
         ("{folder}/my_algos.py:nothing", r"has no 'nothing'; it has .*signs, plain"),
-        ("{folder}/my_algos.py:answer", r"that is a int; give a function of \(evidence, settings\), or an Algorithm"),
-        ("{folder}/my_algos.py:lonely", r"\(evidence\) does not take \(evidence, settings\)"),
+        ("{folder}/my_algos.py:answer", r"answer is a int; use a function of \(inputs, settings\), or an Algorithm"),
+        ("{folder}/my_algos.py:lonely", r"has the signature \(inputs\) .*; use a function of \(inputs, settings\)"),
         ("{folder}/broken.py:f", r"broken.py cannot be loaded \(ZeroDivisionError: division by zero\)"),
         ("no_such_module:f", r"the module 'no_such_module' cannot be imported .*put its folder on PYTHONPATH"),
         (":f", r"adv_estimator=:f"),

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from rloom.errors import CheckpointError
-from rloom.trainer.checkpoint import LATEST, SEAL, STATE, Checkpoints, check, discard, find_fault, read_state
+from rloom.trainer.checkpoint import (
+    LATEST,
+    SEAL,
+    STATE,
+    Checkpoints,
+    discard,
+    find_fault,
+    read_state,
+    verify_checkpoint,
+)
 
 
 def write(folder: Path) -> None:
@@ -51,7 +60,7 @@ def test_a_checkpoint_holds_what_was_written_its_state_and_its_seals(checkpoints
         "seal.json",
         "trainer_state.json",
     ]
-    check(path)
+    verify_checkpoint(path)
     assert read_state(path) == {"format": 2, **state_of(20)}
     assert (checkpoints.directory / LATEST).read_text() == "20"
 
@@ -96,7 +105,7 @@ def test_a_write_that_fails_midway_leaves_nothing_new_and_everything_old(
     if isinstance(error, OSError):
         assert str(caught.value) == (
             f"{checkpoints.path(2)} cannot be written: [Errno 28] No space left on device; "
-            "the checkpoints before it are whole"
+            "the checkpoints before it are complete"
         )
 
 
@@ -167,7 +176,7 @@ def test_damage_is_found_named_and_answered_with_the_newest_good_one(
     message = str(caught.value)
     assert message.startswith(f"{checkpoints.path(4)} is damaged: {says.format(file=checkpoints.path(4) / name)}")
     assert message.endswith(
-        f"the newest good one is {checkpoints.path(2)}: go on from it with trainer.resume_mode=resume_path "
+        f"the newest good one is {checkpoints.path(2)}: resume from it with trainer.resume_mode=resume_path "
         f"trainer.resume_from_path={checkpoints.path(2)}"
     )
 
@@ -200,14 +209,14 @@ def test_checking_a_damaged_checkpoint_names_the_file(checkpoints: Checkpoints) 
     save(checkpoints, 1)
     flip(checkpoints.path(1) / "critic" / "model.bin")
     with pytest.raises(CheckpointError, match=r"global_step_1 is damaged: .*critic/model\.bin does not match"):
-        check(checkpoints.path(1))
+        verify_checkpoint(checkpoints.path(1))
 
 
 @pytest.mark.parametrize("name", ["folder", "nowhere"])
 def test_a_foreign_folder_is_no_checkpoint_of_ours(tmp_path: Path, name: str) -> None:
     write(tmp_path / "folder")
-    with pytest.raises(CheckpointError, match=rf"{name} is no checkpoint of rloom: it has no {STATE}; give a"):
-        check(tmp_path / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is not a checkpoint of rloom: it has no {STATE}; use a"):
+        verify_checkpoint(tmp_path / name)
 
 
 def roles_of(checkpoints: Checkpoints) -> dict[int, list[str]]:

@@ -50,14 +50,14 @@ def test_config_prints_a_tree_that_is_the_default_configuration(capsys: pytest.C
     tree = yaml.safe_load(said.replace("1e-06", "0.000001").replace("1e-05", "0.00001"))
     assert tree == default_tree()
     assert (
-        "  # Prompts a step. The step trains on this many times `rollout.n` samples.\n  train_batch_size: 1024" in said
+        "  # Prompts per step. A step trains on this many times `rollout.n` samples.\n  train_batch_size: 1024" in said
     )
 
 
 def test_config_explains_one_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["config", "algorithm.lam"]) == 0
     assert capsys.readouterr().out == (
-        "algorithm.lam (float, default 0.95): GAE's lambda: 0 trusts the critic, 1 the rewards.\n"
+        "algorithm.lam (float, default 0.95): GAE's lambda. 0: one-step TD errors; 1: Monte Carlo returns.\n"
     )
 
 
@@ -102,7 +102,7 @@ def test_hydras_flags_say_where_the_configuration_is() -> None:
 
 @pytest.mark.parametrize("argument", ["--multirun", "-m", "--lr", "--lr=3"])
 def test_any_other_flag_is_refused(argument: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{argument.split('=')[0]} is no flag of this command; it takes key=value"):
+    with pytest.raises(ConfigError, match=f"^{argument.split('=')[0]} is not a flag of this command; use key=value"):
         split_hydra_flags([argument])
 
 

@@ -219,9 +219,7 @@ def test_ranks_that_share_sequences_count_as_one_for_a_micro_batch() -> None:
 
 def test_two_keys_for_one_micro_batch_are_too_many() -> None:
     error = check_error(f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", f"{ACTOR}.ppo_micro_batch_size=8")
-    assert (
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu=4 and {ACTOR}.ppo_micro_batch_size=8 say the same thing twice" in error
-    )
+    assert f"{ACTOR}.ppo_micro_batch_size_per_gpu=4 and {ACTOR}.ppo_micro_batch_size=8 set the same size twice" in error
 
 
 def test_no_token_budget_and_no_size_is_no_micro_batch() -> None:
@@ -254,7 +252,7 @@ def test_a_critic_is_there_when_the_algorithm_needs_one_and_only_then() -> None:
         "critic.enable=False: algorithm.adv_estimator=gae needs a critic; use rloo or grpo"
     )
     assert check_error("critic.enable=True", estimator="grpo") == (
-        "critic.enable=True: algorithm.adv_estimator=grpo has no use for a critic; use gae"
+        "critic.enable=True: algorithm.adv_estimator=grpo does not use a critic; use gae"
     )
     assert check_error("trainer.critic_warmup=5", estimator="rloo") == (
         "trainer.critic_warmup=5: algorithm.adv_estimator=rloo trains no critic; use 0, or gae"
@@ -273,9 +271,9 @@ def test_going_on_from_a_checkpoint_needs_its_path_and_a_path_its_mode() -> None
 
 
 @pytest.mark.parametrize("role", [ACTOR, "critic"])
-def test_two_warm_ups_that_disagree_are_refused(role: str) -> None:
+def test_two_different_warm_ups_are_refused(role: str) -> None:
     assert check_error(f"{role}.optim.lr_warmup_steps=5", f"{role}.optim.warmup_steps=6") == (
-        f"{role}.optim.lr_warmup_steps=5 and {role}.optim.warmup_steps=6 disagree; keep one"
+        f"{role}.optim.lr_warmup_steps=5 and {role}.optim.warmup_steps=6 differ; keep one"
     )
     passes(f"{role}.optim.lr_warmup_steps=5", f"{role}.optim.warmup_steps=5")
 
@@ -298,7 +296,7 @@ SEVERAL = "trainer.n_gpus_per_node=4"
         ),
         (
             [SEVERAL, "trainer.pools.ref=1", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type=full"],
-            "needs the reference beside the actor",
+            "needs the reference on the actor",
         ),
     ],
 )
@@ -337,9 +335,9 @@ def test_rejection_needs_bounds_in_order() -> None:
 def test_validation_that_the_user_asks_for_needs_prompts() -> None:
     files = "data.train_files=mine.parquet"
     assert check_error(files, "trainer.test_freq=5") == (
-        "trainer.test_freq=5 asks for validation, and there are no prompts for it: set data.val_files=FILE"
+        "trainer.test_freq=5 needs validation prompts: set data.val_files=FILE"
     )
-    assert check_error(files, "trainer.val_only=True").startswith("trainer.val_only=True asks for validation")
+    assert check_error(files, "trainer.val_only=True").startswith("trainer.val_only=True needs validation prompts")
     passes(files, "trainer.test_freq=5", "data.val_files=other.parquet")
     passes("trainer.test_freq=5")  # the embedded data has its own
     preset = load_config([files])  # the embedded model: its preset validates every 8 steps

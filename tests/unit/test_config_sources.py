@@ -157,7 +157,7 @@ def test_a_key_written_both_ways_is_an_error(tmp_path: Path) -> None:
     text = f"{ON_OURS}algorithm:\n  kl_ctrl: {{kl_coef: 0.1}}\n  kl_ctrl.kl_coef: 0.2\n"
     with pytest.raises(ConfigError, match=rf"{COEFFICIENT}: written twice, nested and with dots; keep one"):
         own(tmp_path, text)
-    with pytest.raises(ConfigError, match=r"data\.seed: data has a value of its own"):
+    with pytest.raises(ConfigError, match=r"data\.seed: data is also set, to"):
         own(tmp_path, "data: 3\ndata.seed: 4\n")
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from algos_samples import MIXED
 
-from rloom.algos.advantages import AdvantageSettings
+from rloom.algos.estimators import AdvantageSettings
 from rloom.algos.needs import ESTIMATORS, LOSSES
 from rloom.algos.policy_losses import LossSettings, LossTerms
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
@@ -52,11 +52,11 @@ ERRORS = {
     f"{CORRECTION}.rollout_rs_threshold=3": f"set {CORRECTION}.rollout_rs=token, sequence or geometric",
     f"{MODEL}.lora_alpha=32": f"set {MODEL}.lora_rank",
     f"{MODEL}.target_modules=q_proj": f"set {MODEL}.lora_rank",
-    f"{ACTOR}.optim.min_lr_ratio=0.1": "lr_scheduler_type=constant keeps the rate; use cosine or linear",
+    f"{ACTOR}.optim.min_lr_ratio=0.1": "lr_scheduler_type=constant keeps the learning rate; use cosine or linear",
     f"{ROLLOUT}.val_kwargs.temperature=1": f"set {ROLLOUT}.val_kwargs.do_sample=True",
     f"{ROLLOUT}.val_kwargs.top_p=0.7": f"set {ROLLOUT}.val_kwargs.do_sample=True",
     "custom_reward_function.name=mine": "set custom_reward_function.path=FILE",
-    "trainer.n_gpus_per_node=4 trainer.pools.ref=1": "stand idle",
+    "trainer.n_gpus_per_node=4 trainer.pools.ref=1": "would be idle",
     f"{RLOO} trainer.n_gpus_per_node=4 trainer.pools.critic=1": "trains no critic",
 }
 # The same where the user set the switch himself.
@@ -83,15 +83,15 @@ NOTICES = {
     f"{FILES} {ROLLOUT}.val_kwargs.n=1": "set data.val_files",
     f"{FILES} data.val_batch_size=8": "set data.val_files",
     "data.filter_overlong_prompts=True data.truncation=left": "drops the prompts",
-    f"{ACTOR}.optim.lr_warmup_steps=3 {ACTOR}.optim.lr_warmup_steps_ratio=0.1": "gives a number of steps",
+    f"{ACTOR}.optim.lr_warmup_steps=3 {ACTOR}.optim.lr_warmup_steps_ratio=0.1": "overrides it with a number of steps",
     f"{ACTOR}.use_dynamic_bsz=True {ACTOR}.ppo_micro_batch_size_per_gpu=4": f"{ACTOR}.use_dynamic_bsz=True fills",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu=4 {ACTOR}.ppo_max_token_len_per_gpu=9999": "use_dynamic_bsz=True would",
-    "trainer.device=cpu actor_rollout_ref.actor.fsdp_config.param_offload=True": "only a GPU has a use for it",
-    "trainer.total_training_steps=5 trainer.total_epochs=3": "trainer.total_training_steps=5 says how long",
+    "trainer.device=cpu actor_rollout_ref.actor.fsdp_config.param_offload=True": "only runs on a GPU use it",
+    "trainer.total_training_steps=5 trainer.total_epochs=3": "trainer.total_training_steps=5 sets the length",
     "trainer.default_local_dir=d trainer.experiment_name=e": "trainer.logger=wandb would",
     "trainer.master_addr=10.0.0.1": "trainer.nnodes above 1 does",
-    "trainer.max_restarts=1": "one worker needs no Ray",
-    f"{MODEL}.lora_adapter_path=a {MODEL}.lora_rank=8": "has its own",
+    "trainer.max_restarts=1": "one worker does not use Ray",
+    f"{MODEL}.lora_adapter_path=a {MODEL}.lora_rank=8": "defines it",
 }
 
 

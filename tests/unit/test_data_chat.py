@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from rloom.data import chat
-from rloom.data.chat import as_messages, encode, render, stop_token_ids
+from rloom.data.chat import as_messages, render_chat, stop_token_ids, tokenize
 from rloom.errors import DataError
 
 WORDS = ["<unk>", "<s>", "</s>", "System:", "User:", "Assistant:", "be", "terse", "hello", "[user]", "[assistant]"]
@@ -34,29 +34,29 @@ def tokenizer(*, bos: bool = True, template: str | None = None) -> Any:
 
 
 def test_a_template_is_rendered_up_to_where_the_assistant_begins() -> None:
-    text = render(HELLO_MESSAGES, tokenizer(template=TEMPLATE))
+    text = render_chat(HELLO_MESSAGES, tokenizer(template=TEMPLATE))
     assert text == "<s> [user] hello [assistant]"
 
 
 def test_text_of_a_template_gets_no_second_beginning_of_sequence() -> None:
     made = tokenizer(template=TEMPLATE)
     assert made("hello")["input_ids"] == [BOS, HELLO]  # what adding special tokens would do
-    assert encode([render(HELLO_MESSAGES, made)], made) == [(BOS, USER_TAG, HELLO, ASSISTANT_TAG)]
+    assert tokenize([render_chat(HELLO_MESSAGES, made)], made) == [(BOS, USER_TAG, HELLO, ASSISTANT_TAG)]
 
 
 def test_without_a_template_turns_are_written_plainly() -> None:
     messages = ({"role": "system", "content": "be terse"}, *HELLO_MESSAGES)
     made = tokenizer(bos=False)
-    text = render(messages, made)
+    text = render_chat(messages, made)
     assert text == "System: be terse\n\nUser: hello\n\nAssistant:"
-    assert encode([text], made) == [(SYSTEM, BE, TERSE, USER, HELLO, ASSISTANT)]
+    assert tokenize([text], made) == [(SYSTEM, BE, TERSE, USER, HELLO, ASSISTANT)]
 
 
 def test_the_plain_format_begins_with_the_tokenizers_own_beginning_of_sequence() -> None:
     made = tokenizer(bos=True)
-    text = render(HELLO_MESSAGES, made)
+    text = render_chat(HELLO_MESSAGES, made)
     assert text == "<s>User: hello\n\nAssistant:"
-    assert encode([text], made) == [(BOS, USER, HELLO, ASSISTANT)]
+    assert tokenize([text], made) == [(BOS, USER, HELLO, ASSISTANT)]
 
 
 def test_the_plain_format_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -64,23 +64,23 @@ def test_the_plain_format_is_warned_of_once(caplog: pytest.LogCaptureFixture) ->
     made = tokenizer()
     with caplog.at_level(logging.WARNING, logger="rloom.data.chat"):
         for _ in range(3):
-            render(HELLO_MESSAGES, made)
+            render_chat(HELLO_MESSAGES, made)
     assert len(caplog.records) == 1
     assert "custom_chat_template" in caplog.text
 
 
 def test_a_custom_template_comes_before_the_tokenizers_own() -> None:
     custom = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
-    assert render(HELLO_MESSAGES, tokenizer(template=TEMPLATE), custom) == "<hello>"
-    assert render(HELLO_MESSAGES, tokenizer(), custom) == "<hello>"
+    assert render_chat(HELLO_MESSAGES, tokenizer(template=TEMPLATE), custom) == "<hello>"
+    assert render_chat(HELLO_MESSAGES, tokenizer(), custom) == "<hello>"
 
 
 def test_what_a_template_refuses_is_a_fault_of_the_data() -> None:
     picky = tokenizer(template="{{ raise_exception('no system role') }}")
     with pytest.raises(DataError, match=r"refuses the messages \(no system role\)"):
-        render(HELLO_MESSAGES, picky)
+        render_chat(HELLO_MESSAGES, picky)
     with pytest.raises(DataError, match="custom_chat_template"):
-        render(HELLO_MESSAGES, picky, "{% for %}")
+        render_chat(HELLO_MESSAGES, picky, "{% for %}")
 
 
 def test_a_plain_string_is_one_user_message() -> None:

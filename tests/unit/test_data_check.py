@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rloom.data.check import Fault, check_file, length_histogram, render
+from rloom.data.check import Fault, check_file, length_histogram, render_report
 from rloom.errors import DataError
 
 
@@ -43,7 +43,7 @@ def test_a_sound_file_is_ok(tmp_path: Path) -> None:
     assert report.columns == ("data_source", "prompt", "reward_model", "ground_truth")
     assert report.sources == {"openai/gsm8k": 2, "math_reasoning": 1}
     assert report.prompt_lengths is None
-    assert render(report) == (
+    assert render_report(report) == (
         f"{path}: 3 rows (numbered from 0)\n"
         "columns: data_source, prompt, reward_model, ground_truth\n"
         "data sources:\n"
@@ -67,7 +67,7 @@ def test_faults_of_the_schema_are_listed_with_their_rows(tmp_path: Path) -> None
     assert report.schema_faults[0] == Fault(1, "the prompt is an empty list of messages")
     assert report.schema_faults[1].reason.startswith("has nothing under 'data_source'")
     assert report.truth_faults == ()
-    assert "faults: 4\n  row 1: the prompt is an empty list of messages\n" in render(report)
+    assert "faults: 4\n  row 1: the prompt is an empty list of messages\n" in render_report(report)
 
 
 def test_ground_truths_that_are_missing_or_no_number_are_faults(tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_a_missing_ground_truth_is_to_go_where_the_rows_keep_theirs(tmp_path: Pa
     rows = [{"data_source": "math_reasoning", "prompt": "a"}, gsm8k("b", None)]
     found = [fault.reason for fault in check_file(write(tmp_path, rows)).truth_faults]
     assert found == [
-        "no ground truth; put it under ground_truth",
-        "no ground truth; put it under reward_model.ground_truth",
+        "no ground truth; set ground_truth",
+        "no ground truth; set reward_model.ground_truth",
     ]
 
 
 def test_the_way_out_of_an_unknown_source_is_one_that_exists(tmp_path: Path) -> None:
-    said = render(check_file(write(tmp_path, [{"data_source": "my/own", "prompt": "a", "ground_truth": "x"}])))
+    said = render_report(check_file(write(tmp_path, [{"data_source": "my/own", "prompt": "a", "ground_truth": "x"}])))
     assert "custom_reward_function.path=FILE" in said
     assert "judge" not in said and "reward model" not in said
     assert ": 1 row (numbered from 0)\n" in said
@@ -108,7 +108,7 @@ def test_a_data_source_without_a_rule_is_named_once(tmp_path: Path) -> None:
     report = check_file(path)
     assert report.sources_without_rule == ("my/own",)
     assert not report.ok
-    assert "data sources without a reward rule: 1\n  my/own: " in render(report)
+    assert "data sources without a reward rule: 1\n  my/own: " in render_report(report)
     assert check_file(path, own_reward=True).ok
 
 
@@ -117,16 +117,16 @@ def test_repeated_prompts_are_told_but_allowed(tmp_path: Path) -> None:
     report = check_file(write(tmp_path, [gsm8k("a", "1"), gsm8k("b", "1"), gsm8k(as_messages, "1"), gsm8k("a", "1")]))
     assert report.duplicates == ((2, 0), (3, 0))
     assert report.ok
-    assert "repeated prompts: 2\n  row 2 repeats row 0\n  row 3 repeats row 0\nok" in render(report)
+    assert "repeated prompts: 2\n  row 2 repeats row 0\n  row 3 repeats row 0\nok" in render_report(report)
 
 
 def test_long_lists_are_cut_in_the_rendering_only(tmp_path: Path) -> None:
     report = check_file(write(tmp_path, [gsm8k(str(number), None) for number in range(25)]))
     assert len(report.truth_faults) == 25
-    assert "ground truths: 25\n" in render(report)
-    assert "  row 19: " in render(report)
-    assert "  row 20: " not in render(report)
-    assert "  and 5 more\n" in render(report)
+    assert "ground truths: 25\n" in render_report(report)
+    assert "  row 19: " in render_report(report)
+    assert "  row 20: " not in render_report(report)
+    assert "  and 5 more\n" in render_report(report)
 
 
 def test_prompt_lengths_are_those_of_the_rendered_prompts(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_prompt_lengths_are_those_of_the_rendered_prompts(tmp_path: Path) -> Non
         "  up to 16   0\n"
         f"  up to 32  {'█' * 40} 1\n"
         f"  up to 64  {'█' * 40} 1\n"
-    ) in render(report)
+    ) in render_report(report)
 
 
 def test_the_histogram_has_doubling_bounds() -> None:

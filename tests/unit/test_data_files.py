@@ -105,7 +105,7 @@ def test_broken_json_is_named_by_its_line(tmp_path: Path) -> None:
 
 def test_jsonl_under_the_name_of_json_is_recognised(tmp_path: Path) -> None:
     file = write(tmp_path / "a.json", '{"prompt": "a"}\n{"prompt": "b"}\n')
-    assert fault(file).endswith("if it holds one object a line, name it .jsonl")
+    assert fault(file).endswith("if it holds one object per line, name it .jsonl")
 
 
 def test_json_must_be_a_list_of_objects(tmp_path: Path) -> None:

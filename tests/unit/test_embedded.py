@@ -182,9 +182,9 @@ def test_another_seed_draws_other_rows():
 
 
 def test_more_rows_than_there_are_problems_is_an_error_that_counts_them():
-    with pytest.raises(DataError, match=r"6250 test rows with a carry or borrow .* only 5265 such problems"):
+    with pytest.raises(DataError, match=r"test=6250 rows with a carry or borrow: there are only 5265 such problems"):
         arithmetic.rows(train=0, test=10_000, seed=0)
-    with pytest.raises(DataError, match=r"62500 train and 0 test rows with a carry .* ask for fewer rows"):
+    with pytest.raises(DataError, match=r"train=62500 and test=0 rows with a carry .* use fewer rows"):
         arithmetic.rows(train=100_000, test=0, seed=0)
     with pytest.raises(DataError, match="train=-1, test=0: a number of rows cannot be negative"):
         arithmetic.rows(train=-1, test=0, seed=0)

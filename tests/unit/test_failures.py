@@ -46,7 +46,7 @@ def lost_a_peer() -> Failure:
 def test_the_cause_is_named_before_what_came_of_it_whoever_reported_first() -> None:
     error = cause_first([lost_a_peer(), raised()])
     assert str(error).startswith("worker 1 failed: KeyError: 'x'")
-    assert error.__notes__ == [f"A consequence, or at the same time: worker 0 failed: {GLOO}"]
+    assert error.__notes__ == [f"Another failure, possibly a consequence: worker 0 failed: {GLOO}"]
     assert str(cause_first([lost_a_peer(), raised(), died()])).startswith("worker 2 died")
 
 

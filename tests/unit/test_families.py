@@ -177,7 +177,7 @@ def test_longrope_goes_by_the_runs_longest_sample_and_not_by_the_samples_of_a_pa
 
 def test_a_context_longer_than_the_model_was_made_for_is_refused_with_the_way_out(tmp_path: Path) -> None:
     check_context(64, 64, "actor_rollout_ref.model.path=m")
-    too_long = r"= 65 tokens, the model was made for 64 .*override_config.max_position_embeddings=65"
+    too_long = r"= 65 tokens, the model supports 64 .*override_config.max_position_embeddings=65"
     with pytest.raises(ModelError, match=too_long):
         check_context(64, 65, "actor_rollout_ref.model.path=m")
     source = saved(tmp_path, "llama")

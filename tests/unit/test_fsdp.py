@@ -20,7 +20,7 @@ from rloom.engines.fsdp import FSDPEngine
 from rloom.errors import CheckpointError, ConfigError
 from rloom.models.load import Lora
 from rloom.packing import MicroBatching, share_rows
-from rloom.trainer.checkpoint import Checkpoints, check
+from rloom.trainer.checkpoint import Checkpoints, verify_checkpoint
 from tests.engine_subjects import ENGINES, network_of
 from tests.helpers import CPU, Weights, apart, assert_identical, assert_near, train_batch
 from tests.ranks import RankProcesses
@@ -304,11 +304,11 @@ def test_a_checkpoints_shards_are_sealed_with_it(one_rank: None, folders: dict[s
 
     state = {"step": 1, "kl_coefficient": 0.0, "stream": {}}
     saved = Checkpoints(tmp_path, {"actor": None}).save(1, write, state)
-    check(saved)
+    verify_checkpoint(saved)
     shard = next((saved / "actor" / "model_shards").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"damaged: .*model_shards/rank_0\.safetensors has \d+ bytes"):
-        check(saved)
+        verify_checkpoint(saved)
 
 
 def count_collectives(rank: int, ranks: int, folder: Path) -> tuple[list[int], int, int]:

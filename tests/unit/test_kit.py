@@ -2,7 +2,7 @@
 
 import pytest
 
-from rloom.config.dialects.kit import FLAGS, LATER_FLAGS, VARIABLES, translate
+from rloom.config.dialects.kit import FLAGS, UNSUPPORTED_FLAGS, VARIABLES, translate
 from rloom.config.keys import all_keys
 from rloom.config.load import load_config
 from rloom.errors import ConfigError
@@ -101,9 +101,9 @@ def test_a_flag_is_not_guessed_from_its_beginning() -> None:
         translate(["--epoch", "3"], {})
 
 
-@pytest.mark.parametrize("flag", LATER_FLAGS)
+@pytest.mark.parametrize("flag", UNSUPPORTED_FLAGS)
 def test_a_flag_of_later_versions_says_so_with_its_own_value(flag: str) -> None:
-    takes_value, later = LATER_FLAGS[flag]
+    takes_value, later = UNSUPPORTED_FLAGS[flag]
     with pytest.raises(ConfigError) as caught:
         translate([f"--{flag}", *(["a value: {prompt}"] if takes_value else [])], {})
     asked = f"--{flag} a value: {{prompt}}" if takes_value else f"--{flag}"

@@ -10,7 +10,7 @@ import pytest
 
 from rloom.errors import ConfigError, WorkerError
 from rloom.runtime import joining
-from rloom.runtime.joining import Admission, await_admission
+from rloom.runtime.joining import HeadCheck, wait_for_head
 from rloom.runtime.nodes import check_head_address, free_port, interface_of, reachable
 from rloom.runtime.secret import new_secret, read_secret, secret_file
 
@@ -54,7 +54,7 @@ def test_machine_0_is_told_that_an_address_is_not_its_own() -> None:
 
 
 def test_machine_0_is_told_that_its_port_is_taken(listener: str) -> None:
-    with pytest.raises(ConfigError, match=f"something listens on {listener} already"):
+    with pytest.raises(ConfigError, match=f"another process listens on {listener}"):
         check_head_address(listener)
 
 
@@ -104,7 +104,7 @@ def test_a_machine_without_a_secret_says_where_it_looked_and_both_ways_out(tmp_p
     said: list[str] = []
     file = secret_file(tmp_path, listener)
     with pytest.raises(WorkerError) as caught:
-        await_admission(Admission(listener, file), 0.3, said.append)
+        wait_for_head(HeadCheck(listener, file), 0.3, said.append)
     waiting = f"machine 0 answers at {listener}, and its secret is not in {file}"
     assert said == [f"Waiting up to 0 s: {waiting}"]
     assert str(caught.value) == (
@@ -139,11 +139,11 @@ def test_a_machine_does_not_join_with_the_secret_of_an_earlier_run(
     file.write_text("old")
     said: list[str] = []
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         said.append(text)
         file.write_text("new")  # machine 0's, which has just begun
 
-    await_admission(Admission(listener, file), 30, say)
+    wait_for_head(HeadCheck(listener, file), 30, report)
     assert said == [f"Waiting up to 30 s: {file} has the secret of an earlier run, which {listener} does not accept"]
 
 
@@ -153,9 +153,9 @@ def test_a_secret_of_the_users_that_is_not_machine_0s_is_refused_at_once(
     head("new")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
     with pytest.raises(WorkerError, match="does not accept this machine's RAY_AUTH_TOKEN"):
-        await_admission(Admission(listener, secret_file(tmp_path, listener)), 30, print)
+        wait_for_head(HeadCheck(listener, secret_file(tmp_path, listener)), 30, print)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "new")
-    await_admission(Admission(listener, secret_file(tmp_path, listener)), 30, print)
+    wait_for_head(HeadCheck(listener, secret_file(tmp_path, listener)), 30, print)
 
 
 def test_something_else_at_the_address_is_told_from_rays_head(
@@ -163,11 +163,11 @@ def test_something_else_at_the_address_is_told_from_rays_head(
 ) -> None:
     """The real `ray health-check`, which would wait for most of a minute."""
     pytest.importorskip("ray")
-    monkeypatch.setattr(joining, "PROBE_S", 1.0)
+    monkeypatch.setattr(joining, "HEALTH_CHECK_S", 1.0)
     file = secret_file(tmp_path, listener)
     file.write_text("secret")
     with pytest.raises(WorkerError) as caught:
-        await_admission(Admission(listener, file), 0.1, print)
+        wait_for_head(HeadCheck(listener, file), 0.1, print)
     said = str(caught.value)
-    assert f"something answers at {listener}, but it is not Ray's head. " in said
-    assert "trainer.master_port the same on every machine?" in said and "Traceback" not in said
+    assert f"the process that answers at {listener} is not Ray's head. " in said
+    assert "trainer.master_port is the same on every machine" in said and "Traceback" not in said

@@ -142,7 +142,7 @@ def test_without_a_login_wandb_records_offline_and_says_so_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said: list[str] = []
-    tracker = WandbTracker(tmp_path / "run", project="p", experiment="e", config={"lr": 0.1}, say=said.append)
+    tracker = WandbTracker(tmp_path / "run", project="p", experiment="e", config={"lr": 0.1}, report=said.append)
     tracker.log(1, {"critic/score/mean": 0.5})
     tracker.log(1, {"val-core/s/acc/mean@1": 0.5})
     tracker.log(2, {"critic/score/mean": 0.75})
@@ -165,7 +165,7 @@ def test_a_wish_to_stay_offline_is_obeyed_without_a_word(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", mode)
     said: list[str] = []
-    tracker = WandbTracker(tmp_path, project="p", experiment="e", config={}, say=said.append)
+    tracker = WandbTracker(tmp_path, project="p", experiment="e", config={}, report=said.append)
     tracker.log(1, {"x": 1.0})
     tracker.close()
     assert said == []
@@ -199,8 +199,8 @@ def test_a_server_out_of_reach_means_offline_too(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(wandb, "init", init)
     said: list[str] = []
-    WandbTracker(tmp_path, project="p", experiment="e", config={}, say=said.append)
+    WandbTracker(tmp_path, project="p", experiment="e", config={}, report=said.append)
     assert modes == [None, "offline"]
     assert said == [
-        f"wandb: no way to the server; recording offline in {tmp_path / 'wandb'}; send it later with `wandb sync`"
+        f"wandb: no way to the server; recording offline in {tmp_path / 'wandb'}; upload it later with `wandb sync`"
     ]

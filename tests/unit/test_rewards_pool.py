@@ -291,7 +291,7 @@ def test_an_error_while_the_file_is_loaded_is_named_with_its_line(tmp_path):
 def test_a_file_that_ends_the_process_is_named(tmp_path):
     (tmp_path / "bad.py").write_text("import os\nos._exit(3)\n")
     message = check_error(str(tmp_path / "bad.py"))
-    assert message.endswith("bad.py': the reward worker ended with exit code 3, while it was loaded")
+    assert message.endswith("bad.py': the reward worker ended with exit code 3, while loading")
 
 
 def test_a_missing_function_names_those_that_are_there(functions):

@@ -10,7 +10,7 @@ import pytest
 
 from rloom.rewards.rules import answer_line, expressions, gsm8k, math, math_reasoning
 from rloom.rewards.rules.boxed import last_boxed
-from rloom.rewards.rules.numbers import canonical, close, numbers_in, whole_number
+from rloom.rewards.rules.numbers import canonical, close, numbers_in, parse_number
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -216,7 +216,7 @@ def test_numbers_are_exact_and_spelled_one_way():
         Fraction(3, 4),
     ]
     assert [canonical(Fraction(text)) for text in ("42.0", "-3/4", "1/3")] == ["42", "-0.75", "1/3"]
-    assert whole_number("42 apples") is None
+    assert parse_number("42 apples") is None
     assert canonical(Fraction("9" * 400 + ".5")) == "1" + "9" * 400 + "/2"
     assert close(Fraction("0.333333"), Fraction(1, 3)) and not close(Fraction("0.3333"), Fraction(1, 3))
 

@@ -58,6 +58,6 @@ def test_errors_and_flags_are_those_of_training(capsys: pytest.CaptureFixture[st
     assert cli.main(["plan", "data.sead=1"]) == 2
     assert "data.sead: there is no such key; did you mean data.seed?" in capsys.readouterr().err
     assert cli.main(["plan", "--lr", "1"]) == 2
-    assert "--lr is no flag of this command" in capsys.readouterr().err
+    assert "--lr is not a flag of this command" in capsys.readouterr().err
     assert cli.main(["plan", "--gpu_memory", "0"]) == 2
     assert "--gpu_memory=0.0: give the GiB of one GPU" in capsys.readouterr().err

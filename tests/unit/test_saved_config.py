@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rloom.config.load import load_config
-from rloom.config.saved import CONFIG_FILE, EVALUATION, MODEL_ALONE, load_saved, merged
+from rloom.config.saved import CONFIG_FILE, EVALUATION, MODEL_ALONE, load_saved, merge_trees
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 from rloom.trainer.assemble.components import config_text
@@ -34,7 +34,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def write(folder: Path, changes: Mapping[str, Any]) -> Path:
-    tree = merged(Config().model_dump(mode="json"), changes)
+    tree = merge_trees(Config().model_dump(mode="json"), changes)
     (folder / CONFIG_FILE).write_text(yaml.safe_dump(tree))
     return folder
 
@@ -52,13 +52,15 @@ def test_what_runs_code_is_refused_with_the_words_that_allow_it(tmp_path: Path, 
     with pytest.raises(ConfigError) as caught:
         load_saved(tmp_path)
     said = str(caught.value)
-    assert said.startswith(f"{tmp_path / CONFIG_FILE} names what runs code: {key}={value}. A checkpoint is not trusted")
+    assert said.startswith(
+        f"{tmp_path / CONFIG_FILE} sets keys that run code: {key}={value}. A checkpoint is not trusted"
+    )
     allow = shlex.split(said.rpartition("add to the command: ")[2])
     assert value_of(load_saved(tmp_path, allow), key) == value
 
 
 def test_all_that_runs_code_is_named_at_once(tmp_path: Path) -> None:
-    write(tmp_path, merged(nested(REWARD, "a.py"), nested(ESTIMATOR, "b.py:f")))
+    write(tmp_path, merge_trees(nested(REWARD, "a.py"), nested(ESTIMATOR, "b.py:f")))
     with pytest.raises(ConfigError) as caught:
         load_saved(tmp_path, [f"{ESTIMATOR}=gae"])
     assert str(caught.value).endswith(f"add to the command: {REWARD}=a.py")
@@ -69,12 +71,12 @@ def test_all_that_runs_code_is_named_at_once(tmp_path: Path) -> None:
 
 def test_a_mapping_that_is_named_takes_nothing_from_the_file(tmp_path: Path) -> None:
     write(tmp_path, nested(ENGINE, {"custom_generate": "some/folder"}))
-    with pytest.raises(ConfigError, match="names what runs code"):
+    with pytest.raises(ConfigError, match="sets keys that run code"):
         load_saved(tmp_path, [f"{ENGINE}={{repetition_penalty: 1.1}}"])
 
 
 def test_an_export_runs_no_reward_and_no_algorithm(tmp_path: Path) -> None:
-    write(tmp_path, merged(nested(REWARD, "a.py"), nested(ESTIMATOR, "b.py:f")))
+    write(tmp_path, merge_trees(nested(REWARD, "a.py"), nested(ESTIMATOR, "b.py:f")))
     load_saved(tmp_path, uses=MODEL_ALONE)
     write(tmp_path, nested(MODEL, True))
     with pytest.raises(ConfigError, match=rf"add to the command: {MODEL}=true"):

@@ -221,12 +221,12 @@ def test_a_configuration_that_cannot_share_sequences_is_refused() -> None:
         f"{KEY}=2 does not divide 1 workers of trainer.pools.ref; use 1",
     ]
     [padded] = faults(f"{KEY}=2", "actor_rollout_ref.model.use_remove_padding=False")
-    assert padded.startswith(f"{KEY}=2 cuts packed sequences; set actor_rollout_ref.model.use_remove_padding=True")
+    assert padded.startswith(f"{KEY}=2 needs packed sequences; set actor_rollout_ref.model.use_remove_padding=True")
     assert faults(f"critic.{NAME}=2", "trainer.pools.critic=1") == [
         f"critic.{NAME}=2 does not divide 1 workers of trainer.pools.critic; use 1"
     ]
     [padded] = faults(f"critic.{NAME}=2", "critic.model.use_remove_padding=False")
-    assert padded.startswith(f"critic.{NAME}=2 cuts packed sequences; set critic.model.use_remove_padding=True")
+    assert padded.startswith(f"critic.{NAME}=2 needs packed sequences; set critic.model.use_remove_padding=True")
     [full] = faults(f"{KEY}=2", "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_type=full")
     assert full.startswith(f"{KEY}=2: a KL over the whole vocabulary needs whole sequences on each worker; use 1")
 

@@ -1,4 +1,4 @@
-"""The flags and environment variables of `train.sh`, as overrides of our own keys."""
+"""The flags and environment variables of `train.sh`, as overrides of rloom's keys."""
 
 import argparse
 import re
@@ -18,7 +18,7 @@ class Setting:
     key: str
     english: str
     chinese: str
-    variable: str | None = None  # that a flag has beside it
+    variable: str | None = None  # the environment variable with the same meaning as the flag
 
     def meaning(self, chinese: bool) -> str:
         return f"{self.chinese if chinese else self.english} ({self.key})"
@@ -32,12 +32,12 @@ FLAGS = {
     "lr": Setting("actor_rollout_ref.actor.optim.lr", "learning rate of the policy", "策略（Actor）学习率"),
     "batch_size": Setting(
         "data.train_batch_size",
-        "prompts a step, learned from in four updates",
+        "prompts per step, in four updates",
         "每步的提示数，分四次更新",
     ),
     "kl_coef": Setting(
         "algorithm.kl_ctrl.kl_coef",
-        "coefficient of the KL in the reward; given, the KL is on",
+        "coefficient of the KL in the reward; setting it enables the KL",
         "奖励中 KL 的系数；给出即启用 KL",
         variable="KL_COEF",
     ),
@@ -48,7 +48,7 @@ VARIABLES = {
     "GAE_GAMMA": Setting("algorithm.gamma", "discount of later rewards", "折扣因子 γ"),
     "GAE_LAMBDA": Setting("algorithm.lam", "GAE's lambda", "GAE 的 λ"),
     "PPO_EPOCHS": Setting(
-        "actor_rollout_ref.actor.ppo_epochs", "times each batch is learned from", "每批数据的更新轮数"
+        "actor_rollout_ref.actor.ppo_epochs", "passes over each batch in the update", "每批数据的更新轮数"
     ),
     "CRITIC_LR": Setting("critic.optim.lr", "learning rate of the critic", "Critic 学习率"),
     "CRITIC_EPOCHS": Setting("critic.ppo_epochs", "the same, for the critic", "Critic 的更新轮数"),
@@ -62,15 +62,15 @@ VARIABLES = {
     ),
     "GPU_MEMORY_UTILIZATION": Setting(
         "actor_rollout_ref.rollout.gpu_memory_utilization",
-        "share of a GPU's memory that the key-value cache may fill up to",
+        "share of a GPU's memory in use, at most, with the key-value cache",
         "KV 缓存可用的显存比例",
     ),
     "NNODES": Setting("trainer.nnodes", "machines", "机器数"),
-    "NODE_RANK": Setting("trainer.node_rank", "which of them this is, from 0", "本机编号，从 0 开始"),
+    "NODE_RANK": Setting("trainer.node_rank", "rank of this machine, from 0", "本机编号，从 0 开始"),
     "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0", "0 号机器的地址"),
 }
-# Flags and variables of the kit that this version has no use for -> whether they take a value, what is missing.
-LATER_FLAGS: dict[str, tuple[bool, Unsupported]] = {
+# Flags and variables of the kit that this version does not support -> whether they take a value, what is missing.
+UNSUPPORTED_FLAGS: dict[str, tuple[bool, Unsupported]] = {
     "reward_model": (True, REWARD_MODELS),
     "use_api_reward": (False, JUDGES),
     "rm_api_type": (True, JUDGES),
@@ -79,14 +79,14 @@ LATER_FLAGS: dict[str, tuple[bool, Unsupported]] = {
     "rm_system_prompt": (True, JUDGES),
     "rm_scoring_prompt": (True, JUDGES),
 }
-LATER_VARIABLES = {"REWARD_MODEL_PATH": REWARD_MODELS}
-OUTPUT = "outputs/checkpoints"  # each model has a folder of its own below it
+UNSUPPORTED_VARIABLES = {"REWARD_MODEL_PATH": REWARD_MODELS}
+OUTPUT = "outputs/checkpoints"  # with one folder per model
 MODEL_KEY = "actor_rollout_ref.model.path"
 
 ENGLISH = (
     "Trains a policy: without flags, the embedded model on the embedded data, no download.",
-    "Every key of `rloom config` can follow as key=value and wins.",
-    "Environment variables (a flag wins over its variable):",
+    "Every key of `rloom config` can follow as key=value and overrides the flags.",
+    "Environment variables (a flag overrides its variable):",
     "show this help and end",
 )
 CHINESE = (
@@ -103,9 +103,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Overrides for `load_config`. A flag wins over its variable, a key=value over both."""
-    given = vars(parser(speaks_chinese(environment)).parse_intermixed_args(list(arguments)))
-    refuse_later(given, environment)
+    """Overrides for `load_config`. A flag overrides its variable, a key=value overrides both."""
+    given = vars(parser(is_chinese(environment)).parse_intermixed_args(list(arguments)))
+    refuse_unsupported(given, environment)
     overrides = [f"{found.key}={environment[name]}" for name, found in VARIABLES.items() if environment.get(name)]
     for flag, found in FLAGS.items():
         value = given[flag] or (environment.get(found.variable) if found.variable else None)
@@ -116,7 +116,7 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
 
 
 def model_folder(overrides: Sequence[str]) -> str:
-    """A hub name as it is (Qwen/Qwen2.5-7B), of a path its last part; without a model, embedded."""
+    """A hub name unchanged (Qwen/Qwen2.5-7B), the last part of a path, or `embedded` without a model."""
     values = [value for key, _, value in (text.lstrip("+").partition("=") for text in overrides) if key == MODEL_KEY]
     path = PurePosixPath(values[-1].strip("'\"") if values else "embedded")
     is_hub_name = len(path.parts) == 2 and path.parts[0] not in ("~", "..", "/", ".")
@@ -140,26 +140,26 @@ def parser(chinese: bool) -> Parser:
     made.add_argument("-h", "--help", action="help", help=help_help)
     for flag, found in FLAGS.items():
         made.add_argument(f"--{flag}", metavar="VALUE", help=found.meaning(chinese))
-    for flag, (takes_value, _) in LATER_FLAGS.items():
+    for flag, (takes_value, _) in UNSUPPORTED_FLAGS.items():
         made.add_argument(f"--{flag}", action="store" if takes_value else "store_true", help=argparse.SUPPRESS)
     made.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
     return made
 
 
-def speaks_chinese(environment: Mapping[str, str]) -> bool:
+def is_chinese(environment: Mapping[str, str]) -> bool:
     chosen = next((environment[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environment.get(name)), "")
     return chosen.startswith("zh")
 
 
-def refuse_later(given: Mapping[str, object], environment: Mapping[str, str]) -> None:
+def refuse_unsupported(given: Mapping[str, object], environment: Mapping[str, str]) -> None:
     faults = [
-        later.sentence(f"--{flag} {given[flag]}" if takes_value else f"--{flag}")
-        for flag, (takes_value, later) in LATER_FLAGS.items()
+        missing.sentence(f"--{flag} {given[flag]}" if takes_value else f"--{flag}")
+        for flag, (takes_value, missing) in UNSUPPORTED_FLAGS.items()
         if given[flag]
     ]
     faults += [
-        later.sentence(f"{name}={environment[name]}")
-        for name, later in LATER_VARIABLES.items()
+        missing.sentence(f"{name}={environment[name]}")
+        for name, missing in UNSUPPORTED_VARIABLES.items()
         if environment.get(name)
     ]
     if faults:
@@ -167,8 +167,8 @@ def refuse_later(given: Mapping[str, object], environment: Mapping[str, str]) ->
 
 
 def consequences(flag: str, value: str) -> list[str]:
-    """What else a flag means to someone who knows only the flag."""
+    """Further keys that a flag sets."""
     if flag == "batch_size" and value.isdigit():
-        quarter = int(value) // 4 if int(value) % 4 == 0 else int(value)  # four updates a step, as users are used to
+        quarter = int(value) // 4 if int(value) % 4 == 0 else int(value)  # four updates per step, as in the kit
         return [f"actor_rollout_ref.actor.ppo_mini_batch_size={quarter}"]
     return []

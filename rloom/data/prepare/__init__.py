@@ -1,11 +1,11 @@
 """Known data sets, written in rloom's row layout as `train.parquet` and `test.parquet`.
 
 A row:
-    data_source   chooses the reward rule
+    data_source   selects the reward rule
     prompt        chat messages
     ability       math, code, ...
     reward_model  {style: rule or model, ground_truth}
-    extra_info    {split, index in the source, and what else is known of the row}
+    extra_info    {split, index in the source, and further columns of the source}
 """
 
 import argparse
@@ -25,18 +25,18 @@ from rloom.extras import install_command
 
 Splits = tuple[list[Row], list[Row]]  # train, test
 
-# As in recipes/embedded: under another seed, test problems would be among those the embedded model was trained on.
+# As in recipes/embedded: with another seed, the test problems would include training problems of the embedded model.
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS, ARITHMETIC_SEED = 8192, 512, 0
 
 
 @dataclass(frozen=True)
 class Preparer:
     summary: str
-    source_files: tuple[str, ...]  # what a --source folder must hold; empty: the data is made here
+    source_files: tuple[str, ...]  # of a --source folder; empty: the data is generated
     splits: Callable[[Path | None], Splits]
 
 
-# Each set's module is imported when asked for: it may import from here.
+# The module of each data set is imported on use, because it imports this module.
 
 
 def _gsm8k(source: Path | None) -> Splits:
@@ -67,8 +67,8 @@ PREPARERS: dict[str, Preparer] = {
 
 
 def prepare(name: str, save_dir: str | Path, source: str | Path | None) -> list[Path]:
-    """Write `train.parquet` and `test.parquet` of a known data set. `source` is a folder with the set's original files;
-    without one it is downloaded."""
+    """Write `train.parquet` and `test.parquet` of a known data set. `source`: a folder with the original files; None:
+    download them."""
     if name not in PREPARERS:
         raise DataError(f"{name}: not a known data set; choose one of {', '.join(PREPARERS)}")
     folder = Path(save_dir).expanduser()
@@ -81,7 +81,7 @@ def prepare(name: str, save_dir: str | Path, source: str | Path | None) -> list[
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> Path:
-    """Written beside and renamed: a reader sees the old file or the whole new one."""
+    """Write to a temporary file and rename it: a reader sees the old file or the complete new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         pq.write_table(pa.Table.from_pylist(list(rows)), beside)
@@ -97,14 +97,14 @@ def load_from_hub(repository: str, *, split: str, subset: str | None = None) -> 
         import datasets
     except ImportError as error:
         raise DataError(
-            f"{repository}: downloading it needs the `datasets` library, which is not installed. Give a folder with "
-            f"the data set's files as --source, or install it: {install_command('data')}"
+            f"{repository}: the download needs the `datasets` library, which is not installed. Pass a folder with the "
+            f"data set's files as --source, or install it: {install_command('data')}"
         ) from error
     try:
         rows: list[Row] = datasets.load_dataset(repository, subset, split=split).to_list()
-    except Exception as error:  # network, hub and cache each fail in classes of their own
+    except Exception as error:  # network, hub and cache raise different classes
         raise DataError(
-            f"{repository}: cannot be downloaded ({error}); check the network, or give a folder with the data set's "
+            f"{repository}: cannot be downloaded ({error}); check the network, or pass a folder with the data set's "
             "files as --source"
         ) from error
     return rows
@@ -119,7 +119,7 @@ def script(name: str, arguments: Sequence[str] | None = None) -> int:
     )
     files = " and ".join(preparer.source_files)
     help_of_source = (
-        f"folder with {files}; without it they are downloaded" if files else "not used: the data is made here"
+        f"folder with {files}; without it they are downloaded" if files else "not used: the data is generated"
     )
     parser.add_argument("--source", default=None, metavar="DIR", help=help_of_source)
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """Sums and differences of two-digit numbers, asked in Chinese and in English: the embedded data set.
 
-A problem is *hard* when its units column carries or borrows. Fixing the share of hard problems fixes what a student who
-forgets carries can reach, so the starting accuracy of the embedded model is a number chosen here.
+A problem is *hard* if its units column carries or borrows. The share of hard problems determines the accuracy of a
+model that ignores carries, and so the initial accuracy of the embedded model.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Question:
 
 
 def questions(*, train: int, test: int, seed: int) -> tuple[list[Question], list[Question]]:
-    """Draw both splits. No problem is in both, and no question occurs twice within one."""
+    """Draw both splits. No problem is in both, and no question occurs twice within a split."""
     if train < 0 or test < 0:
         raise DataError(f"arithmetic: train={train}, test={test}: a number of rows cannot be negative")
     random = Random(seed)
@@ -106,13 +106,13 @@ def _check_capacity(*, hard: bool, train: int, test: int, pool: int) -> None:
     if test > pool or train > most_train:
         kind = "with a carry or borrow" if hard else "without carry or borrow"
         raise DataError(
-            f"arithmetic: {train} train and {test} test rows {kind} were asked for, but there are only {pool} such "
-            f"problems in {len(PHRASINGS)} phrasings: ask for fewer rows"
+            f"arithmetic: train={train} and test={test} rows {kind}: there are only {pool} such problems in "
+            f"{len(PHRASINGS)} phrasings; use fewer rows"
         )
 
 
 def _ask(problems: Sequence[Problem], count: int, random: Random) -> list[Question]:
-    """`count` distinct questions: each further pass over the problems takes each one's next phrasing."""
+    """`count` distinct questions: each further pass over the problems uses the next phrasing."""
     first_phrasing = [random.randrange(len(PHRASINGS)) for _ in problems]
     asked = []
     for i in range(count):

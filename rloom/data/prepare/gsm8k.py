@@ -5,10 +5,10 @@ from pathlib import Path
 from rloom.data.files import Row, read_rows
 from rloom.data.prepare import Splits, load_from_hub
 from rloom.errors import DataError
+from rloom.rewards.rules.gsm8k import ANSWER_MARK
 
 DATA_SOURCE = "openai/gsm8k"
-INSTRUCTION = 'Think step by step, then give the final answer after "####".'
-ANSWER_MARK = "####"
+INSTRUCTION = f'Think step by step, then give the final answer after "{ANSWER_MARK}".'
 
 
 def splits(source: Path | None) -> Splits:
@@ -27,7 +27,7 @@ def _row(place: str, row: Row, split: str, index: int) -> Row:
     missing = [key for key in ("question", "answer") if not isinstance(row.get(key), str)]
     if missing or ANSWER_MARK not in row["answer"]:
         fault = f"no {' and no '.join(missing)}" if missing else f"no {ANSWER_MARK} in the answer"
-        raise DataError(f"{place}: {fault}; give the original GSM8K files as --source")
+        raise DataError(f"{place}: {fault}; pass the original GSM8K files as --source")
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": f"{row['question']} {INSTRUCTION}"}],

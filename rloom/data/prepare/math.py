@@ -1,6 +1,6 @@
-r"""MATH: competition problems. The train split of MATH; the 500 problems of MATH-500 to test on.
+r"""MATH: competition problems. Train: the train split of MATH. Test: the 500 problems of MATH-500.
 
-Rows come with an `answer` (the files of a --source folder, MATH-500) or a `solution` that boxes it (MATH on the hub).
+Rows have an `answer` (the files of a --source folder, MATH-500) or a `solution` with a \boxed answer (MATH on the hub).
 """
 
 import logging
@@ -30,12 +30,12 @@ def _split(rows: list[Row], data_source: str, split: str) -> list[Row]:
     kept = []
     for index, row in enumerate(rows):
         if not isinstance(row.get("problem"), str):
-            raise DataError(f"MATH {split}, row {index} (counting from 0): no problem; give the MATH files as --source")
+            raise DataError(f"MATH {split}, row {index} (counting from 0): no problem; pass the MATH files as --source")
         answer = final_answer(row)
         if answer:
             kept.append(_row(row, answer, data_source, split, index))
     if len(kept) < len(rows):
-        # nothing can be scored without an answer, and a few rows of the published files have none
+        # a few rows of the published files have no answer and cannot be scored
         log.warning("math: left out %d of %d %s rows that have no answer", len(rows) - len(kept), len(rows), split)
     return kept
 
@@ -46,7 +46,7 @@ def _row(row: Row, answer: str, data_source: str, split: str, index: int) -> Row
         "index": index,
         "question": row["problem"],
         "answer": row.get("solution"),
-        # the copies of MATH have two names for each of these
+        # these keys have two names in the copies of MATH
         "level": row.get("level", row.get("difficulty")),
         "subject": row.get("subject", row.get("type")),
     }

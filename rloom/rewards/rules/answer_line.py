@@ -1,6 +1,6 @@
-r"""DAPO's data and AIME: the last line `Answer: ...`, or the last `\boxed` answer where there is no such line.
+r"""DAPO's data and AIME: the last line `Answer: ...`, or the last `\boxed` answer if there is no such line.
 
-The score is 1 or -1, as in verl, whose DAPO recipe weighs its penalty for length against that range; `acc` is 1 or 0.
+The score is 1 or -1, as in verl, whose DAPO recipe sets its length penalty for that range; `acc` is 1 or 0.
 """
 
 import re

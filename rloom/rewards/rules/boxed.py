@@ -1,4 +1,4 @@
-r"""Finding `\boxed{...}`, with braces inside it counted."""
+r"""Find `\boxed{...}`, with nested braces."""
 
 import re
 
@@ -6,7 +6,7 @@ _BOXED = re.compile(r"\\(?:boxed|fbox)\s*")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed` holds; None where there is none or where the text ends inside it."""
+    r"""The argument of the last `\boxed`; None if there is none or if it is not closed."""
     starts = [match.end() for match in _BOXED.finditer(text)]
     return boxed_at(text, starts[-1]) if starts else None
 

@@ -1,8 +1,8 @@
-r"""Two LaTeX expressions, equal as mathematics or not: parsed by math-verify's parser, compared by their values.
+r"""Mathematical equality of two LaTeX expressions: parsed by math-verify's parser, compared by their values.
 
-A difference of values proves two expressions unequal, and agreement to 25 digits at several points makes them equal:
-both take a fraction of the time of symbolic simplification. Only where an expression has no values (an inequality, an
-unknown function) does math-verify compare the two.
+Different values prove two expressions unequal, and values equal to 25 digits at several points count as equal. Both
+take a fraction of the time of symbolic simplification. math-verify compares expressions without values (an inequality,
+an unknown function).
 """
 
 import random
@@ -12,22 +12,22 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-LIMIT_S = 4.0  # of processor time for one comparison: a busy machine changes no verdict
+LIMIT_S = 4.0  # CPU time of one comparison, so that the result does not depend on the load of the machine
 DIGITS = 30
-CLOSE = 1e-6  # for a decimal beside an exact value
+CLOSE = 1e-6  # for a decimal compared with an exact value
 POINTS = 3
 
 _DECIMAL = re.compile(r"(\^\s*)?(?<![\d.])(\d*)\.(\d+)(?![\d.])")
-# The parser drops the subscript of a number and an accent, and adds numbers with a space between them.
+# The parser ignores the subscript of a number and an accent, and adds numbers with a space between them.
 _MISREAD = re.compile(r"[\d}]\s*_|['\"]|\d\s+\d|^[^\w\\({\[|+-]")
 
 
 class _LimitReached(BaseException):
-    """No Exception, so that the library's own handlers let it pass."""
+    """Not an Exception, so that the library's handlers do not catch it."""
 
 
 def load_library() -> None:
-    """Import math-verify (and SymPy with it): half a second or more, once a process."""
+    """Import math-verify and SymPy: half a second or more, once per process."""
     import math_verify  # noqa: F401
 
 
@@ -35,7 +35,7 @@ def equal_expressions(answer: str, truth: str) -> bool:
     try:
         with _limited():
             return _equal(answer, truth)
-    except _LimitReached:  # undecided: that is no proof of a wrong answer
+    except _LimitReached:  # undecided, so not a wrong answer
         raise TimeoutError(f"comparing {answer[:80]!r} with {truth[:80]!r} took over {LIMIT_S:g} s") from None
 
 
@@ -66,13 +66,13 @@ def _equal(answer: str, truth: str) -> bool:
     if given == wanted:
         return True
     rounded = _has_decimal(answer) != _has_decimal(truth)
-    verdicts = [_same_value(given, wanted, point, rounded) for point in _points(given, wanted)]
-    known = [verdict for verdict in verdicts if verdict is not None]
+    results = [_same_value(given, wanted, point, rounded) for point in _points(given, wanted)]
+    known = [result for result in results if result is not None]
     return all(known) if known else _library_agrees(given, wanted)
 
 
 def equal_equations(answer: tuple[str, str], truth: tuple[str, str]) -> bool:
-    """Left and right sides. Equal when one is the other times a constant, as `x = 5` and `10 = 2x` are."""
+    """(left, right) sides. Equal if one equation is the other times a constant, as `x = 5` and `10 = 2x`."""
     try:
         with _limited():
             return _proportional(answer, truth)
@@ -109,7 +109,7 @@ def _has_decimal(latex: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _parsed(latex: str) -> Any:
-    """A SymPy object, decimals as exact fractions and `i` as the imaginary unit; None where it cannot be parsed."""
+    """A SymPy object, with decimals as exact fractions and `i` as the imaginary unit; None if it cannot be parsed."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
     from sympy import Basic, I, Symbol
@@ -124,7 +124,7 @@ def _parsed(latex: str) -> Any:
             ),
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )
-    except Exception:  # the parser's way of not knowing something
+    except Exception:  # the parser raises many classes
         return None
     if not isinstance(found, Basic):
         return None
@@ -133,7 +133,7 @@ def _parsed(latex: str) -> Any:
 
 
 def _points(given: Any, wanted: Any) -> Iterator[dict[Any, Any]]:
-    """Values for all symbols of both, the same in every process; one point has negative ones."""
+    """Values for all symbols of both, the same in every process; one point has negative values."""
     from sympy import Rational
 
     symbols = sorted(given.free_symbols | wanted.free_symbols, key=str)
@@ -156,7 +156,7 @@ def _same_value(given: Any, wanted: Any, point: dict[Any, Any], rounded: bool) -
 
 
 def _value(expression: Any, point: dict[Any, Any]) -> Any:
-    """A SymPy number of DIGITS digits, None where there is none."""
+    """A SymPy number of DIGITS digits, or None."""
     value = expression.evalf(DIGITS, subs=point)
     return value if value.is_number and value.is_finite and value.is_comparable is not None else None
 
@@ -174,7 +174,7 @@ def _library_agrees(given: Any, wanted: Any) -> bool:
     from math_verify import verify
 
     try:
-        # its own limit is in seconds on the clock, far beyond LIMIT_S here
+        # LIMIT_S applies; math-verify's own limit, in wall-clock seconds, is set far above it
         return bool(verify(wanted, given, allow_set_relation_comp=True, timeout_seconds=600, raise_on_error=True))
-    except Exception:  # the library's way of meeting two things that cannot be compared, such as a set and a matrix
+    except Exception:  # the two cannot be compared, such as a set and a matrix
         return False

@@ -1,13 +1,13 @@
-"""GSM8K: the number after `####`, or in flexible mode the last number of the answer."""
+"""GSM8K: the number after `####`; in flexible mode, the last number of the answer."""
 
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from rloom.rewards.rules.numbers import canonical, close, leading_number, numbers_in, whole_number
+from rloom.rewards.rules.numbers import canonical, close, leading_number, numbers_in, parse_number
 
 METHODS = ("strict", "flexible")
-MARK = "####"
+ANSWER_MARK = "####"
 
 
 def compute_score(
@@ -20,7 +20,7 @@ def compute_score(
 ) -> dict[str, float | str | None]:
     if method not in METHODS:
         raise ValueError(f"method={method!r}: use one of {', '.join(METHODS)}")
-    truth = whole_number(str(ground_truth))
+    truth = parse_number(str(ground_truth))
     if truth is None:
         raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is not a number")
     answer = _after_hashes(solution_str) if method == "strict" else _last_number(solution_str)
@@ -29,9 +29,9 @@ def compute_score(
 
 
 def _after_hashes(text: str) -> Fraction | None:
-    before, marker, after = text.rpartition(MARK)
-    if not after.partition("\n")[0].strip() and MARK in before.rpartition("\n")[2]:
-        after = before.rpartition(MARK)[2]  # `#### 18 ####`: the second mark closes the line
+    before, marker, after = text.rpartition(ANSWER_MARK)
+    if not after.partition("\n")[0].strip() and ANSWER_MARK in before.rpartition("\n")[2]:
+        after = before.rpartition(ANSWER_MARK)[2]  # `#### 18 ####`: the second mark closes the line
     return leading_number(after) if marker else None
 
 

@@ -1,4 +1,4 @@
-r"""LaTeX answers as text: spellings that change no meaning made one, and answers taken apart at their top level."""
+r"""LaTeX answers as text: normalise notations of the same meaning, and split answers at their top level."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _SYNONYMS: list[tuple[re.Pattern[str], str]] = [
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z])", " "),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degrees?(?![a-zA-Z])|°", ""),
-        (r"\\?%|\\\$|\$", ""),  # `10\%` is asked as `10`
+        (r"\\?%|\\\$|\$", ""),  # `10\%` and `10` are the same answer
         (r",?\s*\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?:,\s*)?(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])", ","),
         (r",\s*,", ","),
         (r"\s+", " "),
@@ -58,7 +58,7 @@ _BASED = re.compile(r"(-?)\s*\(?([0-9A-F]*[0-9][0-9A-F]*)\)?\s*_\s*(?:\{\s*(?:\\
 
 
 def normalised(latex: str) -> str:
-    r"""One spelling: no math mode, sizes, thin spaces, degrees, per cent, currency or units; `\frac12` with braces."""
+    r"""Remove math mode, sizes, thin spaces, degrees, per cent, currency and units; `\frac12` gets braces."""
     latex = latex.translate(_MINUS)
     if inside := _MATH_MODE.fullmatch(latex):
         latex = next(part for part in inside.groups() if part is not None)
@@ -69,9 +69,9 @@ def normalised(latex: str) -> str:
 
 
 def without_units(latex: str) -> str:
-    r"""`5\text{ cm}^2`, `5 cm` and `12 apples` name what is counted; the question already did."""
+    r"""Remove the unit of `5\text{ cm}^2`, `5 cm` and `12 apples`, which the question names."""
     shorter = _UNITS.sub("", latex).strip()
-    # `x + y \text{ even}`: only what is left of a number, not a name, has units
+    # only a number has units, not `x + y \text{ even}`
     return shorter if shorter and re.search(r"[\d})!|]$|\\pi$|^[a-zA-Z]$|[\d})][a-zA-Z]$", shorter) else latex
 
 
@@ -86,7 +86,7 @@ def with_braces(latex: str) -> str:
 
 
 def _token(latex: str, at: int) -> tuple[str, int]:
-    """The token at `at`, a command with its arguments in braces, and where the next one begins."""
+    """The token at `at` (a command with its arguments in braces), and the start of the next one."""
     if latex[at] == "{":
         end = _closing_brace(latex, at)
         return (latex[at:], len(latex)) if end is None else ("{" + with_braces(latex[at + 1 : end]) + "}", end + 1)
@@ -118,19 +118,19 @@ def _closing_brace(latex: str, at: int) -> int | None:
 
 
 def as_text(latex: str) -> str:
-    """For comparing exactly: without spaces, `\\text` and the braces of single letters and digits."""
+    """For exact comparison: without spaces, `\\text` and the braces of single letters and digits."""
     compact = "".join(_TEXT.sub(r"\1", latex).split())
     return re.sub(r"([_^])\{(\w)\}", r"\1\2", compact)
 
 
 def words(latex: str) -> str | None:
-    r"""The answer as words, in lower case, where it is words: `\text{(C)}`, `east`. None for mathematics."""
+    r"""The answer in lower case if it is words: `\text{(C)}`, `east`. None for mathematics."""
     inside = _TEXT.fullmatch(latex)
     plain = (inside[1] if inside else latex).strip()
     stripped = re.sub(r"^\((.*)\)$", r"\1", plain)
     if re.search(r"[\d\\^_=<>{}]", stripped) or not re.search(r"[^\W\d_]", stripped):
         return None
-    # Without \text, symbols next to each other are a product; four letters or more are a word.
+    # Without \text, adjacent symbols are a product; four letters or more are a word.
     if inside is None and not re.search(r"[^\W\d_]{4,}", stripped):
         return None
     return " ".join(stripped.casefold().split())
@@ -143,7 +143,7 @@ def exact_number(latex: str) -> tuple[Fraction, bool] | None:
         return None
     try:
         value = _value({name: part for name, part in match.groupdict().items() if part is not None})
-    except (ValueError, ZeroDivisionError):  # nothing but a sign or a point, or too many digits
+    except (ValueError, ZeroDivisionError):  # only a sign or a point, or too many digits
         return None
     decimal = match["repeating"] is None and "." in latex
     return (-value if match["sign"] == "-" else value), decimal
@@ -210,7 +210,7 @@ def at_equals(latex: str) -> list[str]:
 
 
 def enclosed(latex: str) -> tuple[str, str] | None:
-    r"""`[0, 1)` -> ("[)", "0, 1"), `\{1\}` -> ("{}", "1"): the brackets around the whole answer and what they hold."""
+    r"""`[0, 1)` -> ("[)", "0, 1"), `\{1\}` -> ("{}", "1"): the brackets around the whole answer and their content."""
     match = re.fullmatch(r"(\(|\[|\\\{)(.*)(\)|\]|\\\})", latex, re.S)
     if match is None:
         return None
@@ -226,7 +226,7 @@ def enclosed(latex: str) -> tuple[str, str] | None:
 
 
 def matrix_rows(latex: str) -> tuple[str, list[list[str]]] | None:
-    r"""The brackets' letter (`p` and `b` are one) and the cells, where the whole answer is one matrix."""
+    r"""The letter of the brackets (`p` and `b` count as equal) and the cells, if the whole answer is one matrix."""
     match = re.fullmatch(
         r"\\begin\{([pbvBV]?)(?:matrix|smallmatrix)\}(.*)\\end\{\1(?:matrix|smallmatrix)\}", latex, re.S
     )

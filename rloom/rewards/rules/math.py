@@ -1,4 +1,4 @@
-r"""MATH and its kin: the last `\boxed` answer, equal to the truth as text or as mathematics."""
+r"""MATH and similar data: the last `\boxed` answer, equal to the ground truth as text or mathematically."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ from rloom.rewards.rules.latex import (
 )
 from rloom.rewards.rules.numbers import close
 
-LONGEST_ANSWER = 1000  # characters; what a model rambles into a box is not worth seconds of parsing
+LONGEST_ANSWER = 1000  # characters; parsing a longer answer would take seconds
 
 _FUNCTION = r"\\(?:sin|cos|tan|cot|sec|csc|log|ln|det|arg|deg|dim|gcd|min|max)"
-# What an equation may name on its left for its right side to be the answer: x, x_1, f(x), AB, \angle ABC, |z|, \sin A
+# Left sides of an equation whose right side is the answer: x, x_1, f(x), AB, \angle ABC, |z|, \sin A
 _QUANTITY = re.compile(
     r"(?:\\(?:angle|triangle|operatorname)\s*)?(?:\\text\s*\{[^{}]*\}|\\(?:overline|vec|hat)\s*\{[^{}]*\}|[A-Z]{2,4}"
     r"|\|?(?:\\[a-zA-Z]+|[a-zA-Z])'*(?:_(?:\{[^{}]*\}|\w))?(?:\([^()]*\))?\|?"
@@ -52,7 +52,7 @@ def true_answer(data_source: str, ground_truth: Any) -> str:
     if r"\boxed" in text:
         text = last_boxed(text) or ""
     if not text:
-        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row holds no answer")
+        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row has no answer")
     return text
 
 
@@ -70,9 +70,9 @@ def _same(answer: str, truth: str) -> bool:
     if words(truth) is not None or words(answer) is not None:
         return _letters(answer) == _letters(truth)
     for compare in (_same_number, _same_equation, _same_in_base, _same_collection, _same_matrix):
-        verdict = compare(answer, truth)
-        if verdict is not None:
-            return verdict
+        equal = compare(answer, truth)
+        if equal is not None:
+            return equal
     return equal_expressions(answer, truth)
 
 
@@ -80,20 +80,20 @@ def _letters(latex: str) -> str:
     return as_text(latex).strip("()").casefold()
 
 
-# Each of these gives a verdict, or None where the two answers are not of its kind.
+# Each of these returns whether the answers are equal, or None if they are not of its kind.
 
 
 def _same_number(answer: str, truth: str) -> bool | None:
     given, wanted = exact_number(answer), exact_number(truth)
     if given is None or wanted is None:
         return None
-    if given[1] != wanted[1]:  # a decimal may be the rounding of an exact value, never of another decimal
+    if given[1] != wanted[1]:  # a decimal may be a rounded exact value, but not a rounded decimal
         return close(given[0], wanted[0])
     return given[0] == wanted[0]
 
 
 def _same_in_base(answer: str, truth: str) -> bool | None:
-    r"""`52_7`: digits and base. The question names the base, so an answer may leave it out."""
+    r"""`52_7`: digits and base. The question names the base, so an answer may omit it."""
     given, wanted = based_number(answer), based_number(truth)
     if wanted is not None:
         return given == wanted if given is not None else answer == wanted[0]
@@ -103,7 +103,7 @@ def _same_in_base(answer: str, truth: str) -> bool | None:
 
 
 def _same_equation(answer: str, truth: str) -> bool | None:
-    r"""`x = 5` answers what `5` does; `x + y + z = 0` and `0` are different answers."""
+    r"""`x = 5` and `5` are the same answer; `x + y + z = 0` and `0` are different answers."""
     answer, truth = _ELEMENT_OF.sub("", answer, count=1), _ELEMENT_OF.sub("", truth, count=1)
     if len(at_commas(answer)) > 1 or len(at_commas(truth)) > 1:
         return None

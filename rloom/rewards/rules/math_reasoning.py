@@ -1,11 +1,11 @@
-r"""Short arithmetic in Chinese or English: the answer stands after the last marker, or is the last number."""
+r"""Short arithmetic in Chinese or English: the answer follows the last marker, or is the last number."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from rloom.rewards.rules.boxed import boxed_at
-from rloom.rewards.rules.numbers import canonical, close, numbers_in, plain, whole_number
+from rloom.rewards.rules.numbers import canonical, close, numbers_in, parse_number, plain_notation
 
 _MARKER = re.compile(
     r"答案\s*[：:]|答案是|answer\s*[:：]|answer\s+is\b|####|(?P<boxed>\\boxed\s*(?=\{))", re.IGNORECASE
@@ -22,12 +22,12 @@ def compute_score(
     truth = "" if ground_truth is None else str(ground_truth).strip()
     if not truth:
         raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is empty")
-    answer, correct = _judge(_answer_text(solution_str), truth)
+    answer, correct = _compare(_answer_text(solution_str), truth)
     return {"score": float(correct), "acc": float(correct), "pred": answer}
 
 
 def _answer_text(text: str) -> str | None:
-    """What the last marker introduces; the whole last number where there is no marker."""
+    """The text after the last marker; without a marker, the last number."""
     markers = list(_MARKER.finditer(text))
     if not markers:
         numbers = numbers_in(text)
@@ -39,16 +39,16 @@ def _answer_text(text: str) -> str | None:
     return next((line for line in lines if line), None)
 
 
-def _judge(answer: str | None, truth: str) -> tuple[str | None, bool]:
-    """The answer as read and whether it is right. A number is wanted only where the truth is one."""
+def _compare(answer: str | None, truth: str) -> tuple[str | None, bool]:
+    """The parsed answer and whether it is correct. Compared as numbers if the ground truth is one."""
     if answer is None:
         return None, False
-    expected = whole_number(truth)
+    expected = parse_number(truth)
     if expected is None:
         return answer, _normalised(answer) == _normalised(truth)
-    number = whole_number(answer)
+    number = parse_number(answer)
     if number is None:
-        # `15 + 27 = 42`, `42 apples`: the first number of what the last equals sign gives
+        # `15 + 27 = 42`, `42 apples`: the first number after the last equals sign
         numbers = numbers_in(answer.rpartition("=")[2])
         number = numbers[0] if numbers else None
     if number is None:
@@ -57,4 +57,4 @@ def _judge(answer: str | None, truth: str) -> tuple[str | None, bool]:
 
 
 def _normalised(text: str) -> str:
-    return "".join(plain(text).casefold().split()).strip(_AROUND)
+    return "".join(plain_notation(text).casefold().split()).strip(_AROUND)

@@ -5,8 +5,8 @@ from fractions import Fraction
 
 _MINUS = str.maketrans(dict.fromkeys("−–－﹣", "-"))  # U+2212, en dash, full width, small
 
-# A sign belongs to a number only where nothing stands before it to subtract from: `5-3` ends in 3, `= -3` in -3.
-# Thousands need groups of exactly three, so that `1,2` stays two numbers; a comma after them may end a clause.
+# A minus after an operand is a subtraction, not a sign: `5-3` ends in 3, `= -3` in -3.
+# Thousands need groups of exactly three digits, so that `1,2` is two numbers; a comma after them may end a clause.
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w)\]}])-)?\\?[$€£¥￥]?(?P<inner_sign>(?<=[$€£¥￥])-)?"
     r"(?P<value>(?:\d{1,3}(?:,\d{3})+(?!,?\d)|\d+)(?:\.\d+)?|\.\d+)"
@@ -14,45 +14,45 @@ _NUMBER = re.compile(
 )
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([^{}]+?)\s*\}\s*\{\s*([^{}]+?)\s*\}")
 
-# What may stand before a number that is set off: bold, code, `$`, `\(`, `\boxed{`. Not a line break.
+# Markup before a number: bold, code, `$`, `\(`, `\boxed{`. Not a line break.
 _OPENING = re.compile(r"(?:[ \t*`_{$]|\\[(\[,;: ]|\\(?:boxed|fbox|text|textbf|mathbf|mathrm)(?![a-zA-Z]))*")
 
 TOLERANCE = Fraction(1, 1_000_000)
 
 
-def plain(text: str) -> str:
+def plain_notation(text: str) -> str:
     r"""ASCII minus signs, LaTeX thousands (`1{,}234`, `1,\!234`) as `1,234`, and simple LaTeX fractions as `a/b`."""
     commas = text.translate(_MINUS).replace("{,}", ",").replace(r",\!", ",")
     return _LATEX_FRACTION.sub(r"\1/\2", commas)
 
 
 def numbers_in(text: str) -> list[Fraction]:
-    found = (_value(match) for match in _NUMBER.finditer(plain(text)))
+    found = (_value(match) for match in _NUMBER.finditer(plain_notation(text)))
     return [number for number in found if number is not None]
 
 
 def leading_number(text: str) -> Fraction | None:
-    """The number that `text` begins with, behind any marks that set it off."""
-    text = plain(text)
+    """The number at the start of `text`, after any markup."""
+    text = plain_notation(text)
     opening = _OPENING.match(text)
     assert opening is not None  # it may be empty
     match = _NUMBER.match(text[opening.end() :])
     return None if match is None else _value(match)
 
 
-def whole_number(text: str) -> Fraction | None:
-    """The number that `text` is, apart from surrounding spaces and trailing full stops."""
-    match = _NUMBER.fullmatch(plain(text).strip().rstrip(".。").strip())
+def parse_number(text: str) -> Fraction | None:
+    """`text` as a number, without surrounding spaces and trailing full stops; None if it is not one."""
+    match = _NUMBER.fullmatch(plain_notation(text).strip().rstrip(".。").strip())
     return None if match is None else _value(match)
 
 
 def close(left: Fraction, right: Fraction) -> bool:
-    """Equal but for the rounding of a printed decimal; integers must be the same, however large."""
+    """Equal up to the rounding of a printed decimal; integers of any size must be equal."""
     return abs(left - right) <= TOLERANCE * min(Fraction(1), max(abs(left), abs(right)))
 
 
 def canonical(number: Fraction) -> str:
-    """One spelling a value, so that votes for 42, 42.0 and 42. are counted together."""
+    """One text per value, so that votes for 42, 42.0 and 42. are counted together."""
     if number.denominator == 1:
         return str(number.numerator)
     if number.numerator.bit_length() > 1_000:  # beyond what a float can hold

@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from rloom.algos.advantages import AdvantageSettings
 from rloom.algos.correction import CorrectionSettings
+from rloom.algos.estimators import AdvantageSettings
 from rloom.algos.kl import KlControl
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings

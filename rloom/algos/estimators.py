@@ -1,0 +1,173 @@
+"""Advantage estimators, and the reward shaping of DAPO. T tokens, N samples, G groups.
+
+An estimator is a pure function `(inputs, settings) -> Advantages`. Samples whose score failed enter no mean and get
+advantage 0.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rloom.algos.packed import Actions, Groups, sum_by_sample, whiten
+from rloom.batch import Advantages, Batch
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class AdvantageSettings:
+    gamma: float = 1.0
+    lam: float = 0.95
+    norm_by_std: bool = True
+
+
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """The inputs of an estimator. Those that its registry entry does not require are None."""
+
+    batch: Batch
+    rewards_T: Tensor  # score at the last generated token, minus the KL if it is part of the reward
+    values_T: Tensor | None = None  # iff needs_critic
+    greedy_N: Tensor | None = None  # iff needs_greedy: score of the greedy answer to the prompt; NaN if it failed
+
+    @property
+    def return_N(self) -> Tensor:
+        """R, the sum of a sample's rewards. In float64, so that the mean of equal returns equals them exactly."""
+        batch = self.batch
+        return sum_by_sample(self.rewards_T.double().where(batch.mask_T, 0), batch.sample_T, len(batch))
+
+
+def broadcast_to_tokens(inputs: AdvantageInputs, groups: Groups, advantage_N: Tensor) -> Advantages:
+    """Give every token of an answer the same advantage; 0 if the group has no other valid answer."""
+    batch = inputs.batch
+    known_N = advantage_N.where(groups.comparable_N, 0).to(inputs.rewards_T.dtype)
+    advantages_T = known_N[batch.sample_T] * batch.loss_mask_T
+    return Advantages(advantages_T, advantages_T)
+
+
+# Estimators over the tokens of one answer
+
+
+def gae(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
+    """Generalised advantage estimation (Schulman et al. 2016), whitened over the batch."""
+    assert inputs.values_T is not None  # needs_critic
+    mask_T = inputs.batch.loss_mask_T
+    advantages_T = unwhitened_gae(inputs, settings)
+    return Advantages(whiten(advantages_T, mask_T), advantages_T + inputs.values_T.where(mask_T, 0))
+
+
+def unwhitened_gae(inputs: AdvantageInputs, settings: AdvantageSettings) -> Tensor:
+    """A_t = delta_t + gamma * lam * A_{t+1}, with delta_t = r_t + gamma * V_{t+1} - V_t; not whitened."""
+    assert inputs.values_T is not None  # needs_critic
+    actions = Actions.of(inputs.batch)
+    reward_A, value_A = actions.pick(inputs.rewards_T), actions.pick(inputs.values_T)
+    delta_A = reward_A.add_(actions.following(value_A), alpha=settings.gamma).sub_(value_A)
+    return actions.put_back(actions.discounted_sum(delta_A, settings.gamma * settings.lam))
+
+
+def reinforce_plus_plus(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
+    """REINFORCE++ (Hu 2025): the discounted return of each token, whitened over the batch. No critic, no group."""
+    returns_T = returns_to_go(inputs, settings.gamma)
+    return Advantages(whiten(returns_T, inputs.batch.loss_mask_T), returns_T)
+
+
+def remax(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
+    """ReMax (Li et al. 2024): the return minus the score of the greedy answer to the same prompt.
+
+    The greedy score is discounted over the same distance as the sample's own score, to the last token: for every gamma,
+    an answer with the score of the greedy one has advantage 0 at every token.
+    """
+    assert inputs.greedy_N is not None  # needs_greedy
+    batch = inputs.batch
+    returns_T = returns_to_go(inputs, settings.gamma)
+    baseline_T = inputs.greedy_N.to(returns_T.dtype)[batch.sample_T] * distance_discounts(batch, settings.gamma)
+    known_T = batch.loss_mask_T & baseline_T.isfinite()  # a failed greedy score is no baseline
+    return Advantages((returns_T - baseline_T).where(known_T, 0), returns_T)
+
+
+def distance_discounts(batch: Batch, gamma: float) -> Tensor:
+    """gamma^k for the token with k generated tokens after it in its answer; 0 for tokens that were not generated."""
+    actions = Actions.of(batch)
+    last_A = actions.following(actions.pick(batch.loss_mask_T).to(batch.score_N.dtype)) == 0
+    return actions.put_back(actions.discounted_sum(last_A.to(batch.score_N.dtype), gamma))
+
+
+def returns_to_go(inputs: AdvantageInputs, gamma: float) -> Tensor:
+    """G_t = r_t + gamma * G_{t+1}; tokens that the policy did not generate are skipped, not discounted."""
+    actions = Actions.of(inputs.batch)
+    return actions.put_back(actions.discounted_sum(actions.pick(inputs.rewards_T), gamma))
+
+
+# Estimators over the answers to one prompt. R is a sample's return; mean and std are those of its group.
+
+
+def rloo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
+    """REINFORCE leave-one-out (Ahmadian et al. 2024): R_i - mean(R_j, j != i) = n / (n - 1) * (R_i - mean)."""
+    groups, return_N = Groups.of(inputs.batch), inputs.return_N
+    scale_N = groups.count_N / (groups.count_N - 1).clamp(min=1)
+    return broadcast_to_tokens(inputs, groups, scale_N * (return_N - groups.mean(return_N)))
+
+
+def grpo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
+    """Group-relative advantage (Shao et al. 2024); without the std it is Dr. GRPO's (Liu et al. 2025)."""
+    groups, return_N = Groups.of(inputs.batch), inputs.return_N
+    centred_N = return_N - groups.mean(return_N)
+    if settings.norm_by_std:
+        centred_N = centred_N / (groups.std(return_N) + EPSILON)
+    return broadcast_to_tokens(inputs, groups, centred_N)
+
+
+def reinforce_plus_plus_baseline(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
+    """REINFORCE++-baseline (Hu et al. 2025): R - mean, whitened over the tokens of the whole batch."""
+    batch, groups, return_N = inputs.batch, Groups.of(inputs.batch), inputs.return_N
+    centred_N = (return_N - groups.mean(return_N)).to(inputs.rewards_T.dtype)
+    compared_T = batch.loss_mask_T & groups.comparable_N[batch.sample_T]
+    advantages_T = whiten(centred_N[batch.sample_T], compared_T)
+    return Advantages(advantages_T, advantages_T)
+
+
+def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
+    """On-policy RL with the optimal baseline (Hao et al. 2025): the group's mean, weighted by length."""
+    batch, groups, return_N = inputs.batch, Groups.of(inputs.batch), inputs.return_N
+    length_N = sum_by_sample(batch.mask_T.to(return_N.dtype), batch.sample_T, len(batch))
+    baseline_N = groups.total(length_N * return_N) / groups.total(length_N).clamp(min=1)
+    return broadcast_to_tokens(inputs, groups, return_N - baseline_N)
+
+
+def gpg(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
+    """Group policy gradient (Chu et al. 2025): R - mean, times the number of samples over those with R != 0."""
+    groups, return_N = Groups.of(inputs.batch), inputs.return_N
+    valid_N = inputs.batch.valid_N
+    scale = valid_N.sum() / ((return_N != 0) & valid_N).sum().clamp(min=1)
+    return broadcast_to_tokens(inputs, groups, scale * (return_N - groups.mean(return_N)))
+
+
+def grpo_passk(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
+    """Pass@k as the objective (Tang et al. 2025): the best of a group gets its lead over the second best, others 0."""
+    groups, return_N = Groups.of(inputs.batch), inputs.return_N
+    best_N = return_N == groups.largest(return_N)
+    alone_N = groups.total(best_N.long()) == 1  # two equal best samples have no lead
+    second_N = groups.largest(return_N.where(~best_N, -torch.inf))
+    lead_N = (return_N - second_N).where(best_N & alone_N & groups.comparable_N, 0)
+    if settings.norm_by_std:
+        lead_N = lead_N / (groups.std(return_N) + EPSILON)
+    return broadcast_to_tokens(inputs, groups, lead_N)
+
+
+# Reward shaping and dynamic sampling of DAPO (Yu et al. 2025)
+
+
+def overlong_penalty(answer_length_N: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
+    """Added to the score of a long answer: falls from 0 to -factor over the last `buffer` tokens of `max_length`."""
+    over_N = (answer_length_N - (max_length - buffer)) / buffer
+    return -factor * over_N.clamp(0, 1)
+
+
+def informative_groups(score_N: Tensor, group_N: Tensor, valid_N: Tensor) -> Tensor:
+    """Which groups, in ascending order of `group_N`, have two different valid scores. All others have advantage 0."""
+    names, member_N = torch.unique(group_N, return_inverse=True)
+    empty_G = score_N.new_full((len(names),), torch.inf)
+    lowest_G = empty_G.scatter_reduce(0, member_N, score_N.where(valid_N, torch.inf), "amin")
+    highest_G = (-empty_G).scatter_reduce(0, member_N, score_N.where(valid_N, -torch.inf), "amax")
+    return lowest_G < highest_G
