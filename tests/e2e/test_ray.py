@@ -132,6 +132,7 @@ def test_two_workers_of_ray_one_of_which_is_killed_compute_the_same_as_one(
     alone: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster, "RayGroup", Deadly)
+    monkeypatch.setattr(cluster, "HELLO_S", 60.0)  # Ray starts a process for the answer, which takes long on busy cores
     # of step 2: each step has two calls for the critic and two for the actor
     Deadly.plan, Deadly.calls = {"forward_backward": 7}, Counter()
     two = tmp_path / "two"
