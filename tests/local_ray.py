@@ -8,7 +8,7 @@ import os
 import pickle
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
 from typing import Any
@@ -153,7 +153,7 @@ def serve(pipe: Connection, make: type, arguments: tuple[Any, ...]) -> None:
         number, method, called_with = pickle.loads(pipe.recv_bytes())
         try:
             result = getattr(made, method)(*called_with)
-            if hasattr(result, "__next__"):
+            if isinstance(result, Iterator):
                 for item in result:
                     pipe.send_bytes(pickle.dumps((number, ITEM, item)))
                 kind, content = END, None
