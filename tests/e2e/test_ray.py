@@ -140,6 +140,7 @@ def test_two_workers_of_ray_one_of_which_is_killed_compute_the_same_as_one(
     train(two, 3, *GAE, f"trainer.validation_data_dir={tmp_path}/answers", *where)
     said = capfd.readouterr().out
     assert said.count("worker 1 died") == 1 and "Restart 1 of 3" in said
+    assert f"Going on from {two / 'global_step_1'}" in said
     assert "Its last lines" in said and "actor.forward_backward" in said
     assert_near(numbers(alone), numbers(two))
     assert (tmp_path / "answers" / "3.jsonl").read_text() == (alone / "answers" / "3.jsonl").read_text()
@@ -189,6 +190,8 @@ def test_a_worker_killed_in_generation_in_an_update_and_while_saving_costs_nothi
     said = capfd.readouterr().out
     assert said.count("worker 1 died") == 3 and "Restart 3 of 3" in said
     assert "Its last lines" in said and all(f"actor.{call}" in said for call in ("forward_backward", "save"))
+    # 2 before the first death, of steps 2 and 3 before the second, of 3 and 4 before the third, and of 4 again
+    assert Deadly.calls["generate"] == 7, "each time the run went on from its last checkpoint"
     assert numbers(disturbed) == numbers(calm)
     assert same(whole(disturbed, disturbed / "hf", 4), whole(calm, calm / "hf", 4))
 
