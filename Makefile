@@ -30,7 +30,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest tests/architecture
+	$(BIN)/pytest --noconftest tests/architecture  # tests/conftest.py imports torch, which these do not need
 
 quick: setup
 	$(PYTEST) -m "not slow" tests/unit tests/contract

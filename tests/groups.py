@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 TOGETHER: Mapping[str, str] = {
-    # one Ray run at a time: two side by side would wait for each other's cores
+    # one Ray cluster at a time: each starts more processes than there are cores, and waits for them with time limits
     "e2e/test_ray": "ray",
     "e2e/test_nodes": "ray",
     # one set of processes serves them all
@@ -11,14 +11,20 @@ TOGETHER: Mapping[str, str] = {
     "unit/test_ulysses": "ranks",
 }
 # no costly fixtures: any process takes any of their tests
-APART = ("e2e/test_train", "e2e/test_bad_input", "unit/test_families", "gpu/test_gpu", "gpu/test_family_passes")
+APART = (
+    "e2e/test_train",
+    "e2e/test_resume",
+    "e2e/test_bad_input",
+    "unit/test_families",
+    "gpu/test_gpu",
+    "gpu/test_family_passes",
+)
 LONGEST = (
     "ray",
     "ranks",
     "unit/test_native_graph_decoder",
     "unit/test_train_batch",
     "unit/test_compiled",
-    "e2e/test_resume",
 )
 
 

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from tests.ranks import forkserver
 
 SMALL = (
     "data.train_batch_size=4",
+    "data.train_max_samples=64",
     "data.val_max_samples=8",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "actor_rollout_ref.rollout.n=2",
@@ -33,20 +34,16 @@ def arguments(directory: Path, steps: int, *overrides: str) -> list[str]:
     return [*SMALL, *where, *overrides]
 
 
-def train(directory: Path, steps: int, *overrides: str) -> None:
-    """In this process."""
-    assert main_ppo.main(arguments(directory, steps, *overrides)) == 0
+def command(directory: Path, steps: int, *overrides: str, picture: bool = False) -> int:
+    """In this process; its exit status. The learning curve takes as long as a step and is left out."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not picture:
+            patch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
+        return main_ppo.main(arguments(directory, steps, *overrides))
 
 
-def start(directory: Path, steps: int, *overrides: str) -> subprocess.Popen[str]:
-    """In a process of its own, as a user starts it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "rloom.trainer.main_ppo", *arguments(directory, steps, *overrides)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def train(directory: Path, steps: int, *overrides: str, picture: bool = False) -> None:
+    assert command(directory, steps, *overrides, picture=picture) == 0
 
 
 def fork(directory: Path, steps: int, *overrides: str) -> ForkServerProcess:
@@ -60,7 +57,7 @@ def run_with_log(directory: Path, steps: int, *overrides: str) -> None:
     log = os.open(directory.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
-    sys.exit(main_ppo.main(arguments(directory, steps, *overrides)))
+    sys.exit(command(directory, steps, *overrides))
 
 
 def weights(directory: Path, step: int, role: str = "actor", file: str = "model.safetensors") -> dict[str, Tensor]:

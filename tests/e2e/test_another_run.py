@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rloom.models.load import EMBEDDED
 from rloom.trainer import checkpoint as checkpoints
-from rloom.trainer import main_ppo
-from tests.e2e.runs import arguments, weights
+from tests.e2e.runs import command, train, weights
 
 ROWS = 16
 GAE = (
@@ -43,8 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = own_data(write_data(folder / "train.parquet", 0))
     shutil.copytree(EMBEDDED / "model", folder / "model")
     model = f"actor_rollout_ref.model.path={folder / 'model'}"
-    code = main_ppo.main(arguments(folder / "run", 1, *GAE, data, model, "data.val_files=embedded"))
-    assert code == 0
+    train(folder / "run", 1, *GAE, data, model, "data.val_files=embedded")
     return folder
 
 
@@ -56,7 +54,7 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 def go_on(folder: Path, steps: int, *overrides: str) -> int:
     """The same command with some keys changed. The data and the model have moved with the copy: content counts."""
     data, model = own_data(folder / "train.parquet"), f"actor_rollout_ref.model.path={folder / 'model'}"
-    return main_ppo.main(arguments(folder / "run", steps, *GAE, data, model, "data.val_files=embedded", *overrides))
+    return command(folder / "run", steps, *GAE, data, model, "data.val_files=embedded", *overrides)
 
 
 def refused(folder: Path, capsys: pytest.CaptureFixture[str], *overrides: str) -> str:

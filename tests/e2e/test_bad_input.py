@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rloom.models.load import EMBEDDED
-from rloom.trainer import main_ppo
-from tests.e2e.runs import arguments, records, train, weights
+from tests.e2e.runs import arguments, command, records, train, weights
 
 ROW = {"data_source": "math_reasoning", "prompt": "1+1=", "ground_truth": "2"}
 RLOO = ("algorithm.adv_estimator=rloo", "data.max_response_length=8")
@@ -51,7 +50,7 @@ class Failure:
 
     def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str], *overrides: str, steps: int = 1) -> None:
         self.directory = directory
-        code = main_ppo.main(arguments(directory, steps, *RLOO, *overrides))
+        code = command(directory, steps, *RLOO, *overrides)
         self.said = capsys.readouterr().err
         assert code == 2, self.said
         assert any(line.startswith("rloom: ") for line in self.said.splitlines())

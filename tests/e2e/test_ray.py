@@ -1,4 +1,8 @@
-"""Several workers, by a real Ray on this machine: the same numbers as one process, and runs that survive a death."""
+"""Several workers: the same numbers as one process, and runs that survive a death.
+
+A run with real Ray imports everything again in each worker, so there is one; the others start the same workers as
+forked processes (`tests/local_ray.py`).
+"""
 
 import os
 import signal
@@ -21,6 +25,7 @@ from rloom.runtime.nodes import free_port, head_node, wait_until
 from rloom.trainer.export import export
 from tests.e2e.peers import Peer
 from tests.e2e.runs import records, same, train
+from tests.local_ray import use_local_ray
 
 pytestmark = pytest.mark.slow
 OWN = ("timing_s/", "perf/")  # what another number of workers may change
@@ -29,7 +34,7 @@ LIMIT_S = 240
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A cluster of one machine with more cores than it has, as far as Ray knows."""
+    """A cluster of one machine, with more cores for Ray than it has."""
     where = f"127.0.0.1:{free_port()}"
     with head_node(where, cpus=8, gpus=0):
         yield where
@@ -37,7 +42,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def time_limit() -> Iterator[None]:
-    """A run that waits forever is a failure, not a reason to wait."""
+    """A run that does not end is a failure."""
 
     def give_up(*_: Any) -> None:
         raise TimeoutError(f"no end after {LIMIT_S} s")
@@ -50,11 +55,12 @@ def time_limit() -> Iterator[None]:
 
 
 @pytest.fixture
-def with_workers(address: str, tmp_path: Path) -> Callable[..., Path]:
+def with_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    use_local_ray(monkeypatch, cpus=8)
+
     def run(workers: int, steps: int, *overrides: str, name: str = "") -> Path:
         directory = tmp_path / (name or f"workers_{workers}")
-        more = [f"trainer.n_gpus_per_node={workers}", f"ray_kwargs.ray_init.address={address}"]
-        train(directory, steps, *overrides, *(more if workers > 1 else []))
+        train(directory, steps, *overrides, f"trainer.n_gpus_per_node={workers}")
         return directory
 
     return run
@@ -91,8 +97,51 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_two_workers_compute_the_same_as_one(alone: Path, with_workers: Callable[..., Path], tmp_path: Path) -> None:
-    two = with_workers(2, 3, *GAE, f"trainer.validation_data_dir={tmp_path}/answers")
+class Deadly(cluster.RayGroup):
+    """A group whose last worker is killed at chosen calls: after they were sent, before all have answered."""
+
+    plan: ClassVar[dict[str, int]] = {}  # method -> at which of its calls in the whole run
+    calls: ClassVar[Counter[str]] = Counter()
+    processes: ClassVar[dict[str, int]] = {}
+    called = ""
+
+    def strike(self, method: str) -> None:
+        self.calls[method] += 1
+        if self.plan.get(method) == self.calls[method]:
+            os.kill(self.processes[self.workers[-1].name], signal.SIGKILL)
+
+    def each(self, method: str, args_per_worker: Any) -> list[Any]:
+        self.called = method
+        found = super().each(method, args_per_worker)
+        if method == "machine":
+            self.processes.update({worker.name: one.process for worker, one in zip(self.workers, found, strict=True)})
+        return found
+
+    def gather(self, answers: Any) -> list[Any]:
+        self.strike(self.called)
+        return super().gather(answers)
+
+    def stream(self, method: str, args_per_worker: Any) -> Iterator[tuple[int, Any]]:
+        for number, item in enumerate(super().stream(method, args_per_worker)):
+            if number == 0:
+                self.strike(method)
+            yield item
+
+
+def test_two_workers_of_ray_one_of_which_is_killed_compute_the_same_as_one(
+    alone: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "RayGroup", Deadly)
+    monkeypatch.setattr(cluster, "HELLO_S", 60.0)  # Ray starts a process for the answer, which takes long on busy cores
+    # of step 2: each step has two calls for the critic and two for the actor
+    Deadly.plan, Deadly.calls = {"forward_backward": 7}, Counter()
+    two = tmp_path / "two"
+    where = ("trainer.n_gpus_per_node=2", f"ray_kwargs.ray_init.address={address}")
+    train(two, 3, *GAE, f"trainer.validation_data_dir={tmp_path}/answers", *where)
+    said = capfd.readouterr().out
+    assert said.count("worker 1 died") == 1 and "Restart 1 of 3" in said
+    assert f"Going on from {two / 'global_step_1'}" in said
+    assert "Its last lines" in said and "actor.forward_backward" in said
     assert_near(numbers(alone), numbers(two))
     assert (tmp_path / "answers" / "3.jsonl").read_text() == (alone / "answers" / "3.jsonl").read_text()
     assert "perf/worker_1/resident_gb" in records(two)[0]
@@ -130,48 +179,19 @@ def test_workers_that_share_sequences_compute_the_same(
     assert_near(numbers(alone), numbers(shared))
 
 
-class Deadly(cluster.RayGroup):
-    """A group whose last worker is killed at chosen calls: after the workers were asked, before all have answered."""
-
-    plan: ClassVar[dict[str, int]] = {}  # method -> at which of its calls in the whole run
-    calls: ClassVar[Counter[str]] = Counter()
-    processes: ClassVar[dict[str, int]] = {}
-    asked = ""
-
-    def strike(self, method: str) -> None:
-        self.calls[method] += 1
-        if self.plan.get(method) == self.calls[method]:
-            os.kill(self.processes[self.members[-1].name], signal.SIGKILL)
-
-    def each(self, method: str, args_per_worker: Any) -> list[Any]:
-        self.asked = method
-        found = super().each(method, args_per_worker)
-        if method == "machine":
-            self.processes.update({m.name: one.process for m, one in zip(self.members, found, strict=True)})
-        return found
-
-    def gather(self, answers: Any) -> list[Any]:
-        self.strike(self.asked)
-        return super().gather(answers)
-
-    def stream(self, method: str, args_per_worker: Any) -> Iterator[tuple[int, Any]]:
-        for number, item in enumerate(super().stream(method, args_per_worker)):
-            if number == 0:
-                self.strike(method)
-            yield item
-
-
 def test_a_worker_killed_in_generation_in_an_update_and_while_saving_costs_nothing(
     with_workers: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     calm = with_workers(2, 4, "algorithm.adv_estimator=grpo", name="calm")
     monkeypatch.setattr(cluster, "RayGroup", Deadly)
     # step 2, once more step 2 and then step 3, and the checkpoint of step 4
-    Deadly.plan = {"generate": 2, "forward_backward": 6, "save": 4}
+    Deadly.plan, Deadly.calls = {"generate": 2, "forward_backward": 6, "save": 4}, Counter()
     disturbed = with_workers(2, 4, "algorithm.adv_estimator=grpo", name="disturbed")
     said = capfd.readouterr().out
     assert said.count("worker 1 died") == 3 and "Restart 3 of 3" in said
     assert "Its last lines" in said and all(f"actor.{call}" in said for call in ("forward_backward", "save"))
+    # 2 before the first death, of steps 2 and 3 before the second, of 3 and 4 before the third, and of 4 again
+    assert Deadly.calls["generate"] == 7, "each time the run went on from its last checkpoint"
     assert numbers(disturbed) == numbers(calm)
     assert same(whole(disturbed, disturbed / "hf", 4), whole(calm, calm / "hf", 4))
 
@@ -221,9 +241,9 @@ class Faulty(cluster.RayGroup):
     def each(self, method: str, args_per_worker: Any) -> list[Any]:
         self.called.append(method)
         if method == "score" and self.called.count("score") == 4:
-            *peers, last = self.members
-            answers = [peer.host.call.remote(self.role, method, args_per_worker[0]) for peer in peers]
-            return self.gather([*answers, last.host.call.remote(self.role, "score_with_no_such_method", ())])
+            *peers, last = self.workers
+            answers = [peer.actor.call.remote(self.role, method, args_per_worker[0]) for peer in peers]
+            return self.gather([*answers, last.actor.call.remote(self.role, "score_with_no_such_method", ())])
         found = super().each(method, args_per_worker)
         if method == "machine":
             self.processes[:] = [machine.process for machine in found]
@@ -234,6 +254,7 @@ def test_an_error_on_one_worker_is_shown_first_ends_the_others_and_saves_nothing
     with_workers: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster, "RayGroup", Faulty)
+    monkeypatch.setattr(failures, "RAISED_WAIT_S", 1.0)
     with pytest.raises(AssertionError):  # exit status 2
         with_workers(2, 5, "algorithm.adv_estimator=grpo", "trainer.save_freq=2", name="run")
     said = capfd.readouterr().err

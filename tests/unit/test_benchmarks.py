@@ -1,9 +1,9 @@
 """The benchmarks' arithmetic, and each of them once in small."""
 
 import importlib
-import os
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,17 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def run(script: str, *arguments: str) -> str:
-    ended = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+@pytest.fixture
+def run(load: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """A script with these arguments, on the CPU; what it printed."""
+
+    def run_script(script: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_script
 
 
 def test_the_shapes_have_as_many_parameters_as_their_models(load: Any) -> None:
@@ -105,7 +106,7 @@ def test_the_report_of_gsm8k_tells_arithmetic_from_format(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_the_rollout_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
+def test_the_rollout_benchmark_runs_on_a_cpu(run: Callable[..., str], tmp_path: Path) -> None:
     trace = tmp_path / "trace.json.gz"
     printed = run("rollout.py", *SMALL, "--sequences", "8", "--spread", "2", "--profile", str(trace))
     assert (
@@ -115,14 +116,14 @@ def test_the_rollout_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_training_benchmark_runs_on_a_cpu() -> None:
+def test_the_training_benchmark_runs_on_a_cpu(run: Callable[..., str]) -> None:
     small = [argument for argument in SMALL if argument not in ("--answers", "2")]
     printed = run("training.py", *small, "--samples", "4", "--tokens_per_pass", "28")
     assert "| rloom | 28 |" in printed and "| hf | 28 |" in printed
 
 
 @pytest.mark.slow
-def test_the_step_benchmark_runs_on_a_cpu() -> None:
+def test_the_step_benchmark_runs_on_a_cpu(run: Callable[..., str]) -> None:
     printed = run("step.py", *SMALL, "--prompts", "3")
     assert "| step | generation | reward and pack | advantages | update | total |" in printed
     (row,) = [line for line in printed.splitlines() if line.startswith("| 1 |")]

@@ -208,15 +208,15 @@ def test_weights_that_moved_are_found_again(network: PolicyNetwork) -> None:
 
 
 def test_a_cache_that_no_longer_fits_is_made_anew_as_large_as_there_is_room(
-    monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+    small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
 ) -> None:
     """The optimizer's moments come with the first update, after the cache was sized."""
-    rollout, few = rollout_of(network), asked(P, Q)
-    write(rollout, few, GREEDY)
-    assert rollout.decoder is not None and rollout.decoder.cache.capacity_tokens == 2 * 6 + 2 * 5
-    monkeypatch.setattr(rollout, "capacity", lambda longest: 12)
-    assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
-    assert rollout.decoder.cache.capacity_tokens == 12
+    rollout, few, sampling = rollout_of(network), asked(P, Q), replace(GREEDY, max_new_tokens=3)
+    write(rollout, few, sampling)
+    assert rollout.decoder is not None and rollout.decoder.cache.capacity_tokens == 2 * 6 + 2 * 3
+    monkeypatch.setattr(rollout, "capacity", lambda longest: 10)
+    assert_same(write(rollout, few, sampling), by_torch(network, few, sampling))
+    assert rollout.decoder.cache.capacity_tokens == 10
 
 
 def test_layers_with_unlike_caches_are_generated_step_by_step_and_it_says_so(
@@ -231,7 +231,7 @@ def test_layers_with_unlike_caches_are_generated_step_by_step_and_it_says_so(
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
-def test_sinks_and_values_smaller_than_keys_stay_on_the_device(family: str) -> None:
+def test_sinks_and_values_smaller_than_keys_stay_on_the_device(small_batches: None, family: str) -> None:
     network, few = family_network(family), asked(P, Q, P)
     rollout = rollout_of(network)
     assert_same(write(rollout, few, GREEDY), by_torch(network, few, GREEDY))
