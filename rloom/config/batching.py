@@ -3,7 +3,7 @@
 `sequence_ranks` ranks share each sequence: together they take as many times more.
 """
 
-from rloom.config.schema import Actor, Critic, Ref, Rollout
+from rloom.config.schema import Actor, Critic, Ref, RolloutSection
 from rloom.packing import MicroBatching
 
 
@@ -13,7 +13,7 @@ def training_batching(section: Actor | Critic, ranks: int, sequence_ranks: int =
     return micro_batching(samples, section.use_dynamic_bsz, budget * sequence_ranks)
 
 
-def scoring_batching(section: Rollout | Ref, ranks: int, sequence_ranks: int = 1) -> MicroBatching:
+def scoring_batching(section: RolloutSection | Ref, ranks: int, sequence_ranks: int = 1) -> MicroBatching:
     older, budget = section.log_prob_micro_batch_size, section.log_prob_max_token_len_per_gpu
     samples = section.log_prob_micro_batch_size_per_gpu or of_one_rank(older, ranks, sequence_ranks)
     return micro_batching(samples, section.log_prob_use_dynamic_bsz, budget * sequence_ranks)

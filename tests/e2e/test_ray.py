@@ -103,26 +103,25 @@ class Deadly(cluster.RayGroup):
     plan: ClassVar[dict[str, int]] = {}  # method -> at which of its calls in the whole run
     calls: ClassVar[Counter[str]] = Counter()
     processes: ClassVar[dict[str, int]] = {}
-    called = ""
 
     def strike(self, method: str) -> None:
         self.calls[method] += 1
         if self.plan.get(method) == self.calls[method]:
             os.kill(self.processes[self.workers[-1].name], signal.SIGKILL)
 
-    def each(self, method: str, args_per_worker: Any) -> list[Any]:
-        self.called = method
-        found = super().each(method, args_per_worker)
+    def start(self, method: str, arguments: Any) -> cluster.RayCalls:
+        pending = super().start(method, arguments)
+        self.strike(method)
+        return pending
+
+    def each(self, method: str, arguments: Any) -> list[Any]:
+        found = super().each(method, arguments)
         if method == "machine":
             self.processes.update({worker.name: one.process for worker, one in zip(self.workers, found, strict=True)})
         return found
 
-    def gather(self, answers: Any) -> list[Any]:
-        self.strike(self.called)
-        return super().gather(answers)
-
-    def stream(self, method: str, args_per_worker: Any) -> Iterator[tuple[int, Any]]:
-        for number, item in enumerate(super().stream(method, args_per_worker)):
+    def stream(self, method: str, arguments: Any) -> Iterator[tuple[int, Any]]:
+        for number, item in enumerate(super().stream(method, arguments)):
             if number == 0:
                 self.strike(method)
             yield item
@@ -132,7 +131,7 @@ def test_two_workers_of_ray_one_of_which_is_killed_compute_the_same_as_one(
     alone: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster, "RayGroup", Deadly)
-    monkeypatch.setattr(cluster, "HELLO_S", 60.0)  # Ray starts a process for the answer, which takes long on busy cores
+    monkeypatch.setattr(cluster, "PING_S", 60.0)  # Ray starts a process for the answer, which takes long on busy cores
     # of step 2: each step has two calls for the critic and two for the actor
     Deadly.plan, Deadly.calls = {"forward_backward": 7}, Counter()
     two = tmp_path / "two"
@@ -238,13 +237,16 @@ class Faulty(cluster.RayGroup):
     processes: ClassVar[list[int]] = []
     called: ClassVar[list[str]] = []
 
-    def each(self, method: str, args_per_worker: Any) -> list[Any]:
+    def start(self, method: str, arguments: Any) -> cluster.RayCalls:
         self.called.append(method)
-        if method == "score" and self.called.count("score") == 4:
-            *peers, last = self.workers
-            answers = [peer.actor.call.remote(self.role, method, args_per_worker[0]) for peer in peers]
-            return self.gather([*answers, last.actor.call.remote(self.role, "score_with_no_such_method", ())])
-        found = super().each(method, args_per_worker)
+        if method != "score" or self.called.count("score") != 4:
+            return super().start(method, arguments)
+        *peers, last = self.workers
+        answers = [peer.actor.call.remote(self.role, method, arguments[0]) for peer in peers]
+        return cluster.RayCalls(self, [*answers, last.actor.call.remote(self.role, "score_with_no_such_method", ())])
+
+    def each(self, method: str, arguments: Any) -> list[Any]:
+        found = super().each(method, arguments)
         if method == "machine":
             self.processes[:] = [machine.process for machine in found]
         return found

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rloom.families.rollout import own_logprobs
-from rloom.families.training import examine, largest_difference, own_logits, two_samples
+from rloom.families.training import check_training, largest_difference, own_logits, two_samples
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Request, Sampling
 from rloom.rollout.native.engine import NativeRollout
@@ -32,7 +32,7 @@ class OnGpu:
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
 def test_the_native_engine_writes_the_log_probs_of_the_models_own_forward(family: str) -> None:
     model = tiny_model(family)
-    if examine(model).packed is not None:
+    if check_training(model).packed is not None:
         pytest.skip("refused")
     on_gpu = copy.deepcopy(model).cuda()
     on_gpu.set_attn_implementation("rloom")
