@@ -1,6 +1,10 @@
 """A worker without a model, which does as it is told. Imported by the processes of Ray."""
 
+import os
+import signal
 import time
+
+KILLED = "killed"  # instead of an error
 
 
 class Peer:
@@ -9,6 +13,8 @@ class Peer:
 
     def act(self, wait_s: float, error: str | None) -> str:
         time.sleep(wait_s)
+        if error == KILLED:
+            os.kill(os.getpid(), signal.SIGKILL)
         if error is not None:
             raise Strange(error, len(error))
         return "done"

@@ -23,7 +23,7 @@ from rloom.runtime import failures
 from rloom.runtime import ray as cluster
 from rloom.runtime.nodes import free_port, head_node, wait_until
 from rloom.trainer.export import export
-from tests.e2e.peers import Peer
+from tests.e2e.peers import KILLED, Peer
 from tests.e2e.runs import records, same, train
 from tests.local_ray import use_local_ray
 
@@ -229,6 +229,18 @@ def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
         with pytest.raises(WorkerError, match="worker 0 failed: Strange: no such token"):
             list(cluster.RayGroup(members[:2], "actor").stream("write", [(0, "no such token"), (0, None)]))
         cluster.kill_actors(members)
+
+
+def test_a_death_is_reported_before_an_error_that_arrived_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_local_ray(monkeypatch)
+    with cluster.connect({}, cpus=2), cluster.reserve(1, {"CPU": 2}, timeout_s=30) as share:
+        members = [cluster.start_worker(share, 0, {"CPU": 1}, (f"worker {n}", None), Peer, ()) for n in range(2)]
+        group = cluster.RayGroup(members, "actor")
+        assert group.each("act", [(0, None)] * 2) == ["done"] * 2
+        with pytest.raises(WorkerError, match="worker 1 died") as caught:
+            group.each("act", [(0, "no such token"), (0.5, KILLED)])
+    assert caught.value.lost
+    assert caught.value.__notes__ == ["A consequence, or at the same time: worker 0 failed: Strange: no such token"]
 
 
 class Faulty(cluster.RayGroup):

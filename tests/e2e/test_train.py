@@ -100,6 +100,7 @@ def test_every_estimator_goes_through_the_loop(tmp_path: Path, estimator: str, o
     train(tmp_path, 1, f"algorithm.adv_estimator={estimator}", f"{MINI_BATCH}={4 if on_policy else 2}")
     [record] = records(tmp_path)
     assert record["actor/grad_norm"] > 0
+    assert ("timing_s/old_log_prob" in record) == (not on_policy)
     assert ("critic/vf_loss" in record) == ALGORITHMS[estimator].needs_critic
     assert ("timing_s/gen_greedy" in record) == ALGORITHMS[estimator].needs_greedy
     assert record["training/rollout_probs_diff_mean"] < 1e-5, "the gap is measured whether or not a pass is spared"
