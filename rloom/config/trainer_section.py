@@ -59,6 +59,9 @@ class Trainer(Section):
     balance_batch: bool = key(True, "Divide a batch among workers by tokens instead of by samples.")
     rollout_data_dir: str | None = key(None, "Folder for training answers and scores, one jsonl file per step.")
     validation_data_dir: str | None = key(None, "Folder for validation answers and scores, likewise.")
+    log_rollouts: bool = key(
+        False, "Write every training answer with its group, tokens, log-probs and advantages to `events.jsonl`."
+    )
     log_val_generations: int = key(0, "Number of answers to print after each validation.", ge=0)
     max_nonfinite_updates: int = key(3, "Stop after this many consecutive updates with a non-finite gradient.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = key("auto", "Device. auto: a GPU if there is one.")

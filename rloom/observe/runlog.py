@@ -1,4 +1,4 @@
-"""The record of a run: what it measured, how long each stage took, what it wrote. Owns the run directory's logs."""
+"""The log of a run: metrics, the time of each stage, events. It writes the log files of the run directory."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rloom.observe.display import Display, validation_accuracies
+from rloom.observe.events import EVENTS_FILE, EventLog
 from rloom.observe.records import METRICS_FILE, read_metrics, truncate_metrics, write_rows
 from rloom.observe.trackers import Tracker, make_trackers
 
@@ -33,6 +34,8 @@ class RunLog:
         self._trackers = trackers
         self._display = display
         self._clock = clock
+        self.events = EventLog(run_dir / EVENTS_FILE)
+        self._step = 0  # that is under way
         self._open_spans: list[str] = []
         self._seconds: dict[str, float] = {}  # by span, since they were last logged
         self._first_accuracies = _first_accuracies(self.metrics_file)  # and the step of each
@@ -63,15 +66,21 @@ class RunLog:
         """Time a stage into `timing_s/{name}`. Within a step, spans of one name add up; nested, the outer counts."""
         self._open_spans.append(name)
         self._display.begin(name)
+        self.events.write("stage_begin", step=self._step, stage=name)
         started = self._clock()
         try:
             yield
         finally:
             elapsed = self._clock() - started
             self._open_spans.pop()
+            self.events.write("stage_end", step=self._step, stage=name, seconds=elapsed)
             if name not in self._open_spans:
                 self._seconds[name] = self._seconds.get(name, 0.0) + elapsed
                 self._display.end(name)
+
+    def begin_step(self, step: int) -> None:
+        """Events from here on are those of this step."""
+        self._step = step
 
     def seconds(self, name: str) -> float:
         """What spans of this name took since they were last logged."""
@@ -91,12 +100,15 @@ class RunLog:
         timed = {**metrics, **_timings(self._seconds)}
         self._seconds = {}
         self._log(step, timed)
+        self.events.write("step", step=step, metrics=timed)
         self._display.step(step, timed)
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log a validation, and its time alone: the rest of the time belongs to the step."""
         testing = {"testing": self._seconds.pop("testing")} if "testing" in self._seconds else {}
-        self._log(step, {**metrics, **_timings(testing)})
+        timed = {**metrics, **_timings(testing)}
+        self._log(step, timed)
+        self.events.write("validation", step=step, metrics=timed)
         accuracies = {name: (step, value) for name, value in validation_accuracies(metrics).items()}
         self._display.validation(step, metrics, first=self._first_accuracies)
         self._first_accuracies = {**accuracies, **self._first_accuracies}
@@ -113,6 +125,8 @@ class RunLog:
     def truncate_after(self, step: int) -> None:
         """Forget what was logged after `step`: a resumed run will log it anew. -1 forgets everything."""
         truncate_metrics(self.metrics_file, step)
+        self.begin_step(max(step, 0))
+        self.events.write("run", step=max(step, 0))
         self._first_accuracies = _first_accuracies(self.metrics_file)
 
     def close(self) -> None:
@@ -126,6 +140,8 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        status = "finished" if kind is None else "interrupted" if kind is KeyboardInterrupt else kind.__name__
+        self.events.write("end", status=status)
         self.close()
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:

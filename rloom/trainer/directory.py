@@ -15,6 +15,7 @@ from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.engines.storage import check_folder
 from rloom.errors import CheckpointError, ConfigError
+from rloom.observe.events import EVENTS_FILE
 from rloom.observe.records import METRICS_FILE
 from rloom.trainer.checkpoint import Checkpoints, read_state, verify_checkpoint
 
@@ -178,6 +179,6 @@ def last_of_this_run(config: Config, checkpoints: Checkpoints) -> Path | None:
 def set_aside_later(checkpoints: Checkpoints, start: Path | None) -> None:
     """Move away what an earlier run wrote after the starting point, so that it is not overwritten."""
     if start is None:
-        checkpoints.set_aside(0, checkpoints.directory / METRICS_FILE)
+        checkpoints.set_aside(0, *(checkpoints.directory / name for name in (METRICS_FILE, EVENTS_FILE)))
     else:
         checkpoints.set_aside(after=int(read_state(start)["step"]))

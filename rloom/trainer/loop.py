@@ -20,6 +20,7 @@ from rloom.algos.registry import Algorithm
 from rloom.batch import Batch, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
 from rloom.errors import CheckpointError, RloomError, WorkerError
+from rloom.observe.events import rollout_fields
 from rloom.observe.metrics import batch_metrics, part_metrics, throughput, utilisation
 from rloom.observe.runlog import RunLog
 from rloom.rewards.background import check_failures
@@ -71,6 +72,7 @@ class Settings:
     validate_first: bool
     shown_answers: int
     rollout_dir: Path | None
+    log_rollouts: bool  # to events.jsonl
     validation_dir: Path | None
     device: torch.device
     peak_flops: float | None  # of all devices together, where it is known
@@ -259,6 +261,7 @@ class Training:
     def take_step(self, step: int) -> None:
         """One step, then validation and a checkpoint where due. After an error, the last step is saved if possible."""
         last = step == self.settings.total_steps
+        self.log.begin_step(step)
         try:
             with self.log.span("step"):
                 result = self.step(step)
@@ -290,6 +293,9 @@ class Training:
         metrics |= part_metrics([trajectory.score for trajectory in result.trajectories])
         if s.rollout_dir is not None:
             log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(result.trajectories, step))
+        if s.log_rollouts:
+            for fields in rollout_fields(result.trajectories, train_batch):
+                log.events.write("rollout", step=step, **fields)
         tokens = len(train_batch.tokens_T)
         metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):

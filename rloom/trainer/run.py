@@ -19,7 +19,7 @@ from rloom.config.schema import Config
 from rloom.errors import WorkerError
 from rloom.observe.curve import draw_learning_curve
 from rloom.observe.display import validation_accuracies
-from rloom.observe.records import read_metrics
+from rloom.observe.events import EVENTS_FILE, metrics_by_step, read_events
 from rloom.observe.runlog import RunLog
 from rloom.runtime.joining import join_run
 from rloom.runtime.nodes import check_head_address
@@ -197,7 +197,7 @@ def use_of_reference(config: Config) -> str:
 
 
 def summary(log: RunLog, checkpoints: Checkpoints) -> str:
-    lines = accuracy_lines(read_metrics(log.metrics_file))
+    lines = accuracy_lines(metrics_by_step(read_events(log.run_dir / EVENTS_FILE)))
     picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
     lines.append(f"Learning curve: {picture}")
     newest = checkpoints.path(checkpoints.steps()[-1])  # the last step is always saved

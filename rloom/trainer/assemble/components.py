@@ -204,6 +204,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         validate_first=trainer.val_before_train,
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
+        log_rollouts=trainer.log_rollouts,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
         device=groups.device,
         peak_flops=groups.peak_flops,
