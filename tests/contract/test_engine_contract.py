@@ -173,7 +173,7 @@ def test_two_workers_score_what_one_scores(subject: Subject, folder: Path) -> No
     alone, pair = subject.build(folder), [subject.build(folder), subject.build(folder)]
     expected_T = alone.score(train_batch())
     torch.testing.assert_close(Scorer(LocalGroup(pair)).score(train_batch()), expected_T, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(learner(*pair).score(train_batch()), expected_T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(learner(*pair).scorer.score(train_batch()), expected_T, atol=1e-5, rtol=1e-5)
 
 
 def test_scoring_leaves_the_gathered_gradient_alone(subject: Subject, folder: Path) -> None:
@@ -223,9 +223,9 @@ def test_an_update_moves_probability_to_what_was_rewarded(subject: Subject, fold
     objective = replace(OBJECTIVE, kl_coefficient=None, entropy_coefficient=0.0)
     engine = subject.build(folder)
     who = learner(engine, objective=objective, rate=0.001)
-    before = float(who.score(batch)[batch.loss_mask_T].mean())
+    before = float(who.scorer.score(batch)[batch.loss_mask_T].mean())
     metrics = learn(who, batch, step=1)
-    assert float(who.score(batch)[batch.loss_mask_T].mean()) > before + 0.1
+    assert float(who.scorer.score(batch)[batch.loss_mask_T].mean()) > before + 0.1
     assert metrics["actor/lr"] == 0.001 and metrics["actor/nonfinite_updates"] == 0
 
 

@@ -133,13 +133,13 @@ def test_other_settings_go_on_and_are_listed(
 ) -> None:
     """Learning rate, lengths, batch, KL, loggers: the same run. What is there is read once."""
     read: Counter[Path] = Counter()
-    digest = checkpoints.digest
+    digest = checkpoints.file_sha256
 
     def counted(file: Path) -> str:
         read[file] += 1
         return digest(file)
 
-    monkeypatch.setattr(checkpoints, "digest", counted)
+    monkeypatch.setattr(checkpoints, "file_sha256", counted)
     capsys.readouterr()
     keys = (
         "actor_rollout_ref.actor.optim.lr=1e-5",

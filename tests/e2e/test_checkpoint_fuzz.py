@@ -255,8 +255,8 @@ def set_piece(number: int, **entries: Any) -> Change:
 
 FORGED: Mapping[str, tuple[Change, str]] = {
     "another version": (lambda content: content.update(version=2), "its version is 2"),
-    "a file elsewhere": (set_piece(0, file="../../secret.safetensors"), "no file of a rank"),
-    "an absolute file": (set_piece(0, file="/etc/passwd"), "no file of a rank"),
+    "a file elsewhere": (set_piece(0, file="../../secret.safetensors"), "not the file of a rank"),
+    "an absolute file": (set_piece(0, file="/etc/passwd"), "not the file of a rank"),
     "a hole": (set_piece(1, start=60), "do not follow row"),
     "an overlap": (set_piece(1, start=1), "do not follow row"),
     "a negative row": (set_piece(0, start=-1), "is not a size"),

@@ -117,7 +117,7 @@ def test_two_machines_train_together_and_the_second_leaves_with_the_first(tmp_pa
 def new_text(file: Path, process: subprocess.Popen[str]) -> str:
     """What machine 0 writes in place of what was there."""
     old = file.read_text()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400  # a busy machine
     while (text := file.read_text()) == old:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
@@ -127,7 +127,7 @@ def new_text(file: Path, process: subprocess.Popen[str]) -> str:
 
 def test_a_machine_that_is_lost_leaves_the_others_to_go_on(tmp_path: Path, port: int) -> None:
     second, first = (start(tmp_path, node, 2, port, "trainer.start_timeout_s=15", steps=4) for node in (1, 0))
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400  # a busy machine
     while not (tmp_path / "global_step_1").is_dir():
         assert time.monotonic() < deadline and first.poll() is None
         time.sleep(0.1)

@@ -205,8 +205,9 @@ def test_in_bfloat16_it_gathers_coarse_weights_and_updates_exact_ones(
     )
     assert alone.norms == pytest.approx(expected.norms, rel=1e-6)
     assert_near(alone.weights, expected.weights, 1e-6)
-    head = [weight.dtype for key, weight in alone.weights.items() if "lm_head" in key]
-    assert set(head) == {torch.float32 if case.objective is VALUES else torch.bfloat16}
+    # a rollout engine gets the trainable weights only: of LoRA, the adapter's
+    sent = [weight.dtype for key, weight in alone.weights.items() if ("lora_" if name == "lora" else "lm_head") in key]
+    assert set(sent) == {torch.float32 if case.objective is VALUES else torch.bfloat16}
     pair = rank_processes.run(2, teach_rank, folders, case, {"placement": BFLOAT16})
     assert pair[0].norms == pair[1].norms == pytest.approx(expected.norms, rel=0.02)
 
