@@ -390,3 +390,35 @@ def test_ctrl_c_ends_the_parent_without_a_word_from_the_workers(tmp_path):
     _, stderr = parent.communicate(timeout=20)
     assert stderr.count("Traceback") == 1 and "reward" not in stderr and "KeyboardInterrupt" in stderr
     assert wait_until_gone(worker, 5)
+
+
+GROUP_FUNCTION = """
+def compute_score(data_sources, solution_strs, ground_truths, extra_infos, bonus=0.0):
+    if solution_strs[0] == "few":
+        return [1.0]
+    if solution_strs[0] == "raise":
+        raise KeyError("no")
+    best = max(len(text) for text in solution_strs)
+    return [{"score": float(len(text) == best) + bonus, "longest": best} for text in solution_strs]
+"""
+
+
+def test_with_whole_groups_a_function_gets_lists_and_compares_the_answers_to_a_prompt(tmp_path):
+    file = tmp_path / "group_rewards.py"
+    file.write_text(GROUP_FUNCTION)
+    pool = RulePool(num_workers=1, timeout_s=5, path=str(file), reward_kwargs={"bonus": 0.5}, whole_groups=True)
+    with contextlib.closing(pool):
+        pool.check()
+        groups = [
+            tuple(Sample("s", "p", text, "") for text in texts) for texts in (["a", "abc"], ["few"] * 2, ["raise"])
+        ]
+        [compared, few, raised] = asyncio.run(pool.score(groups))
+    assert compared == [Score(0.5, parts={"longest": 3.0}), Score(1.5, parts={"longest": 3.0})]
+    assert [one.reason for one in few] == ["compute_score (group_rewards.py:2) returned 1 results for 2 answers"] * 2
+    assert raised[0].reason == "KeyError: 'no' (group_rewards.py:6 in compute_score)"
+
+
+def test_a_function_for_single_answers_is_refused_for_groups(functions):
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions, whole_groups=True)) as pool:
+        with pytest.raises(RewardError, match="data_sources, solution_strs, ground_truths, extra_infos"):
+            pool.check()

@@ -1,0 +1,82 @@
+"""Requests that are submitted, polled and cancelled, and weights that are loaded by name, for every rollout engine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_rollout_contract import ENGINES, GREEDY, LUCKY, PROMPTS, Bench, greedy_by_hand, requests
+
+from rloom.errors import ModelError
+from rloom.rollout.base import Completion, Rollout
+from tests.helpers import eager_model
+from tests.requests import sampled
+
+
+@pytest.fixture(params=ENGINES)
+def bench(request: pytest.FixtureRequest, model_folder: Callable[[str], Path]) -> Bench:
+    return Bench.at(model_folder("qwen2"), ENGINES[request.param], max_sequences=2)
+
+
+def drain(rollout: Rollout, count: int) -> dict[int, Completion]:
+    found: dict[int, Completion] = {}
+    while len(found) < count:
+        found |= {completion.request: completion for completion in rollout.poll()}
+    assert rollout.poll() == []
+    return found
+
+
+def test_a_cancelled_request_is_not_reported_and_the_others_are_as_ever(bench: Bench) -> None:
+    asked = sampled(requests(), GREEDY)
+    expected = bench.tokens(requests(), GREEDY)
+    first, second, *others = [bench.rollout.submit(request) for request in asked]
+    early = bench.rollout.poll()  # two run, the others wait
+    for number in (first, others[0]):
+        bench.rollout.cancel(number)
+    kept = {second: 1, others[1]: 3, others[2]: 4}
+    if early:  # hf generates a whole batch in one call
+        assert {completion.request for completion in early} == {first, second}
+        del kept[second]
+    found = drain(bench.rollout, len(kept))
+    assert {number: found[number].tokens_L.tolist() for number in found} == {n: expected[i] for n, i in kept.items()}
+    bench.rollout.cancel(first)  # a request that is gone
+
+
+def test_requests_join_while_others_run_whatever_their_sampling(bench: Bench) -> None:
+    greedy, drawn = bench.tokens(requests(), GREEDY), bench.tokens(requests()[:2], replace(LUCKY, top_k=1))
+    assert drawn == greedy[:2]  # one token to choose from
+    early = [bench.rollout.submit(request) for request in sampled(requests()[:2], GREEDY)]
+    found = {completion.request: completion for completion in bench.rollout.poll()}
+    late = [bench.rollout.submit(request) for request in sampled(requests()[2:], GREEDY)]
+    other = [bench.rollout.submit(request) for request in sampled(requests()[:2], replace(LUCKY, top_k=1))]
+    found |= drain(bench.rollout, len(early + late + other) - len(found))
+    assert [found[number].tokens_L.tolist() for number in early + late] == greedy
+    assert [found[number].tokens_L.tolist() for number in other] == drawn
+
+
+def test_weights_are_loaded_by_name_and_completions_have_their_version(bench: Bench, tmp_path: Path) -> None:
+    assert bench.write(requests(), GREEDY)[0].version == 0
+    torch.manual_seed(3)
+    other = {name: torch.randn_like(p) * 0.05 for name, p in bench.network.module.named_parameters()}
+    bench.rollout.load_weights(iter(other.items()), version=7)
+    bench.network.module.save_pretrained(tmp_path)
+    completions = bench.write(requests(), GREEDY)
+    model = eager_model(tmp_path)
+    assert [one.tokens_L.tolist() for one in completions] == [greedy_by_hand(model, prompt) for prompt in PROMPTS]
+    assert {one.version for one in completions} == {7}
+    with pytest.raises(ModelError, match=r"no parameter model\.no_such, which the trainer sent"):
+        bench.rollout.load_weights(iter([("model.no_such", torch.zeros(1))]), version=8)
+
+
+def test_an_error_leaves_no_request_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = bench.tokens(requests(), GREEDY)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no more memory")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no more memory"):
+        patch.setattr(bench.network.decoder.body, "forward", fail)
+        list(bench.rollout.generate(sampled(requests(), GREEDY)))
+    assert bench.rollout.poll() == []
+    assert bench.tokens(requests(), GREEDY) == expected

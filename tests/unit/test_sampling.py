@@ -1,0 +1,87 @@
+"""From prompts to scored trajectories, with a rollout engine and a reward made for the purpose."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from rloom.batch import Batch, Trajectory
+from rloom.rollout.base import Completion, Request, Sampling
+from rloom.runtime.group import LocalGroup
+from rloom.trainer.sampling import DynamicSampling, Sampler
+from rloom.types import Prompt, SampleGroup, Score
+
+SAMPLING = Sampling(max_new_tokens=2)
+PROMPTS = [Prompt(i, ({"role": "user", "content": "?"},), f"prompt {i}", (10 + i,), "a", i) for i in range(3)]
+
+
+class LastFirst:
+    """Answers the last request first: two tokens, its seed's last digit and the prompt's token."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def wake(self) -> None:
+        self.calls.append("wake")
+
+    def sleep(self) -> None:
+        self.calls.append("sleep")
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        for index in reversed(range(len(requests))):
+            tokens = torch.tensor([requests[index].seed % 10, requests[index].tokens[0]])
+            yield index, Completion(index, tokens, torch.tensor([-1.0, -2.0]), finished=True, version=4)
+
+
+class Lengths:
+    """The size of the group that each sample was scored in."""
+
+    def __init__(self, whole_groups: bool) -> None:
+        self.whole_groups, self.groups = whole_groups, list[SampleGroup]()
+
+    def submit(self, group: SampleGroup) -> "Future[list[Score]]":
+        self.groups.append(group)
+        scores: Future[list[Score]] = Future()
+        scores.set_result([Score(len(group) + 0.1 * place) for place in range(len(group))])
+        return scores
+
+
+def generate(reward: Lengths, n: int = 2) -> list[Trajectory]:
+    sampler = Sampler(LocalGroup([LastFirst()]), LocalGroup([]), reward, str, seed=1)
+    return sampler.generate(PROMPTS, n, SAMPLING, "train/1", lambda done, total: None).scored(lambda done, total: None)
+
+
+def test_trajectories_carry_their_group_their_turn_and_the_version_of_the_weights() -> None:
+    found = generate(Lengths(whole_groups=False))
+    assert [t.group for t in found] == [0, 0, 1, 1, 2, 2]
+    assert found[3].tokens_L.tolist()[0::2] == [11, 11] and found[3].mask_L.tolist() == [False, True, True]
+    assert (found[0].turns[0].start, found[0].turns[0].stop, found[0].turns[0].version) == (1, 3, 4)
+    assert found[0].logprobs_L.tolist() == [0.0, -1.0, -2.0]
+    assert Batch.pack(found).group_N.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_each_answer_is_scored_as_it_arrives_with_its_messages_and_tokens() -> None:
+    reward = Lengths(whole_groups=False)
+    assert [t.score.value for t in generate(reward)] == [1.0] * 6
+    [first, *_] = reward.groups
+    assert first[0].ground_truth == 2  # the last request is answered first
+    assert first[0].prompt_tokens == (12,) and first[0].response_tokens[1] == 12
+    assert first[0].messages == PROMPTS[2].messages and first[0].response == str(list(first[0].response_tokens))
+
+
+def test_a_reward_that_compares_answers_gets_all_answers_to_a_prompt_in_order() -> None:
+    reward = Lengths(whole_groups=True)
+    assert [t.score.value for t in generate(reward)] == pytest.approx([2.0, 2.1] * 3)
+    assert [[sample.ground_truth for sample in group] for group in reward.groups] == [[2, 2], [1, 1], [0, 0]]
+
+
+def test_dynamic_sampling_keeps_groups_of_different_scores_and_numbers_them_anew() -> None:
+    def round_of(number: int) -> list[Trajectory]:
+        found = generate(Lengths(whole_groups=True))
+        equal = [t for t in generate(Lengths(whole_groups=False)) if t.group != 1]  # groups 0 and 2: one score
+        return equal + [t for t in found if t.group == 1]
+
+    kept = DynamicSampling(groups_per_step=2, max_rounds=3).fill(round_of)
+    assert [t.group for t in kept] == [0, 0, 1, 1]
+    assert [t.prompt.index for t in kept] == [1, 1, 1, 1]
