@@ -419,6 +419,7 @@ def test_with_whole_groups_a_function_gets_lists_and_compares_the_answers_to_a_p
 
 
 def test_a_function_for_single_answers_is_refused_for_groups(functions):
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions, whole_groups=True)) as pool:
-        with pytest.raises(RewardError, match="data_sources, solution_strs, ground_truths, extra_infos"):
-            pool.check()
+    pool = RulePool(num_workers=1, timeout_s=5, path=functions, whole_groups=True)
+    expected = "data_sources, solution_strs, ground_truths, extra_infos"
+    with contextlib.closing(pool), pytest.raises(RewardError, match=expected):
+        pool.check()
