@@ -240,7 +240,9 @@ def test_a_death_is_reported_before_an_error_that_arrived_earlier(monkeypatch: p
         with pytest.raises(WorkerError, match="worker 1 died") as caught:
             group.each("act", [(0, "no such token"), (0.5, KILLED)])
     assert caught.value.lost
-    assert caught.value.__notes__ == ["A consequence, or at the same time: worker 0 failed: Strange: no such token"]
+    assert caught.value.__notes__ == [
+        "Another failure, possibly a consequence: worker 0 failed: Strange: no such token"
+    ]
 
 
 class Faulty(cluster.RayGroup):

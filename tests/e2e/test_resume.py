@@ -70,7 +70,12 @@ def test_starting_anew_keeps_what_the_old_run_left(tmp_path: Path) -> None:
     train(tmp_path, 2, "algorithm.adv_estimator=rloo")
     train(tmp_path, 1, "algorithm.adv_estimator=rloo", "trainer.resume_mode=disable")
     [aside] = tmp_path.glob("superseded-*")
-    assert sorted(path.name for path in aside.iterdir()) == ["global_step_1", "global_step_2", "metrics.jsonl"]
+    assert sorted(path.name for path in aside.iterdir()) == [
+        "events.jsonl",
+        "global_step_1",
+        "global_step_2",
+        "metrics.jsonl",
+    ]
 
 
 def test_lora_resumes_bit_for_bit(tmp_path: Path) -> None:

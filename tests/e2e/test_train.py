@@ -19,6 +19,7 @@ from transformers import (
 
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
 from rloom.models.load import EMBEDDED
+from rloom.observe.events import EVENTS_FILE, read_events
 from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 from rloom.trainer.export import export
 from tests.e2e.runs import records, same, train, weights
@@ -127,6 +128,32 @@ def test_rollout_correction_weighs_and_rejects(tmp_path: Path) -> None:
     [record] = records(tmp_path)
     assert record["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=1e-4), "our engines agree with the trainer"
     assert record["rollout_corr/rollout_rs_masked_fraction"] == 0
+
+
+def test_old_log_probs_of_the_rollout_rewards_of_whole_groups_and_answers_in_the_events(tmp_path: Path) -> None:
+    file = tmp_path / "shorter.py"
+    file.write_text(
+        "def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n"
+        "    return [float(len(solution_strs) == 2) + 0.5 * place for place in range(len(solution_strs))]\n"
+    )
+    train(
+        tmp_path / "run",
+        1,
+        "algorithm.adv_estimator=grpo",
+        "algorithm.rollout_correction.bypass_mode=True",
+        f"custom_reward_function.path={file}",
+        "reward_model.reward_manager=batch",
+        "trainer.log_rollouts=True",
+    )
+    [record] = records(tmp_path / "run")
+    assert "timing_s/old_log_prob" not in record and record["critic/score/mean"] == 1.25
+    assert abs(record["actor/ppo_kl"]) < 1e-2  # to the engine's log-probs, in the first of two updates nearly 0
+    events = read_events(tmp_path / "run" / EVENTS_FILE)
+    answers = [event for event in events if event["event"] == "rollout"]
+    assert [answer["group"] for answer in answers] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [answer["score"] for answer in answers] == [1.0, 1.5] * 4
+    assert all(len(answer["tokens"]) == len(answer["logprobs"]) == len(answer["advantages"]) for answer in answers)
+    assert events[0]["event"] == "run" and events[-1]["status"] == "finished"
 
 
 def test_the_overlong_penalty_is_in_the_reward_and_not_in_the_score(tmp_path: Path) -> None:

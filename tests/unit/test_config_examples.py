@@ -76,7 +76,7 @@ def test_a_script_fits_the_gpus_that_it_names(script: str, tmp_path: Path) -> No
     _, _, *overrides = command_of(script, tmp_path, *paths)
     plan = make_plan(load_config(overrides), gpu_gib=80)
     assert plan.batches.ranks == (2 if "gemma" in script else 8)  # as the documents have it
-    assert plan.models is not None and plan.models.memory.fits
+    assert plan.costs is not None and plan.costs.memory.fits
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

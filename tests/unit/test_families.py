@@ -98,12 +98,14 @@ def test_gradients_are_those_of_the_models_own_forward(family: str) -> None:
 
 
 def test_a_family_that_native_does_not_compute_is_refused_with_the_engine_that_does(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"rollout.name=native: .*\(lfm2\) rightly .* use .*rollout.name=hf"):
+    with pytest.raises(ModelError, match=r"rollout.name=native: .*\(lfm2\) correctly .* use .*rollout.name=hf"):
         family_of(saved(tmp_path, "lfm2")).check_native()
 
 
 def test_a_family_that_nothing_here_computes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"\(roberta\): rloom does not compute this family rightly. Packed samples: "):
+    with pytest.raises(
+        ModelError, match=r"\(roberta\): rloom does not compute this family correctly. Packed samples: "
+    ):
         family_of(saved(tmp_path, "roberta")).layout(packed=True)
 
 

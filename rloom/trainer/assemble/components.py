@@ -219,7 +219,7 @@ def old_logprobs(config: Config) -> OldLogprobs | None:
 
 def correction(config: Config) -> CorrectionSettings | None:
     section = config.algorithm.rollout_correction
-    return CorrectionSettings(**section.model_dump()) if section.enabled else None
+    return CorrectionSettings(**section.model_dump(exclude={"bypass_mode"})) if section.enabled else None
 
 
 def overlong(config: Config) -> Overlong | None:
