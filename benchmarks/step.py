@@ -8,6 +8,7 @@ one update a step.
 
 import argparse
 import math
+from collections.abc import Sequence
 from concurrent.futures import Future
 from random import Random
 
@@ -31,6 +32,8 @@ from rloom.algos.objectives import Metrics
 from rloom.algos.registry import ALGORITHMS
 from rloom.batch import Batch, TrainBatch
 from rloom.engines.weight_sync import WeightSync
+from rloom.rewards.base import Unit
+from rloom.rewards.mix import Mix, Part
 from rloom.rollout.base import Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.runtime.group import LocalGroup
@@ -52,16 +55,19 @@ class RandomScores:
     def __init__(self, seed: int) -> None:
         self.draw = Random(seed)
 
-    whole_groups = False
+    unit = Unit.ANSWER
 
-    def submit(self, group: SampleGroup) -> Future[list[Score]]:
-        found: Future[list[Score]] = Future()
-        found.set_result([Score(float(self.draw.randrange(2))) for _ in group])
+    def submit(self, groups: Sequence[SampleGroup]) -> Future[list[list[Score]]]:
+        found: Future[list[list[Score]]] = Future()
+        found.set_result([[Score(float(self.draw.randrange(2))) for _ in group] for group in groups])
         return found
 
+    def metrics(self) -> dict[str, float]:
+        return {}
 
-def no_text(tokens: list[int]) -> str:
-    return ""
+
+def no_text(answers: Sequence[Sequence[int]]) -> list[str]:
+    return [""] * len(answers)
 
 
 def nobody(done: int, total: int) -> None:
@@ -86,7 +92,9 @@ class Step:
             eager=given.eager,
         )
         sync = LocalGroup([WeightSync(None, rollout)])
-        self.sampler = Sampler(LocalGroup([rollout]), sync, RandomScores(seed=0), no_text, seed=0)
+        self.sampler = Sampler(
+            LocalGroup([rollout]), sync, Mix([Part("rule_score", RandomScores(seed=0))]), no_text, seed=0
+        )
         self.learner = Learner(
             "actor",
             LocalGroup([self.engine]),

@@ -1,7 +1,6 @@
 """Requests for rollout engines, and trajectories of their completions, for tests."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 
 from rloom.batch import Trajectory
@@ -27,8 +26,6 @@ def sampled(requests: Sequence[Request], sampling: Sampling) -> list[Request]:
 
 def trajectories(requests: Sequence[Request], completions: Sequence[Completion]) -> list[Trajectory]:
     """Each in a group of its own, with score 1."""
-    scores: Future[list[Score]] = Future()
-    scores.set_result([Score(1.0)])
     prompts = [Prompt(0, (), "", request.tokens, "s") for request in requests]
     pairs = enumerate(zip(prompts, completions, strict=True))
-    return [Answer(prompt, row, completion, scores, 0).scored() for row, (prompt, completion) in pairs]
+    return [Answer(prompt, row, completion, ()).trajectory(Score(1.0)) for row, (prompt, completion) in pairs]

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from rloom.config.algorithm_needs import HasEstimatorNeeds, Needs
+from rloom.config.reward_parts import reward_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, RolloutSection
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
@@ -296,14 +297,6 @@ def correction_faults(config: Config) -> Iterator[str]:
         )
     if lower is not None and upper is not None and lower > upper:
         yield f"{key}.rollout_rs_threshold_lower={lower} is above {key}.rollout_rs_threshold={upper}; swap them"
-
-
-def reward_faults(config: Config) -> Iterator[str]:
-    if config.reward_model.reward_manager == "batch" and config.custom_reward_function.path is None:
-        yield (
-            "reward_model.reward_manager=batch calls a function of yours with lists; name it with "
-            "custom_reward_function.path=FILE, or use naive"
-        )
 
 
 def resume_faults(config: Config) -> Iterator[str]:

@@ -11,17 +11,48 @@ class OverlongBuffer(Section):
     penalty_factor: float = key(1.0, "The maximum penalty, subtracted from the score.", ge=0)
 
 
+class PartWeight(Section):
+    weight: float = key(1.0, "Weight of the part.")
+    normalize: bool | None = key(None, "Subtract the part's running mean and divide by its running standard deviation.")
+    failed: Literal["fail", "skip"] = key(
+        "fail", "If the part fails. fail: the sample fails. skip: the other parts count with this weight too."
+    )
+
+
+class Composite(Section):
+    enable: bool = key(False, "Mix several rewards: the score is the weighted sum of the parts in `weights`.")
+    weights: dict[str, float | PartWeight] = key(
+        {},
+        "Part -> weight, or {weight, normalize, failed: fail|skip}. Parts: rule_score (rule or your function), "
+        "rm_score (reward model, or else judge, or else remote reward), api_score, remote_score, format_score.",
+    )
+    normalize: bool = key(
+        False, "Normalise every part by its running mean and standard deviation, unless a part has its own `normalize`."
+    )
+
+
+class Format(Section):
+    pattern: str | None = key(
+        None, "Regular expression that a whole answer has to match; the part format_score is 1 if it does, else 0."
+    )
+
+
 class RewardModel(Section):
     timeout_s: float = key(
         10.0, "Time limit of one call of a reward function; after it the sample counts as failed.", gt=0
     )
-    reward_manager: Literal["naive", "batch"] = key(
+    reward_manager: Literal["naive", "dapo", "batch"] = key(
         "naive",
-        "How `custom_reward_function` is called. naive: once for each answer. batch: once for all answers to a prompt, "
-        "with lists: data_sources, solution_strs, ground_truths, extra_infos.",
+        "How `custom_reward_function` is called. naive and dapo: once for each answer. batch: once for all answers to "
+        "a prompt, with lists: data_sources, solution_strs, ground_truths, extra_infos.",
     )
     num_workers: int = key(2, "Processes that compute rewards during generation.", ge=1)
     max_failed_share: float = key(0.5, "Stop the run if a larger share of a step's rewards failed.", ge=0, le=1)
+    normalize: bool = key(
+        False, "Normalise the score by its running mean and standard deviation over the run, saved in checkpoints."
+    )
+    composite: Composite = section(Composite, "A weighted mix of several rewards.")
+    format: Format = section(Format, "The format reward, a part of the mix.")
     overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
 
 

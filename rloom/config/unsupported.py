@@ -34,7 +34,6 @@ UNSUPPORTED_KEYS = {  # keys or sections
     "reward_model.model": REWARD_MODELS,
     "reward_model.micro_batch_size_per_gpu": REWARD_MODELS,
     "reward_model.api": JUDGES,
-    "reward_model.composite": COMPOSITES,
     "composite_reward": COMPOSITES,
     "reward_model.sandbox": CODE,
     "actor_rollout_ref.actor.megatron": MEGATRON,
@@ -49,7 +48,7 @@ UNSUPPORTED_VALUES = {  # (key, value)
     ("actor_rollout_ref.rollout.name", "trtllm"): Unsupported("the TensorRT-LLM engine is", ENGINE),
     ("actor_rollout_ref.actor.strategy", "megatron"): MEGATRON,
     ("critic.strategy", "megatron"): MEGATRON,
-    **{("reward_model.reward_manager", name): MANAGERS for name in ("dapo", "prime", "rate_limited")},
+    **{("reward_model.reward_manager", name): MANAGERS for name in ("prime", "rate_limited")},
 }
 # Values of such keys that equal the behaviour of this version.
 SAME_AS_DEFAULT = {"reward_model.enable": False}

@@ -1,43 +1,14 @@
 """Rewards are computed during generation: a sample is scored while others are still being generated."""
 
 import asyncio
-import re
 import threading
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
-from rloom.errors import RewardError
-from rloom.rewards.base import Reward
+from rloom.rewards.base import PendingScores, Reward, ScoreQueue, Unit
 from rloom.types import SampleGroup, Score
-
-_DETAIL = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")
-REASONS_SHOWN = 5
-
-
-class ScoreQueue(Protocol):
-    @property
-    def whole_groups(self) -> bool:
-        """As in Reward."""
-
-    def submit(self, group: SampleGroup) -> "Future[list[Score]]": ...
-
-
-class RoundRobin:
-    """Several queues used in turn, such as those of the machines of a run. All have the same reward."""
-
-    def __init__(self, queues: Sequence[ScoreQueue]) -> None:
-        self._queues, self._submitted = queues, 0
-
-    @property
-    def whole_groups(self) -> bool:
-        return self._queues[0].whole_groups
-
-    def submit(self, group: SampleGroup) -> "Future[list[Score]]":
-        queue = self._queues[self._submitted % len(self._queues)]
-        self._submitted += 1
-        return queue.submit(group)
 
 
 class BackgroundScorer:
@@ -51,13 +22,16 @@ class BackgroundScorer:
         self._closed = False
 
     @property
-    def whole_groups(self) -> bool:
-        return self._reward.whole_groups
+    def unit(self) -> Unit:
+        return self._reward.unit
 
-    def submit(self, group: SampleGroup) -> "Future[list[Score]]":
+    def metrics(self) -> Mapping[str, float]:
+        return self._reward.metrics()
+
+    def submit(self, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]":
         if self._closed:
             raise RuntimeError("this BackgroundScorer is closed")
-        return asyncio.run_coroutine_threadsafe(self._score_one(group), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._reward.score(groups), self._loop)
 
     def close(self) -> None:
         """Cancel what is still being scored, close the reward, end the thread."""
@@ -70,10 +44,6 @@ class BackgroundScorer:
         self._thread.join()
         self._loop.close()
 
-    async def _score_one(self, group: SampleGroup) -> list[Score]:
-        [scores] = await self._reward.score([group])
-        return scores
-
     async def _cancel_all(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
@@ -82,26 +52,61 @@ class BackgroundScorer:
         await self._loop.shutdown_asyncgens()
 
 
-def check_failures(scores: Sequence[Score], max_failed_share: float) -> None:
-    """Stop the run where more than `max_failed_share` of the scores failed, with the reasons."""
-    reasons = [score.reason for score in scores if score.reason is not None]
-    if not reasons or len(reasons) <= max_failed_share * len(scores):
-        return
-    groups = _by_kind(reasons)
-    lines = [f"  {len(group)} × {group[0]}" for group in groups[:REASONS_SHOWN]]
-    if len(groups) > REASONS_SHOWN:
-        lines.append(f"  and {len(groups) - REASONS_SHOWN} other reasons")
-    raise RewardError(
-        f"{len(reasons)} of {len(scores)} rewards failed ({len(reasons) / len(scores):.1%}), "
-        f"more than reward_model.max_failed_share={max_failed_share:g} allows. Most common, each with one example:\n"
-        + "\n".join(lines)
-        + "\nMend the reward function or the rows it fails on, or allow a larger share."
-    )
+class FutureQueue(Protocol):
+    """A queue that reports when scores are finished."""
+
+    def submit(self, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]": ...
 
 
-def _by_kind(reasons: Sequence[str]) -> list[list[str]]:
-    """Reasons that differ only in numbers and quoted values together, the largest group first."""
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for reason in reasons:
-        groups[_DETAIL.sub("…", reason)].append(reason)
-    return sorted(groups.values(), key=len, reverse=True)
+@dataclass(frozen=True)
+class MergedScores:
+    """The scores of groups that several queues share."""
+
+    groups: int
+    shares: Sequence[tuple[Sequence[int], PendingScores]]  # indices of the groups of each queue
+
+    def result(self) -> list[list[Score]]:
+        found: dict[int, list[Score]] = {}
+        for indices, pending in self.shares:
+            found.update(zip(indices, pending.result(), strict=True))
+        return [found[index] for index in range(self.groups)]
+
+
+class LeastLoaded:
+    """A reward on several machines. A group goes to the queue with the fewest unfinished samples."""
+
+    def __init__(self, own: ScoreQueue, queues: Sequence[FutureQueue]) -> None:
+        """`own`: the one of `queues` whose unit and metrics count."""
+        self._own, self._queues = own, queues
+        self._unfinished = [0] * len(queues)
+        self._lock = threading.Lock()
+
+    @property
+    def unit(self) -> Unit:
+        return self._own.unit
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._own.metrics()
+
+    def submit(self, groups: Sequence[SampleGroup]) -> PendingScores:
+        shares: dict[int, list[int]] = {}
+        with self._lock:
+            for index, group in enumerate(groups):
+                queue = self._unfinished.index(min(self._unfinished))
+                self._unfinished[queue] += len(group)
+                shares.setdefault(queue, []).append(index)
+        return MergedScores(
+            len(groups),
+            [(indices, self._start(queue, [groups[index] for index in indices])) for queue, indices in shares.items()],
+        )
+
+    def _start(self, queue: int, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]":
+        samples = sum(map(len, groups))
+
+        def finished(_: "Future[list[list[Score]]]") -> None:
+            with self._lock:
+                self._unfinished[queue] -= samples
+
+        scores = self._queues[queue].submit(groups)
+        scores.add_done_callback(finished)
+        return scores

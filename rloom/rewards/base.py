@@ -1,21 +1,53 @@
-"""The reward protocol: groups of samples in, scores out."""
+"""The reward protocols: groups of samples in, scores out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Protocol
 
 from rloom.types import SampleGroup, Score
 
 
+class Unit(Enum):
+    """The answers that a reward has to receive together. They are submitted as soon as the unit is complete."""
+
+    ANSWER = "answer"  # each answer on its own
+    PROMPT = "prompt"  # all answers to a prompt, to compare them
+    BATCH = "batch"  # all answers of one generation, such as for a model on the workers that generate
+
+
 class Reward(Protocol):
     @property
-    def whole_groups(self) -> bool:
-        """Whether a group has to have all answers to its prompt, to compare them. If not, each answer is a group of
-        its own and is scored as soon as it is generated."""
+    def unit(self) -> Unit: ...
 
     async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
-        """A Score for each sample of each group, in order. A failure is a `Score.failed`, never an exception."""
+        """A Score for each sample of each group, in order. A failure is a `Score.failed`, not an exception.
+
+        A RewardError stops the run, such as when a budget is spent.
+        """
 
     def check(self) -> None:
         """Raise a RewardError if it cannot be used. Called once, before anything is generated."""
 
+    def metrics(self) -> Mapping[str, float]:
+        """Of the calls since the last `metrics`: requests, tokens, cost."""
+
     def close(self) -> None: ...
+
+
+class PendingScores(Protocol):
+    """Scores that may still be computed. A Future is one."""
+
+    def result(self) -> list[list[Score]]:
+        """Waits. One list for each group that was submitted."""
+
+
+class ScoreQueue(Protocol):
+    """A reward that runs beside the caller."""
+
+    @property
+    def unit(self) -> Unit: ...
+
+    def submit(self, groups: Sequence[SampleGroup]) -> PendingScores: ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """As in Reward."""

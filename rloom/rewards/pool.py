@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rloom.errors import RewardError
+from rloom.rewards.base import Unit
 from rloom.rewards.messages import Setup, encode
 from rloom.rewards.process import WorkerDied, WorkerProcess
 from rloom.types import Sample, SampleGroup, Score
@@ -45,8 +46,11 @@ class RulePool:
         self._closed = False
 
     @property
-    def whole_groups(self) -> bool:
-        return self._setup.whole_groups
+    def unit(self) -> Unit:
+        return Unit.PROMPT if self._setup.whole_groups else Unit.ANSWER
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
 
     def check(self) -> None:
         """Load the user's file in a worker, as scoring will. RewardError says what is wrong with it."""

@@ -217,17 +217,17 @@ class RewardActor:
     def __init__(self, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.queue = make(*arguments)
 
-    async def score(self, group: Any) -> Any:
-        return await asyncio.wrap_future(self.queue.submit(group))
+    async def score(self, groups: Any) -> Any:
+        return await asyncio.wrap_future(self.queue.submit(groups))
 
 
 class RemoteScoreQueue:
     """Scores on another machine."""
 
-    def __init__(self, name: str, actor: Any, *, whole_groups: bool) -> None:
-        self.name, self.actor, self.whole_groups = name, actor, whole_groups
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name, self.actor = name, actor
 
-    def submit(self, group: Any) -> "Future[Any]":
+    def submit(self, groups: Any) -> "Future[Any]":
         scores: Future[Any] = Future()
 
         def pass_on(answer: "Future[Any]") -> None:
@@ -241,17 +241,17 @@ class RemoteScoreQueue:
             else:
                 scores.set_exception(WorkerError(f"{self.name} cannot be reached: {error}", lost=True))
 
-        self.actor.score.remote(group).future().add_done_callback(pass_on)
+        self.actor.score.remote(groups).future().add_done_callback(pass_on)
         return scores
 
 
 def start_reward_actor(
-    share: PlacementGroup, node: int, make: Callable[..., Any], arguments: tuple[Any, ...], *, whole_groups: bool
+    share: PlacementGroup, node: int, make: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> RemoteScoreQueue:
     where = PlacementGroupSchedulingStrategy(share, placement_group_bundle_index=node)
     options = {"num_cpus": 0, "max_concurrency": SCORED_AT_ONCE, "scheduling_strategy": where}
     actor = ray.remote(RewardActor).options(**options).remote(make, arguments)
-    return RemoteScoreQueue(f"the scoring of machine {node}", actor, whole_groups=whole_groups)
+    return RemoteScoreQueue(f"the scoring of machine {node}", actor)
 
 
 def lost(name: str, error: RayActorError, log_file: Path | None = None) -> WorkerError:

@@ -144,7 +144,7 @@ def verify_checkpoint(checkpoint: Path) -> None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Step, KL coefficient and data position of a verified checkpoint."""
+    """Step, KL coefficient, data position and running moments of the reward of a verified checkpoint."""
     file = checkpoint / STATE
     state = read_json(file)
     if state.get("format") != FORMAT:
@@ -160,6 +160,8 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is damaged: its kl_coefficient is {coefficient!r}; take another checkpoint")
     if not isinstance(stream, dict):
         raise CheckpointError(f"{file} is damaged: its stream is {stream!r}; take another checkpoint")
+    if not isinstance(state.setdefault("reward", {}), dict):  # earlier versions saved none
+        raise CheckpointError(f"{file} is damaged: its reward is {state['reward']!r}; take another checkpoint")
     return state
 
 

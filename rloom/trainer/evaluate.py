@@ -8,7 +8,8 @@ import numpy as np
 from rloom.batch import Trajectory
 from rloom.observe.accuracy import validation_metrics
 from rloom.rollout.base import Sampling
-from rloom.trainer.sampling import Progress, Sampler
+from rloom.trainer.sampling import Sampler
+from rloom.trainer.scoring import Progress
 from rloom.types import Prompt
 
 

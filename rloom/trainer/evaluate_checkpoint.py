@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rloom.config.saved import load_saved
-from rloom.rewards.background import check_failures
+from rloom.rewards.failures import check_failures
 from rloom.trainer.assemble.components import open_evaluation
 from rloom.trainer.checkpoint import read_state
 from rloom.trainer.directory import open_checkpoint

@@ -6,11 +6,12 @@ The record is `identity.json`, in the run directory and in every checkpoint.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rloom.config.load import expand
+from rloom.config.reward_parts import reward_parts
 from rloom.config.saved import CONFIG_FILE, flattened, read_saved
 from rloom.config.schema import Config
 from rloom.errors import CheckpointError
@@ -82,6 +83,7 @@ def reward_record(config: Config) -> dict[str, Any]:
         "code": file_digest(expand(custom.path)) if custom.path else None,
         "name": custom.name,
         "kwargs": plain(custom.reward_kwargs),
+        "parts": [asdict(part) for part in reward_parts(config)],
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from rloom.errors import CheckpointError, RloomError, WorkerError
 from rloom.observe.events import rollout_fields
 from rloom.observe.metrics import batch_metrics, part_metrics, throughput, utilisation
 from rloom.observe.runlog import RunLog
-from rloom.rewards.background import check_failures
+from rloom.rewards.failures import check_failures, common_reasons
 from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group
 from rloom.trainer.checkpoint import Checkpoints, read_state
@@ -95,6 +96,7 @@ class State:
     step: int
     kl: KlControl
     stream: dict[str, object]  # position in the data
+    reward: dict[str, Any]  # running moments
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Training:
         self.settings, self.roles, self.stream, self.log = settings, roles, stream, log
         self.checkpoints = checkpoints
         self.write_checkpoint, self.load_checkpoint = write_checkpoint, load_checkpoint
-        self.state = State(step=0, kl=kl, stream=stream.state())
+        self.state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
         self.interrupted = False
         self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
 
@@ -170,30 +172,49 @@ class Training:
         # 4. Send the new weights to the rollout engines.
         with self.stage("update_weights"):
             roles.sampler.sync_weights(version=step)
-        self.state, self.updates_at_state = State(step=step, kl=kl, stream=self.stream.state()), self.updates
+        self.state, self.updates_at_state = self.state_after(step, kl), self.updates
         return StepResult(trajectories, train_batch, rewards_T, metrics)
+
+    def state_after(self, step: int, kl: KlControl) -> State:
+        return State(step=step, kl=kl, stream=self.stream.state(), reward=self.roles.sampler.reward.state())
 
     def sample(self, step: int) -> list[Trajectory]:
         """Answers to a step's prompts; with dynamic sampling, to as many prompts as are needed."""
         s = self.settings
 
         def answer_new_prompts(occasion: str) -> list[Trajectory]:
-            return self.answer(self.stream.next(), s.answers_per_prompt, s.sampling, occasion, "gen")
+            prompts = self.stream.next()
+            return self.answer(prompts, s.answers_per_prompt, s.sampling, occasion, "gen", update_moments=True)
 
         if s.dynamic_sampling is None:
             return answer_new_prompts(f"train/{step}")
         return s.dynamic_sampling.fill(lambda number: answer_new_prompts(f"train/{step}/{number}"))
 
     def answer(
-        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, occasion: str, stage: str
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: Sampling,
+        occasion: str,
+        stage: str,
+        *,
+        update_moments: bool = False,
     ) -> list[Trajectory]:
         log = self.log
         with self.stage(stage):
             pending = self.roles.sampler.generate(prompts, n, sampling, occasion, log.advance)
         with log.span("reward"):
-            trajectories = pending.scored(log.advance)
-        check_failures([trajectory.score for trajectory in trajectories], self.settings.max_failed_share)
+            trajectories = pending.scored(log.advance, update_moments=update_moments)
+        self.report_failures(trajectories)
         return trajectories
+
+    def report_failures(self, trajectories: Sequence[Trajectory]) -> None:
+        """Log failed rewards with their reasons; too many of them stop the run."""
+        scores = [trajectory.score for trajectory in trajectories]
+        check_failures(scores, self.settings.max_failed_share)
+        if reasons := common_reasons(scores):
+            failed = sum(not score.ok for score in scores)
+            self.log.message(f"{failed} of {len(scores)} rewards failed: {'; '.join(reasons)}")
 
     def model_outputs(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Log-probs of the old policy, log-probs of the reference, values of the critic: those that the step uses.
@@ -237,13 +258,15 @@ class Training:
         self, batch: Batch, logprobs_T: Tensor | None, ref_logprobs_T: Tensor | None
     ) -> tuple[Tensor, KlControl, Metrics]:
         """Rewards of each token, less the KL if that is configured, and the KL coefficient of the next step."""
-        control, batch = self.state.kl, self.penalised(batch)
+        control, scored = self.state.kl, batch
+        batch = self.penalised(scored)
+        metrics = {"reward/overlong": float((batch.score_N - scored.score_N).mean())} if self.settings.overlong else {}
         if self.settings.kl_in_reward is None:
-            return token_rewards(batch, None, 0.0), control, {}
+            return token_rewards(batch, None, 0.0), control, metrics
         assert logprobs_T is not None and ref_logprobs_T is not None  # KL on: both were computed
         kl_T = kl_estimator(self.settings.kl_in_reward)(logprobs_T, ref_logprobs_T)
         kl = mean_sample_kl(batch, kl_T)
-        metrics = {"actor/reward_kl_penalty": kl, "actor/kl_coef": control.coefficient}
+        metrics |= {"actor/reward_kl_penalty": kl, "actor/kl_coef": control.coefficient}
         return token_rewards(batch, kl_T, control.coefficient), control.updated(kl, len(batch)), metrics
 
     def corrected(self, train_batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
@@ -291,6 +314,7 @@ class Training:
             train_batch, result.rewards_T, finished=[trajectory.finished for trajectory in result.trajectories]
         )
         metrics |= part_metrics([trajectory.score for trajectory in result.trajectories])
+        metrics |= self.roles.sampler.reward.metrics()
         if s.rollout_dir is not None:
             log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(result.trajectories, step))
         if s.log_rollouts:
@@ -317,7 +341,7 @@ class Training:
             return {}
         with self.stage("testing"):
             answers = evaluator.answer(step, log.advance)
-        check_failures([t.score for t in answers], self.settings.max_failed_share)
+        self.report_failures(answers)
         metrics = evaluator.metrics(answers)
         log.validation(step, metrics)
         rows = self.roles.sampler.rows(answers, step)
@@ -357,7 +381,12 @@ class Training:
         path = self.checkpoints.path(self.state.step)
         if path.exists():
             return path
-        state = {"step": self.state.step, "kl_coefficient": self.state.kl.coefficient, "stream": self.state.stream}
+        state = {
+            "step": self.state.step,
+            "kl_coefficient": self.state.kl.coefficient,
+            "stream": self.state.stream,
+            "reward": self.state.reward,
+        }
         with self.log.span("save_checkpoint"):
             return self.checkpoints.save(self.state.step, self.write_checkpoint, state)
 
@@ -368,8 +397,8 @@ class Training:
         self.roles.sampler.sync_weights(version=saved["step"])
         if keep_position:
             self.stream.load(saved["stream"])
-        kl = replace(self.state.kl, coefficient=saved["kl_coefficient"])
-        self.state = State(step=saved["step"], kl=kl, stream=self.stream.state())
+        self.roles.sampler.reward.load(saved["reward"])
+        self.state = self.state_after(saved["step"], replace(self.state.kl, coefficient=saved["kl_coefficient"]))
 
     @contextmanager
     def finish_step_on_interrupt(self) -> Iterator[None]:

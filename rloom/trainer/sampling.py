@@ -1,87 +1,20 @@
 """Phase one of the loop: prompts -> answers -> scores. Answers are scored while others are still being generated."""
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from rloom.algos.estimators import informative_groups
-from rloom.batch import Batch, Trajectory, Turn
+from rloom.batch import Batch, Trajectory
 from rloom.errors import TrainingError
 from rloom.packing import share_rows
-from rloom.rewards.background import ScoreQueue
-from rloom.rollout.base import Completion, Request, Sampling
+from rloom.rewards.mix import Mix
+from rloom.rollout.base import Request, Sampling
 from rloom.runtime.group import Group
-from rloom.types import Prompt, Sample, Score
-
-Progress = Callable[[int, int], None]  # (done, total)
-
-
-class Decode(Protocol):
-    def __call__(self, tokens: list[int]) -> str: ...
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer whose score may still be pending."""
-
-    prompt: Prompt
-    group: int
-    completion: Completion
-    scores: "Future[list[Score]]"  # of the samples that are scored together with it
-    index: int  # of its own score among them
-
-    def scored(self) -> Trajectory:
-        prompt, completion = self.prompt, self.completion
-        before, after = len(prompt.tokens), len(completion.tokens_L)
-        return Trajectory(
-            prompt=prompt,
-            group=self.group,
-            tokens_L=torch.cat([torch.tensor(prompt.tokens), completion.tokens_L]),
-            logprobs_L=torch.cat([torch.zeros(before), completion.logprobs_L]),
-            turns=(Turn(before, before + after, completion.version),),
-            finished=completion.finished,
-            score=self.scores.result()[self.index],
-        )
-
-
-@dataclass(frozen=True)
-class PendingTrajectories:
-    answers: list[Answer]
-
-    def scored(self, progress: Progress) -> list[Trajectory]:
-        """Waits for the scores."""
-        trajectories = []
-        for answer in self.answers:
-            trajectories.append(answer.scored())
-            progress(len(trajectories), len(self.answers))
-        return trajectories
-
-
-@dataclass
-class Scoring:
-    """Sends answers to the reward: each at once, or all answers to a prompt together if the reward compares them."""
-
-    reward: ScoreQueue
-    sample_of: Callable[[Prompt, Completion], Sample]
-    answers_per_group: int
-    scored: dict[int, Answer] = field(default_factory=dict)  # by row
-    incomplete: dict[int, list[tuple[int, Prompt, Completion]]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, row: int, group: int, prompt: Prompt, completion: Completion) -> None:
-        members = self.incomplete[group]
-        members.append((row, prompt, completion))
-        if self.reward.whole_groups and len(members) < self.answers_per_group:
-            return
-        members = sorted(self.incomplete.pop(group), key=lambda member: member[0])
-        scores = self.reward.submit(tuple(self.sample_of(prompt, completion) for _, prompt, completion in members))
-        for index, (row, prompt, completion) in enumerate(members):
-            self.scored[row] = Answer(prompt, group, completion, scores, index)
+from rloom.trainer.scoring import Decode, PendingTrajectories, Progress, Scoring
+from rloom.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -90,7 +23,7 @@ class Sampler:
 
     rollout: Group
     weight_sync: Group  # the workers that take part when the policy's weights go to the rollout engines
-    reward: ScoreQueue
+    reward: Mix
     decode: Decode
     seed: int
 
@@ -110,49 +43,38 @@ class Sampler:
             Request(prompt.tokens, sampling, draw_seed(self.seed, occasion, first_row + row))
             for row, (_, prompt) in enumerate(rows)
         ]
-        scoring = Scoring(self.reward, self.sample_of, answers_per_group=n)
         self.rollout.call("wake")
         shares = share(requests, self.rollout.shares)
         arguments = [([requests[row] for row in chosen],) for chosen in shares]
-        for done, (number, (index, completion)) in enumerate(self.rollout.stream("generate", arguments), start=1):
-            row = shares[number][index]
-            group, prompt = rows[row]
-            scoring.add(row, group, prompt, completion)
-            progress(done, len(rows))
-        self.rollout.call("sleep")
-        return PendingTrajectories([scoring.scored[row] for row in range(len(rows))])
+        with Scoring(self.reward, self.decode, answers_per_group=n) as scoring:
+            for done, (number, (index, completion)) in enumerate(self.rollout.stream("generate", arguments), start=1):
+                row = shares[number][index]
+                group, prompt = rows[row]
+                scoring.add(row, group, prompt, completion)
+                progress(done, len(rows))
+            self.rollout.call("sleep")
+        return scoring.pending()
 
     def sync_weights(self, version: int) -> None:
         """The rollout engines generate with the policy's current weights from now on."""
         self.weight_sync.call("sync", version)
 
-    def sample_of(self, prompt: Prompt, completion: Completion) -> Sample:
-        tokens: list[int] = completion.tokens_L.tolist()
-        return Sample(
-            data_source=prompt.data_source,
-            prompt=prompt.text,
-            response=self.decode(tokens),
-            ground_truth=prompt.ground_truth,
-            extra_info=prompt.extra_info,
-            messages=prompt.messages,
-            prompt_tokens=prompt.tokens,
-            response_tokens=tuple(tokens),
-        )
-
     def rows(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
         """The rows of a dump."""
+        texts = self.decode([t.answer_tokens for t in trajectories])
         return [
             {
                 "input": t.prompt.text,
-                "output": self.decode(t.answer_tokens),
+                "output": text,
                 "gts": t.prompt.ground_truth,
                 "score": t.score.value,
                 "reason": t.score.reason,
+                "detail": t.score.detail,
                 "data_source": t.prompt.data_source,
                 "step": step,
                 **t.score.parts,
             }
-            for t in trajectories
+            for t, text in zip(trajectories, texts, strict=True)
         ]
 
 

@@ -12,10 +12,13 @@ BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.packing", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "process_stats", "ray", "secret"))
-CONFIG = tuple(f"rloom.config.{name}" for name in ("algorithm_needs", "batching", "checks", "load", "saved", "schema"))
+CONFIG = tuple(
+    f"rloom.config.{name}"
+    for name in ("algorithm_needs", "batching", "checks", "load", "reward_parts", "saved", "schema")
+)
 LOOP = tuple(
     f"rloom.trainer.{name}"
-    for name in ("checkpoint", "evaluate", "learning_rate", "loop", "memory", "roles", "sampling")
+    for name in ("checkpoint", "evaluate", "learning_rate", "loop", "memory", "roles", "sampling", "scoring")
 )
 ENGINE_PARTS = tuple(
     f"rloom.engines.{name}"
@@ -68,7 +71,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "rloom.algos",
             "rloom.data",
             "rloom.observe",
-            "rloom.rewards.background",
+            "rloom.rewards.failures",
+            "rloom.rewards.mix",
             "rloom.atomic",
             *NOUNS,
         )

@@ -300,7 +300,7 @@ def test_a_moment_that_is_missing_is_named(checkpoints: dict[str, Path], engine:
         resume(checkpoint, engine)
 
 
-STATES: Mapping[str, Any] = {"step": -1, "kl_coefficient": float("nan"), "stream": [], "format": 1}
+STATES: Mapping[str, Any] = {"step": -1, "kl_coefficient": float("nan"), "stream": [], "format": 1, "reward": 3}
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -30,7 +30,7 @@ def write(folder: Path) -> None:
 
 
 def state_of(step: int) -> dict[str, Any]:
-    return {"step": step, "kl_coefficient": 0.25, "stream": {"epoch": 0, "row": 4}}
+    return {"step": step, "kl_coefficient": 0.25, "stream": {"epoch": 0, "row": 4}, "reward": {}}
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from rloom.config.keys import all_keys
 from rloom.errors import CheckpointError, ModelError, RewardError, RloomError, TrainingError, WorkerError
 from rloom.observe.display import Display
 from rloom.observe.runlog import RunLog
+from rloom.rewards.mix import Mix
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.loop import State, StepResult, Training
 from rloom.trainer.memory import STAGE_KEYS
@@ -29,7 +30,7 @@ class Planted(Training):
         cast(Any, self.roles.policy).updates += step == 1
         if step > 1:
             self.act()
-        self.state, self.updates_at_state = State(step, self.state.kl, {}), self.updates
+        self.state, self.updates_at_state = State(step, self.state.kl, {}, {}), self.updates
         return cast(Any, None)
 
     def record(self, step: int, outcome: StepResult) -> None:
@@ -48,7 +49,7 @@ def training(tmp_path: Path) -> Planted:
 
     training = Planted(
         cast(Any, SimpleNamespace(total_steps=5, validate_every=None, save_every=None, validate_first=False)),
-        cast(Any, SimpleNamespace(policy=policy, critic=None)),
+        cast(Any, SimpleNamespace(policy=policy, critic=None, sampler=SimpleNamespace(reward=Mix([])))),
         cast(Any, SimpleNamespace(state=dict)),
         KlControl(0.0),
         RunLog(tmp_path, trackers=[], display=Display(total_steps=5, quiet=True)),

@@ -4,11 +4,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import pytest
 
 from rloom.errors import RewardError
-from rloom.rewards.background import BackgroundScorer, check_failures
+from rloom.rewards.background import BackgroundScorer, LeastLoaded
+from rloom.rewards.base import Unit
+from rloom.rewards.failures import check_failures
 from rloom.rewards.pool import RulePool
 from rloom.types import Sample, SampleGroup, Score
 
@@ -16,7 +19,7 @@ from rloom.types import Sample, SampleGroup, Score
 class LengthReward:
     """The length of the response; waits for `gate` where there is one."""
 
-    whole_groups = False
+    unit = Unit.ANSWER
 
     def __init__(self, gate: threading.Event | None = None) -> None:
         self.gate = gate
@@ -27,12 +30,17 @@ class LengthReward:
             await asyncio.sleep(0.005)
         return [[Score(len(sample.response)) for sample in group] for group in groups]
 
+    def check(self) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def close(self) -> None:
         self.closed += 1
 
 
-def sample(response: str) -> SampleGroup:
-    return (Sample("s", "p", response),)
+def sample(response: str) -> list[SampleGroup]:
+    return [(Sample("s", "p", response),)]
 
 
 def test_samples_are_scored_while_the_main_thread_goes_on():
@@ -41,7 +49,7 @@ def test_samples_are_scored_while_the_main_thread_goes_on():
     futures = [scorer.submit(sample("x" * length)) for length in (3, 1, 2)]
     assert not any(future.done() for future in futures)
     gate.set()
-    assert [future.result(timeout=5) for future in futures] == [[Score(3)], [Score(1)], [Score(2)]]
+    assert [future.result(timeout=5) for future in futures] == [[[Score(3)]], [[Score(1)]], [[Score(2)]]]
     scorer.close()
 
 
@@ -70,8 +78,8 @@ def test_an_error_inside_the_reward_reaches_whoever_asks_for_the_score():
 def test_a_pool_behind_it_scores_and_closes_without_a_trace():
     threads_before = threading.active_count()
     scorer = BackgroundScorer(RulePool(num_workers=2, timeout_s=5))
-    futures = [scorer.submit((Sample("math_reasoning", "p", f"答案：{i}", "7"),)) for i in range(20)]
-    assert [future.result(timeout=20)[0].value for future in futures] == [float(i == 7) for i in range(20)]
+    futures = [scorer.submit([(Sample("math_reasoning", "p", f"答案：{i}", "7"),)]) for i in range(20)]
+    assert [future.result(timeout=20)[0][0].value for future in futures] == [float(i == 7) for i in range(20)]
     scorer.close()
     assert threading.active_count() == threads_before
 
@@ -90,6 +98,44 @@ def test_closing_does_not_wait_for_a_hanging_function(tmp_path):
         time.sleep(0.01)
     scorer.close()
     assert all(future.cancelled() for future in futures)
+
+
+class Manual:
+    """A queue whose scores are set by the test: the number of the queue."""
+
+    unit = Unit.ANSWER
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.waiting: list[tuple[Future[list[list[Score]]], Sequence[SampleGroup]]] = []
+
+    def submit(self, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]":
+        self.waiting.append((Future(), groups))
+        return self.waiting[-1][0]
+
+    def metrics(self) -> dict[str, float]:
+        return {"number": float(self.number)}
+
+    def finish(self) -> None:
+        for future, groups in self.waiting:
+            future.set_result([[Score(self.number)] * len(group) for group in groups])
+        self.waiting = []
+
+
+def test_samples_go_to_the_machine_with_the_fewest_unfinished_ones_and_come_back_in_order():
+    queues = [Manual(0), Manual(1)]
+    balanced = LeastLoaded(queues[0], queues)
+    one, pair = sample("x")[0], (Sample("s", "p", "a"), Sample("s", "p", "b"))
+    first = balanced.submit([one, pair, one, one])  # 0: one, one; 1: pair; then 0 and 1 have two each: 0
+    assert [len(queue.waiting[0][1]) for queue in queues] == [3, 1]
+    queues[0].finish()
+    second = balanced.submit([one, one, one])  # 0 has none left, 1 has two: 0, 0, then 0 (two each)
+    assert [len(groups) for _, groups in queues[0].waiting] == [3] and len(queues[1].waiting) == 1
+    queues[0].finish()
+    queues[1].finish()
+    assert [[score.value for score in scores] for scores in first.result()] == [[0], [1, 1], [0], [0]]
+    assert [scores[0].value for scores in second.result()] == [0, 0, 0]
+    assert balanced.metrics() == {"number": 0.0} and balanced.unit is Unit.ANSWER
 
 
 def test_few_failures_are_tolerated():

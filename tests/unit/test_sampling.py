@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from rloom.batch import Batch, Trajectory
+from rloom.rewards.base import Unit
+from rloom.rewards.mix import Mix, Part
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.runtime.group import LocalGroup
 from rloom.trainer.sampling import DynamicSampling, Sampler
@@ -37,23 +39,38 @@ class LastFirst:
 class Lengths:
     """The size of the group that each sample was scored in."""
 
-    def __init__(self, whole_groups: bool) -> None:
-        self.whole_groups, self.groups = whole_groups, list[SampleGroup]()
+    def __init__(self, unit: Unit) -> None:
+        self.unit, self.submitted = unit, list[Sequence[SampleGroup]]()
 
-    def submit(self, group: SampleGroup) -> "Future[list[Score]]":
-        self.groups.append(group)
-        scores: Future[list[Score]] = Future()
-        scores.set_result([Score(len(group) + 0.1 * place) for place in range(len(group))])
+    @property
+    def groups(self) -> list[SampleGroup]:
+        return [group for groups in self.submitted for group in groups]
+
+    def submit(self, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]":
+        self.submitted.append(groups)
+        scores: Future[list[list[Score]]] = Future()
+        scores.set_result([[Score(len(group) + 0.1 * place) for place in range(len(group))] for group in groups])
         return scores
+
+    def metrics(self) -> dict[str, float]:
+        return {"calls": float(len(self.submitted))}
+
+
+def as_text(answers: Sequence[Sequence[int]]) -> list[str]:
+    return [str(list(tokens)) for tokens in answers]
 
 
 def generate(reward: Lengths, n: int = 2) -> list[Trajectory]:
-    sampler = Sampler(LocalGroup([LastFirst()]), LocalGroup([]), reward, str, seed=1)
+    return generate_mix(Mix([Part("rule_score", reward)]), n)
+
+
+def generate_mix(reward: Mix, n: int = 2) -> list[Trajectory]:
+    sampler = Sampler(LocalGroup([LastFirst()]), LocalGroup([]), reward, as_text, seed=1)
     return sampler.generate(PROMPTS, n, SAMPLING, "train/1", lambda done, total: None).scored(lambda done, total: None)
 
 
 def test_trajectories_carry_their_group_their_turn_and_the_version_of_the_weights() -> None:
-    found = generate(Lengths(whole_groups=False))
+    found = generate(Lengths(Unit.ANSWER))
     assert [t.group for t in found] == [0, 0, 1, 1, 2, 2]
     assert found[3].tokens_L.tolist()[0::2] == [11, 11] and found[3].mask_L.tolist() == [False, True, True]
     assert (found[0].turns[0].start, found[0].turns[0].stop, found[0].turns[0].version) == (1, 3, 4)
@@ -62,7 +79,7 @@ def test_trajectories_carry_their_group_their_turn_and_the_version_of_the_weight
 
 
 def test_each_answer_is_scored_as_it_arrives_with_its_messages_and_tokens() -> None:
-    reward = Lengths(whole_groups=False)
+    reward = Lengths(Unit.ANSWER)
     assert [t.score.value for t in generate(reward)] == [1.0] * 6
     [first, *_] = reward.groups
     assert first[0].ground_truth == 2  # the last request is answered first
@@ -71,15 +88,54 @@ def test_each_answer_is_scored_as_it_arrives_with_its_messages_and_tokens() -> N
 
 
 def test_a_reward_that_compares_answers_gets_all_answers_to_a_prompt_in_order() -> None:
-    reward = Lengths(whole_groups=True)
+    reward = Lengths(Unit.PROMPT)
     assert [t.score.value for t in generate(reward)] == pytest.approx([2.0, 2.1] * 3)
     assert [[sample.ground_truth for sample in group] for group in reward.groups] == [[2, 2], [1, 1], [0, 0]]
 
 
+def test_a_model_on_the_workers_that_generate_gets_all_answers_at_once_in_the_order_of_the_rows() -> None:
+    reward = Lengths(Unit.BATCH)
+    assert [t.score.value for t in generate(reward)] == pytest.approx([2.0, 2.1] * 3)
+    [groups] = reward.submitted
+    assert [[sample.ground_truth for sample in group] for group in groups] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_the_parts_of_a_mix_get_their_own_units_and_are_added_up() -> None:
+    alone, together = Lengths(Unit.ANSWER), Lengths(Unit.PROMPT)
+    mix = Mix([Part("rule_score", alone, weight=0.3), Part("rm_score", together, weight=0.7)])
+    found = generate_mix(mix)
+    # alone: 1.0 each; together: 2.0 and 2.1
+    assert [t.score.value for t in found] == pytest.approx([0.3 + 1.4, 0.3 + 1.47] * 3)
+    assert found[1].score.parts == pytest.approx({"rule_score": 1.0, "rm_score": 2.1})
+    assert mix.metrics()["reward/rm_score/calls"] == 3.0
+
+
+def test_an_error_of_the_decoder_or_a_queue_is_raised_where_generation_runs() -> None:
+    class Broken(Lengths):
+        def submit(self, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]":
+            raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        generate(Broken(Unit.ANSWER))
+
+
+def test_after_an_error_of_generation_nothing_is_submitted_any_more() -> None:
+    class Fails(LastFirst):
+        def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+            yield next(super().generate(requests))
+            raise RuntimeError("out of memory")
+
+    reward = Lengths(Unit.BATCH)
+    sampler = Sampler(LocalGroup([Fails()]), LocalGroup([]), Mix([Part("rm_score", reward)]), as_text, seed=1)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        sampler.generate(PROMPTS, 2, SAMPLING, "train/1", lambda done, total: None)
+    assert reward.submitted == []
+
+
 def test_dynamic_sampling_keeps_groups_of_different_scores_and_numbers_them_anew() -> None:
     def round_of(number: int) -> list[Trajectory]:
-        found = generate(Lengths(whole_groups=True))
-        equal = [t for t in generate(Lengths(whole_groups=False)) if t.group != 1]  # groups 0 and 2: one score
+        found = generate(Lengths(Unit.PROMPT))
+        equal = [t for t in generate(Lengths(Unit.ANSWER)) if t.group != 1]  # groups 0 and 2: one score
         return equal + [t for t in found if t.group == 1]
 
     kept = DynamicSampling(groups_per_step=2, max_rounds=3).fill(round_of)

@@ -1,8 +1,8 @@
 """The components of a run, from its configuration. Only this folder imports both the configuration and the backends."""
 
 import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +23,11 @@ from rloom.config.schema import Config, Optim
 from rloom.data.stream import PromptStream
 from rloom.errors import ConfigError
 from rloom.models.load import load_tokenizer
-from rloom.rewards.background import BackgroundScorer, RoundRobin, ScoreQueue
+from rloom.rewards.mix import Mix
 from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
-from rloom.trainer.assemble.inputs import Inputs, checked_reward, held_out_prompts, policy_source, read_inputs
+from rloom.trainer.assemble.inputs import Inputs, held_out_prompts, policy_source, read_inputs
 from rloom.trainer.assemble.models import (
     check_policy_family,
     pick_device,
@@ -35,6 +35,7 @@ from rloom.trainer.assemble.models import (
     policy_network,
     rollout_engine,
 )
+from rloom.trainer.assemble.rewards import open_queues, reward_mix
 from rloom.trainer.assemble.worker import ModelFiles
 from rloom.trainer.assemble.worker_groups import WorkerGroups, in_this_process
 from rloom.trainer.evaluate import Evaluator
@@ -106,12 +107,12 @@ def open_components(
     )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
-        closing(BackgroundScorer(checked_reward(config, [*prompts, *held_out]))) as scorer,
+        open_queues(config, [*prompts, *held_out]) as queues,
         open_workers(config, layout, logs) as groups,
     ):
         size = groups.parameters
-        scorers = RoundRobin([scorer, *groups.scorers])
-        sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, scorers)
+        reward = reward_mix(config, queues, groups.scorers)
+        sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward)
         roles = Roles(
             policy=policy_learner(config, groups.policy, size["actor"], total),
             sampler=sampler,
@@ -146,22 +147,23 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     held_out = held_out_prompts(config, tokenizer)
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
-    with closing(BackgroundScorer(checked_reward(config, held_out))) as scorer:
+    with open_queues(config, held_out) as queues:
         network = policy_network(config)
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
         rollout = LocalGroup([rollout_engine(config, network, engine, tokenizer)])
-        sampler = answer_sampler(config, rollout, LocalGroup([]), tokenizer, scorer)
+        sampler = answer_sampler(config, rollout, LocalGroup([]), tokenizer, reward_mix(config, queues))
         yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
 
 
 def answer_sampler(
-    config: Config, rollout: Group, weight_sync: Group, tokenizer: PreTrainedTokenizerBase, scorer: ScoreQueue
+    config: Config, rollout: Group, weight_sync: Group, tokenizer: PreTrainedTokenizerBase, reward: Mix
 ) -> Sampler:
-    def decode(tokens: list[int]) -> str:
-        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+    def decode(answers: Sequence[Sequence[int]]) -> list[str]:
+        # batch_decode takes an empty list for one empty answer
+        return tokenizer.batch_decode(answers, skip_special_tokens=True) if answers else []
 
-    return Sampler(rollout, weight_sync, scorer, decode, config.data.seed)
+    return Sampler(rollout, weight_sync, reward, decode, config.data.seed)
 
 
 def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: list[Prompt]) -> Evaluator:

@@ -1,20 +1,14 @@
-"""What a run reads: tokenizer, prompts, and the reward."""
+"""What a run reads: tokenizer and prompts."""
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from rloom.config.load import expand
 from rloom.config.schema import EMBEDDED, Config
 from rloom.data.prompts import load_prompts
 from rloom.models.load import EMBEDDED as EMBEDDED_FOLDER
 from rloom.models.load import ModelSource, load_tokenizer
-from rloom.rewards.background import BackgroundScorer
-from rloom.rewards.base import Reward
-from rloom.rewards.pool import RulePool
-from rloom.rewards.routing import check_sources
 from rloom.types import Prompt
 
 
@@ -89,48 +83,3 @@ def read_prompts(
         custom_chat_template=config.actor_rollout_ref.model.custom_chat_template,
         field=field,
     )
-
-
-def checked_reward(config: Config, prompts: Sequence[Prompt]) -> Reward:
-    """The reward, after a check that it can score every data source."""
-    custom = config.custom_reward_function
-    if custom.path is None:
-        rows: dict[str, list[int]] = defaultdict(list)
-        for prompt in prompts:
-            rows[prompt.data_source].append(prompt.index)
-        check_sources(rows, custom.reward_kwargs)
-    reward = make_reward(config)
-    reward.check()
-    return reward
-
-
-def rules(config: Config) -> Reward:
-    kwargs = config.custom_reward_function.reward_kwargs
-    return RulePool(
-        num_workers=config.reward_model.num_workers, timeout_s=config.reward_model.timeout_s, reward_kwargs=kwargs
-    )
-
-
-def custom_function(config: Config) -> Reward:
-    custom = config.custom_reward_function
-    assert custom.path is not None
-    return RulePool(
-        num_workers=config.reward_model.num_workers,
-        timeout_s=config.reward_model.timeout_s,
-        path=str(expand(custom.path)),
-        name=custom.name,
-        reward_kwargs=custom.reward_kwargs,
-        whole_groups=config.reward_model.reward_manager == "batch",
-    )
-
-
-REWARDS: dict[str, Callable[[Config], Reward]] = {"rules": rules, "function": custom_function}
-
-
-def make_reward(config: Config) -> Reward:
-    return REWARDS["function" if config.custom_reward_function.path else "rules"](config)
-
-
-def reward_queue(config: Config) -> BackgroundScorer:
-    """The rewards of a machine other than the first, on which the reward was checked."""
-    return BackgroundScorer(make_reward(config))

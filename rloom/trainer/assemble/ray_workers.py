@@ -15,8 +15,8 @@ from rloom.runtime.nodes import head_node, no_ray, wait_until
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Pool, WorkerLayout, worker_layout
 from rloom.runtime.process_stats import Machine
 from rloom.runtime.secret import OTHER_WAY
-from rloom.trainer.assemble.inputs import reward_queue
 from rloom.trainer.assemble.models import has_reference_model, needs_critic, sequence_ranks
+from rloom.trainer.assemble.rewards import queue_of, spread_source
 from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
 from rloom.trainer.assemble.worker_groups import WorkerGroups
 from rloom.trainer.memory import BUILD, explain_out_of_memory
@@ -119,11 +119,9 @@ def ray_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iter
         workers: list[cluster.RayWorker] = []
         scorers: list[cluster.RemoteScoreQueue] = []
         try:
-            for node in range(1, layout.nodes):
-                whole_groups = config.reward_model.reward_manager == "batch"
-                scorers.append(
-                    cluster.start_reward_actor(share, node, reward_queue, (config,), whole_groups=whole_groups)
-                )
+            source = spread_source(config)
+            for node in range(1, layout.nodes) if source else ():
+                scorers.append(cluster.start_reward_actor(share, node, queue_of, (config, source)))
             for slot in layout.slots():
                 name = f"worker {slot.number}"
                 file = None if logs is None else logs.absolute() / f"worker_{slot.number}.log"

@@ -9,7 +9,7 @@ import torch
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 from rloom.observe.metrics import device_peak_flops
-from rloom.rewards.background import ScoreQueue
+from rloom.rewards.background import FutureQueue
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, WorkerLayout, worker_layout
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
@@ -32,7 +32,7 @@ class WorkerGroups:
     reference: Group | None
     all_workers: Group | None  # None: this process
     parameters: Mapping[str, int]  # of the models, by role
-    scorers: Sequence[ScoreQueue]  # rewards on other machines
+    scorers: Sequence[FutureQueue]  # rewards on other machines
     device: torch.device  # of the loop itself
     peak_flops: float | None  # of all devices together, if known
 

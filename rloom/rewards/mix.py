@@ -1,0 +1,124 @@
+"""The reward of a run: a weighted mix of named parts, or one part alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rloom.errors import CheckpointError
+from rloom.rewards.base import ScoreQueue
+from rloom.rewards.moments import Moments
+from rloom.types import Score
+
+PartScores = Sequence[Score]  # of one answer: one for each part
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    queue: ScoreQueue
+    weight: float = 1.0
+    normalize: bool = False  # by the running mean and standard deviation of this part
+    skip_failed: bool = False  # if this part fails, the others count with its weight
+
+
+class Mix:
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self.moments = {part.name: Moments() for part in parts if part.normalize}
+        self._alone = len(parts) == 1 and parts[0].weight == 1 and not parts[0].normalize
+
+    def update(self, rows: Sequence[PartScores]) -> None:
+        """Add the scores of a training step to the running moments."""
+        for index, part in enumerate(self.parts):
+            if part.normalize:
+                values = [row[index].value for row in rows]
+                self.moments[part.name] = self.moments[part.name].updated([v for v in values if v is not None])
+
+    def combine(self, row: PartScores) -> Score:
+        """One score of the scores of all parts. A part alone is unchanged."""
+        if self._alone:
+            return row[0]
+        found = _Weighted()
+        for part, score in zip(self.parts, row, strict=True):
+            if score.value is not None:
+                found.add(part, score, self._normalized(part, score.value))
+            elif part.skip_failed:
+                found.skip(part, score)
+            else:
+                found.failures.append(f"{part.name}: {score.reason}")
+        return found.score()
+
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for part in self.parts:
+            prefix = "reward" if self._alone else f"reward/{part.name}"
+            found |= {f"{prefix}/{name}": value for name, value in part.queue.metrics().items()}
+        for name, moments in self.moments.items():
+            found |= {f"reward/{name}/running_mean": moments.mean, f"reward/{name}/running_std": moments.std}
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {name: [m.count, m.mean, m.squares] for name, m in self.moments.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """A part that the saved run did not have, or did not normalize, begins anew."""
+        for name in self.moments.keys() & state.keys():
+            try:
+                count, mean, squares = state[name]
+                self.moments[name] = Moments(int(count), float(mean), float(squares))
+            except (TypeError, ValueError):
+                raise CheckpointError(
+                    f"the checkpoint's running moments of {name} cannot be read ({state[name]!r}); "
+                    "use another checkpoint"
+                ) from None
+
+    def _normalized(self, part: Part, value: float) -> float:
+        return self.moments[part.name].normalized(value) if part.normalize else value
+
+
+@dataclass
+class _Weighted:
+    """The sum of the parts of one answer."""
+
+    total: float = 0.0
+    present: float = 0.0  # sum of the absolute weights of the parts that have a value
+    skipped: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    details: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    skipped_failures: list[str] = field(default_factory=list)
+    prediction: str | None = None
+
+    def add(self, part: Part, score: Score, value: float) -> None:
+        assert score.value is not None
+        self.total += part.weight * value
+        self.present += abs(part.weight)
+        self.parts[part.name] = score.value
+        if part.normalize:
+            self.parts[f"{part.name}/normalized"] = value
+        if part.skip_failed:
+            self.parts[f"{part.name}/skipped"] = 0.0
+        for name, further in score.parts.items():
+            # the accuracy of a rule stays the accuracy of the whole: validation reports it
+            self.parts[name if name == "acc" and "acc" not in self.parts else f"{part.name}/{name}"] = further
+        if self.prediction is None:
+            self.prediction = score.prediction
+        if score.detail is not None:
+            self.details.append(f"{part.name}: {score.detail}")
+
+    def skip(self, part: Part, score: Score) -> None:
+        self.skipped += abs(part.weight)
+        self.parts[f"{part.name}/skipped"] = 1.0
+        self.skipped_failures.append(f"{part.name}: {score.reason}")
+
+    def score(self) -> Score:
+        if self.failures or not self.present:
+            return Score.failed("; ".join(self.failures or self.skipped_failures))
+        # the parts that are there also count with the weights of those that were skipped
+        return Score(
+            self.total * (self.present + self.skipped) / self.present,
+            parts=self.parts,
+            prediction=self.prediction,
+            detail="; ".join(self.details) or None,
+        )

@@ -1,0 +1,95 @@
+"""The reward of a run, from its configuration."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+
+from rloom.config.load import expand
+from rloom.config.reward_parts import RewardPart, reward_parts
+from rloom.config.schema import Config
+from rloom.rewards.background import BackgroundScorer, FutureQueue, LeastLoaded
+from rloom.rewards.base import Reward, ScoreQueue
+from rloom.rewards.mix import Mix, Part
+from rloom.rewards.pool import RulePool
+from rloom.rewards.routing import check_sources
+from rloom.rewards.rules import format
+from rloom.types import Prompt
+
+
+def rules(config: Config) -> RulePool:
+    return RulePool(
+        num_workers=config.reward_model.num_workers,
+        timeout_s=config.reward_model.timeout_s,
+        reward_kwargs=config.custom_reward_function.reward_kwargs,
+    )
+
+
+def custom_function(config: Config) -> RulePool:
+    custom = config.custom_reward_function
+    assert custom.path is not None
+    return RulePool(
+        num_workers=config.reward_model.num_workers,
+        timeout_s=config.reward_model.timeout_s,
+        path=str(expand(custom.path)),
+        name=custom.name,
+        reward_kwargs=custom.reward_kwargs,
+        whole_groups=config.reward_model.reward_manager == "batch",
+    )
+
+
+def format_rule(config: Config) -> RulePool:
+    return RulePool(
+        num_workers=1,
+        timeout_s=config.reward_model.timeout_s,
+        path=format.__file__,
+        reward_kwargs={"pattern": config.reward_model.format.pattern},
+    )
+
+
+REWARDS: Mapping[str, Callable[[Config], Reward]] = {"rules": rules, "function": custom_function, "format": format_rule}
+ON_EVERY_MACHINE = ("rules", "function")  # they need processors; the others wait for something else
+
+
+@contextmanager
+def open_queues(config: Config, prompts: Sequence[Prompt]) -> Iterator[dict[str, BackgroundScorer]]:
+    """The rewards that run in this process, by the name of their part. Checked: they can score the prompts."""
+    with ExitStack() as stack:
+        queues = {}
+        for part in reward_parts(config):
+            if part.source == "rules":
+                check_rules(config, prompts)
+            if part.source in REWARDS:
+                reward = REWARDS[part.source](config)
+                queues[part.name] = stack.enter_context(closing(BackgroundScorer(reward)))
+                reward.check()
+        yield queues
+
+
+def check_rules(config: Config, prompts: Sequence[Prompt]) -> None:
+    """Every data source has a rule."""
+    rows: dict[str, list[int]] = defaultdict(list)
+    for prompt in prompts:
+        rows[prompt.data_source].append(prompt.index)
+    check_sources(rows, config.custom_reward_function.reward_kwargs)
+
+
+def reward_mix(config: Config, queues: Mapping[str, BackgroundScorer], elsewhere: Sequence[FutureQueue] = ()) -> Mix:
+    """`elsewhere`: the queues of the other machines of the run."""
+
+    def queue(part: RewardPart) -> ScoreQueue:
+        own = queues[part.name]
+        return LeastLoaded(own, [own, *elsewhere]) if part.source in ON_EVERY_MACHINE else own
+
+    return Mix(
+        [Part(part.name, queue(part), part.weight, part.normalize, part.skip_failed) for part in reward_parts(config)]
+    )
+
+
+def spread_source(config: Config) -> str | None:
+    """What the other machines of a run compute too."""
+    return next((part.source for part in reward_parts(config) if part.source in ON_EVERY_MACHINE), None)
+
+
+def queue_of(config: Config, source: str) -> BackgroundScorer:
+    """On a machine other than the first, on which the reward was checked."""
+    return BackgroundScorer(REWARDS[source](config))

@@ -1,0 +1,215 @@
+"""Decodes answers and submits them to the reward while others are still being generated."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+import torch
+
+from rloom.batch import Trajectory, Turn
+from rloom.rewards.base import PendingScores, Unit
+from rloom.rewards.mix import Mix, Part
+from rloom.rollout.base import Completion
+from rloom.types import Prompt, Sample, Score
+
+Progress = Callable[[int, int], None]  # (done, total)
+
+
+class Decode(Protocol):
+    def __call__(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of several answers."""
+
+
+class Place(NamedTuple):
+    """Where the score of an answer is found among those of a submission."""
+
+    scores: PendingScores
+    group: int
+    member: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer whose scores may still be pending."""
+
+    prompt: Prompt
+    group: int
+    completion: Completion
+    places: Sequence[Place]  # one for each part of the reward
+
+    def trajectory(self, score: Score) -> Trajectory:
+        prompt, completion = self.prompt, self.completion
+        before, after = len(prompt.tokens), len(completion.tokens_L)
+        return Trajectory(
+            prompt=prompt,
+            group=self.group,
+            tokens_L=torch.cat([torch.tensor(prompt.tokens), completion.tokens_L]),
+            logprobs_L=torch.cat([torch.zeros(before), completion.logprobs_L]),
+            turns=(Turn(before, before + after, completion.version),),
+            finished=completion.finished,
+            score=score,
+        )
+
+
+@dataclass(frozen=True)
+class PendingTrajectories:
+    answers: Sequence[Answer]
+    reward: Mix
+
+    def scored(self, progress: Progress, *, update_moments: bool = False) -> list[Trajectory]:
+        """Waits for the scores. `update_moments`: these scores count for the running mean and standard deviation."""
+        results: dict[int, list[list[Score]]] = {}  # of each submission
+        rows = []
+        for done, answer in enumerate(self.answers, start=1):
+            for place in answer.places:
+                if id(place.scores) not in results:
+                    results[id(place.scores)] = place.scores.result()
+            rows.append([results[id(place.scores)][place.group][place.member] for place in answer.places])
+            progress(done, len(self.answers))
+        if update_moments:
+            self.reward.update(rows)
+        scores = map(self.reward.combine, rows)
+        return [answer.trajectory(score) for answer, score in zip(self.answers, scores, strict=True)]
+
+
+class Generated(NamedTuple):
+    row: int
+    group: int
+    prompt: Prompt
+    completion: Completion
+
+
+class Decoded(NamedTuple):
+    row: int
+    group: int
+    sample: Sample
+
+
+@dataclass
+class PartScoring:
+    """Submits samples to one part of the reward, in its units.
+
+    Units hold the same answers in the same order whenever these arrive, so that scores do not depend on timing.
+    """
+
+    part: Part
+    answers_per_group: int
+    places: dict[int, Place] = field(default_factory=dict)  # by row
+    incomplete: dict[int, list[Decoded]] = field(default_factory=lambda: defaultdict(list))  # by group
+
+    def add(self, arrived: Sequence[Decoded]) -> None:
+        unit = self.part.queue.unit
+        if unit is Unit.ANSWER:
+            self.submit([[answer] for answer in arrived])
+            return
+        for answer in arrived:
+            self.incomplete[answer.group].append(answer)
+        if unit is Unit.PROMPT:
+            complete = [group for group, members in self.incomplete.items() if len(members) == self.answers_per_group]
+            for group in complete:
+                self.submit([self.incomplete.pop(group)])
+
+    def finish(self) -> None:
+        """All answers have arrived."""
+        self.submit([self.incomplete[group] for group in sorted(self.incomplete)])
+
+    def submit(self, groups: Sequence[list[Decoded]]) -> None:
+        if not groups:
+            return
+        ordered = [sorted(members, key=lambda answer: answer.row) for members in groups]
+        scores = self.part.queue.submit([tuple(answer.sample for answer in members) for members in ordered])
+        for number, members in enumerate(ordered):
+            for member, answer in enumerate(members):
+                self.places[answer.row] = Place(scores, number, member)
+
+
+class Scoring:
+    """A thread that takes answers as they are generated: the loop's own thread only adds them to a queue.
+
+    While it decodes some answers, further ones arrive; these are decoded together next.
+    """
+
+    def __init__(self, reward: Mix, decode: Decode, answers_per_group: int) -> None:
+        self.reward, self.decode = reward, decode
+        self.parts = [PartScoring(part, answers_per_group) for part in reward.parts]
+        self.generated: dict[int, Generated] = {}
+        self._arriving: SimpleQueue[Generated | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._cancelled = False
+        self._thread = threading.Thread(target=self._run, name="decode-answers", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancelled = error is not None  # generation failed: submit nothing more, since a judge's calls cost money
+        self._arriving.put(None)
+        self._thread.join()
+        if self._error is not None and error is None:
+            raise self._error
+
+    def add(self, row: int, group: int, prompt: Prompt, completion: Completion) -> None:
+        found = Generated(row, group, prompt, completion)
+        self.generated[row] = found
+        self._arriving.put(found)
+
+    def pending(self) -> PendingTrajectories:
+        """After the context is closed: all answers in the order of their rows."""
+        answers = [
+            Answer(found.prompt, found.group, found.completion, [part.places[row] for part in self.parts])
+            for row, found in sorted(self.generated.items())
+        ]
+        return PendingTrajectories(answers, self.reward)
+
+    def _run(self) -> None:
+        try:
+            while (arrived := self._next()) and not self._cancelled:
+                decoded = self._decoded(arrived)
+                for part in self.parts:
+                    part.add(decoded)
+            for part in self.parts:
+                if not self._cancelled:
+                    part.finish()
+        except BaseException as error:  # raised on the loop's thread, when the context is closed
+            self._error = error
+
+    def _next(self) -> list[Generated]:
+        """What has arrived by now; waits for the first. Empty at the end."""
+        found: list[Generated] = []
+        item = self._arriving.get()
+        while item is not None:
+            found.append(item)
+            try:
+                item = self._arriving.get_nowait()
+            except Empty:
+                return found
+        if found:
+            self._arriving.put(None)  # the end, for the next call
+        return found
+
+    def _decoded(self, arrived: Sequence[Generated]) -> list[Decoded]:
+        tokens = [tuple(found.completion.tokens_L.tolist()) for found in arrived]
+        return [
+            Decoded(found.row, found.group, sample_of(found.prompt, own, text))
+            for found, own, text in zip(arrived, tokens, self.decode(tokens), strict=True)
+        ]
+
+
+def sample_of(prompt: Prompt, tokens: tuple[int, ...], text: str) -> Sample:
+    return Sample(
+        data_source=prompt.data_source,
+        prompt=prompt.text,
+        response=text,
+        ground_truth=prompt.ground_truth,
+        extra_info=prompt.extra_info,
+        messages=prompt.messages,
+        prompt_tokens=prompt.tokens,
+        response_tokens=tokens,
+    )
