@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from rloom.config.reward_model_section import ClassifierKeys
 from rloom.config.section import Section, key, section
 
 
@@ -11,7 +12,7 @@ class OverlongBuffer(Section):
     penalty_factor: float = key(1.0, "The maximum penalty, subtracted from the score.", ge=0)
 
 
-class RewardModel(Section):
+class RewardModel(ClassifierKeys):
     timeout_s: float = key(
         10.0, "Time limit of one call of a reward function; after it the sample counts as failed.", gt=0
     )
