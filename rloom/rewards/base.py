@@ -1,9 +1,18 @@
 """The reward protocol: groups of samples in, scores out."""
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Protocol
 
 from rloom.types import SampleGroup, Score
+
+
+class Unit(Enum):
+    """What a reward has to receive together. It is submitted as soon as it is complete."""
+
+    ANSWER = "answer"  # each answer on its own
+    PROMPT = "prompt"  # all answers to a prompt, to compare them
+    BATCH = "batch"  # all answers of one generation
 
 
 class Reward(Protocol):
