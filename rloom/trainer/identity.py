@@ -18,6 +18,7 @@ from rloom.models.fingerprint import Fingerprint, digest, fingerprint, tokenizer
 from rloom.observe.records import plain
 from rloom.trainer.assemble.inputs import Inputs, critic_source, policy_source
 from rloom.trainer.assemble.models import needs_critic
+from rloom.trainer.assemble.reward_model import has_reward_model, reward_source
 from rloom.trainer.checkpoint import read_json
 from rloom.types import Prompt
 
@@ -82,6 +83,7 @@ def reward_record(config: Config) -> dict[str, Any]:
         "code": file_digest(expand(custom.path)) if custom.path else None,
         "name": custom.name,
         "kwargs": plain(custom.reward_kwargs),
+        **({"model": fingerprint(reward_source(config)).record()} if has_reward_model(config) else {}),
     }
 
 

@@ -190,7 +190,7 @@ class Training:
         log = self.log
         with self.stage(stage):
             pending = self.roles.sampler.generate(prompts, n, sampling, occasion, log.advance)
-        with log.span("reward"):
+        with self.stage("reward"):
             trajectories = pending.scored(log.advance)
         check_failures([trajectory.score for trajectory in trajectories], self.settings.max_failed_share)
         return trajectories

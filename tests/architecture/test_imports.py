@@ -15,7 +15,7 @@ RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placem
 CONFIG = tuple(f"rloom.config.{name}" for name in ("algorithm_needs", "batching", "checks", "load", "saved", "schema"))
 LOOP = tuple(
     f"rloom.trainer.{name}"
-    for name in ("checkpoint", "evaluate", "learning_rate", "loop", "memory", "roles", "sampling")
+    for name in ("checkpoint", "evaluate", "learning_rate", "loop", "memory", "reward_model", "roles", "sampling")
 )
 ENGINE_PARTS = tuple(
     f"rloom.engines.{name}"
@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         )
         for name in LOOP
     },
+    "rloom.trainer.reward_model": ("rloom.models.classifier_scorer", *PROTOCOLS, *NOUNS),
     **{name: (*ASSEMBLE, *LOOP, *PROTOCOLS, *BACKENDS, *RUNTIME, *CONFIG, "rloom.algos", *NOUNS) for name in ASSEMBLE},
     **{
         name: (
