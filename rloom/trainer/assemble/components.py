@@ -1,8 +1,8 @@
 """The components of a run, from its configuration. Only this folder imports both the configuration and the backends."""
 
 import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,8 @@ from rloom.models.load import load_tokenizer
 from rloom.rewards.background import BackgroundScorer, RoundRobin, ScoreQueue
 from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group, LocalGroup
-from rloom.runtime.placement import WorkerLayout
+from rloom.runtime.placement import WorkerLayout, worker_layout
+from rloom.trainer.assemble.group_queue import GroupQueue
 from rloom.trainer.assemble.inputs import Inputs, checked_reward, held_out_prompts, policy_source, read_inputs
 from rloom.trainer.assemble.models import (
     check_policy_family,
@@ -35,12 +36,14 @@ from rloom.trainer.assemble.models import (
     policy_network,
     rollout_engine,
 )
+from rloom.trainer.assemble.reward_model import check_reward_model, has_reward_model, reward_scorer
 from rloom.trainer.assemble.worker import ModelFiles
 from rloom.trainer.assemble.worker_groups import WorkerGroups, in_this_process
 from rloom.trainer.evaluate import Evaluator
 from rloom.trainer.identity import IDENTITY_FILE, Record
 from rloom.trainer.learning_rate import LearningRateSchedule
 from rloom.trainer.loop import OldLogprobs, Overlong, Roles, Settings
+from rloom.trainer.reward_model import ModelQueue
 from rloom.trainer.roles import Learner, MiniBatching, Scorer
 from rloom.trainer.sampling import DynamicSampling, Sampler
 from rloom.types import Prompt
@@ -92,6 +95,7 @@ def prepare(config: Config) -> Inputs:
     if not config.uses_ray:
         pick_device(config)  # fails at once if there is no GPU
     check_policy_family(config)
+    check_reward_model(config)
     return read_inputs(config)
 
 
@@ -105,12 +109,13 @@ def open_components(
         prompts, batch_size=config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed
     )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
-    with (
-        closing(BackgroundScorer(checked_reward(config, [*prompts, *held_out]))) as scorer,
-        open_workers(config, layout, logs) as groups,
-    ):
+    with ExitStack() as stack:
+        scorer = None if has_reward_model(config) else stack.enter_context(rule_scorer(config, [*prompts, *held_out]))
+        groups = stack.enter_context(open_workers(config, layout, logs))
         size = groups.parameters
-        scorers = RoundRobin([scorer, *groups.scorers])
+        scorers: ScoreQueue = (
+            model_queue(config, groups.reward) if scorer is None else RoundRobin([scorer, *groups.scorers])
+        )
         sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, scorers)
         roles = Roles(
             policy=policy_learner(config, groups.policy, size["actor"], total),
@@ -123,6 +128,14 @@ def open_components(
         yield Components(
             config, settings(config, total, groups), roles, stream, kl_control(config), groups.files, identity
         )
+
+
+def rule_scorer(config: Config, prompts: list[Prompt]) -> "closing[BackgroundScorer]":
+    return closing(BackgroundScorer(checked_reward(config, prompts)))
+
+
+def model_queue(config: Config, workers: Sequence[Group]) -> ScoreQueue:
+    return GroupQueue(ModelQueue(workers, during_generation=config.trainer.pools.reward is not None))
 
 
 @contextmanager
@@ -146,7 +159,14 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     held_out = held_out_prompts(config, tokenizer)
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
-    with closing(BackgroundScorer(checked_reward(config, held_out))) as scorer:
+    with ExitStack() as stack:
+        scorer: ScoreQueue
+        if has_reward_model(config):
+            check_reward_model(config)
+            [pool] = worker_layout(1, 1, {}).pools
+            scorer = model_queue(config, [LocalGroup([reward_scorer(config, pool)])])
+        else:
+            scorer = stack.enter_context(rule_scorer(config, held_out))
         network = policy_network(config)
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
