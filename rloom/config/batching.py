@@ -3,6 +3,7 @@
 `sequence_ranks` ranks share each sequence: together they take as many times more.
 """
 
+from rloom.config.reward_model_section import ClassifierKeys
 from rloom.config.schema import Actor, Critic, Ref, RolloutSection
 from rloom.packing import MicroBatching
 
@@ -17,6 +18,11 @@ def scoring_batching(section: RolloutSection | Ref, ranks: int, sequence_ranks: 
     older, budget = section.log_prob_micro_batch_size, section.log_prob_max_token_len_per_gpu
     samples = section.log_prob_micro_batch_size_per_gpu or of_one_rank(older, ranks, sequence_ranks)
     return micro_batching(samples, section.log_prob_use_dynamic_bsz, budget * sequence_ranks)
+
+
+def reward_batching(section: ClassifierKeys, ranks: int) -> MicroBatching:
+    samples = section.micro_batch_size_per_gpu or of_one_rank(section.micro_batch_size, ranks, 1)
+    return micro_batching(samples, section.use_dynamic_bsz, section.forward_max_token_len_per_gpu)
 
 
 def of_one_rank(samples: int | None, ranks: int, sequence_ranks: int) -> int | None:

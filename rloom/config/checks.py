@@ -45,6 +45,7 @@ def check(config: Config, needs: Needs) -> None:
         *dapo_faults(config),
         *correction_faults(config),
         *reward_faults(config),
+        *reward_model_faults(config),
         *resume_faults(config),
         *warmup_faults(config),
         *without_effect(config, needs).errors,
@@ -297,6 +298,26 @@ def correction_faults(config: Config) -> Iterator[str]:
         )
     if lower is not None and upper is not None and lower > upper:
         yield f"{key}.rollout_rs_threshold_lower={lower} is above {key}.rollout_rs_threshold={upper}; swap them"
+
+
+def reward_model_faults(config: Config) -> Iterator[str]:
+    section, policy = config.reward_model, config.actor_rollout_ref.model.path
+    path, other, tokenizer = section.path, section.model.path, section.model.input_tokenizer
+    if section.enable and section.model_path is None:
+        yield "reward_model.enable=True needs a reward model: reward_model.path=FOLDER, or the hub name of a classifier"
+    if path is not None and other is not None and path != other:
+        yield f"reward_model.path={path} and reward_model.model.path={other} are the same key; keep one"
+    if tokenizer not in (None, policy):
+        yield (
+            f"reward_model.model.input_tokenizer={tokenizer}: answers are decoded with the policy's tokenizer, that of "
+            f"actor_rollout_ref.model.path={policy}; remove the key"
+        )
+    if section.label_weights is not None and not any(section.label_weights):
+        yield f"reward_model.label_weights={section.label_weights}: every score would be 0; give a weight above 0"
+    if section.micro_batch_size is not None and section.micro_batch_size_per_gpu is None:
+        samples = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+        ranks = config.trainer.pools.reward or actor_workers(config)
+        yield from division_faults("reward_model.micro_batch_size", section.micro_batch_size, ranks, samples)
 
 
 def resume_faults(config: Config) -> Iterator[str]:

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from rloom.config import faults
 from rloom.config.schema import EMBEDDED, Config
 from rloom.config.sources import Tree, default_tree, entries, given_in_files, known, unset_tree, without_dots
-from rloom.config.unsupported import SAME_AS_DEFAULT
 from rloom.errors import ConfigError
 
 PACKAGED = Path(__file__).parent
@@ -119,10 +118,6 @@ def compose(
 
 
 def validate(tree: Tree, given: frozenset[str] = frozenset()) -> Config:
-    for path, value in SAME_AS_DEFAULT.items():
-        section, name = path.split(".")
-        if isinstance(tree.get(section), dict) and tree[section].get(name) == value:
-            del tree[section][name]
     try:
         return Config.model_validate(tree, context={"given": given})
     except ValidationError as error:

@@ -40,7 +40,7 @@ def configured(config: Config) -> dict[str, bool]:
     return {
         "rules": True,
         "function": config.custom_reward_function.path is not None,
-        "model": False,
+        "model": reward.model_path is not None,
         "judge": False,
         "remote": False,
         "format": reward.format.pattern is not None,

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from rloom.config.reward_model_section import ClassifierKeys
 from rloom.config.section import Section, key, section
 
 
@@ -37,7 +38,7 @@ class Format(Section):
     )
 
 
-class RewardModel(Section):
+class RewardModel(ClassifierKeys):
     timeout_s: float = key(
         10.0, "Time limit of one call of a reward function; after it the sample counts as failed.", gt=0
     )

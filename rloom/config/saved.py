@@ -22,7 +22,7 @@ ONE_PROCESS = (  # replaces the run's values
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=1",
     "trainer.node_rank=0",
-    "trainer.pools={actor: null, critic: null, ref: null, rollout: null}",
+    "trainer.pools={actor: null, critic: null, ref: null, rollout: null, reward: null}",
     "actor_rollout_ref.actor.fsdp_config.fsdp_size=-1",
     "critic.model.fsdp_config.fsdp_size=-1",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
@@ -40,6 +40,8 @@ RUNS_CODE: Mapping[str, Callable[[Any], bool]] = {
     "algorithm.adv_estimator": names_code,
     "actor_rollout_ref.actor.policy_loss.loss_mode": names_code,
     "custom_reward_function.path": bool,
+    "reward_model.trust_remote_code": bool,
+    "reward_model.model.trust_remote_code": bool,
     "actor_rollout_ref.rollout.engine_kwargs": bool,  # generate() of transformers takes code as custom_generate
 }
 EVALUATION = tuple(RUNS_CODE)

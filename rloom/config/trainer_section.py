@@ -15,6 +15,11 @@ class Pools(Section):
     critic: int | None = key(None, "Workers for the critic only. null: it shares the actor's.", ge=1)
     ref: int | None = key(None, "Workers for the reference only. null: it shares the actor's.", ge=1)
     rollout: int | None = key(None, "Workers for the rollout engines only. null: they share the actor's.", ge=1)
+    reward: int | None = key(
+        None,
+        "Workers for the reward model only, which then scores during generation. null: it shares the actor's.",
+        ge=1,
+    )
 
     @property
     def own(self) -> dict[str, int]:

@@ -29,10 +29,6 @@ MEGATRON = Unsupported(
 ENGINE = "use actor_rollout_ref.rollout.name=native (the default) or hf"
 
 UNSUPPORTED_KEYS = {  # keys or sections
-    "reward_model.enable": REWARD_MODELS,
-    "reward_model.path": REWARD_MODELS,
-    "reward_model.model": REWARD_MODELS,
-    "reward_model.micro_batch_size_per_gpu": REWARD_MODELS,
     "reward_model.api": JUDGES,
     "composite_reward": COMPOSITES,
     "reward_model.sandbox": CODE,
@@ -50,8 +46,6 @@ UNSUPPORTED_VALUES = {  # (key, value)
     ("critic.strategy", "megatron"): MEGATRON,
     **{("reward_model.reward_manager", name): MANAGERS for name in ("prime", "rate_limited")},
 }
-# Values of such keys that equal the behaviour of this version.
-SAME_AS_DEFAULT = {"reward_model.enable": False}
 
 
 def unsupported_key(path: str) -> Unsupported | None:

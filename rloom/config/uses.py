@@ -11,10 +11,12 @@ from typing import Any
 
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.keys import value_at
+from rloom.config.reward_model_section import ClassifierKeys
 from rloom.config.schema import Config
 
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+REWARD_MODEL = "reward_model"
 ESTIMATOR = "algorithm.adv_estimator"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 
@@ -310,6 +312,21 @@ USES: list[Use] = [
         apart_from=["reward_model.overlong_buffer.enable"],
     ),
     Use(
+        ["trainer.pools.reward"],
+        lambda run: run.config.reward_model.model_path is not None,
+        "there is no reward model, and these workers would be idle; set reward_model.path, or remove the key",
+        error=True,
+    ),
+    Use(
+        [f"{REWARD_MODEL}.{name}" for name in ClassifierKeys.model_fields],
+        lambda run: run.config.reward_model.model_path is not None,
+        "there is no reward model; set reward_model.path",
+        error=True,
+        switch=f"{REWARD_MODEL}.enable",
+        harmless=(False,),
+        apart_from=[f"{REWARD_MODEL}.enable"],
+    ),
+    Use(
         ["custom_reward_function.name"],
         lambda run: run.config.custom_reward_function.path is not None,
         "the run uses the built-in rules; set custom_reward_function.path=FILE",
@@ -367,10 +384,14 @@ USES: list[Use] = [
     *pass_size_uses(CRITIC, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
     *pass_size_uses(ROLLOUT, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
     *pass_size_uses(REF, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+    *pass_size_uses(REWARD_MODEL, "micro_batch_size", "use_dynamic_bsz", "forward_max_token_len_per_gpu"),
     Use(
         [f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.enforce_eager"]
         + [f"{section}.use_torch_compile" for section in (ACTOR, REF, CRITIC)]
-        + [f"{section}.fsdp_config.param_offload" for section in (ACTOR, REF, f"{CRITIC}.model")]
+        + [
+            f"{section}.fsdp_config.param_offload"
+            for section in (ACTOR, REF, f"{CRITIC}.model", f"{REWARD_MODEL}.model")
+        ]
         + [f"{section}.fsdp_config.optimizer_offload" for section in (ACTOR, f"{CRITIC}.model")],
         lambda run: not run.on_cpu,
         GPU_ONLY,

@@ -7,15 +7,13 @@ two samples of different length together.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
@@ -45,17 +43,6 @@ class TrainingSupport:
     padded: str | None
     attention: str  # with which padded samples are correct: rloom, or transformers' sdpa or eager
     own_attention: str  # of transformers: sdpa if it equals eager
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Suppress warnings about configuration and kernels: they are shown when the model itself is loaded."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
 
 
 def check_training(model: PreTrainedModel) -> TrainingSupport:
@@ -151,11 +138,15 @@ def largest_difference(found: Tensor, expected: Tensor) -> float:
 
 
 def small_model(
-    config: PreTrainedConfig, *, longest: int | None = None, trust_remote_code: bool = False
+    config: PreTrainedConfig,
+    *,
+    longest: int | None = None,
+    trust_remote_code: bool = False,
+    kind: Any = AutoModelForCausalLM,
 ) -> PreTrainedModel:
     """A small model of this configuration's architecture.
 
-    Attention windows are shortened if samples of `longest` tokens exceed them.
+    Attention windows are shortened if samples of `longest` tokens exceed them. `kind`: an auto class of transformers.
     """
     shrinkers: tuple[Callable[[PreTrainedConfig, int | None], None], ...] = (shrink_all, shrink_depth)
     failure: Exception | None = None
@@ -163,28 +154,28 @@ def small_model(
         small = copy.deepcopy(config)
         try:
             shrink(small, longest)
-            return random_model(small, trust_remote_code)
+            return random_model(small, trust_remote_code, kind)
         except Exception as error:  # some families require relations between entries
             failure = failure or error
     assert failure is not None
     raise ModelError(f"no small model of it could be created for a check: {first_line(failure)}") from failure
 
 
-def random_model(config: PreTrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
+def random_model(config: PreTrainedConfig, trust_remote_code: bool, kind: Any) -> PreTrainedModel:
     """All parameters are random, biases and norms too, so that a pass that ignores one differs."""
     settings: dict[str, Any] = {"trust_remote_code": trust_remote_code, "attn_implementation": "eager"}
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), **settings)
+        empty = kind.from_config(copy.deepcopy(config), **settings)
         size = sum(parameter.numel() for parameter in empty.parameters())
     if size > MOST_PARAMETERS:
         raise ModelError(f"it has {size / 1e9:.0f}B parameters")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **settings)
+        model: PreTrainedModel = kind.from_config(config, dtype=torch.float32, **settings)
         for parameter in model.parameters():
             if parameter.dim() < 2:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
-        model.eval()(input_ids=torch.arange(3, 8)[None], use_cache=False)
+        model.eval()(input_ids=torch.arange(3, 8)[None])
     return model
 
 

@@ -1,6 +1,7 @@
 """Load a model or a tokenizer from a folder or by its name on the hub."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,17 @@ class ModelSource:
             return str(EMBEDDED / "model")
         expanded = Path(self.path).expanduser()
         return str(expanded) if expanded.exists() else self.path
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Suppress warnings about configuration and kernels: they are shown when the model itself is loaded."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:

@@ -24,6 +24,13 @@ def fix_rotary_scaling(model: PreTrainedModel, longest: int) -> None:
                     kinds[layer_type] = fixed(kind)
 
 
+def varies_with_length(model: PreTrainedModel) -> bool:
+    """Whether the frequencies depend on the longest sample of a pass."""
+    kinds = [vars(module).get("rope_type") for module in model.modules()]
+    named = [name for kind in kinds for name in (kind.values() if isinstance(kind, dict) else [kind])]
+    return any(isinstance(name, str) and depends_on_length(name) for name in named)
+
+
 def depends_on_length(kind: str) -> bool:
     return kind == "longrope" or "dynamic" in kind
 

@@ -139,12 +139,17 @@ class Architecture:
 
 def read_architecture(path: str, key: str, overrides: Mapping[str, Any]) -> Architecture:
     """Of a folder, the embedded model, or a hub name whose config.json is in the cache already."""
+    return architecture({**read_fields(path, key), **overrides}, f"{key}={path}")
+
+
+def read_fields(path: str, key: str) -> dict[str, Any]:
+    """config.json of a model."""
     file = find_config(path, key)
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{key}={path}: {file} cannot be read: {error}") from error
-    return architecture({**fields, **overrides}, f"{key}={path}")
+    return fields
 
 
 def find_config(path: str, key: str) -> Path:

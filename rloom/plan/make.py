@@ -11,6 +11,7 @@ from rloom.plan.architecture import UnknownSize
 from rloom.plan.batches import Batches, batches
 from rloom.plan.memory import GIB, Memory, memory
 from rloom.plan.models import FLOAT32, ModelPlan, actor_plan, critic_plan
+from rloom.plan.reward_model import RewardPlan, reward_plan
 from rloom.plan.timing import StepTime, step_time
 
 USUAL_GPU_GIB = 80.0
@@ -23,6 +24,7 @@ class Costs:
 
     actor: ModelPlan
     critic: ModelPlan | None
+    reward: RewardPlan | None  # None: there is none, or a note has the reason
     memory: Memory
     time: StepTime | None  # None: it does not fit, or no rate was measured
 
@@ -42,23 +44,32 @@ def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
     needs = declared_needs(config)
     verify(config, needs)
     sizes = batches(config, critic=needs.estimator.needs_critic)
+    reward, unknown = counted_reward(config, sizes)
     try:
-        costs = estimate(config, needs, sizes, gpu_gib)
+        costs = estimate(config, needs, sizes, gpu_gib, reward)
     except UnknownSize as error:
         return Plan(config, needs, sizes, None, (f"Memory and time are left out: {error}",))
     if config.trainer.device == "cpu":
         return Plan(config, needs, sizes, None, ("Memory and time are counted for GPUs, and trainer.device=cpu",))
-    return Plan(config, needs, sizes, costs, tuple(notes(config, costs)))
+    return Plan(config, needs, sizes, costs, (*notes(config, costs), *unknown))
 
 
-def estimate(config: Config, needs: Needs, sizes: Batches, gpu_gib: float) -> Costs:
+def counted_reward(config: Config, sizes: Batches) -> tuple[RewardPlan | None, list[str]]:
+    """The reward model's plan, or a note that its size is unknown."""
+    try:
+        return reward_plan(config, sizes), []
+    except UnknownSize as error:
+        return None, [f"The reward model's memory is left out: {error}"]
+
+
+def estimate(config: Config, needs: Needs, sizes: Batches, gpu_gib: float, reward: RewardPlan | None) -> Costs:
     actor, critic = actor_plan(config, sizes), critic_plan(config, sizes)
     path = config.actor_rollout_ref.model.path
     check_context(actor.architecture.context, sizes.longest, f"actor_rollout_ref.model.path={path}")
-    held = memory(config, sizes, actor, critic, gpu_gib * GIB)
+    held = memory(config, sizes, actor, critic, gpu_gib * GIB, reward)
     measured = all(model.number_bytes < FLOAT32 for model in (actor, critic) if model is not None)
     time = step_time(config, needs, sizes, actor, critic, held) if held.fits and measured else None
-    return Costs(actor, critic, held, time)
+    return Costs(actor, critic, reward, held, time)
 
 
 def notes(config: Config, costs: Costs) -> list[str]:
@@ -70,6 +81,8 @@ def notes(config: Config, costs: Costs) -> list[str]:
         found.append("The smallest model measured has 494 M parameters: a step of one this small takes longer")
     if config.trainer.pools.own:
         found.append("Memory and time are those of a worker that holds all roles; with pools both are lower")
+    if config.reward_model.model_path is not None and costs.time is not None:
+        found.append("The time of the reward model is not counted")
     if config.actor_rollout_ref.rollout.name == "hf":
         found.append("Generation is timed as that of rollout.name=native; hf takes several times as long")
     if not config.actor_rollout_ref.actor.use_torch_compile:

@@ -1,6 +1,7 @@
 """Bytes on one GPU, by part and by phase of a step. docs/plan.md compares them with measurements.
 
-Scoring is not a phase here: it holds no gradients and no activations, so an update always takes more.
+Scoring by actor, reference and critic is not a phase here: it holds no gradients and no activations, so an update
+always takes more. The reward model has a phase of its own, since no update holds its weights.
 """
 
 import math
@@ -12,13 +13,14 @@ from rloom.engines.limits import UNREDUCED_SHARE
 from rloom.models.limits import LOGITS_AT_ONCE
 from rloom.plan.batches import Batches
 from rloom.plan.models import FLOAT32, ModelPlan
+from rloom.plan.reward_model import RewardPlan
 from rloom.rollout.limits import cache_capacity, default_sequences, wanted_cache_tokens
 
 GIB = 2**30
 OUTSIDE_ALLOCATOR = 2 * GIB  # assumed: the CUDA context, captured graphs, fragmentation
 
 GENERATION, ACTOR_PASSES, ACTOR_STEP = "generation", "actor passes", "actor step"
-CRITIC_PASSES, CRITIC_STEP = "critic passes", "critic step"
+CRITIC_PASSES, CRITIC_STEP, REWARD_SCORING = "critic passes", "critic step", "reward model"
 
 Parts = dict[str, float]  # part -> bytes
 
@@ -65,9 +67,18 @@ class Memory:
         return self.peak_bytes <= self.gpu_bytes and self.cache.whole_sequences > 0
 
 
-def memory(config: Config, sizes: Batches, actor: ModelPlan, critic: ModelPlan | None, gpu_bytes: float) -> Memory:
+def memory(
+    config: Config,
+    sizes: Batches,
+    actor: ModelPlan,
+    critic: ModelPlan | None,
+    gpu_bytes: float,
+    reward: RewardPlan | None = None,
+) -> Memory:
     rest, compared = reference(config, actor)
     common: Parts = {"beside torch's allocator": OUTSIDE_ALLOCATOR}
+    if reward is not None:
+        common["reward model"] = reward.at_rest
     if actor.sharded:  # one process generates with the actor's own weights
         tensor_parallel = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         common["rollout engine's weights"] = actor.number_bytes * actor.parameters / tensor_parallel
@@ -85,6 +96,14 @@ def memory(config: Config, sizes: Batches, actor: ModelPlan, critic: ModelPlan |
     if critic is not None:
         phases[CRITIC_PASSES] = {**in_passes(critic, gpu_bytes), "reference": rest, **actor_rest, **common}
         phases[CRITIC_STEP] = {**in_optimizer_step(critic), "reference": rest, **actor_rest, **common}
+    if reward is not None and reward.own_workers is None:
+        phases[REWARD_SCORING] = {
+            **actor_rest,
+            "reference": rest,
+            **critic_rest,
+            **common,
+            "reward model": reward.scoring,
+        }
     if not config.actor_rollout_ref.rollout.free_cache_engine:
         for parts in phases.values():
             parts["key-value cache"] = cache.bytes

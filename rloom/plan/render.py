@@ -7,6 +7,7 @@ from rloom.plan.batches import Batches, Updates
 from rloom.plan.make import Costs, Plan
 from rloom.plan.memory import CRITIC_PASSES, CRITIC_STEP, GIB, Memory
 from rloom.plan.models import FLOAT32, ModelPlan, shards_of
+from rloom.plan.reward_model import RewardPlan
 from rloom.plan.timing import THROUGH_DRIVER, Stage, StepTime
 
 LABEL = 28  # columns of a line's label
@@ -96,6 +97,8 @@ def role_names(plan: Plan) -> Iterator[str]:
     if config.uses_reference:
         lora = config.actor_rollout_ref.model.has_lora
         yield f"reference ({'the actor with its adapter off' if lora else 'KL is on'})"
+    if config.reward_model.model_path is not None:
+        yield "reward model"
     engines = plan.batches.engines
     yield f"{config.actor_rollout_ref.rollout.name} rollout engine" + (f" × {engines}" if engines > 1 else "")
 
@@ -113,6 +116,8 @@ def memory_lines(costs: Costs, assumed_gpu: bool) -> Iterator[str]:
     yield line("actor", model_line(costs.actor))
     if costs.critic is not None:
         yield line("critic", model_line(costs.critic))
+    if costs.reward is not None:
+        yield line("reward model", reward_line(costs.reward))
     yield line("", "".join(f"{phase:>15}" for phase in phases))
     for name in dict.fromkeys(name for parts in phases.values() for name in parts):
         sizes = [parts.get(name, 0.0) for parts in phases.values()]
@@ -133,6 +138,14 @@ def model_line(model: ModelPlan) -> str:
     checkpointing = "on" if model.checkpointing else "off"
     parameters = f"{model.parameters:,} parameters ({model.architecture.family}), {trainable}"
     return f"{parameters}; {dtype}; gradient checkpointing {checkpointing}"
+
+
+def reward_line(model: RewardPlan) -> str:
+    dtype = "float32" if model.number_bytes == FLOAT32 else "bfloat16"
+    parameters = f"{model.parameters:,} parameters ({model.family}), whole on each GPU; {dtype}"
+    if model.own_workers is not None:
+        return f"{parameters}; {count(model.own_workers, 'GPU')} of its own, {gib(model.scoring)} GiB each"
+    return f"{parameters}; {'on the host while others work' if model.offloaded else 'always on the GPU'}"
 
 
 def cache_lines(memory: Memory) -> Iterator[str]:
@@ -166,6 +179,7 @@ def way_out(costs: Costs) -> str:
         "moments": "set fsdp_config.optimizer_offload=True, or share over more GPUs",
         "key-value cache": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
         "head": "set actor_rollout_ref.model.use_fused_kernels=True",
+        "reward model": "lower reward_model.forward_max_token_len_per_gpu, or set trainer.pools.reward",
         "gradients": "share over more GPUs, or take a mini-batch in one pass",
     }.get(largest, f"the largest part: {largest}; share over more GPUs, offload it, train LoRA, or a smaller model")
 

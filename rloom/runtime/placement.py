@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from rloom.errors import ConfigError
 
-ACTOR, CRITIC, REFERENCE, ROLLOUT = "actor", "critic", "ref", "rollout"
-ROLES = (ACTOR, CRITIC, REFERENCE, ROLLOUT)
+ACTOR, CRITIC, REFERENCE, ROLLOUT, REWARD = "actor", "critic", "ref", "rollout", "reward"
+ROLES = (ACTOR, CRITIC, REFERENCE, ROLLOUT, REWARD)
 
 
 @dataclass(frozen=True)

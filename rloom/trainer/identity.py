@@ -19,6 +19,7 @@ from rloom.models.fingerprint import Fingerprint, digest, fingerprint, tokenizer
 from rloom.observe.records import plain
 from rloom.trainer.assemble.inputs import Inputs, critic_source, policy_source
 from rloom.trainer.assemble.models import needs_critic
+from rloom.trainer.assemble.reward_model import has_reward_model, reward_source
 from rloom.trainer.checkpoint import read_json
 from rloom.types import Prompt
 
@@ -84,6 +85,7 @@ def reward_record(config: Config) -> dict[str, Any]:
         "name": custom.name,
         "kwargs": plain(custom.reward_kwargs),
         "parts": [asdict(part) for part in reward_parts(config)],
+        **({"model": fingerprint(reward_source(config)).record()} if has_reward_model(config) else {}),
     }
 
 

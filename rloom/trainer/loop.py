@@ -203,7 +203,7 @@ class Training:
         log = self.log
         with self.stage(stage):
             pending = self.roles.sampler.generate(prompts, n, sampling, occasion, log.advance)
-        with log.span("reward"):
+        with self.stage("reward"):
             trajectories = pending.scored(log.advance, update_moments=update_moments)
         self.report_failures(trajectories)
         return trajectories

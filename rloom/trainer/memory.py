@@ -30,10 +30,16 @@ def scoring_keys(role: str, prefix: str = "log_prob") -> str:
     return f"{tokens} lower (or, where you set it, {samples}), {ACTOR}.fsdp_config.optimizer_offload=True"
 
 
+REWARD = (
+    "reward_model.forward_max_token_len_per_gpu lower (or, where you set it, reward_model.micro_batch_size_per_gpu), "
+    f"reward_model.model.fsdp_config.param_offload=True, {ACTOR}.fsdp_config.optimizer_offload=True, or workers of its "
+    "own (trainer.pools.reward)"
+)
 BUILDING = (
     f"{ACTOR}.fsdp_config.optimizer_offload=True, {ACTOR}.fsdp_config.param_offload=True, "
     f"{REFERENCE}.fsdp_config.param_offload=True, {CRITIC}.model.fsdp_config.optimizer_offload=True, "
-    f"{CRITIC}.model.fsdp_config.param_offload=True, more GPUs (trainer.n_gpus_per_node), or LoRA "
+    f"{CRITIC}.model.fsdp_config.param_offload=True, reward_model.model.fsdp_config.param_offload=True, more GPUs "
+    "(trainer.n_gpus_per_node), or LoRA "
     "(actor_rollout_ref.model.lora_rank)"
 )
 BUILD = "build"  # the models, before the first step
@@ -42,6 +48,7 @@ BUILD = "build"  # the models, before the first step
 STAGE_KEYS: dict[str, tuple[str, str]] = {
     BUILD: ("loading the models", BUILDING),
     "gen": ("generation", GENERATION),
+    "reward": ("scoring by the reward model", REWARD),
     "gen_greedy": ("generation", GENERATION),
     "testing": ("generation for validation", GENERATION),
     "old_log_prob": ("scoring by the policy", scoring_keys(ROLLOUT)),

@@ -18,7 +18,17 @@ CONFIG = tuple(
 )
 LOOP = tuple(
     f"rloom.trainer.{name}"
-    for name in ("checkpoint", "evaluate", "learning_rate", "loop", "memory", "roles", "sampling", "scoring")
+    for name in (
+        "checkpoint",
+        "evaluate",
+        "learning_rate",
+        "loop",
+        "memory",
+        "reward_model",
+        "roles",
+        "sampling",
+        "scoring",
+    )
 )
 ENGINE_PARTS = tuple(
     f"rloom.engines.{name}"
@@ -78,6 +88,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         )
         for name in LOOP
     },
+    "rloom.trainer.reward_model": ("rloom.models.classifier_scorer", *PROTOCOLS, *NOUNS),
     **{name: (*ASSEMBLE, *LOOP, *PROTOCOLS, *BACKENDS, *RUNTIME, *CONFIG, "rloom.algos", *NOUNS) for name in ASSEMBLE},
     **{
         name: (

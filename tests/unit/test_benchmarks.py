@@ -123,6 +123,18 @@ def test_the_training_benchmark_runs_on_a_cpu(run: Callable[..., str]) -> None:
 
 
 @pytest.mark.slow
+def test_the_reward_model_benchmark_gets_equal_scores_in_every_way(run: Callable[..., str]) -> None:
+    few = ["--shape", "tiny", "--conversations", "6", "--shortest", "4", "--longest", "12", "--tokens_per_pass", "24"]
+    rows = [line for line in run("reward_model.py", *few, "--repeat", "1").splitlines() if line.startswith("| ")][2:]
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| rloom, packed",
+        "| transformers, padded, sorted by length",
+        "| transformers, padded, as they come",
+    ]
+    assert all(float(row.strip("| ").split(" | ")[-1]) < 1e-4 for row in rows)
+
+
+@pytest.mark.slow
 def test_the_step_benchmark_runs_on_a_cpu(run: Callable[..., str]) -> None:
     printed = run("step.py", *SMALL, "--prompts", "3")
     assert "| step | generation | reward and pack | advantages | update | total |" in printed

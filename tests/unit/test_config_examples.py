@@ -29,6 +29,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = {
     "ppo_trainer/run_gemma.sh": "gae",
     "ppo_trainer/run_qwen2-7b_seq_balance.sh": "gae",
+    "ppo_trainer/run_qwen2-7b_rm.sh": "gae",
     "rloo_trainer/run_qwen2-7b.sh": "rloo",
     "grpo_trainer/run_qwen2-7b.sh": "grpo",
 }
@@ -73,10 +74,12 @@ def test_a_script_fits_the_gpus_that_it_names(script: str, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(model))
     paths = [f"actor_rollout_ref.model.path='{tmp_path}'"]
     paths += [f"critic.model.path='{tmp_path}'"] if SCRIPTS[script] == "gae" else []
+    paths += [f"reward_model.path='{tmp_path}'"] if "_rm" in script else []  # as large as that of the script
     _, _, *overrides = command_of(script, tmp_path, *paths)
     plan = make_plan(load_config(overrides), gpu_gib=80)
     assert plan.batches.ranks == (2 if "gemma" in script else 8)  # as the documents have it
     assert plan.costs is not None and plan.costs.memory.fits
+    assert (plan.costs.reward is not None) == ("_rm" in script)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

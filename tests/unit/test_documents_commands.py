@@ -23,6 +23,11 @@ COMMANDS = {
     "001, example 1": f"""algorithm.adv_estimator=gae {GSM8K} data.train_batch_size=256 {HALF_B}
         actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size=2
         critic.ppo_micro_batch_size=2 trainer.n_gpus_per_node=2 trainer.total_epochs=15 trainer.logger=console""",
+    "001, reward model": f"""algorithm.adv_estimator=gae data.train_files=$HOME/data/hh_rlhf/train.parquet {SEVEN_B}
+        {REWARD_MODEL} trainer.n_gpus_per_node=8""",
+    "001, example 3": f"""algorithm.adv_estimator=gae data.train_files=$HOME/data/hh_rlhf/train.parquet
+        data.val_files=$HOME/data/hh_rlhf/test.parquet {SEVEN_B} {REWARD_MODEL} algorithm.use_kl_in_reward=True
+        algorithm.kl_ctrl.kl_coef=0.01 trainer.n_gpus_per_node=8""",
     "001, example 4": f"""algorithm.adv_estimator=gae data.train_files=$HOME/data/gsm8k/train.parquet {SEVEN_B}
         actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001
         actor_rollout_ref.actor.kl_loss_type=kl algorithm.use_kl_in_reward=False trainer.n_gpus_per_node=8""",
@@ -51,22 +56,11 @@ COMMANDS = {
 WHOLE_MODEL = "holds a whole model in each worker; tensor parallelism is not in this version of rloom; use 1"
 # Those that this version refuses: the command, and the reasons that it gives.
 REFUSED = {
-    "001, reward model": (
-        f"algorithm.adv_estimator=gae data.train_files=$HOME/data/hh_rlhf/train.parquet {SEVEN_B} {REWARD_MODEL} "
-        "trainer.n_gpus_per_node=8",
-        ["reward_model.enable=True: reward models are not in this version", "reward_model.path="],
-    ),
     "001, example 2": (
         f"algorithm.adv_estimator=gae {GSM8K} data.train_batch_size=512 {QWEN2} actor_rollout_ref.actor.optim.lr=1e-6 "
         "critic.optim.lr=1e-5 actor_rollout_ref.actor.ppo_mini_batch_size=128 "
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2 trainer.n_gpus_per_node=8 trainer.total_epochs=20",
         [WHOLE_MODEL],
-    ),
-    "001, example 3": (
-        "algorithm.adv_estimator=gae data.train_files=$HOME/data/hh_rlhf/train.parquet "
-        f"data.val_files=$HOME/data/hh_rlhf/test.parquet {SEVEN_B} {REWARD_MODEL} algorithm.use_kl_in_reward=True "
-        "algorithm.kl_ctrl.kl_coef=0.01 trainer.n_gpus_per_node=8",
-        ["reward_model.enable=True: reward models are not in this version", "reward_model.path="],
     ),
     "001, example 5": (
         "algorithm.adv_estimator=gae data.train_files=$HOME/data/gsm8k/train.parquet data.train_batch_size=1024 "

@@ -11,14 +11,14 @@ from rloom.trainer.assemble.worker_groups import layout_of
 def test_by_default_every_worker_holds_every_role() -> None:
     layout = worker_layout(2, 4, {})
     [pool] = layout.pools
-    assert (pool.roles, pool.size, layout.colocated) == (("actor", "critic", "ref", "rollout"), 8, True)
+    assert (pool.roles, pool.size, layout.colocated) == (("actor", "critic", "ref", "rollout", "reward"), 8, True)
     assert [layout.node_of(slot) for slot in layout.slots()] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_the_documents_layout_of_eight_eight_and_two_engines_of_four() -> None:
     layout = worker_layout(3, 8, {"actor": 8, "ref": 8, "rollout": 8})
     assert [(pool.name, pool.first, pool.size) for pool in layout.pools] == [
-        ("actor+critic", 0, 8),
+        ("actor+critic+reward", 0, 8),
         ("ref", 8, 8),
         ("rollout", 16, 8),
     ]
@@ -28,7 +28,7 @@ def test_the_documents_layout_of_eight_eight_and_two_engines_of_four() -> None:
 
 def test_the_actor_gets_what_the_others_leave() -> None:
     layout = worker_layout(1, 4, {"rollout": 1})
-    assert [(pool.name, pool.size) for pool in layout.pools] == [("actor+critic+ref", 3), ("rollout", 1)]
+    assert [(pool.name, pool.size) for pool in layout.pools] == [("actor+critic+ref+reward", 3), ("rollout", 1)]
 
 
 @pytest.mark.parametrize("own", [{"ref": 4}, {"ref": 3, "rollout": 2}, {"actor": 1, "rollout": 1}])

@@ -23,6 +23,8 @@ CODE: list[tuple[str, Any]] = [
     (ESTIMATOR, "os.path:join"),
     (LOSS, "/a folder/it's.py:loss"),
     (REWARD, "reward.py"),
+    ("reward_model.trust_remote_code", True),
+    ("reward_model.model.trust_remote_code", True),
     (ENGINE, {"custom_generate": "some/folder", "trust_remote_code": True}),
 ]
 

@@ -35,7 +35,8 @@ from rloom.trainer.assemble.models import (
     policy_network,
     rollout_engine,
 )
-from rloom.trainer.assemble.rewards import open_queues, reward_mix
+from rloom.trainer.assemble.reward_model import check_reward_model
+from rloom.trainer.assemble.rewards import in_process_model, open_queues, reward_mix
 from rloom.trainer.assemble.worker import ModelFiles
 from rloom.trainer.assemble.worker_groups import WorkerGroups, in_this_process
 from rloom.trainer.evaluate import Evaluator
@@ -93,6 +94,7 @@ def prepare(config: Config) -> Inputs:
     if not config.uses_ray:
         pick_device(config)  # fails at once if there is no GPU
     check_policy_family(config)
+    check_reward_model(config)
     return read_inputs(config)
 
 
@@ -111,7 +113,7 @@ def open_components(
         open_workers(config, layout, logs) as groups,
     ):
         size = groups.parameters
-        reward = reward_mix(config, queues, groups.scorers)
+        reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward)
         sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward)
         roles = Roles(
             policy=policy_learner(config, groups.policy, size["actor"], total),
@@ -144,6 +146,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     check_config(config)
     tokenizer = load_tokenizer(policy_source(config))
     check_policy_family(config)
+    check_reward_model(config)
     held_out = held_out_prompts(config, tokenizer)
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
@@ -152,7 +155,8 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
         rollout = LocalGroup([rollout_engine(config, network, engine, tokenizer)])
-        sampler = answer_sampler(config, rollout, LocalGroup([]), tokenizer, reward_mix(config, queues))
+        reward = reward_mix(config, queues, model=in_process_model(config))
+        sampler = answer_sampler(config, rollout, LocalGroup([]), tokenizer, reward)
         yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
 
 

@@ -40,11 +40,15 @@ def pick_device(config: Config) -> torch.device:
 
 def placement(config: Config, fsdp: Fsdp) -> Placement:
     device = pick_device(config)
+    return Placement(device, pick_dtype(device, fsdp.dtype), fsdp.param_offload, fsdp.optimizer_offload)
+
+
+def pick_dtype(device: torch.device, name: str) -> torch.dtype:
     auto = torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype = auto if fsdp.dtype == "auto" else getattr(torch, fsdp.dtype)
+    dtype: torch.dtype = auto if name == "auto" else getattr(torch, name)
     if (device.type, dtype) == ("cpu", torch.bfloat16) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         note_slow_bfloat16()
-    return Placement(device, dtype, fsdp.param_offload, fsdp.optimizer_offload)
+    return dtype
 
 
 @cache

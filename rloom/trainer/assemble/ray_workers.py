@@ -12,10 +12,11 @@ from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, WorkerError
 from rloom.observe.metrics import peak_flops_by_name
 from rloom.runtime.nodes import head_node, no_ray, wait_until
-from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, Pool, WorkerLayout, worker_layout
+from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
 from rloom.runtime.process_stats import Machine
 from rloom.runtime.secret import OTHER_WAY
 from rloom.trainer.assemble.models import has_reference_model, needs_critic, sequence_ranks
+from rloom.trainer.assemble.reward_model import has_reward_model
 from rloom.trainer.assemble.rewards import queue_of, spread_source
 from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
 from rloom.trainer.assemble.worker_groups import WorkerGroups
@@ -157,7 +158,8 @@ def build(
         pool = layout.pool_of(role)
         return group(role, pool, sequence_ranks(section, pool.size))
 
-    actor, rollout = layout.pool_of(ACTOR), layout.pool_of(ROLLOUT)
+    actor, rollout, reward = (layout.pool_of(role) for role in (ACTOR, ROLLOUT, REWARD))
+    scoring = workers[reward.first : reward.first + reward.size] if has_reward_model(config) else ()
     syncing = [workers[slot.number] for slot in layout.slots() if slot.pool in (actor, rollout)]
     gpus = [machine.gpu for machine in machines if machine.gpu]
     peaks = [peak for gpu in gpus if (peak := peak_flops_by_name(gpu)) is not None]
@@ -169,6 +171,7 @@ def build(
         files=cluster.RayGroup(workers[rollout.first : rollout.first + 1], FILES),
         critic=trained(CRITIC, config.critic) if needs_critic(config) else None,
         reference=trained(REFERENCE, section) if has_reference_model(config) else None,
+        reward=[cluster.RayGroup([worker], REWARD) for worker in scoring],
         all_workers=all_workers,
         parameters=parameters,
         scorers=scorers,

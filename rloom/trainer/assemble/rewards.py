@@ -13,6 +13,10 @@ from rloom.rewards.mix import Mix, Part
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import check_sources
 from rloom.rewards.rules import format
+from rloom.runtime.group import Group, LocalGroup
+from rloom.runtime.placement import worker_layout
+from rloom.trainer.assemble.reward_model import has_reward_model, reward_scorer
+from rloom.trainer.reward_model import ModelQueue
 from rloom.types import Prompt
 
 
@@ -73,10 +77,26 @@ def check_rules(config: Config, prompts: Sequence[Prompt]) -> None:
     check_sources(rows, config.custom_reward_function.reward_kwargs)
 
 
-def reward_mix(config: Config, queues: Mapping[str, BackgroundScorer], elsewhere: Sequence[FutureQueue] = ()) -> Mix:
-    """`elsewhere`: the queues of the other machines of the run."""
+def in_process_model(config: Config) -> list[Group]:
+    """The reward model for a run without workers, if the run has one."""
+    if not has_reward_model(config):
+        return []
+    [pool] = worker_layout(1, 1, {}).pools
+    return [LocalGroup([reward_scorer(config, pool)])]
+
+
+def reward_mix(
+    config: Config,
+    queues: Mapping[str, BackgroundScorer],
+    *,
+    elsewhere: Sequence[FutureQueue] = (),
+    model: Sequence[Group],
+) -> Mix:
+    """`elsewhere`: the queues of the other machines of the run. `model`: the workers of the reward model."""
 
     def queue(part: RewardPart) -> ScoreQueue:
+        if part.source == "model":
+            return ModelQueue(model, during_generation=config.trainer.pools.reward is not None)
         own = queues[part.name]
         return LeastLoaded(own, [own, *elsewhere]) if part.source in ON_EVERY_MACHINE else own
 

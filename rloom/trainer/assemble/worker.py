@@ -1,7 +1,7 @@
 """One worker: the roles of its slot, built from the configuration. A run has one, or several with Ray.
 
-Roles by name: actor, critic, ref (training engines), rollout, weight_sync (weights from actor to rollout), files (the
-policy as a Hugging Face folder).
+Roles by name: actor, critic, ref (training engines), rollout, reward (the reward model), weight_sync (weights from
+actor to rollout), files (the policy as a Hugging Face folder).
 """
 
 import logging
@@ -21,7 +21,7 @@ from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.save import save_description, save_pretrained
 from rloom.rollout.base import Rollout, WeightOwner
-from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, WorkerLayout, WorkerSlot
+from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot
 from rloom.trainer.assemble.inputs import policy_source
 from rloom.trainer.assemble.models import (
     critic_engine,
@@ -34,6 +34,7 @@ from rloom.trainer.assemble.models import (
     reference_engine,
     rollout_engine,
 )
+from rloom.trainer.assemble.reward_model import has_reward_model, reward_scorer
 
 log = logging.getLogger(__name__)
 WEIGHT_SYNC, FILES = "weight_sync", "files"
@@ -71,10 +72,12 @@ class Worker:
             self.roles[ACTOR] = policy_engine(config, network, reference=frozen, ranks=pool.size)
         if CRITIC in pool.roles and needs_critic(config):
             self.roles[CRITIC] = critic_engine(config, ranks=pool.size, empty=empty)
+        if REWARD in pool.roles and has_reward_model(config):
+            self.roles[REWARD] = reward_scorer(config, pool)
         if ROLLOUT in pool.roles:
             self.add_rollout(network, tokenizer)
         self.connect(rendezvous)
-        for name in (ACTOR, CRITIC, REFERENCE):
+        for name in (ACTOR, CRITIC, REFERENCE, REWARD):
             if name in self.roles and self.slot.rank == 0:
                 log.info(f"{name}: {self.roles[name].size:,} parameters, {self.roles[name].description}")
         return {name: self.roles[name].size for name in (ACTOR, CRITIC) if name in self.roles}

@@ -11,8 +11,9 @@ from rloom.errors import ConfigError
 from rloom.observe.metrics import device_peak_flops
 from rloom.rewards.background import FutureQueue
 from rloom.runtime.group import Group, LocalGroup
-from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, ROLLOUT, WorkerLayout, worker_layout
+from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, worker_layout
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
+from rloom.trainer.assemble.reward_model import has_reward_model
 from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
 from rloom.trainer.memory import BUILD, explain_out_of_memory
 
@@ -30,6 +31,7 @@ class WorkerGroups:
     files: Group  # one worker that has all weights of the policy
     critic: Group | None
     reference: Group | None
+    reward: Sequence[Group]  # one for each worker that holds the reward model
     all_workers: Group | None  # None: this process
     parameters: Mapping[str, int]  # of the models, by role
     scorers: Sequence[FutureQueue]  # rewards on other machines
@@ -67,6 +69,7 @@ def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:
         files=group(FILES),
         critic=group(CRITIC) if needs_critic(config) else None,
         reference=group(REFERENCE) if has_reference_model(config) else None,
+        reward=[group(REWARD)] if has_reward_model(config) else [],
         all_workers=None,
         parameters=parameters,
         scorers=(),

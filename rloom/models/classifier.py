@@ -1,0 +1,193 @@
+"""Sequence classifiers, which score conversations: load one, and compute its outputs for several conversations.
+
+N conversations, T tokens of all of them, packed, L labels, H hidden size.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers.models.llama import modeling_llama
+
+from rloom.errors import ModelError
+from rloom.models.conversations import Conversation
+from rloom.models.decoder import Decoder
+from rloom.models.load import ModelSource, check_folder, first_line, quiet_transformers, read_config
+from rloom.packing import MicroBatching
+from rloom.transfer import send
+
+NAMES_SHOWN = 4
+# Checkpoints of InstructGPT-style reward models (Starling): a causal model's body with a linear head beside it.
+VALUE_HEAD = "v_head.weight"
+VALUE_HEAD_NAMES = {r"^transformer\.": "model.", r"^v_head\.": "score."}
+
+
+class Layout(Enum):
+    """How the conversations of a forward pass are arranged."""
+
+    PACKED = "packed"  # one row without padding, through rloom's attention; the head reads the last tokens
+    PADDED = "padded"  # a row for each; the head reads the last tokens
+    ROWS = "rows"  # a row for each, padded, through the model's own forward
+    SINGLE = "single"  # one conversation in a pass, through the model's own forward
+
+
+@dataclass(frozen=True)
+class ScoringLayout:
+    layout: Layout
+    attention: str | None  # implementation; None: the one that transformers chooses
+
+
+def load_classifier(source: ModelSource, *, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
+    """The classifier in evaluation mode, every weight of it read from its checkpoint."""
+    check_folder(source)
+    restore_older_names()
+    settings = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": source.trust_remote_code}
+    try:
+        model, report = read_classifier(source, settings)
+        if VALUE_HEAD in report["unexpected_keys"] and report["missing_keys"]:
+            model, report = read_classifier(source, {**settings, "key_mapping": VALUE_HEAD_NAMES}, labels=1)
+    except Exception as error:  # transformers raises many types
+        raise ModelError(
+            f"{source.key}={source.path}: the reward model could not be loaded: {first_line(error)}. Give a folder or "
+            f"hub name of a sequence classifier{code_advice(source, has_code='trust_remote_code' in str(error))}"
+        ) from error
+    check_complete(source, model, report)
+    model.requires_grad_(False)
+    return model.eval()
+
+
+def read_classifier(
+    source: ModelSource, settings: Mapping[str, Any], *, labels: int | None = None
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """The model, and which weights the checkpoint lacks or has in addition. `labels`: None: as its config.json has."""
+    config = read_config(source)
+    if labels is not None:
+        config.num_labels = labels
+    with quiet_transformers():  # check_complete raises an error where transformers would log a table
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            source.location, config=config, output_loading_info=True, **settings
+        )
+    return model, report
+
+
+def restore_older_names() -> None:
+    """ArmoRM's own code imports a docstring from transformers that newer versions do not have."""
+    vars(modeling_llama).setdefault("LLAMA_INPUTS_DOCSTRING", "")
+
+
+def check_complete(source: ModelSource, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
+    """transformers fills weights that a checkpoint lacks with random numbers: scores would mean nothing."""
+    missing, extra = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
+    if not missing:
+        return
+    has_code = bool(getattr(model.config, "auto_map", None))
+    raise ModelError(
+        f"{source.key}={source.path}: the checkpoint has no {listed(missing)}, which {type(model).__name__} needs"
+        + (f"; it has {listed(extra)} instead" if extra else "")
+        + ". Scores from weights that were never trained mean nothing. Give a reward model with its classification head"
+        + code_advice(source, has_code=has_code)
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMES_SHOWN]) + (
+        f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    )
+
+
+def code_advice(source: ModelSource, *, has_code: bool) -> str:
+    if not has_code or source.trust_remote_code:
+        return ""
+    return "; its repository has Python files of its own: if you trust them, set reward_model.trust_remote_code=True"
+
+
+class Classifier:
+    """A classifier whose outputs for several conversations equal those for each of them alone."""
+
+    def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
+        self.model = model
+        self.pad_id: int | None = model.config.get_text_config().pad_token_id
+        self.layout = Layout.SINGLE if layout is Layout.ROWS and self.pad_id is None else layout
+        self.decoder: Decoder | None = None
+        if layout in (Layout.PACKED, Layout.PADDED):
+            self.decoder = Decoder(model, packed=layout is Layout.PACKED)
+            self.head = linear_head(model)
+
+    @property
+    def labels(self) -> list[str]:
+        names: Mapping[int, str] = self.model.config.id2label
+        return [str(names[label]) for label in sorted(names)]
+
+    def passes(self, conversations: Sequence[Conversation], batching: MicroBatching) -> list[list[int]]:
+        """Rows of each forward pass."""
+        lengths = [len(conversation.tokens) for conversation in conversations]
+        if self.layout is Layout.SINGLE:
+            return [[row] for row in range(len(lengths))]
+        if self.layout is Layout.PACKED:
+            return batching.cut(lengths)
+        # models look for the end of a conversation by the padding token, so one that holds it gets a pass of its own
+        alone = [row for row, one in enumerate(conversations) if self.decoder is None and self.pad_id in one.tokens]
+        together = sorted(set(range(len(lengths))) - set(alone), key=lambda row: (-lengths[row], row))
+        return [*padded_passes(together, lengths, batching), *([row] for row in alone)]
+
+    @torch.no_grad()
+    def outputs(self, conversations: Sequence[Conversation], device: torch.device) -> Tensor:
+        """outputs_NL in float32, on the device."""
+        if self.decoder is None:
+            return self.own_outputs(conversations, device)
+        length_N = torch.tensor([len(conversation.tokens) for conversation in conversations])
+        tokens_T = torch.tensor([token for conversation in conversations for token in conversation.tokens])
+        hidden_TH = self.decoder.hidden(send(tokens_T, device), length_N)
+        hidden_NH = hidden_TH[send(length_N.cumsum(0) - 1, device)].float()
+        bias = None if self.head.bias is None else self.head.bias.float()
+        # in float32: bfloat16 cannot tell a score of 5.01 from one of 5.03
+        return linear(hidden_NH, self.head.weight.float(), bias)
+
+    def own_outputs(self, conversations: Sequence[Conversation], device: torch.device) -> Tensor:
+        longest = max(len(conversation.tokens) for conversation in conversations)
+        pad_id = 0 if self.pad_id is None else self.pad_id
+
+        def rows(values: Sequence[Sequence[int]], filling: int) -> Tensor:
+            return send(torch.tensor([[*row, *[filling] * (longest - len(row))] for row in values]), device)
+
+        arguments = {
+            "input_ids": rows([conversation.tokens for conversation in conversations], pad_id),
+            "attention_mask": rows([[1] * len(conversation.tokens) for conversation in conversations], 0),
+        }
+        segments = [conversation.segments for conversation in conversations if conversation.segments is not None]
+        if segments:
+            arguments["token_type_ids"] = rows(segments, 0)
+        return read_output(self.model(**arguments))
+
+
+def read_output(output: Any) -> Tensor:
+    """ArmoRM has one score that combines its labels; other classifiers have logits."""
+    score: Tensor | None = getattr(output, "score", None)
+    found = output.logits if score is None else score
+    return found.float().reshape(len(found), -1)
+
+
+def linear_head(model: PreTrainedModel) -> nn.Linear:
+    """The head of transformers' classifiers on top of a causal model."""
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"{type(model).__name__} has no linear head named score")
+    return head
+
+
+def padded_passes(rows: Sequence[int], lengths: Sequence[int], batching: MicroBatching) -> list[list[int]]:
+    """`rows` from the longest conversation to the shortest: a pass has the length of its first one."""
+    found: list[list[int]] = []
+    most = 0  # rows of the last pass
+    for row in rows:
+        if found and len(found[-1]) < most:
+            found[-1].append(row)
+            continue
+        found.append([row])
+        most = batching.samples or max(1, (batching.tokens or 0) // lengths[row])
+    return found

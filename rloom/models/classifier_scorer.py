@@ -1,0 +1,119 @@
+"""A reward model on one worker: conversations in, scores out."""
+
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rloom.errors import ModelError
+from rloom.models.classifier import Classifier, Layout
+from rloom.models.conversations import Conversation, ConversationEncoder
+from rloom.models.host_weights import HostWeights
+from rloom.packing import MicroBatching
+from rloom.types import Sample, Score
+
+log = logging.getLogger(__name__)
+LAYOUTS = {
+    Layout.PACKED: "packed",
+    Layout.PADDED: "padded",
+    Layout.ROWS: "padded, by the model's own forward",
+    Layout.SINGLE: "one at a time, by the model's own forward",
+}
+
+
+@dataclass(frozen=True)
+class ScoredConversations:
+    scores: list[Score]
+    tokens: int  # of the conversations that were scored
+    truncated: int  # conversations
+
+
+class ClassifierScorer:
+    def __init__(
+        self,
+        classifier: Classifier,
+        encoder: ConversationEncoder,
+        *,
+        device: torch.device,
+        batching: MicroBatching,
+        label_weights: Sequence[float] | None = None,
+        offload: bool = False,  # to host memory, while nothing is scored
+    ) -> None:
+        self.classifier, self.encoder, self.device, self.batching = classifier, encoder, device, batching
+        self.label_weights = label_weights
+        self.labels = classifier.labels
+        if label_weights is not None and len(label_weights) != len(self.labels):
+            raise ModelError(
+                f"reward_model.label_weights={list(label_weights)}: the reward model has {len(self.labels)} labels "
+                f"({', '.join(self.labels)}); give one weight for each"
+            )
+        self.host_weights: HostWeights | None = None
+        if offload and device.type != "cpu":
+            self.host_weights = HostWeights(classifier.model, device)
+        else:
+            classifier.model.to(device)
+
+    @property
+    def size(self) -> int:
+        return sum(parameter.numel() for parameter in self.classifier.model.parameters())
+
+    @property
+    def description(self) -> str:
+        dtype = str(self.classifier.model.dtype).removeprefix("torch.")
+        offloaded = ", offloaded while it does not score" if self.host_weights is not None else ""
+        return f"{dtype} on {self.device}, conversations {LAYOUTS[self.classifier.layout]}{offloaded}"
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.host_weights is None else self.host_weights.on_device()
+
+    def score(self, samples: Sequence[Sample]) -> ScoredConversations:
+        """A score for each sample, in order."""
+        encoded = self.encoder.encode(samples)
+        rows = [row for row, one in enumerate(encoded) if isinstance(one, Conversation)]
+        conversations = [one for one in encoded if isinstance(one, Conversation)]
+        found: dict[int, Score] = {row: one for row, one in enumerate(encoded) if isinstance(one, Score)}
+        for row, outputs in zip(rows, self.outputs(conversations), strict=True):
+            found[row] = self.score_of(outputs)
+        return ScoredConversations(
+            [found[row] for row in range(len(samples))],
+            tokens=sum(len(conversation.tokens) for conversation in conversations),
+            truncated=sum(conversation.truncated for conversation in conversations),
+        )
+
+    def outputs(self, conversations: Sequence[Conversation]) -> list[list[float]]:
+        """The outputs of each conversation, one for each label. The host reads them once, after the last pass."""
+        if not conversations:
+            return []
+        passes = self.classifier.passes(conversations, self.batching)
+        with self.on_device():
+            parts = [self.classifier.outputs([conversations[row] for row in rows], self.device) for rows in passes]
+            values: list[list[float]] = torch.cat(parts).tolist()
+        found = dict(zip((row for rows in passes for row in rows), values, strict=True))
+        return [found[row] for row in range(len(conversations))]
+
+    def score_of(self, outputs: Sequence[float]) -> Score:
+        if not all(math.isfinite(value) for value in outputs):
+            return Score.failed(f"the reward model's output is not finite: {list(outputs)}")
+        if len(outputs) != len(self.labels):
+            return self.combined_score(outputs)
+        if len(outputs) == 1 and self.label_weights is None:
+            return Score(outputs[0])
+        weights = self.label_weights or [1 / len(outputs)] * len(outputs)
+        value = sum(weight * output for weight, output in zip(weights, outputs, strict=True))
+        return Score(value, parts=dict(zip(self.labels, outputs, strict=True)))
+
+    def combined_score(self, outputs: Sequence[float]) -> Score:
+        """Of a model that combines its labels itself, as ArmoRM does."""
+        name = type(self.classifier.model).__name__
+        if len(outputs) != 1:
+            raise ModelError(f"reward_model.path: {name} has {len(outputs)} outputs for {len(self.labels)} labels")
+        if self.label_weights is not None:
+            raise ModelError(
+                f"reward_model.label_weights={list(self.label_weights)}: {name} combines its {len(self.labels)} labels "
+                "to one score itself; remove the key"
+            )
+        return Score(outputs[0])

@@ -1,0 +1,64 @@
+"""The reward model of a run: its source, the checks before it is loaded, and its scorer on a worker."""
+
+from transformers import PreTrainedTokenizerBase
+
+from rloom.config.batching import reward_batching
+from rloom.config.schema import Config
+from rloom.errors import ModelError
+from rloom.families.classifier import scoring_layout
+from rloom.models.classifier import Classifier, load_classifier
+from rloom.models.classifier_scorer import ClassifierScorer
+from rloom.models.conversations import ConversationEncoder, length_limit
+from rloom.models.load import ModelSource, load_tokenizer, read_config
+from rloom.runtime.placement import Pool
+from rloom.trainer.assemble.models import pick_device, pick_dtype
+
+
+def has_reward_model(config: Config) -> bool:
+    return config.reward_model.model_path is not None
+
+
+def reward_source(config: Config) -> ModelSource:
+    section = config.reward_model
+    assert section.model_path is not None  # has_reward_model
+    key = "reward_model.path" if section.path is not None else "reward_model.model.path"
+    return ModelSource(section.model_path, key=key, trust_remote_code=section.trusts_code)
+
+
+def check_reward_model(config: Config) -> None:
+    """Before weights are read: the model's family can be computed here, and its tokenizer can be used."""
+    if has_reward_model(config):
+        source = reward_source(config)
+        scoring_layout(source, packed=config.reward_model.model.use_remove_padding)
+        longest_conversation(config, source, load_tokenizer(source))
+
+
+def longest_conversation(config: Config, source: ModelSource, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Tokens. None: the model has no limit, and none is set."""
+    wanted = config.reward_model.max_length
+    positions = getattr(read_config(source).get_text_config(), "max_position_embeddings", None)
+    limit = length_limit(tokenizer, positions)
+    if wanted is not None and limit is not None and wanted > limit:
+        raise ModelError(
+            f"reward_model.max_length={wanted}: {source.key}={source.path} takes {limit} tokens; use {limit} or less"
+        )
+    return wanted or limit
+
+
+def reward_scorer(config: Config, pool: Pool) -> ClassifierScorer:
+    """A whole copy of the reward model, for a worker of this pool."""
+    section, source, device = config.reward_model, reward_source(config), pick_device(config)
+    tokenizer = load_tokenizer(source)
+    chosen = scoring_layout(source, packed=section.model.use_remove_padding)
+    fsdp = section.model.fsdp_config
+    model = load_classifier(source, dtype=pick_dtype(device, fsdp.dtype), attention=chosen.attention)
+    return ClassifierScorer(
+        Classifier(model, chosen.layout),
+        ConversationEncoder(
+            tokenizer, max_length=longest_conversation(config, source, tokenizer), truncation=section.truncation
+        ),
+        device=device,
+        batching=reward_batching(section, pool.size),
+        label_weights=section.label_weights,
+        offload=len(pool.roles) > 1 if fsdp.param_offload is None else fsdp.param_offload,
+    )

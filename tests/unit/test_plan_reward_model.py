@@ -1,0 +1,89 @@
+"""The reward model in a plan: its size as transformers counts it, its memory by phase."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedConfig
+
+from rloom.plan.make import Plan, make_plan
+from rloom.plan.memory import ACTOR_STEP, GENERATION, REWARD_SCORING
+from rloom.plan.render import render
+from rloom.plan.reward_model import size_of
+from tests.classifiers import deberta_config, llama_config, random_classifier
+from tests.helpers import configured
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+def deberta(**changes: Any) -> PreTrainedConfig:
+    config = deberta_config(labels=3)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        llama_config(labels=1),
+        llama_config(labels=5),
+        deberta(),
+        deberta(share_att_key=False, position_biased_input=True, conv_kernel_size=3, type_vocab_size=0),
+        deberta(relative_attention=False),
+    ],
+    ids=["llama", "five labels", "v3", "v2", "absolute"],
+)
+def test_parameters_are_counted_as_transformers_counts_them(config: PreTrainedConfig) -> None:
+    model = random_classifier(config)
+    _, parameters, _ = size_of(json.loads(config.to_json_string(use_diff=False)), "a", 64)
+    assert parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(llama_config().to_json_string(use_diff=False))
+    return tmp_path
+
+
+def plan_of(folder: Path, *keys: str) -> Plan:
+    return make_plan(configured(f"reward_model.path={folder}", "algorithm.adv_estimator=grpo", *keys))
+
+
+def held(plan: Plan, phase: str) -> float:
+    assert plan.costs is not None
+    return plan.costs.memory.phases[phase]["reward model"]
+
+
+KEYS = ("actor_rollout_ref.rollout.n=2", "data.max_prompt_length=16", "data.max_response_length=16")
+
+
+def test_a_shared_gpu_holds_the_model_only_while_it_scores_unless_it_is_to_stay(classifier: Path) -> None:
+    plan = plan_of(classifier, *KEYS, "reward_model.micro_batch_size_per_gpu=2")
+    assert plan.costs is not None and plan.costs.reward is not None
+    weights = 2 * plan.costs.reward.parameters
+    # 2 samples of 32 tokens; of a token, twice hidden 32, queries 32, keys 16 and intermediate 48 in bfloat16
+    assert held(plan, REWARD_SCORING) == weights + 2 * 64 * 2 * (32 + 32 + 16 + 48)
+    assert (held(plan, GENERATION), held(plan, ACTOR_STEP)) == (0, 0)
+    stays = plan_of(classifier, *KEYS, "reward_model.model.fsdp_config.param_offload=False")
+    assert (held(stays, GENERATION), held(stays, ACTOR_STEP)) == (weights, weights)
+    assert "whole on each GPU; bfloat16; on the host while others work" in render(plan, assumed_gpu=True)
+    assert "always on the GPU" in render(stays, assumed_gpu=True)
+
+
+def test_workers_of_its_own_take_it_from_the_others(classifier: Path) -> None:
+    plan = plan_of(classifier, *KEYS, "trainer.n_gpus_per_node=4", "trainer.pools.reward=1")
+    assert plan.costs is not None and REWARD_SCORING not in plan.costs.memory.phases
+    assert held(plan, GENERATION) == 0
+    text = render(plan, assumed_gpu=True)
+    assert "reward on 1, the other roles on 3" in text and "1 GPU of its own, 0.0 GiB each" in text
+
+
+def test_a_reward_model_of_unknown_size_leaves_the_rest_of_the_plan(classifier: Path) -> None:
+    fields = json.loads((classifier / "config.json").read_text())
+    (classifier / "config.json").write_text(json.dumps({**fields, "model_type": "bert"}))
+    plan = plan_of(classifier, *KEYS)
+    assert plan.costs is not None and plan.costs.reward is None
+    assert plan.notes[-1].startswith("The reward model's memory is left out: reward_model.path=")
+    assert "(model_type 'bert'); the reward models counted are llama" in plan.notes[-1]
