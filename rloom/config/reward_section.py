@@ -11,7 +11,24 @@ class OverlongBuffer(Section):
     penalty_factor: float = key(1.0, "The maximum penalty, subtracted from the score.", ge=0)
 
 
+class Judge(Section):
+    enable: bool = key(False, "Score answers with an API judge.")
+    type: Literal["dashscope", "openai", "gemini", "claude"] = key("dashscope", "Provider of the judge.")
+    model: str = key("qwen-plus", "Model of the judge.")
+    preset: str | None = key(None, "Prompts of the judge: math, code, dialogue or safety.")
+    system_prompt: str | None = key(None, "System prompt of the judge.")
+    scoring_prompt: str | None = key(None, "Prompt with the variables prompt, response and ground_truth.")
+
+
+class Composite(Section):
+    enable: bool = key(False, "Mix several rewards.")
+    weights: dict[str, Any] = key({}, "Weight of each part.")
+
+
 class RewardModel(Section):
+    path: str | None = key(None, "Reward model.")
+    api: Judge = section(Judge, "API judge.")
+    composite: Composite = section(Composite, "A weighted mix.")
     timeout_s: float = key(
         10.0, "Time limit of one call of a reward function; after it the sample counts as failed.", gt=0
     )

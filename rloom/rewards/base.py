@@ -1,9 +1,18 @@
 """The reward protocol: groups of samples in, scores out."""
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Protocol
 
 from rloom.types import SampleGroup, Score
+
+
+class Unit(Enum):
+    """What a reward has to receive together."""
+
+    ANSWER = "answer"
+    PROMPT = "prompt"
+    BATCH = "batch"
 
 
 class Reward(Protocol):
