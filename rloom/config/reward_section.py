@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from rloom.config.remote_section import RemoteReward
 from rloom.config.section import Section, key, section
 
 
@@ -39,6 +40,7 @@ class RewardModel(Section):
     )
     num_workers: int = key(2, "Processes that compute rewards during generation.", ge=1)
     max_failed_share: float = key(0.5, "Stop the run if a larger share of a step's rewards failed.", ge=0, le=1)
+    remote: RemoteReward = section(RemoteReward, "Reward servers.")
     overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
 
 
