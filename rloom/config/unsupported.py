@@ -18,9 +18,6 @@ RULE_OR_FUNCTION = (
 )
 REWARD_MODELS = Unsupported("reward models are", RULE_OR_FUNCTION)
 JUDGES = Unsupported("API judges are", RULE_OR_FUNCTION)
-COMPOSITES = Unsupported(
-    "composite rewards are", "add the scores in your own function: custom_reward_function.path=FILE"
-)
 MANAGERS = Unsupported("other reward managers are", "remove the key; reward_model.overlong_buffer is DAPO's penalty")
 CODE = Unsupported("code rewards are", RULE_OR_FUNCTION)
 MEGATRON = Unsupported(
@@ -32,7 +29,6 @@ UNSUPPORTED_KEYS = {  # keys or sections
     "reward_model.enable": REWARD_MODELS,
     "reward_model.model": REWARD_MODELS,
     "reward_model.micro_batch_size_per_gpu": REWARD_MODELS,
-    "composite_reward": COMPOSITES,
     "reward_model.sandbox": CODE,
     "actor_rollout_ref.actor.megatron": MEGATRON,
     "actor_rollout_ref.actor.megatron_config": MEGATRON,

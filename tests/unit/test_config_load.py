@@ -157,7 +157,6 @@ def test_keys_of_later_versions_say_so_and_their_idle_values_pass() -> None:
     for key, what in {
         "reward_model.enable=True": "reward models are not in this version.*custom_reward_function.path=FILE",
         "reward_model.path=some/model": "reward models are not in this version.*custom_reward_function.path=FILE",
-        "composite_reward.enable=True": "composite_reward.enable=True: composite rewards are not in this version",
         "critic.megatron_config.tensor_model_parallel_size=4": "the Megatron engine is not in this version",
         "actor_rollout_ref.actor.strategy=megatron": "strategy=megatron: the Megatron engine is not in this version",
         "critic.strategy=megatron": "critic.strategy=megatron: the Megatron engine is not in this version.*fsdp",
