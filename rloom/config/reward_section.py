@@ -15,10 +15,26 @@ class OverlongBuffer(Section):
 class Judge(Section):
     enable: bool = key(False, "Score answers with an API judge.")
     type: Literal["dashscope", "openai", "gemini", "claude"] = key("dashscope", "Provider of the judge.")
-    model: str = key("qwen-plus", "Model of the judge.")
+    model: str | None = key(None, "Model of the judge.")
     preset: str | None = key(None, "Prompts of the judge: math, code, dialogue or safety.")
     system_prompt: str | None = key(None, "System prompt of the judge.")
     scoring_prompt: str | None = key(None, "Prompt with the variables prompt, response and ground_truth.")
+    base_url: str | None = key(None, "Address.")
+    api_key_env: str | None = key(None, "Variable.")
+    mode: str = key("pointwise", "Mode.")
+    min_score: float = key(1.0, "Lowest score.")
+    max_score: float = key(10.0, "Highest score.")
+    temperature: float | None = key(0.0, "Temperature.")
+    max_tokens: int = key(1024, "Length.")
+    concurrency: int = key(32, "Calls at the same time.")
+    requests_per_minute: int | None = key(None, "Limit.")
+    tokens_per_minute: int | None = key(None, "Limit.")
+    timeout_s: float = key(60.0, "Limit.")
+    max_retries: int = key(5, "Limit.")
+    cache_dir: str | None = key(None, "Folder.")
+    input_price: float | None = key(None, "Price.")
+    output_price: float | None = key(None, "Price.")
+    budget: float | None = key(None, "Limit.")
 
 
 class Composite(Section):
