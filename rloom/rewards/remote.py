@@ -152,10 +152,10 @@ class RemoteReward:
 
     async def _with_retries(self, samples: Sequence[EncodedSample], server: Server | None) -> list[Score]:
         _, _, servers = self._connected()
-        attempts = 0
+        attempts, failed_on = 0, None
         while True:
             if server is None:
-                server = await servers.acquire()
+                server = await servers.acquire(avoid=failed_on)
                 server.answers += len(samples)
             try:
                 return await self._request(samples, server, is_retry=attempts > 0)
@@ -166,7 +166,9 @@ class RemoteReward:
                     raise replace(error, reason=f"the reward server {server.url} {error.reason}{tries}") from error
             finally:
                 servers.release(server, len(samples))
-            server = None
+            if not servers.has_other(server):
+                await asyncio.sleep(servers.back_off_s(attempts))
+            failed_on, server = server, None
 
     async def _request(self, samples: Sequence[EncodedSample], server: Server, *, is_retry: bool) -> list[Score]:
         _, client, servers = self._connected()
@@ -181,7 +183,13 @@ class RemoteReward:
             if error.is_refusal:
                 servers.succeeded(server)
             else:
-                servers.failed(server, error.reason, sent_at_s=sent_at_s, retry_after_s=error.retry_after_s)
+                servers.failed(
+                    server,
+                    error.reason,
+                    sent_at_s=sent_at_s,
+                    is_unreachable=error.is_unreachable,
+                    retry_after_s=error.retry_after_s,
+                )
             raise
         except InvalidReply as error:
             servers.failed(server, str(error), sent_at_s=sent_at_s)

@@ -14,6 +14,7 @@ REFUSALS = (400, 413, 422)
 # The server failed on this request: perhaps on one of its answers.
 FAULTS = (500,)
 ERRORS = (httpx.HTTPError, httpx.InvalidURL)
+UNREACHABLE = (httpx.ConnectError, httpx.InvalidURL, httpx.UnsupportedProtocol)
 
 
 @dataclass(eq=False)
@@ -21,6 +22,7 @@ class RequestFailed(Exception):
     """`reason` completes "the server ..."."""
 
     reason: str
+    is_unreachable: bool = False  # there is no connection to the server
     is_refusal: bool = False  # not to be repeated, and the server is not to blame
     may_be_one_answer: bool = False  # the other answers of the request may be scored without it
     retry_after_s: float = 0.0
@@ -45,7 +47,7 @@ class RewardClient:
         except TimeoutError as error:
             raise RequestFailed(f"did not answer in reward_model.remote.timeout_s={self._timeout_s:g} s") from error
         except ERRORS as error:  # no connection, or closed before the end of the body
-            raise RequestFailed(described(error)) from error
+            raise RequestFailed(described(error), is_unreachable=isinstance(error, UNREACHABLE)) from error
         if not response.is_success:
             raise refused(response)
         return response.content
@@ -70,7 +72,7 @@ def seconds(retry_after: str) -> float:
 
 
 def described(error: Exception) -> str:
-    if isinstance(error, httpx.ConnectError | httpx.InvalidURL | httpx.UnsupportedProtocol):
+    if isinstance(error, UNREACHABLE):
         return f"cannot be reached ({shortened(str(error)) or type(error).__name__})"
     return f"ended the connection without an answer ({type(error).__name__}: {shortened(str(error))})"
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-FIRST_BACK_OFF_S = 0.5  # doubles with each failure in a row
+FAILURES_IN_A_ROW = 3  # after which a server counts as down; one that cannot be reached does at once
+FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
 LOG_INTERVAL_S = 60.0  # between two messages that the same server failed
 
@@ -24,16 +25,21 @@ class Server:
     url: str
     requests: int = 0  # in flight
     answers: int = 0  # in flight
-    failures: int = 0  # in a row; 0: it answers
-    failed_at_s: float = 0.0
+    failures: int = 0  # in a row
+    back_offs: int = 0  # in a row; 0: it is up
+    down_at_s: float = 0.0  # begin of the last back-off
     retry_at_s: float = 0.0
     reason: str = ""  # of the last failure
-    logged_at_s: float | None = None  # of the last message that it failed
+    logged_at_s: float | None = None  # of the last message that it is down
+
+    @property
+    def is_down(self) -> bool:
+        return self.back_offs > 0
 
 
 class Servers:
-    """A server that fails gets no requests during a back-off, which doubles with each failure in a row, then one
-    request at a time until it answers. All methods are called in one event loop."""
+    """A server that is down gets no requests during a back-off, then one at a time until it answers. The back-off
+    doubles with each of these that fails. All methods are called in one event loop."""
 
     def __init__(self, urls: Sequence[str], *, concurrency: int, patience_s: float) -> None:
         self._servers = [Server(url) for url in urls]
@@ -43,13 +49,16 @@ class Servers:
         self._changed = asyncio.Event()  # replaced whenever it is set
         self._jitter = random.Random()  # the global generator's state belongs to the run and is saved with it
 
-    async def acquire(self) -> Server:
-        """The server with the fewest answers in flight, of those that can take a request. `release` it afterwards."""
+    async def acquire(self, avoid: Server | None = None) -> Server:
+        """The server with the fewest answers in flight, of those that can take a request. `release` it afterwards.
+
+        `avoid`: the server on which the request failed; it is taken if no other can take the request.
+        """
         while True:
             now_s = time.monotonic()
             free = [server for server in self._servers if self._is_free(server, now_s)]
             if free:
-                server = min(free, key=lambda server: server.answers)
+                server = min(free, key=lambda server: (server is avoid, server.answers))
                 server.requests += 1
                 return server
             await self._change(self._longest_wait_s(now_s))
@@ -59,32 +68,47 @@ class Servers:
         server.answers -= answers
         self._notify()
 
+    def has_other(self, server: Server) -> bool:
+        return any(other is not server and not other.is_down for other in self._servers)
+
+    def back_off_s(self, failures: int) -> float:
+        """The wait after this many failures in a row, with jitter."""
+        return min(FIRST_BACK_OFF_S * 2.0 ** (failures - 1), LONGEST_BACK_OFF_S) * self._jitter.uniform(0.5, 1)
+
     def succeeded(self, server: Server) -> None:
         self._none_since_s = None
-        if server.failures:
-            server.failures, server.retry_at_s = 0, 0.0
-            if server.logged_at_s is not None:
-                log.info(f"The reward server {server.url} answers again.")
+        server.failures = 0
+        if server.is_down:
+            server.back_offs, server.retry_at_s = 0, 0.0
+            log.info(f"The reward server {server.url} answers again.")
             self._notify()
 
-    def failed(self, server: Server, reason: str, *, sent_at_s: float, retry_after_s: float = 0.0) -> None:
-        """A request that was sent before the last failure does not extend the back-off: it failed for one cause."""
+    def failed(
+        self,
+        server: Server,
+        reason: str,
+        *,
+        sent_at_s: float,
+        is_unreachable: bool = False,
+        retry_after_s: float = 0.0,
+    ) -> None:
         now_s = time.monotonic()
         server.reason = reason
-        if server.failures and sent_at_s < server.failed_at_s:
-            return
         server.failures += 1
-        server.failed_at_s = now_s
-        back_off_s = min(FIRST_BACK_OFF_S * 2 ** (server.failures - 1), LONGEST_BACK_OFF_S)
-        wait_s = max(back_off_s * self._jitter.uniform(0.5, 1), min(retry_after_s, LONGEST_BACK_OFF_S))
-        server.retry_at_s = now_s + wait_s
-        if self._none_since_s is None and all(server.failures for server in self._servers):
+        server.retry_at_s = max(server.retry_at_s, now_s + min(retry_after_s, LONGEST_BACK_OFF_S))
+        is_of_this_back_off = server.is_down and sent_at_s < server.down_at_s  # sent before: the same cause
+        if is_of_this_back_off or not (is_unreachable or server.is_down or server.failures >= FAILURES_IN_A_ROW):
+            return
+        server.back_offs += 1
+        server.down_at_s = now_s
+        server.retry_at_s = max(server.retry_at_s, now_s + self.back_off_s(server.back_offs))
+        if self._none_since_s is None and all(server.is_down for server in self._servers):
             self._none_since_s = now_s
         self._report(server, now_s)
         self._notify()
 
     def _is_free(self, server: Server, now_s: float) -> bool:
-        limit = 1 if server.failures else self._concurrency
+        limit = 1 if server.is_down else self._concurrency
         return server.requests < limit and now_s >= server.retry_at_s
 
     def _longest_wait_s(self, now_s: float) -> float | None:
@@ -109,12 +133,11 @@ class Servers:
         self._changed = asyncio.Event()
 
     def _report(self, server: Server, now_s: float) -> None:
-        if server.logged_at_s is not None and now_s - server.logged_at_s < LOG_INTERVAL_S:
-            return
-        if server.failures > 1 and server.logged_at_s is not None:  # still the failure that was reported
+        is_recent = server.logged_at_s is not None and now_s - server.logged_at_s < LOG_INTERVAL_S
+        if server.back_offs > 1 or is_recent:
             return
         server.logged_at_s = now_s
-        others = sum(not other.failures for other in self._servers)
+        others = sum(not other.is_down for other in self._servers)
         log.warning(
             f"The reward server {server.url} {server.reason}. It is tried again after a growing back-off; "
             + (f"its requests go to {others} other server{'s' * (others > 1)}." if others else "no other answers.")

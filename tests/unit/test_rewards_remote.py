@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import random
 import re
 import subprocess
 import sys
@@ -381,3 +382,29 @@ def test_the_curl_example_of_the_document_is_answered_as_printed(example_server:
     [printed] = re.findall(r"```json\n(.*?)```", page, re.S)
     headers = {"Authorization": "Bearer open-sesame"}
     assert httpx.post(example_server, content=request, headers=headers, timeout=60).json() == json.loads(printed)
+
+
+def test_a_server_that_often_fails_scores_every_answer_or_fails_it_with_a_reason() -> None:
+    """30 % of the responses are 429 or 500, 10 % malformed or cut off: no zero is invented, no score is another's."""
+    kinds = random.Random(3)
+    lock = threading.Lock()
+
+    def often_fails(request: dict[str, Any]) -> Any:
+        with lock:
+            draw = kinds.random()
+        if draw < 0.15:
+            return Reply(b"", status=429, headers={"Retry-After": "0"})
+        if draw < 0.3:
+            return Reply(b"", status=500)
+        if draw < 0.35:
+            return Reply(b'{"rewards": [0, 0')
+        return Reply(b'{"rewards": [0', length=500) if draw < 0.4 else lengths(request)
+
+    texts = ["x" * (1 + i * 7 % 101) for i in range(2000)]
+    with serving(often_fails) as server, scoring(server.url, concurrency=16, batch_size=8, max_retries=4) as reward:
+        scores = reward.scores(answers(*texts))
+        metrics = reward.reward.metrics()
+    assert all(score.value == len(text) for text, score in zip(texts, scores, strict=True) if score.ok)
+    assert sum(score.ok for score in scores) > 1900
+    assert all(str(score.reason).endswith("(the last of 5 attempts)") for score in scores if not score.ok)
+    assert metrics["retries"] > 50
