@@ -4,4 +4,4 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 make --directory "$root" --no-print-directory --silent runtime
-exec "$root/.venv/bin/rloom" kit "$@"
+RLOOM_KIT_DIR="$root" exec "$root/.venv/bin/rloom" kit "$@"

@@ -14,7 +14,7 @@ from rloom.trainer import main_ppo
 USAGE = """rloom COMMAND
 
   train [key=value ...]        train a policy; without keys, the embedded model on the embedded data
-  kit [flags] [key=value ...]  the same with train.sh's flags: --model --epochs --lr --batch_size --kl_coef --n_gpus
+  kit [flags] [key=value ...]  the same with train.sh's flags (`rloom kit --help`) and files
   plan [key=value ...]         batches, placement, memory and time of a configuration, without starting it
   eval CKPT [key=value ...]    validate a checkpoint and print the metrics
   export CKPT DIR [key=value]  write the policy of a checkpoint as a Hugging Face folder
@@ -51,7 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train_with_kit_flags(arguments: Sequence[str]) -> int:
     from rloom.config.dialects.kit import translate
 
-    return run_safely(lambda: main_ppo.train(load_config(translate(arguments, os.environ))))
+    def run() -> int:
+        command = translate(arguments, os.environ)
+        config = load_config(command.overrides, command.values)
+        print(command.reward, flush=True)
+        return main_ppo.train(config)
+
+    return run_safely(run)
 
 
 def plan(arguments: Sequence[str]) -> int:

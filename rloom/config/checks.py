@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from rloom.config.algorithm_needs import HasEstimatorNeeds, Needs
+from rloom.config.remote_section import remote_faults
 from rloom.config.reward_parts import reward_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, RolloutSection
 from rloom.config.uses import without_effect
@@ -46,6 +47,7 @@ def check(config: Config, needs: Needs) -> None:
         *correction_faults(config),
         *reward_faults(config),
         *reward_model_faults(config),
+        *remote_faults(config.reward_model.remote),
         *resume_faults(config),
         *warmup_faults(config),
         *without_effect(config, needs).errors,

@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from rloom.config.keys import Key, all_keys, did_you_mean, walk
+from rloom.config.sources import real_key
 from rloom.config.unsupported import unsupported_name
 from rloom.errors import ConfigError
 
@@ -23,7 +24,7 @@ def whole_tree() -> str:
 
 
 def explain(name: str) -> str:
-    keys = all_keys()
+    keys, name = all_keys(), real_key(name)
     found = [key for path, key in keys.items() if f".{name}." in f".{path}."]
     if not found:
         raise ConfigError(unsupported_name(name) or f"{name}: there is no such key{did_you_mean(name)}")

@@ -1,8 +1,10 @@
 """Compose the configuration with Hydra and validate it with the schema: overrides -> one frozen Config."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import hydra
 import yaml
@@ -15,32 +17,68 @@ from pydantic import ValidationError
 
 from rloom.config import faults
 from rloom.config.schema import EMBEDDED, Config
-from rloom.config.sources import Tree, default_tree, entries, given_in_files, known, unset_tree, without_dots
+from rloom.config.sources import (
+    Tree,
+    default_tree,
+    entries,
+    given_in_files,
+    in_real_spelling,
+    known,
+    nested,
+    real_key,
+    unset_tree,
+)
 from rloom.errors import ConfigError
 
 PACKAGED = Path(__file__).parent
-HYDRAS_OWN = ("hydra", "preset")  # names that Hydra reserves
+HYDRAS_OWN = ("hydra", "preset", "values")  # names of Hydra and of our groups of files
 
 
 def load_config(
-    overrides: Sequence[str] = (), *, config_path: str | None = None, config_name: str = "ppo_trainer"
+    overrides: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    /,
+    *,
+    config_path: str | None = None,
+    config_name: str = "ppo_trainer",
 ) -> Config:
-    """Compose the packaged configuration, or the user's YAML on top of it, with `key=value` overrides."""
+    """Compose the packaged configuration, or the user's YAML on top of it, with `key=value` overrides.
+
+    `values`: dotted keys with values that are not in Hydra's grammar. They override files, and `overrides` override
+    them.
+    """
     folder, arguments = check_source(config_path, config_name), [as_addition(text) for text in overrides]
     typed = given_on_command_line(arguments)
+    set_values = [] if values is None else store_values(values)
     written: frozenset[str] = frozenset()
     if folder != PACKAGED:
         unset, _ = compose(folder, config_name, [], schema=unset_tree(), resolve=False)
         written = given_in_files(unset)
 
     def composed(*preset: str) -> tuple[Config, bool]:
-        tree, takes_presets = compose(folder, config_name, [*arguments, *preset])
-        return validate(without_dots(tree, stronger=typed), given=typed | written), takes_presets
+        tree, takes_presets = compose(folder, config_name, [*set_values, *arguments, *preset])
+        given = typed | written | known(values or ())
+        return validate(in_real_spelling(tree, stronger=typed), given=given), takes_presets
 
     config, takes_presets = composed()
     if takes_presets and config.actor_rollout_ref.model.path == EMBEDDED:
         return composed("preset=embedded" if config.data.train_files == EMBEDDED else "preset=embedded_model")[0]
     return config
+
+
+def store_values(values: Mapping[str, Any]) -> list[str]:
+    """The arguments that make Hydra compose these values after all files."""
+    ConfigStore.instance().store(group="values", name="given", node=nested({k: literal(v) for k, v in values.items()}))
+    return ["+values@_global_=given"]
+
+
+def literal(value: Any) -> Any:
+    """Text with `${`, which OmegaConf would resolve, escaped; backslashes before it too."""
+    if isinstance(value, dict):
+        return {name: literal(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [literal(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def overrides_tree(overrides: Sequence[str]) -> Tree:
@@ -73,6 +111,7 @@ def as_addition(override: str) -> str:
         raise ConfigError(f"{override!r} is not a key=value pair; `rloom config` lists the keys")
     if name.split(".")[0] in HYDRAS_OWN:
         raise ConfigError(f"{name}: there is no such key (`rloom config` lists them all)")
+    name = real_key(name)
     if value.startswith("~/"):  # Hydra's grammar does not accept it without quotes
         value = f"'{value}'"
     check_grammar(name, value)

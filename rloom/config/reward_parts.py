@@ -42,7 +42,7 @@ def configured(config: Config) -> dict[str, bool]:
         "function": config.custom_reward_function.path is not None,
         "model": reward.model_path is not None,
         "judge": False,
-        "remote": False,
+        "remote": bool(reward.remote.addresses),
         "format": reward.format.pattern is not None,
     }
 

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from rloom.config.remote_section import RemoteReward
 from rloom.config.reward_model_section import ClassifierKeys
 from rloom.config.section import Section, key, section
 
@@ -54,6 +55,7 @@ class RewardModel(ClassifierKeys):
     )
     composite: Composite = section(Composite, "A weighted mix of several rewards.")
     format: Format = section(Format, "The format reward, a part of the mix.")
+    remote: RemoteReward = section(RemoteReward, "Reward servers.")
     overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
 
 

@@ -1,4 +1,5 @@
-"""The configuration saved in a checkpoint. It is data: the user must repeat every key that would run code.
+"""The configuration saved in a checkpoint. It is data: the user must repeat every key that would run code or send the
+run's data and tokens to a server.
 
 The file is read as plain YAML. Hydra does not compose it, so a `defaults` list, a search path or an interpolation such
 as `${oc.env:NAME}` in it has no effect.
@@ -34,7 +35,8 @@ def names_code(value: Any) -> bool:
     return ":" in value  # file.py:name, module:name
 
 
-# key -> whether a value of it runs code. Evaluation and export build no critic and start no Ray.
+# key -> whether a value of it runs code, or names a server or what is sent to it. Evaluation and export build no critic
+# and start no Ray.
 RUNS_CODE: Mapping[str, Callable[[Any], bool]] = {
     "actor_rollout_ref.model.trust_remote_code": bool,
     "algorithm.adv_estimator": names_code,
@@ -42,6 +44,8 @@ RUNS_CODE: Mapping[str, Callable[[Any], bool]] = {
     "custom_reward_function.path": bool,
     "reward_model.trust_remote_code": bool,
     "reward_model.model.trust_remote_code": bool,
+    "reward_model.remote.urls": bool,
+    "reward_model.remote.token_env": bool,
     "actor_rollout_ref.rollout.engine_kwargs": bool,  # generate() of transformers takes code as custom_generate
 }
 EVALUATION = tuple(RUNS_CODE)
@@ -120,8 +124,8 @@ def check_code(file: Path, config: Config, *, named: Mapping[str, Any], uses: Co
         listed = ", ".join(f"{key}={values[key]}" for key in untrusted)
         allow = " ".join(shlex.quote(f"{key}={override_value(values[key])}") for key in untrusted)
         raise ConfigError(
-            f"{file} sets keys that run code: {listed}. A checkpoint is not trusted to do that. If you trust it, add "
-            f"to the command: {allow}"
+            f"{file} sets keys that run code or name a server: {listed}. A checkpoint is not trusted to do that. If "
+            f"you trust it, add to the command: {allow}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which keys the user set, and keys that a YAML file writes with dots."""
+"""Which keys the user set, and keys in another spelling: with dots in a YAML file, or by another name."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -10,6 +10,7 @@ from rloom.config.keys import Key, all_keys
 from rloom.errors import ConfigError
 
 UNSET = "???"  # OmegaConf's marker of a missing value
+OTHER_NAMES = {"composite_reward": "reward_model.composite"}  # top-level section -> the section it is
 
 Tree = dict[str, Any]
 
@@ -18,7 +19,7 @@ Tree = dict[str, Any]
 class Entry:
     path: str
     value: Any
-    dotted: bool  # written as `kl_ctrl.kl_coef: 0.001` instead of nested
+    respelled: bool  # written with dots, as `kl_ctrl.kl_coef: 0.001`, or by another name
 
 
 def default_tree() -> Tree:
@@ -55,6 +56,11 @@ def nested(values: Mapping[str, Any]) -> Tree:
     return tree
 
 
+def real_key(path: str) -> str:
+    section, dot, rest = path.partition(".")
+    return f"{OTHER_NAMES.get(section, section)}{dot}{rest}"
+
+
 def put(tree: Tree, path: str, value: Any) -> None:
     *sections, name = path.split(".")
     for depth, section in enumerate(sections, start=1):
@@ -66,30 +72,36 @@ def put(tree: Tree, path: str, value: Any) -> None:
     tree[name] = value
 
 
-def entries(tree: Mapping[Any, Any], prefix: str = "", dotted: bool = False) -> Iterator[Entry]:
+def entries(tree: Mapping[Any, Any], prefix: str = "", respelled: bool = False) -> Iterator[Entry]:
     for name, value in tree.items():
-        path, with_dot = f"{prefix}{name}", dotted or "." in str(name)
+        written = f"{prefix}{name}"
+        path = written if prefix else real_key(written)
+        other = respelled or "." in str(name) or path != written
         if isinstance(value, dict) and value and path not in free_dictionaries():
-            yield from entries(value, f"{path}.", with_dot)
+            yield from entries(value, f"{path}.", other)
         else:
-            yield Entry(path, value, with_dot)
+            yield Entry(path, value, other)
 
 
-def without_dots(tree: Tree, stronger: Collection[str]) -> Tree:
-    """Dotted keys as nested keys. Keys in `stronger`, those of the command line, keep their value."""
-    dotted = [entry for entry in entries(tree) if entry.dotted]
-    if not dotted:
+def in_real_spelling(tree: Tree, stronger: Collection[str]) -> Tree:
+    """Keys with dots or by another name as nested keys. Keys in `stronger`, those of the command line, keep their
+    value, or their entries if it is a free dictionary."""
+    respelled = [entry for entry in entries(tree) if entry.respelled]
+    if not respelled:
         return tree
-    tree = drop_dotted(tree)
-    for entry in dotted:
+    typed = {entry.path: entry.value for entry in entries(tree) if entry.path in stronger and not entry.respelled}
+    tree = drop_respelled({name: value for name, value in tree.items() if name not in OTHER_NAMES})
+    for entry in respelled:
         if entry.path not in stronger:
             put(tree, entry.path, entry.value)
+        elif isinstance(entry.value, dict):
+            put(tree, entry.path, {**entry.value, **typed[entry.path]})
     return tree
 
 
-def drop_dotted(tree: Tree) -> Tree:
+def drop_respelled(tree: Tree) -> Tree:
     return {
-        name: drop_dotted(value) if isinstance(value, dict) else value
+        name: drop_respelled(value) if isinstance(value, dict) else value
         for name, value in tree.items()
         if "." not in str(name)
     }
@@ -98,10 +110,10 @@ def drop_dotted(tree: Tree) -> Tree:
 def given_in_files(tree: Tree) -> frozenset[str]:
     """The keys that YAML files set. `tree`: the files composed on top of `unset_tree`."""
     written = [entry for entry in entries(tree) if entry.value not in (UNSET, {})]
-    nested_paths = {entry.path for entry in written if not entry.dotted}
-    twice = [entry.path for entry in written if entry.dotted and entry.path in nested_paths]
+    nested_paths = {entry.path for entry in written if not entry.respelled}
+    twice = [entry.path for entry in written if entry.respelled and entry.path in nested_paths]
     if twice:
-        raise ConfigError(f"{', '.join(twice)}: written twice, nested and with dots; keep one")
+        raise ConfigError(f"{', '.join(twice)}: written twice, in two spellings; keep one")
     return known(entry.path for entry in written) - copied_defaults(written)
 
 

@@ -16,11 +16,6 @@ class Unsupported:
 RULE_OR_FUNCTION = (
     "use a built-in rule (`data_source` of the rows selects it), or your own function: custom_reward_function.path=FILE"
 )
-REWARD_MODELS = Unsupported("reward models are", RULE_OR_FUNCTION)
-JUDGES = Unsupported("API judges are", RULE_OR_FUNCTION)
-COMPOSITES = Unsupported(
-    "composite rewards are", "add the scores in your own function: custom_reward_function.path=FILE"
-)
 MANAGERS = Unsupported("other reward managers are", "remove the key; reward_model.overlong_buffer is DAPO's penalty")
 CODE = Unsupported("code rewards are", RULE_OR_FUNCTION)
 MEGATRON = Unsupported(
@@ -29,8 +24,6 @@ MEGATRON = Unsupported(
 ENGINE = "use actor_rollout_ref.rollout.name=native (the default) or hf"
 
 UNSUPPORTED_KEYS = {  # keys or sections
-    "reward_model.api": JUDGES,
-    "composite_reward": COMPOSITES,
     "reward_model.sandbox": CODE,
     "actor_rollout_ref.actor.megatron": MEGATRON,
     "actor_rollout_ref.actor.megatron_config": MEGATRON,

@@ -327,6 +327,14 @@ USES: list[Use] = [
         apart_from=[f"{REWARD_MODEL}.enable"],
     ),
     Use(
+        ["reward_model.remote"],
+        lambda run: bool(run.config.reward_model.remote.addresses),
+        "there are no reward servers; set reward_model.remote.urls",
+        error=True,
+        switch="reward_model.remote.urls",
+        apart_from=["reward_model.remote.urls"],
+    ),
+    Use(
         ["custom_reward_function.name"],
         lambda run: run.config.custom_reward_function.path is not None,
         "the run uses the built-in rules; set custom_reward_function.path=FILE",

@@ -7,7 +7,14 @@ import pytest
 from rloom.config.keys import Key, all_keys
 from tests.architecture.source import ROOT, modules, parse
 
-CONFIG_FILES = ("checks.py", "batching.py", "schema.py", "trainer_section.py", "reward_model_section.py")
+CONFIG_FILES = (
+    "checks.py",
+    "batching.py",
+    "schema.py",
+    "trainer_section.py",
+    "reward_model_section.py",
+    "remote_section.py",
+)
 LEAVES = [key for key in all_keys().values() if key.section is None]
 
 

@@ -119,6 +119,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("rloom.models.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
+    "httpx": ("rloom.rewards.remote_http",),
     "pyarrow": ("rloom.data",),
     "datasets": ("rloom.data.prepare",),
     "math_verify": ("rloom.rewards.rules",),

@@ -90,7 +90,7 @@ def test_a_key_like_no_other_gets_no_guess() -> None:
     assert load_error("qqqq=1") == f"qqqq: there is no such key {LISTED}"
 
 
-@pytest.mark.parametrize("name", ["hydra.run.dir", "preset"])
+@pytest.mark.parametrize("name", ["hydra.run.dir", "preset", "values"])
 def test_the_composing_librarys_own_names_are_no_keys(name: str) -> None:
     assert load_error(f"{name}=x") == f"{name}: there is no such key {LISTED}"
 

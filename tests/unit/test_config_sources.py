@@ -155,7 +155,7 @@ def test_the_command_line_wins_over_a_dotted_key_and_that_over_the_preset(tmp_pa
 
 def test_a_key_written_both_ways_is_an_error(tmp_path: Path) -> None:
     text = f"{ON_OURS}algorithm:\n  kl_ctrl: {{kl_coef: 0.1}}\n  kl_ctrl.kl_coef: 0.2\n"
-    with pytest.raises(ConfigError, match=rf"{COEFFICIENT}: written twice, nested and with dots; keep one"):
+    with pytest.raises(ConfigError, match=rf"{COEFFICIENT}: written twice, in two spellings; keep one"):
         own(tmp_path, text)
     with pytest.raises(ConfigError, match=r"data\.seed: data is also set, to"):
         own(tmp_path, "data: 3\ndata.seed: 4\n")

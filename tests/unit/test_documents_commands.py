@@ -1,9 +1,15 @@
 """The documents' own commands, with nothing changed but the package's name: they pass every check, or say why not."""
 
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
+from rloom.config.dialects.kit import translate
 from rloom.config.keys import value_at
 from rloom.config.load import load_config
 from rloom.config.uses import without_effect
@@ -131,3 +137,96 @@ def test_offloading_a_reference_that_is_not_there_is_a_notice() -> None:
     check(config, needs)
     [notice] = without_effect(config, needs).notices
     assert notice.startswith("actor_rollout_ref.ref.fsdp_config.param_offload=True: no effect in this run")
+
+
+JUDGE = "reward_model.api"
+SYSTEM = "你是数学评分专家，请评估解答的正确性..."
+SCORING = r"问题：{prompt}\n解答：{response}\n答案：{ground_truth}\n请评分1-10..."
+MACHINES = "N_GPUS=8 NNODES=2 NODE_RANK={rank} MASTER_ADDR=192.168.1.1 ./train.sh"
+# Every train.sh command of document 002 as it is printed there, and the keys that it sets.
+KIT_COMMANDS: dict[str, dict[str, Any]] = {
+    "./train.sh": {},
+    "./train.sh --reward_model RLHFlow/ArmoRM-Llama3-8B-v0.1": {"reward_model.path": "RLHFlow/ArmoRM-Llama3-8B-v0.1"},
+    "./train.sh --model Qwen/Qwen2.5-7B --epochs 20 --lr 5e-7": {
+        "actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B",
+        "trainer.total_epochs": 20,
+        "actor_rollout_ref.actor.optim.lr": 5e-7,
+    },
+    "./train.sh --use_api_reward --rm_model qwen-plus": {f"{JUDGE}.enable": True, f"{JUDGE}.model": "qwen-plus"},
+    **{
+        f"./train.sh --use_api_reward --rm_api_type {kind} --rm_model {model}": {
+            f"{JUDGE}.enable": True,
+            f"{JUDGE}.type": kind,
+            f"{JUDGE}.model": model,
+        }
+        for kind, model in {
+            "openai": "gpt-4o-mini",
+            "gemini": "gemini-1.5-flash",
+            "claude": "claude-3-haiku-20240307",
+        }.items()
+    },
+    **{
+        f"./train.sh --use_api_reward --rm_prompt_preset {preset}": {f"{JUDGE}.enable": True, f"{JUDGE}.preset": preset}
+        for preset in ("math", "code", "dialogue", "safety")
+    },
+    f"""./train.sh --use_api_reward \\
+  --rm_system_prompt "{SYSTEM}" \\
+  --rm_scoring_prompt "{SCORING}\"""": {
+        f"{JUDGE}.enable": True,
+        f"{JUDGE}.system_prompt": SYSTEM,
+        f"{JUDGE}.scoring_prompt": SCORING,
+    },
+    """./train.sh \\
+  actor_rollout_ref.model.lora_rank=8 \\
+  actor_rollout_ref.model.lora_alpha=16""": {
+        "actor_rollout_ref.model.lora_rank": 8,
+        "actor_rollout_ref.model.lora_alpha": 16,
+    },
+    "./train.sh --batch_size 128": {
+        "data.train_batch_size": 128,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+    },
+    "./train.sh --n_gpus 8": {"trainer.n_gpus_per_node": 8},
+    **{
+        MACHINES.format(rank=rank): {
+            "trainer.n_gpus_per_node": 8,
+            "trainer.nnodes": 2,
+            "trainer.node_rank": rank,
+            "trainer.master_addr": "192.168.1.1",
+        }
+        for rank in (0, 1)
+    },
+}
+DOCUMENT_002 = Path(__file__).parents[2].parent / "shared" / "mission" / "002.md"
+
+
+def kit_commands(document: str) -> set[str]:
+    """The train.sh commands in the document's bash blocks, without comments and exports."""
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", document, re.S))
+    lines = re.sub(r"\s+#.*|^#.*", "", blocks, flags=re.M)
+    return set(re.findall(r"^(?:\w+=\S+ )*\./train\.sh(?:.*\\\n)*.*", lines, re.M))
+
+
+def in_a_shell(command: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The arguments and variables that the shell gives to train.sh."""
+    script = folder / "train.sh"
+    script.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\" --\nenv -0\n")
+    script.chmod(0o755)
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env={}, capture_output=True, text=True, check=True)
+    words = done.stdout.split("\0")
+    end = words.index("--")
+    return words[:end], dict(word.split("=", 1) for word in words[end + 1 : -1])
+
+
+@pytest.mark.parametrize("command", KIT_COMMANDS)
+def test_a_command_of_document_002_sets_its_keys_and_passes_every_check(command: str, tmp_path: Path) -> None:
+    translated = translate(*in_a_shell(command, tmp_path))
+    config = load_config(translated.overrides, translated.values)
+    assert {key: value_at(config, key) for key in KIT_COMMANDS[command]} == KIT_COMMANDS[command]
+    assert config.given == {"trainer.default_local_dir", *KIT_COMMANDS[command]}
+    check(config, declared_needs(config))
+
+
+@pytest.mark.skipif(not DOCUMENT_002.is_file(), reason="the document is not beside this clone")
+def test_these_are_the_commands_of_the_document() -> None:
+    assert kit_commands(DOCUMENT_002.read_text(encoding="utf-8")) == set(KIT_COMMANDS)

@@ -2,62 +2,80 @@
 
 import pytest
 
-from rloom.config.dialects.kit import FLAGS, UNSUPPORTED_FLAGS, VARIABLES, translate
+from rloom.config.dialects.kit import FLAGS, VARIABLES, KitCommand, translate
 from rloom.config.keys import all_keys
 from rloom.config.load import load_config
+from rloom.config.schema import Config
 from rloom.errors import ConfigError
 
-OUTPUT = "trainer.default_local_dir=outputs/checkpoints/embedded"
+OUTPUT = {"trainer.default_local_dir": "outputs/checkpoints/embedded"}
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+
+
+def loaded(command: KitCommand) -> Config:
+    return load_config(command.overrides, command.values)
 
 
 def test_without_flags_only_the_output_directory_is_set() -> None:
-    assert translate([], {}) == [OUTPUT]
+    """The files beside train.sh set nothing until they are edited."""
+    assert translate([], {}) == KitCommand(OUTPUT, [], "Reward: rules, selected by the data_source of each row")
 
 
 @pytest.mark.parametrize(
-    ("flag", "given", "overrides"),
+    ("flag", "given", "values"),
     [
-        ("epochs", "20", ["trainer.total_epochs=20"]),
-        ("lr", "5e-7", ["actor_rollout_ref.actor.optim.lr=5e-7"]),
-        ("n_gpus", "1", ["trainer.n_gpus_per_node=1"]),
-        ("kl_coef", "0.01", ["algorithm.kl_ctrl.kl_coef=0.01"]),
-        ("batch_size", "128", ["data.train_batch_size=128", "actor_rollout_ref.actor.ppo_mini_batch_size=32"]),
-        ("batch_size", "6", ["data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6"]),
+        ("epochs", "20", {"trainer.total_epochs": "20"}),
+        ("lr", "5e-7", {"actor_rollout_ref.actor.optim.lr": "5e-7"}),
+        ("n_gpus", "1", {"trainer.n_gpus_per_node": "1"}),
+        ("kl_coef", "0.01", {"algorithm.kl_ctrl.kl_coef": "0.01"}),
+        ("batch_size", "128", {"data.train_batch_size": "128", MINI_BATCH: 32}),
+        ("batch_size", "6", {"data.train_batch_size": "6", MINI_BATCH: 6}),
+        ("reward_model", "a/model", {"reward_model.path": "a/model"}),
     ],
 )
-def test_a_flag_becomes_its_key_and_what_follows_from_it(flag: str, given: str, overrides: list[str]) -> None:
-    assert translate([f"--{flag}", given], {}) == [OUTPUT, *overrides]
-    assert translate([f"--{flag}={given}"], {}) == [OUTPUT, *overrides]
+def test_a_flag_becomes_its_key_and_what_follows_from_it(flag: str, given: str, values: dict[str, object]) -> None:
+    assert translate([f"--{flag}", given], {}).values == OUTPUT | values
+    assert translate([f"--{flag}={given}"], {}).values == OUTPUT | values
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_a_variable_becomes_its_key(variable: str) -> None:
-    assert translate([], {variable: "1"}) == [OUTPUT, f"{VARIABLES[variable].key}=1"]
+    assert translate([], {variable: "1"}).values == OUTPUT | {VARIABLES[variable].key: "1"}
 
 
 def test_an_empty_variable_is_none() -> None:
-    assert translate([], {"CLIP_RATIO": "", "MODEL_PATH": ""}) == [OUTPUT]
+    assert translate([], {"CLIP_RATIO": "", "MODEL_PATH": "", "REWARD_MODEL_PATH": ""}).values == OUTPUT
 
 
 def test_a_flag_wins_over_its_variable_and_a_key_over_both() -> None:
-    environment = {"MODEL_PATH": "from/variable", "KL_COEF": "0.5"}
-    assert translate([], environment)[1:] == [
-        "actor_rollout_ref.model.path=from/variable",
-        "algorithm.kl_ctrl.kl_coef=0.5",
-    ]
-    config = load_config(translate(["--model", "from/flag"], environment))
-    assert config.actor_rollout_ref.model.path == "from/flag"
+    environment = {"MODEL_PATH": "from/variable", "KL_COEF": "0.5", "REWARD_MODEL_PATH": "reward/variable"}
+    config = loaded(translate([], environment))
+    assert config.actor_rollout_ref.model.path == "from/variable"
+    assert config.algorithm.kl_ctrl.kl_coef == 0.5
+    assert config.reward_model.path == "reward/variable"
+    config = loaded(translate(["--model", "from/flag", "--reward_model", "reward/flag"], environment))
+    assert (config.actor_rollout_ref.model.path, config.reward_model.path) == ("from/flag", "reward/flag")
     own = ["algorithm.kl_ctrl.kl_coef=0.7", "--model", "from/flag", "actor_rollout_ref.model.path=from/key"]
-    config = load_config(translate(own, environment))
+    config = loaded(translate(own, environment))
     assert config.actor_rollout_ref.model.path == "from/key"
     assert config.algorithm.kl_ctrl.kl_coef == 0.7
     assert config.kl_in_reward
-    assert not load_config(translate([], {})).kl_in_reward
-    assert not load_config(translate([], {"KL_COEF": "0"})).uses_reference
+    assert not loaded(translate([], {})).kl_in_reward
+    assert not loaded(translate([], {"KL_COEF": "0"})).uses_reference
+
+
+def test_a_value_of_a_flag_is_not_read_by_hydra() -> None:
+    config = loaded(translate(["--model", "my models/a,b=[c] ${HOME} #1"], {}))
+    assert config.actor_rollout_ref.model.path == "my models/a,b=[c] ${HOME} #1"
+
+
+def test_a_wrong_value_of_a_flag_is_named_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^trainer\.total_epochs='many': .*; it takes int"):
+        loaded(translate(["--epochs", "many"], {}))
 
 
 def test_the_command_of_the_document_composes() -> None:
-    config = load_config(translate(["--model", "Qwen/Qwen2.5-7B", "--epochs", "20", "--lr", "5e-7"], {}))
+    config = loaded(translate(["--model", "Qwen/Qwen2.5-7B", "--epochs", "20", "--lr", "5e-7"], {}))
     assert config.trainer.total_epochs == 20
     assert config.actor_rollout_ref.actor.optim.lr == 5e-7
     assert config.trainer.default_local_dir == "outputs/checkpoints/Qwen/Qwen2.5-7B"
@@ -77,18 +95,18 @@ def test_the_command_of_the_document_composes() -> None:
 )
 def test_each_model_has_a_folder_of_its_own(arguments: list[str], folder: str) -> None:
     """`./train.sh` and then `./train.sh --model M` are two runs, in any order."""
-    assert translate(arguments, {})[0] == f"trainer.default_local_dir=outputs/checkpoints/{folder}"
+    assert translate(arguments, {}).values["trainer.default_local_dir"] == f"outputs/checkpoints/{folder}"
 
 
 def test_the_output_directory_can_be_moved() -> None:
-    assert load_config(translate(["trainer.default_local_dir=elsewhere"], {})).trainer.default_local_dir == "elsewhere"
+    assert loaded(translate(["trainer.default_local_dir=elsewhere"], {})).trainer.default_local_dir == "elsewhere"
 
 
 def test_an_unknown_flag_is_an_error_that_lists_the_flags() -> None:
     with pytest.raises(ConfigError) as caught:
         translate(["--batchsize", "4"], {})
     assert "--batchsize" in str(caught.value)
-    assert "it takes --model, --epochs, --lr, --batch_size, --kl_coef, --n_gpus and key=value" in str(caught.value)
+    assert "it takes --model, --epochs, --lr, --batch_size, --kl_coef, --n_gpus, --reward_model, " in str(caught.value)
 
 
 def test_a_flag_without_its_value_is_named() -> None:
@@ -101,26 +119,12 @@ def test_a_flag_is_not_guessed_from_its_beginning() -> None:
         translate(["--epoch", "3"], {})
 
 
-@pytest.mark.parametrize("flag", UNSUPPORTED_FLAGS)
-def test_a_flag_of_later_versions_says_so_with_its_own_value(flag: str) -> None:
-    takes_value, later = UNSUPPORTED_FLAGS[flag]
+def test_a_flag_of_the_judge_without_the_judge_names_the_missing_flag() -> None:
     with pytest.raises(ConfigError) as caught:
-        translate([f"--{flag}", *(["a value: {prompt}"] if takes_value else [])], {})
-    asked = f"--{flag} a value: {{prompt}}" if takes_value else f"--{flag}"
-    assert str(caught.value).startswith(f"{asked}: {later.what} not in this version of rloom; ")
-    assert "custom_reward_function.path=FILE" in str(caught.value)
-
-
-def test_the_documents_judge_command_names_every_flag_and_no_loose_value() -> None:
-    with pytest.raises(ConfigError) as caught:
-        translate(["--use_api_reward", "--rm_api_type", "openai", "--rm_model", "gpt-4o-mini"], {})
-    asked = [line.partition(":")[0] for line in str(caught.value).splitlines()]
-    assert asked == ["--use_api_reward", "--rm_api_type openai", "--rm_model gpt-4o-mini"]
-
-
-def test_a_reward_model_is_refused_rather_than_ignored() -> None:
-    with pytest.raises(ConfigError, match=r"REWARD_MODEL_PATH=some/model: reward models are not in this version"):
-        translate([], {"REWARD_MODEL_PATH": "some/model"})
+        translate(["--rm_api_type", "openai", "--rm_model", "gpt-4o-mini"], {})
+    assert str(caught.value) == (
+        "--rm_api_type, --rm_model: no effect without --use_api_reward, which enables the API judge; add it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,6 +146,8 @@ def test_help_explains_every_flag_and_variable_in_the_users_language(
     assert f"--lr VALUE {learning_rate} (actor_rollout_ref.actor.optim.lr)" in said
     for name, found in {**VARIABLES, **{f"--{flag}": found for flag, found in FLAGS.items()}}.items():
         assert name in said and f"({found.key})" in said
+    for file in ("reward_model_config.yaml", "api_reward_config.yaml", "common/reward_functions.py"):
+        assert file in said
     assert "MODEL_PATH" in said and "KL_COEF" in said and "N_GPUS" in said
 
 

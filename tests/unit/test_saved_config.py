@@ -25,6 +25,8 @@ CODE: list[tuple[str, Any]] = [
     (REWARD, "reward.py"),
     ("reward_model.trust_remote_code", True),
     ("reward_model.model.trust_remote_code", True),
+    ("reward_model.remote.urls", ["http://a:1/x", "https://b/y"]),
+    ("reward_model.remote.token_env", "SECRET"),
     (ENGINE, {"custom_generate": "some/folder", "trust_remote_code": True}),
 ]
 
@@ -55,7 +57,7 @@ def test_what_runs_code_is_refused_with_the_words_that_allow_it(tmp_path: Path, 
         load_saved(tmp_path)
     said = str(caught.value)
     assert said.startswith(
-        f"{tmp_path / CONFIG_FILE} sets keys that run code: {key}={value}. A checkpoint is not trusted"
+        f"{tmp_path / CONFIG_FILE} sets keys that run code or name a server: {key}={value}. A checkpoint is not trusted"
     )
     allow = shlex.split(said.rpartition("add to the command: ")[2])
     assert value_of(load_saved(tmp_path, allow), key) == value

@@ -1,13 +1,15 @@
-"""The flags and environment variables of `train.sh`, as overrides of rloom's keys."""
+"""The flags, environment variables and files of `train.sh`, as values of rloom's keys."""
 
 import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from rloom.config.unsupported import JUDGES, REWARD_MODELS, Unsupported
+from rloom.config.dialects.kit_files import FUNCTION_FILE, JUDGE, JUDGE_FILE, REWARD_FILE
+from rloom.config.dialects.kit_rewards import reward_values
+from rloom.config.sources import real_key
 from rloom.errors import ConfigError
 
 
@@ -19,6 +21,7 @@ class Setting:
     english: str
     chinese: str
     variable: str | None = None  # the environment variable with the same meaning as the flag
+    takes_value: bool = True
 
     def meaning(self, chinese: bool) -> str:
         return f"{self.chinese if chinese else self.english} ({self.key})"
@@ -42,6 +45,35 @@ FLAGS = {
         variable="KL_COEF",
     ),
     "n_gpus": Setting("trainer.n_gpus_per_node", "GPUs of this machine", "本机 GPU 数", variable="N_GPUS"),
+    "reward_model": Setting(
+        "reward_model.path",
+        "reward model: folder or hub name",
+        "奖励模型：目录或 Hub 名称",
+        variable="REWARD_MODEL_PATH",
+    ),
+    "use_api_reward": Setting(
+        f"{JUDGE}.enable",
+        f"score answers with an API judge; {JUDGE_FILE} has its other keys",
+        f"用大模型 API 评分；其余配置见 {JUDGE_FILE}",
+        takes_value=False,
+    ),
+    "rm_api_type": Setting(
+        f"{JUDGE}.type",
+        "provider of the judge: dashscope (default), openai, gemini, claude",
+        "API 类型：dashscope（默认）、openai、gemini、claude",
+    ),
+    "rm_model": Setting(f"{JUDGE}.model", "model of the judge", "评分模型名称"),
+    "rm_prompt_preset": Setting(
+        f"{JUDGE}.preset",
+        "prompts of the judge: math, code, dialogue, safety",
+        "预设评分模板：math、code、dialogue、safety",
+    ),
+    "rm_system_prompt": Setting(f"{JUDGE}.system_prompt", "system prompt of the judge", "评分的系统提示词"),
+    "rm_scoring_prompt": Setting(
+        f"{JUDGE}.scoring_prompt",
+        "scoring prompt, with {prompt}, {response} and {ground_truth}",
+        "评分提示词，可用 {prompt}、{response}、{ground_truth}",
+    ),
 }
 VARIABLES = {
     "CLIP_RATIO": Setting("actor_rollout_ref.actor.clip_ratio", "PPO's clip range", "PPO 裁剪范围"),
@@ -69,17 +101,6 @@ VARIABLES = {
     "NODE_RANK": Setting("trainer.node_rank", "rank of this machine, from 0", "本机编号，从 0 开始"),
     "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0", "0 号机器的地址"),
 }
-# Flags and variables of the kit that this version does not support -> whether they take a value, what is missing.
-UNSUPPORTED_FLAGS: dict[str, tuple[bool, Unsupported]] = {
-    "reward_model": (True, REWARD_MODELS),
-    "use_api_reward": (False, JUDGES),
-    "rm_api_type": (True, JUDGES),
-    "rm_model": (True, JUDGES),
-    "rm_prompt_preset": (True, JUDGES),
-    "rm_system_prompt": (True, JUDGES),
-    "rm_scoring_prompt": (True, JUDGES),
-}
-UNSUPPORTED_VARIABLES = {"REWARD_MODEL_PATH": REWARD_MODELS}
 OUTPUT = "outputs/checkpoints"  # with one folder per model
 MODEL_KEY = "actor_rollout_ref.model.path"
 
@@ -87,12 +108,16 @@ ENGLISH = (
     "Trains a policy: without flags, the embedded model on the embedded data, no download.",
     "Every key of `rloom config` can follow as key=value and overrides the flags.",
     "Environment variables (a flag overrides its variable):",
+    f"Files (in the current directory, then beside train.sh): {REWARD_FILE}; {JUDGE_FILE} with --use_api_reward;\n"
+    f"compute_score in common/{FUNCTION_FILE}, if no other reward is set or a mix uses rule_score.",
     "show this help and end",
 )
 CHINESE = (
     "训练策略模型；不带参数时使用内置模型和内置数据，无需下载。",
     "其后可写 `rloom config` 中的任意 key=value，优先级最高。",
     "环境变量（同名参数优先于变量）：",
+    f"文件（先找当前目录，再找 train.sh 所在目录）：{REWARD_FILE}；--use_api_reward 时的 {JUDGE_FILE}；\n"
+    f"common/{FUNCTION_FILE} 中的 compute_score（未设置其他奖励，或组合奖励用到 rule_score 时）。",
     "显示本帮助并退出",
 )
 
@@ -102,46 +127,73 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"train.sh: {message}; it takes --{', --'.join(FLAGS)} and key=value")
 
 
-def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Overrides for `load_config`. A flag overrides its variable, a key=value overrides both."""
+@dataclass(frozen=True)
+class KitCommand:
+    """Arguments of `load_config`, and a sentence about the reward."""
+
+    values: Mapping[str, Any]
+    overrides: Sequence[str]
+    reward: str
+
+
+def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCommand:
+    """A variable overrides the files, a flag overrides its variable, a key=value overrides all of them."""
     given = vars(parser(is_chinese(environment)).parse_intermixed_args(list(arguments)))
-    refuse_unsupported(given, environment)
-    overrides = [f"{found.key}={environment[name]}" for name, found in VARIABLES.items() if environment.get(name)]
+    check_judge_flags(given)
+    values: dict[str, Any] = {
+        found.key: environment[name] for name, found in VARIABLES.items() if environment.get(name)
+    }
     for flag, found in FLAGS.items():
         value = given[flag] or (environment.get(found.variable) if found.variable else None)
         if value:
-            overrides += [f"{found.key}={value}", *consequences(flag, value)]
-    overrides += given["overrides"]
-    return [f"trainer.default_local_dir={OUTPUT}/{model_folder(overrides)}", *overrides]
+            values |= {found.key: value, **consequences(flag, value)}
+    overrides = given["overrides"]
+    typed = split(overrides)
+    rewards, sentence = reward_values(values, typed, environment)
+    folder = model_folder(typed.get(MODEL_KEY) or values.get(MODEL_KEY, "embedded"))
+    values = {"trainer.default_local_dir": f"{OUTPUT}/{folder}", **rewards, **values}
+    return KitCommand(values, overrides, sentence)
 
 
-def model_folder(overrides: Sequence[str]) -> str:
-    """A hub name unchanged (Qwen/Qwen2.5-7B), the last part of a path, or `embedded` without a model."""
-    values = [value for key, _, value in (text.lstrip("+").partition("=") for text in overrides) if key == MODEL_KEY]
-    path = PurePosixPath(values[-1].strip("'\"") if values else "embedded")
+def check_judge_flags(given: Mapping[str, Any]) -> None:
+    judges = [flag for flag, found in FLAGS.items() if found.key.startswith(f"{JUDGE}.") and given[flag]]
+    if judges and not given["use_api_reward"]:
+        raise ConfigError(
+            f"--{', --'.join(judges)}: no effect without --use_api_reward, which enables the API judge; add it"
+        )
+
+
+def split(overrides: Sequence[str]) -> dict[str, str]:
+    """Key -> text, as it is written: `load_config` reads the values."""
+    pairs = [text.lstrip("+").partition("=") for text in overrides]
+    return {real_key(name): value.strip("'\"") for name, _, value in pairs}
+
+
+def model_folder(model: str) -> str:
+    """A hub name unchanged (Qwen/Qwen2.5-7B), or the last part of a path."""
+    path = PurePosixPath(model)
     is_hub_name = len(path.parts) == 2 and path.parts[0] not in ("~", "..", "/", ".")
     parts = path.parts if is_hub_name else (path.name,)
     return "/".join(re.sub(r"[^\w.-]", "_", part) for part in parts) or "model"
 
 
 def parser(chinese: bool) -> Parser:
-    about, keys, variables, help_help = CHINESE if chinese else ENGLISH
+    about, keys, variables, files, help_help = CHINESE if chinese else ENGLISH
     named = {found.variable: found for found in FLAGS.values() if found.variable} | VARIABLES
     lines = [f"  {name:<24}{found.meaning(chinese)}" for name, found in named.items()]
     made = Parser(
         "train.sh",
         usage="train.sh [--flag VALUE ...] [key=value ...]",
         description=f"{about}\n{keys}",
-        epilog="\n".join([variables, *lines]),
+        epilog="\n".join([variables, *lines, "", files]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
     made.add_argument("-h", "--help", action="help", help=help_help)
     for flag, found in FLAGS.items():
-        made.add_argument(f"--{flag}", metavar="VALUE", help=found.meaning(chinese))
-    for flag, (takes_value, _) in UNSUPPORTED_FLAGS.items():
-        made.add_argument(f"--{flag}", action="store" if takes_value else "store_true", help=argparse.SUPPRESS)
+        kind: dict[str, Any] = {"metavar": "VALUE"} if found.takes_value else {"action": "store_true"}
+        made.add_argument(f"--{flag}", help=found.meaning(chinese), **kind)
     made.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
     return made
 
@@ -151,24 +203,9 @@ def is_chinese(environment: Mapping[str, str]) -> bool:
     return chosen.startswith("zh")
 
 
-def refuse_unsupported(given: Mapping[str, object], environment: Mapping[str, str]) -> None:
-    faults = [
-        missing.sentence(f"--{flag} {given[flag]}" if takes_value else f"--{flag}")
-        for flag, (takes_value, missing) in UNSUPPORTED_FLAGS.items()
-        if given[flag]
-    ]
-    faults += [
-        missing.sentence(f"{name}={environment[name]}")
-        for name, missing in UNSUPPORTED_VARIABLES.items()
-        if environment.get(name)
-    ]
-    if faults:
-        raise ConfigError("\n".join(faults))
-
-
-def consequences(flag: str, value: str) -> list[str]:
+def consequences(flag: str, value: str) -> dict[str, Any]:
     """Further keys that a flag sets."""
     if flag == "batch_size" and value.isdigit():
         quarter = int(value) // 4 if int(value) % 4 == 0 else int(value)  # four updates per step, as in the kit
-        return [f"actor_rollout_ref.actor.ppo_mini_batch_size={quarter}"]
-    return []
+        return {"actor_rollout_ref.actor.ppo_mini_batch_size": quarter}
+    return {}

@@ -11,6 +11,7 @@ from rloom.rewards.background import BackgroundScorer, FutureQueue, LeastLoaded
 from rloom.rewards.base import Reward, ScoreQueue
 from rloom.rewards.mix import Mix, Part
 from rloom.rewards.pool import RulePool
+from rloom.rewards.remote import RemoteReward
 from rloom.rewards.routing import check_sources
 from rloom.rewards.rules import format
 from rloom.runtime.group import Group, LocalGroup
@@ -50,7 +51,24 @@ def format_rule(config: Config) -> RulePool:
     )
 
 
-REWARDS: Mapping[str, Callable[[Config], Reward]] = {"rules": rules, "function": custom_function, "format": format_rule}
+def remote_reward(config: Config) -> RemoteReward:
+    remote = config.reward_model.remote
+    return RemoteReward(
+        remote.addresses,
+        timeout_s=remote.timeout_s,
+        max_retries=remote.max_retries,
+        concurrency=remote.concurrency,
+        batch_size=remote.batch_size,
+        token_env=remote.token_env,
+    )
+
+
+REWARDS: Mapping[str, Callable[[Config], Reward]] = {
+    "rules": rules,
+    "function": custom_function,
+    "format": format_rule,
+    "remote": remote_reward,
+}
 ON_EVERY_MACHINE = ("rules", "function")  # they need processors; the others wait for something else
 
 

@@ -1,0 +1,230 @@
+"""Scores from reward servers over HTTP. The protocol is in docs/remote_reward.md."""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rloom.errors import RewardError
+from rloom.rewards.base import Unit
+from rloom.rewards.remote_contract import EncodedSample, InvalidReply, encode, read_reply, request_body
+from rloom.rewards.remote_http import RequestFailed, RewardClient, unreachable
+from rloom.rewards.remote_servers import NoServer, Server, Servers
+from rloom.types import Sample, SampleGroup, Score
+
+log = logging.getLogger(__name__)
+
+CLOSE_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One answer, and where its score is awaited."""
+
+    sample: EncodedSample
+    result: "asyncio.Future[Score]"
+
+
+@dataclass
+class Counts:
+    requests: int = 0
+    retries: int = 0
+    latencies_s: list[float] = field(default_factory=list)  # of the requests that were answered
+
+
+class RemoteReward:
+    """A Reward over one or several servers. Answers that wait at the same time share a request, up to `batch_size`.
+
+    All scores are computed in one event loop, that of the first call.
+    """
+
+    unit = Unit.ANSWER
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        timeout_s: float,
+        max_retries: int,
+        concurrency: int,
+        batch_size: int,
+        token_env: str | None = None,
+    ) -> None:
+        self._urls = urls
+        self._timeout_s, self._max_retries = timeout_s, max_retries
+        self._concurrency, self._batch_size = concurrency, batch_size
+        self._headers = authorization(token_env)
+        self._waiting: deque[Job] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself keeps only weak references
+        self._dispatcher: asyncio.Task[None] | None = None
+        self._connection: tuple[asyncio.AbstractEventLoop, RewardClient, Servers] | None = None
+        self._lock = threading.Lock()
+        self._counts = Counts()
+
+    def check(self) -> None:
+        """Some server answers HTTP. Those that do not are only named: a run survives them."""
+        faults = unreachable(self._urls, self._timeout_s)
+        reasons = "; ".join(f"{url} {reason}" for url, reason in faults.items())
+        if len(faults) == len(self._urls):
+            raise RewardError(
+                f"reward_model.remote.urls: no reward server answers: {reasons}. Start one, or correct the URL"
+            )
+        if faults:
+            log.warning(f"Reward servers that do not answer yet: {reasons}. The others get their requests.")
+
+    async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
+        return [list(scores) for scores in await asyncio.gather(*(self._score_group(group) for group in groups))]
+
+    def metrics(self) -> Mapping[str, float]:
+        with self._lock:
+            counts, self._counts = self._counts, Counts()
+        found = {"requests": float(counts.requests), "retries": float(counts.retries)}
+        if counts.latencies_s:
+            found["latency_mean_s"] = sum(counts.latencies_s) / len(counts.latencies_s)
+            found["latency_max_s"] = max(counts.latencies_s)
+        return found
+
+    def close(self) -> None:
+        """Close the connections. Called from a thread other than that of the event loop, while it runs."""
+        if self._connection is None:
+            return
+        loop, client, _ = self._connection
+        self._connection = None
+        if loop.is_running():
+            asyncio.run_coroutine_threadsafe(client.close(), loop).result(CLOSE_LIMIT_S)
+
+    async def _score_group(self, group: SampleGroup) -> list[Score]:
+        return await asyncio.gather(*(self._enqueue(sample) for sample in group))
+
+    async def _enqueue(self, sample: Sample) -> Score:
+        try:
+            encoded = encode(sample)
+        except (TypeError, ValueError) as error:
+            return Score.failed(f"this row cannot be sent to a reward server as JSON: {error}")
+        job = Job(encoded, asyncio.get_running_loop().create_future())
+        self._waiting.append(job)
+        if self._dispatcher is None or self._dispatcher.done():
+            self._dispatcher = asyncio.create_task(self._dispatch())
+        return await job.result
+
+    async def _dispatch(self) -> None:
+        """Send what waits, as servers become free. It starts after the answers of this iteration of the loop are
+        enqueued."""
+        _, _, servers = self._connected()
+        while self._waiting:
+            try:
+                server = await servers.acquire()
+            except NoServer as error:
+                jobs, self._waiting = self._waiting, deque()
+                deliver(list(jobs), [Score.failed(str(error))] * len(jobs))
+                return
+            jobs_sent = [self._waiting.popleft() for _ in range(min(self._batch_size, len(self._waiting)))]
+            task = asyncio.create_task(self._serve(jobs_sent, server))
+            server.answers += len(jobs_sent)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, jobs: Sequence[Job], server: Server) -> None:
+        try:
+            deliver(jobs, await self._scores([job.sample for job in jobs], server))
+        except Exception as error:  # an error of rloom: raised where the scores are awaited
+            for job in jobs:
+                if not job.result.done():
+                    job.result.set_exception(error)
+
+    async def _scores(self, samples: Sequence[EncodedSample], server: Server | None) -> list[Score]:
+        """`server`: one that was acquired for these answers. If the server refuses or fails on a request, each half of
+        it is sent alone, so that one answer does not fail the others."""
+        try:
+            return await self._with_retries(samples, server)
+        except NoServer as error:
+            return [Score.failed(str(error))] * len(samples)
+        except RequestFailed as error:
+            if not error.may_be_one_answer or len(samples) == 1:
+                return [Score.failed(error.reason)] * len(samples)
+        middle = len(samples) // 2
+        halves = await asyncio.gather(self._scores(samples[:middle], None), self._scores(samples[middle:], None))
+        return [*halves[0], *halves[1]]
+
+    async def _with_retries(self, samples: Sequence[EncodedSample], server: Server | None) -> list[Score]:
+        _, _, servers = self._connected()
+        attempts, failed_on = 0, None
+        while True:
+            if server is None:
+                server = await servers.acquire(avoid=failed_on)
+                server.answers += len(samples)
+            try:
+                return await self._request(samples, server, is_retry=attempts > 0)
+            except RequestFailed as error:
+                attempts += 1
+                if error.is_refusal or attempts > self._max_retries:
+                    tries = "" if attempts == 1 else f" (the last of {attempts} attempts)"
+                    raise replace(error, reason=f"the reward server {server.url} {error.reason}{tries}") from error
+            finally:
+                servers.release(server, len(samples))
+            if not servers.has_other(server):
+                await asyncio.sleep(servers.back_off_s(attempts))
+            failed_on, server = server, None
+
+    async def _request(self, samples: Sequence[EncodedSample], server: Server, *, is_retry: bool) -> list[Score]:
+        _, client, servers = self._connected()
+        sent_at_s = time.monotonic()
+        with self._lock:
+            self._counts.requests += 1
+            self._counts.retries += is_retry
+        try:
+            body = await client.post(server.url, request_body(samples))
+            scores = read_reply(body, len(samples))
+        except RequestFailed as error:
+            if error.is_refusal:
+                servers.succeeded(server)
+            else:
+                servers.failed(
+                    server,
+                    error.reason,
+                    sent_at_s=sent_at_s,
+                    is_unreachable=error.is_unreachable,
+                    retry_after_s=error.retry_after_s,
+                )
+            raise
+        except InvalidReply as error:
+            servers.failed(server, str(error), sent_at_s=sent_at_s)
+            raise RequestFailed(str(error)) from error
+        servers.succeeded(server)
+        with self._lock:
+            self._counts.latencies_s.append(time.monotonic() - sent_at_s)
+        return [named(score, server.url) for score in scores]
+
+    def _connected(self) -> tuple[asyncio.AbstractEventLoop, RewardClient, Servers]:
+        if self._connection is None:
+            loop = asyncio.get_running_loop()
+            connections = self._concurrency * len(self._urls)
+            client = RewardClient(timeout_s=self._timeout_s, headers=self._headers, connections=connections)
+            servers = Servers(self._urls, concurrency=self._concurrency, patience_s=self._timeout_s)
+            self._connection = loop, client, servers
+        return self._connection
+
+
+def authorization(token_env: str | None) -> dict[str, str]:
+    if token_env is None:
+        return {}
+    token = os.environ.get(token_env, "").strip()
+    if not token:
+        raise RewardError(f"reward_model.remote.token_env={token_env}: this environment variable is not set")
+    if not (token.isascii() and token.isprintable()):  # the HTTP library would repeat it in its error
+        raise RewardError(f"reward_model.remote.token_env={token_env}: its value holds characters that no header may")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def deliver(jobs: Sequence[Job], scores: Sequence[Score]) -> None:
+    for job, score in zip(jobs, scores, strict=True):
+        if not job.result.done():  # cancelled
+            job.result.set_result(score)
+
+
+def named(score: Score, url: str) -> Score:
+    return score if score.reason is None else replace(score, reason=f"the reward server {url} {score.reason}")
