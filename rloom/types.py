@@ -22,6 +22,7 @@ class Prompt:
     data_source: str
     ground_truth: Any = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)  # of the row; `prompt` as in the file
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Sample:
     messages: tuple[Message, ...] = ()  # of the prompt
     prompt_tokens: tuple[int, ...] = ()
     response_tokens: tuple[int, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)  # as in Prompt
 
 
 SampleGroup = tuple[Sample, ...]  # answers to one prompt that are scored in one call
@@ -49,6 +51,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)  # further values, averaged into the metrics
     prediction: str | None = None  # the answer as parsed by the rule, for majority votes
     reason: str | None = None  # why there is no value
+    detail: str | None = None  # what the rule found, for the dumps: "2 of 3 tests passed; test 3: time limit"
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.reason is None):

@@ -137,6 +137,7 @@ class Sampler:
             messages=prompt.messages,
             prompt_tokens=prompt.tokens,
             response_tokens=tuple(tokens),
+            columns=prompt.columns,
         )
 
     def rows(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
