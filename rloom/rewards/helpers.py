@@ -46,8 +46,8 @@ def default_compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **reward_kwargs: Any,
 ) -> float | dict[str, float | str | None]:
-    """The score of the rule for `data_source`: as in verl a float, and for `math_dapo*` and `aime*` a dict with `score`,
-    `acc` and `pred`."""
+    """The score of the rule for `data_source`. As in verl, it is a float, or for `math_dapo*` and `aime*` a dict with
+    `score`, `acc` and `pred`."""
     rule = rule_for(data_source)
     if rule is None:
         raise RewardError(f"no reward rule for data_source={data_source!r}; registered: {', '.join(registered())}")

@@ -18,12 +18,17 @@ def compute_score(
     *,
     method: str = "strict",
 ) -> dict[str, float | str | None]:
-    truth = parse_number(str(ground_truth))
-    if truth is None:
-        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is not a number")
+    truth = true_answer(data_source, ground_truth)
     answer = answer_of(solution_str, method)
     score = float(answer is not None and close(answer, truth))
     return {"score": score, "acc": score, "pred": None if answer is None else canonical(answer)}
+
+
+def true_answer(data_source: str, ground_truth: Any) -> Fraction:
+    truth = parse_number(str(ground_truth))
+    if truth is None:
+        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is not a number")
+    return truth
 
 
 def answer_of(solution: str, method: str) -> Fraction | None:

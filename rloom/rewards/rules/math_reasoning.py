@@ -19,11 +19,15 @@ def compute_score(
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
 ) -> dict[str, float | str | None]:
+    answer, correct = _compare(_answer_text(solution_str), true_answer(data_source, ground_truth))
+    return {"score": float(correct), "acc": float(correct), "pred": answer}
+
+
+def true_answer(data_source: str, ground_truth: Any) -> str:
     truth = "" if ground_truth is None else str(ground_truth).strip()
     if not truth:
         raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is empty")
-    answer, correct = _compare(_answer_text(solution_str), truth)
-    return {"score": float(correct), "acc": float(correct), "pred": answer}
+    return truth
 
 
 def final_answer(text: str) -> str | None:
