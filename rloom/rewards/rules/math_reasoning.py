@@ -11,6 +11,7 @@ _MARKER = re.compile(
     r"答案\s*[：:]|答案是|answer\s*[:：]|answer\s+is\b|####|(?P<boxed>\\boxed\s*(?=\{))", re.IGNORECASE
 )
 _AROUND = " \t\r\n:：*`\"'“”‘’$.。,，;；!！?？"
+_LIST_COMMA = re.compile(r"[,，、;；](?!\d)")  # x = 3, y = 4
 
 
 def compute_score(
@@ -31,10 +32,14 @@ def true_answer(data_source: str, ground_truth: Any) -> str:
 
 
 def final_answer(text: str) -> str | None:
-    """The answer without a ground truth to compare it with: a number if there is one and no other, else the text."""
+    """The answer, without a ground truth to compare it with: the number after the last equals sign of a calculation if
+    there is only one, else the text."""
     answer = _answer_text(text)
-    numbers = [] if answer is None else numbers_in(answer.rpartition("=")[2])
-    return canonical(numbers[0]) if len(numbers) == 1 else answer
+    if answer is None:
+        return None
+    left, _, right = answer.rpartition("=")
+    numbers = numbers_in(right)
+    return canonical(numbers[0]) if len(numbers) == 1 and not _LIST_COMMA.search(left) else answer
 
 
 def _answer_text(text: str) -> str | None:
