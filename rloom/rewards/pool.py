@@ -1,16 +1,14 @@
 """Rules and users' functions, run in processes of their own."""
 
-import asyncio
-import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rloom.errors import RewardError
+from rloom.rewards.jobs import Call, Job, JobQueue
 from rloom.rewards.messages import Setup, Style, encode, pickled
 from rloom.rewards.process import WorkerDied, WorkerProcess
 from rloom.types import Sample, SampleGroup, Score
@@ -46,7 +44,7 @@ class RulePool:
             raise RewardError(f"num_workers={num_workers}: rewards are computed in worker processes; use 1 or more")
         self._setup = Setup(path, name, dict(reward_kwargs or {}), whole_groups, timeout_s, LOAD_LIMIT_S)
         self._style = Style.ANSWER if path is None else None
-        self._jobs = _JobQueue(num_workers)
+        self._jobs = JobQueue(num_workers)
         self._workers = [_Worker(self._setup, self._jobs) for _ in range(num_workers)]
         self._lock = threading.Lock()
         self._started = False
@@ -74,9 +72,13 @@ class RulePool:
         self._start()
         if not groups:
             return []
-        call = _Call(len(groups))
-        self._jobs.put([_Job(call, index, group) for index, group in enumerate(groups)])
+        call = Call(len(groups))
+        self._jobs.put([Job(call, index, group) for index, group in enumerate(groups)])
         return await call.result
+
+    def metrics(self) -> dict[str, float]:
+        """Of the calls since the last `metrics()`."""
+        return {"workers_replaced": float(sum(worker.take_replaced() for worker in self._workers))}
 
     def close(self) -> None:
         """End all workers. What is still waiting becomes a failed score."""
@@ -101,94 +103,13 @@ class RulePool:
                 self._started = True
 
 
-class _Call:
-    """One call of `RulePool.score`. Its result is set when the last of its groups has scores."""
-
-    def __init__(self, groups: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._scores: list[list[Score]] = [[] for _ in range(groups)]
-        self._missing = groups
-        self._lock = threading.Lock()
-        self.result: asyncio.Future[list[list[Score]]] = self._loop.create_future()
-
-    def set_scores(self, index: int, scores: list[Score]) -> None:
-        with self._lock:
-            self._scores[index] = scores
-            self._missing -= 1
-            complete = not self._missing
-        if complete:
-            self._in_loop(self._set_result)
-
-    def set_exception(self, error: BaseException) -> None:
-        self._in_loop(partial(self._set_exception, error))
-
-    def _in_loop(self, callback: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the result
-            self._loop.call_soon_threadsafe(callback)
-
-    def _set_result(self) -> None:
-        if not self.result.done():  # it may have been cancelled
-            self.result.set_result(self._scores)
-
-    def _set_exception(self, error: BaseException) -> None:
-        if not self.result.done():
-            self.result.set_exception(error)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A group that waits for its scores."""
-
-    call: _Call
-    index: int  # in the call
-    group: SampleGroup
-
-    def finish(self, scores: list[Score]) -> None:
-        self.call.set_scores(self.index, scores)
-
-    def fail(self, reason: str) -> None:
-        self.finish([Score.failed(reason)] * len(self.group))
-
-
-class _JobQueue:
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._jobs: deque[_Job] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-
-    def put(self, jobs: Sequence[_Job]) -> None:
-        with self._changed:
-            self._jobs.extend(jobs)
-            self._changed.notify(len(jobs))
-
-    def put_back(self, jobs: Sequence[_Job]) -> None:
-        """Jobs that a worker took and did not get to: they are the next."""
-        with self._changed:
-            self._jobs.extendleft(reversed(jobs))
-            self._changed.notify(len(jobs))
-
-    def take(self, limit: int) -> list[_Job]:
-        """The next jobs, when there are any: at most `limit`, and not more than a worker's share of them. None are left
-        in a closed queue: []."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._closed)
-            count = max(1, min(limit, len(self._jobs) // self._workers))
-            return [self._jobs.popleft() for _ in range(min(count, len(self._jobs)))]
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-
 class _Worker(threading.Thread):
     """A thread that takes samples from the queue, and its process, which is replaced when it fails.
 
     A daemon, so that a run that dies without closing the pool is not kept alive by it.
     """
 
-    def __init__(self, setup: Setup, jobs: _JobQueue) -> None:
+    def __init__(self, setup: Setup, jobs: JobQueue) -> None:
         super().__init__(name="reward-worker", daemon=True)
         self._setup = setup
         self._jobs = jobs
@@ -196,6 +117,7 @@ class _Worker(threading.Thread):
         self._process: WorkerProcess | None = None
         self._style = Style.ANSWER
         self._batch_size = 1
+        self._replaced = 0
         self._stopping = False
 
     def run(self) -> None:
@@ -210,22 +132,29 @@ class _Worker(threading.Thread):
             if self._process is not None:
                 self._process.interrupt()
 
-    def _score_batch(self) -> bool:
-        jobs = self._jobs.take(self._batch_size)
-        start = time.monotonic()
-        wanted = [job for job in jobs if not job.call.result.cancelled()]
-        try:
-            if wanted:
-                self._score(wanted)
-        except BaseException as error:  # an error of rloom: raised where the scores are waited for
-            for job in wanted:
-                job.call.set_exception(error)
-        if jobs:
-            mean_s = (time.monotonic() - start) / len(jobs)
-            self._batch_size = max(1, min(LARGEST_BATCH, int(BATCH_S / mean_s)))
-        return bool(jobs)
+    def take_replaced(self) -> int:
+        """From another thread: how many processes were ended since the last call, because of a failure."""
+        with self._lock:
+            replaced, self._replaced = self._replaced, 0
+        return replaced
 
-    def _score(self, jobs: Sequence[_Job]) -> None:
+    def _score_batch(self) -> bool:
+        """False when the queue is closed and empty."""
+        taken = self._jobs.take(self._batch_size)
+        jobs = [job for job in taken if not job.call.result.cancelled()]
+        if not jobs:
+            return bool(taken)
+        start = time.monotonic()
+        try:
+            self._score(jobs)
+        except BaseException as error:  # an error of rloom: raised where the scores are waited for
+            for job in jobs:
+                job.call.set_exception(error)
+        took_s = time.monotonic() - start
+        self._batch_size = max(1, min(LARGEST_BATCH, int(len(jobs) * BATCH_S / max(took_s, 1e-6))))
+        return True
+
+    def _score(self, jobs: Sequence[Job]) -> None:
         waiting = deque(jobs)
         try:
             process = self._running_process()
@@ -247,9 +176,9 @@ class _Worker(threading.Thread):
             waiting.popleft().fail(reason)  # the worker failed at this one and had not begun the others
             self._jobs.put_back(waiting)
 
-    def _encode(self, jobs: Sequence[_Job]) -> "tuple[bytes, deque[_Job]]":
+    def _encode(self, jobs: Sequence[Job]) -> "tuple[bytes, deque[Job]]":
         """The request and the jobs in it. A job that cannot be sent fails."""
-        bodies, sent = [], deque[_Job]()
+        bodies, sent = [], deque[Job]()
         for job in jobs:
             try:
                 bodies.append(pickled(tuple(_as_sent(sample, self._style) for sample in job.group)))
@@ -271,6 +200,7 @@ class _Worker(threading.Thread):
     def _end_process(self, *, grace: bool) -> None:
         with self._lock:
             process, self._process = self._process, None
+            self._replaced += not grace
         if process is not None:
             process.close() if grace else process.close(grace_s=0)
 

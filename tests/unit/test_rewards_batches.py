@@ -64,6 +64,7 @@ def test_cheap_calls_are_sent_in_batches_and_a_failure_in_one_fails_alone(counti
     texts = [bad if index == 100 else f"answer {index}" for index in range(200)]
     with contextlib.closing(RulePool(num_workers=1, timeout_s=2, path=str(counting))) as pool:
         scores = score(pool, *texts)
+        assert [pool.metrics(), pool.metrics()] == [{"workers_replaced": 1.0}, {"workers_replaced": 0.0}]
     assert [index for index, one in enumerate(scores) if not one.ok] == [100]
     assert reason in (scores[100].reason or "")
     assert sorted(Path(f"{counting}.log").read_text().splitlines()) == sorted(texts)
