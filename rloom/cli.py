@@ -21,6 +21,7 @@ USAGE = """rloom COMMAND
   config [key]                 print the documented configuration, or explain one key
   data prepare NAME            write train.parquet and test.parquet of a known data set
   data check FILE              check a data file before training on it
+  reward try FILE --source S   score an answer by hand and show what was extracted
 
 `rloom COMMAND --help` prints more. `rloom config` lists the keys."""
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "export": export,
         "config": show_config,
         "data": data,
+        "reward": reward,
     }
     if not given or given[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -143,6 +145,16 @@ def data(arguments: Sequence[str]) -> int:
     check.add_argument("--own_reward", action="store_true", help="your own reward function scores every data source")
     given = parser.parse_args(arguments)
     return run_safely(lambda: prepare_data(given) if given.command == "prepare" else check_data(given))
+
+
+def reward(arguments: Sequence[str]) -> int:
+    from rloom.rewards import try_command
+
+    parser = argparse.ArgumentParser("rloom reward", description="Rules and your own reward functions.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    try_command.add_arguments(commands.add_parser("try", help="score an answer by hand"))
+    given = parser.parse_args(arguments)
+    return run_safely(lambda: try_command.run(given))
 
 
 def prepare_data(given: argparse.Namespace) -> int:

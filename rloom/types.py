@@ -22,6 +22,7 @@ class Prompt:
     data_source: str
     ground_truth: Any = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)  # of the row; `prompt` as in the file
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Sample:
     messages: tuple[Message, ...] = ()  # of the prompt
     prompt_tokens: tuple[int, ...] = ()
     response_tokens: tuple[int, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)  # as in Prompt
 
 
 SampleGroup = tuple[Sample, ...]  # answers to one prompt that are scored in one call

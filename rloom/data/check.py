@@ -1,6 +1,5 @@
 """`rloom data check`: find the faults of a data file before a run."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from rloom.errors import DataError
 from rloom.rewards.routing import registered, rule_for
 from rloom.types import Message
 
-NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
 SHOWN_OF_A_KIND = 20
 SHORTEST_BUCKET = 16  # tokens
 BAR_WIDTH = 40
@@ -114,8 +112,11 @@ def _truth_faults(rows: Sequence[_Read]) -> list[Fault]:
         truth = row.ground_truth
         if truth is None or (isinstance(truth, str | list | dict) and not truth) or not str(truth).strip():
             faults.append(Fault(row.row, f"no ground truth; set {row.truth_place}"))
-        elif row.source == "openai/gsm8k" and not NUMBER.fullmatch(str(truth).strip()):
-            faults.append(Fault(row.row, f"the ground truth {truth!r} is not a number, as openai/gsm8k needs"))
+        elif row.source is not None and (rule := rule_for(row.source)) is not None:
+            try:
+                rule.true_answer(row.source, truth)
+            except ValueError as error:
+                faults.append(Fault(row.row, str(error)))
     return faults
 
 

@@ -164,6 +164,7 @@ def _build(
                 data_source=data_source_of(row.values, reward_fn_key),
                 ground_truth=ground_truth_of(row.values),
                 extra_info=extra_info_of(row.values) | ({"raw_prompt": list(messages)} if return_raw_chat else {}),
+                columns=row.values | {"prompt": row.values[prompt_key]},
             )
         except DataError as error:
             raise DataError(f"{row.place}: {error}") from error

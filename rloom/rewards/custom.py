@@ -5,21 +5,27 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from inspect import Parameter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rloom.errors import RewardError
+from rloom.rewards import helpers
+from rloom.rewards.messages import Style
 
 MODULE_NAME = "rloom_custom_reward"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 GROUP_ARGUMENTS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")  # lists
+VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+TRL_ONLY = ("trainer_state", "environments")  # objects of TRL's trainer
 
 
 def load_function(
-    path: str, name: str, reward_kwargs: Mapping[str, Any], arguments: Sequence[str] = ARGUMENTS
-) -> Callable[..., Any]:
+    path: str, name: str, reward_kwargs: Mapping[str, Any], *, whole_groups: bool
+) -> tuple[Callable[..., Any], Style]:
+    """The function and how it is called. TRL's have a parameter `completions`; `whole_groups` applies to the others."""
     file = Path(path).expanduser().absolute()
     if not file.is_file():
         raise RewardError(
@@ -36,8 +42,9 @@ def load_function(
             f"custom_reward_function.name={name!r}: in {path} that is a {type(function).__name__}, not a function; "
             f"it defines {_functions(module)}"
         )
-    _check_signature(function, path, name, reward_kwargs, arguments)
-    return function  # type: ignore[no-any-return]
+    style = _style(function, whole_groups)
+    _check_signature(function, f"custom_reward_function.name={name!r}: {name}", path, reward_kwargs, style)
+    return function, style
 
 
 def one_line(error: BaseException, file: str) -> str:
@@ -56,6 +63,7 @@ def _load_module(path: str, file: Path) -> ModuleType:
     spec = importlib.util.spec_from_loader(MODULE_NAME, loader)
     assert spec is not None  # a loader was given
     module = importlib.util.module_from_spec(spec)
+    vars(module).update({name: getattr(helpers, name) for name in helpers.__all__})
     sys.modules[MODULE_NAME] = module  # dataclasses and pickle read the module of a class from there
     sys.path.append(str(file.parent))  # so that it can import files of the same folder
     try:
@@ -77,18 +85,41 @@ def _functions(module: ModuleType) -> str:
     return ", ".join(own) or "no functions"
 
 
-def _check_signature(
-    function: Callable[..., Any], path: str, name: str, reward_kwargs: Mapping[str, Any], arguments: Sequence[str]
-) -> None:
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
     try:
-        signature = inspect.signature(function)
+        return inspect.signature(function).parameters
     except ValueError:  # built-in functions may have none
+        return {}
+
+
+def _style(function: Callable[..., Any], whole_groups: bool) -> Style:
+    if "completions" in _parameters(function):
+        return Style.COLUMNS
+    return Style.GROUP if whole_groups else Style.ANSWER
+
+
+def _check_signature(
+    function: Callable[..., Any], subject: str, path: str, reward_kwargs: Mapping[str, Any], style: Style
+) -> None:
+    parameters = _parameters(function)
+    if not parameters:
         return
+    signature = inspect.signature(function)
+    if style is Style.COLUMNS:
+        required = [name for name in TRL_ONLY if name in parameters and parameters[name].default is Parameter.empty]
+        if required:
+            raise RewardError(
+                f"{subject}{signature} in {path} needs {required[0]}, an object of TRL's trainer; "
+                "give this parameter a default value"
+            )
+        # its parameters are columns of the rows
+        arguments = [name for name, one in parameters.items() if one.kind not in VARIADIC and name not in reward_kwargs]
+    else:
+        arguments = list(GROUP_ARGUMENTS if style is Style.GROUP else ARGUMENTS)
     try:
         signature.bind(**dict.fromkeys(arguments), **reward_kwargs)
     except TypeError as error:
         extra = f" and reward_kwargs {', '.join(reward_kwargs)}" if reward_kwargs else ""
         raise RewardError(
-            f"custom_reward_function.name={name!r}: {name}{signature} in {path} cannot be called with the keywords "
-            f"{', '.join(arguments)}{extra}: {error}"
+            f"{subject}{signature} in {path} cannot be called with the keywords {', '.join(arguments)}{extra}: {error}"
         ) from error

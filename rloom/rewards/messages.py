@@ -1,8 +1,8 @@
 """The messages between the pool and its worker processes: pickles, each preceded by its length.
 
-pool → worker: one Setup, then a SampleGroup for each request; end of file ends the worker.
-worker → pool: READY or a Refusal, then a list of Scores for each request. LOADING … READY in between suspends the time
-limit of a request while a library is imported.
+pool → worker: one Setup, then Requests; end of file ends the worker.
+worker → pool: the Style of the function or a Refusal, then a list of Scores for each group of a request, as soon as it
+has them. LOADING … READY in between suspends the time limit of a group while a library is imported.
 """
 
 import enum
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rloom.types import SampleGroup, Score
+from rloom.types import Score
 
 _LENGTH = struct.Struct("!Q")
 
@@ -28,6 +28,14 @@ class Setup:
     load_limit_s: float  # for importing a file or a library
 
 
+class Style(enum.Enum):
+    """How a reward function is called."""
+
+    ANSWER = "answer"  # once for each answer: data_source, solution_str, ground_truth, extra_info
+    GROUP = "group"  # once for a group, with lists: data_sources, solution_strs, ground_truths, extra_infos
+    COLUMNS = "columns"  # TRL: once for a group, with lists: prompts, completions, completion_ids and the row's columns
+
+
 class Progress(enum.Enum):
     LOADING = "loading"
     READY = "ready"
@@ -40,12 +48,17 @@ class Refusal:
     message: str
 
 
-Reply = list[Score] | Progress | Refusal
+Request = tuple[bytes, ...]  # a pickled SampleGroup each, so that one that cannot be pickled fails alone
+Reply = list[Score] | Style | Progress | Refusal
 
 
-def encode(message: Setup | SampleGroup | Reply) -> bytes:
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+def encode(message: Setup | Request | Reply) -> bytes:
+    body = pickled(message)
     return _LENGTH.pack(len(body)) + body
+
+
+def pickled(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def decode(receive: Callable[[int], bytes]) -> Any:

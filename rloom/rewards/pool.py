@@ -1,22 +1,27 @@
 """Rules and users' functions, run in processes of their own."""
 
-import asyncio
 import threading
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
-from queue import SimpleQueue
 from typing import Any
 
 from rloom.errors import RewardError
 from rloom.rewards.base import Unit
-from rloom.rewards.messages import Setup, encode
+from rloom.rewards.jobs import Call, Job, JobQueue
+from rloom.rewards.messages import Setup, Style, encode, pickled
 from rloom.rewards.process import WorkerDied, WorkerProcess
 from rloom.types import Sample, SampleGroup, Score
 
 LOAD_LIMIT_S = 120.0  # a user's file may import torch from a slow disk
 
-_Job = tuple[SampleGroup, "Future[list[Score]]"]
+# Cheap calls are sent in batches, of about this duration and at most this size: a round trip takes longer than a rule.
+# Slow calls are sent one by one, to the worker that is free first.
+BATCH_S = 0.05
+LARGEST_BATCH = 64
+
+CLOSED = "the reward was closed before this sample was scored"
 
 
 class RulePool:
@@ -39,7 +44,8 @@ class RulePool:
         if num_workers < 1:
             raise RewardError(f"num_workers={num_workers}: rewards are computed in worker processes; use 1 or more")
         self._setup = Setup(path, name, dict(reward_kwargs or {}), whole_groups, timeout_s, LOAD_LIMIT_S)
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._style = Style.ANSWER if path is None else None
+        self._jobs = JobQueue(num_workers)
         self._workers = [_Worker(self._setup, self._jobs) for _ in range(num_workers)]
         self._lock = threading.Lock()
         self._started = False
@@ -47,25 +53,31 @@ class RulePool:
 
     @property
     def unit(self) -> Unit:
-        return Unit.PROMPT if self._setup.whole_groups else Unit.ANSWER
-
-    def metrics(self) -> Mapping[str, float]:
-        return {}
+        """The signature of a user's function decides it, so the first use loads the file."""
+        self.check()
+        return Unit.ANSWER if self._style is Style.ANSWER else Unit.PROMPT
 
     def check(self) -> None:
         """Load the user's file in a worker, as scoring will. RewardError says what is wrong with it."""
-        if self._setup.path is None:
+        if self._style is not None:
             return
         process = WorkerProcess(self._setup)
         try:
-            process.load()
+            self._style = process.load()
         finally:
             process.close()
 
     async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
         self._start()
-        futures = [self._submit(group) for group in groups]
-        return await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
+        if not groups:
+            return []
+        call = Call(len(groups))
+        self._jobs.put([Job(call, index, group) for index, group in enumerate(groups)])
+        return await call.result
+
+    def metrics(self) -> dict[str, float]:
+        """Of the calls since the last `metrics()`."""
+        return {"workers_replaced": float(sum(worker.take_replaced() for worker in self._workers))}
 
     def close(self) -> None:
         """End all workers. What is still waiting becomes a failed score."""
@@ -75,8 +87,7 @@ class RulePool:
             self._closed = True
         for worker in self._workers:
             worker.stop()
-        for _ in self._workers:
-            self._jobs.put(None)
+        self._jobs.close()
         if self._started:
             for worker in self._workers:
                 worker.join()
@@ -90,11 +101,6 @@ class RulePool:
                     worker.start()
                 self._started = True
 
-    def _submit(self, group: SampleGroup) -> "Future[list[Score]]":
-        future: Future[list[Score]] = Future()
-        self._jobs.put((group, future))
-        return future
-
 
 class _Worker(threading.Thread):
     """A thread that takes samples from the queue, and its process, which is replaced when it fails.
@@ -102,23 +108,20 @@ class _Worker(threading.Thread):
     A daemon, so that a run that dies without closing the pool is not kept alive by it.
     """
 
-    def __init__(self, setup: Setup, jobs: "SimpleQueue[_Job | None]") -> None:
+    def __init__(self, setup: Setup, jobs: JobQueue) -> None:
         super().__init__(name="reward-worker", daemon=True)
         self._setup = setup
         self._jobs = jobs
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
+        self._style = Style.ANSWER
+        self._batch_size = 1
+        self._replaced = 0
         self._stopping = False
 
     def run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            group, future = job
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(self._score(group))
-            except BaseException as error:  # an error of rloom: raised where the score is waited for
-                future.set_exception(error)
+        while self._score_batch():  # a call, so that no variable here keeps the last batch in memory
+            pass
         self._end_process(grace=True)
 
     def stop(self) -> None:
@@ -128,26 +131,60 @@ class _Worker(threading.Thread):
             if self._process is not None:
                 self._process.interrupt()
 
-    def _score(self, group: SampleGroup) -> list[Score]:
-        def failed(reason: str) -> list[Score]:
-            return [Score.failed(reason)] * len(group)
+    def take_replaced(self) -> int:
+        """From another thread: how many processes were ended since the last call, because of a failure."""
+        with self._lock:
+            replaced, self._replaced = self._replaced, 0
+        return replaced
 
+    def _score_batch(self) -> bool:
+        """False when the queue is closed and empty."""
+        taken = self._jobs.take(self._batch_size)
+        jobs = [job for job in taken if not job.call.result.cancelled()]
+        if not jobs:
+            return bool(taken)
+        start = time.monotonic()
         try:
-            request = encode(tuple(_as_sent(sample) for sample in group))
-        except Exception as error:  # pickle raises errors of many types
-            return failed(f"this row cannot be sent to a reward worker: {type(error).__name__}: {error}")
+            self._score(jobs)
+        except BaseException as error:  # an error of rloom: raised where the scores are waited for
+            for job in jobs:
+                job.call.set_exception(error)
+        took_s = time.monotonic() - start
+        self._batch_size = max(1, min(LARGEST_BATCH, int(len(jobs) * BATCH_S / max(took_s, 1e-6))))
+        return True
+
+    def _score(self, jobs: Sequence[Job]) -> None:
+        waiting = deque(jobs)
         try:
-            return self._running_process().score(request)
+            process = self._running_process()
+            request, waiting = self._encode(jobs)
+            process.send(request)
+            while waiting:
+                scores = process.receive_scores()
+                waiting.popleft().finish(scores)
+            return
         except TimeoutError:
-            self._end_process(grace=False)
-            return failed(
-                f"timed out after reward_model.timeout_s={self._setup.timeout_s:g} s "
-                f"(data_source={group[0].data_source!r}, a response of {len(group[0].response)} characters); "
-                "its worker was replaced"
-            )
+            reason = _timed_out(waiting[0].group, self._setup.timeout_s) if waiting else ""
         except (WorkerDied, RewardError) as error:
-            self._end_process(grace=False)
-            return failed("the reward was closed before this sample was scored" if self._stopping else str(error))
+            reason = str(error)
+        self._end_process(grace=False)
+        if self._stopping:
+            for job in waiting:
+                job.fail(CLOSED)
+        elif waiting:
+            waiting.popleft().fail(reason)  # the worker failed at this one and had not begun the others
+            self._jobs.put_back(waiting)
+
+    def _encode(self, jobs: Sequence[Job]) -> "tuple[bytes, deque[Job]]":
+        """The request and the jobs in it. A job that cannot be sent fails."""
+        bodies, sent = [], deque[Job]()
+        for job in jobs:
+            try:
+                bodies.append(pickled(tuple(_as_sent(sample, self._style) for sample in job.group)))
+                sent.append(job)
+            except Exception as error:  # pickle raises errors of many types
+                job.fail(f"this row cannot be sent to a reward worker: {type(error).__name__}: {error}")
+        return encode(tuple(bodies)), sent
 
     def _running_process(self) -> WorkerProcess:
         with self._lock:
@@ -156,16 +193,28 @@ class _Worker(threading.Thread):
             if self._process is not None:
                 return self._process
             self._process = process = WorkerProcess(self._setup)
-        process.load()
+        self._style = process.load()
         return process
 
     def _end_process(self, *, grace: bool) -> None:
         with self._lock:
             process, self._process = self._process, None
+            self._replaced += not grace
         if process is not None:
             process.close() if grace else process.close(grace_s=0)
 
 
-def _as_sent(sample: Sample) -> Sample:
-    """Without what a reward function is not given."""
-    return replace(sample, extra_info=dict(sample.extra_info), messages=(), prompt_tokens=(), response_tokens=())
+def _timed_out(group: SampleGroup, timeout_s: float) -> str:
+    return (
+        f"timed out after reward_model.timeout_s={timeout_s:g} s (data_source={group[0].data_source!r}, "
+        f"a response of {len(group[0].response)} characters); its worker was replaced"
+    )
+
+
+def _as_sent(sample: Sample, style: Style) -> Sample:
+    """Without what a function of this style is not given."""
+    if style is Style.COLUMNS:
+        return replace(sample, prompt_tokens=())
+    return replace(
+        sample, extra_info=dict(sample.extra_info), messages=(), prompt_tokens=(), response_tokens=(), columns={}
+    )

@@ -6,22 +6,23 @@ the replies.
 
 import asyncio
 import faulthandler
-import inspect
 import os
+import pickle
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from rloom.errors import RewardError
-from rloom.rewards.custom import ARGUMENTS, GROUP_ARGUMENTS, load_function, one_line
-from rloom.rewards.messages import Progress, Refusal, Reply, Setup, decode, encode, write_all
-from rloom.rewards.results import to_score
+from rloom.rewards.calls import FunctionCaller
+from rloom.rewards.custom import load_function, one_line
+from rloom.rewards.messages import Progress, Refusal, Reply, Request, Setup, Style, decode, encode, write_all
 from rloom.rewards.routing import Rule, options_for, registered, rule_for
 from rloom.types import Sample, SampleGroup, Score
 
 # The pool ends a worker that exceeds its time limit. If the pool has died, the worker ends itself this much later.
 ORPHAN_GRACE_S = 2.0
+RESTART_S = 0.5  # starting the timer costs as much as a cheap rule, so it is restarted at most this often
 
 # If generation and rewards compete for a core, generation gets three quarters of it: the step waits for generation.
 NICENESS = 5
@@ -38,16 +39,17 @@ def main() -> None:
         write_all(replies, encode(message))
 
     setup: Setup = decode(receive)
+    timer = _ExitTimer()
     try:
         with asyncio.Runner() as runner:
-            evaluate = _evaluator(setup, reply, runner)
-            reply(Progress.READY)
+            style, evaluate = _evaluator(setup, reply, runner, timer)
+            reply(style)
             while True:
-                group: SampleGroup = decode(receive)
-                _exit_after(setup.timeout_s)
-                scores = evaluate(group)
-                faulthandler.cancel_dump_traceback_later()
-                reply(scores)
+                request: Request = decode(receive)
+                for body in request:
+                    timer.start(setup.timeout_s)
+                    reply(evaluate(pickle.loads(body)))
+                timer.cancel()
     except RewardError as error:
         reply(Refusal(str(error)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -65,103 +67,69 @@ def _claim_streams() -> tuple[int, int]:
     return requests, replies
 
 
-def _exit_after(limit_s: float) -> None:
-    # this timer runs outside the interpreter, so it also ends a regular expression that never returns
-    faulthandler.dump_traceback_later(limit_s + ORPHAN_GRACE_S, exit=True, file=2)
+class _ExitTimer:
+    """Ends this process after a time limit and ORPHAN_GRACE_S. It runs outside the interpreter, so it also ends a
+    regular expression that never returns."""
+
+    def __init__(self) -> None:
+        self._limit_s, self._started_s = 0.0, 0.0
+
+    def start(self, limit_s: float) -> None:
+        now_s = time.monotonic()
+        if limit_s == self._limit_s and now_s - self._started_s < RESTART_S:
+            return
+        self._limit_s, self._started_s = limit_s, now_s
+        faulthandler.dump_traceback_later(limit_s + ORPHAN_GRACE_S, exit=True, file=2)
+
+    def cancel(self) -> None:
+        self._limit_s = 0.0
+        faulthandler.cancel_dump_traceback_later()
 
 
-def _evaluator(setup: Setup, reply: Callable[[Reply], None], runner: asyncio.Runner) -> Evaluate:
+def _evaluator(
+    setup: Setup, reply: Callable[[Reply], None], runner: asyncio.Runner, timer: _ExitTimer
+) -> tuple[Style, Evaluate]:
     if setup.path is None:
-        return _RuleEvaluator(setup, reply)
-    _exit_after(setup.load_limit_s)
-    arguments = GROUP_ARGUMENTS if setup.whole_groups else ARGUMENTS
-    function = load_function(setup.path, setup.name, setup.reward_kwargs, arguments)
-    faulthandler.cancel_dump_traceback_later()
-    call = _call_for_group if setup.whole_groups else _call_for_each
-    return partial(call, function, dict(setup.reward_kwargs), runner)
+        return Style.ANSWER, _RuleEvaluator(setup, reply, timer)
+    timer.start(setup.load_limit_s)
+    function, style = load_function(setup.path, setup.name, setup.reward_kwargs, whole_groups=setup.whole_groups)
+    timer.cancel()
+    return style, FunctionCaller(function, setup.reward_kwargs, runner).for_group(style)
 
 
 class _RuleEvaluator:
-    def __init__(self, setup: Setup, reply: Callable[[Reply], None]) -> None:
+    def __init__(self, setup: Setup, reply: Callable[[Reply], None], timer: _ExitTimer) -> None:
         self._setup = setup
         self._reply = reply
+        self._timer = timer
+        self._callers: dict[str, FunctionCaller] = {}  # by data source
         self._prepared: set[Callable[[], None]] = set()
 
     def __call__(self, group: SampleGroup) -> list[Score]:
         return [self._score(sample) for sample in group]
 
     def _score(self, sample: Sample) -> Score:
-        rule = rule_for(sample.data_source)
-        if rule is None:
-            return Score.failed(f"no reward rule for data_source={sample.data_source!r}; registered: {registered()}")
-        try:
-            self._prepare(rule)
-        except Exception as error:  # a library that is missing or broken
-            return Score.failed(f"the rule for {sample.data_source} cannot be used: {one_line(error, __file__)}")
-        return _call(rule.compute_score, options_for(rule, self._setup.reward_kwargs), None, sample)
+        source = sample.data_source
+        if source not in self._callers:
+            rule = rule_for(source)
+            if rule is None:
+                return Score.failed(f"no reward rule for data_source={source!r}; registered: {registered()}")
+            try:
+                self._prepare(rule)
+            except Exception as error:  # a library that is missing or broken
+                return Score.failed(f"the rule for {source} cannot be used: {one_line(error, __file__)}")
+            self._callers[source] = FunctionCaller(rule.compute_score, options_for(rule, self._setup.reward_kwargs))
+        return self._callers[source].for_answer(sample)
 
     def _prepare(self, rule: Rule) -> None:
         if rule.prepare in self._prepared:
             return
         self._reply(Progress.LOADING)
-        _exit_after(self._setup.load_limit_s)
+        self._timer.start(self._setup.load_limit_s)
         rule.prepare()
         self._prepared.add(rule.prepare)
         self._reply(Progress.READY)
-        _exit_after(self._setup.timeout_s)
-
-
-def _call_for_each(
-    function: Callable[..., Any], kwargs: dict[str, Any], runner: asyncio.Runner, group: SampleGroup
-) -> list[Score]:
-    return [_call(function, kwargs, runner, sample) for sample in group]
-
-
-def _call(function: Callable[..., Any], kwargs: dict[str, Any], runner: asyncio.Runner | None, sample: Sample) -> Score:
-    values = (sample.data_source, sample.response, sample.ground_truth, sample.extra_info)
-    try:
-        result = _result(function, dict(zip(ARGUMENTS, values, strict=True)) | kwargs, runner)
-        return to_score(result, _describe(function))
-    except BaseException as error:  # the user's code: a sys.exit() in it also fails only one sample
-        return Score.failed(one_line(error, _file_of(function)))
-
-
-def _call_for_group(
-    function: Callable[..., Any], kwargs: dict[str, Any], runner: asyncio.Runner, group: SampleGroup
-) -> list[Score]:
-    """The function gets lists and returns as many results."""
-    rows = [(sample.data_source, sample.response, sample.ground_truth, sample.extra_info) for sample in group]
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    try:
-        results = list(_result(function, dict(zip(GROUP_ARGUMENTS, columns, strict=True)) | kwargs, runner))
-        if len(results) != len(group):
-            reason = f"{_describe(function)} returned {len(results)} results for {len(group)} answers"
-            return [Score.failed(reason)] * len(group)
-        return [to_score(result, _describe(function)) for result in results]
-    except BaseException as error:  # as above
-        return [Score.failed(one_line(error, _file_of(function)))] * len(group)
-
-
-def _result(function: Callable[..., Any], arguments: dict[str, Any], runner: asyncio.Runner | None) -> Any:
-    result = function(**arguments)
-    return runner.run(_wait_for(result)) if runner is not None and inspect.isawaitable(result) else result
-
-
-async def _wait_for(result: Awaitable[Any]) -> Any:
-    return await result
-
-
-def _file_of(function: Callable[..., Any]) -> str:
-    unwrapped = inspect.unwrap(function)
-    return unwrapped.__code__.co_filename if inspect.isfunction(unwrapped) else ""
-
-
-def _describe(function: Callable[..., Any]) -> str:
-    unwrapped = inspect.unwrap(function)
-    if not inspect.isfunction(unwrapped):
-        return type(unwrapped).__name__
-    code = unwrapped.__code__
-    return f"{unwrapped.__name__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+        self._timer.start(self._setup.timeout_s)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from collections import deque
 from typing import IO
 
 from rloom.errors import RewardError
-from rloom.rewards.messages import Progress, Refusal, Reply, Setup, decode, encode
+from rloom.rewards.messages import Progress, Refusal, Reply, Setup, Style, decode, encode
 from rloom.types import Score
 
 EXIT_GRACE_S = 2.0  # for a worker to flush the open files of the user's code before it is killed
 STDERR_LINES = 5  # of a dead worker, quoted in the reason
+RECEIVE_BYTES = 1 << 16
 
 
 class WorkerDied(Exception):
@@ -48,6 +49,7 @@ class WorkerProcess:
             raise RewardError(f"a reward worker could not be started: {error}") from error
         finally:
             theirs.close()
+        self._received = b""  # of the next replies
         assert self._process.stderr is not None  # it is a pipe
         self._last_lines: deque[str] = deque(maxlen=STDERR_LINES)
         self._stderr_thread = threading.Thread(
@@ -55,22 +57,29 @@ class WorkerProcess:
         )
         self._stderr_thread.start()
 
-    def load(self) -> None:
-        """Wait until the function is loaded."""
+    def load(self) -> Style:
+        """Wait until the function is loaded, and return how it is called."""
         limit_s = self._setup.load_limit_s
         what = "the reward rules" if self._setup.path is None else f"custom_reward_function.path={self._setup.path!r}"
         try:
-            reply = self._exchange(encode(self._setup), limit_s)
+            self._send(encode(self._setup), limit_s)
+            reply = self._receive(limit_s)
         except TimeoutError:
             raise RewardError(f"{what}: not loaded after {limit_s:g} s; move slow code into the function") from None
         except WorkerDied as error:
             raise RewardError(f"{what}: {error}, while loading") from None
         if isinstance(reply, Refusal):
             raise RewardError(reply.message)
+        assert isinstance(reply, Style)
+        return reply
 
-    def score(self, request: bytes) -> list[Score]:
-        """Send an encoded SampleGroup. After a TimeoutError or WorkerDied this worker cannot be used again."""
-        reply = self._exchange(request, self._setup.timeout_s)
+    def send(self, request: bytes) -> None:
+        """Send an encoded Request. After a TimeoutError or WorkerDied this worker cannot be used again."""
+        self._send(request, self._setup.timeout_s)
+
+    def receive_scores(self) -> list[Score]:
+        """The scores of the next group of the request. Fails like `send`."""
+        reply = self._receive(self._setup.timeout_s)
         while isinstance(reply, Progress):
             loading = reply is Progress.LOADING
             reply = self._receive(self._setup.load_limit_s if loading else self._setup.timeout_s)
@@ -96,24 +105,25 @@ class WorkerProcess:
         self._stderr_thread.join(timeout=EXIT_GRACE_S)
         return code
 
-    def _exchange(self, request: bytes, limit_s: float) -> Reply:
-        deadline = time.monotonic() + limit_s
+    def _send(self, message: bytes, limit_s: float) -> None:
         try:
             self._socket.settimeout(limit_s)
-            self._socket.sendall(request)
+            self._socket.sendall(message)
         except (BrokenPipeError, ConnectionResetError):
             raise self._died() from None
-        return self._receive(deadline - time.monotonic())
 
     def _receive(self, limit_s: float) -> Reply:
         deadline = time.monotonic() + limit_s
 
         def receive(count: int) -> bytes:
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
-                raise TimeoutError
-            self._socket.settimeout(remaining_s)
-            return self._socket.recv(count)
+            if not self._received:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    raise TimeoutError
+                self._socket.settimeout(remaining_s)
+                self._received = self._socket.recv(RECEIVE_BYTES)
+            part, self._received = self._received[:count], self._received[count:]
+            return part
 
         try:
             return decode(receive)  # type: ignore[no-any-return]

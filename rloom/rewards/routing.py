@@ -13,17 +13,23 @@ def _no_library() -> None:
     """For rules that import nothing on first use."""
 
 
+def _as_given(data_source: str, ground_truth: Any) -> Any:
+    """For rules that parse the ground truth together with the answer."""
+    return ground_truth
+
+
 @dataclass(frozen=True)
 class Rule:
     compute_score: Callable[..., dict[str, float | str | None]]
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # reward_kwargs it reads, and their values
     prepare: Callable[[], None] = _no_library  # slow imports, outside the time limit of a request
+    true_answer: Callable[[str, Any], Any] = _as_given  # (data source, ground truth) parsed; ValueError if it cannot be
 
 
-GSM8K = Rule(gsm8k.compute_score, options={"method": gsm8k.METHODS})
-MATH = Rule(math.compute_score, prepare=load_library)
-MATH_REASONING = Rule(math_reasoning.compute_score)
-ANSWER_LINE = Rule(answer_line.compute_score, prepare=load_library)
+GSM8K = Rule(gsm8k.compute_score, options={"method": gsm8k.METHODS}, true_answer=gsm8k.true_answer)
+MATH = Rule(math.compute_score, prepare=load_library, true_answer=math.true_answer)
+MATH_REASONING = Rule(math_reasoning.compute_score, true_answer=math_reasoning.true_answer)
+ANSWER_LINE = Rule(answer_line.compute_score, prepare=load_library, true_answer=math.true_answer)
 
 EXACT = {
     "openai/gsm8k": GSM8K,

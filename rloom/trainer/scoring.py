@@ -212,4 +212,5 @@ def sample_of(prompt: Prompt, tokens: tuple[int, ...], text: str) -> Sample:
         messages=prompt.messages,
         prompt_tokens=prompt.tokens,
         response_tokens=tokens,
+        columns=prompt.columns,
     )

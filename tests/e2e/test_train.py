@@ -156,6 +156,20 @@ def test_old_log_probs_of_the_rollout_rewards_of_whole_groups_and_answers_in_the
     assert events[0]["event"] == "run" and events[-1]["status"] == "finished"
 
 
+def test_a_reward_function_of_trl_runs_unchanged(tmp_path: Path) -> None:
+    file = tmp_path / "rewards.py"
+    file.write_text(
+        "def reward_func(prompts, completions, completion_ids, ground_truth, log_metric=None, **kwargs):\n"
+        "    assert isinstance(completions[0], str) == isinstance(prompts[0], str) and completion_ids[0]\n"
+        "    log_metric('digits', len(set(ground_truth)))\n"
+        "    return [float(len(completions)) + 0.5 * place for place in range(len(completions))]\n"
+    )
+    function = (f"custom_reward_function.path={file}", "custom_reward_function.name=reward_func")
+    train(tmp_path / "run", 1, "algorithm.adv_estimator=grpo", *function)
+    [record] = records(tmp_path / "run")
+    assert (record["critic/score/mean"], record["reward/failed"], record["reward/digits"]) == (2.25, 0, 1)
+
+
 def test_the_overlong_penalty_is_in_the_reward_and_not_in_the_score(tmp_path: Path) -> None:
     buffer = "reward_model.overlong_buffer"
     train(tmp_path, 1, "algorithm.adv_estimator=rloo", f"{buffer}.enable=True", f"{buffer}.len=48")

@@ -1,7 +1,9 @@
 """The benchmarks' arithmetic, and each of them once in small."""
 
 import importlib
+import os
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -143,3 +145,18 @@ def test_the_step_benchmark_runs_on_a_cpu(run: Callable[..., str]) -> None:
     assert sum(stages) == pytest.approx(total, abs=0.03) and total > 0  # each is rounded to a hundredth
     gap = float(printed.split("training/rollout_logprobs_diff_mean ")[1].split(",")[0])
     assert gap < 1e-5  # float32: what was sampled is what is trained on
+
+
+def test_the_reward_benchmark_runs_in_small() -> None:
+    command = [sys.executable, str(BENCHMARKS / "rewards.py"), "--samples", "20", "--workers", "1"]
+    command += ["--sources", "openai/gsm8k"]
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "openai/gsm8k, 20 answers, 1 workers"
+    assert [line.split("samples/s")[0].rsplit(None, 1)[0].strip() for line in lines[1:]] == [
+        "the queue, first time",
+        "the queue, again",
+        "a process pool, a call per sample",
+        "a loop in this process",
+    ]

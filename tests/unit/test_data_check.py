@@ -75,7 +75,7 @@ def test_ground_truths_that_are_missing_or_no_number_are_faults(tmp_path: Path) 
     rows.append({"data_source": "math_reasoning", "prompt": "g", "ground_truth": "seven"})
     report = check_file(write(tmp_path, rows))
     assert [fault.row for fault in report.truth_faults] == [1, 2, 3]
-    assert "'seven' is not a number" in report.truth_faults[2].reason
+    assert "ground_truth='seven' of a openai/gsm8k row is not a number" in report.truth_faults[2].reason
     assert not report.ok
 
 

@@ -82,6 +82,7 @@ def test_a_row_of_the_documented_layout_becomes_a_prompt(tmp_path: Path, tokeniz
             data_source="openai/gsm8k",
             ground_truth="72",
             extra_info={"split": "train", "index": 0},
+            columns=rows[0],
         )
     ]
 
@@ -91,6 +92,13 @@ def test_the_kits_plain_row_becomes_a_prompt(tmp_path: Path, tokenizer: Any) -> 
     (prompt,) = load(file, tokenizer)
     assert (prompt.text, prompt.ground_truth, prompt.extra_info) == (">ab<", "42", {})
     assert prompt.messages == ({"role": "user", "content": "ab"},)
+
+
+def test_a_prompt_has_the_columns_of_its_row_and_its_prompt_as_written(tmp_path: Path, tokenizer: Any) -> None:
+    file = write(tmp_path / "a.json", [{"data_source": "own", "question": "ab", "solution": "7", "tags": ["x"]}])
+    (prompt,) = load(file, tokenizer, prompt_key="question")
+    expected = {"data_source": "own", "question": "ab", "solution": "7", "tags": ["x"], "prompt": "ab"}
+    assert prompt.columns == expected
 
 
 def test_a_row_may_lack_a_ground_truth(tmp_path: Path, tokenizer: Any) -> None:

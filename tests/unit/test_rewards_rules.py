@@ -48,6 +48,7 @@ GSM8K_STRICT = [
     ("#### 18\n####", "18", None, 0.0),
     ("", "18", None, 0.0),
     ("#### " + "9" * 6000, "18", None, 0.0),
+    ("#### Step 18", "18", None, 0.0),
 ]
 
 GSM8K_FLEXIBLE = [
@@ -252,6 +253,23 @@ GSM8K_FORMS = [
     "#### $\\boxed{{{}}}$",
     "#### \\boxed{{\\${:,}}}",
     "#### \\({:,}\\)",
+    "The answer is: #### {}",
+    "####: {:,}",
+    "#### ({})",
+    "#### ≈ {:,}",
+    "####\u00a0{}",
+    "#### {}\nLet me know if you need 2 more examples.",
+]
+GSM8K_SEPARATORS = ["{,}", ",\\!", "\\,", "\u202f", "\u2009", "\u00a0"]  # between thousands
+GSM8K_FLEXIBLE_FORMS = [
+    "The answer is {}.",
+    "She makes ${:,} every day.",
+    "So $\\boxed{{\\${:,}}}$.",
+    "**Answer: {:,}**",
+    "It is {}.00.",
+    "5 * 3 = {} dollars",
+    "x={}",
+    "答案是{}元。",
 ]
 
 
@@ -261,17 +279,39 @@ def test_every_real_gsm8k_answer_is_read_in_every_form():
     solutions = [json.loads(line)["answer"] for file in files for line in file.read_text().splitlines()]
     answers = Counter(int(solution.rsplit("####", 1)[1].replace(",", "")) for solution in solutions)
     assert answers.total() == 8792
-    misread = [
+    misread = [(text, answer) for answer in answers for text in _strict_forms(answer) if not _is_read(text, answer)]
+    misread += [
         (form, answer)
         for answer in answers
-        for form in GSM8K_FORMS
-        if (_gsm8k(form.format(answer), answer), _gsm8k(form.format(answer), answer + 1)) != (1.0, 0.0)
+        for form in GSM8K_FLEXIBLE_FORMS
+        if not _is_read(form.format(answer), answer, method="flexible")
     ]
     assert misread == []
 
 
-def _gsm8k(solution: str, truth: object) -> float:
-    return gsm8k.compute_score("openai/gsm8k", solution, truth)["score"]
+def _strict_forms(answer: int) -> list[str]:
+    thousands = [f"#### {answer:,}".replace(",", separator) for separator in GSM8K_SEPARATORS]
+    minus = [f"#### {answer:,}".replace("-", sign) for sign in "−–－﹣"]
+    return [form.format(answer) for form in GSM8K_FORMS] + thousands + minus
+
+
+def _is_read(solution: str, answer: int, method: str = "strict") -> bool:
+    scores = [gsm8k.compute_score("s", solution, truth, method=method)["score"] for truth in (answer, answer + 1)]
+    return scores == [1.0, 0.0]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not here")
+def test_the_math_train_answers_score_one_in_a_boxed_sentence():
+    rows = json.loads((SHARED / "math" / "train.json").read_text())
+    answers = Counter(row["answer"] for row in rows)
+    scores: Counter[float | None] = Counter()
+    for answer, count in answers.items():
+        try:
+            score = math.compute_score("math", rf"So the final answer is $\boxed{{{answer}}}$.", answer)["score"]
+        except ValueError:  # rows without an answer
+            score = None
+        scores[score] += count
+    assert scores == {1.0: 7470, None: 4}
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not here")

@@ -15,7 +15,10 @@ from rloom.trainer.sampling import DynamicSampling, Sampler
 from rloom.types import Prompt, SampleGroup, Score
 
 SAMPLING = Sampling(max_new_tokens=2)
-PROMPTS = [Prompt(i, ({"role": "user", "content": "?"},), f"prompt {i}", (10 + i,), "a", i) for i in range(3)]
+PROMPTS = [
+    Prompt(i, ({"role": "user", "content": "?"},), f"prompt {i}", (10 + i,), "a", i, columns={"solution": i})
+    for i in range(3)
+]
 
 
 class LastFirst:
@@ -84,6 +87,7 @@ def test_each_answer_is_scored_as_it_arrives_with_its_messages_and_tokens() -> N
     [first, *_] = reward.groups
     assert first[0].ground_truth == 2  # the last request is answered first
     assert first[0].prompt_tokens == (12,) and first[0].response_tokens[1] == 12
+    assert first[0].columns == PROMPTS[2].columns == {"solution": 2}
     assert first[0].messages == PROMPTS[2].messages and first[0].response == str(list(first[0].response_tokens))
 
 

@@ -18,14 +18,23 @@ def compute_score(
     *,
     method: str = "strict",
 ) -> dict[str, float | str | None]:
-    if method not in METHODS:
-        raise ValueError(f"method={method!r}: use one of {', '.join(METHODS)}")
+    truth = true_answer(data_source, ground_truth)
+    answer = answer_of(solution_str, method)
+    score = float(answer is not None and close(answer, truth))
+    return {"score": score, "acc": score, "pred": None if answer is None else canonical(answer)}
+
+
+def true_answer(data_source: str, ground_truth: Any) -> Fraction:
     truth = parse_number(str(ground_truth))
     if truth is None:
         raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is not a number")
-    answer = _after_hashes(solution_str) if method == "strict" else _last_number(solution_str)
-    score = float(answer is not None and close(answer, truth))
-    return {"score": score, "acc": score, "pred": None if answer is None else canonical(answer)}
+    return truth
+
+
+def answer_of(solution: str, method: str) -> Fraction | None:
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}: use one of {', '.join(METHODS)}")
+    return _after_hashes(solution) if method == "strict" else _last_number(solution)
 
 
 def _after_hashes(text: str) -> Fraction | None:

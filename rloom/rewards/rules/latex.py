@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-_MINUS = str.maketrans(dict.fromkeys("−–－﹣", "-"))
+from rloom.rewards.rules.numbers import MINUS_SIGNS
+
 _SYNONYMS: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -23,6 +24,12 @@ _SYNONYMS: list[tuple[re.Pattern[str], str]] = [
         (r"\{\s*,\s*\}", ","),
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z])", " "),
+        # degrees are removed, but the argument of a function is an angle: \sin 30^\circ
+        (
+            r"(\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])\s*(?:\^\s*\{?\d\}?)?\s*[({]?\s*)(\d+(?:\.\d+)?)\s*"
+            r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degrees?(?![a-zA-Z])|°)",
+            r"\1\\frac{\2\\pi}{180}",
+        ),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degrees?(?![a-zA-Z])|°", ""),
         (r"\\?%|\\\$|\$", ""),  # `10\%` and `10` are the same answer
         (r",?\s*\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?:,\s*)?(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])", ","),
@@ -59,12 +66,14 @@ _BASED = re.compile(r"(-?)\s*\(?([0-9A-F]*[0-9][0-9A-F]*)\)?\s*_\s*(?:\{\s*(?:\\
 
 def normalised(latex: str) -> str:
     r"""Remove math mode, sizes, thin spaces, degrees, per cent, currency and units; `\frac12` gets braces."""
-    latex = latex.translate(_MINUS)
+    latex = latex.translate(MINUS_SIGNS)
     if inside := _MATH_MODE.fullmatch(latex):
         latex = next(part for part in inside.groups() if part is not None)
     for pattern, replacement in _SYNONYMS:
         latex = pattern.sub(replacement, latex)
     latex = with_braces(latex.strip().rstrip(".。, ")).strip()
+    if (inside := _TEXT.fullmatch(latex)) and re.match(r"\s*-?\d", inside[1]):
+        latex = inside[1].strip()  # \text{12 inches}
     return without_units(latex)
 
 

@@ -11,6 +11,7 @@ _MARKER = re.compile(
     r"答案\s*[：:]|答案是|answer\s*[:：]|answer\s+is\b|####|(?P<boxed>\\boxed\s*(?=\{))", re.IGNORECASE
 )
 _AROUND = " \t\r\n:：*`\"'“”‘’$.。,，;；!！?？"
+_LIST_COMMA = re.compile(r"[,，、;；](?!\d)")  # x = 3, y = 4
 
 
 def compute_score(
@@ -19,11 +20,26 @@ def compute_score(
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
 ) -> dict[str, float | str | None]:
+    answer, correct = _compare(_answer_text(solution_str), true_answer(data_source, ground_truth))
+    return {"score": float(correct), "acc": float(correct), "pred": answer}
+
+
+def true_answer(data_source: str, ground_truth: Any) -> str:
     truth = "" if ground_truth is None else str(ground_truth).strip()
     if not truth:
         raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is empty")
-    answer, correct = _compare(_answer_text(solution_str), truth)
-    return {"score": float(correct), "acc": float(correct), "pred": answer}
+    return truth
+
+
+def final_answer(text: str) -> str | None:
+    """The answer, without a ground truth to compare it with: the number after the last equals sign of a calculation if
+    there is only one, else the text."""
+    answer = _answer_text(text)
+    if answer is None:
+        return None
+    left, _, right = answer.rpartition("=")
+    numbers = numbers_in(right)
+    return canonical(numbers[0]) if len(numbers) == 1 and not _LIST_COMMA.search(left) else answer
 
 
 def _answer_text(text: str) -> str | None:

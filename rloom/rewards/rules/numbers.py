@@ -3,26 +3,33 @@
 import re
 from fractions import Fraction
 
-_MINUS = str.maketrans(dict.fromkeys("−–－﹣", "-"))  # U+2212, en dash, full width, small
+MINUS_SIGNS = str.maketrans(dict.fromkeys("−–－﹣", "-"))  # U+2212, en dash, full width, small
 
-# A minus after an operand is a subtraction, not a sign: `5-3` ends in 3, `= -3` in -3.
+# A minus after an operand is a subtraction, not a sign: `5-3` ends in 3, `= -3` and `是-3` in -3.
 # Thousands need groups of exactly three digits, so that `1,2` is two numbers; a comma after them may end a clause.
 _NUMBER = re.compile(
-    r"(?P<sign>(?<![\w)\]}])-)?\\?[$€£¥￥]?(?P<inner_sign>(?<=[$€£¥￥])-)?"
+    r"(?P<sign>(?<![a-zA-Z\d_)\]}])-)?\\?[$€£¥￥]?(?P<inner_sign>(?<=[$€£¥￥])-)?"
     r"(?P<value>(?:\d{1,3}(?:,\d{3})+(?!,?\d)|\d+)(?:\.\d+)?|\.\d+)"
     r"(?:\s*/\s*(?P<denominator>\d+(?:\.\d+)?))?"
 )
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([^{}]+?)\s*\}\s*\{\s*([^{}]+?)\s*\}")
 
-# Markup before a number: bold, code, `$`, `\(`, `\boxed{`. Not a line break.
-_OPENING = re.compile(r"(?:[ \t*`_{$]|\\[(\[,;: ]|\\(?:boxed|fbox|text|textbf|mathbf|mathrm)(?![a-zA-Z]))*")
+# Thin and non-breaking spaces between thousands: `84\,000`. A plain space separates two numbers.
+_THIN_SPACE = re.compile(r"(?<=\d)(?:\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+
+# Before a number: bold, code, brackets, `:`, `≈`, `$`, `\(`, `\boxed{`. Not a line break, and no words: `#### Step 2`
+# is a heading of Markdown.
+_OPENING = re.compile(
+    r"(?:[ \t\u00a0*`_{$(\[\"'“:：=≈~]|\\[(\[,;: ]|\\(?:boxed|fbox|text|textbf|mathbf|mathrm)(?![a-zA-Z]))*"
+)
 
 TOLERANCE = Fraction(1, 1_000_000)
 
 
 def plain_notation(text: str) -> str:
-    r"""ASCII minus signs, LaTeX thousands (`1{,}234`, `1,\!234`) as `1,234`, and simple LaTeX fractions as `a/b`."""
-    commas = text.translate(_MINUS).replace("{,}", ",").replace(r",\!", ",")
+    r"""ASCII minus signs, thousands of LaTeX (`1{,}234`, `1,\!234`, `1\,234`) as `1,234`, and simple LaTeX fractions as
+    `a/b`."""
+    commas = _THIN_SPACE.sub(",", text.translate(MINUS_SIGNS).replace("{,}", ",").replace(r",\!", ","))
     return _LATEX_FRACTION.sub(r"\1/\2", commas)
 
 

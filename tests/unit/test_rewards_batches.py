@@ -1,0 +1,109 @@
+"""Groups go to worker processes in batches: as many as are cheap, none lost, none twice, none kept."""
+
+import asyncio
+import contextlib
+import gc
+from pathlib import Path
+
+import pytest
+
+from rloom.rewards.background import BackgroundScorer
+from rloom.rewards.pool import RulePool
+from rloom.rewards.process import WorkerProcess
+from rloom.types import Sample, Score
+
+COUNTING = """
+import gc, os, time
+from rloom.types import Sample
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    with open(__file__ + ".log", "a") as log:
+        log.write(solution_str + "\\n")
+    if solution_str == "hang":
+        time.sleep(60)
+    if solution_str == "die":
+        os._exit(3)
+    if solution_str == "slow":
+        time.sleep(0.1)
+    return 1.0
+
+def live_samples(data_source, solution_str, ground_truth, extra_info=None):
+    if solution_str != "count":
+        return 1.0
+    gc.collect()
+    return sum(type(thing) is Sample for thing in gc.get_objects())
+"""
+
+
+def score(pool: RulePool, *responses: str) -> list[Score]:
+    return [one for [one] in asyncio.run(pool.score([(Sample("own", "p", text),) for text in responses]))]
+
+
+@pytest.fixture
+def counting(tmp_path) -> Path:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    return tmp_path / "counting.py"
+
+
+@pytest.fixture
+def requests_sent(monkeypatch) -> list[bytes]:
+    sent: list[bytes] = []
+    send = WorkerProcess.send
+
+    def recorded(process: WorkerProcess, request: bytes) -> None:
+        sent.append(request)
+        send(process, request)
+
+    monkeypatch.setattr(WorkerProcess, "send", recorded)
+    return sent
+
+
+@pytest.mark.parametrize(("bad", "reason"), [("hang", "timed out after"), ("die", "ended with exit code 3")])
+def test_cheap_calls_are_sent_in_batches_and_a_failure_in_one_fails_alone(counting, requests_sent, bad, reason):
+    """The calls that a worker had not begun when it was killed are made by the next one, and none is made twice."""
+    texts = [bad if index == 100 else f"answer {index}" for index in range(200)]
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=2, path=str(counting))) as pool:
+        scores = score(pool, *texts)
+        assert [pool.metrics(), pool.metrics()] == [{"workers_replaced": 1.0}, {"workers_replaced": 0.0}]
+    assert [index for index, one in enumerate(scores) if not one.ok] == [100]
+    assert reason in (scores[100].reason or "")
+    assert sorted(Path(f"{counting}.log").read_text().splitlines()) == sorted(texts)
+    assert len(requests_sent) < 100
+
+
+def test_slow_calls_are_sent_one_by_one(counting, requests_sent):
+    with contextlib.closing(RulePool(num_workers=2, timeout_s=5, path=str(counting))) as pool:
+        assert score(pool, *["slow"] * 8) == [Score(1)] * 8
+    assert len(requests_sent) == 8
+
+
+def test_what_waits_when_the_pool_is_closed_fails_with_that_reason(counting):
+    pool = RulePool(num_workers=2, timeout_s=30, path=str(counting))
+
+    async def close_meanwhile() -> list[list[Score]]:
+        groups = [(Sample("s", "p", "hang"),)] * 100
+        scoring = asyncio.create_task(pool.score(groups))
+        while not Path(f"{counting}.log").exists():
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(pool.close)
+        return await scoring
+
+    scores = asyncio.run(asyncio.wait_for(close_meanwhile(), 60))
+    assert [one.reason for [one] in scores] == ["the reward was closed before this sample was scored"] * 100
+
+
+def live(kind: type) -> int:
+    gc.collect()
+    return sum(type(thing) is kind for thing in gc.get_objects())
+
+
+def test_10_000_samples_leave_nothing_in_memory(counting):
+    before = live(Sample), live(Score)
+    pool = RulePool(num_workers=2, timeout_s=20, path=str(counting), name="live_samples")
+    with contextlib.closing(BackgroundScorer(pool)) as scorer:
+        futures = [scorer.submit([(Sample("s", "p", f"{index} " + "x" * 500),)]) for index in range(10_000)]
+        assert sum(one.value or 0 for future in futures for [one] in future.result()) == 10_000
+        del futures
+        assert (live(Sample), live(Score)) == before
+        in_worker = [scorer.submit([(Sample("s", "p", "count"),)]).result()[0][0].value for _ in range(4)]
+    assert in_worker == [1.0] * 4  # the sample that counts
