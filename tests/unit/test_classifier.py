@@ -282,7 +282,11 @@ def save_remote(folder: Path) -> None:
     (folder / "combining.py").write_text(REMOTE_CODE)
 
 
-def test_a_model_with_its_own_code_gives_its_own_score_once_it_is_trusted(tmp_path: Path) -> None:
+def test_a_model_with_its_own_code_gives_its_own_score_once_it_is_trusted(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = str(tmp_path_factory.mktemp("modules"))  # transformers copies the code there before it imports it
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", copies)
     save_remote(tmp_path)
     with pytest.raises(ModelError, match=r"no score.weight.* regression.weight .*reward_model.trust_remote_code=True"):
         load_classifier(source_of(tmp_path), dtype=torch.float32, attention="eager")
