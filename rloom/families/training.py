@@ -161,7 +161,9 @@ def small_model(
     raise ModelError(f"no small model of it could be created for a check: {first_line(failure)}") from failure
 
 
-def random_model(config: PreTrainedConfig, trust_remote_code: bool, kind: Any) -> PreTrainedModel:
+def random_model(
+    config: PreTrainedConfig, trust_remote_code: bool, kind: Any = AutoModelForCausalLM
+) -> PreTrainedModel:
     """All parameters are random, biases and norms too, so that a pass that ignores one differs."""
     settings: dict[str, Any] = {"trust_remote_code": trust_remote_code, "attn_implementation": "eager"}
     with torch.device("meta"):

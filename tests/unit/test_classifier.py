@@ -131,12 +131,16 @@ def test_a_template_that_refuses_the_messages_fails_that_answer_alone(llama: Pat
     assert [first.value, third.value] == pytest.approx(values(scorer_of(llama), samples()[:2]))
 
 
-def test_an_answer_is_scored_at_its_last_token_even_if_that_is_the_padding_token(tmp_path: Path) -> None:
+def test_an_answer_is_scored_at_its_last_token_even_if_that_is_the_padding_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for pad_id in (2, None):  # </s>, the last token of every conversation; no padding token at all
         folder = tmp_path / str(pad_id)
         model = save_classifier(folder, llama_config(pad_token_id=pad_id))
         for packed in (True, False):
+            caplog.clear()
             found = values(scorer_of(folder, packed=packed), samples())
+            assert ("conversations end with its padding token (2)" in caplog.text) == (pad_id == 2)
             model.config.pad_token_id = None  # transformers then takes the last token of a single conversation
             with torch.no_grad():
                 rows = [torch.tensor([chat_tokens(folder, one)]) for one in samples()]
@@ -278,7 +282,11 @@ def save_remote(folder: Path) -> None:
     (folder / "combining.py").write_text(REMOTE_CODE)
 
 
-def test_a_model_with_its_own_code_gives_its_own_score_once_it_is_trusted(tmp_path: Path) -> None:
+def test_a_model_with_its_own_code_gives_its_own_score_once_it_is_trusted(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = str(tmp_path_factory.mktemp("modules"))  # transformers copies the code there before it imports it
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", copies)
     save_remote(tmp_path)
     with pytest.raises(ModelError, match=r"no score.weight.* regression.weight .*reward_model.trust_remote_code=True"):
         load_classifier(source_of(tmp_path), dtype=torch.float32, attention="eager")
