@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from rloom.config.sandbox_section import Sandbox
 from rloom.config.section import Section, key, section
 
 
@@ -23,6 +24,7 @@ class RewardModel(Section):
     num_workers: int = key(2, "Processes that compute rewards during generation.", ge=1)
     max_failed_share: float = key(0.5, "Stop the run if a larger share of a step's rewards failed.", ge=0, le=1)
     overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
+    sandbox: Sandbox = section(Sandbox, "Limits of generated code, for data sources that are scored by running it.")
 
 
 class CustomRewardFunction(Section):

@@ -11,7 +11,8 @@ from rloom.data import chat
 from rloom.data.files import Row, locate, read_rows
 from rloom.data.prompts import data_source_of, extra_info_of, ground_truth_of, messages_of
 from rloom.errors import DataError
-from rloom.rewards.routing import registered, rule_for
+from rloom.rewards.routing import registered, rule_for, runs_code
+from rloom.rewards.rules.code_problems import problem_of
 from rloom.types import Message
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
@@ -116,7 +117,17 @@ def _truth_faults(rows: Sequence[_Read]) -> list[Fault]:
             faults.append(Fault(row.row, f"no ground truth; set {row.truth_place}"))
         elif row.source == "openai/gsm8k" and not NUMBER.fullmatch(str(truth).strip()):
             faults.append(Fault(row.row, f"the ground truth {truth!r} is not a number, as openai/gsm8k needs"))
+        elif row.source is not None and runs_code(row.source):
+            faults += _code_faults(row.row, row.source, truth)
     return faults
+
+
+def _code_faults(row: int, source: str, truth: Any) -> list[Fault]:
+    try:
+        problem_of(source, truth)
+    except ValueError as error:
+        return [Fault(row, str(error))]
+    return []
 
 
 def _duplicates(rows: Sequence[_Read]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from typing import Any
 from rloom.errors import RewardError
 from rloom.rewards.messages import Setup, encode
 from rloom.rewards.process import WorkerDied, WorkerProcess
+from rloom.rewards.routing import call_limit_s
 from rloom.types import Sample, SampleGroup, Score
 
 LOAD_LIMIT_S = 120.0  # a user's file may import torch from a slow disk
@@ -34,10 +35,11 @@ class RulePool:
         name: str = "compute_score",
         reward_kwargs: Mapping[str, Any] | None = None,
         whole_groups: bool = False,
+        sandbox: Mapping[str, Any] | None = None,
     ) -> None:
         if num_workers < 1:
             raise RewardError(f"num_workers={num_workers}: rewards are computed in worker processes; use 1 or more")
-        self._setup = Setup(path, name, dict(reward_kwargs or {}), whole_groups, timeout_s, LOAD_LIMIT_S)
+        self._setup = Setup(path, name, dict(reward_kwargs or {}), whole_groups, timeout_s, LOAD_LIMIT_S, sandbox)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._workers = [_Worker(self._setup, self._jobs) for _ in range(num_workers)]
         self._lock = threading.Lock()
@@ -128,16 +130,17 @@ class _Worker(threading.Thread):
         def failed(reason: str) -> list[Score]:
             return [Score.failed(reason)] * len(group)
 
+        limit_s = call_limit_s(self._setup, group)
         try:
             request = encode(tuple(_as_sent(sample) for sample in group))
         except Exception as error:  # pickle raises errors of many types
             return failed(f"this row cannot be sent to a reward worker: {type(error).__name__}: {error}")
         try:
-            return self._running_process().score(request)
+            return self._running_process().score(request, limit_s)
         except TimeoutError:
             self._end_process(grace=False)
             return failed(
-                f"timed out after reward_model.timeout_s={self._setup.timeout_s:g} s "
+                f"timed out after {_named(limit_s, self._setup)} "
                 f"(data_source={group[0].data_source!r}, a response of {len(group[0].response)} characters); "
                 "its worker was replaced"
             )
@@ -160,6 +163,11 @@ class _Worker(threading.Thread):
             process, self._process = self._process, None
         if process is not None:
             process.close() if grace else process.close(grace_s=0)
+
+
+def _named(limit_s: float, setup: Setup) -> str:
+    """The limit with its key."""
+    return f"reward_model.timeout_s={limit_s:g} s" if limit_s == setup.timeout_s else f"{limit_s:g} s"
 
 
 def _as_sent(sample: Sample) -> Sample:

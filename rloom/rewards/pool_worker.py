@@ -17,7 +17,7 @@ from rloom.errors import RewardError
 from rloom.rewards.custom import ARGUMENTS, GROUP_ARGUMENTS, load_function, one_line
 from rloom.rewards.messages import Progress, Refusal, Reply, Setup, decode, encode, write_all
 from rloom.rewards.results import to_score
-from rloom.rewards.routing import Rule, options_for, registered, rule_for
+from rloom.rewards.routing import Rule, call_limit_s, keywords_for, registered, rule_for
 from rloom.types import Sample, SampleGroup, Score
 
 # The pool ends a worker that exceeds its time limit. If the pool has died, the worker ends itself this much later.
@@ -44,7 +44,7 @@ def main() -> None:
             reply(Progress.READY)
             while True:
                 group: SampleGroup = decode(receive)
-                _exit_after(setup.timeout_s)
+                _exit_after(call_limit_s(setup, group))
                 scores = evaluate(group)
                 faulthandler.cancel_dump_traceback_later()
                 reply(scores)
@@ -85,9 +85,11 @@ class _RuleEvaluator:
     def __init__(self, setup: Setup, reply: Callable[[Reply], None]) -> None:
         self._setup = setup
         self._reply = reply
+        self._limit_s = setup.timeout_s
         self._prepared: set[Callable[[], None]] = set()
 
     def __call__(self, group: SampleGroup) -> list[Score]:
+        self._limit_s = call_limit_s(self._setup, group)
         return [self._score(sample) for sample in group]
 
     def _score(self, sample: Sample) -> Score:
@@ -98,7 +100,7 @@ class _RuleEvaluator:
             self._prepare(rule)
         except Exception as error:  # a library that is missing or broken
             return Score.failed(f"the rule for {sample.data_source} cannot be used: {one_line(error, __file__)}")
-        return _call(rule.compute_score, options_for(rule, self._setup.reward_kwargs), None, sample)
+        return _call(rule.compute_score, keywords_for(rule, self._setup), None, sample)
 
     def _prepare(self, rule: Rule) -> None:
         if rule.prepare in self._prepared:
@@ -108,7 +110,7 @@ class _RuleEvaluator:
         rule.prepare()
         self._prepared.add(rule.prepare)
         self._reply(Progress.READY)
-        _exit_after(self._setup.timeout_s)
+        _exit_after(self._limit_s)
 
 
 def _call_for_each(

@@ -68,12 +68,12 @@ class WorkerProcess:
         if isinstance(reply, Refusal):
             raise RewardError(reply.message)
 
-    def score(self, request: bytes) -> list[Score]:
+    def score(self, request: bytes, limit_s: float) -> list[Score]:
         """Send an encoded SampleGroup. After a TimeoutError or WorkerDied this worker cannot be used again."""
-        reply = self._exchange(request, self._setup.timeout_s)
+        reply = self._exchange(request, limit_s)
         while isinstance(reply, Progress):
             loading = reply is Progress.LOADING
-            reply = self._receive(self._setup.load_limit_s if loading else self._setup.timeout_s)
+            reply = self._receive(self._setup.load_limit_s if loading else limit_s)
         assert isinstance(reply, list)
         return reply
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import os
 import secrets
 import signal
 import socket
@@ -22,9 +23,7 @@ Isolation = Literal["auto", "required", "none"]  # none: for tests of what remai
 START_LIMIT_S = 60.0
 END_GRACE_S = 30.0  # over the time limit of a program: the launcher ends it and removes its files
 _OWN_CODE = str(Path(__file__).parents[3])
-_START = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from rloom.rewards.sandbox.launcher import main; main()"
-)
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from rloom.rewards.sandbox.launcher import main; main()"
 _PACKAGES = ("numpy", "numpy.libs")  # many published solutions import numpy
 
 
@@ -115,12 +114,14 @@ class _Launcher:
 
     def __init__(self, setup: Setup) -> None:
         self._socket, theirs = socket.socketpair()
+        # without LD_LIBRARY_PATH some builds of Python do not find their library
+        environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(
-                [sys._base_executable, "-I", "-S", "-X", "utf8", "-c", _START, _OWN_CODE],
-                stdin=theirs,
+                [os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", "-c", _START, _OWN_CODE],
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={},
+                env=environment,
                 cwd="/",
                 start_new_session=True,  # it outlives a kill of the reward worker by a moment, to remove its files
             )

@@ -13,6 +13,8 @@ def kill_descendants() -> None:
 
     They are stopped first, until a pass finds no new one: a process that is only killed could have forked again.
     """
+    if not _reap():
+        return  # orphans would be children of this process
     stopped: set[int] = set()
     while new := set(_descendants(os.getpid())) - stopped:
         for pid in new:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 import traceback
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -10,10 +11,6 @@ from typing import Any, NoReturn
 _MESSAGE_LENGTH = 200
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the memory limit has no room for more threads
 _FILE = "<solution>"
-
-
-class _Stop(BaseException):
-    """A case failed, and the others need not run."""
 
 
 class _Report:
@@ -32,9 +29,8 @@ class _Report:
 class _Cases:
     """`__case__` of the tests: `if __case__.wanted(0):` and `with __case__(0): assert ...`."""
 
-    def __init__(self, report: _Report, first: int, stop_at_failure: bool) -> None:
-        self._report, self._first, self._stop = report, first, stop_at_failure
-        self._index = first
+    def __init__(self, report: _Report, first: int) -> None:
+        self._report, self._first, self._index = report, first, first
 
     def wanted(self, index: int) -> bool:
         return index >= self._first
@@ -50,8 +46,6 @@ class _Cases:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._report(case=self._index, error=None if error is None else describe(error))
-        if error is not None and self._stop:
-            raise _Stop
         return True
 
 
@@ -63,12 +57,11 @@ def execute(job: dict[str, Any], descriptor: int) -> NoReturn:
         del sys.modules[name]  # as if this file were not there
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv = [_FILE]
+    tempfile.tempdir = os.getcwd()  # the launcher has already looked up its own
     report = _Report(descriptor, job.pop("nonce"))
     code = 0
     try:
         _execute(job, report)
-    except _Stop:
-        pass
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if job["module_name"] != "__main__":
@@ -83,17 +76,25 @@ def execute(job: dict[str, Any], descriptor: int) -> NoReturn:
 def _execute(job: dict[str, Any], report: _Report) -> None:
     module = ModuleType(job["module_name"])
     sys.modules[module.__name__] = module  # dataclasses and pickle look up the module of a class there
+    exec(job["prelude"], module.__dict__)
     exec(_compiled(job["sources"]), module.__dict__)
     if job["tests"]:
         # a copy: the program's functions do not find __case__ among their global names
-        names = {**module.__dict__, "__case__": _Cases(report, job["first_case"], job["stop_at_failure"])}
+        names = {**module.__dict__, "__case__": _Cases(report, job["first_case"])}
         exec(compile(job["tests"], "<tests>", "exec"), names)
     if job["function"] is not None:
-        function = _function(module, job["function"])
-        for index, arguments in enumerate(job["calls"], start=job["first_case"]):
-            report(begin=index)
-            report(case=index, error=None, value=_plain(function(*arguments)))
-    report(end=True)
+        _call(_function(module, job["function"]), job["calls"], job["first_case"], report)
+
+
+def _call(function: Any, calls: list[list[Any]], first: int, report: _Report) -> None:
+    for index, arguments in enumerate(calls[first:], start=first):
+        report(begin=index)
+        try:
+            value = json.loads(json.dumps(function(*arguments)))
+        except Exception as error:
+            report(case=index, error=describe(error))
+        else:
+            report(case=index, error=None, value=value)
 
 
 def _compiled(sources: list[str]) -> Any:
@@ -113,11 +114,6 @@ def _function(module: ModuleType, name: str) -> Any:
     if "Solution" in vars(module):
         return getattr(vars(module)["Solution"](), name)
     raise NameError(f"the program defines no function {name!r}")
-
-
-def _plain(value: Any) -> Any:
-    """As JSON would return it, with keys of dicts as text."""
-    return json.loads(json.dumps(value))
 
 
 def describe(error: BaseException) -> str:

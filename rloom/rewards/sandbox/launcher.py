@@ -6,14 +6,12 @@ Its stdin is a socket to the reward worker.
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from rloom.rewards.sandbox import confine, landlock, linux, namespaces, seccomp
+from rloom.rewards.sandbox import confine, landlock, namespaces, seccomp
 from rloom.rewards.sandbox.descendants import count_tasks
 from rloom.rewards.sandbox.settings import (
     FIRST_UID,
@@ -30,8 +28,6 @@ from rloom.rewards.sandbox.supervisor import NotConfined, Place, run
 _SOCKET = 0
 _FIRST_KERNEL_WITH_OWN_COUNTS = (5, 14)  # RLIMIT_NPROC is counted for each user namespace since then
 _OWN_TASKS = 3  # launcher, supervisor and init, where they have the uid of the programs
-_SYSTEM_FILES = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store", "/etc/ld.so.cache", "/etc/localtime")
-_DEVICES = ("/dev/zero", "/dev/random", "/dev/urandom")
 # imported once here instead of in each program
 _COMMON = (
     "bisect, collections, copy, datetime, decimal, fractions, functools, heapq, io, itertools, math, operator, random, "
@@ -42,6 +38,7 @@ _COMMON = (
 def main() -> None:
     own_code = sys.path.pop(0)  # programs do not import rloom
     assert own_code
+    os.umask(0o022)  # programs have another uid and must be able to enter the folders of the new root
     setup = setup_of(receive(partial(os.read, _SOCKET)))
     uid = FIRST_UID + os.getpid() % UIDS
     try:
@@ -117,7 +114,7 @@ def without_namespaces(setup: Setup, uid: int) -> tuple[Place, Protections]:
         seccomp="seccomp" not in faults,
         readable=None
         if "landlock" in faults
-        else (*_SYSTEM_FILES, *_DEVICES, *setup.prefixes, *setup.packages, packages),
+        else (*namespaces.SYSTEM_FILES, *namespaces.DEVICES, *setup.prefixes, *setup.packages, packages),
     )
     place = Place(confinement, namespaces=False, program_uid=uid if other_uid else os.geteuid(), workspace=workspace)
     return place, _protections(confinement, False, faults)

@@ -1,8 +1,8 @@
 """The file system and the namespaces of a launcher and its programs.
 
 The launcher enters user, mount, network, ipc and uts namespaces once and builds a read-only root there, which has only
-the interpreter, system libraries and a few devices. Each program gets its own pid, mount and ipc namespaces and an empty
-scratch folder in memory. There is no /proc.
+the interpreter, system libraries and a few devices. Each program gets its own pid, mount and ipc namespaces and an
+empty scratch folder in memory. There is no /proc.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from rloom.rewards.sandbox import linux
 SCRATCH = "/scratch"
 PACKAGES = "/packages"
 _NEW_ROOT = "/proc"  # exists everywhere, and nothing is mounted from it
-_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store", "/etc/ld.so.cache", "/etc/localtime")
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+SYSTEM_FILES = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store", "/etc/ld.so.cache", "/etc/localtime")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _READ_ONLY = linux.MS_RDONLY | linux.MS_NOSUID
 _SCRATCH_FILES = 10_000
 # statvfs flags (ST_*) that a remount in a user namespace must repeat: they have the values of the MS_* flags
@@ -35,7 +35,7 @@ def build_root(prefixes: Sequence[str], packages: Sequence[str]) -> None:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as stream:
         mounts = [line.split()[4] for line in stream]
     linux.mount("tmpfs", _NEW_ROOT, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755,size=1m")
-    shown = [*_SYSTEM, *(path for prefix in prefixes for path in dict.fromkeys((prefix, os.path.realpath(prefix))))]
+    shown = [*SYSTEM_FILES, *(path for prefix in prefixes for path in dict.fromkeys((prefix, os.path.realpath(prefix))))]
     for path in _outermost(shown):
         if os.path.islink(path):
             os.makedirs(os.path.dirname(_NEW_ROOT + path), exist_ok=True)
@@ -44,7 +44,7 @@ def build_root(prefixes: Sequence[str], packages: Sequence[str]) -> None:
             _show(path, path, mounts)
     for path in packages:
         _show(path, f"{PACKAGES}/{os.path.basename(path)}", mounts)
-    for path in _DEVICES:
+    for path in DEVICES:
         _place(_NEW_ROOT + path, folder=False)
         linux.mount(path, _NEW_ROOT + path, None, linux.MS_BIND)
     os.mkdir(_NEW_ROOT + SCRATCH)

@@ -98,9 +98,7 @@ def install(policy: Policy, own_pid: int) -> None:
     program = build(policy, own_pid, name)
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-    linux.syscall(
-        _SECCOMP[name], ctypes.c_ulong(_SECCOMP_SET_MODE_FILTER), ctypes.c_ulong(0), ctypes.c_char_p(header)
-    )
+    linux.syscall(_SECCOMP[name], ctypes.c_ulong(_SECCOMP_SET_MODE_FILTER), ctypes.c_ulong(0), ctypes.c_char_p(header))
 
 
 def build(policy: Policy, own_pid: int, machine: str) -> bytes:

@@ -42,11 +42,11 @@ class Job:
     """One run of a program. `sources`: the first that compiles is executed."""
 
     sources: tuple[str, ...]
+    prelude: str = ""  # executed before the program, in the same module
     module_name: str = "solution"  # "__main__" for a program that reads stdin
     stdin: str = ""
     tests: str = ""  # executed after the program; reports through __case__
     first_case: int = 0
-    stop_at_failure: bool = True
     function: str | None = None  # called with each of `calls`
     calls: tuple[tuple[Any, ...], ...] = ()
     nonce: str = ""  # in each report, so that a program does not write one by accident

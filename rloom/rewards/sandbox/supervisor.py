@@ -24,8 +24,6 @@ from rloom.rewards.sandbox.settings import Run
 
 _REPORT, _STATUS = 3, 4  # descriptors in the program
 _HIGHEST_DESCRIPTOR = 4096
-_CPU_SIGNALS = (-signal.SIGXCPU, -signal.SIGKILL)
-_CPU_ROUNDING_S = 0.1
 _STDERR_KEPT = 2000  # characters
 
 
@@ -128,7 +126,8 @@ class _Supervision:
             raise NotConfined(status["fault"])
         # without a status, init was killed with the program
         cpu_s, code = status.get("cpu_s", 0.0), status.get("code", -signal.SIGKILL)
-        if stopped is None and code in _CPU_SIGNALS and cpu_s > self._limits.cpu_s - _CPU_ROUNDING_S:
+        by_kernel = code == -signal.SIGKILL and cpu_s > self._limits.cpu_s  # SIGXCPU was ignored
+        if stopped is None and (code == -signal.SIGXCPU or by_kernel):
             stopped = f"CPU time limit of {self._limits.cpu_s} s"
         text = {name: data.decode(errors="replace") for name, data in self._received.items()}
         return Run(

@@ -1,5 +1,6 @@
 """What a run reads: tokenizer, prompts, and the reward."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,12 @@ from rloom.models.load import ModelSource, load_tokenizer
 from rloom.rewards.background import BackgroundScorer
 from rloom.rewards.base import Reward
 from rloom.rewards.pool import RulePool
-from rloom.rewards.routing import check_sources
+from rloom.rewards.routing import check_sources, runs_code
+from rloom.rewards.rules.code import Settings
+from rloom.rewards.sandbox.describe import check_sandbox
 from rloom.types import Prompt
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,9 @@ def checked_reward(config: Config, prompts: Sequence[Prompt]) -> Reward:
         for prompt in prompts:
             rows[prompt.data_source].append(prompt.index)
         check_sources(rows, custom.reward_kwargs)
+        if any(map(runs_code, rows)):
+            settings = Settings.of(config.reward_model.sandbox.model_dump())
+            logger.warning(f"Note: {check_sandbox(settings.limits, settings.isolation)}")
     reward = make_reward(config)
     reward.check()
     return reward
@@ -107,7 +115,10 @@ def checked_reward(config: Config, prompts: Sequence[Prompt]) -> Reward:
 def rules(config: Config) -> Reward:
     kwargs = config.custom_reward_function.reward_kwargs
     return RulePool(
-        num_workers=config.reward_model.num_workers, timeout_s=config.reward_model.timeout_s, reward_kwargs=kwargs
+        num_workers=config.reward_model.num_workers,
+        timeout_s=config.reward_model.timeout_s,
+        reward_kwargs=kwargs,
+        sandbox=config.reward_model.sandbox.model_dump(),
     )
 
 
