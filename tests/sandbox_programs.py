@@ -24,7 +24,10 @@ TIME = r"^CPU time limit of 1 s$|^time limit of 2 s$"
 # prints ESCAPED.
 ENDLESS = {
     "an endless loop": ("while True: pass", TIME),
-    "a loop that ignores SIGXCPU": ("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile 1: pass", TIME),
+    "a loop that ignores SIGXCPU": (
+        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile 1: pass",
+        TIME,
+    ),
     "a long sleep": ("import time; time.sleep(1000)", r"^time limit of 2 s$"),
     "a fork bomb that goes on": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", TIME),
 }
@@ -47,7 +50,7 @@ PROGRAMS = {
     "shared memory": ("import os; os.memfd_create('m'); print('ESCAPED')", REFUSED),
     "a socket": ("import socket; socket.create_connection(('127.0.0.1', 22)); print('ESCAPED')", REFUSED),
     "a datagram": (
-        "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53)); print('ESCAPED')",
+        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 53))\nprint('ESCAPED')",
         REFUSED,
     ),
     "killing the parent": ("import os; os.kill(os.getppid(), 9)", rf"{REFUSED}|^$"),

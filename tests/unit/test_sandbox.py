@@ -1,9 +1,10 @@
-"""The sandbox with hostile programs: with namespaces and without, as root and as another user where this is possible."""
+"""The sandbox with hostile programs: with namespaces and without, as this user and as another one."""
 
 import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -184,7 +185,9 @@ def test_the_line_at_the_start_lists_what_is_there_and_what_is_not() -> None:
         "Generated code runs in a sandbox with time, memory, file, process and output limits, user, mount, pid, "
         "network, ipc and uts namespaces, a uid of its own, a seccomp filter (no sockets)."
     )
-    bare = Protections(namespaces=False, uid=None, seccomp=False, landlock=False, fork=True, faults={"seccomp": "EPERM"})
+    bare = Protections(
+        namespaces=False, uid=None, seccomp=False, landlock=False, fork=True, faults={"seccomp": "EPERM"}
+    )
     assert description(bare) == (
         "Generated code runs in a sandbox with time, memory, file, process and output limits. Not protected on this "
         "machine: reading and writing the files that this user may read and write; reading the environment of this "
@@ -220,11 +223,7 @@ def test_the_filter_decides_by_number_and_argument_on_both_architectures(machine
 
 def interpret(program: bytes, data: dict[int, int]) -> int:
     """The four instructions of classic BPF that the filter uses, as the kernel defines them."""
-    lines = [
-        (int.from_bytes(program[at : at + 2], "little"), program[at + 2], program[at + 3])
-        + (int.from_bytes(program[at + 4 : at + 8], "little"),)
-        for at in range(0, len(program), 8)
-    ]
+    lines = list(struct.iter_unpack("<HBBI", program))
     at = value = 0
     while True:
         code, if_true, if_false, constant = lines[at]

@@ -55,7 +55,7 @@ def problem_of(data_source: str, ground_truth: Any) -> Problem:
         raise ValueError(f"it has the keys {', '.join(map(str, truth)) or '(none)'}")
     except (ValueError, SyntaxError, RecursionError) as error:
         raise ValueError(
-            f"the ground truth of a {data_source} row cannot be used: {error}; it is a JSON object with {FORMS}"
+            f"the ground truth of a row of {data_source} cannot be used: {error}; it is a JSON object with {FORMS}"
         ) from error
 
 

@@ -35,7 +35,10 @@ def build_root(prefixes: Sequence[str], packages: Sequence[str]) -> None:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as stream:
         mounts = [line.split()[4] for line in stream]
     linux.mount("tmpfs", _NEW_ROOT, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755,size=1m")
-    shown = [*SYSTEM_FILES, *(path for prefix in prefixes for path in dict.fromkeys((prefix, os.path.realpath(prefix))))]
+    shown = [
+        *SYSTEM_FILES,
+        *(path for prefix in prefixes for path in dict.fromkeys((prefix, os.path.realpath(prefix)))),
+    ]
     for path in _outermost(shown):
         if os.path.islink(path):
             os.makedirs(os.path.dirname(_NEW_ROOT + path), exist_ok=True)
