@@ -50,7 +50,7 @@ PROGRAMS = {
     "shared memory": ("import os; os.memfd_create('m'); print('ESCAPED')", REFUSED),
     "a socket": ("import socket; socket.create_connection(('127.0.0.1', 22)); print('ESCAPED')", REFUSED),
     "a datagram": (
-        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 53))\nprint('ESCAPED')",
+        "import socket as s\ns.socket(s.AF_INET, s.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 53))\nprint('ESCAPED')",
         REFUSED,
     ),
     "killing the parent": ("import os; os.kill(os.getppid(), 9)", rf"{REFUSED}|^$"),

@@ -321,16 +321,14 @@ def unsolved(
     rows: list[tuple[Any, str, dict[str, Any]]], source: str, change: Callable[[str], str | None]
 ) -> list[Any]:
     """Ids of the rows whose changed solution does not score 1. `change` returns None to leave a row out."""
-    changed = [(task, change(truth.get("prompt", "") + code), truth) for task, code, truth in rows]
-    return [
-        task
-        for task, program, truth in changed
-        if program is not None
-        and compute_score(source, fenced(program), json.dumps(truth), sandbox=KEYS | {"cpu_s": 30, "timeout_s": 60})[
-            "score"
-        ]
-        < 1
-    ]
+    limits = {"cpu_s": 30, "timeout_s": 60} if change is str else {"cpu_s": 1}  # some mutants never end
+    found = []
+    for task, code, truth in rows:
+        program = change(truth.get("prompt", "") + code)
+        if program is not None:
+            result = compute_score(source, fenced(program), json.dumps(truth), sandbox=KEYS | limits)
+            found += [task] if result["score"] != 1 else []
+    return found
 
 
 @needs_shared_data

@@ -4,6 +4,7 @@ It runs without site-packages and without an environment, so a forked program in
 Its stdin is a socket to the reward worker.
 """
 
+import gc
 import os
 import shutil
 import sys
@@ -47,6 +48,7 @@ def main() -> None:
         send(_SOCKET, {"fault": str(error)})
         return
     exec(f"import {_COMMON}", {})
+    gc.freeze()  # a collection in a program then does not copy the launcher's memory
     try:
         send(_SOCKET, as_message(protections))
         while True:
