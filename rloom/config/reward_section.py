@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from rloom.config.remote_section import RemoteReward
 from rloom.config.reward_model_section import ClassifierKeys
+from rloom.config.sandbox_section import Sandbox
 from rloom.config.section import Section, key, section
 
 
@@ -57,6 +58,7 @@ class RewardModel(ClassifierKeys):
     format: Format = section(Format, "The format reward, a part of the mix.")
     remote: RemoteReward = section(RemoteReward, "Reward servers.")
     overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
+    sandbox: Sandbox = section(Sandbox, "Limits of generated code, for data sources that are scored by running it.")
 
 
 class CustomRewardFunction(Section):

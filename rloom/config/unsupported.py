@@ -13,18 +13,13 @@ class Unsupported:
         return f"{setting}: {self.what} not in this version of rloom; {self.instead}"
 
 
-RULE_OR_FUNCTION = (
-    "use a built-in rule (`data_source` of the rows selects it), or your own function: custom_reward_function.path=FILE"
-)
 MANAGERS = Unsupported("other reward managers are", "remove the key; reward_model.overlong_buffer is DAPO's penalty")
-CODE = Unsupported("code rewards are", RULE_OR_FUNCTION)
 MEGATRON = Unsupported(
     "the Megatron engine is", "use strategy=fsdp, which shards over all GPUs, and remove the Megatron keys"
 )
 ENGINE = "use actor_rollout_ref.rollout.name=native (the default) or hf"
 
 UNSUPPORTED_KEYS = {  # keys or sections
-    "reward_model.sandbox": CODE,
     "actor_rollout_ref.actor.megatron": MEGATRON,
     "actor_rollout_ref.actor.megatron_config": MEGATRON,
     "actor_rollout_ref.ref.megatron": MEGATRON,

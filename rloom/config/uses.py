@@ -335,6 +335,11 @@ USES: list[Use] = [
         apart_from=["reward_model.remote.urls"],
     ),
     Use(
+        ["reward_model.sandbox"],
+        lambda run: run.config.custom_reward_function.path is None,
+        "{custom_reward_function.path} scores every data source; the built-in rules for code read it",
+    ),
+    Use(
         ["custom_reward_function.name"],
         lambda run: run.config.custom_reward_function.path is not None,
         "the run uses the built-in rules; set custom_reward_function.path=FILE",

@@ -26,6 +26,7 @@ class Setup:
     whole_groups: bool  # call the function once for all answers to a prompt, with lists
     timeout_s: float  # for one call
     load_limit_s: float  # for importing a file or a library
+    sandbox: Mapping[str, Any] | None = None  # reward_model.sandbox, for the rules that run generated code
 
 
 class Style(enum.Enum):

@@ -12,6 +12,7 @@ from rloom.rewards.base import Unit
 from rloom.rewards.jobs import Call, Job, JobQueue
 from rloom.rewards.messages import Setup, Style, encode, pickled
 from rloom.rewards.process import WorkerDied, WorkerProcess
+from rloom.rewards.routing import call_limit_s
 from rloom.types import Sample, SampleGroup, Score
 
 LOAD_LIMIT_S = 120.0  # a user's file may import torch from a slow disk
@@ -40,10 +41,11 @@ class RulePool:
         name: str = "compute_score",
         reward_kwargs: Mapping[str, Any] | None = None,
         whole_groups: bool = False,
+        sandbox: Mapping[str, Any] | None = None,
     ) -> None:
         if num_workers < 1:
             raise RewardError(f"num_workers={num_workers}: rewards are computed in worker processes; use 1 or more")
-        self._setup = Setup(path, name, dict(reward_kwargs or {}), whole_groups, timeout_s, LOAD_LIMIT_S)
+        self._setup = Setup(path, name, dict(reward_kwargs or {}), whole_groups, timeout_s, LOAD_LIMIT_S, sandbox)
         self._style = Style.ANSWER if path is None else None
         self._jobs = JobQueue(num_workers)
         self._workers = [_Worker(self._setup, self._jobs) for _ in range(num_workers)]
@@ -160,11 +162,11 @@ class _Worker(threading.Thread):
             request, waiting = self._encode(jobs)
             process.send(request)
             while waiting:
-                scores = process.receive_scores()
+                scores = process.receive_scores(call_limit_s(self._setup, waiting[0].group))
                 waiting.popleft().finish(scores)
             return
         except TimeoutError:
-            reason = _timed_out(waiting[0].group, self._setup.timeout_s) if waiting else ""
+            reason = _timed_out(waiting[0].group, self._setup) if waiting else ""
         except (WorkerDied, RewardError) as error:
             reason = str(error)
         self._end_process(grace=False)
@@ -204,9 +206,11 @@ class _Worker(threading.Thread):
             process.close() if grace else process.close(grace_s=0)
 
 
-def _timed_out(group: SampleGroup, timeout_s: float) -> str:
+def _timed_out(group: SampleGroup, setup: Setup) -> str:
+    limit_s = call_limit_s(setup, group)
+    key = "reward_model.timeout_s=" if limit_s == setup.timeout_s else ""
     return (
-        f"timed out after reward_model.timeout_s={timeout_s:g} s (data_source={group[0].data_source!r}, "
+        f"timed out after {key}{limit_s:g} s (data_source={group[0].data_source!r}, "
         f"a response of {len(group[0].response)} characters); its worker was replaced"
     )
 

@@ -17,7 +17,7 @@ from rloom.errors import RewardError
 from rloom.rewards.calls import FunctionCaller
 from rloom.rewards.custom import load_function, one_line
 from rloom.rewards.messages import Progress, Refusal, Reply, Request, Setup, Style, decode, encode, write_all
-from rloom.rewards.routing import Rule, options_for, registered, rule_for
+from rloom.rewards.routing import Rule, call_limit_s, keywords_for, registered, rule_for
 from rloom.types import Sample, SampleGroup, Score
 
 # The pool ends a worker that exceeds its time limit. If the pool has died, the worker ends itself this much later.
@@ -47,8 +47,9 @@ def main() -> None:
             while True:
                 request: Request = decode(receive)
                 for body in request:
-                    timer.start(setup.timeout_s)
-                    reply(evaluate(pickle.loads(body)))
+                    group: SampleGroup = pickle.loads(body)
+                    timer.start(call_limit_s(setup, group))
+                    reply(evaluate(group))
                 timer.cancel()
     except RewardError as error:
         reply(Refusal(str(error)))
@@ -103,9 +104,11 @@ class _RuleEvaluator:
         self._reply = reply
         self._timer = timer
         self._callers: dict[str, FunctionCaller] = {}  # by data source
+        self._limit_s = setup.timeout_s
         self._prepared: set[Callable[[], None]] = set()
 
     def __call__(self, group: SampleGroup) -> list[Score]:
+        self._limit_s = call_limit_s(self._setup, group)
         return [self._score(sample) for sample in group]
 
     def _score(self, sample: Sample) -> Score:
@@ -118,7 +121,7 @@ class _RuleEvaluator:
                 self._prepare(rule)
             except Exception as error:  # a library that is missing or broken
                 return Score.failed(f"the rule for {source} cannot be used: {one_line(error, __file__)}")
-            self._callers[source] = FunctionCaller(rule.compute_score, options_for(rule, self._setup.reward_kwargs))
+            self._callers[source] = FunctionCaller(rule.compute_score, keywords_for(rule, self._setup))
         return self._callers[source].for_answer(sample)
 
     def _prepare(self, rule: Rule) -> None:
@@ -129,7 +132,7 @@ class _RuleEvaluator:
         rule.prepare()
         self._prepared.add(rule.prepare)
         self._reply(Progress.READY)
-        self._timer.start(self._setup.timeout_s)
+        self._timer.start(self._limit_s)
 
 
 if __name__ == "__main__":

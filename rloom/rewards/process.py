@@ -77,12 +77,12 @@ class WorkerProcess:
         """Send an encoded Request. After a TimeoutError or WorkerDied this worker cannot be used again."""
         self._send(request, self._setup.timeout_s)
 
-    def receive_scores(self) -> list[Score]:
+    def receive_scores(self, limit_s: float) -> list[Score]:
         """The scores of the next group of the request. Fails like `send`."""
-        reply = self._receive(self._setup.timeout_s)
+        reply = self._receive(limit_s)
         while isinstance(reply, Progress):
             loading = reply is Progress.LOADING
-            reply = self._receive(self._setup.load_limit_s if loading else self._setup.timeout_s)
+            reply = self._receive(self._setup.load_limit_s if loading else limit_s)
         assert isinstance(reply, list)
         return reply
 

@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rloom.errors import RewardError
-from rloom.rewards.rules import answer_line, gsm8k, math, math_reasoning
+from rloom.rewards.messages import Setup
+from rloom.rewards.rules import answer_line, code, gsm8k, math, math_reasoning
+from rloom.rewards.rules.code_problems import problem_of
 from rloom.rewards.rules.expressions import load_library
+from rloom.types import SampleGroup
 
 
 def _no_library() -> None:
@@ -24,18 +27,22 @@ class Rule:
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # reward_kwargs it reads, and their values
     prepare: Callable[[], None] = _no_library  # slow imports, outside the time limit of a request
     true_answer: Callable[[str, Any], Any] = _as_given  # (data source, ground truth) parsed; ValueError if it cannot be
+    sandboxed: bool = False  # runs generated code: it gets the keyword `sandbox` and has a time limit of its own
 
 
 GSM8K = Rule(gsm8k.compute_score, options={"method": gsm8k.METHODS}, true_answer=gsm8k.true_answer)
 MATH = Rule(math.compute_score, prepare=load_library, true_answer=math.true_answer)
 MATH_REASONING = Rule(math_reasoning.compute_score, true_answer=math_reasoning.true_answer)
 ANSWER_LINE = Rule(answer_line.compute_score, prepare=load_library, true_answer=math.true_answer)
+CODE = Rule(code.compute_score, true_answer=problem_of, sandboxed=True)
 
 EXACT = {
     "openai/gsm8k": GSM8K,
     "lighteval/MATH": MATH,
     "DigitalLearningGmbH/MATH-lighteval": MATH,
     "HuggingFaceH4/MATH-500": MATH,
+    "openai/openai_humaneval": CODE,
+    "google-research-datasets/mbpp": CODE,
 }
 # Tried in this order, ignoring case: the longer names before math.
 PREFIXES = {
@@ -43,6 +50,12 @@ PREFIXES = {
     "math_dapo": ANSWER_LINE,
     "math": MATH,
     "aime": ANSWER_LINE,
+    "humaneval": CODE,
+    "mbpp": CODE,
+    "codecontests": CODE,
+    "codeforces": CODE,
+    "apps": CODE,
+    "taco": CODE,
 }
 
 
@@ -60,6 +73,25 @@ def registered() -> list[str]:
 def options_for(rule: Rule, reward_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `reward_kwargs` that this rule reads: the data sources of a run share one setting."""
     return {name: value for name, value in reward_kwargs.items() if name in rule.options}
+
+
+def keywords_for(rule: Rule, setup: Setup) -> dict[str, Any]:
+    """The keyword arguments of this rule, next to those of every rule."""
+    options = options_for(rule, setup.reward_kwargs)
+    return options | {"sandbox": setup.sandbox} if rule.sandboxed else options
+
+
+def call_limit_s(setup: Setup, group: SampleGroup) -> float:
+    """The time limit of scoring `group`: reward_model.timeout_s, or longer if it runs generated code."""
+    if setup.path is not None or setup.sandbox is None:
+        return setup.timeout_s
+    programs = sum(runs_code(sample.data_source) for sample in group)
+    return max(setup.timeout_s, programs * code.call_limit_s(setup.sandbox))
+
+
+def runs_code(data_source: str) -> bool:
+    rule = rule_for(data_source)
+    return rule is not None and rule.sandboxed
 
 
 def check_sources(sources: Mapping[str, Sequence[int]], reward_kwargs: Mapping[str, Any] | None = None) -> None:

@@ -62,7 +62,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.models": ("rloom.models", "rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
     "rloom.runtime": ("rloom.runtime", *NOUNS),
     "rloom.rewards": ("rloom.rewards", *BOTTOM),
-    "rloom.rewards.rules": ("rloom.rewards.rules", *BOTTOM),
+    "rloom.rewards.rules": ("rloom.rewards.rules", "rloom.rewards.sandbox", *BOTTOM),
+    "rloom.rewards.sandbox": ("rloom.rewards.sandbox", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
     "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),

@@ -51,6 +51,18 @@ def _math(source: Path | None) -> Splits:
     return math.splits(source)
 
 
+def _humaneval(source: Path | None) -> Splits:
+    from rloom.data.prepare import humaneval
+
+    return humaneval.splits(source)
+
+
+def _mbpp(source: Path | None) -> Splits:
+    from rloom.data.prepare import mbpp
+
+    return mbpp.splits(source)
+
+
 def _arithmetic(source: Path | None) -> Splits:
     from rloom.data.prepare import arithmetic
 
@@ -62,6 +74,10 @@ def _arithmetic(source: Path | None) -> Splits:
 PREPARERS: dict[str, Preparer] = {
     "gsm8k": Preparer("grade-school word problems (openai/gsm8k)", ("train.jsonl", "test.jsonl"), _gsm8k),
     "math": Preparer("competition problems (MATH, tested on MATH-500)", ("train.json", "test500.jsonl"), _math),
+    "humaneval": Preparer(
+        "Python functions to complete (openai/openai_humaneval)", ("HumanEval.jsonl.gz",), _humaneval
+    ),
+    "mbpp": Preparer("short Python functions with three tests each (MBPP)", ("mbpp.jsonl",), _mbpp),
     "arithmetic": Preparer("sums and differences of two-digit numbers, in Chinese and English", (), _arithmetic),
 }
 

@@ -1,5 +1,6 @@
 """The reward of a run, from its configuration."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -12,13 +13,17 @@ from rloom.rewards.base import Reward, ScoreQueue
 from rloom.rewards.mix import Mix, Part
 from rloom.rewards.pool import RulePool
 from rloom.rewards.remote import RemoteReward
-from rloom.rewards.routing import check_sources
+from rloom.rewards.routing import check_sources, runs_code
 from rloom.rewards.rules import format
+from rloom.rewards.rules.code import Settings
+from rloom.rewards.sandbox.describe import check_sandbox
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import worker_layout
 from rloom.trainer.assemble.reward_model import has_reward_model, reward_scorer
 from rloom.trainer.reward_model import ModelQueue
 from rloom.types import Prompt
+
+log = logging.getLogger(__name__)
 
 
 def rules(config: Config) -> RulePool:
@@ -26,6 +31,7 @@ def rules(config: Config) -> RulePool:
         num_workers=config.reward_model.num_workers,
         timeout_s=config.reward_model.timeout_s,
         reward_kwargs=config.custom_reward_function.reward_kwargs,
+        sandbox=config.reward_model.sandbox.model_dump(),
     )
 
 
@@ -93,6 +99,9 @@ def check_rules(config: Config, prompts: Sequence[Prompt]) -> None:
     for prompt in prompts:
         rows[prompt.data_source].append(prompt.index)
     check_sources(rows, config.custom_reward_function.reward_kwargs)
+    if any(map(runs_code, rows)):
+        settings = Settings.of(config.reward_model.sandbox.model_dump())
+        log.warning(f"Note: {check_sandbox(settings.limits, settings.isolation)}")
 
 
 def in_process_model(config: Config) -> list[Group]:

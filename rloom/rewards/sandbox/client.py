@@ -1,0 +1,173 @@
+"""A sandbox as a rule uses it: start the launcher, run programs, end it."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rloom.errors import RewardError
+from rloom.rewards.sandbox import namespaces
+from rloom.rewards.sandbox.settings import Job, Limits, Protections, Run, Setup, as_message, encode, receive
+
+Isolation = Literal["auto", "required", "none"]  # none: for tests of what remains without namespaces
+
+START_LIMIT_S = 60.0
+END_GRACE_S = 30.0  # over the time limit of a program: the launcher ends it and removes its files
+_OWN_CODE = str(Path(__file__).parents[3])
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from rloom.rewards.sandbox.launcher import main; main()"
+_PACKAGES = ("numpy", "numpy.libs")  # many published solutions import numpy
+
+
+class SandboxError(RewardError):
+    """The sandbox does not work, so no program was executed: not the fault of the program."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program did, and what it reported (see `harness.py`)."""
+
+    run: Run
+    reports: tuple[Mapping[str, Any], ...]
+
+    @property
+    def error(self) -> str | None:
+        """Why the program ended early: a limit, an exception outside the tests, a signal or an exit code."""
+        if self.run.stopped is not None:
+            return self.run.stopped
+        errors = [report["error"] for report in self.reports if "case" not in report and "error" in report]
+        if errors:
+            return str(errors[-1])
+        if self.run.exit_code < 0:
+            return f"killed by {signal.Signals(-self.run.exit_code).name}"
+        return f"exit code {self.run.exit_code}" if self.run.exit_code else None
+
+
+class Sandbox:
+    """Runs programs one after another. It is started on first use, and again after it failed."""
+
+    def __init__(self, limits: Limits, isolation: Isolation) -> None:
+        self._limits, self._isolation = limits, isolation
+        self._launcher: _Launcher | None = None
+
+    @property
+    def protections(self) -> Protections:
+        return self._started().protections
+
+    def run(self, job: Job) -> Outcome:
+        launcher = self._started()
+        job = replace(job, nonce=secrets.token_hex(8))
+        try:
+            reply = launcher.exchange(as_message(job), self._limits.timeout_s + END_GRACE_S)
+        except (OSError, EOFError) as error:
+            self.close()
+            raise SandboxError(f"the sandbox's launcher failed ({type(error).__name__}: {error})") from error
+        if "fault" in reply:
+            raise SandboxError(f"the program could not be confined and was not executed: {reply['fault']}")
+        run = Run(**reply)
+        return Outcome(run, tuple(_reports(run.report, job.nonce)))
+
+    def close(self) -> None:
+        if self._launcher is not None:
+            self._launcher.close()
+        self._launcher = None
+
+    def _started(self) -> "_Launcher":
+        if self._launcher is None:
+            self._launcher = self._start()
+        return self._launcher
+
+    def _start(self) -> "_Launcher":
+        if self._isolation == "none":
+            return _Launcher(self._setup(with_namespaces=False))
+        try:
+            return _Launcher(self._setup(with_namespaces=True))
+        except SandboxError as error:
+            if self._isolation == "required":
+                raise SandboxError(
+                    f"reward_model.sandbox.isolation=required: this machine does not allow the namespaces that a "
+                    f"sandbox needs ({error}). Allow unprivileged user namespaces (docker run --security-opt "
+                    "seccomp=unconfined --security-opt apparmor=unconfined), or use reward_model.sandbox.isolation=auto"
+                ) from error
+            launcher = _Launcher(self._setup(with_namespaces=False))
+            faults = {"namespaces": str(error), **launcher.protections.faults}
+            launcher.protections = replace(launcher.protections, faults=faults)
+            return launcher
+
+    def _setup(self, *, with_namespaces: bool) -> Setup:
+        prefixes = tuple(dict.fromkeys((sys.base_prefix, sys.base_exec_prefix)))
+        return Setup(self._limits, with_namespaces, prefixes, tuple(_packages()))
+
+
+class _Launcher:
+    """The launcher's process. The constructor waits until it is ready."""
+
+    protections: Protections
+
+    def __init__(self, setup: Setup) -> None:
+        self._socket, theirs = socket.socketpair()
+        # without LD_LIBRARY_PATH some builds of Python do not find their library
+        environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                [os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", "-c", _START, _OWN_CODE],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=environment,
+                cwd="/",
+                start_new_session=True,  # it outlives a kill of the reward worker by a moment, to remove its files
+            )
+        try:
+            reply = self.exchange(as_message(setup), START_LIMIT_S)
+            if "pid" in reply:
+                reply = self.exchange(_map_ids(reply["pid"], reply["uid"]), START_LIMIT_S)
+        except (OSError, EOFError) as error:
+            reply = {"fault": f"the launcher ended ({type(error).__name__}: {error})"}
+        if "fault" in reply:
+            self.close()
+            raise SandboxError(reply["fault"])
+        self.protections = Protections(**reply)
+
+    def exchange(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        self._socket.settimeout(limit_s)
+        self._socket.sendall(encode(message))
+        return receive(self._socket.recv)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=END_GRACE_S)
+            return
+        self._process.kill()
+        self._process.wait()
+
+
+def _map_ids(pid: int, uid: int) -> dict[str, Any]:
+    try:
+        return {"other_uid": namespaces.map_ids(pid, uid)}
+    except OSError as error:
+        return {"fault": str(error)}
+
+
+def _packages() -> Iterator[str]:
+    """Folders of the packages that programs may import, where they are installed."""
+    spec = importlib.util.find_spec(_PACKAGES[0])
+    if spec is not None and spec.origin is not None:
+        folder = Path(spec.origin).parents[1]
+        yield from (str(folder / name) for name in _PACKAGES if (folder / name).is_dir())
+
+
+def _reports(text: str, nonce: str) -> Iterator[Mapping[str, Any]]:
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):  # the last line of a killed program may be incomplete
+            report = json.loads(line)
+            if isinstance(report, dict) and report.get("nonce") == nonce:
+                yield report
