@@ -49,6 +49,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)  # further values, averaged into the metrics
     prediction: str | None = None  # the answer as parsed by the rule, for majority votes
     reason: str | None = None  # why there is no value
+    detail: str | None = None  # what the reward found, for dumps
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.reason is None):

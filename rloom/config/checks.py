@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from rloom.config.algorithm_needs import HasEstimatorNeeds, Needs
+from rloom.config.judge_section import judge_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, RolloutSection
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
@@ -44,6 +45,7 @@ def check(config: Config, needs: Needs) -> None:
         *dapo_faults(config),
         *correction_faults(config),
         *reward_faults(config),
+        *judge_faults(config.reward_model.api),
         *resume_faults(config),
         *warmup_faults(config),
         *without_effect(config, needs).errors,

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from rloom.config.judge_section import ApiJudge
 from rloom.config.section import Section, key, section
 
 
@@ -23,6 +24,7 @@ class RewardModel(Section):
     num_workers: int = key(2, "Processes that compute rewards during generation.", ge=1)
     max_failed_share: float = key(0.5, "Stop the run if a larger share of a step's rewards failed.", ge=0, le=1)
     overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
+    api: ApiJudge = section(ApiJudge, "A language model behind an API as the judge of the answers.")
 
 
 class CustomRewardFunction(Section):

@@ -33,7 +33,6 @@ UNSUPPORTED_KEYS = {  # keys or sections
     "reward_model.path": REWARD_MODELS,
     "reward_model.model": REWARD_MODELS,
     "reward_model.micro_batch_size_per_gpu": REWARD_MODELS,
-    "reward_model.api": JUDGES,
     "reward_model.composite": COMPOSITES,
     "composite_reward": COMPOSITES,
     "reward_model.sandbox": CODE,

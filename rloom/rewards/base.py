@@ -1,9 +1,18 @@
 """The reward protocol: groups of samples in, scores out."""
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Protocol
 
 from rloom.types import SampleGroup, Score
+
+
+class Unit(Enum):
+    """The answers that a reward has to receive together. They are submitted as soon as the unit is complete."""
+
+    ANSWER = "answer"  # each answer on its own
+    PROMPT = "prompt"  # all answers to a prompt, to compare them
+    BATCH = "batch"  # all answers of one generation, such as for a model on the workers that generate
 
 
 class Reward(Protocol):

@@ -117,6 +117,11 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch.distributed": tuple(
         f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses")
     ),
+    "openai": ("rloom.rewards.judge.providers.openai",),
+    "anthropic": ("rloom.rewards.judge.providers.claude",),
+    "google": ("rloom.rewards.judge.providers.gemini",),
+    "dashscope": ("rloom.rewards.judge.providers.dashscope",),
+    "httpx": ("rloom.rewards.judge.providers",),
     "triton": ("rloom.models.head_kernels", "rloom.rollout.native.kernels"),
     "ray": ("rloom.runtime.ray",),
     "vllm": (),
