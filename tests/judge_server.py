@@ -25,12 +25,19 @@ MALFORMED = (
     "Score: between 3 and 4",
     "A nice answer.",
 )
-Plan = Callable[[int], str]  # number of a request -> "", "429", "429 date", "500", "hang", "malformed" or "cut"
+Plan = Callable[
+    [int], str
+]  # number of a request, from 1 -> "", or a status, "429 date", JSON, "hang", "malformed", "cut"
 Body = dict[str, Any]
 
 
 def no_faults(number: int) -> str:
     return ""
+
+
+def faults_in_turn(*faults: str) -> Plan:
+    """Of the first requests; none afterwards."""
+    return lambda number: faults[number - 1] if number <= len(faults) else ""
 
 
 def faults_by_share(shares: Mapping[str, float], seed: int = 0) -> Plan:
@@ -57,8 +64,8 @@ class JudgeServer:
     plan: Plan = no_faults
     latency_s: float = 0.0
     say: Callable[[Body, str], str] | None = None  # (body, user text) -> the words of the model
-    error: tuple[int, Body] | None = None  # the answer to every request
     refuses_response_format: bool = False
+    retry_after: str = "0.01"
     port: int = 0
     received: list[Received] = field(default_factory=list)
     at_once: int = 0
@@ -78,7 +85,7 @@ class JudgeServer:
                 self.at_once += 1
                 self.most_at_once = max(self.at_once, self.most_at_once)
                 try:
-                    keep = await self.answer(request, self.plan(len(self.received)), writer)
+                    keep = await self.answer(request, self.plan(len(self.received)), reader, writer)
                 finally:
                     self.at_once -= 1
                 if not keep:
@@ -88,15 +95,17 @@ class JudgeServer:
         finally:
             writer.close()
 
-    async def answer(self, request: Received, fault: str, writer: asyncio.StreamWriter) -> bool:
+    async def answer(
+        self, request: Received, fault: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         """False: close the connection."""
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
         if fault == "hang":
-            await asyncio.sleep(60)
+            await reader.read(1)  # until the client leaves
             return False
         status, body = self.result(request, fault)
-        headers = retry_headers(fault)
+        headers = self.retry_headers(fault)
         data = json.dumps(body).encode()
         await write(writer, status, headers, data[: len(data) // 2] if fault == "cut" else data, len(data))
         return fault != "cut"
@@ -107,17 +116,24 @@ class JudgeServer:
             return 404, {"message": f"no such path: {request.path}"}
         if (given := request.headers.get(protocol.key_header)) not in (KEY, f"Bearer {KEY}"):
             return 401, {"error": {"message": f"Incorrect API key: {given}"}}
-        if self.error is not None:
-            return self.error
-        if fault.startswith("429"):
-            return 429, {"error": {"message": "slow down"}, "message": "slow down", "code": "Throttling"}
-        if fault == "500":
-            return 500, {"error": {"message": "overloaded"}, "message": "overloaded", "code": "InternalError"}
+        if fault[:3].isdigit():
+            return int(fault[:3]), {"error": {"message": "not now"}, "message": "not now", "code": "Busy"}
+        if fault.startswith("{"):
+            return 200, json.loads(fault)
         if self.refuses_response_format and "response_format" in request.body:
             return 400, {"error": {"message": "response_format is not supported"}}
         _, user = protocol.texts(request.body)
-        words = MALFORMED[len(self.received) % len(MALFORMED)] if fault == "malformed" else self.words(request.body, user)
+        words = (
+            MALFORMED[len(self.received) % len(MALFORMED)] if fault == "malformed" else self.words(request.body, user)
+        )
         return 200, protocol.wrap(words)
+
+    def retry_headers(self, fault: str) -> Mapping[str, str]:
+        if fault == "429":
+            return {"Retry-After": self.retry_after}
+        if fault == "429 date":
+            return {"Retry-After": formatdate(usegmt=True)}  # now
+        return {}
 
     def words(self, body: Body, user: str) -> str:
         if self.say is not None:
@@ -200,14 +216,6 @@ PROTOCOLS = (
 )
 
 
-def retry_headers(fault: str) -> Mapping[str, str]:
-    if fault == "429":
-        return {"Retry-After": "0.01"}
-    if fault == "429 date":
-        return {"Retry-After": formatdate(usegmt=True)}  # now
-    return {}
-
-
 async def read_request(reader: asyncio.StreamReader) -> Received | None:
     line = (await reader.readline()).decode()
     if not line:
@@ -230,9 +238,9 @@ async def write(
 
 
 @contextmanager
-def serving(**settings: Any) -> Iterator[JudgeServer]:
+def serving(kind: type[JudgeServer] = JudgeServer, **settings: Any) -> Iterator[JudgeServer]:
     """The server in a thread of its own."""
-    server, loop = JudgeServer(**settings), asyncio.new_event_loop()
+    server, loop = kind(**settings), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="judge-server", daemon=True)
     thread.start()
 

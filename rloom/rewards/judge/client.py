@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from rloom.errors import RewardError
 from rloom.rewards.judge.parsing import Malformed, Verdict
 from rloom.rewards.judge.providers.base import CallFailed, ChatRequest, Provider, Reply
-from rloom.rewards.judge.secret import Secret, redact
+from rloom.rewards.judge.secret import Secret, redact, without_key
 from rloom.rewards.judge.settings import KEY
 from rloom.rewards.judge.store import AnswerStore
 from rloom.rewards.judge.timing import Backoff, Clock, RateLimits
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 CHARACTERS_PER_TOKEN = 3  # for estimates; real counts correct them
 BAD_REQUEST = 400
+LONGEST_REASON = 400
 Parse = Callable[[str], Verdict]
 
 
@@ -32,6 +34,10 @@ class Answer:
 
 class Failed(Exception):
     """No usable answer after all attempts, and why."""
+
+
+class BudgetSpent(Exception):
+    """No further request is sent."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class JudgeClient:
         self._refuses_schemas = False
 
     async def answer(self, request: ChatRequest, parse: Parse) -> Answer:
-        """Failed: no usable answer. RewardError: the budget is spent, or the cache cannot be written."""
+        """Failed: no usable answer. BudgetSpent: not sent. RewardError: the cache cannot be written."""
         identity = identity_of(self._address, request)
         task = self._running.get(identity)
         if task is None:
@@ -82,8 +88,14 @@ class JudgeClient:
         return await asyncio.shield(task)
 
     async def finish_sent(self) -> None:
-        """Wait for the requests that were already sent, so that their answers and costs are recorded."""
+        """Wait for the requests that were sent, so that their answers and costs are recorded."""
         await asyncio.gather(*self._sent, return_exceptions=True)
+
+    def budget_error(self) -> RewardError:
+        return RewardError(
+            f"{KEY}.budget={self._limits.budget:g}: spent {self._spent:.4g}; raise it to go on. The answers so far are "
+            f"in {KEY}.cache_dir and cost nothing again"
+        )
 
     async def close(self) -> None:
         await self._provider.close()
@@ -123,7 +135,7 @@ class JudgeClient:
                 if delay_s is None:
                     self._usage.add(failed=1)
                     times = f" ({failures} attempts)" if failures > 1 else ""
-                    raise Failed(redact(error.reason, self._key) + times) from None
+                    raise Failed(self._shown(error.reason) + times) from None
             self._usage.add(retries=1)
             await self._clock.sleep(delay_s)
 
@@ -158,7 +170,7 @@ class JudgeClient:
             if not self._refuses_schemas:
                 log.warning(
                     "the judge's server refuses structured output and is used without it: %s",
-                    redact(error.reason, self._key),
+                    self._shown(error.reason),
                 )
             self._refuses_schemas = True
             return reply
@@ -179,7 +191,10 @@ class JudgeClient:
         except Exception as error:  # whatever an SDK makes of a broken answer
             raise CallFailed(f"{type(error).__name__}: {error}", retryable=True) from error
         await self._record(reply, estimated, self._clock.now() - started)
-        return reply
+        return replace(reply, text=without_key(reply.text, self._key))  # it is cached, dumped and quoted
+
+    def _shown(self, reason: str) -> str:
+        return textwrap.shorten(redact(reason, self._key), LONGEST_REASON, placeholder=" …")
 
     async def _record(self, reply: Reply, estimated: int, seconds: float) -> None:
         tokens = {"input_tokens": reply.input_tokens, "output_tokens": reply.output_tokens}
@@ -201,10 +216,7 @@ class JudgeClient:
         if self._spent is None:
             self._spent = await self._store.spend(0)
         if self._spent >= budget:
-            raise RewardError(
-                f"{KEY}.budget={budget:g}: spent {self._spent:.4g}; raise it to go on. The answers so far are in "
-                f"{KEY}.cache_dir and cost nothing again"
-            )
+            raise BudgetSpent
 
 
 def current_task() -> "asyncio.Task[Any]":

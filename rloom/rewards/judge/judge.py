@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rloom.errors import RewardError
 from rloom.rewards.base import Unit
-from rloom.rewards.judge.client import Answer, CallLimits, Failed, JudgeClient
+from rloom.rewards.judge.client import Answer, BudgetSpent, CallLimits, Failed, JudgeClient
 from rloom.rewards.judge.parsing import Range, Verdict, parse_group, parse_one
 from rloom.rewards.judge.prompts import (
     SCORE_SCHEMA,
@@ -81,9 +81,9 @@ class JudgeReward:
         calls = [call for group in groups for call in self._calls(group)]
         try:
             found = await asyncio.gather(*map(self._score_call, calls))
-        except RewardError:
+        except BudgetSpent:
             await self._started().finish_sent()
-            raise
+            raise self._started().budget_error() from None
         scores = itertools.chain.from_iterable(found)
         return [list(itertools.islice(scores, len(group))) for group in groups]
 

@@ -9,7 +9,7 @@ HIDDEN = "[key]"
 # What providers and HTTP libraries write around a key. An error message may repeat a part of a key.
 PATTERNS = (
     re.compile(
-        r"(?i)((?:authorization|x-api-key|x-goog-api-key|api-key)['\"]?\s*[:=,]\s*b?['\"]?(?:bearer\s+)?)[^\s'\",]+"
+        r"(?i)((?:authorization|x-api-key|x-goog-api-key|api-key)['\"]?\s*[:=,]\s*(?:b?['\"])?(?:bearer\s+)?)[^\s'\",]+"
     ),
     re.compile(r"(?i)(bearer\s+)[^\s'\",]+"),
     re.compile(r"(?i)([?&](?:api_?key|key|token)=)[^\s&'\"]+"),
@@ -43,11 +43,16 @@ def find_key(variables: Sequence[str], environment: Mapping[str, str]) -> Secret
     return None if found is None else Secret(found)
 
 
-def redact(text: str, key: Secret | None) -> str:
-    """`text` without the key, and without anything that looks like one."""
+def without_key(text: str, key: Secret | None) -> str:
     if key is not None and len(key.reveal()) >= SHORTEST_KEY:
         for form in (key.reveal(), quote(key.reveal(), safe="")):
             text = text.replace(form, HIDDEN)
+    return text
+
+
+def redact(text: str, key: Secret | None) -> str:
+    """`text` without the key, and without anything that looks like one. Before it is shortened: a part is a key too."""
+    text = without_key(text, key)
     for pattern in PATTERNS:
         text = pattern.sub(rf"\g<1>{HIDDEN}", text)
     return text

@@ -63,11 +63,20 @@ class Provider(Protocol):
 
 def status_failure(status: int, message: str, headers: Mapping[str, str]) -> CallFailed:
     return CallFailed(
-        f"HTTP {status}: {' '.join(message.split())[:300]}",
+        f"HTTP {status}: {' '.join(message.split())}",
         retryable=status in RETRIED_STATUS or status >= 500,
         status=status,
         retry_after_s=retry_after(headers),
     )
+
+
+def message_in(body: object, otherwise: str) -> str:
+    """The message of an error's body, which may have it within `error`."""
+    if isinstance(body, dict):
+        inner = body.get("error")
+        found = inner.get("message") if isinstance(inner, dict) else body.get("message")
+        return str(found) if found else otherwise
+    return otherwise
 
 
 def connection_failure(error: BaseException) -> CallFailed:

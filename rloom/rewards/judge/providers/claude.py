@@ -10,6 +10,7 @@ from rloom.rewards.judge.providers.base import (
     Endpoint,
     Reply,
     connection_failure,
+    message_in,
     refused,
     status_failure,
     unusable,
@@ -29,7 +30,9 @@ class ClaudeProvider:
         try:
             answer = await self._client.messages.create(**body(request))
         except anthropic.APIStatusError as error:
-            raise status_failure(error.status_code, message_of(error), error.response.headers) from error
+            raise status_failure(
+                error.status_code, message_in(error.body, error.message), error.response.headers
+            ) from error
         except (anthropic.APIConnectionError, ValueError) as error:  # ValueError: the body is not JSON
             raise connection_failure(error) from error
         return reply(answer)
@@ -77,8 +80,3 @@ def input_tokens(usage: Any) -> int:
     """`input_tokens` leaves out those that were written to or read from the provider's prompt cache."""
     counts = (usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens)
     return sum(count or 0 for count in counts)
-
-
-def message_of(error: anthropic.APIStatusError) -> str:
-    nested = error.body.get("error") if isinstance(error.body, dict) else None
-    return str(nested["message"]) if isinstance(nested, dict) and "message" in nested else error.message

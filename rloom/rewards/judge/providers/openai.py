@@ -10,6 +10,7 @@ from rloom.rewards.judge.providers.base import (
     Endpoint,
     Reply,
     connection_failure,
+    message_in,
     refused,
     status_failure,
     unusable,
@@ -60,7 +61,7 @@ class OpenAIProvider:
 
 
 def failure(error: openai.APIStatusError) -> CallFailed:
-    found = status_failure(error.status_code, error.message, error.response.headers)
+    found = status_failure(error.status_code, message_in(error.body, error.message), error.response.headers)
     if error.code == "insufficient_quota":  # a 429 that does not end by waiting
         return CallFailed(found.reason, retryable=False, status=found.status)
     return found
