@@ -21,7 +21,7 @@ from rloom.rewards.judge.prompts import (
 )
 from rloom.rewards.judge.providers.base import ChatRequest, Endpoint
 from rloom.rewards.judge.providers.table import PROVIDERS, check_library
-from rloom.rewards.judge.secret import Secret, find_key, silence_libraries
+from rloom.rewards.judge.secret import find_key, silence_libraries
 from rloom.rewards.judge.settings import KEY, JudgeSettings
 from rloom.rewards.judge.store import AnswerStore
 from rloom.rewards.judge.templates import MissingValue
@@ -34,7 +34,7 @@ SPARE_S = 5.0  # the SDK's own time limit is above the judge's, which also holds
 
 
 class JudgeReward:
-    """A Reward. Its client is made in the event loop of the first `score` and belongs to it."""
+    """A Reward, used after `check`. Its client is made in the event loop of the first `score` and belongs to it."""
 
     def __init__(
         self,
@@ -45,7 +45,8 @@ class JudgeReward:
         backoff: Backoff | None = None,
     ) -> None:
         self._settings, self._kind = settings, PROVIDERS[settings.type]
-        self._environment = os.environ if environment is None else environment
+        self._key_variables = (settings.api_key_env,) if settings.api_key_env else self._kind.key_variables
+        self._key = find_key(self._key_variables, os.environ if environment is None else environment)
         self._clock, self._backoff = clock or SystemClock(), backoff or Backoff()
         self._range = Range(settings.min_score, settings.max_score)
         self._prices = prices_of(settings)
@@ -72,7 +73,7 @@ class JudgeReward:
         """Prompts, SDK, key and cache folder, before anything is generated. Sends nothing."""
         assert self._prompts
         check_library(self._settings.type)
-        self._find_key()
+        self._check_key()
         if self._store is not None:
             self._store.open()
 
@@ -151,17 +152,14 @@ class JudgeReward:
             return parse_group(text, self._range, answers)
         return parse_one(text, self._range)
 
-    def _find_key(self) -> Secret | None:
-        named = self._settings.api_key_env
-        variables = (named,) if named else self._kind.key_variables
-        key = find_key(variables, self._environment)
-        own_server = self._settings.base_url is not None and not self._kind.needs_key_at_other_addresses
-        if key is None and (named or not own_server):
+    def _check_key(self) -> None:
+        settings, variables = self._settings, self._key_variables
+        own_server = settings.base_url is not None and not self._kind.needs_key_at_other_addresses
+        if self._key is None and (settings.api_key_env or not own_server):
             raise RewardError(
-                f"{KEY}.type={self._settings.type} needs a key in the environment variable {' or '.join(variables)}: "
+                f"{KEY}.type={settings.type} needs a key in the environment variable {' or '.join(variables)}: "
                 f"export {variables[0]}=..., or name another variable with {KEY}.api_key_env"
             )
-        return key
 
     def _started(self) -> JudgeClient:
         loop = asyncio.get_running_loop()
@@ -171,14 +169,13 @@ class JudgeReward:
         return self._client
 
     def _connect(self) -> JudgeClient:
-        settings, key = self._settings, self._find_key()
-        check_library(settings.type)
+        settings = self._settings
         silence_libraries()
-        endpoint = Endpoint(self.base_url, key, settings.timeout_s + SPARE_S, settings.concurrency)
+        endpoint = Endpoint(self.base_url, self._key, settings.timeout_s + SPARE_S, settings.concurrency)
         return JudgeClient(
             self._kind.make(endpoint),
             address=f"{settings.type} {self.base_url}",
-            key=key,
+            key=self._key,
             limits=CallLimits(settings.concurrency, settings.timeout_s, settings.max_retries, settings.budget),
             rates=RateLimits(settings.requests_per_minute, settings.tokens_per_minute, self._clock),
             backoff=self._backoff,

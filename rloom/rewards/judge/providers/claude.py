@@ -30,9 +30,8 @@ class ClaudeProvider:
         try:
             answer = await self._client.messages.create(**body(request))
         except anthropic.APIStatusError as error:
-            raise status_failure(
-                error.status_code, message_in(error.body, error.message), error.response.headers
-            ) from error
+            message = message_in(error.body, error.message)
+            raise status_failure(error.status_code, message, error.response.headers) from error
         except (anthropic.APIConnectionError, ValueError) as error:  # ValueError: the body is not JSON
             raise connection_failure(error) from error
         return reply(answer)
