@@ -177,8 +177,10 @@ def test_the_kits_flags_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> No
     assert cli.main(["train", "data.seed=3", "algorithm.lam=0.9", "actor_rollout_ref.actor.optim.lr=1e-4"]) == 0
     kit, plain = seen
     assert (kit.algorithm.lam, kit.actor_rollout_ref.actor.optim.lr, kit.data.seed) == (0.9, 1e-4, 3)
-    moved = plain.trainer.model_copy(update={"default_local_dir": "outputs/checkpoints/embedded"})
-    assert kit.model_dump() == plain.model_copy(update={"trainer": moved}).model_dump()
+    expected = plain.model_dump()
+    expected["trainer"]["default_local_dir"] = "outputs/checkpoints/embedded"
+    expected["reward_model"]["api"]["cache_dir"] = "outputs/checkpoints/embedded/judge_cache"
+    assert kit.model_dump() == expected
 
 
 def test_the_help_of_the_kit_names_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
