@@ -22,6 +22,7 @@ USAGE = """rloom COMMAND
   data prepare NAME            write train.parquet and test.parquet of a known data set
   data check FILE              check a data file before training on it
   reward try FILE --source S   score an answer by hand and show what was extracted
+  judge try [flags] [key=value] score one answer with the API judge; shows request, answer, score and cost
 
 `rloom COMMAND --help` prints more. `rloom config` lists the keys."""
 
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "config": show_config,
         "data": data,
         "reward": reward,
+        "judge": judge,
     }
     if not given or given[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -176,6 +178,35 @@ def check_data(given: argparse.Namespace) -> int:
     report = check_file(given.file, tokenizer=tokenizer, own_reward=given.own_reward)
     print(render_report(report))
     return 0 if report.ok else 1
+
+
+def judge(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("rloom judge", description="The API judge of reward_model.api.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    attempt = commands.add_parser(
+        "try",
+        usage="%(prog)s --prompt TEXT --response TEXT [--ground_truth TEXT] [key=value ...]",
+        help="score one answer; exit 1 without a score",
+        description="One call of the judge, without the cache: request, answer, score, tokens and cost.",
+        allow_abbrev=False,
+    )
+    attempt.add_argument("--prompt", required=True)
+    attempt.add_argument(
+        "--response", required=True, action="append", help="several with reward_model.api.mode=groupwise"
+    )
+    attempt.add_argument("--ground_truth")
+    given, rest = parser.parse_known_args(arguments)
+
+    def run() -> int:
+        from rloom.config.judge_section import check_judge
+        from rloom.rewards.judge.try_judge import try_judge
+
+        overrides, source = split_hydra_flags(rest)
+        settings = check_judge(load_config(overrides, **source).reward_model.api, responses=len(given.response))
+        without_cache = settings.model_copy(update={"cache_dir": None, "budget": None})
+        return 0 if try_judge(without_cache, given.prompt, given.response, given.ground_truth) else 1
+
+    return run_safely(run)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from rloom.config.algorithm_needs import HasEstimatorNeeds, Needs
+from rloom.config.judge_section import judge_faults
 from rloom.config.remote_section import remote_faults
 from rloom.config.reward_parts import reward_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, RolloutSection
@@ -48,6 +49,7 @@ def check(config: Config, needs: Needs) -> None:
         *reward_faults(config),
         *reward_model_faults(config),
         *remote_faults(config.reward_model.remote),
+        *judge_faults(config.reward_model.api),
         *resume_faults(config),
         *warmup_faults(config),
         *without_effect(config, needs).errors,

@@ -41,7 +41,7 @@ def configured(config: Config) -> dict[str, bool]:
         "rules": True,
         "function": config.custom_reward_function.path is not None,
         "model": reward.model_path is not None,
-        "judge": False,
+        "judge": reward.api.enable,
         "remote": bool(reward.remote.addresses),
         "format": reward.format.pattern is not None,
     }

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from rloom.config.judge_section import ApiJudge
 from rloom.config.remote_section import RemoteReward
 from rloom.config.reward_model_section import ClassifierKeys
 from rloom.config.sandbox_section import Sandbox
@@ -58,6 +59,7 @@ class RewardModel(ClassifierKeys):
     format: Format = section(Format, "The format reward, a part of the mix.")
     remote: RemoteReward = section(RemoteReward, "Reward servers.")
     overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
+    api: ApiJudge = section(ApiJudge, "A language model behind an API as the judge of the answers.")
     sandbox: Sandbox = section(Sandbox, "Limits of generated code, for data sources that are scored by running it.")
 
 

@@ -44,6 +44,8 @@ RUNS_CODE: Mapping[str, Callable[[Any], bool]] = {
     "custom_reward_function.path": bool,
     "reward_model.trust_remote_code": bool,
     "reward_model.model.trust_remote_code": bool,
+    "reward_model.api.base_url": bool,
+    "reward_model.api.api_key_env": bool,
     "reward_model.remote.urls": bool,
     "reward_model.remote.token_env": bool,
     "actor_rollout_ref.rollout.engine_kwargs": bool,  # generate() of transformers takes code as custom_generate

@@ -340,6 +340,14 @@ USES: list[Use] = [
         "{custom_reward_function.path} scores every data source; the built-in rules for code read it",
     ),
     Use(
+        ["reward_model.api"],
+        lambda run: run.config.reward_model.api.enable,
+        "no judge scores the answers; set reward_model.api.enable=True",
+        error=True,
+        switch="reward_model.api.enable",
+        apart_from=["reward_model.api.enable"],
+    ),
+    Use(
         ["custom_reward_function.name"],
         lambda run: run.config.custom_reward_function.path is not None,
         "the run uses the built-in rules; set custom_reward_function.path=FILE",

@@ -120,7 +120,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("rloom.models.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
-    "httpx": ("rloom.rewards.remote_http",),
+    "httpx": ("rloom.rewards.remote_http", "rloom.rewards.judge.providers"),
     "pyarrow": ("rloom.data",),
     "datasets": ("rloom.data.prepare",),
     "math_verify": ("rloom.rewards.rules",),
@@ -134,6 +134,10 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch.distributed": tuple(
         f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses")
     ),
+    "openai": ("rloom.rewards.judge.providers.openai",),
+    "anthropic": ("rloom.rewards.judge.providers.claude",),
+    "google": ("rloom.rewards.judge.providers.gemini",),
+    "dashscope": ("rloom.rewards.judge.providers.dashscope",),
     "triton": ("rloom.models.head_kernels", "rloom.rollout.native.kernels"),
     "ray": ("rloom.runtime.ray",),
     "vllm": (),

@@ -72,10 +72,10 @@ def test_a_guess_is_near_or_there_is_none(unknown: str, meant: list[str]) -> Non
 
 
 def test_every_part_of_an_unknown_section_is_named_with_its_own_value() -> None:
-    error = load_error("+reward_model.api={type: openai, model: m}", "+a.b.c=1")
+    error = load_error("+critic.megatron={type: a, model: m}", "+a.b.c=1")
     assert [line.partition(": ")[0] for line in error.splitlines()] == [
-        "reward_model.api.type='openai'",
-        "reward_model.api.model='m'",
+        "critic.megatron.type='a'",
+        "critic.megatron.model='m'",
         "a.b.c",
     ]
 

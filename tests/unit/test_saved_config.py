@@ -25,6 +25,8 @@ CODE: list[tuple[str, Any]] = [
     (REWARD, "reward.py"),
     ("reward_model.trust_remote_code", True),
     ("reward_model.model.trust_remote_code", True),
+    ("reward_model.api.base_url", "http://a:1/v1"),
+    ("reward_model.api.api_key_env", "SECRET"),
     ("reward_model.remote.urls", ["http://a:1/x", "https://b/y"]),
     ("reward_model.remote.token_env", "SECRET"),
     (ENGINE, {"custom_generate": "some/folder", "trust_remote_code": True}),

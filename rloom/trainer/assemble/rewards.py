@@ -10,6 +10,7 @@ from rloom.config.reward_parts import RewardPart, reward_parts
 from rloom.config.schema import Config
 from rloom.rewards.background import BackgroundScorer, FutureQueue, LeastLoaded
 from rloom.rewards.base import Reward, ScoreQueue
+from rloom.rewards.judge.judge import JudgeReward
 from rloom.rewards.mix import Mix, Part
 from rloom.rewards.pool import RulePool
 from rloom.rewards.remote import RemoteReward
@@ -57,6 +58,10 @@ def format_rule(config: Config) -> RulePool:
     )
 
 
+def judge(config: Config) -> JudgeReward:
+    return JudgeReward(config.reward_model.api)
+
+
 def remote_reward(config: Config) -> RemoteReward:
     remote = config.reward_model.remote
     return RemoteReward(
@@ -73,6 +78,7 @@ REWARDS: Mapping[str, Callable[[Config], Reward]] = {
     "rules": rules,
     "function": custom_function,
     "format": format_rule,
+    "judge": judge,
     "remote": remote_reward,
 }
 ON_EVERY_MACHINE = ("rules", "function")  # they need processors; the others wait for something else

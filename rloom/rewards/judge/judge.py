@@ -1,0 +1,192 @@
+"""The reward: a language model behind an API gives each answer a score, scaled to 0 to 1."""
+
+import asyncio
+import functools
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rloom.errors import RewardError
+from rloom.rewards.base import Unit
+from rloom.rewards.judge.client import Answer, BudgetSpent, CallLimits, Failed, JudgeClient
+from rloom.rewards.judge.parsing import Range, Verdict, parse_group, parse_one
+from rloom.rewards.judge.prompts import (
+    SCORE_SCHEMA,
+    SCORES_SCHEMA,
+    Prompts,
+    load_prompts,
+    question_about_all,
+    question_about_one,
+)
+from rloom.rewards.judge.providers.base import ChatRequest, Endpoint
+from rloom.rewards.judge.providers.table import PROVIDERS, check_library
+from rloom.rewards.judge.secret import find_key, silence_libraries
+from rloom.rewards.judge.settings import KEY, JudgeSettings
+from rloom.rewards.judge.store import AnswerStore
+from rloom.rewards.judge.templates import MissingValue
+from rloom.rewards.judge.timing import Backoff, Clock, RateLimits, SystemClock
+from rloom.rewards.judge.usage import Prices, Usage
+from rloom.types import SampleGroup, Score
+
+CLOSING_LIMIT_S = 10.0
+SPARE_S = 5.0  # the SDK's own time limit is above the judge's, which also holds for a server that sends slowly
+
+
+class JudgeReward:
+    """A Reward, used after `check`. Its client is made in the event loop of the first `score` and belongs to it."""
+
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        *,
+        environment: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._settings, self._kind = settings, PROVIDERS[settings.type]
+        self._key_variables = (settings.api_key_env,) if settings.api_key_env else self._kind.key_variables
+        self._key = find_key(self._key_variables, os.environ if environment is None else environment)
+        self._clock, self._backoff = clock or SystemClock(), backoff or Backoff()
+        self._range = Range(settings.min_score, settings.max_score)
+        self._prices = prices_of(settings)
+        self._usage = Usage(with_cost=self._prices is not None)
+        self._store = (
+            AnswerStore(Path(os.path.expandvars(settings.cache_dir)).expanduser()) if settings.cache_dir else None
+        )
+        self._client: JudgeClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def unit(self) -> Unit:
+        return Unit.PROMPT if self._settings.mode == "groupwise" else Unit.ANSWER
+
+    @property
+    def model(self) -> str:
+        return self._settings.model or self._kind.model
+
+    @property
+    def base_url(self) -> str:
+        return (self._settings.base_url or self._kind.base_url).rstrip("/")
+
+    def check(self) -> None:
+        """Prompts, SDK, key and cache folder, before anything is generated. Sends nothing."""
+        assert self._prompts
+        check_library(self._settings.type)
+        self._check_key()
+        if self._store is not None:
+            self._store.open()
+
+    async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
+        """RewardError: the budget is spent, or the cache cannot be written."""
+        calls = [call for group in groups for call in self._calls(group)]
+        try:
+            found = await asyncio.gather(*map(self._score_call, calls))
+        except BudgetSpent:
+            await self._started().finish_sent()
+            raise self._started().budget_error() from None
+        scores = itertools.chain.from_iterable(found)
+        return [list(itertools.islice(scores, len(group))) for group in groups]
+
+    async def ask(self, group: SampleGroup) -> Answer:
+        """One call. Failed or MissingValue: no score, and why."""
+        request = self.request_for(group)
+        return await self._started().answer(request, functools.partial(self._parse, answers=len(group)))
+
+    def request_for(self, group: SampleGroup) -> ChatRequest:
+        groupwise = self.unit is Unit.PROMPT
+        question = question_about_all if groupwise else question_about_one
+        system, user = question(self._prompts, group, self._range)
+        return ChatRequest(
+            model=self.model,
+            system=system,
+            user=user,
+            temperature=self._settings.temperature,
+            max_tokens=self._settings.max_tokens,
+            schema=SCORES_SCHEMA if groupwise else SCORE_SCHEMA,
+        )
+
+    def scaled(self, score: float) -> float:
+        return self._range.scaled(score)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._usage.metrics()
+
+    def close(self) -> None:
+        """From a thread other than the event loop's. The loop may have ended already."""
+        if self._client is not None and self._loop is not None and self._loop.is_running():
+            closing = asyncio.run_coroutine_threadsafe(self._client.close(), self._loop)
+            closing.result(CLOSING_LIMIT_S)
+            self._client = None
+        if self._store is not None:
+            self._store.close()
+
+    async def close_async(self) -> None:
+        """In the event loop of the calls."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        self.close()
+
+    @functools.cached_property
+    def _prompts(self) -> Prompts:
+        return load_prompts(self._settings)
+
+    def _calls(self, group: SampleGroup) -> list[SampleGroup]:
+        """The samples of each call."""
+        return [group] if self.unit is Unit.PROMPT else [(sample,) for sample in group]
+
+    async def _score_call(self, group: SampleGroup) -> list[Score]:
+        try:
+            answer = await self.ask(group)
+        except (Failed, MissingValue) as error:
+            return [Score.failed(f"{self._settings.type} judge: {error}")] * len(group)
+        detail = answer.verdict.reason
+        return [
+            Score(self.scaled(score), detail=f"{score:g} of {self._range}{f': {detail}' if detail else ''}")
+            for score in answer.verdict.scores
+        ]
+
+    def _parse(self, text: str, *, answers: int) -> Verdict:
+        if self.unit is Unit.PROMPT:
+            return parse_group(text, self._range, answers)
+        return parse_one(text, self._range)
+
+    def _check_key(self) -> None:
+        settings, variables = self._settings, self._key_variables
+        own_server = settings.base_url is not None and not self._kind.needs_key_at_other_addresses
+        if self._key is None and (settings.api_key_env or not own_server):
+            raise RewardError(
+                f"{KEY}.type={settings.type} needs a key in the environment variable {' or '.join(variables)}: "
+                f"export {variables[0]}=..., or name another variable with {KEY}.api_key_env"
+            )
+
+    def _started(self) -> JudgeClient:
+        loop = asyncio.get_running_loop()
+        if self._client is None:
+            self._client, self._loop = self._connect(), loop
+        assert self._loop is loop, "the clients of the SDKs belong to one event loop"
+        return self._client
+
+    def _connect(self) -> JudgeClient:
+        settings = self._settings
+        silence_libraries()
+        endpoint = Endpoint(self.base_url, self._key, settings.timeout_s + SPARE_S, settings.concurrency)
+        return JudgeClient(
+            self._kind.make(endpoint),
+            address=f"{settings.type} {self.base_url}",
+            key=self._key,
+            limits=CallLimits(settings.concurrency, settings.timeout_s, settings.max_retries, settings.budget),
+            rates=RateLimits(settings.requests_per_minute, settings.tokens_per_minute, self._clock),
+            backoff=self._backoff,
+            clock=self._clock,
+            store=self._store,
+            prices=self._prices,
+            usage=self._usage,
+        )
+
+
+def prices_of(settings: JudgeSettings) -> Prices | None:
+    if settings.input_price is None or settings.output_price is None:
+        return None
+    return Prices(settings.input_price, settings.output_price)
