@@ -143,10 +143,18 @@ class Classifier:
         length_N = torch.tensor([len(conversation.tokens) for conversation in conversations])
         tokens_T = torch.tensor([token for conversation in conversations for token in conversation.tokens])
         hidden_TH = self.decoder.hidden(send(tokens_T, device), length_N)
-        hidden_NH = hidden_TH[send(length_N.cumsum(0) - 1, device)].float()
+        end_N = torch.tensor([self.last_token(conversation.tokens) for conversation in conversations])
+        hidden_NH = hidden_TH[send(length_N.cumsum(0) - length_N + end_N, device)].float()
         bias = None if self.head.bias is None else self.head.bias.float()
         # in float32: bfloat16 cannot tell a score of 5.01 from one of 5.03
         return linear(hidden_NH, self.head.weight.float(), bias)
+
+    def last_token(self, tokens: Sequence[int]) -> int:
+        """The token at which the head reads: the last that is not the padding token, as in transformers.
+
+        A model whose conversations end with its padding token was trained that way.
+        """
+        return next((index for index in reversed(range(len(tokens))) if tokens[index] != self.pad_id), 0)
 
     def own_outputs(self, conversations: Sequence[Conversation], device: torch.device) -> Tensor:
         longest = max(len(conversation.tokens) for conversation in conversations)

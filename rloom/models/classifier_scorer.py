@@ -51,23 +51,11 @@ class ClassifierScorer:
                 f"reward_model.label_weights={list(label_weights)}: the reward model has {len(self.labels)} labels "
                 f"({', '.join(self.labels)}); give one weight for each"
             )
-        self.warn_of_last_token()
         self.host_weights: HostWeights | None = None
         if offload and device.type != "cpu":
             self.host_weights = HostWeights(classifier.model, device)
         else:
             classifier.model.to(device)
-
-    def warn_of_last_token(self) -> None:
-        """transformers skips a padding token at the end of a conversation, so it trained the head on the one before."""
-        [probe] = self.encoder.encode([Sample(data_source="", prompt="1 + 1", response="2")])
-        last = probe.tokens[-1] if isinstance(probe, Conversation) else None
-        if self.classifier.decoder is not None and last is not None and last == self.classifier.pad_id:
-            log.warning(
-                f"the reward model's conversations end with its padding token ({last}): rloom reads the score at that "
-                "token, the last one, and transformers' own forward at the token before. If the model was trained that "
-                "way, use a chat template that leaves the last token out"
-            )
 
     @property
     def size(self) -> int:
