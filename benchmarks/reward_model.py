@@ -38,6 +38,8 @@ def random_classifier(shape: Shape, device: torch.device, dtype: torch.dtype) ->
 def packed_scores(model: PreTrainedModel, device: torch.device, tokens_per_pass: int) -> Score:
     model.set_attn_implementation(RLOOM_ATTENTION)
     classifier = Classifier(model, Layout.PACKED)
+    if device.type == "cuda" and classifier.decoder is not None:
+        classifier.decoder.compile()
 
     def score(conversations: Sequence[Conversation]) -> Tensor:
         passes = classifier.passes(conversations, MicroBatching(tokens=tokens_per_pass))
@@ -51,6 +53,8 @@ def packed_scores(model: PreTrainedModel, device: torch.device, tokens_per_pass:
 
 def peer_scores(model: PreTrainedModel, device: torch.device, tokens_per_pass: int, *, by_length: bool) -> Score:
     model.set_attn_implementation("sdpa")
+    for module in model.modules():
+        module._compiled_call_impl = None  # the packed passes compiled the layers
 
     @torch.no_grad()
     def score(conversations: Sequence[Conversation]) -> Tensor:

@@ -48,6 +48,7 @@ class ClassifierKeys(Section):
     forward_max_token_len_per_gpu: int = key(
         32768, "Token budget of a forward pass; where conversations are padded, padding counts.", ge=1
     )
+    use_torch_compile: bool = key(True, "Compile the layers of a packed reward model on a GPU.")
     max_length: int | None = key(None, "Maximum tokens of a conversation. null: the limit of the reward model.", ge=1)
     truncation: Literal["error", "left", "right"] = key(
         "error",

@@ -408,7 +408,7 @@ USES: list[Use] = [
     *pass_size_uses(REWARD_MODEL, "micro_batch_size", "use_dynamic_bsz", "forward_max_token_len_per_gpu"),
     Use(
         [f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.enforce_eager"]
-        + [f"{section}.use_torch_compile" for section in (ACTOR, REF, CRITIC)]
+        + [f"{section}.use_torch_compile" for section in (ACTOR, REF, CRITIC, REWARD_MODEL)]
         + [
             f"{section}.fsdp_config.param_offload"
             for section in (ACTOR, REF, f"{CRITIC}.model", f"{REWARD_MODEL}.model")

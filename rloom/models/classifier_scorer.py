@@ -42,6 +42,7 @@ class ClassifierScorer:
         batching: MicroBatching,
         label_weights: Sequence[float] | None = None,
         offload: bool = False,  # to host memory, while nothing is scored
+        compiled: bool = False,
     ) -> None:
         self.classifier, self.encoder, self.device, self.batching = classifier, encoder, device, batching
         self.label_weights = label_weights
@@ -51,6 +52,9 @@ class ClassifierScorer:
                 f"reward_model.label_weights={list(label_weights)}: the reward model has {len(self.labels)} labels "
                 f"({', '.join(self.labels)}); give one weight for each"
             )
+        if compiled and device.type == "cuda" and classifier.layout is Layout.PACKED:
+            assert classifier.decoder is not None
+            classifier.decoder.compile()
         self.host_weights: HostWeights | None = None
         if offload and device.type != "cpu":
             self.host_weights = HostWeights(classifier.model, device)

@@ -107,6 +107,7 @@ class WandbTracker:
 
     def _init(self, mode: str | None) -> Any:
         # W&B's terminal output and its capture of stdout would break the progress bars
+        os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")  # with a judge's SDK loaded, it would print an offer
         settings = self._wandb.Settings(
             silent=True, console="off", init_timeout=WANDB_START_TIMEOUT_S, login_timeout=WANDB_START_TIMEOUT_S
         )

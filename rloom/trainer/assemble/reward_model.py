@@ -61,4 +61,5 @@ def reward_scorer(config: Config, pool: Pool) -> ClassifierScorer:
         batching=reward_batching(section, pool.size),
         label_weights=section.label_weights,
         offload=len(pool.roles) > 1 if fsdp.param_offload is None else fsdp.param_offload,
+        compiled=section.use_torch_compile,
     )
