@@ -9,9 +9,10 @@ export TOKENIZERS_PARALLELISM = false
 
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: runtime setup check quick test test-gpu bench bench-gpu docs clean
+.PHONY: runtime judge setup check quick test test-gpu bench bench-gpu docs clean
 
 runtime: $(RUNTIME)
+judge: $(VENV)/.judge
 setup: $(SETUP)
 
 # torch first and pinned: a looser request may pull another build with gigabytes of extras
@@ -20,6 +21,10 @@ $(RUNTIME): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once) ..."
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.judge: $(RUNTIME)
+	$(PIP) --editable '.[judge]'
 	@touch $@
 
 $(SETUP): $(RUNTIME)
