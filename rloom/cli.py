@@ -22,7 +22,7 @@ USAGE = """rloom COMMAND
   data prepare NAME            write train.parquet and test.parquet of a known data set
   data check FILE              check a data file before training on it
   reward try FILE --source S   score an answer by hand and show what was extracted
-  judge try [flags] [key=value] score one answer with the API judge; shows request, answer, score and cost
+  judge try --prompt P ...     one call of the API judge: request, answer, score and cost
 
 `rloom COMMAND --help` prints more. `rloom config` lists the keys."""
 
