@@ -6,16 +6,13 @@ has them. LOADING … READY in between suspends the time limit of a group while 
 """
 
 import enum
-import os
 import pickle
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rloom.rewards.framing import framed, read_frame
 from rloom.types import Score
-
-_LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,7 @@ Reply = list[Score] | Style | Progress | Refusal
 
 
 def encode(message: Setup | Request | Reply) -> bytes:
-    body = pickled(message)
-    return _LENGTH.pack(len(body)) + body
+    return framed(pickled(message))
 
 
 def pickled(value: Any) -> bytes:
@@ -63,23 +59,4 @@ def pickled(value: Any) -> bytes:
 
 
 def decode(receive: Callable[[int], bytes]) -> Any:
-    """The next message. `receive(n)` gives 1 to n bytes, or none at the end of the file, which is an EOFError here."""
-    (length,) = _LENGTH.unpack(_exactly(_LENGTH.size, receive))
-    return pickle.loads(_exactly(length, receive))
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _exactly(count: int, receive: Callable[[int], bytes]) -> bytes:
-    parts: list[bytes] = []
-    while count:
-        part = receive(min(count, 1 << 20))
-        if not part:
-            raise EOFError("the other side closed the connection")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+    return pickle.loads(read_frame(receive))

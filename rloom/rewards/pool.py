@@ -60,7 +60,7 @@ class RulePool:
         return Unit.ANSWER if self._style is Style.ANSWER else Unit.PROMPT
 
     def check(self) -> None:
-        """Load the user's file in a worker, as scoring will. RewardError says what is wrong with it."""
+        """Load the user's file in a worker, as scoring will. The RewardError names what is wrong with it."""
         if self._style is not None:
             return
         process = WorkerProcess(self._setup)

@@ -16,7 +16,8 @@ from functools import partial
 from rloom.errors import RewardError
 from rloom.rewards.calls import FunctionCaller
 from rloom.rewards.custom import load_function, one_line
-from rloom.rewards.messages import Progress, Refusal, Reply, Request, Setup, Style, decode, encode, write_all
+from rloom.rewards.framing import write_all
+from rloom.rewards.messages import Progress, Refusal, Reply, Request, Setup, Style, decode, encode
 from rloom.rewards.routing import Rule, call_limit_s, keywords_for, registered, rule_for
 from rloom.types import Sample, SampleGroup, Score
 

@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.runtime": ("rloom.runtime", *NOUNS),
     "rloom.rewards": ("rloom.rewards", *BOTTOM),
     "rloom.rewards.rules": ("rloom.rewards.rules", "rloom.rewards.sandbox", *BOTTOM),
-    "rloom.rewards.sandbox": ("rloom.rewards.sandbox", *BOTTOM),
+    "rloom.rewards.sandbox": ("rloom.rewards.framing", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
     "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),

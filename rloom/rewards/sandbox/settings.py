@@ -4,13 +4,12 @@ Standard library only, as everything that the launcher imports.
 """
 
 import json
-import os
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-_LENGTH = struct.Struct("!Q")
+from rloom.rewards.framing import framed, read_frame, write_all
+
 FIRST_UID = 60_706  # systemd's list of uids leaves 60706 to 61183 unused
 UIDS = 478
 
@@ -78,20 +77,15 @@ class Protections:
 
 
 def encode(message: Any) -> bytes:
-    body = json.dumps(message).encode()
-    return _LENGTH.pack(len(body)) + body
+    return framed(json.dumps(message).encode())
 
 
 def send(descriptor: int, message: Any) -> None:
-    view = memoryview(encode(message))
-    while view:
-        view = view[os.write(descriptor, view) :]
+    write_all(descriptor, encode(message))
 
 
 def receive(read: Callable[[int], bytes]) -> Any:
-    """The next message. `read(n)` returns 1 to n bytes, or none at the end, which is an EOFError here."""
-    (length,) = _LENGTH.unpack(_exactly(_LENGTH.size, read))
-    return json.loads(_exactly(length, read))
+    return json.loads(read_frame(read))
 
 
 def as_message(value: Setup | Job | Run | Protections) -> dict[str, Any]:
@@ -102,14 +96,3 @@ def setup_of(message: Mapping[str, Any]) -> Setup:
     return Setup(
         Limits(**message["limits"]), message["namespaces"], tuple(message["prefixes"]), tuple(message["packages"])
     )
-
-
-def _exactly(count: int, read: Callable[[int], bytes]) -> bytes:
-    parts: list[bytes] = []
-    while count:
-        part = read(min(count, 1 << 20))
-        if not part:
-            raise EOFError("the other side closed the connection")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)

@@ -1,0 +1,34 @@
+"""Messages over a pipe or a socket: each preceded by its length. Standard library only: the sandbox imports it."""
+
+import os
+import struct
+from collections.abc import Callable
+
+_LENGTH = struct.Struct("!Q")
+
+
+def framed(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body
+
+
+def read_frame(receive: Callable[[int], bytes]) -> bytes:
+    """The next body. `receive(n)` returns 1 to n bytes, or none at the end of the file, which is an EOFError here."""
+    (length,) = _LENGTH.unpack(_exactly(_LENGTH.size, receive))
+    return _exactly(length, receive)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _exactly(count: int, receive: Callable[[int], bytes]) -> bytes:
+    parts: list[bytes] = []
+    while count:
+        part = receive(min(count, 1 << 20))
+        if not part:
+            raise EOFError("the other side closed the connection")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
