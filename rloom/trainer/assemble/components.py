@@ -30,10 +30,12 @@ from rloom.runtime.placement import WorkerLayout
 from rloom.trainer.assemble.inputs import Inputs, held_out_prompts, policy_source, read_inputs
 from rloom.trainer.assemble.models import (
     check_policy_family,
+    check_rollout,
     pick_device,
     policy_engine,
     policy_network,
     rollout_engine,
+    rollout_has_own_model,
 )
 from rloom.trainer.assemble.rewards import open_queues, reward_mix
 from rloom.trainer.assemble.worker import ModelFiles
@@ -148,11 +150,14 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
     with open_queues(config, held_out) as queues:
+        check_rollout(config)
         network = policy_network(config)
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
-        rollout = LocalGroup([rollout_engine(config, network, engine, tokenizer)])
-        sampler = answer_sampler(config, rollout, LocalGroup([]), tokenizer, reward_mix(config, queues))
+        rollout = rollout_engine(config, network, engine, tokenizer)
+        if rollout_has_own_model(config):
+            rollout.load_weights(engine.weights(), version=0)
+        sampler = answer_sampler(config, LocalGroup([rollout]), LocalGroup([]), tokenizer, reward_mix(config, queues))
         yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
 
 

@@ -1,0 +1,25 @@
+"""What has to be in place before vLLM is imported: the package and its environment variables. Imports no vLLM."""
+
+import os
+from importlib.util import find_spec
+
+from rloom.errors import ConfigError
+from rloom.extras import install_command
+
+ENGINE_KEY = "actor_rollout_ref.rollout.name=vllm"
+
+
+def check_installed() -> None:
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            f"{ENGINE_KEY}: the package vllm is not installed; install it with\n  {install_command('vllm')}\n"
+            "(without a GPU see docs/vllm.md), or use actor_rollout_ref.rollout.name=native"
+        )
+
+
+def set_environment() -> None:
+    """Before the first import of vLLM. A variable that the user has set is kept, except the one rloom depends on."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights are loaded from tensors of this process
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about settings of rloom
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer uses the same threads
