@@ -254,6 +254,11 @@ def rollout_faults(config: Config) -> Iterator[str]:
             f"{key}.max_num_batched_tokens={chosen.max_num_batched_tokens}: a step of vLLM has a token of each of the "
             f"{sequences} sequences of {key}.max_num_seqs; use {sequences} or more, or a lower max_num_seqs"
         )
+    if chosen.name == "vllm" and validation.do_sample and validation.temperature > 2 * chosen.temperature:
+        yield (
+            f"{key}.val_kwargs.temperature={validation.temperature}: vLLM accepts up to twice {key}.temperature="
+            f"{chosen.temperature}; use {2 * chosen.temperature} or less"
+        )
     if validation.do_sample and validation.temperature == 0:
         yield (
             f"{key}.val_kwargs.do_sample=True: {key}.val_kwargs.temperature=0 is greedy; "

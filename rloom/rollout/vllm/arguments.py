@@ -77,9 +77,18 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        **({} if on_gpu else {"kv_cache_memory_bytes": CPU_CACHE_BYTES}),
+        **({} if on_gpu else cpu_arguments(settings)),
         **({} if settings.lora_rank is None else lora_arguments(settings.lora_rank)),
         **settings.engine_kwargs,
+    }
+
+
+def cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
+    return {
+        "kv_cache_memory_bytes": CPU_CACHE_BYTES,  # instead of a share of the machine's memory
+        # vLLM fails on a prompt that is computed in parts if its request has a seed: each is computed whole
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(settings.max_batched_tokens, settings.max_model_tokens),
     }
 
 
@@ -109,6 +118,7 @@ def check_names(engine_kwargs: Mapping[str, Any]) -> None:
 
 def check_model(settings: VllmSettings) -> None:
     """Before weights are read: vLLM has this architecture and accepts the arguments of the model."""
+    check_dtype(settings)
     arguments = engine_arguments(settings)
     try:
         EngineArgs(**arguments).create_model_config()
@@ -119,7 +129,20 @@ def check_model(settings: VllmSettings) -> None:
         ) from error
 
 
+def check_dtype(settings: VllmSettings) -> None:
+    """vLLM's kernels end the process with an illegal instruction on a CPU without bfloat16 arithmetic."""
+    on_cpu, has_bfloat16 = settings.device.type == "cpu", torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if on_cpu and settings.dtype == torch.bfloat16 and not has_bfloat16:
+        raise ConfigError(
+            "actor_rollout_ref.actor.fsdp_config.dtype=bfloat16: this CPU has no bfloat16 arithmetic, which vLLM's "
+            "kernels need; use auto or float32"
+        )
+
+
 def cause_of(error: Exception) -> str:
-    """pydantic's message has the cause in its third line: title, field, cause."""
-    lines = str(error).strip().splitlines()
-    return lines[2].strip() if "validation error" in (lines or [""])[0] and len(lines) > 2 else first_line(error)
+    """One line. A message of pydantic has a title, the field and the cause, and a link."""
+    title, *lines = str(error).strip().splitlines() or [""]
+    if "validation error" not in title:
+        return first_line(error)
+    cause = " ".join(line.strip() for line in lines if not line.lstrip().startswith("For further information"))
+    return cause.partition(" [type=")[0]

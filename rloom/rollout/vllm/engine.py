@@ -1,6 +1,7 @@
 """vLLM's LLMEngine, step by step: requests join a running batch, and each call of `poll` is one step."""
 
 import random
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -66,7 +67,8 @@ class VllmRollout(Rollout):
         if not self.unfinished:
             return []
         try:
-            outputs = [output for output in self.engine.step() if output.finished]
+            with torch.random.fork_rng(devices=[]):  # on a CPU vLLM draws from the global generator, then ignores it
+                outputs = [output for output in self.engine.step() if output.finished]
         except BaseException:
             self.abort()
             raise
@@ -141,7 +143,8 @@ def keep_process_state() -> Iterator[None]:
         torch.get_num_threads(),
     )
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # vLLM reads deprecated names of torch
             yield
     finally:
         random.setstate(python)

@@ -1,5 +1,6 @@
 """What has to be in place before vLLM is imported: the package and its environment variables. Imports no vLLM."""
 
+import logging
 import os
 from importlib.util import find_spec
 
@@ -21,5 +22,6 @@ def set_environment() -> None:
     """Before the first import of vLLM. A variable that the user has set is kept, except the one rloom depends on."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights are loaded from tensors of this process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about settings of rloom
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # of what it logs before it reads the variable
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer uses the same threads

@@ -6,7 +6,9 @@ captured CUDA graphs hold.
 """
 
 import json
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,10 +71,11 @@ class AdapterWeights:
 
     def __init__(self, engine: LLMEngine, adapter_config: Mapping[str, Any]) -> None:
         self.engine = engine
-        self.folder = tempfile.TemporaryDirectory(prefix="rloom_adapter_")  # for the configuration: vLLM reads a file
-        (Path(self.folder.name) / "adapter_config.json").write_text(json.dumps(adapter_config, default=plain))
-        self.request = LoRARequest("policy", 1, self.folder.name)
-        self.update = LoRARequest("policy", 1, self.folder.name, load_inplace=True)
+        folder = tempfile.mkdtemp(prefix="rloom_adapter_")  # for the configuration, which vLLM reads from a file
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(adapter_config, default=plain))
+        self.request = LoRARequest("policy", 1, folder)
+        self.update = LoRARequest("policy", 1, folder, load_inplace=True)
         self.manager = engine.collective_rpc(lora_manager)[0]
 
     def load(self, weights: Weights) -> None:
