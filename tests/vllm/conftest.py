@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rloom.engines.local import LocalEngine
+from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.load import ModelSource
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout
@@ -112,9 +113,10 @@ def shared_engine() -> Callable[..., "VllmRollout"]:
                 eager=True,
                 temperature=network.temperature,
                 lora_rank=None if adapter is None else adapter["r"],
+                reads_weights=adapter is not None,
                 engine_kwargs={"kv_cache_memory_bytes": CACHE_BYTES},
             )
-            made[key] = VllmRollout(settings, adapter)
+            made[key] = VllmRollout(settings, CheckpointFormat(network), adapter)
         return made[key]
 
     return engine

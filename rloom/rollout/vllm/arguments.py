@@ -53,6 +53,7 @@ class VllmSettings:
     free_memory: bool  # sleep releases weights and cache
     eager: bool
     temperature: float  # of the trainer's log-probs
+    reads_weights: bool = True  # False: load_weights sends all of them before the first request
     lora_rank: int | None = None
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,6 +65,7 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
         "model": settings.source.location,
         "trust_remote_code": settings.source.trust_remote_code,
         "hf_overrides": dict(settings.source.overrides),
+        "load_format": "auto" if settings.reads_weights else "dummy",
         "dtype": str(settings.dtype).removeprefix("torch."),
         "max_model_len": settings.max_model_tokens,
         "max_num_seqs": settings.max_sequences,

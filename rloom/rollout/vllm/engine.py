@@ -2,33 +2,39 @@
 
 import random
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Rollout
 from rloom.rollout.vllm.arguments import VllmSettings, cause_of, engine_arguments
-from rloom.rollout.vllm.weights import AdapterWeights, WholeWeights, divide_logits
+from rloom.rollout.vllm.weights import AdapterWeights, Weights, WholeWeights, divide_logits
 
 WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names of what it releases in sleep
 
 
 class VllmRollout(Rollout):
-    def __init__(self, settings: VllmSettings, adapter_config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        settings: VllmSettings,
+        convert: Callable[[Weights], Weights],  # to the names and shapes of a checkpoint
+        adapter_config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.device, self.temperature = settings.device, settings.temperature
         self.engine = build_engine(settings)
         self.sleeps = settings.free_memory and self.device.type == "cuda"  # vLLM has no sleep mode on a CPU
         self.asleep: list[str] = []
         self.weights = (
-            WholeWeights(self.engine) if adapter_config is None else AdapterWeights(self.engine, adapter_config)
+            WholeWeights(self.engine, convert)
+            if adapter_config is None
+            else AdapterWeights(self.engine, adapter_config)
         )
         if self.temperature != 1.0:
             self.engine.apply_model(lambda model: divide_logits(model, self.temperature))
@@ -91,7 +97,7 @@ class VllmRollout(Rollout):
         self.engine.abort_request([str(number) for number in self.unfinished])
         self.unfinished.clear()
 
-    def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+    def load_weights(self, weights: Weights, version: int) -> None:
         """The next token is computed with them: cached keys and values of the old ones are dropped."""
         assert not self.unfinished
         self.wake_up(WEIGHTS)

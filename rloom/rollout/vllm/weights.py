@@ -9,7 +9,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,12 @@ class WholeWeights:
 
     request: LoRARequest | None = None
 
-    def __init__(self, engine: LLMEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: LLMEngine, convert: Callable[[Weights], Weights]) -> None:
+        self.engine, self.convert = engine, convert
 
     def load(self, weights: Weights) -> None:
         try:
-            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self.convert(weights)})
         except (ValueError, KeyError, AttributeError) as error:  # from the loaders of vLLM's models
             raise ModelError(
                 f"vLLM's model does not take the trainer's weights: {first_line(error)}. Use "

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from rloom.engines.local import LocalEngine
 from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
 from rloom.families.family import Family, family_of
+from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.load import Lora, check_folder, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
 from rloom.rollout.base import Rollout, WeightOwner
@@ -237,8 +238,10 @@ def vllm_rollout(
 ) -> Rollout:
     from rloom.rollout.vllm.engine import VllmRollout  # an extra, and slow to import
 
-    adapter = network.adapter_config()
-    return VllmRollout(vllm_settings(config, None if adapter is None else adapter["r"]), adapter)
+    adapter, convert = network.adapter_config(), CheckpointFormat(network)
+    settings = vllm_settings(config, None if adapter is None else adapter["r"])
+    reads_weights = adapter is not None or not convert.complete
+    return VllmRollout(replace(settings, reads_weights=reads_weights), convert, adapter)
 
 
 def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":

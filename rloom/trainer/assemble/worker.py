@@ -81,7 +81,7 @@ class Worker:
             self.add_rollout(network, tokenizer)
         self.connect(rendezvous)
         if WEIGHT_SYNC in self.roles and rollout_has_own_model(config):
-            self.roles[WEIGHT_SYNC].sync(0)  # an adapter that was loaded, and weights equal to the actor's in any case
+            self.roles[WEIGHT_SYNC].sync(0)  # it starts with the actor's weights
         for name in (ACTOR, CRITIC, REFERENCE):
             if name in self.roles and self.slot.rank == 0:
                 log.info(f"{name}: {self.roles[name].size:,} parameters, {self.roles[name].description}")
