@@ -1,5 +1,6 @@
 """actor_rollout_ref.rollout.name=vllm: its keys and what `rloom plan` counts. vLLM itself is tested in tests/vllm/."""
 
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_on_a_cpu_it_has_no_sleep_mode() -> None:
 
 
 def test_a_missing_package_is_an_error_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment, "find_spec", lambda name: ModuleSpec(name, None))  # of a folder without a module
     with pytest.raises(ConfigError, match=r"name=vllm: the package vllm is not installed.*\n.*pip install.*\[vllm\]"):
         environment.check_installed()
 

@@ -4,7 +4,6 @@ Run by `make test-vllm`, in an environment that has vLLM for CPUs; skipped in an
 """
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,13 @@ from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.load import ModelSource
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout
-from rloom.rollout.vllm.environment import set_environment
+from rloom.rollout.vllm.environment import is_installed, set_environment
 from tests.helpers import FAMILIES, save_model
 
 if TYPE_CHECKING:
     from rloom.rollout.vllm.engine import VllmRollout
 
-collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
+collect_ignore_glob = [] if is_installed() else ["test_*.py"]
 CACHE_BYTES = 32 << 20
 LONGEST = 64
 Key = tuple[Any, ...]

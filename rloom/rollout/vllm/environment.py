@@ -10,8 +10,14 @@ from rloom.extras import install_command
 ENGINE_KEY = "actor_rollout_ref.rollout.name=vllm"
 
 
+def is_installed() -> bool:
+    """A folder of that name in the current directory is found, too, but has no file to import."""
+    spec = find_spec("vllm")
+    return spec is not None and spec.origin is not None
+
+
 def check_installed() -> None:
-    if find_spec("vllm") is None:
+    if not is_installed():
         raise ConfigError(
             f"{ENGINE_KEY}: the package vllm is not installed; install it with\n  {install_command('vllm')}\n"
             "(without a GPU see docs/vllm.md), or use actor_rollout_ref.rollout.name=native"
