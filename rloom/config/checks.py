@@ -17,6 +17,7 @@ from rloom.errors import ConfigError
 from rloom.runtime.placement import worker_layout
 
 log = logging.getLogger(__name__)
+VLLM_SEQUENCES = 256  # max_num_seqs where it is null, as in rloom/rollout/limits.py
 
 
 def verify(config: Config, needs: Needs) -> None:
@@ -248,7 +249,21 @@ def rollout_faults(config: Config) -> Iterator[str]:
     key, chosen = "actor_rollout_ref.rollout", config.actor_rollout_ref.rollout
     validation = chosen.val_kwargs
     if chosen.engine_kwargs and chosen.name == "native":
-        yield f"{key}.engine_kwargs={chosen.engine_kwargs}: the native engine takes none; remove it, or use name=hf"
+        yield (
+            f"{key}.engine_kwargs={chosen.engine_kwargs}: the native engine takes none; remove it, or use name=hf or "
+            "vllm"
+        )
+    sequences = chosen.max_num_seqs or VLLM_SEQUENCES
+    if chosen.name == "vllm" and chosen.max_num_batched_tokens < sequences:
+        yield (
+            f"{key}.max_num_batched_tokens={chosen.max_num_batched_tokens}: a step of vLLM has a token of each of the "
+            f"{sequences} sequences of {key}.max_num_seqs; use {sequences} or more, or a lower max_num_seqs"
+        )
+    if chosen.name == "vllm" and validation.do_sample and validation.temperature > 2 * chosen.temperature:
+        yield (
+            f"{key}.val_kwargs.temperature={validation.temperature}: vLLM accepts up to twice {key}.temperature="
+            f"{chosen.temperature}; use {2 * chosen.temperature} or less"
+        )
     if validation.do_sample and validation.temperature == 0:
         yield (
             f"{key}.val_kwargs.do_sample=True: {key}.val_kwargs.temperature=0 is greedy; "

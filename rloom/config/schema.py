@@ -212,8 +212,10 @@ class ValKwargs(Section):
 
 
 class RolloutSection(Section):
-    name: Literal["native", "hf"] = key(
-        "native", "Engine. native: part of rloom, with continuous batching; hf: generate() of transformers."
+    name: Literal["native", "hf", "vllm"] = key(
+        "native",
+        "Engine. native: part of rloom, with continuous batching; hf: generate() of transformers; vllm: vLLM in each "
+        "worker's own process (extra `vllm`).",
     )
     n: int = key(1, "Answers per prompt.", ge=1)
     temperature: float = key(1.0, "Sampling temperature; log-probs are computed at this temperature.", gt=0)
@@ -221,15 +223,20 @@ class RolloutSection(Section):
     top_k: int = key(-1, "Top-k sampling. -1: off.", ge=-1)
     tensor_model_parallel_size: int = key(1, "GPUs that share one engine.", ge=1)
     gpu_memory_utilization: float = key(
-        0.5, "Share of a GPU's memory in use, at most, once the key-value cache is allocated.", gt=0, le=1
+        0.5,
+        "Share of a GPU's memory in use, at most, once the key-value cache is allocated. vllm: by vLLM itself.",
+        gt=0,
+        le=1,
     )
     max_num_seqs: int | None = key(None, "Maximum concurrent sequences. null: 256; 1024 for native on a GPU.", ge=1)
-    max_num_batched_tokens: int = key(8192, "Maximum prompt tokens in one prefill pass of the native engine.", ge=1)
+    max_num_batched_tokens: int = key(
+        8192, "Maximum prompt tokens in one prefill pass of native; maximum tokens of a step of vllm.", ge=1
+    )
     enforce_eager: bool = key(
         False,
-        "Run each decode step from Python. False: the native engine uses CUDA graphs. No effect on a CPU.",
+        "Run each decode step from Python. False: native and vllm use CUDA graphs. No effect on a CPU.",
     )
-    free_cache_engine: bool = key(True, "Free the key-value cache while training.")
+    free_cache_engine: bool = key(True, "Free the key-value cache while training; vllm: its weights, too.")
     ignore_eos: bool = key(False, "Ignore stop tokens and generate to the length limit. For measurements.")
     log_prob_micro_batch_size_per_gpu: int | None = key(
         None, "Samples per forward pass that computes old log-probs. null: by token budget.", ge=1
@@ -243,7 +250,7 @@ class RolloutSection(Section):
         True, "Report the difference between the engine's log-probs and the trainer's, if the trainer computes them."
     )
     val_kwargs: ValKwargs = section(ValKwargs, "Sampling in validation.")
-    engine_kwargs: dict[str, Any] = key({}, "Further arguments of the engine. hf: of `generate`.")
+    engine_kwargs: dict[str, Any] = key({}, "Further arguments of the engine. hf: of `generate`; vllm: of EngineArgs.")
 
 
 class ActorRolloutRef(Section):

@@ -5,50 +5,20 @@ and as a notice if the key is about memory or speed, or if the user also set its
 row of the table names.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rloom.config.algorithm_needs import Needs, needs_old_logprobs
+from rloom.config.algorithm_needs import Needs
 from rloom.config.keys import value_at
-from rloom.config.reward_model_section import ClassifierKeys
+from rloom.config.reward_uses import REWARD_MODEL, REWARD_USES
 from rloom.config.schema import Config
+from rloom.config.use import Run, Use
 
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
-REWARD_MODEL = "reward_model"
 ESTIMATOR = "algorithm.adv_estimator"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
-
-
-@dataclass(frozen=True)
-class Run:
-    """What determines whether a key is used."""
-
-    config: Config
-    needs: Needs
-    on_cpu: bool
-
-    @property
-    def has_reference_model(self) -> bool:
-        """With LoRA the reference is the actor without its adapter."""
-        return self.config.uses_reference and not self.config.actor_rollout_ref.model.has_lora
-
-    @property
-    def scores_with_the_actor(self) -> bool:
-        compares_adapter = self.config.uses_reference and self.config.actor_rollout_ref.model.has_lora
-        return compares_adapter or needs_old_logprobs(self.config, self.needs.loss)
-
-
-@dataclass(frozen=True)
-class Use:
-    keys: Sequence[str]  # keys, or whole sections
-    used: Callable[[Run], bool]
-    otherwise: str  # the reason if not used, and the way out; {key} is replaced by key=value
-    error: bool = False
-    switch: str | None = None  # if the user set this key too, a notice replaces the error
-    harmless: Sequence[Any] = ()  # values that are not reported
-    apart_from: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -259,7 +229,13 @@ USES: list[Use] = [
         [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens")]
         + [f"{ROLLOUT}.{name}" for name in ("enforce_eager", "free_cache_engine")],
         lambda run: run.config.actor_rollout_ref.rollout.name != "hf",
-        f"the hf engine does not read it; {ROLLOUT}.name=native does",
+        f"the hf engine does not read it; {ROLLOUT}.name=native does, and so does vllm",
+    ),
+    Use(
+        [f"{ROLLOUT}.free_cache_engine"],
+        lambda run: not (run.on_cpu and run.config.actor_rollout_ref.rollout.name == "vllm"),
+        "vLLM has no sleep mode on a CPU",
+        harmless=(False,),
     ),
     Use(
         [f"{ROLLOUT}.log_prob_{name}" for name in ("micro_batch_size_per_gpu", "micro_batch_size")]
@@ -303,57 +279,7 @@ USES: list[Use] = [
         switch=f"{ALGORITHM}.filter_groups.enable",
         apart_from=[f"{ALGORITHM}.filter_groups.enable"],
     ),
-    Use(
-        ["reward_model.overlong_buffer"],
-        lambda run: run.config.reward_model.overlong_buffer.enable,
-        "over-long answers are not penalised; set reward_model.overlong_buffer.enable=True",
-        error=True,
-        switch="reward_model.overlong_buffer.enable",
-        apart_from=["reward_model.overlong_buffer.enable"],
-    ),
-    Use(
-        ["trainer.pools.reward"],
-        lambda run: run.config.reward_model.model_path is not None,
-        "there is no reward model, and these workers would be idle; set reward_model.path, or remove the key",
-        error=True,
-    ),
-    Use(
-        [f"{REWARD_MODEL}.{name}" for name in ClassifierKeys.model_fields],
-        lambda run: run.config.reward_model.model_path is not None,
-        "there is no reward model; set reward_model.path",
-        error=True,
-        switch=f"{REWARD_MODEL}.enable",
-        harmless=(False,),
-        apart_from=[f"{REWARD_MODEL}.enable"],
-    ),
-    Use(
-        ["reward_model.remote"],
-        lambda run: bool(run.config.reward_model.remote.addresses),
-        "there are no reward servers; set reward_model.remote.urls",
-        error=True,
-        switch="reward_model.remote.urls",
-        apart_from=["reward_model.remote.urls"],
-    ),
-    Use(
-        ["reward_model.sandbox"],
-        lambda run: run.config.custom_reward_function.path is None,
-        "{custom_reward_function.path} scores every data source; the built-in rules for code read it",
-    ),
-    Use(
-        ["reward_model.api"],
-        lambda run: run.config.reward_model.api.enable,
-        "no judge scores the answers; set reward_model.api.enable=True",
-        error=True,
-        switch="reward_model.api.enable",
-        apart_from=["reward_model.api.enable"],
-    ),
-    Use(
-        ["custom_reward_function.name"],
-        lambda run: run.config.custom_reward_function.path is not None,
-        "the run uses the built-in rules; set custom_reward_function.path=FILE",
-        error=True,
-        harmless=("compute_score",),
-    ),
+    *REWARD_USES,
     Use(
         ["data.return_raw_chat"],
         lambda run: run.config.custom_reward_function.path is not None,

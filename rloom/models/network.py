@@ -120,6 +120,14 @@ class PolicyNetwork:
     def without_adapter(self) -> AbstractContextManager[Any]:
         return self.decoder.without_adapter()
 
+    def adapter_config(self) -> dict[str, Any] | None:
+        """peft's configuration of the LoRA adapter, if there is one."""
+        model = self.decoder.model
+        if not isinstance(model, PeftModel):
+            return None
+        config: dict[str, Any] = model.peft_config[model.active_adapter].to_dict()
+        return config
+
     def cast(self, dtype: torch.dtype) -> None:
         self.decoder.cast(dtype)
 

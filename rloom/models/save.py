@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from peft import PeftModel
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rloom.models.network import PolicyNetwork
@@ -16,9 +17,14 @@ def save_description(network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase,
     tokenizer.save_pretrained(folder)
 
 
-def save_pretrained(network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_pretrained(
+    network: PolicyNetwork,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    weights: dict[str, Tensor] | None = None,  # where the network holds only a shard of them
+) -> None:
     """Save a folder for from_pretrained: the model, or with LoRA its adapter."""
-    network.decoder.model.save_pretrained(folder)
+    network.decoder.model.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
     tokenizer.save_pretrained(folder)
 
 

@@ -79,13 +79,14 @@ def memory(
     common: Parts = {"beside torch's allocator": OUTSIDE_ALLOCATOR}
     if reward is not None:
         common["reward model"] = reward.at_rest
-    if actor.sharded:  # one process generates with the actor's own weights
-        tensor_parallel = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-        common["rollout engine's weights"] = actor.number_bytes * actor.parameters / tensor_parallel
+    copy, rollout = weights_copy(config, actor), config.actor_rollout_ref.rollout
+    sleeps = rollout.name == "vllm" and rollout.free_cache_engine  # its weights are on the host while training
+    if not sleeps:
+        common |= copy
     critic_rest = {"critic at rest": sum(at_rest(critic).values())} if critic is not None else {}
     actor_rest = {"actor at rest": sum(at_rest(actor).values())}
-    generating = {**at_rest(actor), "reference": rest, **critic_rest, **common}
-    if not actor.sharded:
+    generating = {**at_rest(actor), "reference": rest, **critic_rest, **common, **copy}
+    if not copy:
         generating["weights"] = actor.number_bytes * actor.parameters
     cache = key_value_cache(config, sizes, actor, gpu_bytes, gpu_bytes - sum(generating.values()))
     phases: dict[str, Parts] = {
@@ -104,10 +105,18 @@ def memory(
             **common,
             "reward model": reward.scoring,
         }
-    if not config.actor_rollout_ref.rollout.free_cache_engine:
+    if not rollout.free_cache_engine:
         for parts in phases.values():
             parts["key-value cache"] = cache.bytes
     return Memory(gpu_bytes, phases, cache)
+
+
+def weights_copy(config: Config, actor: ModelPlan) -> Parts:
+    """Of a rollout engine that does not generate with the actor's own weights: native and hf do in one process."""
+    rollout = config.actor_rollout_ref.rollout
+    if not actor.sharded and rollout.name != "vllm":
+        return {}
+    return {"rollout engine's weights": actor.number_bytes * actor.parameters / rollout.tensor_model_parallel_size}
 
 
 def key_value_cache(config: Config, sizes: Batches, actor: ModelPlan, gpu_bytes: float, free_bytes: float) -> CachePlan:
@@ -116,9 +125,12 @@ def key_value_cache(config: Config, sizes: Batches, actor: ModelPlan, gpu_bytes:
     token_bytes = 2 * size.layers * heads * size.head_size * actor.number_bytes
     running = min(rollout.max_num_seqs or default_sequences(rollout.name, "cuda"), sizes.samples_per_engine)
     wanted = wanted_cache_tokens(running, sizes.prompts_per_engine, sizes.prompt_tokens, sizes.answer_tokens)
+    share = rollout.gpu_memory_utilization
+    if rollout.name == "vllm":  # its weights are part of the share
+        share = max(0.0, share - sum(weights_copy(config, actor).values()) / gpu_bytes)
     room = cache_capacity(
         token_bytes,
-        memory_share=rollout.gpu_memory_utilization,
+        memory_share=share,
         total_bytes=gpu_bytes,
         free_bytes=max(0.0, free_bytes),
     )

@@ -11,7 +11,7 @@ ACTOR, ROLLOUT, REFERENCE, CRITIC = (
     "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref", "critic"
 )  # fmt: skip
 GENERATION = (
-    f"{ROLLOUT}.gpu_memory_utilization (rollout.name=native) or {ROLLOUT}.max_num_seqs lower, or "
+    f"{ROLLOUT}.gpu_memory_utilization (rollout.name=native or vllm) or {ROLLOUT}.max_num_seqs lower, or "
     f"{ACTOR}.fsdp_config.optimizer_offload=True"
 )
 PUBLISHING = f"{ROLLOUT}.free_cache_engine=True, {ROLLOUT}.gpu_memory_utilization lower"

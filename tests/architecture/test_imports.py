@@ -75,6 +75,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.models",
         *NOUNS,
     ),
+    "rloom.rollout.vllm": ("rloom.rollout.vllm", "rloom.rollout.base", "rloom.models", *NOUNS),
     **{
         name: (
             *LOOP,
@@ -140,7 +141,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "dashscope": ("rloom.rewards.judge.providers.dashscope",),
     "triton": ("rloom.models.head_kernels", "rloom.rollout.native.kernels"),
     "ray": ("rloom.runtime.ray",),
-    "vllm": (),
+    "vllm": ("rloom.rollout.vllm",),
     "sglang": (),
     "megatron": (),
 }

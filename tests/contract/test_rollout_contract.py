@@ -272,7 +272,7 @@ def test_top_k_and_top_p_allow_exactly_the_right_tokens(
     prompt = PROMPTS[2]
     allowed = nucleus(next_probabilities(folder, prompt, 3.0), top_k, top_p)
     sampling = Sampling(max_new_tokens=1, temperature=3.0, top_k=top_k, top_p=top_p)
-    drawn = Bench.at(folder, build, max_sequences=400).tokens(requests([prompt] * 400), sampling)
+    drawn = Bench.at(folder, build, max_sequences=400, temperature=3.0).tokens(requests([prompt] * 400), sampling)
     assert {token for [token] in drawn} == allowed
     assert len(allowed) < 30
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_rollout_contract import ENGINES, GREEDY, LUCKY, PROMPTS, Bench, greedy_by_hand, requests
 
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Rollout
+from tests.contract.test_rollout_contract import ENGINES, GREEDY, LUCKY, PROMPTS, Bench, greedy_by_hand, requests
 from tests.helpers import eager_model
 from tests.requests import sampled
 

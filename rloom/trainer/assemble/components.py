@@ -30,10 +30,12 @@ from rloom.runtime.placement import WorkerLayout
 from rloom.trainer.assemble.inputs import Inputs, held_out_prompts, policy_source, read_inputs
 from rloom.trainer.assemble.models import (
     check_policy_family,
+    check_rollout,
     pick_device,
     policy_engine,
     policy_network,
     rollout_engine,
+    rollout_has_own_model,
 )
 from rloom.trainer.assemble.reward_model import check_reward_model
 from rloom.trainer.assemble.rewards import in_process_model, open_queues, reward_mix
@@ -151,12 +153,15 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
     with open_queues(config, held_out) as queues:
+        check_rollout(config)
         network = policy_network(config)
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
-        rollout = LocalGroup([rollout_engine(config, network, engine, tokenizer)])
+        rollout = rollout_engine(config, network, engine, tokenizer)
+        if rollout_has_own_model(config):
+            rollout.load_weights(engine.weights(), version=0)
         reward = reward_mix(config, queues, model=in_process_model(config))
-        sampler = answer_sampler(config, rollout, LocalGroup([]), tokenizer, reward)
+        sampler = answer_sampler(config, LocalGroup([rollout]), LocalGroup([]), tokenizer, reward)
         yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
 
 

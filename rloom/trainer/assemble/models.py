@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -18,14 +18,19 @@ from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
 from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
-from rloom.families.family import family_of
+from rloom.families.family import Family, family_of
+from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.load import Lora, check_folder, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.limits import default_sequences
 from rloom.rollout.native.engine import NativeRollout
+from rloom.rollout.vllm.environment import check_installed, set_environment
 from rloom.trainer.assemble.inputs import critic_source, policy_source
+
+if TYPE_CHECKING:
+    from rloom.rollout.vllm.arguments import VllmSettings
 
 log = logging.getLogger(__name__)
 
@@ -232,13 +237,70 @@ def native_rollout(
     )
 
 
-ROLLOUTS: dict[str, Callable[..., Rollout]] = {"native": native_rollout, "hf": hf_rollout}
+def vllm_rollout(
+    config: Config, network: PolicyNetwork, owner: WeightOwner | None, tokenizer: PreTrainedTokenizerBase
+) -> Rollout:
+    from rloom.rollout.vllm.engine import VllmRollout  # an extra, and slow to import
+
+    adapter, convert = network.adapter_config(), CheckpointFormat(network)
+    settings = vllm_settings(config, None if adapter is None else adapter["r"])
+    reads_weights = adapter is not None or not convert.complete
+    return VllmRollout(replace(settings, reads_weights=reads_weights), convert, adapter)
+
+
+def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":
+    from rloom.rollout.vllm.arguments import VllmSettings
+
+    rollout, where = config.actor_rollout_ref.rollout, placement(config, config.actor_rollout_ref.actor.fsdp_config)
+    return VllmSettings(
+        source=policy_source(config),
+        device=where.device,
+        dtype=where.dtype,
+        max_sequences=rollout.max_num_seqs or default_sequences("vllm", where.device.type),
+        max_batched_tokens=rollout.max_num_batched_tokens,
+        max_model_tokens=config.data.max_prompt_length + config.data.max_response_length,
+        memory_share=rollout.gpu_memory_utilization,
+        free_memory=rollout.free_cache_engine,
+        eager=rollout.enforce_eager,
+        temperature=rollout.temperature,
+        lora_rank=lora_rank,
+        engine_kwargs=rollout.engine_kwargs,
+    )
+
+
+@dataclass(frozen=True)
+class RolloutBackend:
+    build: Callable[..., Rollout]
+    own_model: bool = False  # it reads the model itself and gets every update by load_weights
+
+
+ROLLOUTS = {
+    "native": RolloutBackend(native_rollout),
+    "hf": RolloutBackend(hf_rollout),
+    "vllm": RolloutBackend(vllm_rollout, own_model=True),
+}
 
 
 def rollout_engine(
-    config: Config, network: PolicyNetwork, owner: WeightOwner, tokenizer: PreTrainedTokenizerBase
+    config: Config, network: PolicyNetwork, owner: WeightOwner | None, tokenizer: PreTrainedTokenizerBase
 ) -> Rollout:
-    return ROLLOUTS[config.actor_rollout_ref.rollout.name](config, network, owner, tokenizer)
+    """`owner` of the network's weights: None for an engine with a model of its own."""
+    return ROLLOUTS[config.actor_rollout_ref.rollout.name].build(config, network, owner, tokenizer)
+
+
+def rollout_has_own_model(config: Config) -> bool:
+    return ROLLOUTS[config.actor_rollout_ref.rollout.name].own_model
+
+
+def check_rollout(config: Config) -> None:
+    """On the machine that generates, before weights are read."""
+    if config.actor_rollout_ref.rollout.name == "vllm":
+        check_installed()
+        set_environment()
+        from rloom.rollout.vllm.arguments import check_model
+
+        model = config.actor_rollout_ref.model
+        check_model(vllm_settings(config, model.lora_rank if model.has_lora else None))
 
 
 def check_policy_family(config: Config) -> None:
@@ -247,7 +309,11 @@ def check_policy_family(config: Config) -> None:
     check_folder(source)
     family = family_of(source)
     family.layout(packed=config.actor_rollout_ref.model.use_remove_padding)
-    if config.actor_rollout_ref.rollout.name == "native":
-        family.check_native()
-    else:
-        family.hf_generation()
+    FAMILY_CHECKS[config.actor_rollout_ref.rollout.name](family)
+
+
+FAMILY_CHECKS: dict[str, Callable[[Family], object]] = {
+    "native": Family.check_native,
+    "hf": Family.hf_generation,
+    "vllm": lambda family: check_installed(),  # vLLM has models of its own: check_rollout
+}

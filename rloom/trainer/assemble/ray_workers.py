@@ -15,7 +15,7 @@ from rloom.runtime.nodes import head_node, no_ray, wait_until
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
 from rloom.runtime.process_stats import Machine
 from rloom.runtime.secret import OTHER_WAY
-from rloom.trainer.assemble.models import has_reference_model, needs_critic, sequence_ranks
+from rloom.trainer.assemble.models import has_reference_model, needs_critic, rollout_has_own_model, sequence_ranks
 from rloom.trainer.assemble.reward_model import has_reward_model
 from rloom.trainer.assemble.rewards import queue_of, spread_source
 from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
@@ -168,7 +168,9 @@ def build(
         policy=trained(ACTOR, section),
         rollout=group(ROLLOUT, rollout),
         weight_sync=cluster.RayGroup(syncing, WEIGHT_SYNC),
-        files=cluster.RayGroup(workers[rollout.first : rollout.first + 1], FILES),
+        files=group(FILES, actor)
+        if rollout_has_own_model(config)
+        else cluster.RayGroup([workers[rollout.first]], FILES),
         critic=trained(CRITIC, config.critic) if needs_critic(config) else None,
         reference=trained(REFERENCE, section) if has_reference_model(config) else None,
         reward=[cluster.RayGroup([worker], REWARD) for worker in scoring],

@@ -24,6 +24,7 @@ from rloom.rollout.base import Rollout, WeightOwner
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot
 from rloom.trainer.assemble.inputs import policy_source
 from rloom.trainer.assemble.models import (
+    check_rollout,
     critic_engine,
     has_reference_model,
     needs_critic,
@@ -33,7 +34,9 @@ from rloom.trainer.assemble.models import (
     policy_network,
     reference_engine,
     rollout_engine,
+    rollout_has_own_model,
 )
+from rloom.trainer.assemble.probe import check_agreement
 from rloom.trainer.assemble.reward_model import has_reward_model, reward_scorer
 
 log = logging.getLogger(__name__)
@@ -61,6 +64,8 @@ class Worker:
         torch.manual_seed(config.data.seed)
         learns = ACTOR in pool.roles or CRITIC in pool.roles or REFERENCE in pool.roles
         tokenizer = load_tokenizer(policy_source(config))  # first: fails at once if this machine has no such model
+        if ROLLOUT in pool.roles:
+            check_rollout(config)
         if pool.size > 1 and learns:
             join(self.slot.rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
         empty = self.slot.rank > 0  # rank 0 reads the model and broadcasts its weights
@@ -74,9 +79,13 @@ class Worker:
             self.roles[CRITIC] = critic_engine(config, ranks=pool.size, empty=empty)
         if REWARD in pool.roles and has_reward_model(config):
             self.roles[REWARD] = reward_scorer(config, pool)
-        if ROLLOUT in pool.roles:
+        if rollout_has_own_model(config):
+            self.add_own_rollout(network, tokenizer)
+        elif ROLLOUT in pool.roles:
             self.add_rollout(network, tokenizer)
         self.connect(rendezvous)
+        if rollout_has_own_model(config):
+            self.start_own_rollout()
         for name in (ACTOR, CRITIC, REFERENCE, REWARD):
             if name in self.roles and self.slot.rank == 0:
                 log.info(f"{name}: {self.roles[name].size:,} parameters, {self.roles[name].description}")
@@ -95,6 +104,27 @@ class Worker:
         self.roles[ROLLOUT] = rollout_engine(self.config, network, owner, tokenizer)
         self.roles[FILES] = ModelFiles(network, tokenizer)
 
+    def add_own_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
+        """An engine that reads the model itself. The actor's ranks, which have all weights together, write files."""
+        if network is not None:
+            self.roles[FILES] = (
+                ModelFiles(network, tokenizer)
+                if self.slot.alone
+                else GatheredFiles(network, tokenizer, self.roles[ACTOR], writes=self.slot.rank == 0)
+            )
+        if ROLLOUT in self.slot.pool.roles:
+            described = network or policy_network(self.config, empty=True)  # for the configuration of its adapter
+            self.roles[ROLLOUT] = rollout_engine(self.config, described, None, tokenizer)
+
+    def start_own_rollout(self) -> None:
+        """Send the actor's weights, and compare what both compute where they are on one worker."""
+        if WEIGHT_SYNC in self.roles:
+            self.roles[WEIGHT_SYNC].sync(0)
+        if ACTOR in self.roles and ROLLOUT in self.roles:
+            section = self.config.actor_rollout_ref.rollout
+            longest = self.config.data.max_prompt_length + self.config.data.max_response_length
+            check_agreement(self.roles[ROLLOUT], self.roles[ACTOR], section.name, longest, section.temperature)
+
     def connect(self, rendezvous: Rendezvous) -> None:
         """Weights go from the actor to the rollout engine of the same worker, or from its rank 0 to other workers."""
         actor: Engine | None = self.roles.get(ACTOR)
@@ -103,7 +133,7 @@ class Worker:
             return
         source, target = self.layout.pool_of(ACTOR), self.layout.pool_of(ROLLOUT)
         if source is target:
-            shares_memory = self.slot.alone
+            shares_memory = self.slot.alone and not rollout_has_own_model(self.config)
             self.roles[WEIGHT_SYNC] = WeightSync(None if shares_memory else actor, rollout)
             return
         channel = None
@@ -144,3 +174,23 @@ class ModelFiles:
 
     def write_pretrained(self, folder: Path) -> None:
         save_pretrained(self.network, self.tokenizer, folder)
+
+
+class GatheredFiles(ModelFiles):
+    """The same where the ranks of the actor shard the weights: all call it together, and rank 0 writes."""
+
+    def __init__(
+        self, network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase, engine: Engine, *, writes: bool
+    ) -> None:
+        super().__init__(network, tokenizer)
+        self.engine, self.writes = engine, writes
+
+    def describe(self, folder: Path) -> None:
+        if self.writes:
+            super().describe(folder)
+
+    def write_pretrained(self, folder: Path) -> None:
+        gathered = ((name, tensor.cpu()) for name, tensor in self.engine.weights())
+        weights = {name: tensor for name, tensor in gathered if self.writes}
+        if self.writes:
+            save_pretrained(self.network, self.tokenizer, folder, weights)

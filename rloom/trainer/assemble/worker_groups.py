@@ -28,7 +28,7 @@ class WorkerGroups:
     policy: Group
     rollout: Group
     weight_sync: Group  # the workers that take part when weights go from actor to rollout
-    files: Group  # one worker that has all weights of the policy
+    files: Group  # one worker that has all weights of the policy, or the workers that have them together
     critic: Group | None
     reference: Group | None
     reward: Sequence[Group]  # one for each worker that holds the reward model

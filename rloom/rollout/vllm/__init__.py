@@ -1,0 +1,1 @@
+"""vLLM as a rollout engine, in the worker's own process. The only home of the library."""

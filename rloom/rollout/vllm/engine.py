@@ -1,0 +1,159 @@
+"""vLLM's LLMEngine, step by step: requests join a running batch, and each call of `poll` is one step."""
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from rloom.errors import ModelError
+from rloom.rollout.base import Completion, Request, Rollout
+from rloom.rollout.vllm.arguments import VllmSettings, cause_of, engine_arguments
+from rloom.rollout.vllm.weights import AdapterWeights, Weights, WholeWeights, divide_logits
+
+WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names of what it releases in sleep
+
+
+class VllmRollout(Rollout):
+    def __init__(
+        self,
+        settings: VllmSettings,
+        convert: Callable[[Weights], Weights],  # to the names and shapes of a checkpoint
+        adapter_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.device, self.temperature = settings.device, settings.temperature
+        self.engine = build_engine(settings)
+        self.sleeps = settings.free_memory and self.device.type == "cuda"  # vLLM has no sleep mode on a CPU
+        self.asleep: list[str] = []
+        self.weights = (
+            WholeWeights(self.engine, convert)
+            if adapter_config is None
+            else AdapterWeights(self.engine, adapter_config)
+        )
+        if self.temperature != 1.0:
+            self.engine.apply_model(lambda model: divide_logits(model, self.temperature))
+        self.ids, self.version = count(), 0
+        self.unfinished: set[int] = set()
+
+    def submit(self, request: Request) -> int:
+        number = next(self.ids)
+        prompt = {"prompt_token_ids": list(request.tokens)}
+        self.engine.add_request(str(number), prompt, self.parameters(request), lora_request=self.weights.request)
+        self.unfinished.add(number)
+        return number
+
+    def parameters(self, request: Request) -> SamplingParams:
+        sampling = request.sampling
+        return SamplingParams(
+            max_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature / self.temperature,  # the logits are divided by the latter already
+            top_p=sampling.top_p,
+            top_k=max(sampling.top_k, 0),
+            seed=request.seed,
+            stop_token_ids=[] if sampling.ignore_eos else list(sampling.stop_ids),
+            ignore_eos=True,  # the model's own: only the stop tokens of the request stop
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def cancel(self, request: int) -> None:
+        if request in self.unfinished:
+            self.unfinished.remove(request)
+            self.engine.abort_request([str(request)])
+
+    def poll(self) -> list[Completion]:
+        if not self.unfinished:
+            return []
+        try:
+            with torch.random.fork_rng(devices=[]):  # on a CPU vLLM draws from the global generator, then ignores it
+                outputs = [output for output in self.engine.step() if output.finished]
+        except BaseException:
+            self.abort()
+            raise
+        completions = [self.completion(output) for output in outputs if int(output.request_id) in self.unfinished]
+        self.unfinished.difference_update(completion.request for completion in completions)
+        return completions
+
+    def completion(self, output: Any) -> Completion:
+        [answer] = output.outputs
+        return Completion(
+            request=int(output.request_id),
+            tokens_L=torch.tensor(answer.token_ids, dtype=torch.long),
+            logprobs_L=torch.tensor(answer.logprobs.logprobs, dtype=torch.float32),
+            finished=answer.finish_reason == "stop",
+            version=self.version,
+        )
+
+    def abort(self) -> None:
+        """After an error: no request is left."""
+        self.engine.abort_request([str(number) for number in self.unfinished])
+        self.unfinished.clear()
+
+    def load_weights(self, weights: Weights, version: int) -> None:
+        """The next token is computed with them: cached keys and values of the old ones are dropped."""
+        assert not self.unfinished
+        self.wake_up(WEIGHTS)
+        with torch.no_grad():
+            self.weights.load(weights)
+        if not self.engine.reset_prefix_cache():
+            raise ModelError("vLLM did not drop its prefix cache after new weights; this is an error of rloom or vLLM")
+        self.version = version
+
+    def sleep(self) -> None:
+        """Weights go to the host: the next generation may come without new ones. The cache is dropped."""
+        if self.sleeps and not self.asleep:
+            self.engine.sleep(level=1)
+            self.asleep = [WEIGHTS, CACHE]
+
+    def wake(self) -> None:
+        self.wake_up(WEIGHTS)
+        self.wake_up(CACHE)
+
+    def wake_up(self, part: str) -> None:
+        if part in self.asleep:
+            torch.cuda.empty_cache()  # vLLM allocates outside of torch's allocator, which holds what training has freed
+            self.engine.wake_up(tags=[part])
+            self.asleep.remove(part)
+
+
+def build_engine(settings: VllmSettings) -> LLMEngine:
+    arguments = engine_arguments(settings)
+    with keep_process_state():
+        try:
+            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise ModelError(
+                f"actor_rollout_ref.rollout.name=vllm: the engine could not be started: {cause_of(error)}. The keys "
+                "gpu_memory_utilization, max_num_seqs and max_num_batched_tokens of actor_rollout_ref.rollout set its "
+                "memory; engine_kwargs has further arguments (docs/vllm.md)"
+            ) from error
+
+
+@contextmanager
+def keep_process_state() -> Iterator[None]:
+    """vLLM seeds the global generators, and on a CPU replaces torch.set_num_threads; the trainer uses both."""
+    python, numpy, set_num_threads, threads = (
+        random.getstate(),
+        np.random.get_state(),
+        torch.set_num_threads,
+        torch.get_num_threads(),
+    )
+    try:
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # vLLM reads deprecated names of torch
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)

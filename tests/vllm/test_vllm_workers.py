@@ -1,0 +1,35 @@
+"""Two workers that shard the actor, each with a vLLM engine of its own; Ray is replaced by tests/local_ray.py."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rloom.trainer.export import export
+from tests.e2e.runs import records, train
+from tests.local_ray import use_local_ray
+
+CHOSEN = (
+    "actor_rollout_ref.rollout.name=vllm",
+    "algorithm.adv_estimator=grpo",
+    "trainer.n_gpus_per_node=2",
+    "trainer.start_timeout_s=300",
+    "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,hf_model]",
+)
+
+
+@pytest.mark.parametrize("pools", [(), ("trainer.pools.rollout=1",)])
+def test_engines_of_several_workers_have_the_weights_of_the_sharded_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: tuple[str, ...]
+) -> None:
+    use_local_ray(monkeypatch, cpus=8)
+    run = tmp_path / "run"
+    train(run, 2, *CHOSEN, *pools)
+    gaps = [record["training/rollout_probs_diff_mean"] for record in records(run)]
+    assert len(gaps) == 2 and max(gaps) < 1e-4
+    folder = run / "global_step_2" / "actor" / "huggingface"
+    exported = load_file(export(run / "global_step_2", tmp_path / "exported") / "model.safetensors")
+    written = AutoModelForCausalLM.from_pretrained(folder).state_dict()  # the ranks wrote it together
+    assert all(torch.equal(written[name], tensor) for name, tensor in exported.items())
