@@ -179,13 +179,17 @@ def machine_faults(config: Config) -> Iterator[str]:
 
 def parallel_faults(config: Config) -> Iterator[str]:
     actor, chosen = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    if chosen.tensor_model_parallel_size != 1:
-        yield (
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={chosen.tensor_model_parallel_size}: the "
-            f"{chosen.name} engine holds a whole model in each worker; tensor parallelism is not in this version of "
-            "rloom; use 1"
-        )
     pools, workers = config.trainer.pools, actor_workers(config)
+    tensor_parallel, generating = chosen.tensor_model_parallel_size, pools.rollout or workers
+    key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel}"
+    if tensor_parallel > 1 and chosen.name in ("native", "hf"):
+        yield (
+            f"{key}: the {chosen.name} engine holds a whole model in each worker; use 1, or "
+            "actor_rollout_ref.rollout.name=vllm"
+        )
+    elif generating % tensor_parallel:
+        counted = "1 worker" if generating == 1 else f"{generating} workers"
+        yield f"{key} does not divide the {counted} that generate; use {nearest_divisors(generating, tensor_parallel)}"
     sizes = {
         "actor_rollout_ref.actor.fsdp_config.fsdp_size": (actor.fsdp_config.fsdp_size, workers),
         "critic.model.fsdp_config.fsdp_size": (config.critic.model.fsdp_config.fsdp_size, pools.critic or workers),

@@ -31,6 +31,7 @@ from rloom.config.sources import (
 from rloom.errors import ConfigError
 
 PACKAGED = Path(__file__).parent
+ENGINE = "actor_rollout_ref.rollout.name"
 HYDRAS_OWN = ("hydra", "preset", "values")  # names of Hydra and of our groups of files
 
 
@@ -61,6 +62,10 @@ def load_config(
         return validate(in_real_spelling(tree, stronger=typed), given=given), takes_presets
 
     config, takes_presets = composed()
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.tensor_model_parallel_size > 1 and not config.is_given(ENGINE):
+        arguments.append(f"++{ENGINE}=vllm")  # native, the default, has no tensor parallelism
+        config, _ = composed()
     if takes_presets and config.actor_rollout_ref.model.path == EMBEDDED:
         return composed("preset=embedded" if config.data.train_files == EMBEDDED else "preset=embedded_model")[0]
     return config

@@ -28,6 +28,7 @@ ONE_PROCESS = (  # replaces the run's values
     "critic.model.fsdp_config.fsdp_size=-1",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
     "critic.ulysses_sequence_parallel_size=1",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
 )
 
 

@@ -221,7 +221,9 @@ class RolloutSection(Section):
     temperature: float = key(1.0, "Sampling temperature; log-probs are computed at this temperature.", gt=0)
     top_p: float = key(1.0, "Nucleus sampling.", gt=0, le=1)
     top_k: int = key(-1, "Top-k sampling. -1: off.", ge=-1)
-    tensor_model_parallel_size: int = key(1, "GPUs that share one engine.", ge=1)
+    tensor_model_parallel_size: int = key(
+        1, "Workers that share one engine. Above 1, the engine is vllm unless `name` is given.", ge=1
+    )
     gpu_memory_utilization: float = key(
         0.5,
         "Share of a GPU's memory in use, at most, once the key-value cache is allocated. vllm: by vLLM itself.",

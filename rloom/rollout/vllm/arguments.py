@@ -55,6 +55,7 @@ class VllmSettings:
     temperature: float  # of the trainer's log-probs
     reads_weights: bool = True  # False: load_weights sends all of them before the first request
     lora_rank: int | None = None
+    tensor_parallel: int = 1  # workers that share the engine: consecutive ranks of their process group
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,6 +81,7 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         **({} if on_gpu else cpu_arguments(settings)),
+        **({} if settings.tensor_parallel == 1 else parallel_arguments(settings.tensor_parallel)),
         **({} if settings.lora_rank is None else lora_arguments(settings.lora_rank)),
         **settings.engine_kwargs,
     }
@@ -91,6 +93,14 @@ def cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
         # vLLM fails on a prompt that is computed in parts if its request has a seed: each is computed whole
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(settings.max_batched_tokens, settings.max_model_tokens),
+    }
+
+
+def parallel_arguments(workers: int) -> dict[str, Any]:
+    return {
+        "tensor_parallel_size": workers,
+        "distributed_executor_backend": "external_launcher",  # each worker runs its own rank in its own process
+        "disable_custom_all_reduce": True,  # it needs a process that sees the GPUs of all ranks
     }
 
 
@@ -123,12 +133,23 @@ def check_model(settings: VllmSettings) -> None:
     check_dtype(settings)
     arguments = engine_arguments(settings)
     try:
-        EngineArgs(**arguments).create_model_config()
+        model = EngineArgs(**arguments).create_model_config()
     except Exception as error:  # pydantic's and vLLM's own
         raise ModelError(
             f"{settings.source.key}={settings.source.path}: vLLM does not accept this model or its arguments: "
             f"{cause_of(error)}. Use actor_rollout_ref.rollout.name=native or hf, or another model"
         ) from error
+    check_heads(model.hf_text_config, settings.tensor_parallel)
+
+
+def check_heads(model_config: Any, tensor_parallel: int) -> None:
+    heads = model_config.num_attention_heads
+    if heads % tensor_parallel:
+        fitting = [size for size in range(1, heads + 1) if heads % size == 0]
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel}: it has to divide the "
+            f"{heads} attention heads of the model; use one of {', '.join(map(str, fitting))}"
+        )
 
 
 def check_dtype(settings: VllmSettings) -> None:

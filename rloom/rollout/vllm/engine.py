@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.executor import Executor
 
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Rollout
 from rloom.rollout.vllm.arguments import VllmSettings, cause_of, engine_arguments
+from rloom.rollout.vllm.executor import GroupExecutor
 from rloom.rollout.vllm.weights import AdapterWeights, Weights, WholeWeights, divide_logits
 
 WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names of what it releases in sleep
@@ -128,7 +130,9 @@ def build_engine(settings: VllmSettings) -> LLMEngine:
     arguments = engine_arguments(settings)
     with keep_process_state():
         try:
-            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+            vllm_config = EngineArgs(**arguments).create_engine_config()
+            executor = Executor.get_class(vllm_config) if settings.tensor_parallel == 1 else GroupExecutor
+            return LLMEngine(vllm_config, executor, log_stats=False)
         except (ValueError, RuntimeError, NotImplementedError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise

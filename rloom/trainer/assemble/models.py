@@ -264,6 +264,7 @@ def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":
         eager=rollout.enforce_eager,
         temperature=rollout.temperature,
         lora_rank=lora_rank,
+        tensor_parallel=rollout.tensor_model_parallel_size,
         engine_kwargs=rollout.engine_kwargs,
     )
 

@@ -166,7 +166,7 @@ def build(
     section = config.actor_rollout_ref.actor
     return WorkerGroups(
         policy=trained(ACTOR, section),
-        rollout=group(ROLLOUT, rollout),
+        rollout=group(ROLLOUT, rollout, config.actor_rollout_ref.rollout.tensor_model_parallel_size),
         weight_sync=cluster.RayGroup(syncing, WEIGHT_SYNC),
         files=group(FILES, actor)
         if rollout_has_own_model(config)

@@ -66,7 +66,8 @@ class Worker:
         tokenizer = load_tokenizer(policy_source(config))  # first: fails at once if this machine has no such model
         if ROLLOUT in pool.roles:
             check_rollout(config)
-        if pool.size > 1 and learns:
+        divides_engine = ROLLOUT in pool.roles and config.actor_rollout_ref.rollout.tensor_model_parallel_size > 1
+        if pool.size > 1 and (learns or divides_engine):
             join(self.slot.rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
         empty = self.slot.rank > 0  # rank 0 reads the model and broadcasts its weights
         network = policy_network(config, empty=empty) if ACTOR in pool.roles else None
