@@ -9,6 +9,7 @@ TOGETHER: Mapping[str, str] = {
     # one set of processes serves them all
     "unit/test_fsdp": "ranks",
     "unit/test_ulysses": "ranks",
+    "contract/test_group_contract": "ranks",
 }
 # no costly fixtures: any process takes any of their tests
 APART = (

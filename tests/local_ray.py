@@ -7,8 +7,7 @@ import itertools
 import os
 import pickle
 import traceback
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
 from typing import Any
@@ -19,27 +18,19 @@ from ray.exceptions import RayActorError, RayTaskError
 from rloom.runtime import ray as cluster
 from tests.ranks import forkserver
 
-VALUE, ERROR, ITEM, END = "value", "error", "item", "end"
+VALUE, ERROR = "value", "error"
 
 
 class Answer:
-    """A call's result (ray.ObjectRef), or the results of a method that yields (ray.ObjectRefGenerator)."""
+    """A call's result (ray.ObjectRef)."""
 
     def __init__(self, actor: "Actor") -> None:
         self.actor = actor
-        self.arrived: deque[tuple[str, Any]] = deque()
+        self.arrived: list[tuple[str, Any]] = []
 
     @property
     def ready(self) -> bool:
         return bool(self.arrived) or not self.actor.alive
-
-    def __next__(self) -> "Answer":
-        if self.arrived and self.arrived[0][0] == END:
-            raise StopIteration
-        one = Answer(self.actor)
-        if self.arrived:
-            one.arrived.append(self.arrived.popleft())
-        return one
 
 
 class Actor:
@@ -65,7 +56,7 @@ class Actor:
                 self.alive = False
             return answer
 
-        return SimpleNamespace(remote=remote, options=lambda **_: SimpleNamespace(remote=remote))
+        return SimpleNamespace(remote=remote)
 
     def receive(self) -> None:
         try:
@@ -152,13 +143,7 @@ def serve(pipe: Connection, make: type, arguments: tuple[Any, ...]) -> None:
     while True:
         number, method, called_with = pickle.loads(pipe.recv_bytes())
         try:
-            result = getattr(made, method)(*called_with)
-            if isinstance(result, Iterator):
-                for item in result:
-                    pipe.send_bytes(pickle.dumps((number, ITEM, item)))
-                kind, content = END, None
-            else:
-                kind, content = VALUE, result
+            kind, content = VALUE, getattr(made, method)(*called_with)
         except Exception as error:
             kind, content = ERROR, (error, traceback.format_exc())
         pipe.send_bytes(pickle.dumps((number, kind, content)))

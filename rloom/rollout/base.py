@@ -1,7 +1,8 @@
 """The rollout protocol: requests in, completions out as they finish."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rloom.errors import ModelError
+
+REPORT_EVERY_S = 0.1  # completions are sent together: a message to another process takes about a millisecond
 
 
 @dataclass(frozen=True)
@@ -80,16 +83,42 @@ class Rollout(Protocol):
 
     def wake(self) -> None: ...
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """Submit all; yield (index of the request, completion) as they finish. Closed early, it cancels the rest."""
-        index_of = {self.submit(request): index for index, request in enumerate(requests)}
+    def max_unfinished(self) -> int | None:
+        """Requests to send to this engine before it has finished some. None: all of a step, when a step begins."""
+        return None
+
+    def generate_stream(
+        self, report_every_s: float = REPORT_EVERY_S
+    ) -> Generator[list[tuple[int, Completion]], Sequence[Request], None]:
+        """Send it requests, maybe none; it yields the completions of the next `report_every_s`, earlier if all finished.
+
+        A completion comes with the index of its request among all that were sent. Start it with `next`. Closed, it
+        cancels the rest.
+        """
+        index_of: dict[int, int] = {}
+        sent, finished = 0, list[tuple[int, Completion]]()
         try:
-            while index_of:
-                for completion in self.poll():
-                    yield index_of.pop(completion.request), completion
+            while True:
+                requests = yield finished
+                index_of |= {self.submit(request): index for index, request in enumerate(requests, start=sent)}
+                sent, finished, until = sent + len(requests), [], time.monotonic() + report_every_s
+                while index_of:
+                    finished += [(index_of.pop(completion.request), completion) for completion in self.poll()]
+                    if time.monotonic() >= until:
+                        break
         finally:
             for request in index_of:
                 self.cancel(request)
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        """Submit all; yield (index of the request, completion) as they finish. Closed early, it cancels the rest."""
+        left = len(requests)
+        with closing(self.generate_stream(report_every_s=0.0)) as stream:
+            next(stream)
+            while left:
+                finished = stream.send(requests)
+                left, requests = left - len(finished), ()
+                yield from finished
 
 
 @torch.no_grad()

@@ -4,11 +4,14 @@ A batch is divided among the shares of a group. The workers of one share (ranks 
 the same arguments, and the result of the first of them counts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 Arguments = Sequence[tuple[Any, ...]]  # one tuple for each share
+NextItems = Callable[[int], Sequence[Any] | None]  # what to send to this share next; None: nothing more
+Stream = Generator[tuple[int, Any], None, None]
 
 
 class Pending(Protocol):
@@ -26,8 +29,12 @@ class Group(Protocol):
     def start(self, method: str, arguments: Arguments) -> Pending:
         """Call the method on every worker with the arguments of its share."""
 
-    def stream(self, method: str, arguments: Arguments) -> Iterator[tuple[int, Any]]:
-        """The same for a method that yields: (share, item) as they arrive."""
+    def stream(self, method: str, next_items: NextItems) -> Stream:
+        """For a method that returns a generator: send it items and yield (share, what it yielded), as they arrive.
+
+        `next_items` is called when a share is due its next items, possibly one answer ahead, until it returns None. The
+        workers of a share are sent the same items in the same order. Closed early, it closes the workers' generators.
+        """
 
     def each(self, method: str, arguments: Arguments) -> list[Any]:
         return self.start(method, arguments).wait()
@@ -68,7 +75,17 @@ class LocalGroup(Group):
 
         return Deferred(run)
 
-    def stream(self, method: str, arguments: Arguments) -> Iterator[tuple[int, Any]]:
-        for share, own in enumerate(arguments):
-            for item in getattr(self.workers[share * self.workers_per_share], method)(*own):
-                yield share, item
+    def stream(self, method: str, next_items: NextItems) -> Stream:
+        """Nothing runs beside the caller: the shares take turns."""
+        with ExitStack() as stack:
+            streams = [stack.enter_context(closing(getattr(worker, method)())) for worker in self.workers]
+            for stream in streams:
+                next(stream)
+            running = list(range(self.shares))
+            while running:
+                for share in list(running):
+                    items, first = next_items(share), share * self.workers_per_share
+                    if items is None:
+                        running.remove(share)
+                    else:
+                        yield share, [one.send(items) for one in streams[first : first + self.workers_per_share]][0]

@@ -5,7 +5,8 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.runtime.failures import CallFailed, Failure, Kind, cause_first, kind_of, portable_errors, wait_for_others_s
-from rloom.runtime.group import Arguments, Group, for_workers
+from rloom.runtime.group import Arguments, Group, NextItems, Stream, for_workers
 from rloom.runtime.nodes import NODE, free_port, interface_of
 from rloom.runtime.process_stats import Machine, ProcessStats
 
 log = logging.getLogger(__name__)
 calls = logging.getLogger("rloom.calls")
-ITEMS_EVERY_S = 0.1  # items of a stream are sent together: each message takes about a millisecond
+SENDS_AHEAD = 2  # of a stream: a worker has its next items when it has answered the last ones
 SCORED_AT_ONCE = 1000  # groups of samples sent to one machine; its pool limits how many are scored at a time
 FIRST_NOTICE_S = 60.0  # after so long without a result, the log names the workers that are waited for
 RAY_LINES = (":actor_name:", ":job_id:", ":task_name:")  # lines that Ray adds to a log
@@ -43,6 +44,7 @@ class WorkerActor:
             copy_output_to(Path(log_file))
             note_calls_in(Path(log_file))
         self.process_stats = ProcessStats(name)
+        self.stream: Generator[Any, Any, None] | None = None
         # gloo uses the address of the machine's name, which is 127.0.0.1 on many machines
         if "GLOO_SOCKET_IFNAME" not in os.environ and (found := interface_of(ray.util.get_node_ip_address())):
             os.environ["GLOO_SOCKET_IFNAME"] = found
@@ -70,17 +72,21 @@ class WorkerActor:
         with portable_errors():
             return getattr(self.object.roles[role], method)(*arguments)
 
-    def stream(self, role: str, method: str, arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
+    def open_stream(self, role: str, method: str) -> None:
         calls.info(f"{role}.{method}")
-        items: list[Any] = []
-        sent = time.monotonic()
         with portable_errors():
-            for item in getattr(self.object.roles[role], method)(*arguments):
-                items.append(item)
-                if time.monotonic() - sent > ITEMS_EVERY_S:
-                    yield items
-                    items, sent = [], time.monotonic()
-        yield items
+            self.stream = getattr(self.object.roles[role], method)()
+            next(self.stream)
+
+    def send(self, items: Sequence[Any]) -> Any:
+        assert self.stream is not None
+        with portable_errors():
+            return self.stream.send(items)
+
+    def close_stream(self) -> None:
+        assert self.stream is not None
+        with portable_errors():
+            self.stream.close()
 
 
 def copy_output_to(file: Path) -> None:
@@ -151,25 +157,48 @@ class RayGroup(Group):
             return RayCalls(self, [getattr(worker.actor, method).remote(*own) for worker, own in each])
         return RayCalls(self, [worker.actor.call.remote(self.role, method, own) for worker, own in each])
 
-    def stream(self, method: str, arguments: Arguments) -> Iterator[tuple[int, Any]]:
-        first = self.workers[:: self.workers_per_share]
-        streams: list[Any] = [
-            worker.actor.stream.options(num_returns="streaming").remote(self.role, method, own)
-            for worker, own in zip(first, arguments, strict=True)
-        ]
-        share_of = {stream: share for share, stream in enumerate(streams)}
-        while streams:
-            ready: list[Any] = ray.wait(streams, num_returns=1)[0]
-            for stream in ready:
-                try:
-                    items = ray.get(next(stream))
-                except StopIteration:
-                    streams.remove(stream)
-                    continue
-                except RayError as error:
-                    raise self.cause(first[share_of[stream]], error, {}) from error
-                for item in items:
-                    yield share_of[stream], item
+    def stream(self, method: str, next_items: NextItems) -> Stream:
+        """Calls of the actors in turn: an actor runs one call at a time, in the order in which they were sent."""
+        pending: list[deque[Any]] = [deque() for _ in self.workers]  # answers of each worker, the oldest first
+
+        def send(share: int) -> None:
+            items, first = next_items(share), share * self.workers_per_share
+            for number in range(first, first + self.workers_per_share) if items is not None else ():
+                pending[number].append(self.workers[number].actor.send.remote(items))
+
+        with self.open_streams(method):
+            for share in [*range(self.shares)] * SENDS_AHEAD:
+                send(share)
+            while any(pending):
+                number, found = self.first_answer(pending)
+                if number % self.workers_per_share == 0:
+                    share = number // self.workers_per_share
+                    yield share, found
+                    send(share)
+
+    @contextmanager
+    def open_streams(self, method: str) -> Iterator[None]:
+        RayCalls(self, [worker.actor.open_stream.remote(self.role, method) for worker in self.workers]).wait()
+        worker_failed = False
+        try:
+            yield
+        except RloomError:
+            worker_failed = True  # its peers may hang in a collective: they are not called
+            raise
+        finally:
+            if not worker_failed:
+                RayCalls(self, [worker.actor.close_stream.remote() for worker in self.workers]).wait()
+
+    def first_answer(self, pending: Sequence[deque[Any]]) -> tuple[int, Any]:
+        """Waits; (number of the worker, its answer), which is no longer pending."""
+        number_of = {answers[0]: number for number, answers in enumerate(pending) if answers}
+        [ready] = ray.wait(list(number_of), num_returns=1)[0]
+        number = number_of[ready]
+        pending[number].popleft()
+        try:
+            return number, ray.get(ready)
+        except RayError as error:
+            raise self.cause(self.workers[number], error, {}) from error
 
     def cause(self, failed: RayWorker, error: RayError, waiting: Mapping[Any, RayWorker]) -> RloomError:
         """Why the group failed. `failed` was the first to report; `waiting`: pending answers of the others.

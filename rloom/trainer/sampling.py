@@ -2,17 +2,17 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 from rloom.algos.estimators import informative_groups
 from rloom.batch import Batch, Trajectory
 from rloom.errors import TrainingError
-from rloom.packing import share_rows
 from rloom.rewards.mix import Mix
 from rloom.rollout.base import Request, Sampling
 from rloom.runtime.group import Group
+from rloom.trainer.dispatch import Dispatcher
 from rloom.trainer.scoring import Decode, PendingTrajectories, Progress, Scoring
 from rloom.types import Prompt
 
@@ -44,14 +44,15 @@ class Sampler:
             for row, (_, prompt) in enumerate(rows)
         ]
         self.rollout.call("wake")
-        shares = share(requests, self.rollout.shares)
-        arguments = [([requests[row] for row in chosen],) for chosen in shares]
+        dispatcher = Dispatcher(requests, n, self.rollout.shares, self.rollout.call("max_unfinished")[0])
         with Scoring(self.reward, self.decode, answers_per_group=n) as scoring:
-            for done, (number, (index, completion)) in enumerate(self.rollout.stream("generate", arguments), start=1):
-                row = shares[number][index]
-                group, prompt = rows[row]
-                scoring.add(row, group, prompt, completion)
-                progress(done, len(rows))
+            with closing(self.rollout.stream("generate_stream", dispatcher.next_requests)) as stream:
+                for share, finished in stream:
+                    for index, completion in finished:
+                        row = dispatcher.finish(share, index)
+                        group, prompt = rows[row]
+                        scoring.add(row, group, prompt, completion)
+                        progress(dispatcher.finished, len(rows))
             self.rollout.call("sleep")
         return scoring.pending()
 
@@ -105,13 +106,6 @@ class DynamicSampling:
             f"{len(kept)} of {self.groups_per_step} groups have answers of different score. Too easy or too hard "
             "for this model: change the data, raise rollout.n, or allow more rounds"
         )
-
-
-def share(requests: Sequence[Request], workers: int) -> list[list[int]]:
-    """Rows for each share. The answers to one prompt stay together: its keys and values are computed once."""
-    prompts = [list(rows) for _, rows in groupby(range(len(requests)), key=lambda row: requests[row].tokens)]
-    shares = share_rows([len(requests[rows[0]].tokens) for rows in prompts], workers, balance=True)
-    return [[row for prompt in chosen for row in prompts[prompt]] for chosen in shares]
 
 
 def draw_seed(seed: int, occasion: str, row: int) -> int:

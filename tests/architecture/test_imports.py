@@ -20,6 +20,7 @@ LOOP = tuple(
     f"rloom.trainer.{name}"
     for name in (
         "checkpoint",
+        "dispatch",
         "evaluate",
         "learning_rate",
         "loop",

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Generator
 
 KILLED = "killed"  # instead of an error
 
@@ -19,8 +20,12 @@ class Peer:
             raise Strange(error, len(error))
         return "done"
 
-    def write(self, wait_s: float, error: str | None) -> "list[str]":
-        return [self.act(wait_s, error)]
+    def act_stream(self) -> Generator[list[str], list[str | None], None]:
+        """Sent what to raise, or None: acts for each."""
+        done: list[str] = []
+        while True:
+            errors = yield done
+            done = [self.act(0, error) for error in errors]
 
 
 class Strange(Exception):

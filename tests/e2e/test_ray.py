@@ -21,6 +21,7 @@ pytest.importorskip("ray")
 from rloom.errors import WorkerError
 from rloom.runtime import failures
 from rloom.runtime import ray as cluster
+from rloom.runtime.group import NextItems, Stream
 from rloom.runtime.nodes import free_port, head_node, wait_until
 from rloom.trainer.export import export
 from tests.e2e.peers import KILLED, Peer
@@ -120,8 +121,8 @@ class Deadly(cluster.RayGroup):
             self.processes.update({worker.name: one.process for worker, one in zip(self.workers, found, strict=True)})
         return found
 
-    def stream(self, method: str, arguments: Any) -> Iterator[tuple[int, Any]]:
-        for number, item in enumerate(super().stream(method, arguments)):
+    def stream(self, method: str, next_items: NextItems) -> Stream:
+        for number, item in enumerate(super().stream(method, next_items)):
             if number == 0:
                 self.strike(method)
             yield item
@@ -184,13 +185,13 @@ def test_a_worker_killed_in_generation_in_an_update_and_while_saving_costs_nothi
     calm = with_workers(2, 4, "algorithm.adv_estimator=grpo", name="calm")
     monkeypatch.setattr(cluster, "RayGroup", Deadly)
     # step 2, once more step 2 and then step 3, and the checkpoint of step 4
-    Deadly.plan, Deadly.calls = {"generate": 2, "forward_backward": 6, "save": 4}, Counter()
+    Deadly.plan, Deadly.calls = {"generate_stream": 2, "forward_backward": 6, "save": 4}, Counter()
     disturbed = with_workers(2, 4, "algorithm.adv_estimator=grpo", name="disturbed")
     said = capfd.readouterr().out
     assert said.count("worker 1 died") == 3 and "Restart 3 of 3" in said
     assert "Its last lines" in said and all(f"actor.{call}" in said for call in ("forward_backward", "save"))
     # 2 before the first death, of steps 2 and 3 before the second, of 3 and 4 before the third, and of 4 again
-    assert Deadly.calls["generate"] == 7, "each time the run went on from its last checkpoint"
+    assert Deadly.calls["generate_stream"] == 7, "each time the run went on from its last checkpoint"
     assert numbers(disturbed) == numbers(calm)
     assert same(whole(disturbed, disturbed / "hf", 4), whole(calm, calm / "hf", 4))
 
@@ -226,8 +227,13 @@ def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
             "Another failure, possibly a consequence: worker 0 failed: Strange: Connection closed by peer"
         ]
         assert (error.worker, error.lost) == ("worker 1", False)
+        pair = cluster.RayGroup(members[:2], "actor")
+        left: list[list[Any]] = [[[None, None], [None]], [[], [None]]]  # of each share
+        found = list(pair.stream("act_stream", lambda share: left[share].pop(0) if left[share] else None))
+        assert [items for share, items in found if share == 0] == [["done", "done"], ["done"]]
+        assert [items for share, items in found if share == 1] == [[], ["done"]]
         with pytest.raises(WorkerError, match="worker 0 failed: Strange: no such token"):
-            list(cluster.RayGroup(members[:2], "actor").stream("write", [(0, "no such token"), (0, None)]))
+            list(pair.stream("act_stream", lambda share: [None, "no such token"][:: 1 - 2 * share]))
         cluster.kill_actors(members)
 
 

@@ -1,6 +1,6 @@
 """From prompts to scored trajectories, with a rollout engine and a reward made for the purpose."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 from rloom.batch import Batch, Trajectory
 from rloom.rewards.base import Unit
 from rloom.rewards.mix import Mix, Part
-from rloom.rollout.base import Completion, Request, Sampling
+from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.runtime.group import LocalGroup
 from rloom.trainer.sampling import DynamicSampling, Sampler
 from rloom.types import Prompt, SampleGroup, Score
@@ -21,22 +21,26 @@ PROMPTS = [
 ]
 
 
-class LastFirst:
+class LastFirst(Rollout):
     """Answers the last request first: two tokens, its seed's last digit and the prompt's token."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
+        self.waiting: list[Request] = []
 
-    def wake(self) -> None:
-        self.calls.append("wake")
+    def submit(self, request: Request) -> int:
+        self.waiting.append(request)
+        return len(self.waiting) - 1
 
-    def sleep(self) -> None:
-        self.calls.append("sleep")
+    def poll(self) -> list[Completion]:
+        request = self.waiting.pop()
+        tokens = torch.tensor([request.seed % 10, request.tokens[0]])
+        return [Completion(len(self.waiting), tokens, torch.tensor([-1.0, -2.0]), finished=True, version=4)]
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        for index in reversed(range(len(requests))):
-            tokens = torch.tensor([requests[index].seed % 10, requests[index].tokens[0]])
-            yield index, Completion(index, tokens, torch.tensor([-1.0, -2.0]), finished=True, version=4)
+    def cancel(self, request: int) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def sleep(self) -> None: ...
 
 
 class Lengths:
@@ -125,9 +129,10 @@ def test_an_error_of_the_decoder_or_a_queue_is_raised_where_generation_runs() ->
 
 def test_after_an_error_of_generation_nothing_is_submitted_any_more() -> None:
     class Fails(LastFirst):
-        def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-            yield next(super().generate(requests))
-            raise RuntimeError("out of memory")
+        def poll(self) -> list[Completion]:
+            if len(self.waiting) < 6:
+                raise RuntimeError("out of memory")
+            return super().poll()
 
     reward = Lengths(Unit.BATCH)
     sampler = Sampler(LocalGroup([Fails()]), LocalGroup([]), Mix([Part("rm_score", reward)]), as_text, seed=1)

@@ -1,0 +1,141 @@
+"""Requests that a group's workers get while they generate: in this process, and in processes of their own."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, closing
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_rollout_contract import Bench, native
+
+from rloom.batch import Trajectory
+from rloom.rewards.base import Unit
+from rloom.rewards.mix import Mix, Part
+from rloom.rollout.base import Rollout, Sampling
+from rloom.runtime import ray as cluster
+from rloom.runtime.group import Group, LocalGroup
+from rloom.trainer.dispatch import Dispatcher
+from rloom.trainer.sampling import Sampler
+from rloom.types import Prompt, SampleGroup, Score
+from tests.local_ray import use_local_ray
+from tests.requests import ask
+from tests.rollout_workers import StubRollout
+
+N = 2
+# of different lengths; the last are the longest
+PROMPTS = [Prompt(row, (), "", tuple(range(3, 4 + row)), "a", row) for row in range(12)]
+Make = Callable[..., tuple[Group, Group]]  # the group, and one in which each worker is a share
+
+
+class Ones:
+    unit = Unit.ANSWER
+
+    def submit(self, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]":
+        scores: Future[list[list[Score]]] = Future()
+        scores.set_result([[Score(1.0) for _ in group] for group in groups])
+        return scores
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+@pytest.fixture(params=["local", pytest.param("processes", marks=pytest.mark.slow)])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Workers of StubRollout, by their arguments."""
+    use_local_ray(monkeypatch)
+    with ExitStack() as stack:
+
+        def made(arguments: Sequence[tuple[Any, ...]], workers_per_share: int = 1) -> tuple[Group, Group]:
+            if request.param == "local":
+                workers = [StubRollout(*own) for own in arguments]
+                return LocalGroup(workers, workers_per_share=workers_per_share), LocalGroup(workers)
+            stack.enter_context(cluster.connect({}, cpus=4))
+            share = stack.enter_context(cluster.reserve(1, {"CPU": 4}, timeout_s=60))
+            actors = [
+                cluster.start_worker(share, 0, {"CPU": 1}, (f"worker {number}", None), StubRollout, own)
+                for number, own in enumerate(arguments)
+            ]
+            every = cluster.RayGroup(actors, "rollout")
+            return cluster.RayGroup(actors, "rollout", workers_per_share=workers_per_share), every
+
+        yield made
+
+
+def generate(
+    group: Group, progress: Callable[[int, int], None] = lambda done, total: None, limit: int = 4
+) -> list[Trajectory]:
+    sampler = Sampler(group, LocalGroup([]), Mix([Part("ones", Ones())]), lambda answers: ["" for _ in answers], seed=1)
+    pending = sampler.generate(PROMPTS, N, Sampling(max_new_tokens=limit), "train/1", progress)
+    return pending.scored(lambda done, total: None)
+
+
+def answers(trajectories: Sequence[Trajectory]) -> list[list[int]]:
+    return [list(trajectory.answer_tokens) for trajectory in trajectories]
+
+
+def test_a_worker_that_finishes_nothing_keeps_its_first_portion_and_the_other_gets_the_rest(
+    make: Make, tmp_path: Path
+) -> None:
+    released = tmp_path / "released"
+
+    def release(done: int, total: int) -> None:
+        if done == total - 4:  # all but the first portion of the slow worker: 2 prompts with 2 answers each
+            released.touch()
+
+    group, every = make([(0, 4), (1, 4, released)])
+    found = generate(group, release)
+    assert [trajectory.group for trajectory in found] == [row // N for row in range(24)]
+    workers = [trajectory.turns[0].version for trajectory in found]
+    assert Counter(workers) == {0: 20, 1: 4}
+    assert workers[0::N] == workers[1::N], "the answers to a prompt come from one worker"
+    assert [prompt for prompt in range(12) if workers[N * prompt] == 1] == [9, 10], "two of the four longest"
+    assert every.call("unfinished") == [0, 0]
+
+    divided, every = make([(0, None), (1, None)])
+    beforehand = generate(divided)
+    assert Counter(trajectory.turns[0].version for trajectory in beforehand) == {0: 12, 1: 12}
+    assert answers(beforehand) == answers(found)
+    assert sorted(chain(*every.call("seeds"))) == sorted(chain(*answers(found)))
+
+
+def test_the_workers_of_a_share_get_the_same_requests_in_the_same_order(make: Make) -> None:
+    group, every = make([(0, 4), (0, 4), (1, 4), (1, 4)], workers_per_share=2)
+    assert len(generate(group)) == 24
+    first, second, third, fourth = every.call("seeds")
+    assert first == second and third == fourth
+    assert len(first) + len(third) == 24 and not set(first) & set(third)
+
+
+def test_a_stream_that_is_closed_early_leaves_no_request_behind(make: Make, tmp_path: Path) -> None:
+    never = tmp_path / "never"
+    group, every = make([(0, 4), (1, 4, never)])
+    dispatcher = Dispatcher([ask([5], seed) for seed in range(40)], 1, 2, max_unfinished=4)
+    with closing(group.stream("generate_stream", dispatcher.next_requests)) as stream:
+        for _ in range(2):
+            next(stream)
+    assert every.call("unfinished") == [0, 0]
+    assert len(every.call("seeds")[1]) == 4
+
+
+def test_an_error_of_a_worker_ends_the_stream(make: Make) -> None:
+    group, _ = make([(0, 4), (1, 4, None, 3)])
+    with pytest.raises(Exception, match="no such token"):
+        generate(group)
+
+
+def test_answers_are_the_same_whoever_generates_them(model_folder: Callable[[str], Path]) -> None:
+    """24 answers with 3 slots for each of two engines, beside one engine that has a slot for each answer."""
+
+    def engines(count: int, slots: int) -> list[Rollout]:
+        return [Bench.at(model_folder("qwen2"), native, max_sequences=slots).rollout for _ in range(count)]
+
+    several = engines(2, slots=3)
+    assert [rollout.max_unfinished() for rollout in several] == [4, 4]
+    found, expected = generate(LocalGroup(several), limit=6), generate(LocalGroup(engines(1, slots=24)), limit=6)
+    assert answers(found) == answers(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.logprobs_L, other.logprobs_L, atol=1e-5, rtol=0)
