@@ -66,6 +66,10 @@ class WeightOwner(Protocol):
 
 
 class Rollout(Protocol):
+    polls_per_report: int | None = (
+        None  # of generate_stream, in place of a time: ranks of one engine poll equally often
+    )
+
     def submit(self, request: Request) -> int:
         """Queue a request. Returns its id, with which `poll` reports it."""
 
@@ -102,9 +106,11 @@ class Rollout(Protocol):
                 requests = yield finished
                 index_of |= {self.submit(request): index for index, request in enumerate(requests, start=sent)}
                 sent, finished, until = sent + len(requests), [], time.monotonic() + report_every_s
+                polls = 0
                 while index_of:
                     finished += [(index_of.pop(completion.request), completion) for completion in self.poll()]
-                    if time.monotonic() >= until:
+                    polls += 1
+                    if time.monotonic() >= until if self.polls_per_report is None else polls == self.polls_per_report:
                         break
         finally:
             for request in index_of:

@@ -1,11 +1,19 @@
 """How many sequences and cached tokens a rollout engine takes; `rloom plan` calls the same functions. No torch here."""
 
+import math
+
+QUEUED_PER_RUNNING = 0.25  # requests that wait for a slot, so that none is empty until more are sent
 FREE_SHARE = 0.8  # of the free memory: activations and the sampler need some, too
 
 
 def default_sequences(engine: str, device: str) -> int:
     """`max_num_seqs` where it is null. A GPU decodes 1,024 in little more time than 100; a CPU lacks the memory."""
     return 1024 if (engine, device) == ("native", "cuda") else 256
+
+
+def with_queued(sequences: int) -> int:
+    """Requests to send to an engine that runs so many sequences at a time, before it has finished some."""
+    return sequences + math.ceil(QUEUED_PER_RUNNING * sequences)
 
 
 def wanted_cache_tokens(sequences: int, prompts: int, longest_prompt: int, longest_answer: int) -> int:

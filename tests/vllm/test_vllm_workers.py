@@ -1,4 +1,4 @@
-"""Two workers that shard the actor, each with a vLLM engine of its own; Ray is replaced by tests/local_ray.py."""
+"""Two workers that shard the actor, with an engine each or one together; Ray is replaced by tests/local_ray.py."""
 
 from pathlib import Path
 
@@ -20,7 +20,10 @@ CHOSEN = (
 )
 
 
-@pytest.mark.parametrize("pools", [(), ("trainer.pools.rollout=1",)])
+TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
+
+
+@pytest.mark.parametrize("pools", [(), ("trainer.pools.rollout=1",), (TENSOR_PARALLEL,)], ids=["each", "apart", "tp2"])
 def test_engines_of_several_workers_have_the_weights_of_the_sharded_actor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: tuple[str, ...]
 ) -> None:

@@ -1,7 +1,6 @@
 """rloom's own rollout engine: in process, on the actor's own weights, with continuous batching."""
 
 import logging
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from rloom.errors import ModelError
 from rloom.models.head import HAS_TRITON
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, WeightOwner, copy_weights
-from rloom.rollout.limits import cache_capacity, wanted_cache_tokens
+from rloom.rollout.limits import cache_capacity, wanted_cache_tokens, with_queued
 from rloom.rollout.native.eager import EagerSession
 from rloom.rollout.native.session import Session
 from rloom.rollout.native.slot_cache import SlotCache
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from rloom.rollout.native.graph_decoder import GraphDecoder
 
 log = logging.getLogger(__name__)
-QUEUED_PER_RUNNING = 0.25  # requests that wait for a slot, so that none is empty until more are sent
 LARGE_ENOUGH = 0.9  # of the largest cache that fits: a slightly larger one is not worth capturing all graphs again
 
 
@@ -66,7 +64,7 @@ class NativeRollout(Rollout):
         return number
 
     def max_unfinished(self) -> int:
-        return self.max_sequences + math.ceil(QUEUED_PER_RUNNING * self.max_sequences)
+        return with_queued(self.max_sequences)
 
     def cancel(self, request: int) -> None:
         self.unfinished.discard(request)

@@ -15,10 +15,12 @@ from vllm.v1.executor import Executor
 
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Rollout
+from rloom.rollout.limits import with_queued
 from rloom.rollout.vllm.arguments import VllmSettings, cause_of, engine_arguments
 from rloom.rollout.vllm.executor import GroupExecutor
 from rloom.rollout.vllm.weights import AdapterWeights, Weights, WholeWeights, divide_logits
 
+POLLS_PER_REPORT = 8
 WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names of what it releases in sleep
 
 
@@ -40,6 +42,9 @@ class VllmRollout(Rollout):
         )
         if self.temperature != 1.0:
             self.engine.apply_model(lambda model: divide_logits(model, self.temperature))
+        self.max_sequences = settings.max_sequences
+        if settings.tensor_parallel > 1:
+            self.polls_per_report = POLLS_PER_REPORT
         self.ids, self.version = count(), 0
         self.unfinished: set[int] = set()
 
@@ -65,6 +70,9 @@ class VllmRollout(Rollout):
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+    def max_unfinished(self) -> int:
+        return with_queued(self.max_sequences)
 
     def cancel(self, request: int) -> None:
         if request in self.unfinished:
