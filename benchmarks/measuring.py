@@ -75,6 +75,14 @@ def outside_gib(device: torch.device) -> float:
     return (total - free - torch.cuda.memory_reserved(device)) / 2**30
 
 
+def used_gib(device: torch.device) -> float:
+    """In use on the whole GPU, by every process and allocator."""
+    if device.type != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info(device)
+    return (total - free) / 2**30
+
+
 def held_gib(device: torch.device) -> float | None:
     """What stays allocated between steps; a CPU does not say."""
     return torch.cuda.memory_allocated(device) / 2**30 if device.type == "cuda" else None

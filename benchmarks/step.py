@@ -1,18 +1,21 @@
 """A whole GRPO step by stage: generation, rewards, advantages, update and optimizer, with the trainer's own pieces.
 
-    python benchmarks/step.py --shape qwen2.5-0.5b [--prompts 128] [--answers 8]
+    python benchmarks/step.py --shape qwen2.5-0.5b [--prompts 128] [--answers 8] [--engine vllm]
 
 Random weights, so the reward is a stand-in (a random 0 or 1 at once) and no text is decoded. No KL, exactly on-policy,
-one update a step.
+one update a step. With --engine vllm, vLLM generates in the same process and sleeps while the policy is trained.
 """
 
 import argparse
+import json
 import math
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from random import Random
 
-from measuring import Stopwatch, machine, note, outside_gib, peak_gib, pick_device, release, table
+from measuring import Stopwatch, machine, note, outside_gib, peak_gib, pick_device, release, table, used_gib
 from profiling import profile_once
 from shapes import (
     SHAPES,
@@ -31,18 +34,23 @@ from rloom.algos.kl import token_rewards
 from rloom.algos.objectives import Metrics
 from rloom.algos.registry import ALGORITHMS
 from rloom.batch import Batch, TrainBatch
+from rloom.engines.local import LocalEngine
 from rloom.engines.weight_sync import WeightSync
+from rloom.models.checkpoint_format import CheckpointFormat
+from rloom.models.load import ModelSource
+from rloom.models.network import PolicyNetwork
 from rloom.rewards.base import Unit
 from rloom.rewards.mix import Mix, Part
-from rloom.rollout.base import Sampling
+from rloom.rollout.base import Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
+from rloom.rollout.vllm.environment import set_environment
 from rloom.runtime.group import LocalGroup
 from rloom.trainer.learning_rate import LearningRateSchedule
 from rloom.trainer.roles import Learner, MiniBatching
 from rloom.trainer.sampling import Sampler
 from rloom.types import Prompt, SampleGroup, Score
 
-STAGES = ("generation", "reward and pack", "advantages", "update")
+STAGES = ("generation", "reward and pack", "advantages", "update", "weights")
 TRL = (
     "TRL 1.16 took 68 s with its own generation and 70 s with vLLM colocated for 128 prompts × 8 answers × 512 tokens\n"
     "of the 0.5B shape (micro-batch 32, gradient checkpointing): measured elsewhere on the same kind of GPU, one H200."
@@ -79,19 +87,14 @@ class Step:
         self.given, self.shape = given, SHAPES[given.shape]
         self.device, _ = pick_device()
         self.outside_before, self.cache_gib = outside_gib(self.device), 0.0
+        self.awake_gib, self.asleep_gib = 0.0, 0.0  # in use on the GPU
         self.engine = make_engine(given)
         self.sampling = Sampling(given.new_tokens, ignore_eos=True)
         network = self.engine.network
-        rollout = NativeRollout(
-            network,
-            owner=self.engine,
-            max_sequences=given.prompts * given.answers,
-            max_prefill_tokens=given.prefill_tokens,
-            memory_share=given.memory_share,
-            free_cache=True,
-            eager=given.eager,
-        )
-        sync = LocalGroup([WeightSync(None, rollout)])
+        own_model = given.engine == "vllm"
+        rollout = vllm_rollout(given, network) if own_model else native_rollout(given, network, self.engine)
+        sync = LocalGroup([WeightSync(self.engine if own_model else None, rollout)])
+        sync.call("sync", 0)
         self.sampler = Sampler(
             LocalGroup([rollout]), sync, Mix([Part("rule_score", RandomScores(seed=0))]), no_text, seed=0
         )
@@ -108,6 +111,7 @@ class Step:
     def look_at_memory(self, done: int, total: int) -> None:
         """With the first answer: while the cache is there. It is given back before the update."""
         if done == 1:
+            self.awake_gib = used_gib(self.device)
             self.cache_gib = max(self.cache_gib, outside_gib(self.device) - self.outside_before)
 
     def take(self, number: int) -> tuple[dict[str, float], Metrics]:
@@ -118,6 +122,9 @@ class Step:
             pending = self.sampler.generate(
                 prompts, given.answers, self.sampling, f"train/{number}", self.look_at_memory
             )
+        if number == 0:
+            release(self.device)  # what torch's allocator caches would hide what the engine has released
+            self.asleep_gib = used_gib(self.device)
         with watch.stage("reward and pack"):
             batch = Batch.pack(pending.scored(nobody))
         with watch.stage("advantages"):
@@ -126,8 +133,45 @@ class Step:
             self.learner.accumulate(train_batch)
             done = self.learner.apply(LEARNING_RATE)
             assert done.applied
+        with watch.stage("weights"):
             self.sampler.sync_weights(number)
         return watch.seconds, done.metrics
+
+
+def native_rollout(given: argparse.Namespace, network: PolicyNetwork, owner: LocalEngine) -> Rollout:
+    return NativeRollout(
+        network,
+        owner=owner,
+        max_sequences=given.prompts * given.answers,
+        max_prefill_tokens=given.prefill_tokens,
+        memory_share=given.memory_share,
+        free_cache=True,
+        eager=given.eager,
+    )
+
+
+def vllm_rollout(given: argparse.Namespace, network: PolicyNetwork) -> Rollout:
+    set_environment()
+    from rloom.rollout.vllm.arguments import VllmSettings
+    from rloom.rollout.vllm.engine import VllmRollout
+
+    folder = Path(tempfile.mkdtemp(prefix="rloom_shape_"))
+    (folder / "config.json").write_text(json.dumps(SHAPES[given.shape].config()))
+    device, dtype = pick_device()
+    settings = VllmSettings(
+        source=ModelSource(str(folder)),
+        device=device,
+        dtype=dtype,
+        max_sequences=given.prompts * given.answers,
+        max_batched_tokens=given.prefill_tokens,
+        max_model_tokens=given.prompt_tokens + given.new_tokens,
+        memory_share=given.memory_share,
+        free_memory=True,
+        eager=given.eager,
+        temperature=1.0,
+        reads_weights=False,
+    )
+    return VllmRollout(settings, CheckpointFormat(network))
 
 
 def grpo_train_batch(batch: Batch) -> TrainBatch:
@@ -162,6 +206,7 @@ def parse() -> argparse.Namespace:
     add_training_arguments(parser)
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--answers", type=int, default=8)
+    parser.add_argument("--engine", choices=("native", "vllm"), default="native")
     parser.add_argument("--prefill_tokens", type=int, default=16384, help="in one pass (%(default)s)")
     parser.add_argument("--memory_share", type=float, default=0.5, help="of the GPU for the cache (%(default)s)")
     return parser.parse_args()
@@ -185,7 +230,7 @@ def main() -> None:
         print(f"{profile_once(lambda: step.take(given.repeat + 1), device, given.profile)}\n")
     tokens = given.prompts * given.answers * given.new_tokens
     print(
-        f"GRPO step of {given.shape} ({step.shape.parameters / 1e6:,.1f} M parameters, random), "
+        f"GRPO step of {given.shape} with {given.engine} ({step.shape.parameters / 1e6:,.1f} M parameters, random), "
         f"{given.prompts} prompts × {given.answers} answers × {given.new_tokens} tokens ({tokens:,}), "
         f"prompts of {given.prompt_tokens}, {str(dtype).removeprefix('torch.')}, "
         f"gradient checkpointing {'on' if given.checkpointing else 'off'}"
@@ -195,7 +240,11 @@ def main() -> None:
     print(f"\n{rates(given, step.shape, best)}" if device.type == "cuda" else "")
     gaps = [f"{name} {value:.2e}" for name, value in metrics.items() if "rollout" in name]
     print(
-        f"Seconds. Peak of torch's allocator {peak:.1f} GiB; while generating, {step.cache_gib:.1f} GiB of cache and "
+        f"Seconds. In use on the GPU: {step.awake_gib:.1f} GiB while generating, {step.asleep_gib:.1f} GiB when the "
+        "engine sleeps, before the first update."
+    )
+    print(
+        f"Peak of torch's allocator {peak:.1f} GiB; while generating, {step.cache_gib:.1f} GiB of cache and "
         f"graphs beside it. Rollout beside trainer: {', '.join(gaps)}."
     )
     print(TRL)

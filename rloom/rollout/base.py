@@ -66,9 +66,8 @@ class WeightOwner(Protocol):
 
 
 class Rollout(Protocol):
-    polls_per_report: int | None = (
-        None  # of generate_stream, in place of a time: ranks of one engine poll equally often
-    )
+    # of generate_stream, in place of a time: ranks that share an engine have to poll equally often
+    polls_per_report: int | None = None
 
     def submit(self, request: Request) -> int:
         """Queue a request. Returns its id, with which `poll` reports it."""
