@@ -1,7 +1,6 @@
 """rloom's own rollout engine: in process, on the actor's own weights, with continuous batching."""
 
 import logging
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from rloom.rollout.native.graph_decoder import GraphDecoder
 
 log = logging.getLogger(__name__)
-QUEUED_PER_RUNNING = 0.25  # requests that wait for a slot, so that none is empty until more are sent
 LARGE_ENOUGH = 0.9  # of the largest cache that fits: a slightly larger one is not worth capturing all graphs again
 
 
@@ -66,7 +64,8 @@ class NativeRollout(Rollout):
         return number
 
     def max_unfinished(self) -> int:
-        return self.max_sequences + math.ceil(QUEUED_PER_RUNNING * self.max_sequences)
+        """As many wait as run: slots stay full until more arrive, even if answers take a few tenths of a second."""
+        return 2 * self.max_sequences
 
     def cancel(self, request: int) -> None:
         self.unfinished.discard(request)
