@@ -93,10 +93,10 @@ class Rollout(Protocol):
     def generate_stream(
         self, report_every_s: float = REPORT_EVERY_S
     ) -> Generator[list[tuple[int, Completion]], Sequence[Request], None]:
-        """Send it requests, maybe none; it yields the completions of the next `report_every_s`, earlier if all finished.
+        """Send it requests, maybe none; it yields what finished in the next `report_every_s`, or earlier if all has.
 
-        A completion comes with the index of its request among all that were sent. Start it with `next`. Closed, it
-        cancels the rest.
+        Each completion has the index of its request among all that were sent. Start it with `next`. Closed, it cancels
+        the rest.
         """
         index_of: dict[int, int] = {}
         sent, finished = 0, list[tuple[int, Completion]]()

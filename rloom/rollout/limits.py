@@ -1,8 +1,5 @@
 """How many sequences and cached tokens a rollout engine takes; `rloom plan` calls the same functions. No torch here."""
 
-import math
-
-QUEUED_PER_RUNNING = 0.25  # requests that wait for a slot, so that none is empty until more are sent
 FREE_SHARE = 0.8  # of the free memory: activations and the sampler need some, too
 
 
@@ -12,8 +9,11 @@ def default_sequences(engine: str, device: str) -> int:
 
 
 def with_queued(sequences: int) -> int:
-    """Requests to send to an engine that runs so many sequences at a time, before it has finished some."""
-    return sequences + math.ceil(QUEUED_PER_RUNNING * sequences)
+    """Requests to send to an engine that runs so many sequences at a time, before it has finished some.
+
+    As many wait as run: it stays full until more arrive, even if answers take a few tenths of a second.
+    """
+    return 2 * sequences
 
 
 def wanted_cache_tokens(sequences: int, prompts: int, longest_prompt: int, longest_answer: int) -> int:

@@ -87,5 +87,6 @@ class LocalGroup(Group):
                     items, first = next_items(share), share * self.workers_per_share
                     if items is None:
                         running.remove(share)
-                    else:
-                        yield share, [one.send(items) for one in streams[first : first + self.workers_per_share]][0]
+                        continue
+                    answers = [stream.send(items) for stream in streams[first : first + self.workers_per_share]]
+                    yield share, answers[0]

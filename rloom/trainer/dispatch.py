@@ -1,4 +1,4 @@
-"""Which share of the rollout workers generates which requests: a first portion each, the rest as they finish answers."""
+"""Which rollout workers generate which requests: each share gets a first portion, and more as it finishes answers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from rloom.rollout.base import Request
 class Dispatcher:
     """A share gets prompts while its unfinished requests are fewer than `max_unfinished`.
 
-    The first portions are equal in number of prompts; they are the whole step if the limit allows it, or if there is one
-    share. The answers to one prompt stay together, since its keys and values are computed once.
+    The first portions are equal in number of prompts. They are the whole step if the limit allows it, or if there is
+    one share. The answers to one prompt stay together, since its keys and values are computed once.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from rloom.algos.estimators import informative_groups
@@ -27,6 +28,12 @@ class Sampler:
     decode: Decode
     seed: int
 
+    @cached_property
+    def max_unfinished(self) -> int | None:
+        """Of the engines, which are all alike."""
+        limit: int | None = self.rollout.call("max_unfinished")[0]
+        return limit
+
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -44,7 +51,7 @@ class Sampler:
             for row, (_, prompt) in enumerate(rows)
         ]
         self.rollout.call("wake")
-        dispatcher = Dispatcher(requests, n, self.rollout.shares, self.rollout.call("max_unfinished")[0])
+        dispatcher = Dispatcher(requests, n, self.rollout.shares, self.max_unfinished)
         with Scoring(self.reward, self.decode, answers_per_group=n) as scoring:
             with closing(self.rollout.stream("generate_stream", dispatcher.next_requests)) as stream:
                 for share, finished in stream:
