@@ -9,6 +9,7 @@ from typing import Any
 # threads that spin while they wait take the cores from the tests that run beside
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15 its workers wait for all that runs beside
 
 import pytest
 import torch

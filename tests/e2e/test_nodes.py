@@ -21,6 +21,7 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
     "OMP_NUM_THREADS": "1",
+    "RAY_worker_niceness": "0",
     # a lost machine is reported after 3 s instead of 15
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
