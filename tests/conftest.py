@@ -1,17 +1,15 @@
 """Shared by all tests: folders of tiny models, processes that become ranks, and kernels that run without a GPU."""
 
-import importlib
 import os
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 # before torch is imported, and inherited by every process a test starts: on tiny models one thread is fastest, and
 # threads that spin while they wait take the cores from the tests that run beside
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15 its workers wait for all that runs beside
 
 import pytest
 import torch
@@ -20,9 +18,10 @@ from rloom.engines.distributed import join, leave
 from rloom.runtime.nodes import free_port
 from tests.groups import group_of, order_of
 from tests.helpers import FAMILIES, save_model
+from tests.interpreter import kernels_interpreted
 from tests.ranks import RankProcesses
 
-SLOW_FIXTURES = {"rank_processes", "interpreting_rank_processes", "interpreted_kernels"}
+SLOW_FIXTURES = {"rank_processes", "interpreted_kernels"}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,53 +57,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     return folder
 
 
-KERNELS = (
-    "rloom.models.head_kernels",
-    "rloom.rollout.native.kernels.attend",
-    "rloom.rollout.native.kernels.sample",
-)
-
-
-def reduce_by_halves(reduction: Any, blocks: tuple[Any, ...]) -> list[Any]:
-    """`tl.reduce` of vectors. The interpreter's own calls the combining function for one element after the other."""
-    assert reduction.axis == 0 and not reduction.keep_dims
-    while (length := len(blocks[0].handle.data)) > 1:
-        assert length % 2 == 0
-        halves = [
-            reduction.to_tensor(block.handle.data[part], block.dtype)
-            for part in (slice(length // 2), slice(length // 2, None))
-            for block in blocks
-        ]
-        blocks = reduction.combine_fn.fn(*halves)
-    return [reduction.to_tensor(block.handle.data.item(), block.dtype) for block in blocks]
-
-
 @pytest.fixture(scope="module")
 def interpreted_kernels() -> Iterator[None]:
-    """Without a CUDA device the kernels run in Triton's interpreter. Triton decides on that when one is defined."""
-    triton = pytest.importorskip("triton")
-    if torch.cuda.is_available():
+    pytest.importorskip("triton")
+    with kernels_interpreted():
         yield
-        return
-    from triton.runtime import interpreter
-
-    interpreted = cache(interpreter.InterpretedFunction)
-    modules = [importlib.import_module(name) for name in KERNELS]
-    with pytest.MonkeyPatch.context() as patch, triton.knobs.runtime.scope():
-        triton.knobs.runtime.interpret = True
-        # Triton's own functions (tl.sum) were defined when it was imported, to be compiled
-        patch.setattr(triton.JITFunction, "__call__", lambda self, *args, **named: interpreted(self.fn)(*args, **named))
-        patch.setattr(interpreter.ReduceOps, "generic_reduce", reduce_by_halves)
-        # once, instead of at each call of a function: that is a third of the interpreter's time
-        language = {"tl": triton.language, "core": triton.language.core}
-        changes = interpreter._patch_lang(FunctionType((lambda: None).__code__, language))
-        patch.setattr(interpreter, "_patch_lang", lambda function: interpreter._LangPatchScope())
-        for module in modules:
-            importlib.reload(module)
-        yield
-        changes.restore()
-    for module in modules:
-        importlib.reload(module)
 
 
 @pytest.fixture(params=FAMILIES)

@@ -1,4 +1,4 @@
-"""Which tests stay together in one of the two processes of `make test`, and which groups start first."""
+"""Which tests stay together in one of the processes of `make test`, and which groups start first."""
 
 from collections.abc import Mapping
 
@@ -26,6 +26,9 @@ LONGEST = (
     "unit/test_native_graph_decoder",
     "unit/test_train_batch",
     "unit/test_compiled",
+    "unit/test_rewards_code",
+    "unit/test_judge_faults",
+    "unit/test_rewards_pool",
 )
 
 
@@ -36,7 +39,7 @@ def group_of(nodeid: str) -> str:
 
 
 def order_of(nodeid: str) -> int:
-    """The longest first and single tests last, so that both processes end at about the same time."""
+    """The longest first and single tests last, so that all processes end at about the same time."""
     group = group_of(nodeid)
     if group in LONGEST:
         return LONGEST.index(group)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -13,7 +12,6 @@ import torch
 from rloom.atomic import replace_text
 from rloom.config.algorithm_needs import brings_own_algorithm
 from rloom.config.checks import notices_on_a_cpu, verify
-from rloom.config.load import expand
 from rloom.config.saved import CONFIG_FILE
 from rloom.config.schema import Config
 from rloom.errors import WorkerError
@@ -21,7 +19,6 @@ from rloom.observe.curve import draw_learning_curve
 from rloom.observe.display import validation_accuracies
 from rloom.observe.events import EVENTS_FILE, metrics_by_step, read_events
 from rloom.observe.runlog import RunLog
-from rloom.runtime.joining import join_run
 from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
 from rloom.runtime.secret import new_secret
@@ -46,17 +43,6 @@ def run(config: Config) -> int:
     if trainer.device == "auto" and not config.uses_ray and not torch.cuda.is_available():
         for notice in notices_on_a_cpu(config, needs):
             logger.warning(f"Note: {notice}")
-    if trainer.node_rank > 0:
-        join_run(
-            trainer.head,
-            trainer.node_rank,
-            directory=expand(trainer.default_local_dir).absolute(),
-            cpus=max(os.cpu_count() or 1, trainer.n_gpus_per_node),
-            gpus=torch.cuda.device_count(),
-            timeout_s=trainer.start_timeout_s,
-            report=print,
-        )
-        return 0
     directory = run_directory(config)
     with machines(config, directory):
         return attempts(config, directory)

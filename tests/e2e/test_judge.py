@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import command, records, train
+from tests.e2e.runs import command, records, same, train, weights
 from tests.judge_server import INPUT_TOKENS, KEY, OUTPUT_TOKENS, Body, JudgeServer, serving
 
 GRPO = "algorithm.adv_estimator=grpo"
@@ -35,27 +35,18 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
-@pytest.mark.slow
-def test_the_embedded_task_is_learned_from_a_judge_that_scores_1_to_10(tmp_path: Path) -> None:
+def test_a_judge_of_the_rules_opinion_teaches_what_the_rule_teaches_bit_for_bit(tmp_path: Path) -> None:
+    """A 10 of 1 to 10 is the rule's 1, a 1 its 0. What is learned from the rule: `test_train.py`."""
+    many = ("data.train_batch_size=8", "actor_rollout_ref.rollout.n=4")
     with serving(say=worth) as server:
-        train(
-            tmp_path,
-            4,
-            GRPO,
-            *judged_by(server),
-            "data.train_max_samples=-1",
-            "data.train_batch_size=32",
-            "data.val_max_samples=128",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=16",
-            "actor_rollout_ref.rollout.n=8",
-            "trainer.test_freq=4",
-            "trainer.val_before_train=True",
-        )
-    name = "val-core/math_reasoning/acc/mean@1"
-    first, last = (record[name] for record in records(tmp_path) if name in record)
-    assert 0.25 < first < 0.5 and last > first + 0.15
-    steps = [record for record in records(tmp_path) if "reward/requests" in record]
-    assert steps[0]["reward/failed"] == 0 and steps[0]["critic/score/min"] == 0 and steps[0]["critic/score/max"] == 1
+        train(tmp_path / "judge", 2, GRPO, *many, *judged_by(server))
+    train(tmp_path / "rule", 2, GRPO, *many)
+    steps = records(tmp_path / "judge")
+    assert [(step["reward/failed"], step["critic/score/min"], step["critic/score/max"]) for step in steps] == [
+        (0, 0, 1)
+    ] * 2
+    assert same(weights(tmp_path / "judge", 2), weights(tmp_path / "rule", 2))
+    assert not same(weights(tmp_path / "judge", 1), weights(tmp_path / "judge", 2))
 
 
 def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on_without_paying_twice(

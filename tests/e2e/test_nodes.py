@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
     "OMP_NUM_THREADS": "1",
+    "RAY_worker_niceness": "0",
     # a lost machine is reported after 3 s instead of 15
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
@@ -117,20 +118,23 @@ def test_two_machines_train_together_and_the_second_leaves_with_the_first(tmp_pa
 def new_text(file: Path, process: subprocess.Popen[str]) -> str:
     """What machine 0 writes in place of what was there."""
     old = file.read_text()
-    deadline = time.monotonic() + 400  # a busy machine
-    while (text := file.read_text()) == old:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    wait_for(lambda: file.read_text() != old, process)
     assert file.stat().st_mode & 0o777 == 0o600
-    return text
+    return file.read_text()
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 400  # a busy machine
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_machine_that_is_lost_leaves_the_others_to_go_on(tmp_path: Path, port: int) -> None:
-    second, first = (start(tmp_path, node, 2, port, "trainer.start_timeout_s=15", steps=4) for node in (1, 0))
-    deadline = time.monotonic() + 400  # a busy machine
-    while not (tmp_path / "global_step_1").is_dir():
-        assert time.monotonic() < deadline and first.poll() is None
-        time.sleep(0.1)
+    # the time limit is also that of a lost machine to return
+    second, first = (start(tmp_path, node, 2, port, "trainer.start_timeout_s=20", steps=4) for node in (1, 0))
+    wait_for(lambda: (tmp_path / "global_step_1").is_dir(), first)
     stop_machine(second)
     said = first.communicate(timeout=200)[0]
     assert first.returncode == 0, said
@@ -146,14 +150,6 @@ def stop_machine(joined: subprocess.Popen[str]) -> None:
     joined.communicate()
     for child in children.stdout.split():
         subprocess.run(["pkill", "-9", "--session", child], check=False)
-
-
-def test_a_machine_that_never_comes_is_named_and_not_awaited_forever(tmp_path: Path, port: int) -> None:
-    run = start(tmp_path, 0, 3, port, "trainer.start_timeout_s=5")
-    said = run.communicate(timeout=120)[0]
-    assert run.returncode == 2
-    assert "trainer.nnodes=3: after trainer.start_timeout_s=5 these machines have not come" in said
-    assert "trainer.node_rank=1, trainer.node_rank=2" in said and f"trainer.master_port={port}" in said
 
 
 def test_a_machine_whose_first_is_not_there_says_so(tmp_path: Path) -> None:

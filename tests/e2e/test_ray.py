@@ -23,9 +23,11 @@ from rloom.runtime import failures
 from rloom.runtime import ray as cluster
 from rloom.runtime.group import NextItems, Stream
 from rloom.runtime.nodes import free_port, head_node, wait_until
+from rloom.trainer.assemble.ray_workers import await_machines
 from rloom.trainer.export import export
 from tests.e2e.peers import KILLED, Peer
 from tests.e2e.runs import records, same, train
+from tests.helpers import configured
 from tests.local_ray import use_local_ray
 
 pytestmark = pytest.mark.slow
@@ -37,7 +39,7 @@ LIMIT_S = 240
 def address() -> Iterator[str]:
     """A cluster of one machine, with more cores for Ray than it has."""
     where = f"127.0.0.1:{free_port()}"
-    with head_node(where, cpus=8, gpus=0):
+    with head_node(where, cpus=4, gpus=0):  # Ray starts a process for each
         yield where
 
 
@@ -194,6 +196,17 @@ def test_a_worker_killed_in_generation_in_an_update_and_while_saving_costs_nothi
     assert Deadly.calls["generate_stream"] == 7, "each time the run went on from its last checkpoint"
     assert numbers(disturbed) == numbers(calm)
     assert same(whole(disturbed, disturbed / "hf", 4), whole(calm, calm / "hf", 4))
+
+
+def test_a_machine_that_never_comes_is_named_and_not_awaited_forever(address: str) -> None:
+    host, port = address.split(":")
+    where = (f"trainer.master_addr={host}", f"trainer.master_port={port}")
+    config = configured("trainer.nnodes=3", "trainer.start_timeout_s=1", *where)
+    with cluster.connect({"address": address}, cpus=1), pytest.raises(WorkerError) as caught:
+        await_machines(config)
+    said = str(caught.value)
+    assert said.startswith("trainer.nnodes=3: after trainer.start_timeout_s=1 these machines have not come: ")
+    assert "trainer.node_rank=1, trainer.node_rank=2" in said and f"trainer.master_port={port}" in said
 
 
 def test_a_worker_that_cannot_begin_is_an_error_and_no_loss(address: str) -> None:

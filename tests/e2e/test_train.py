@@ -31,15 +31,15 @@ def test_the_default_task_is_learned_and_the_run_directory_is_complete(
 ) -> None:
     train(
         tmp_path,
-        4,
+        3,
         "algorithm.adv_estimator=grpo",
         "data.train_max_samples=-1",
         "data.train_batch_size=32",
         "data.val_max_samples=256",
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
         "actor_rollout_ref.rollout.n=8",
-        "trainer.test_freq=4",
-        "trainer.save_freq=4",
+        "trainer.test_freq=3",
+        "trainer.save_freq=3",
         "trainer.val_before_train=True",
         "trainer.logger=[console,tensorboard]",
         f"trainer.rollout_data_dir={tmp_path / 'answers'}",
@@ -54,13 +54,13 @@ def test_the_default_task_is_learned_and_the_run_directory_is_complete(
     said = capsys.readouterr().out
     assert f"Held-out accuracy on math_reasoning: {first:.1%} at the start, {last:.1%} now" in said
     assert (tmp_path / "learning_curve.png").stat().st_size > 10_000
-    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4"
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
     assert list((tmp_path / "tensorboard").iterdir())
-    rows = [json.loads(line) for line in (tmp_path / "answers" / "4.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "answers" / "3.jsonl").read_text().splitlines()]
     assert len(rows) == 256
     assert sum(row["score"] for row in rows) / 256 == pytest.approx(records(tmp_path)[-2]["critic/score/mean"])
     assert len((tmp_path / "validation" / "0.jsonl").read_text().splitlines()) == 256
-    assert evaluate_checkpoint(tmp_path / "global_step_4")["val-core/math_reasoning/acc/mean@1"] == pytest.approx(last)
+    assert evaluate_checkpoint(tmp_path / "global_step_3")["val-core/math_reasoning/acc/mean@1"] == pytest.approx(last)
 
 
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"

@@ -4,7 +4,7 @@ Without a CUDA device the kernels run in Triton's interpreter.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from rloom.models.load import Lora
 from rloom.packing import MicroBatching
 from tests.engine_subjects import ENGINES
 from tests.helpers import CPU, VOCABULARY, Weights, a_batch, assert_same, policy, train_batch
+from tests.interpreter import kernels_interpreted
 from tests.ranks import RankProcesses
 
 pytestmark = pytest.mark.usefixtures("interpreted_kernels")
@@ -269,7 +270,7 @@ def teach_rank(rank: int, ranks: int, folder: Path, tokens: int) -> tuple[Learne
         return fused_loss(*arguments, **named)
 
     rows = [0, 1, 2, 3, 4, 5] if rank == 0 else [6, 7]
-    with pytest.MonkeyPatch.context() as patch:
+    with kernels_interpreted(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "kernels_run_on", lambda device: True)
         patch.setattr(network, "fused_loss", spy)
         patch.setattr(head, "LOGITS_AT_ONCE", tokens * VOCABULARY)
@@ -280,22 +281,14 @@ def teach_rank(rank: int, ranks: int, folder: Path, tokens: int) -> tuple[Learne
         return Learned(engine.optim_step(0.0).metrics, gradients), seen
 
 
-@pytest.fixture
-def interpreting_rank_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankProcesses]:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # read where triton is imported: in the new processes
-    rank_processes = RankProcesses(2, context=torch.multiprocessing.get_context("spawn"))
-    yield rank_processes
-    rank_processes.close()
-
-
 def test_two_ranks_learn_from_parts_what_one_process_learns(
-    interpreting_rank_processes: RankProcesses,
+    rank_processes: RankProcesses,
     model_folder: Callable[[str], Path],
     at_once: Callable[[int | None], None],
 ) -> None:
     at_once(None)
     expected = learn(model_folder("qwen3"), OBJECTIVES["entropy and k3"], train_batch(), placement=CPU)
-    (first, parts), (second, other_parts) = interpreting_rank_processes.run(2, teach_rank, model_folder("qwen3"), 14)
+    (first, parts), (second, other_parts) = rank_processes.run(2, teach_rank, model_folder("qwen3"), 14)
     assert (parts, other_parts) == ([2, 2], [1, 1])
     total = {name: first.metrics[name] + second.metrics[name] for name in expected.metrics}
     assert_learned(Learned(total, first.gradients), expected)
