@@ -9,10 +9,10 @@ export TOKENIZERS_PARALLELISM = false
 
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: runtime judge setup check quick test test-gpu bench bench-gpu docs clean
+.PHONY: runtime judge ray wandb setup check quick test test-gpu bench bench-gpu docs clean
 
 runtime: $(RUNTIME)
-judge: $(VENV)/.judge
+judge ray wandb: %: $(VENV)/.extra-%
 setup: $(SETUP)
 
 # torch first and pinned: a looser request may pull another build with gigabytes of extras
@@ -23,8 +23,8 @@ $(RUNTIME): pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.judge: $(RUNTIME)
-	$(PIP) --editable '.[judge]'
+$(VENV)/.extra-%: $(RUNTIME)
+	$(PIP) --editable '.[$*]'
 	@touch $@
 
 $(SETUP): $(RUNTIME)

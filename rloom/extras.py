@@ -8,13 +8,17 @@ from pathlib import Path
 CLONE = Path(__file__).parents[1]
 
 
-def install_command(extra: str) -> str:
-    """In a clone: the extra of its pyproject.toml, with the tested versions. Otherwise: the libraries of the extra."""
+def install_command(extra: str | None = None) -> str:
+    """In a clone: the extra of its pyproject.toml, with the tested versions. Otherwise: the libraries of the extra.
+
+    Without an extra: rloom itself, with what every run needs.
+    """
     python = shlex.quote(sys.executable)
     if (CLONE / "pyproject.toml").is_file():
-        constraint, wanted = shlex.quote(str(CLONE / "constraints.txt")), shlex.quote(f"{CLONE}[{extra}]")
-        return f"{python} -m pip install --constraint {constraint} --editable {wanted}"
-    return f"{python} -m pip install {' '.join(map(shlex.quote, requirements(extra)))}"
+        wanted = shlex.quote(str(CLONE) if extra is None else f"{CLONE}[{extra}]")
+        return f"{python} -m pip install --constraint {shlex.quote(str(CLONE / 'constraints.txt'))} --editable {wanted}"
+    wanted = "rloom" if extra is None else " ".join(map(shlex.quote, requirements(extra)))
+    return f"{python} -m pip install {wanted}"
 
 
 def requirements(extra: str) -> list[str]:

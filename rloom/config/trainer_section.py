@@ -71,7 +71,7 @@ class Trainer(Section):
     max_nonfinite_updates: int = key(3, "Stop after this many consecutive updates with a non-finite gradient.", ge=1)
     rollout_mismatch_warning: float | None = key(
         0.01,
-        "Warn if `rollout_corr/k3_kl`, the KL between rollout engine and trainer per token, is above this. null: never.",
+        "Warn if `rollout_corr/k3_kl`, the KL per token of rollout engine and trainer, is above this. null: never.",
         gt=0,
     )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "Device. auto: a GPU if there is one.")

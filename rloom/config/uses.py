@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rloom.config.algorithm_needs import Needs, needs_old_logprobs
+from rloom.config.algorithm_needs import Needs, measures_mismatch, needs_old_logprobs
 from rloom.config.keys import value_at
 from rloom.config.reward_model_section import ClassifierKeys
 from rloom.config.schema import Config
 
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
-ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
-REWARD_MODEL = "reward_model"
-ESTIMATOR = "algorithm.adv_estimator"
-LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+ROLLOUT, REF, REWARD_MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.ref", "reward_model"
+ESTIMATOR, LOSS_MODE = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode"
 
 
 @dataclass(frozen=True)
@@ -431,6 +429,11 @@ USES: list[Use] = [
             "{trainer.default_local_dir} does not contain it, and no tracker uses it; trainer.logger=wandb would",
         )
         for name in ("trainer.project_name", "trainer.experiment_name")
+    ),
+    Use(
+        ["trainer.rollout_mismatch_warning"],
+        lambda run: measures_mismatch(run.config),
+        f"{{{ROLLOUT}.calculate_log_probs}} compares no log-probs",
     ),
     Use(
         ["trainer.master_addr", "trainer.master_port"],

@@ -6,6 +6,7 @@ values and the reason for the default threshold.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 FIGURE = "rollout_corr/k3_kl"
 MUCH_WORSE = 10.0  # a second warning needs a figure this many times that of the last one
@@ -52,7 +53,7 @@ class MismatchWarning:
         )
 
     @property
-    def fields(self) -> dict[str, float | list[int] | str]:
+    def fields(self) -> dict[str, Any]:
         """Of the `warning` event."""
         return {
             "kind": "rollout_mismatch",
