@@ -10,10 +10,10 @@ export TOKENIZERS_PARALLELISM = false
 # more processes than the two cores of a small machine: many tests wait for a time limit or another process
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
-.PHONY: runtime judge setup check quick test test-gpu test-vllm test-vllm-setup bench bench-gpu docs clean
+.PHONY: runtime judge ray wandb setup check quick test test-gpu test-vllm test-vllm-setup bench bench-gpu docs clean
 
 runtime: $(RUNTIME)
-judge: $(VENV)/.judge
+judge ray wandb: %: $(VENV)/.extra-%
 setup: $(SETUP)
 
 # torch first and pinned: a looser request may pull another build with gigabytes of extras
@@ -24,8 +24,8 @@ $(RUNTIME): pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.judge: $(RUNTIME)
-	$(PIP) --editable '.[judge]'
+$(VENV)/.extra-%: $(RUNTIME)
+	$(PIP) --editable '.[$*]'
 	@touch $@
 
 $(SETUP): $(RUNTIME)

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from rloom import __version__
 from rloom.config.load import load_config
@@ -23,6 +24,7 @@ USAGE = """rloom COMMAND
   data check FILE              check a data file before training on it
   reward try FILE --source S   score an answer by hand and show what was extracted
   judge try --prompt P ...     one call of the API judge: request, answer, score and cost
+  doctor env                   what is installed, what works here, and what to install for the rest
 
 `rloom COMMAND --help` prints more. `rloom config` lists the keys."""
 
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "data": data,
         "reward": reward,
         "judge": judge,
+        "doctor": doctor,
     }
     if not given or given[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -205,6 +208,26 @@ def judge(arguments: Sequence[str]) -> int:
         settings = check_judge(load_config(overrides, **source).reward_model.api, responses=len(given.response))
         without_cache = settings.model_copy(update={"cache_dir": None, "budget": None})
         return 0 if try_judge(without_cache, given.prompt, given.response, given.ground_truth) else 1
+
+    return run_safely(run)
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("rloom doctor", description="Check this machine's installation.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    environment = commands.add_parser(
+        "env",
+        help="what is installed, and what works here",
+        description="Exit 0 if training with the defaults works, 1 otherwise.",
+    )
+    environment.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
+
+    def run() -> int:
+        from rloom.config.schema import RolloutSection
+        from rloom.doctor import env
+
+        return env.run(get_args(RolloutSection.model_fields["name"].annotation), as_json=given.json)
 
     return run_safely(run)
 

@@ -11,13 +11,18 @@ CLONE = Path(__file__).parents[1]
 UNPINNED = {"vllm"}  # pins torch and others itself, and other versions than constraints.txt
 
 
-def install_command(extra: str) -> str:
-    """In a clone: the extra of its pyproject.toml, with the tested versions. Otherwise: the libraries of the extra."""
+def install_command(extra: str | None = None) -> str:
+    """In a clone: the extra of its pyproject.toml, with the tested versions. Otherwise: the libraries of the extra.
+
+    Without an extra: rloom itself, with what every run needs.
+    """
     python = shlex.quote(sys.executable)
     if (CLONE / "pyproject.toml").is_file():
+        wanted = shlex.quote(str(CLONE) if extra is None else f"{CLONE}[{extra}]")
         pins = "" if extra in UNPINNED else f"--constraint {shlex.quote(str(CLONE / 'constraints.txt'))} "
-        return f"{python} -m pip install {pins}--editable {shlex.quote(f'{CLONE}[{extra}]')}"
-    return f"{python} -m pip install {' '.join(map(shlex.quote, requirements(extra)))}"
+        return f"{python} -m pip install {pins}--editable {wanted}"
+    wanted = "rloom" if extra is None else " ".join(map(shlex.quote, requirements(extra)))
+    return f"{python} -m pip install {wanted}"
 
 
 def requirements(extra: str) -> list[str]:

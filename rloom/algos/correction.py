@@ -165,6 +165,12 @@ def rejected(ratios: Ratios, keep_T: Tensor) -> dict[str, float]:
     }
 
 
+def k3_kl(rollout_T: Tensor, trainer_T: Tensor) -> Tensor:
+    """Of each token: its mean over tokens that the rollout engine sampled estimates KL(rollout || trainer)."""
+    log_ratio_T = (trainer_T - rollout_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return log_ratio_T.expm1() - log_ratio_T  # exp(x) - 1 - x would lose the digits of a small x
+
+
 def mismatch(batch: Batch, trainer_logprobs_T: Tensor) -> dict[str, float]:
     """How much rollout engine and trainer differ, over every generated token, also of failed samples. Always finite.
 
@@ -183,7 +189,7 @@ def mismatch(batch: Batch, trainer_logprobs_T: Tensor) -> dict[str, float]:
         "training/rollout_logprobs_diff_mean": (rollout_A - trainer_A).abs().mean(),
         # the rollout engine sampled the tokens, so these two estimate KL(rollout || trainer)
         "rollout_corr/kl": (rollout_A - trainer_A).mean(),
-        "rollout_corr/k3_kl": (log_ratio_A.exp() - log_ratio_A - 1).mean(),
+        "rollout_corr/k3_kl": k3_kl(rollout_A, trainer_A).mean(),
         "rollout_corr/chi2_token": (2 * log_ratio_A).exp().mean() - 1,
     }
     sample_A = batch.sample_T[mask_T]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts, aggregate
+from rloom.algos.correction import k3_kl
 from rloom.algos.kl import FULL_KL, kl_estimator
 from rloom.algos.policy_losses import LossSettings, LossTerms, TokenLoss
 from rloom.algos.registry import resolve_policy_loss
@@ -18,6 +19,14 @@ from rloom.batch import TokenOutputs, TrainBatch
 
 Metrics = dict[str, float]
 Shares = dict[str, Tensor]  # of metrics
+
+# Measured by `PolicyObjective.gap`. Valid in the first update of a step only: later ones have new weights.
+GAP_METRICS = (
+    "training/rollout_probs_diff_mean",
+    "training/rollout_logprobs_diff_mean",
+    "rollout_corr/kl",
+    "rollout_corr/k3_kl",
+)
 
 
 class Objective(Protocol):
@@ -44,6 +53,7 @@ class PolicyObjective:
     kl_coefficient: float | None  # None: no KL loss
     kl_estimator: str
     measures_gap: bool = True  # report the difference to the rollout engine's log-probs if no earlier stage did
+    bypass: bool = False  # the old log-probs are the rollout engine's, so no earlier stage did
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -75,7 +85,8 @@ class PolicyObjective:
         metrics = {"actor/pg_loss": loss.detach(), "actor/entropy": entropy.detach()}
         for name, value_T in token_loss.parts_T.items():
             metrics[name] = aggregate(value_T.detach(), batch, "token-mean", counts)
-        if batch.old_logprobs_T is None and self.measures_gap:  # exactly on-policy: no earlier pass computed log-probs
+        # exactly on-policy, or in bypass mode: no earlier pass computed log-probs
+        if self.measures_gap and (batch.old_logprobs_T is None or self.bypass):
             metrics |= self.gap(output_T.detach(), batch, counts)
         if self.entropy_coefficient:
             loss = loss - self.entropy_coefficient * entropy
@@ -88,12 +99,14 @@ class PolicyObjective:
     def gap(self, logprobs_T: Tensor, batch: TrainBatch, counts: Counts) -> Shares:
         """The differences between the rollout engine's and the trainer's probabilities, and the KL between them."""
         rollout_T = batch.rollout_logprobs_T
-        found_T = {
-            "training/rollout_probs_diff_mean": (rollout_T.exp() - logprobs_T.exp()).abs(),
-            "training/rollout_logprobs_diff_mean": (rollout_T - logprobs_T).abs(),
-            "rollout_corr/kl": rollout_T - logprobs_T,
-        }
-        return {name: aggregate(value_T, batch, "token-mean", counts) for name, value_T in found_T.items()}
+        found = (
+            (rollout_T.exp() - logprobs_T.exp()).abs(),
+            (rollout_T - logprobs_T).abs(),
+            rollout_T - logprobs_T,
+            k3_kl(rollout_T, logprobs_T),
+        )
+        names = zip(GAP_METRICS, found, strict=True)
+        return {name: aggregate(value_T, batch, "token-mean", counts) for name, value_T in names}
 
     def kl(self, outputs: TokenOutputs, batch: TrainBatch) -> Tensor:
         if self.needs_full_kl:

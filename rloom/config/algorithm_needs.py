@@ -56,3 +56,8 @@ def needs_old_logprobs(config: Config, loss: HasLossNeeds) -> bool:
     """An exactly on-policy update needs none, unless the loss, a KL in the reward or rollout correction reads them."""
     also_read = config.kl_in_reward or config.algorithm.rollout_correction.enabled
     return not config.on_policy or loss.needs_old_logprobs or also_read
+
+
+def measures_mismatch(config: Config) -> bool:
+    """Whether the log-probs of rollout engine and trainer are compared."""
+    return config.actor_rollout_ref.rollout.calculate_log_probs or config.algorithm.rollout_correction.enabled

@@ -69,6 +69,11 @@ class Trainer(Section):
     )
     log_val_generations: int = key(0, "Number of answers to print after each validation.", ge=0)
     max_nonfinite_updates: int = key(3, "Stop after this many consecutive updates with a non-finite gradient.", ge=1)
+    rollout_mismatch_warning: float | None = key(
+        0.01,
+        "Warn if `rollout_corr/k3_kl`, the KL per token of rollout engine and trainer, is above this. null: never.",
+        gt=0,
+    )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "Device. auto: a GPU if there is one.")
 
     @field_validator("logger", mode="before")

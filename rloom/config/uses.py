@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rloom.config.algorithm_needs import Needs
+from rloom.config.algorithm_needs import Needs, measures_mismatch
 from rloom.config.keys import value_at
 from rloom.config.reward_uses import REWARD_MODEL, REWARD_USES
 from rloom.config.schema import Config
@@ -17,8 +17,7 @@ from rloom.config.use import Run, Use
 
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
-ESTIMATOR = "algorithm.adv_estimator"
-LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+ESTIMATOR, LOSS_MODE = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode"
 
 
 @dataclass(frozen=True)
@@ -357,6 +356,11 @@ USES: list[Use] = [
             "{trainer.default_local_dir} does not contain it, and no tracker uses it; trainer.logger=wandb would",
         )
         for name in ("trainer.project_name", "trainer.experiment_name")
+    ),
+    Use(
+        ["trainer.rollout_mismatch_warning"],
+        lambda run: measures_mismatch(run.config),
+        f"{{{ROLLOUT}.calculate_log_probs}} compares no log-probs",
     ),
     Use(
         ["trainer.master_addr", "trainer.master_port"],

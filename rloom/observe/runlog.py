@@ -116,6 +116,10 @@ class RunLog:
     def message(self, text: str) -> None:
         self._display.message(text)
 
+    def warning(self, message: str, *, kind: str, **fields: Any) -> None:
+        self._display.message(message)
+        self.events.write("warning", step=self._step, kind=kind, message=message, **fields)
+
     def dump_rollouts(self, folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
         """One JSON object a row (input, output, gts, score, step, ...) in `{folder}/{step}.jsonl`."""
         file = folder / f"{step}.jsonl"

@@ -23,6 +23,7 @@ from rloom.data.stream import PromptStream
 from rloom.errors import CheckpointError, RloomError, WorkerError
 from rloom.observe.events import rollout_fields
 from rloom.observe.metrics import batch_metrics, part_metrics, throughput, utilisation
+from rloom.observe.mismatch import MismatchMonitor
 from rloom.observe.runlog import RunLog
 from rloom.rewards.failures import check_failures, common_reasons
 from rloom.rollout.base import Sampling
@@ -65,6 +66,7 @@ class Settings:
     overlong: Overlong | None
     dynamic_sampling: DynamicSampling | None
     compare_logprobs: bool
+    mismatch_warning: float | None  # threshold
     critic_warmup: int
     max_failed_share: float
     total_steps: int
@@ -125,6 +127,7 @@ class Training:
         self.checkpoints = checkpoints
         self.write_checkpoint, self.load_checkpoint = write_checkpoint, load_checkpoint
         self.state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
+        self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
         self.interrupted = False
         self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
 
@@ -281,6 +284,12 @@ class Training:
         found = correct(train_batch, logprobs_T, settings)
         return replace(train_batch, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
 
+    def warn_of_mismatch(self, step: int, result: StepResult) -> None:
+        versions = {turn.version for trajectory in result.trajectories for turn in trajectory.turns}
+        found = self.mismatch_monitor.check(result.metrics, engine_versions=versions, trainer_version=step - 1)
+        if found is not None:
+            self.log.warning(**found.fields)
+
     def take_step(self, step: int) -> None:
         """One step, then validation and a checkpoint where due. After an error, the last step is saved if possible."""
         last = step == self.settings.total_steps
@@ -334,6 +343,7 @@ class Training:
             for stats in self.roles.workers.call("stats"):
                 metrics |= stats
         log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
+        self.warn_of_mismatch(step, result)
 
     def validate(self, step: int) -> dict[str, float]:
         evaluator, log = self.roles.evaluator, self.log

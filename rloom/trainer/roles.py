@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.objectives import Metrics, Objective
+from rloom.algos.objectives import GAP_METRICS, Metrics, Objective
 from rloom.batch import Batch, TrainBatch, token_indices
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
@@ -111,7 +111,7 @@ class Learner:
         return Scorer(self.group, self.balance)
 
     def learn(self, batch: TrainBatch, step: int, progress: Progress) -> Metrics:
-        """All optimizer steps of one batch; metrics are averaged over them."""
+        """All optimizer steps of one batch; metrics are averaged over them, except those of the first step only."""
         learning_rate, total = self.schedule.at(step), self.mini_batching.updates(batch)
         gathered: dict[str, list[float]] = defaultdict(list)
         skipped = 0
@@ -122,7 +122,8 @@ class Learner:
             skipped += not update.applied
             if update.applied:
                 for key, value in {**update.metrics, f"{self.name}/grad_norm": update.grad_norm}.items():
-                    gathered[key].append(value)
+                    if done == 1 or key not in GAP_METRICS:
+                        gathered[key].append(value)
             progress(done, total)
         means = {key: sum(values) / len(values) for key, values in gathered.items()}
         return {**means, f"{self.name}/lr": learning_rate, f"{self.name}/nonfinite_updates": float(skipped)}

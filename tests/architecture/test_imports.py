@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.rewards.sandbox": ("rloom.rewards.framing", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
+    "rloom.doctor": ("rloom", "rloom.doctor", "rloom.errors", "rloom.extras", "rloom.rewards.sandbox"),
     "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
     "rloom.rollout": ("rloom.rollout.base", "rloom.models", *NOUNS),
     "rloom.rollout.native": (
@@ -107,7 +108,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         )
         for name in DOORS
     },
-    "rloom.cli": ("rloom", *DOORS, *BACKENDS, "rloom.config", "rloom.plan", "rloom.console", *NOUNS),
+    "rloom.cli": ("rloom", *DOORS, *BACKENDS, "rloom.doctor", "rloom.config", "rloom.plan", "rloom.console", *NOUNS),
     "rloom.trainer": (),
     "rloom": (),
 }
@@ -132,7 +133,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tensorboard": ("rloom.observe.trackers",),
     "torch.utils.tensorboard": ("rloom.observe.trackers",),
     "matplotlib": ("rloom.observe.curve",),
-    "rich": ("rloom.observe",),
+    "rich": ("rloom.observe", "rloom.doctor.env"),
     "torch.distributed": tuple(
         f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses")
     ),
@@ -157,6 +158,7 @@ WITHOUT_TORCH = (
     "rloom.packing",
     "rloom.rewards",
     "rloom.console",
+    "rloom.doctor",
     "rloom.cli",
     "rloom.trainer.main_ppo",
 )

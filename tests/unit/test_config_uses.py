@@ -89,6 +89,7 @@ NOTICES = {
     "trainer.device=cpu actor_rollout_ref.actor.fsdp_config.param_offload=True": "only runs on a GPU use it",
     "trainer.total_training_steps=5 trainer.total_epochs=3": "trainer.total_training_steps=5 sets the length",
     "trainer.default_local_dir=d trainer.experiment_name=e": "trainer.logger=wandb would",
+    f"{ROLLOUT}.calculate_log_probs=False trainer.rollout_mismatch_warning=0.1": "compares no log-probs",
     "trainer.master_addr=10.0.0.1": "trainer.nnodes above 1 does",
     "trainer.max_restarts=1": "one worker does not use Ray",
     f"{MODEL}.lora_adapter_path=a {MODEL}.lora_rank=8": "defines it",

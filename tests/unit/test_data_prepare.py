@@ -105,7 +105,7 @@ def test_without_the_datasets_library_the_way_out_is_a_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # makes its import fail
-    with pytest.raises(DataError, match=r"--source, or install it: .* -m pip install .*\[data\]"):
+    with pytest.raises(DataError, match=r"--source, or install it: .* -m pip install .*--editable"):
         prepare(name, tmp_path, None)
     assert list(tmp_path.iterdir()) == []
 

@@ -48,7 +48,12 @@ def training(tmp_path: Path) -> Planted:
         (folder / "actor" / "weights").write_text("numbers")
 
     training = Planted(
-        cast(Any, SimpleNamespace(total_steps=5, validate_every=None, save_every=None, validate_first=False)),
+        cast(
+            Any,
+            SimpleNamespace(
+                total_steps=5, validate_every=None, save_every=None, validate_first=False, mismatch_warning=None
+            ),
+        ),
         cast(Any, SimpleNamespace(policy=policy, critic=None, sampler=SimpleNamespace(reward=Mix([])))),
         cast(Any, SimpleNamespace(state=dict)),
         KlControl(0.0),

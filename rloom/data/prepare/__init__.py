@@ -108,13 +108,13 @@ def write_parquet(rows: Sequence[Row], path: Path) -> Path:
 
 
 def load_from_hub(repository: str, *, split: str, subset: str | None = None) -> list[Row]:
-    """Rows of a Hugging Face data set, through the `datasets` library."""
+    """Rows of a Hugging Face data set, through the `datasets` library. Its import takes a second and brings pandas."""
     try:
         import datasets
     except ImportError as error:
         raise DataError(
-            f"{repository}: the download needs the `datasets` library, which is not installed. Pass a folder with the "
-            f"data set's files as --source, or install it: {install_command('data')}"
+            f"{repository}: the `datasets` library cannot be imported ({error}). Pass a folder with the data set's "
+            f"files as --source, or install it: {install_command()}"
         ) from error
     try:
         rows: list[Row] = datasets.load_dataset(repository, subset, split=split).to_list()

@@ -1,0 +1,1 @@
+"""`rloom doctor`: checks of this machine's installation."""

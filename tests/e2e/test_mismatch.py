@@ -1,0 +1,56 @@
+"""Whole runs in which the rollout engine generates with the trainer's weights, and with others."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rloom.observe.events import EVENTS_FILE, read_events
+from rloom.rollout.native.engine import NativeRollout
+from tests.e2e.runs import records, train
+
+ON_POLICY = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+BYPASS = ("algorithm.adv_estimator=grpo", "algorithm.rollout_correction.bypass_mode=True")  # two updates in each step
+
+
+def warnings_of(run: Path) -> list[dict[str, object]]:
+    return [event for event in read_events(run / EVENTS_FILE) if event["event"] == "warning"]
+
+
+@pytest.fixture
+def wrong_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first update the engine generates with a copy of the model whose logits are half as large."""
+    load = NativeRollout.load_weights
+
+    def load_wrongly(self: NativeRollout, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        load(self, weights, version)
+        if version == 1:
+            self.network = deepcopy(self.network)
+            with torch.no_grad():
+                self.network.module.model.norm.weight.mul_(0.5)
+
+    monkeypatch.setattr(NativeRollout, "load_weights", load_wrongly)
+
+
+@pytest.mark.parametrize("keys", [ON_POLICY, BYPASS], ids=["on-policy", "bypass"])
+def test_wrong_weights_in_the_engine_are_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong_weights: None, keys: tuple[str, ...]
+) -> None:
+    train(tmp_path, 3, *keys)
+    healthy, wrong, _ = (record["rollout_corr/k3_kl"] for record in records(tmp_path))
+    assert 0 <= healthy < 1e-8 and wrong > 0.02
+    [event] = warnings_of(tmp_path)
+    assert event["step"] == 2 and event["value"] == pytest.approx(wrong)
+    assert event["engine_versions"] == [1] and event["trainer_version"] == 1
+    assert capsys.readouterr().out.count("trainer.rollout_mismatch_warning=0.01") == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_healthy_run_has_the_figure_in_every_step_and_no_warning(tmp_path: Path, dtype: str) -> None:
+    train(tmp_path, 2, "algorithm.adv_estimator=rloo", f"actor_rollout_ref.actor.fsdp_config.dtype={dtype}")
+    figures = [record["rollout_corr/k3_kl"] for record in records(tmp_path)]
+    assert len(figures) == 2 and max(figures) < 1e-3
+    assert warnings_of(tmp_path) == []
