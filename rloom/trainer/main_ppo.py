@@ -50,7 +50,7 @@ def train(config: Config) -> int:
 
 def join(config: Config) -> int:
     """This machine runs workers of machine 0. Ray starts these as processes: here no model's modules are imported."""
-    import torch
+    from rloom.runtime.process_stats import visible_gpus  # imports torch
 
     trainer = config.trainer
     join_run(
@@ -58,7 +58,7 @@ def join(config: Config) -> int:
         trainer.node_rank,
         directory=expand(trainer.default_local_dir).absolute(),
         cpus=max(os.cpu_count() or 1, trainer.n_gpus_per_node),
-        gpus=torch.cuda.device_count(),
+        gpus=visible_gpus(),
         timeout_s=trainer.start_timeout_s,
         report=print,
     )

@@ -77,7 +77,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.models",
         *NOUNS,
     ),
-    "rloom.rollout.vllm": ("rloom.rollout.vllm", "rloom.rollout.base", "rloom.models", *NOUNS),
+    "rloom.rollout.vllm": (
+        "rloom.rollout.vllm",
+        "rloom.rollout.base",
+        "rloom.rollout.limits",
+        "rloom.models",
+        *NOUNS,
+    ),
     **{
         name: (
             *LOOP,
@@ -134,8 +140,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch.utils.tensorboard": ("rloom.observe.trackers",),
     "matplotlib": ("rloom.observe.curve",),
     "rich": ("rloom.observe", "rloom.doctor.env"),
-    "torch.distributed": tuple(
-        f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses")
+    "torch.distributed": (
+        *(f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses")),
+        "rloom.rollout.vllm.executor",  # a rank of vLLM in the workers' process group
     ),
     "openai": ("rloom.rewards.judge.providers.openai",),
     "anthropic": ("rloom.rewards.judge.providers.claude",),
