@@ -157,9 +157,9 @@ def test_long_ranges_are_read_in_blocks_by_as_many_programs_as_there_are(
     assert_attends_plainly(Bench.drawn(LONG, shared=2), options)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3], indirect=True)
+@pytest.mark.parametrize("splits", [1, 3], indirect=True)
 @pytest.mark.parametrize(
-    "options", [AttentionOptions(0.35), *(AttentionOptions(0.5, window) for window in (2, 20, 45))], ids=str
+    "options", [AttentionOptions(0.35), AttentionOptions(0.5, 20), AttentionOptions(0.5, 45)], ids=str
 )
 def test_pages_of_a_sequence_are_anywhere(splits: int, options: AttentionOptions) -> None:
     """A page of 16 is the smallest block; a prompt and an answer that fill their pages, and ones that do not."""
@@ -168,11 +168,11 @@ def test_pages_of_a_sequence_are_anywhere(splits: int, options: AttentionOptions
 
 
 def test_a_page_may_hold_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads of 512 in float32: blocks of 16, the smallest, in pages of 32."""
+    """Heads of 256 in float32: blocks of 16, the smallest, in pages of 32."""
     monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
-    bench = Bench.drawn([(50, 20), (7, 33)], heads=1, key_heads=1, size=512, page_tokens=32)
-    assert_attends_plainly(bench, AttentionOptions(0.05))
-    assert_attends_plainly(bench, AttentionOptions(0.05, 40))
+    bench = Bench.drawn([(50, 20), (7, 33)], heads=1, key_heads=1, size=256, page_tokens=32)
+    assert_attends_plainly(bench, AttentionOptions(0.02))
+    assert_attends_plainly(bench, AttentionOptions(0.02, 40))
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(2, 2, 16), (6, 1, 32), (3, 1, 24), (4, 2, 80)])
@@ -201,7 +201,10 @@ def test_a_sink_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench.drawn([(1, 0)], heads=1, key_heads=1, size=16)
     for tensor in (bench.keys, bench.values, bench.query, bench.key, bench.value):
         tensor.zero_()
-    bench.values[0, bench.indices(0)[0], 5], bench.value[0, 0, 6] = 8.0, 4.0  # scores 0 and 0, and the sink log 2: weights 1, 1, 2
+    bench.values[0, bench.indices(0)[0], 5], bench.value[0, 0, 6] = (
+        8.0,
+        4.0,
+    )  # scores 0 and 0, and the sink log 2: weights 1, 1, 2
     sinks = torch.log(torch.tensor([2.0], device=DEVICE))
     assert bench.attend(AttentionOptions(1.0, sinks=sinks))[0, 0].tolist() == pytest.approx(
         [0, 0, 0, 0, 0, 2, 1, *[0] * 9]

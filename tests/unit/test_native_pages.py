@@ -121,7 +121,9 @@ def test_a_resumed_answer_has_pages_for_its_tokens_and_as_many_steps_as_it_lacks
     scheduler.take_new_entries()
     [answer] = scheduler.admit(PLENTY)
     assert (answer.request, answer.resumed_tokens, len(answer.pages)) == (1, 9, 3)  # 9 tokens in pages of 4
-    assert [(entry.slot, entry.column) for entry in scheduler.take_new_entries()] == [(answer.slot, i) for i in range(4)]
+    assert [(entry.slot, entry.column) for entry in scheduler.take_new_entries()] == [
+        (answer.slot, i) for i in range(4)
+    ]
     assert answer.prefill_tokens == [*B, *range(9)]
     assert scheduler.steps_left == 2  # the prefill pass writes the tenth token of 12
     assert scheduler.grow(8) and held(scheduler) == [3]
