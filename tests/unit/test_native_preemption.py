@@ -234,6 +234,17 @@ def test_a_preempted_answer_that_is_cancelled_is_not_resumed(network: PolicyNetw
     assert [(one.request, len(one.tokens_L)) for one in finished] == [(0, 20)]
 
 
+def test_a_longer_prompt_with_a_shorter_answer_joins_though_it_takes_a_page_more(network: PolicyNetwork) -> None:
+    rollout = rollout_of(network)
+    for seed in range(2):
+        rollout.submit(Request((1, 2, 3, 4), Sampling(8), seed))  # 1 + 2 pages of 4 tokens
+    rollout.poll()
+    session = session_of(rollout)
+    assert session.fits(Request((1, 2, 3, 4, 5), Sampling(7), seed=1))  # 2 + 2
+    assert not session.fits(Request(tuple(range(1, 10)), Sampling(8), seed=1))  # 3 + 2
+    assert not session.fits(Request((1, 2), Sampling(9), seed=1))  # longer than any answer that was asked for
+
+
 def test_a_full_cache_is_reported_once(network: PolicyNetwork, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     _, preempted = written(rollout_of(network, pages=8), requests_of([20] * 4, Sampling(20)))

@@ -140,21 +140,20 @@ class NativeRollout(Rollout):
         if old is not None:
             capacity = self.capacity(longest)  # shrinks too: the first update allocates the optimizer's moments
             needed = max(longest, min(wanted, int(LARGE_ENOUGH * capacity)))
-            fits = needed <= old.cache.capacity_tokens <= capacity and longest <= old.longest_tokens
+            fits = needed <= old.cache.capacity_tokens <= capacity and longest <= old.longest_pages * self.page_tokens
             if fits and old.slots.count >= slots and old.slots.longest_answer >= answer and old.weights_stayed():
                 old.cache.wake()
                 return old
             slots, answer = max(slots, old.slots.count), max(answer, old.slots.longest_answer)
             wanted = max(wanted, old.cache.capacity_tokens)
             old.close()
-        row = wanted_cache_tokens(1, 1, prompt, answer, self.page_tokens)
-        row = row if old is None else max(row, old.longest_tokens)
+        pages = wanted_cache_tokens(1, 1, prompt, answer, self.page_tokens) // self.page_tokens
+        pages = pages if old is None else max(pages, old.longest_pages)
         self.decoder = None  # its memory counts as free from here on
-        self.decoder = self.new_decoder(slots, answer, row, min(wanted, self.capacity(longest)))
+        self.decoder = self.new_decoder(slots, answer, pages, min(wanted, self.capacity(longest)))
         return self.decoder
 
-    def new_decoder(self, slots: int, longest_answer: int, longest: int, capacity_tokens: int) -> "GraphDecoder":
-        """`longest` counts the tokens of a prompt and an answer, each in whole pages."""
+    def new_decoder(self, slots: int, longest_answer: int, longest_pages: int, capacity_tokens: int) -> "GraphDecoder":
         from rloom.rollout.native.graph_decoder import GraphDecoder  # imports triton
 
         if capacity_tokens < slots * longest_answer:
@@ -166,7 +165,7 @@ class NativeRollout(Rollout):
         cache = TokenCache(self.token_shape(), capacity_tokens // self.page_tokens, self.page_tokens, self.device)
         cache.wake()
         states = Slots(slots, longest_answer, self.device)
-        return GraphDecoder(self.network, cache, states, longest // self.page_tokens, capture=not self.eager)
+        return GraphDecoder(self.network, cache, states, longest_pages, capture=not self.eager)
 
     @torch.no_grad()
     def token_shape(self) -> TokenShape:

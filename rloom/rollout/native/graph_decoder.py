@@ -49,17 +49,13 @@ class GraphDecoder:
     ) -> None:
         self.network, self.cache, self.slots = network, cache, slots
         self.device = slots.device
-        # rows that pad the batch write to the spare page
-        self.table = PageTable(slots.count, longest_pages, cache.page_tokens, cache.pages, self.device)
+        self.longest_pages = longest_pages  # of a prompt and its answer
+        # One more: a longer prompt and a shorter answer may take it. Rows that pad the batch write to the spare page.
+        self.table = PageTable(slots.count, longest_pages + 1, cache.page_tokens, cache.pages, self.device)
         self.weights = weights_of(network)
         self.graphs = Graphs(self.step, capture=capture and self.device.type == "cuda")
         self.rows: list[int] = []  # slots of the batch's rows, as the device has them
         self.copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-
-    @property
-    def longest_tokens(self) -> int:
-        """Of a prompt and its answer, each in whole pages."""
-        return self.table.width * self.cache.page_tokens
 
     def weights_stayed(self) -> bool:
         """Whether the weights are at the addresses that the graphs hold."""
