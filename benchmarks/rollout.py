@@ -1,6 +1,7 @@
 """Rollout speed: the native engine beside its peers, same shape, prompts and lengths, same run.
 
     python benchmarks/rollout.py --shape qwen2.5-0.5b --sequences 1024 --engines native hf vllm --spread 50
+    python benchmarks/rollout.py --shape qwen2.5-1.5b --new_tokens 8192 --skewed 100 --mixed_only --engines native vllm
     python benchmarks/rollout.py [--model embedded] [--prompts 64]
 
 With --shape: random weights and prompts, every answer as long as told. With --model: a real model and real prompts,
@@ -30,6 +31,7 @@ from shapes import (
     random_network,
     random_prompts,
     rates_of,
+    skewed_lengths,
     spread_lengths,
 )
 
@@ -129,9 +131,12 @@ def measure_engine(
 
 def shape_cases(given: argparse.Namespace) -> list[Case]:
     shape, count = SHAPES[given.shape], given.sequences
-    lengths = {f"all {given.new_tokens}": [given.new_tokens] * count}
+    most = given.new_tokens
+    lengths = {} if given.mixed_only else {f"all {most}": [most] * count}
     if given.spread:
-        lengths[f"{given.spread} to {given.new_tokens}"] = spread_lengths(count, given.spread, given.new_tokens, seed=0)
+        lengths[f"{given.spread} to {most}"] = spread_lengths(count, given.spread, most, seed=0)
+    if given.skewed:
+        lengths[f"{given.skewed} to {most}, most short"] = skewed_lengths(count, given.skewed, most, seed=0)
     cases = []
     for number, (name, new_tokens) in enumerate(lengths.items()):
         seed = 1000 * number  # no prompt comes twice: a prefix cache must not know it already
@@ -277,6 +282,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequences", type=int, default=1024, help="with --shape (%(default)s)")
     parser.add_argument("--answers", type=int, default=8, help="to each prompt (%(default)s)")
     parser.add_argument("--spread", type=int, metavar="LEAST", help="also answers of LEAST to --new_tokens tokens")
+    parser.add_argument("--skewed", type=int, metavar="LEAST", help="the same with many short and few long answers")
+    parser.add_argument("--mixed_only", action="store_true", help="leave out the case of equal lengths")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["native", "hf"])
     parser.add_argument("--peer_repeat", type=int, default=1, help="repetitions of the slower peers (%(default)s)")
     parser.add_argument("--prefill_tokens", type=int, default=16384, help="in one pass of native (%(default)s)")
@@ -287,6 +294,8 @@ def parse() -> argparse.Namespace:
         given.new_tokens = 512 if given.shape else 48
     if not given.shape and "vllm" in given.engines:
         parser.error("--engines vllm: it is measured by --shape, with random weights")
+    if given.mixed_only and not (given.spread or given.skewed):
+        parser.error("--mixed_only leaves no case; add --spread or --skewed")
     if given.shape and given.sequences % given.answers:
         parser.error(f"--sequences {given.sequences} is no multiple of --answers {given.answers}")
     return given

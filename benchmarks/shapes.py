@@ -141,6 +141,12 @@ def spread_lengths(count: int, least: int, most: int, seed: int) -> list[int]:
     return [draw.randint(least, most) for _ in range(count)]
 
 
+def skewed_lengths(count: int, least: int, most: int, seed: int) -> list[int]:
+    """Many short answers and few long ones: the logarithm is uniform between the two."""
+    draw = random.Random(seed)
+    return [round(least * (most / least) ** draw.random()) for _ in range(count)]
+
+
 def random_model(shape: Shape, device: torch.device, dtype: torch.dtype, attention: str) -> Any:
     """A transformers model made on its device in its dtype: a 7B never passes through host memory."""
     from transformers import AutoConfig, AutoModelForCausalLM

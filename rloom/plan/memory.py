@@ -14,7 +14,7 @@ from rloom.models.limits import LOGITS_AT_ONCE
 from rloom.plan.batches import Batches
 from rloom.plan.models import FLOAT32, ModelPlan
 from rloom.plan.reward_model import RewardPlan
-from rloom.rollout.limits import cache_capacity, default_sequences, wanted_cache_tokens
+from rloom.rollout.limits import PAGE_TOKENS, cache_capacity, default_sequences, wanted_cache_tokens
 
 GIB = 2**30
 OUTSIDE_ALLOCATOR = 2 * GIB  # assumed: the CUDA context, captured graphs, fragmentation
@@ -33,6 +33,7 @@ class CachePlan:
     wanted: int  # tokens, if all sequences that may run at a time have full length
     room: int  # tokens that fit
     longest: int  # tokens of the longest sequence
+    longest_pages: int  # its prompt and its answer begin in a page each
     running: int  # sequences that may run at a time
 
     @property
@@ -42,7 +43,13 @@ class CachePlan:
     @property
     def whole_sequences(self) -> int:
         """Sequences of full length that fit, if none share a prompt."""
-        return self.room // self.longest
+        return self.room // (self.longest_pages * PAGE_TOKENS)
+
+    @property
+    def tokens_each(self) -> int:
+        """Tokens that each sequence may have if all that may run do, and none share a prompt."""
+        pages = self.room // PAGE_TOKENS // self.running
+        return min(self.longest, pages * PAGE_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,8 @@ def key_value_cache(config: Config, sizes: Batches, actor: ModelPlan, gpu_bytes:
         total_bytes=gpu_bytes,
         free_bytes=max(0.0, free_bytes),
     )
-    return CachePlan(token_bytes, wanted, room, sizes.longest, running)
+    longest_pages = wanted_cache_tokens(1, 1, sizes.prompt_tokens, sizes.answer_tokens) // PAGE_TOKENS
+    return CachePlan(token_bytes, wanted, room, sizes.longest, longest_pages, running)
 
 
 def stored(model: ModelPlan) -> Parts:

@@ -152,7 +152,8 @@ def cache_lines(memory: Memory) -> Iterator[str]:
     cache = memory.cache
     yield line("cache has room for", f"{cache.room:,} tokens of {cache.token_bytes / 1024:,.1f} KiB")
     room = min(cache.whole_sequences, cache.running)
-    yield line("at a time", f"{room:,} of the {count(cache.running, 'sequence')} that may run, at full length")
+    shorter = f"; all of them at {cache.tokens_each:,} tokens each" if room < cache.running else ""
+    yield line("at a time", f"{room:,} of the {count(cache.running, 'sequence')} that may run, at full length{shorter}")
 
 
 def verdict(costs: Costs, assumed_gpu: bool) -> str:

@@ -110,11 +110,19 @@ def test_the_report_of_gsm8k_tells_arithmetic_from_format(monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_the_rollout_benchmark_runs_on_a_cpu(run: Callable[..., str], tmp_path: Path) -> None:
     trace = tmp_path / "trace.json.gz"
-    printed = run("rollout.py", *SMALL, "--sequences", "8", "--spread", "2", "--profile", str(trace))
+    printed = run("rollout.py", *SMALL, "--sequences", "8", "--spread", "2", "--skewed", "2", "--profile", str(trace))
     assert (
         "| native | all 6 | 48 |" in printed and "| hf | all 6 | 48 |" in printed and "| native | 2 to 6 |" in printed
     )
+    assert "| native | 2 to 6, most short |" in printed
     assert trace.is_file()
+
+
+def test_skewed_lengths_are_many_short_ones_and_few_long_ones(load: Any) -> None:
+    lengths = sorted(load("shapes").skewed_lengths(1000, 100, 8192, seed=0))
+    assert 100 <= lengths[0] < 110 and 7500 < lengths[-1] <= 8192
+    assert 800 < lengths[500] < 1020  # the median is the geometric mean of the ends, 905
+    assert 1700 < sum(lengths) / 1000 < 2000  # 8,092 / ln(81.92) = 1,837
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ pytestmark = [
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 P, Q, R = (5, 6, 7), (20, 30, 40, 50, 60, 10), (11,)  # one shorter than the window of 4, one longer
+PAGE = 16  # tokens: the smallest that a GPU's kernel reads
 LUCKY = Sampling(5)
 GREEDY = Sampling(5, temperature=0.0)
 
@@ -64,6 +65,7 @@ def rollout_of(network: PolicyNetwork, device: torch.device = DEVICE, max_sequen
         eager=True,
     )
     rollout.uses_graphs = True  # on a CPU, too
+    rollout.page_tokens = PAGE
     return rollout
 
 
@@ -152,11 +154,11 @@ def test_the_cache_grows_with_what_is_asked_for_and_stays(small_batches: None, n
     assert_same(write(rollout, few, short), by_torch(network, few, short))
     first = rollout.decoder
     assert first is not None
-    assert (first.slots.count, first.slots.longest_answer, first.cache.capacity_tokens) == (1, 2, 1 + 2)
+    assert (first.slots.count, first.slots.longest_answer, first.cache.pages) == (1, 2, 1 + 1)
     assert_same(write(rollout, many, long), by_torch(network, many, long))
     second = rollout.decoder
     assert second is not None and second is not first
-    assert (second.slots.count, second.slots.longest_answer, second.cache.capacity_tokens) == (2, 4, 2 * 6 + 2 * 4)
+    assert (second.slots.count, second.slots.longest_answer, second.cache.pages) == (2, 4, 2 + 2)
     assert_same(write(rollout, few, short), by_torch(network, few, short))
     assert rollout.decoder is second
 
@@ -167,9 +169,8 @@ def test_a_cache_too_small_for_one_sequence_is_not_kept(
     """In it the sequence would wait for ever."""
     rollout, one = rollout_of(network), replace(LUCKY, max_new_tokens=1)
     monkeypatch.setattr(rollout, "capacity", lambda longest: longest)
-    rollout.decoder_for([Request(tuple(range(3, 22)), one, 0)])
-    decoder = rollout.decoder_for([Request(tuple(range(3, 23)), one, 0)])
-    assert decoder.cache.capacity_tokens >= 20 + 1
+    assert rollout.decoder_for([Request(tuple(range(3, 3 + 16)), one, 0)]).cache.pages == 1 + 1
+    assert rollout.decoder_for([Request(tuple(range(3, 3 + 17)), one, 0)]).cache.pages == 2 + 1
 
 
 def test_a_cache_that_holds_one_sequence_serves_all_of_them_in_turn(
@@ -178,7 +179,7 @@ def test_a_cache_that_holds_one_sequence_serves_all_of_them_in_turn(
     rollout, sampling, requests = rollout_of(network), replace(LUCKY, max_new_tokens=3), asked(Q, P, Q)
     monkeypatch.setattr(rollout, "capacity", lambda longest: longest)
     assert_same(write(rollout, requests, sampling), by_torch(network, requests, sampling))
-    assert rollout.decoder is not None and rollout.decoder.cache.capacity_tokens == 6 + 3
+    assert rollout.decoder is not None and rollout.decoder.cache.pages == 1 + 1
 
 
 def test_a_prompt_is_read_once_for_all_its_answers_and_one_token_needs_no_step(
@@ -213,10 +214,10 @@ def test_a_cache_that_no_longer_fits_is_made_anew_as_large_as_there_is_room(
     """The optimizer's moments come with the first update, after the cache was sized."""
     rollout, few, sampling = rollout_of(network), asked(P, Q), replace(GREEDY, max_new_tokens=3)
     write(rollout, few, sampling)
-    assert rollout.decoder is not None and rollout.decoder.cache.capacity_tokens == 2 * 6 + 2 * 3
-    monkeypatch.setattr(rollout, "capacity", lambda longest: 10)
+    assert rollout.decoder is not None and rollout.decoder.cache.pages == 2 + 2
+    monkeypatch.setattr(rollout, "capacity", lambda longest: 3 * PAGE)
     assert_same(write(rollout, few, sampling), by_torch(network, few, sampling))
-    assert rollout.decoder.cache.capacity_tokens == 10
+    assert rollout.decoder.cache.pages == 3
 
 
 def test_layers_with_unlike_caches_are_generated_step_by_step_and_it_says_so(

@@ -1,4 +1,4 @@
-"""The native engine's kernels against plain torch: attention over two ranges of a cache, and sampling.
+"""The native engine's kernels against plain torch: attention over pages of a cache, and sampling.
 
 Without a CUDA device they run in Triton's interpreter.
 """
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from rloom.models.attention import AttentionOptions, attend_with_mask
 from rloom.rollout.base import Sampling
+from rloom.rollout.limits import pages_of
 from rloom.rollout.native import sampler
+from rloom.rollout.native.page_table import PageEntry, PageTable
 from rloom.rollout.native.slots import Slots
 
 pytestmark = [
@@ -33,11 +35,12 @@ def numbers(values: object) -> Tensor:
 
 @dataclass
 class Bench:
-    """Slots with their ranges in a layer of the cache, and the new tokens' queries, keys and values."""
+    """Slots with their pages in a layer of the cache, and the new tokens' queries, keys and values."""
 
     slots: Slots
+    table: PageTable
     slot_B: Tensor
-    keys: Tensor  # [key heads, cache tokens and a spare one, size]
+    keys: Tensor  # [key heads, tokens of all pages and of a spare one, size]
     values: Tensor
     query: Tensor  # [B, heads, size]
     key: Tensor
@@ -46,46 +49,51 @@ class Bench:
     @classmethod
     def drawn(
         cls,
-        ranges: list[tuple[int, int]],  # length of the prompt, tokens of its own before the new one
+        lengths: list[tuple[int, int]],  # of the prompt, and tokens of its own before the new one
         shared: int = 1,  # so many of the first slots have one prompt
         heads: int = 4,
         key_heads: int = 2,
         size: int = 8,
         value_size: int | None = None,  # None: as the keys
         dtype: torch.dtype = torch.float32,
+        page_tokens: int = 128,
     ) -> "Bench":
-        count, end, rows = len(ranges), 3, []  # the first three tokens of the cache are unused
-        prompt_start = 0
-        for slot, (prompt_length, before) in enumerate(ranges):
+        count, prompt, entries = len(lengths), [], []
+        parts = [(pages_of(length, page_tokens), pages_of(before + 1, page_tokens)) for length, before in lengths]
+        draw = torch.Generator().manual_seed(sum(map(sum, lengths)))
+        spare = sum(map(sum, parts)) + 2  # two pages are unused
+        free = torch.randperm(spare, generator=draw).tolist()  # the pages of a sequence are apart
+        for slot, (prompt_pages, own_pages) in enumerate(parts):
             if slot == 0 or slot >= shared:
-                prompt_start, end = end, end + prompt_length
-            rows.append((slot, prompt_start, prompt_length, end, before + 2))
-            end += before + 2  # one for the new token and one that stays empty
+                prompt = [free.pop() for _ in range(prompt_pages)]
+            pages = [*prompt, *(free.pop() for _ in range(own_pages))]
+            entries += [PageEntry(slot, column, page) for column, page in enumerate(pages)]
         slots = Slots(count, 1000, DEVICE)
-        slots.begin(rows, None)
-        slots.written[:count] = numbers([before + 1 for _, before in ranges])
-        slots.own_start[count] = end
-        draw = torch.Generator().manual_seed(end)
-        batch = count + 1
+        slots.begin([(slot, length, before + 1, before + 2) for slot, (length, before) in enumerate(lengths)], None)
+        table = PageTable(count, max(map(sum, parts)), page_tokens, spare, DEVICE)
+        table.write(entries)
+        batch, tokens = count + 1, (spare + 1) * page_tokens
         sizes = (size, size if value_size is None else value_size)
-        shapes = [*((key_heads, end + 1, one) for one in sizes), (batch, heads, size)]
+        shapes = [*((key_heads, tokens, one) for one in sizes), (batch, heads, size)]
         shapes += [(batch, key_heads, one) for one in sizes]
         tensors = [torch.randn(*shape, generator=draw).to(DEVICE, dtype) for shape in shapes]
-        return cls(slots, numbers([*range(count)[::-1], count]), *tensors)  # rows in another order than slots
+        return cls(slots, table, numbers([*range(count)[::-1], count]), *tensors)  # rows in another order than slots
 
     def attend(self, options: AttentionOptions) -> Tensor:
         from rloom.rollout.native.kernels.attend import attend_to_slots
 
         return attend_to_slots(
-            self.query, self.key, self.value, self.keys, self.values, self.slot_B, self.slots, options
+            self.query, self.key, self.value, self.keys, self.values, self.slot_B, self.slots, self.table, options
         )  # fmt: skip
 
     def indices(self, slot: int) -> list[int]:
         """Places of a slot's tokens in their order, that of the new one last."""
-        slots = self.slots
-        prompt, own = int(slots.prompt_start[slot]), int(slots.own_start[slot])
-        length, written = int(slots.prompt_length[slot]), int(slots.written[slot])
-        return [*range(prompt, prompt + length), *range(own, own + written)]
+        length, written = int(self.slots.prompt_length[slot]), int(self.slots.written[slot])
+        pages, size, places = self.table.pages[slot].tolist(), self.table.page_tokens, []
+        for tokens in (length, written):
+            places += [pages[token // size] * size + token % size for token in range(tokens)]
+            pages = pages[pages_of(tokens, size) :]
+        return places
 
     def plainly(self, options: AttentionOptions) -> "tuple[Tensor, Tensor, Tensor]":
         """(what each row gets, keys and values afterwards), a row at a time."""
@@ -149,6 +157,24 @@ def test_long_ranges_are_read_in_blocks_by_as_many_programs_as_there_are(
     assert_attends_plainly(Bench.drawn(LONG, shared=2), options)
 
 
+@pytest.mark.parametrize("splits", [1, 3], indirect=True)
+@pytest.mark.parametrize(
+    "options", [AttentionOptions(0.35), AttentionOptions(0.5, 20), AttentionOptions(0.5, 45)], ids=str
+)
+def test_pages_of_a_sequence_are_anywhere(splits: int, options: AttentionOptions) -> None:
+    """A page of 16 is the smallest block; a prompt and an answer that fill their pages, and ones that do not."""
+    lengths = [(33, 16), (33, 31), (16, 47)]
+    assert_attends_plainly(Bench.drawn(lengths, shared=2, page_tokens=16), options)
+
+
+def test_a_page_may_hold_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 256 in float32: blocks of 16, the smallest, in pages of 32."""
+    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
+    bench = Bench.drawn([(50, 20), (7, 33)], heads=1, key_heads=1, size=256, page_tokens=32)
+    assert_attends_plainly(bench, AttentionOptions(0.02))
+    assert_attends_plainly(bench, AttentionOptions(0.02, 40))
+
+
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(2, 2, 16), (6, 1, 32), (3, 1, 24), (4, 2, 80)])
 def test_heads_come_in_groups_of_any_number_and_size(
     monkeypatch: pytest.MonkeyPatch, heads: int, key_heads: int, size: int
@@ -175,7 +201,10 @@ def test_a_sink_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench.drawn([(1, 0)], heads=1, key_heads=1, size=16)
     for tensor in (bench.keys, bench.values, bench.query, bench.key, bench.value):
         tensor.zero_()
-    bench.values[0, 3, 5], bench.value[0, 0, 6] = 8.0, 4.0  # scores 0 and 0, and the sink log 2: weights 1, 1, 2
+    bench.values[0, bench.indices(0)[0], 5], bench.value[0, 0, 6] = (
+        8.0,
+        4.0,
+    )  # scores 0 and 0, and the sink log 2: weights 1, 1, 2
     sinks = torch.log(torch.tensor([2.0], device=DEVICE))
     assert bench.attend(AttentionOptions(1.0, sinks=sinks))[0, 0].tolist() == pytest.approx(
         [0, 0, 0, 0, 0, 2, 1, *[0] * 9]
@@ -188,16 +217,17 @@ def test_two_tokens_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     for tensor in (bench.keys, bench.values, bench.query, bench.key, bench.value):
         tensor.zero_()
     bench.query[0, 0, 0] = 1.0
-    bench.keys[0, 3, 0], bench.values[0, 3, 5] = torch.log(torch.tensor(3.0)), 8.0  # the prompt's only token
+    token = bench.indices(0)[0]  # the prompt's only one
+    bench.keys[0, token, 0], bench.values[0, token, 5] = torch.log(torch.tensor(3.0)), 8.0
     bench.value[0, 0, 6] = 4.0
     out = bench.attend(AttentionOptions(1.0))[0, 0].tolist()
     assert out == pytest.approx([0, 0, 0, 0, 0, 6, 1, *[0] * 9])  # weights 3 and 1: three quarters of 8, one of 4
 
 
-def test_rows_that_only_fill_the_batch_write_to_the_spare_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_only_fill_the_batch_write_to_the_spare_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
     bench = Bench.drawn([(2, 0)])
-    spare, keys = bench.keys.shape[1] - 1, bench.keys.clone()
+    spare, keys = bench.keys.shape[1] - 128, bench.keys.clone()
     bench.slot_B = numbers([1, 1])  # two of them, and no others
     out = bench.attend(AttentionOptions(0.35))
     changed = (bench.keys != keys).any(2).any(0).nonzero().flatten().tolist()
@@ -242,7 +272,7 @@ def slots_for(uniform: Tensor, sampling: Sampling, limit: int = 9) -> Slots:
     count, longest = uniform.shape
     slots = Slots(count, longest, DEVICE)
     slots.set_sampling(sampling)
-    slots.begin([(slot, 0, 1, 1, limit) for slot in range(count)], uniform)
+    slots.begin([(slot, 1, 0, limit) for slot in range(count)], uniform)
     return slots
 
 

@@ -1,4 +1,4 @@
-"""What the native engine's host side decides: places of the cache, who runs in which slot, sizes of batches."""
+"""What the native engine's host side decides: pages of the cache, who runs in which slot, sizes of batches."""
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from rloom.errors import ConfigError
 from rloom.rollout.base import Request, Sampling
 from rloom.rollout.native import scheduler as schedule_module
-from rloom.rollout.native.allocator import RangeAllocator
+from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.graphs import Graphs, batch_of
-from rloom.rollout.native.scheduler import RunningSequence, Scheduler
+from rloom.rollout.native.scheduler import Progress, RunningSequence, Scheduler
 from rloom.rollout.native.slots import MOST_STOP_IDS, Slots
 from tests.requests import ask, sampled
 
@@ -19,10 +19,10 @@ PLENTY = 1000
 
 
 def scheduler_of(
-    *requests: Request | tuple[int, ...], slots: int = 8, places: int = 100, longest: int = 4
+    *requests: Request | tuple[int, ...], slots: int = 8, pages: int = 100, longest: int = 4, page_tokens: int = 4
 ) -> Scheduler:
     asked = [request if isinstance(request, Request) else ask(request) for request in requests]
-    scheduler = Scheduler(slots, RangeAllocator(places))
+    scheduler = Scheduler(slots, PageAllocator(pages), page_tokens)
     for number, request in enumerate(sampled(asked, Sampling(max_new_tokens=longest))):
         scheduler.add(number, request)
     return scheduler
@@ -32,88 +32,61 @@ def requests_of(answers: list[RunningSequence]) -> list[int]:
     return [answer.request for answer in answers]
 
 
-# --- places
+# --- pages
 
 
-def test_the_first_stretch_that_fits_is_taken_even_where_another_fits_better() -> None:
-    ranges = RangeAllocator(12)
-    assert [ranges.allocate(5), ranges.allocate(2), ranges.allocate(3), ranges.allocate(2)] == [0, 5, 7, 10]
-    assert ranges.free == [] and ranges.free_tokens == 0
-    ranges.release(7, 3)
-    ranges.release(0, 5)
-    assert ranges.free == [(0, 5), (7, 3)] and ranges.free_tokens == 8
-    assert ranges.allocate(3) == 0
-    assert ranges.free == [(3, 2), (7, 3)]
-
-
-def test_what_is_given_back_grows_together_with_its_neighbours() -> None:
-    ranges = RangeAllocator(9)
-    for _ in range(3):
-        ranges.allocate(3)
-    ranges.release(0, 3)
-    ranges.release(6, 3)
-    assert ranges.free == [(0, 3), (6, 3)]
-    ranges.release(3, 3)  # closes the gap
-    assert ranges.free == [(0, 9)]
-
-
-def test_nothing_is_taken_where_no_stretch_is_long_enough_though_together_they_would_be() -> None:
-    ranges = RangeAllocator(9)
-    for _ in range(3):
-        ranges.allocate(3)
-    ranges.release(0, 3)
-    ranges.release(6, 3)
-    assert ranges.free_tokens == 6
-    assert ranges.allocate(4) is None
-    assert ranges.free == [(0, 3), (6, 3)]
-
-
-@given(st.lists(st.one_of(st.integers(1, 9), st.integers(-9, -1)), max_size=40))
-def test_places_are_never_handed_out_twice_and_all_come_back(orders: list[int]) -> None:
-    """A positive number takes so many places, a negative one gives back one of the stretches held."""
-    ranges, taken, held = RangeAllocator(30), [False] * 30, []
+@given(st.lists(st.one_of(st.integers(0, 9), st.integers(-9, -1)), max_size=40))
+def test_pages_are_never_allocated_twice_and_all_come_back(orders: list[int]) -> None:
+    """A positive number allocates so many pages, a negative one releases one of the lists held."""
+    allocator, held = PageAllocator(30), []
     for order in orders:
-        if order > 0:
-            starts = (start for start in range(30 - order + 1) if not any(taken[start : start + order]))
-            start = ranges.allocate(order)
-            assert start == next(starts, None)
-            if start is not None:
-                taken[start : start + order] = [True] * order
-                held.append((start, order))
-        elif held:
-            start, length = held.pop(order % len(held))
-            taken[start : start + length] = [False] * length
-            ranges.release(start, length)
-        assert ranges.free_tokens == taken.count(False)
-    for start, length in held:
-        ranges.release(start, length)
-    assert ranges.free == [(0, 30)]
+        if 0 <= order <= len(allocator.free):
+            held.append(allocator.allocate(order))
+        elif order < 0 and held:
+            allocator.release(held.pop(order % len(held)))
+        taken = [page for pages in held for page in pages]
+        assert sorted([*taken, *allocator.free]) == list(range(30))
+    for pages in held:
+        allocator.release(pages)
+    assert sorted(allocator.free) == list(range(30))
+
+
+def test_pages_are_allocated_in_their_order_and_those_released_last_first() -> None:
+    allocator = PageAllocator(5)
+    assert [allocator.allocate(2), allocator.allocate(2)] == [[0, 1], [2, 3]]
+    allocator.release([0, 1])
+    assert allocator.allocate(3) == [0, 1, 4] and allocator.free == []
 
 
 # --- who runs
 
 
-def test_requests_enter_in_their_order_and_find_slots_and_places() -> None:
-    scheduler = scheduler_of(A, (4, 5), A, C, slots=3)
+def test_requests_enter_in_their_order_and_find_slots_and_pages() -> None:
+    scheduler = scheduler_of(A, (4, 5, 6, 7, 8), A, C, slots=3)
     first, second, third = scheduler.admit(PLENTY)
     assert requests_of(scheduler.running) == [0, 1, 2] and list(scheduler.waiting) == [3]
     assert [answer.slot for answer in scheduler.running] == [0, 1, 2]
-    # 4 places for an answer, then those of its prompt, where it is not there yet
-    assert (first.own_start, first.prompt.start) == (0, 4)
-    assert (second.own_start, second.prompt.start) == (7, 11)
-    assert (third.own_start, third.prompt) == (13, first.prompt)
-    assert scheduler.allocator.free == [(17, 83)]
+    # 3 tokens are in one page, 5 in two; answers have no token in the cache yet
+    assert (first.prompt.pages, second.prompt.pages, third.prompt) == ([0], [1, 2], first.prompt)
+    assert [answer.pages for answer in scheduler.running] == [[], [], []]
+    assert scheduler.take_new_entries() == [(0, 0, 0), (1, 0, 1), (1, 1, 2), (2, 0, 0)]
+    assert scheduler.grow(8)  # the limit is 4 tokens: one page
+    assert [answer.pages for answer in scheduler.running] == [[3], [4], [5]]
+    assert scheduler.take_new_entries() == [(0, 1, 3), (1, 2, 4), (2, 1, 5)]
+    assert len(scheduler.allocator.free) == 100 - 6
+    assert scheduler.take_new_entries() == []
 
 
 def test_a_shared_prompt_goes_with_the_last_of_its_readers() -> None:
     scheduler = scheduler_of(A, A, A)
     first, second, third = scheduler.admit(PLENTY)
-    assert first.prompt.readers == 3 and scheduler.allocator.free_tokens == 100 - 3 * 4 - 3
+    assert scheduler.grow(1)
+    assert first.prompt.readers == 3 and len(scheduler.allocator.free) == 100 - 3 - 1
     scheduler.release([first, third])
-    assert second.prompt.readers == 1 and scheduler.allocator.free_tokens == 100 - 4 - 3
+    assert second.prompt.readers == 1 and len(scheduler.allocator.free) == 100 - 1 - 1
     assert scheduler.prompts == {A: second.prompt}
     scheduler.release([second])
-    assert scheduler.prompts == {} and scheduler.allocator.free == [(0, 100)]
+    assert scheduler.prompts == {} and len(scheduler.allocator.free) == 100
 
 
 def test_a_request_that_comes_later_reads_the_prompt_that_is_there() -> None:
@@ -124,14 +97,15 @@ def test_a_request_that_comes_later_reads_the_prompt_that_is_there() -> None:
     assert third.prompt is first.prompt and first.prompt.readers == 2
 
 
-def test_slots_and_places_of_those_who_left_are_used_again() -> None:
-    scheduler = scheduler_of(A, B, C, slots=2, places=14)
+def test_slots_and_pages_of_those_who_left_are_used_again() -> None:
+    scheduler = scheduler_of(A, B, C, slots=2, pages=4)
     first, second = scheduler.admit(PLENTY)
-    assert scheduler.allocator.free_tokens == 0
+    assert scheduler.grow(4) and scheduler.allocator.free == []
     scheduler.release([first])
     assert first.collected and scheduler.running == [second]
     [third] = scheduler.admit(PLENTY)
-    assert (third.slot, third.own_start, third.prompt.start) == (first.slot, 0, 4)
+    assert scheduler.grow(4)
+    assert third.slot == first.slot and {*third.prompt.pages, *third.pages} == {*first.prompt.pages, *first.pages}
     assert requests_of(scheduler.running) == [1, 2]
 
 
@@ -154,14 +128,15 @@ def test_so_many_different_prompts_are_read_at_a_time(monkeypatch: pytest.Monkey
     assert requests_of(scheduler.admit(PLENTY)) == [3]
 
 
-@pytest.mark.parametrize("places", [13, 10])  # 3 short for the second's prompt; too few for its answer already
-def test_nobody_overtakes_one_that_finds_no_room_and_nothing_stays_taken(places: int) -> None:
-    scheduler = scheduler_of(A, B, ask((1,), limit=1), places=places)
+def test_nobody_overtakes_one_that_finds_no_room_and_nothing_stays_taken() -> None:
+    scheduler = scheduler_of(A, B, ask((1,), limit=1), pages=3)  # two for each, one of them once it has written
     [first] = scheduler.admit(PLENTY)
-    assert scheduler.allocator.free == [(7, places - 7)] and scheduler.prompts.keys() == {A}
+    assert len(scheduler.allocator.free) == 2 and scheduler.prompts.keys() == {A}
     assert scheduler.admit(PLENTY) == [] and list(scheduler.waiting) == [1, 2]
+    assert len(scheduler.allocator.free) == 2 and scheduler.prompts.keys() == {A}
     scheduler.release([first])
-    assert requests_of(scheduler.admit(PLENTY)) == [1, 2]
+    assert requests_of(scheduler.admit(PLENTY)) == [1]
+    assert list(scheduler.waiting) == [2]
 
 
 def test_a_request_may_ask_for_less_than_the_sampling_allows_and_not_for_more() -> None:
@@ -203,7 +178,7 @@ def test_prompts_enter_in_handfuls() -> None:
 
 
 def test_one_runs_at_a_time_where_the_prompt_and_the_answer_fill_the_cache() -> None:
-    scheduler = scheduler_of(A, B, C, places=7)
+    scheduler = scheduler_of(A, B, C, pages=2)
     order = []
     while scheduler.waiting:
         assert scheduler.should_admit()
@@ -217,36 +192,53 @@ PROMPTS = st.sampled_from([A, B, (1,), (2, 3, 4, 5, 6, 7)])
 REQUESTS = st.builds(ask, PROMPTS, st.just(0), st.one_of(st.none(), st.integers(1, 6)))
 
 
-def assert_apart(running: list[RunningSequence]) -> None:
-    """No place and no slot has two owners; a prompt has one place, however many read it."""
+def assert_apart(scheduler: Scheduler) -> None:
+    """No page and no slot has two owners, and each has one or is free; a prompt has its pages once."""
+    running = scheduler.running
     prompts = {id(answer.prompt): answer.prompt for answer in running}.values()
-    stretches = [(answer.own_start, answer.limit) for answer in running]
-    stretches += [(prompt.start, len(prompt.tokens)) for prompt in prompts]
-    places = [place for start, length in stretches for place in range(start, start + length)]
-    assert len(set(places)) == len(places)
+    owned = [page for owner in (*running, *prompts) for page in owner.pages]
+    assert sorted([*owned, *scheduler.allocator.free]) == list(range(scheduler.allocator.pages))
     assert len({prompt.tokens for prompt in prompts}) == len(prompts)
-    assert len({answer.slot for answer in running}) == len(running)
+    slots = [answer.slot for answer in running]
+    assert sorted([*slots, *scheduler.free_slots]) == list(range(scheduler.slots))
 
 
 @given(
     st.lists(REQUESTS, min_size=1, max_size=12),
     st.integers(1, 4),
-    st.integers(11, 40),  # one answer of 5 to a prompt of 6 always fits
+    st.integers(5, 20),  # one answer of 5 tokens to a prompt of 6 always fits, in pages of 2 + 3
     st.integers(1, 10),
+    st.integers(1, 4),
     st.randoms(use_true_random=False),
 )
-def test_everyone_is_served_once_and_in_order_whatever_fits(asked, slots, places, max_tokens, draws) -> None:
-    scheduler = scheduler_of(*asked, slots=slots, places=places, longest=5)
-    served = []
+def test_everyone_is_served_once_whatever_fits(asked, slots, pages, max_tokens, steps, draws) -> None:
+    """The device's part is played by the count of steps: an answer ends at its limit, or before it by chance."""
+    scheduler = scheduler_of(*asked, slots=slots, pages=pages, longest=5, page_tokens=2 if draws.random() < 0.5 else 3)
+    if scheduler.page_tokens == 2:
+        scheduler.allocator = PageAllocator(pages + 1)  # 3 + 3
+    served, first_times = [], []
     while scheduler.waiting or scheduler.running:
         while scheduler.should_admit() and (entered := scheduler.admit(max_tokens)):
-            served += requests_of(entered)
+            first_times += [answer.request for answer in entered if answer.progress is None]
+            assert_apart(scheduler)
         assert scheduler.running  # or it would wait for ever
-        assert_apart(scheduler.running)
-        scheduler.release(draws.sample(scheduler.running, draws.randint(1, len(scheduler.running))))
-    assert served == list(range(len(asked)))
-    assert scheduler.allocator.free == [(0, places)] and sorted(scheduler.free_slots) == list(range(slots))
-    assert scheduler.prompts == {}
+        oldest = scheduler.running[0]
+        if not scheduler.grow(steps):
+            for answer in scheduler.preempt(steps):
+                written = min(answer.limit, answer.resumed_tokens + 1 + scheduler.step - answer.first_step)
+                scheduler.resume(answer.request, Progress(torch.zeros(written), torch.zeros(written)))
+        assert scheduler.running[0] is oldest
+        scheduler.step += steps
+        assert_apart(scheduler)
+        for answer in scheduler.running:
+            assert len(answer.pages) * scheduler.page_tokens >= answer.cached_tokens(scheduler.step)
+        done = [one for one in scheduler.running if one.last_step <= scheduler.step or draws.random() < 0.2]
+        served += requests_of(done)
+        scheduler.release(done)
+    assert sorted(served) == list(range(len(asked)))
+    assert first_times == list(range(len(asked)))
+    assert_apart(scheduler)
+    assert scheduler.prompts == {} and scheduler.progress == {} and scheduler.requests == {}
 
 
 # --- steps
@@ -285,24 +277,31 @@ def slots_of(count: int = 3, longest_answer: int = 4) -> Slots:
 
 def test_a_sequence_begins_in_its_slot_and_nowhere_else() -> None:
     slots = slots_of()
-    for state in (slots.written, slots.stopped, slots.done, slots.prompt_start, slots.own_start, slots.limit):
+    for state in (slots.written, slots.stopped, slots.done, slots.prompt_length, slots.limit):
         state.fill_(9)
     slots.uniform.fill_(0.5)
     draws = torch.tensor([[0.25, 0.75], [0.125, 0.375]])
-    slot_B = slots.begin([(2, 10, 3, 20, 4), (0, 13, 1, 24, 2)], draws)
+    slot_B = slots.begin([(2, 3, 0, 4), (0, 1, 1, 2)], draws)
     assert slot_B.tolist() == [2, 0] and slot_B.dtype == torch.int32
-    assert slots.prompt_start.tolist() == [13, 9, 10, 9]
-    assert slots.prompt_length.tolist() == [1, 0, 3, 0]
-    assert slots.own_start.tolist() == [24, 9, 20, 9]
+    assert slots.prompt_length.tolist() == [1, 9, 3, 9]
     assert slots.limit.tolist() == [2, 9, 4, 9]
-    for state in (slots.written, slots.stopped, slots.done):
+    assert slots.written.tolist() == [1, 9, 0, 9]  # the second one had a token before it was preempted
+    for state in (slots.stopped, slots.done):
         assert state.tolist() == [0, 9, 0, 9]
     assert slots.uniform.tolist() == [[0.125, 0.375, 0.5, 0.5], [0.5] * 4, [0.25, 0.75, 0.5, 0.5], [0.5] * 4]
 
 
+def test_resumed_answers_find_their_tokens_and_logprobs() -> None:
+    slots = slots_of()
+    logprobs = [torch.tensor([-0.5]), torch.tensor([-1.0, -2.0, -3.0])]
+    slots.restore([2, 0], [torch.tensor([7]), torch.tensor([4, 5, 6])], logprobs)
+    assert slots.tokens.tolist() == [[4, 5, 6, 0], [0] * 4, [7, 0, 0, 0], [0] * 4]
+    assert slots.logprobs.tolist() == [[-1.0, -2.0, -3.0, 0.0], [0.0] * 4, [-0.5, 0.0, 0.0, 0.0], [0.0] * 4]
+
+
 def test_greedy_sequences_begin_without_luck() -> None:
     slots = slots_of()
-    slots.begin([(1, 0, 2, 2, 4)], None)
+    slots.begin([(1, 2, 0, 4)], None)
     assert slots.limit.tolist() == [0, 4, 0, 0] and not slots.uniform.any()
 
 
@@ -317,7 +316,7 @@ def test_rows_beyond_the_sequences_belong_to_a_spare_slot_that_is_done() -> None
 
 def test_a_row_reads_the_last_token_written_at_the_place_behind_what_was_read() -> None:
     slots = slots_of()
-    slots.begin([(0, 0, 3, 20, 4), (1, 3, 5, 24, 4)], None)
+    slots.begin([(0, 3, 0, 4), (1, 5, 0, 4)], None)
     slots.token.copy_(torch.tensor([41, 42, 0, 0]))
     slots.written.copy_(torch.tensor([1, 3, 0, 1]))
     token_B, position_B = slots.inputs(torch.tensor([1, 0, 3], dtype=torch.int32))

@@ -19,7 +19,7 @@ from rloom.models.load import Lora, with_lora
 from rloom.models.network import ValueNetwork
 from rloom.observe.metrics import PEAK_FLOPS
 from rloom.packing import MicroBatching
-from rloom.plan import memory, scaling, timing
+from rloom.plan import memory, render, scaling, timing
 from rloom.plan.architecture import Architecture, architecture
 from rloom.plan.batches import batches, plan_passes
 from rloom.plan.make import Costs, Plan, make_plan
@@ -299,12 +299,22 @@ def test_the_cache_takes_what_is_asked_for_up_to_its_share(folder: Path) -> None
     cache = costs_of(folder, *keys).memory.cache
     assert cache.token_bytes == 2 * 24 * 2 * 64 * 2
     assert (cache.running, cache.wanted) == (1024, 1024 * 512 + 256 * 512)
-    assert cache.room == 70 * GIB // 12288
+    assert cache.room == 70 * GIB // 12288 // 128 * 128  # whole pages
     assert cache.bytes == 12288 * 655360
     little = costs_of(folder, *keys, "actor_rollout_ref.rollout.gpu_memory_utilization=0.001", gpu_gib=80).memory
-    assert little.cache.whole_sequences == int(0.08 * GIB) // 12288 // 1024 == 6
+    assert little.cache.whole_sequences == int(0.08 * GIB) // 12288 // 1024 == 6  # 54 pages, 4 + 4 for each
     kept = costs_of(folder, *keys, "actor_rollout_ref.rollout.free_cache_engine=False").memory
     assert kept.phases[memory.ACTOR_PASSES]["key-value cache"] == cache.bytes
+
+
+def test_many_short_answers_fit_where_few_do_at_a_limit_of_32k(folder: Path) -> None:
+    long = ("data.max_response_length=32768", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=33280")
+    found = costs_of(folder, *WHOLE, *long, "data.train_batch_size=256", "actor_rollout_ref.rollout.n=8").memory
+    assert found.cache.room == 47_786 * 128  # 70 GiB of 12,288 bytes a token
+    assert found.cache.whole_sequences == 47_786 // (4 + 256) == 183
+    assert found.cache.tokens_each == 46 * 128  # 47,786 pages for 1,024 sequences
+    [_, line] = render.cache_lines(found)
+    assert line.endswith("183 of the 1,024 sequences that may run, at full length; all of them at 5,888 tokens each")
 
 
 def test_the_peak_and_the_bytes_of_a_token_are_those_of_the_code_that_needs_torch() -> None:

@@ -1,32 +1,16 @@
-"""Allocation of contiguous ranges in the key-value cache."""
+"""Allocation of the key-value cache's pages."""
+
+from collections.abc import Sequence
 
 
-class RangeAllocator:
-    """Allocates and releases ranges of a cache of `capacity` tokens."""
+class PageAllocator:
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self.free = list(range(pages))[::-1]  # the last one is allocated next
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.free = [(0, capacity)]  # (start, length), in order, never adjacent
+    def allocate(self, count: int) -> list[int]:
+        assert count <= len(self.free)
+        return [self.free.pop() for _ in range(count)]
 
-    @property
-    def free_tokens(self) -> int:
-        return sum(length for _, length in self.free)
-
-    def allocate(self, length: int) -> int | None:
-        """The start of the first free range of at least `length` tokens, or None."""
-        for i, (start, available) in enumerate(self.free):
-            if available >= length:
-                self.free[i : i + 1] = [(start + length, available - length)] if available > length else []
-                return start
-        return None
-
-    def release(self, start: int, length: int) -> None:
-        after = next((i for i, (other, _) in enumerate(self.free) if other > start), len(self.free))
-        self.free.insert(after, (start, length))
-        merged: list[tuple[int, int]] = []
-        for begin, size in self.free:
-            if merged and sum(merged[-1]) == begin:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
-            else:
-                merged.append((begin, size))
-        self.free = merged
+    def release(self, pages: Sequence[int]) -> None:
+        self.free.extend(reversed(pages))

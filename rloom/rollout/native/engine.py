@@ -14,7 +14,7 @@ from rloom.errors import ModelError
 from rloom.models.head import HAS_TRITON
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, WeightOwner, copy_weights
-from rloom.rollout.limits import cache_capacity, wanted_cache_tokens, with_queued
+from rloom.rollout.limits import PAGE_TOKENS, cache_capacity, wanted_cache_tokens, with_queued
 from rloom.rollout.native.eager import EagerSession
 from rloom.rollout.native.session import Session
 from rloom.rollout.native.slot_cache import SlotCache
@@ -44,7 +44,7 @@ class NativeRollout(Rollout):
         self.network, self.owner, self.device = network, owner, owner.device
         self.max_sequences, self.max_prefill_tokens = max_sequences, max_prefill_tokens
         self.memory_share, self.free_cache = memory_share, free_cache
-        self.eager, self.longest_prompt = eager, longest_prompt
+        self.eager, self.longest_prompt, self.page_tokens = eager, longest_prompt, PAGE_TOKENS
         self.ids, self.version = count(), 0
         self.unfinished: set[int] = set()  # requests that `poll` has to report
         self.waiting: dict[int, Request] = {}  # for a session that they fit
@@ -134,26 +134,29 @@ class NativeRollout(Rollout):
         one it replaces, and at most as large as memory allows. Graphs hold addresses: once parameter offloading has
         moved the weights, they are captured again.
         """
-        slots = min(self.max_sequences, len(requests))
+        slots, prompts = min(self.max_sequences, len(requests)), len({request.tokens for request in requests})
         answer = max(request.sampling.max_new_tokens for request in requests)
         prompt = max(self.longest_prompt, *(len(request.tokens) for request in requests))
-        wanted = wanted_cache_tokens(slots, len({request.tokens for request in requests}), prompt, answer)
+        wanted = wanted_cache_tokens(slots, prompts, prompt, answer, self.page_tokens)
+        longest = wanted_cache_tokens(1, 1, prompt, answer, self.page_tokens)
         old = self.decoder
         if old is not None:
-            capacity = self.capacity(prompt + answer)  # shrinks too: the first update allocates the optimizer's moments
-            needed = max(prompt + answer, min(wanted, int(LARGE_ENOUGH * capacity)))
-            fits = needed <= old.cache.capacity_tokens <= capacity
+            capacity = self.capacity(longest)  # shrinks too: the first update allocates the optimizer's moments
+            needed = max(longest, min(wanted, int(LARGE_ENOUGH * capacity)))
+            fits = needed <= old.cache.capacity_tokens <= capacity and longest <= old.longest_pages * self.page_tokens
             if fits and old.slots.count >= slots and old.slots.longest_answer >= answer and old.weights_stayed():
                 old.cache.wake()
                 return old
             slots, answer = max(slots, old.slots.count), max(answer, old.slots.longest_answer)
             wanted = max(wanted, old.cache.capacity_tokens)
             old.close()
+        pages = wanted_cache_tokens(1, 1, prompt, answer, self.page_tokens) // self.page_tokens
+        pages = pages if old is None else max(pages, old.longest_pages)
         self.decoder = None  # its memory counts as free from here on
-        self.decoder = self.new_decoder(slots, answer, min(wanted, self.capacity(prompt + answer)))
+        self.decoder = self.new_decoder(slots, answer, pages, min(wanted, self.capacity(longest)))
         return self.decoder
 
-    def new_decoder(self, slots: int, longest_answer: int, capacity_tokens: int) -> "GraphDecoder":
+    def new_decoder(self, slots: int, longest_answer: int, longest_pages: int, capacity_tokens: int) -> "GraphDecoder":
         from rloom.rollout.native.graph_decoder import GraphDecoder  # imports triton
 
         if capacity_tokens < slots * longest_answer:
@@ -162,9 +165,10 @@ class NativeRollout(Rollout):
                 f"(actor_rollout_ref.rollout.gpu_memory_utilization={self.memory_share}): fewer than "
                 f"{slots} sequences run at a time when they are long"
             )
-        cache = TokenCache(self.token_shape(), capacity_tokens, self.device)
+        cache = TokenCache(self.token_shape(), capacity_tokens // self.page_tokens, self.page_tokens, self.device)
         cache.wake()
-        return GraphDecoder(self.network, cache, Slots(slots, longest_answer, self.device), capture=not self.eager)
+        states = Slots(slots, longest_answer, self.device)
+        return GraphDecoder(self.network, cache, states, longest_pages, capture=not self.eager)
 
     @torch.no_grad()
     def token_shape(self) -> TokenShape:
@@ -185,7 +189,9 @@ class NativeRollout(Rollout):
         kept_by_torch = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         ours = self.decoder.cache.bytes if self.decoder is not None else 0
         free += kept_by_torch + ours
-        capacity_tokens = cache_capacity(each, memory_share=self.memory_share, total_bytes=total, free_bytes=free)
+        capacity_tokens = cache_capacity(
+            each, memory_share=self.memory_share, total_bytes=total, free_bytes=free, page_tokens=self.page_tokens
+        )
         if capacity_tokens < longest:
             raise ModelError(
                 f"actor_rollout_ref.rollout.gpu_memory_utilization={self.memory_share}: not one sequence of {longest} "

@@ -16,6 +16,7 @@ from rloom.models.attention import OpaqueAttention, active
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.native.graphs import Graphs, batch_of
 from rloom.rollout.native.kernels.sample import sample_and_record
+from rloom.rollout.native.page_table import PageTable
 from rloom.rollout.native.scheduler import RunningSequence
 from rloom.rollout.native.session import Finished
 from rloom.rollout.native.slots import Slots
@@ -41,12 +42,16 @@ class DoneSnapshot:
 
 
 class GraphDecoder:
-    """A cache, slots and captured decode steps for one model on one device."""
+    """A cache, slots with their pages, and captured decode steps for one model on one device."""
 
-    def __init__(self, network: PolicyNetwork, cache: TokenCache, slots: Slots, *, capture: bool) -> None:
+    def __init__(
+        self, network: PolicyNetwork, cache: TokenCache, slots: Slots, longest_pages: int, *, capture: bool
+    ) -> None:
         self.network, self.cache, self.slots = network, cache, slots
         self.device = slots.device
-        slots.own_start[slots.count] = cache.capacity_tokens  # where rows that pad the batch write
+        self.longest_pages = longest_pages  # of a prompt and its answer
+        # One more: a longer prompt and a shorter answer may take it. Rows that pad the batch write to the spare page.
+        self.table = PageTable(slots.count, longest_pages + 1, cache.page_tokens, cache.pages, self.device)
         self.weights = weights_of(network)
         self.graphs = Graphs(self.step, capture=capture and self.device.type == "cuda")
         self.rows: list[int] = []  # slots of the batch's rows, as the device has them
@@ -58,18 +63,23 @@ class GraphDecoder:
 
     @torch.no_grad()
     def prefill(self, answers: Sequence[RunningSequence], draws: Tensor | None) -> None:
-        """Run the prompts, each once whatever the number of its answers, and sample the first tokens."""
-        prompts = {answer.prompt.tokens: answer.prompt for answer in answers}
-        order = {tokens: i for i, tokens in enumerate(prompts)}
-        source_B = send(torch.tensor([order[answer.prompt.tokens] for answer in answers]).int(), self.device)
-        slot_B = self.slots.begin(
-            [(a.slot, a.prompt.start, len(a.prompt.tokens), a.own_start, a.limit) for a in answers], draws
-        )
-        length_P = torch.tensor([len(tokens) for tokens in prompts])
-        start_P = torch.tensor([prompt.start for prompt in prompts.values()])
-        tokens_T = send(torch.tensor([token for tokens in prompts for token in tokens]), self.device)
+        """Run the prompts, each once whatever the number of its answers, and sample the first tokens.
+
+        A resumed answer runs with its prompt and all of its tokens, and its next token is sampled.
+        """
+        passes = {answer.prefill_key: answer for answer in answers}
+        order = {key: i for i, key in enumerate(passes)}
+        source_B = send(torch.tensor([order[answer.prefill_key] for answer in answers]).int(), self.device)
+        slot_B = self.slots.begin([(a.slot, len(a.prompt.tokens), a.resumed_tokens, a.limit) for a in answers], draws)
+        resumed = [(answer.slot, *answer.progress) for answer in answers if answer.progress is not None]
+        if resumed:
+            self.slots.restore(*zip(*resumed, strict=True))
+        tokens = [answer.prefill_tokens for answer in passes.values()]
+        length_P = torch.tensor([len(one) for one in tokens])
+        slot_P = send(torch.tensor([answer.slot for answer in passes.values()]), self.device)
+        tokens_T = send(torch.tensor([token for one in tokens for token in one]), self.device)
         last_P = send(torch.cumsum(length_P, 0) - 1, self.device)
-        attend = PromptAttention(length_P, send(start_P, self.device), self.cache)
+        attend = PromptAttention(length_P, slot_P, self.cache, self.slots, self.table)
         with active(attend):
             hidden_TH = self.network.decoder.packed_hidden(tokens_T, OPAQUE_ATTENTION, attend.position_T)
         sample_and_record(self.network.logits(hidden_TH[last_P]), source_B, slot_B, self.slots)
@@ -79,7 +89,7 @@ class GraphDecoder:
         """One more token for each row. This is what a graph holds."""
         slot_B = self.slots.row_slot[:rows]
         token_B, position_B = self.slots.inputs(slot_B)
-        with active(AnswerAttention(self.cache, self.slots, slot_B)):
+        with active(AnswerAttention(self.cache, self.slots, self.table, slot_B)):
             hidden_BH = self.network.decoder.packed_hidden(token_B, OPAQUE_ATTENTION, position_B)
         sample_and_record(self.network.logits(hidden_BH), self.slots.identity[:rows], slot_B, self.slots)
 
@@ -100,8 +110,8 @@ class GraphDecoder:
         copied.record()
         return DoneSnapshot(list(sequences), done_S, copied)
 
-    def read_finished(self, sequences: Sequence[RunningSequence]) -> list[Finished]:
-        """The answers of finished sequences, read on a stream of its own: steps in flight do not write to them."""
+    def read_answers(self, sequences: Sequence[RunningSequence]) -> list[Finished]:
+        """The tokens of sequences to which no step in flight writes, read on a stream of its own."""
         stream: AbstractContextManager[Any] = (
             torch.cuda.stream(self.copies) if self.copies is not None else nullcontext()
         )

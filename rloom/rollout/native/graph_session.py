@@ -1,12 +1,16 @@
 """Generation that stays on the device: the host launches several decode steps and reads their result later."""
 
+import logging
+
 from rloom.rollout.base import Request
-from rloom.rollout.native.allocator import RangeAllocator
+from rloom.rollout.limits import pages_of
+from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.graph_decoder import DoneSnapshot, GraphDecoder
 from rloom.rollout.native.sampler import uniform_draws
-from rloom.rollout.native.scheduler import Scheduler
+from rloom.rollout.native.scheduler import Progress, Scheduler
 from rloom.rollout.native.session import Finished
 
+log = logging.getLogger(__name__)
 STEPS = 8  # launched between two reads of what is done
 
 
@@ -14,8 +18,10 @@ class GraphSession:
     def __init__(self, decoder: GraphDecoder, request: Request, max_prefill_tokens: int) -> None:
         self.decoder, self.max_prefill_tokens = decoder, max_prefill_tokens
         self.sampling = request.sampling.without_limit
-        self.scheduler = Scheduler(decoder.slots.count, RangeAllocator(decoder.cache.capacity_tokens))
+        cache = decoder.cache
+        self.scheduler = Scheduler(decoder.slots.count, PageAllocator(cache.pages), cache.page_tokens)
         self.previous: DoneSnapshot | None = None
+        self.preempted = 0  # sequences, counted each time
         decoder.slots.set_sampling(self.sampling)
 
     @property
@@ -24,11 +30,11 @@ class GraphSession:
 
     def fits(self, request: Request) -> bool:
         sampling, decoder = request.sampling, self.decoder
-        length = len(request.tokens) + sampling.max_new_tokens
-        alike = sampling.without_limit == self.sampling
+        parts = len(request.tokens), sampling.max_new_tokens
+        pages = sum(pages_of(tokens, decoder.cache.page_tokens) for tokens in parts)
         return (
-            alike
-            and length <= decoder.cache.capacity_tokens
+            sampling.without_limit == self.sampling
+            and pages <= min(decoder.cache.pages, decoder.table.width)
             and sampling.max_new_tokens <= decoder.slots.longest_answer
         )
 
@@ -44,19 +50,41 @@ class GraphSession:
         decoder, scheduler = self.decoder, self.scheduler
         while scheduler.should_admit() and (admitted := scheduler.admit(self.max_prefill_tokens)):
             requests = [scheduler.requests[sequence.request] for sequence in admitted]
+            decoder.table.write(scheduler.take_new_entries())
             decoder.prefill(admitted, uniform_draws(requests))
+        finished = [] if scheduler.grow(STEPS) else self.preempt()
+        decoder.table.write(scheduler.take_new_entries())
         steps = min(STEPS, scheduler.steps_left)
         decoder.run(scheduler.running, steps)
         scheduler.step += steps
         now = decoder.snapshot_done(scheduler.running)
-        finished: list[Finished] = []
-        for snapshot in (
-            self.previous,
-            now if steps < STEPS else None,
-        ):  # near the end, no steps are left to overlap with
-            done = snapshot.done() if snapshot is not None else []
-            if done:
-                finished += decoder.read_finished(done)
-                scheduler.release(done)
+        if self.previous is not None:
+            finished += self.collect(self.previous)
+        if steps < STEPS:  # near the end, no steps are left to overlap with
+            finished += self.collect(now)
         self.previous = now
+        return finished
+
+    def collect(self, snapshot: DoneSnapshot) -> list[Finished]:
+        done = snapshot.done()
+        if not done:
+            return []
+        finished = self.decoder.read_answers(done)
+        self.scheduler.release(done)
+        return finished
+
+    def preempt(self) -> list[Finished]:
+        """Free pages for the next steps: release what has finished, then preempt. Waits for the steps in flight."""
+        decoder, scheduler = self.decoder, self.scheduler
+        finished = self.collect(decoder.snapshot_done(scheduler.running))
+        preempted = scheduler.preempt(STEPS)
+        if preempted:
+            for answer in decoder.read_answers(preempted):
+                scheduler.resume(answer.request, Progress(answer.tokens_L, answer.logprobs_L))
+            if not self.preempted:
+                log.info(
+                    f"the key-value cache is full: {len(scheduler.running)} sequences run, others wait and continue "
+                    "later; actor_rollout_ref.rollout.gpu_memory_utilization gives it more memory"
+                )
+            self.preempted += len(preempted)
         return finished

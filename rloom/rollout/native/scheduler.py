@@ -1,11 +1,21 @@
-"""Which sequences run and which wait, as the host tracks it: slots, tokens of the cache, prompts that answers share."""
+"""Which sequences run and which wait, as the host tracks it: slots, pages of the cache, prompts that answers share.
+
+A running sequence has pages for the tokens that the launched steps can write, not for its limit. If no page is left for
+the next steps, the sequences admitted last are preempted: their pages are released, and they wait, before all others,
+to be prefilled again with the tokens they have.
+"""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
 
 from rloom.rollout.base import Request
-from rloom.rollout.native.allocator import RangeAllocator
+from rloom.rollout.limits import PAGE_TOKENS, pages_of
+from rloom.rollout.native.allocator import PageAllocator
+from rloom.rollout.native.page_table import PageEntry
 
 MAX_PROMPTS = 512  # in one prefill pass: each prompt has a row of logits, whatever its length
 
@@ -20,8 +30,15 @@ class SharedPrompt:
     """A prompt in the cache, and the number of answers that still read it."""
 
     tokens: tuple[int, ...]
-    start: int
+    pages: list[int]
     readers: int = 0
+
+
+class Progress(NamedTuple):
+    """The tokens of a preempted answer, which it keeps, and their log-probs. On the host."""
+
+    tokens_L: Tensor
+    logprobs_L: Tensor
 
 
 @dataclass
@@ -31,20 +48,47 @@ class RunningSequence:
     request: int
     slot: int
     prompt: SharedPrompt
-    own_start: int
     limit: int
-    last_step: int  # by which it has ended
-    collected: bool = False
+    first_step: int  # the scheduler's step when it was admitted
+    pages: list[int]  # of its own tokens
+    progress: Progress | None = None  # before it was preempted
+    collected: bool = False  # it has ended, was cancelled or was preempted
+
+    @property
+    def resumed_tokens(self) -> int:
+        return 0 if self.progress is None else len(self.progress.tokens_L)
+
+    @property
+    def last_step(self) -> int:
+        """By which it has ended. The prefill pass writes a token, too."""
+        return self.first_step + self.limit - self.resumed_tokens - 1
+
+    @property
+    def prefill_key(self) -> tuple[int, ...] | int:
+        """Equal for answers that start from one distribution. A resumed one has a pass of its own."""
+        return self.prompt.tokens if self.progress is None else self.request
+
+    @property
+    def prefill_tokens(self) -> list[int]:
+        """The input of its prefill pass."""
+        return [*self.prompt.tokens, *([] if self.progress is None else self.progress.tokens_L.tolist())]
+
+    def cached_tokens(self, step: int) -> int:
+        """The most own tokens in the cache once this step has run. A finished sequence writes its last one again."""
+        return min(self.limit, self.resumed_tokens + step - self.first_step)
 
 
 class Scheduler:
-    def __init__(self, slots: int, allocator: RangeAllocator) -> None:
-        self.allocator, self.slots = allocator, slots
+    def __init__(self, slots: int, allocator: PageAllocator, page_tokens: int = PAGE_TOKENS) -> None:
+        self.allocator, self.slots, self.page_tokens = allocator, slots, page_tokens
         self.requests: dict[int, Request] = {}  # that wait or run
         self.waiting: deque[int] = deque()
-        self.running: list[RunningSequence] = []
+        self.progress: dict[int, Progress] = {}  # of waiting requests that were preempted
+        self.running: list[RunningSequence] = []  # in the order of admission
         self.free_slots = list(range(slots))[::-1]
         self.prompts: dict[tuple[int, ...], SharedPrompt] = {}
+        self.new_entries: list[PageEntry] = []  # that the device's page table lacks
+        self.most_running = slots  # or as many as ran when the cache was full
         self.step = 0
 
     def add(self, number: int, request: Request) -> None:
@@ -54,6 +98,7 @@ class Scheduler:
     def cancel(self, number: int) -> None:
         if number in self.waiting:
             self.waiting.remove(number)
+            self.progress.pop(number, None)
             del self.requests[number]
         self.release([sequence for sequence in self.running if sequence.request == number])
 
@@ -63,53 +108,113 @@ class Scheduler:
         return max((sequence.last_step for sequence in self.running), default=self.step) - self.step
 
     def should_admit(self) -> bool:
-        return should_prefill(len(self.waiting), len(self.running), self.slots)
+        return should_prefill(len(self.waiting), len(self.running), self.most_running)
 
     def admit(self, max_tokens: int) -> list[RunningSequence]:
-        """Start waiting requests, in order, while slots and cache last; at most `max_tokens` of prompts."""
+        """Start waiting requests, in order, while slots and pages last; at most `max_tokens` in the prefill pass."""
         admitted: list[RunningSequence] = []
-        prompts: set[tuple[int, ...]] = set()
-        tokens = 0
+        passes: set[tuple[int, ...] | int] = set()
+        tokens, reserved, self.most_running = 0, sum(map(self.reserve, self.running)), self.slots
         while self.waiting and self.free_slots:
-            request = self.requests[self.waiting[0]]
-            is_new = request.tokens not in prompts
-            full = tokens + len(request.tokens) > max_tokens or len(prompts) == MAX_PROMPTS
-            if is_new and prompts and full:
+            number = self.waiting[0]
+            request, progress = self.requests[number], self.progress.get(number)
+            key = request.tokens if progress is None else number
+            length = len(request.tokens) + (0 if progress is None else len(progress.tokens_L))
+            if key not in passes and passes and (tokens + length > max_tokens or len(passes) == MAX_PROMPTS):
                 break
-            sequence = self.allocate(self.waiting[0], request)
+            sequence = self.allocate(number, request, progress, reserved)
             if sequence is None:
+                self.most_running = len(self.running) + len(admitted)
                 break
-            if is_new:
-                prompts.add(request.tokens)
-                tokens += len(request.tokens)
+            if key not in passes:
+                passes.add(key)
+                tokens += length
+            reserved += self.reserve(sequence)
             admitted.append(sequence)
             self.waiting.popleft()
+            self.progress.pop(number, None)
         self.running += admitted
         return admitted
 
-    def allocate(self, number: int, request: Request) -> RunningSequence | None:
-        """Cache for an answer, and for its prompt unless another answer has it. None: there is not enough."""
+    def pages(self, tokens: int) -> int:
+        return pages_of(tokens, self.page_tokens)
+
+    def reserve(self, sequence: RunningSequence) -> int:
+        """Pages that admission leaves free for a running sequence: its next one, so that preemption is rare."""
+        return min(1, self.pages(sequence.limit) - len(sequence.pages))
+
+    def allocate(
+        self, number: int, request: Request, progress: Progress | None, reserved: int
+    ) -> RunningSequence | None:
+        """A slot, and pages for the prefill pass. None: too few would be left for its next page and for others."""
         limit, prompt = request.sampling.max_new_tokens, self.prompts.get(request.tokens)
-        own_start = self.allocator.allocate(limit)
-        if own_start is None:
+        own = 0 if progress is None else self.pages(len(progress.tokens_L))
+        shared = 0 if prompt is not None else self.pages(len(request.tokens))
+        if shared + own + min(1, self.pages(limit) - own) + reserved > len(self.allocator.free):
             return None
         if prompt is None:
-            start = self.allocator.allocate(len(request.tokens))
-            if start is None:
-                self.allocator.release(own_start, limit)
-                return None
-            prompt = self.prompts[request.tokens] = SharedPrompt(request.tokens, start)
+            prompt = self.prompts[request.tokens] = SharedPrompt(request.tokens, self.allocator.allocate(shared))
         prompt.readers += 1
-        return RunningSequence(number, self.free_slots.pop(), prompt, own_start, limit, self.step + limit - 1)
+        sequence = RunningSequence(number, self.free_slots.pop(), prompt, limit, self.step, [], progress)
+        self.new_entries += [PageEntry(sequence.slot, column, page) for column, page in enumerate(prompt.pages)]
+        self.extend(sequence, own)
+        return sequence
+
+    def extend(self, sequence: RunningSequence, count: int) -> None:
+        first = len(sequence.prompt.pages) + len(sequence.pages)
+        pages = self.allocator.allocate(count)
+        sequence.pages += pages
+        self.new_entries += [PageEntry(sequence.slot, first + i, page) for i, page in enumerate(pages)]
+
+    def missing(self, sequence: RunningSequence, steps: int) -> int:
+        """Pages that a sequence lacks for the next steps."""
+        return max(0, self.pages(sequence.cached_tokens(self.step + steps)) - len(sequence.pages))
+
+    def grow(self, steps: int) -> bool:
+        """Pages for the next steps of all running sequences. False, and none are allocated: too few are free."""
+        missing = [self.missing(sequence, steps) for sequence in self.running]
+        if sum(missing) > len(self.allocator.free):
+            return False
+        for sequence, count in zip(self.running, missing, strict=True):
+            if count:
+                self.extend(sequence, count)
+        return True
+
+    def preempt(self, steps: int) -> list[RunningSequence]:
+        """Release the sequences admitted last until the others can grow; in that order. They are then to `resume`."""
+        preempted = []
+        missing = sum(self.missing(sequence, steps) for sequence in self.running)
+        while missing > len(self.allocator.free):
+            sequence = self.running[-1]
+            missing -= self.missing(sequence, steps)
+            self.vacate([sequence])
+            preempted.append(sequence)
+        self.grow(steps)
+        if preempted:
+            self.most_running = len(self.running)
+        return preempted
+
+    def resume(self, number: int, progress: Progress) -> None:
+        """Let a preempted request wait before all others."""
+        self.progress[number] = progress
+        self.waiting.appendleft(number)
 
     def release(self, sequences: Sequence[RunningSequence]) -> None:
         for sequence in sequences:
-            sequence.collected = True
             del self.requests[sequence.request]
+        self.vacate(sequences)
+
+    def vacate(self, sequences: Sequence[RunningSequence]) -> None:
+        for sequence in sequences:
+            sequence.collected = True
             self.free_slots.append(sequence.slot)
-            self.allocator.release(sequence.own_start, sequence.limit)
+            self.allocator.release(sequence.pages)
             sequence.prompt.readers -= 1
             if not sequence.prompt.readers:
-                self.allocator.release(sequence.prompt.start, len(sequence.prompt.tokens))
+                self.allocator.release(sequence.prompt.pages)
                 del self.prompts[sequence.prompt.tokens]
         self.running = [sequence for sequence in self.running if not sequence.collected]
+
+    def take_new_entries(self) -> list[PageEntry]:
+        entries, self.new_entries = self.new_entries, []
+        return entries

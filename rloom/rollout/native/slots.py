@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rloom.errors import ConfigError
 from rloom.rollout.base import Sampling
@@ -22,8 +23,7 @@ class Slots:
 
         self.count, self.longest_answer, self.device = count, longest_answer, device
         self.token = zeros(count + 1)  # the last sampled token: input of the next pass
-        self.prompt_start, self.prompt_length = zeros(count + 1), zeros(count + 1)
-        self.own_start = zeros(count + 1)
+        self.prompt_length = zeros(count + 1)
         self.written, self.limit = zeros(count + 1), zeros(count + 1)
         self.stopped, self.done = zeros(count + 1), zeros(count + 1)
         self.uniform = zeros(count + 1, longest_answer, dtype=torch.float32)
@@ -48,18 +48,23 @@ class Slots:
         self.settings.copy_(torch.tensor(values))
         self.stop_ids.copy_(torch.tensor([*stop_ids, *[-1] * (MOST_STOP_IDS - len(stop_ids))]))
 
-    def begin(self, rows: Sequence[tuple[int, int, int, int, int]], draws: Tensor | None) -> Tensor:
-        """Start a sequence for each (slot, prompt start, prompt length, own start, limit). Returns the slots."""
-        table = send(torch.tensor(rows, dtype=torch.int32), self.device)
-        slot, prompt_start, prompt_length, own_start, limit = table.unbind(1)
+    def begin(self, rows: Sequence[tuple[int, int, int, int]], draws: Tensor | None) -> Tensor:
+        """Start a sequence for each (slot, prompt length, tokens it has already, limit). Returns the slots."""
+        slot, prompt_length, written, limit = send(torch.tensor(rows, dtype=torch.int32), self.device).unbind(1)
         index = slot.long()
-        self.prompt_start[index], self.prompt_length[index] = prompt_start, prompt_length
-        self.own_start[index], self.limit[index] = own_start, limit
-        for state in (self.written, self.stopped, self.done):
+        self.prompt_length[index], self.written[index], self.limit[index] = prompt_length, written, limit
+        for state in (self.stopped, self.done):
             state[index] = 0
         if draws is not None:
             self.uniform[index, : draws.shape[1]] = send(draws, self.device)
         return slot.contiguous()
+
+    def restore(self, slots: Sequence[int], tokens: Sequence[Tensor], logprobs: Sequence[Tensor]) -> None:
+        """Write the tokens and log-probs that resumed answers have."""
+        index = send(torch.tensor(slots), self.device)
+        for state, parts in ((self.tokens, tokens), (self.logprobs, logprobs)):
+            padded = pad_sequence(list(parts), batch_first=True).to(state.dtype)
+            state[index, : padded.shape[1]] = send(padded, self.device)
 
     def set_rows(self, slots: Sequence[int], rows: int) -> None:
         """Map the batch's rows to slots; padding rows get the spare slot."""

@@ -1,6 +1,6 @@
-"""A key-value cache indexed by token, and its attentions for prefill and decode.
+"""A key-value cache of pages, and its attentions for prefill and decode.
 
-The tokens of a prompt are contiguous and shared by all its answers; an answer's own tokens are contiguous, too.
+The pages of a prompt are shared by all its answers. An answer's own tokens begin in a page of their own.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rloom.models.attention import AttentionOptions, PackedAttention
 from rloom.rollout.native.arena import Arena
+from rloom.rollout.native.page_table import PageTable
 from rloom.rollout.native.slots import Slots
 
 
@@ -54,22 +55,28 @@ class ShapeProbe:
 
 
 class TokenCache:
-    """Keys and values, [layers, heads, capacity_tokens + 1 spare, size] each, in memory that `sleep` frees."""
+    """Keys and values, [layers, heads, tokens of all pages and of a spare one, size], in memory that `sleep` frees."""
 
-    def __init__(self, shape: TokenShape, capacity_tokens: int, device: torch.device) -> None:
-        self.shape, self.capacity_tokens = shape, capacity_tokens
-        size = shape.bytes * (capacity_tokens + 1)
+    def __init__(self, shape: TokenShape, pages: int, page_tokens: int, device: torch.device) -> None:
+        self.shape, self.pages, self.page_tokens = shape, pages, page_tokens
+        tokens = (pages + 1) * page_tokens
+        size = shape.bytes * tokens
         self.arena = Arena(size, device) if device.type == "cuda" else None
         memory = self.arena.tensor()[:size] if self.arena is not None else torch.zeros(size, dtype=torch.uint8)
-        sizes = [shape.layers * shape.heads * (capacity_tokens + 1) * one for one in (shape.key_size, shape.value_size)]
+        sizes = [shape.layers * shape.heads * tokens * one for one in (shape.key_size, shape.value_size)]
         keys, values = memory.view(shape.dtype).split(sizes)
-        self.keys = keys.view(shape.layers, shape.heads, capacity_tokens + 1, shape.key_size)
-        self.values = values.view(shape.layers, shape.heads, capacity_tokens + 1, shape.value_size)
+        self.keys = keys.view(shape.layers, shape.heads, tokens, shape.key_size)
+        self.values = values.view(shape.layers, shape.heads, tokens, shape.value_size)
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.pages * self.page_tokens
 
     @property
     def bytes(self) -> int:
         """Memory in use now."""
-        return self.shape.bytes * self.capacity_tokens if self.arena is None or self.arena.mapped else 0
+        tokens = (self.pages + 1) * self.page_tokens
+        return self.shape.bytes * tokens if self.arena is None or self.arena.mapped else 0
 
     def wake(self) -> None:
         if self.arena is not None:
@@ -85,12 +92,13 @@ class TokenCache:
 
 
 class PromptAttention(PackedAttention):
-    """Causal attention of packed prompts, which writes their keys and values to the cache."""
+    """Causal attention of packed prompts, and of resumed answers, which writes keys and values to the cache."""
 
-    def __init__(self, length_P: Tensor, start_P: Tensor, cache: TokenCache) -> None:
-        super().__init__(length_P, start_P.device)
+    def __init__(self, length_P: Tensor, slot_P: Tensor, cache: TokenCache, slots: Slots, table: PageTable) -> None:
+        super().__init__(length_P, slot_P.device)
         self.cache, self.layer = cache, -1
-        self.index_T = start_P[self.row_T] + self.column_T
+        slot_T = slot_P[self.row_T]
+        self.index_T = table.places(slot_T, self.column_T, slots.prompt_length[slot_T])
 
     def reset(self) -> None:
         self.layer = -1
@@ -106,8 +114,8 @@ class PromptAttention(PackedAttention):
 class AnswerAttention:
     """The new token of each row attends to its prompt and to the answer so far."""
 
-    def __init__(self, cache: TokenCache, slots: Slots, slot_B: Tensor) -> None:
-        self.cache, self.slots, self.slot_B, self.layer = cache, slots, slot_B, -1
+    def __init__(self, cache: TokenCache, slots: Slots, table: PageTable, slot_B: Tensor) -> None:
+        self.cache, self.slots, self.table, self.slot_B, self.layer = cache, slots, table, slot_B, -1
 
     def reset(self) -> None:
         self.layer = -1
@@ -117,5 +125,6 @@ class AnswerAttention:
 
         self.layer += 1
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
-        rows = [part[0].transpose(0, 1) for part in (query, key, value)]
-        return attend_to_slots(rows[0], rows[1], rows[2], keys, values, self.slot_B, self.slots, options).unsqueeze(0)
+        new = [part[0].transpose(0, 1) for part in (query, key, value)]
+        rows = attend_to_slots(new[0], new[1], new[2], keys, values, self.slot_B, self.slots, self.table, options)
+        return rows.unsqueeze(0)

@@ -1,7 +1,7 @@
-"""Decode attention: the new token of a sequence attends to two ranges of the cache, its prompt and its own tokens.
+"""Decode attention: the new token of a sequence attends to its prompt and to its own tokens, in pages of the cache.
 
-The range of a prompt is shared by all sequences that start from it. B rows of the batch; the slot of a row holds the
-starts and lengths of its two ranges.
+The pages of a prompt are shared by all sequences that start from it. B rows of the batch; the slot of a row holds the
+lengths, and the page table the pages: those of the prompt, then its own. A block of tokens is in one page.
 """
 
 import torch
@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rloom.models.attention import AttentionOptions
+from rloom.rollout.native.page_table import PageTable
 from rloom.rollout.native.slots import Slots
 
 PROGRAMS = 512  # about four per multiprocessor of a large GPU; with fewer rows, a sequence is split
@@ -25,6 +26,7 @@ def attend_to_slots(
     values: Tensor,
     slot_B: Tensor,
     slots: Slots,
+    table: PageTable,
     options: AttentionOptions,
 ) -> Tensor:
     """[B, heads, size of a value]; also writes the new keys and values to the cache."""
@@ -32,21 +34,21 @@ def attend_to_slots(
     key_heads, value_size = key.shape[1], value.shape[2]
     # tl.dot requires at least 16 columns
     padded, value_padded = (max(16, triton.next_power_of_2(one)) for one in (size, value_size))
-    block = min(128, max(16, BLOCK_BYTES // (padded * keys.element_size())))
+    block = min(table.page_tokens, max(16, BLOCK_BYTES // (padded * keys.element_size())))
     splits = max(1, min(MOST_SPLITS, PROGRAMS // (rows * key_heads)))
     out = value.new_empty(rows, heads, value_size)
     partial = value.new_empty((splits, rows, heads, value_size), dtype=torch.float32) if splits > 1 else out
     weight = value.new_empty((splits, 2, rows, heads), dtype=torch.float32) if splits > 1 else out
     attend_kernel[(rows, key_heads, splits)](
         query, key, value, keys, values, query if options.sinks is None else options.sinks, partial, weight,
-        slot_B, slots.prompt_start, slots.prompt_length, slots.own_start, slots.written,
+        slot_B, slots.prompt_length, slots.written, table.pages, table.width,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), rows, heads, size, value_size,
         options.scale, options.window or 0, options.softcap or 0.0,
         GROUP=heads // key_heads, GROUP_PADDED=max(16, triton.next_power_of_2(heads // key_heads)),
-        SIZE=padded, VALUE_SIZE=value_padded, BLOCK=block, SPLITS=splits, WINDOW=options.window is not None,
-        SOFTCAP=options.softcap is not None, SINKS=options.sinks is not None, PRECISION="ieee",
-        num_warps=4, num_stages=3,
+        SIZE=padded, VALUE_SIZE=value_padded, BLOCK=block, PAGE=table.page_tokens, SPLITS=splits,
+        WINDOW=options.window is not None, SOFTCAP=options.softcap is not None, SINKS=options.sinks is not None,
+        PRECISION="ieee", num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(rows, heads)](
@@ -58,19 +60,20 @@ def attend_to_slots(
 @triton.jit
 def attend_kernel(
     query, key, value, keys, values, sinks, partial, weight,
-    slot_B, prompt_start_S, prompt_length_S, own_start_S, written_S,
+    slot_B, prompt_length_S, written_S, page_table, table_width,
     query_row, query_head, key_row, key_head, value_row, value_head,
     keys_head, keys_token, values_head, values_token, rows, heads, size, value_size,
     scale, window, softcap,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: a row, a key head and the query heads that share it, and every SPLITS-th block of its tokens."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slot_B + row)
-    prompt, prompt_length = tl.load(prompt_start_S + slot), tl.load(prompt_length_S + slot)
-    own, before = tl.load(own_start_S + slot), tl.load(written_S + slot) - 1  # own tokens in the cache
+    pages = page_table + slot * table_width
+    prompt_length, before = tl.load(prompt_length_S + slot), tl.load(written_S + slot) - 1  # own tokens in the cache
+    prompt_pages = tl.cdiv(prompt_length, PAGE)
     column, value_column, member = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE), tl.arange(0, GROUP_PADDED)
     column_mask, value_mask, head_mask = column < size, value_column < value_size, member < GROUP
     q_offset = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
@@ -83,7 +86,7 @@ def attend_kernel(
     keys += head.to(tl.int64) * keys_head
     values += head.to(tl.int64) * values_head
     first = split == 0
-    new_index = (own + before).to(tl.int64)
+    new_index = tl.load(pages + prompt_pages + before // PAGE).to(tl.int64) * PAGE + before % PAGE
     tl.store(keys + new_index * keys_token + column, new_key, mask=column_mask & first)
     tl.store(values + new_index * values_token + value_column, new_value, mask=value_mask & first)
 
@@ -92,17 +95,31 @@ def attend_kernel(
     maximum, share, total = with_sink(score, sinks + head * GROUP + member, head_mask, SINKS)
     maximum, total = tl.where(first, maximum, float("-inf")), tl.where(first, total, 0.0)
     sums = tl.where(first, share, 0.0)[:, None] * new_value.to(tl.float32)[None, :]
+
+    # blocks of the prompt, then own ones, in one loop, so that loads are prefetched across the two
     oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
-    maximum, total, sums = attend_to_range(
-        q, keys, values, prompt, oldest, prompt_length, split, maximum, total, sums,
-        keys_token, values_token, size, value_size, scale, softcap,
-        SIZE, VALUE_SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
-    )  # fmt: skip
-    maximum, total, sums = attend_to_range(
-        q, keys, values, own, tl.maximum(oldest - prompt_length, 0), before, split, maximum, total, sums,
-        keys_token, values_token, size, value_size, scale, softcap,
-        SIZE, VALUE_SIZE, BLOCK, SPLITS, SOFTCAP, PRECISION,
-    )  # fmt: skip
+    prompt_first, own_first = oldest // BLOCK, tl.maximum(oldest - prompt_length, 0) // BLOCK
+    prompt_blocks = tl.maximum(tl.cdiv(prompt_length, BLOCK) - prompt_first, 0)
+    blocks = prompt_blocks + tl.cdiv(before, BLOCK) - own_first
+    for i in range(split, blocks, SPLITS):
+        is_own = i >= prompt_blocks
+        block_start = tl.where(is_own, own_first + i - prompt_blocks, prompt_first + i) * BLOCK
+        length, begin = tl.where(is_own, before, prompt_length), tl.where(is_own, oldest - prompt_length, oldest)
+        page = tl.load(pages + tl.where(is_own, prompt_pages, 0) + block_start // PAGE).to(tl.int64)
+        token = block_start + tl.arange(0, BLOCK)
+        token_mask = (token >= begin) & (token < length)
+        index = (page * PAGE + block_start % PAGE + tl.arange(0, BLOCK))[:, None]
+        k_mask, v_mask = token_mask[:, None] & column_mask[None, :], token_mask[:, None] & value_mask[None, :]
+        k = tl.load(keys + index * keys_token + column[None, :], mask=k_mask, other=0.0)
+        v = tl.load(values + index * values_token + value_column[None, :], mask=v_mask, other=0.0)
+        score = capped(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, softcap, SOFTCAP)
+        score = tl.where(token_mask[None, :], score, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(score, 1))
+        safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # no token so far: avoids NaN from inf - inf
+        rescale, weights = tl.exp(maximum - safe), tl.exp(score - safe[:, None])
+        total = total * rescale + tl.sum(weights, 1)
+        sums = sums * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        maximum = new_maximum
 
     out_row = (split * rows + row).to(tl.int64) * heads + head * GROUP + member[:, None]
     out_offset = out_row * value_size + value_column[None, :]
@@ -134,36 +151,6 @@ def capped(score, softcap, SOFTCAP: tl.constexpr):
     if SOFTCAP:
         score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # softcap * tanh(score / softcap)
     return score
-
-
-@triton.jit
-def attend_to_range(
-    q, keys, values, start, begin, length, split, maximum, total, sums,
-    keys_token, values_token, size, value_size, scale, softcap,
-    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add tokens begin to length - 1 of a range to the maximum score, the sum of weights and the sum of values."""
-    column, value_column = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE)
-    for block_start in range(begin // BLOCK * BLOCK + split * BLOCK, length, SPLITS * BLOCK):
-        token = block_start + tl.arange(0, BLOCK)
-        token_mask = (token >= begin) & (token < length)
-        index = (start + token).to(tl.int64)[:, None]
-        k_mask, v_mask = (
-            token_mask[:, None] & (column < size)[None, :],
-            token_mask[:, None] & (value_column < value_size)[None, :],
-        )
-        k = tl.load(keys + index * keys_token + column[None, :], mask=k_mask, other=0.0)
-        v = tl.load(values + index * values_token + value_column[None, :], mask=v_mask, other=0.0)
-        score = capped(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, softcap, SOFTCAP)
-        score = tl.where(token_mask[None, :], score, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(score, 1))
-        safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # no token so far: avoids NaN from inf - inf
-        rescale, share = tl.exp(maximum - safe), tl.exp(score - safe[:, None])
-        total = total * rescale + tl.sum(share, 1)
-        sums = sums * rescale[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
-        maximum = new_maximum
-    return maximum, total, sums
 
 
 @triton.jit
