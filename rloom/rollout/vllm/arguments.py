@@ -14,6 +14,7 @@ from rloom.models.load import ModelSource, first_line
 
 KWARGS_KEY = "actor_rollout_ref.rollout.engine_kwargs"
 CPU_CACHE_BYTES = 1 << 30
+VLLMS_LARGEST_GRAPH = 512  # sequences, unless it is told otherwise: larger steps would run without CUDA graphs
 # arguments that rloom sets, and the key that the user sets instead
 SET_BY_RLOOM = {
     "model": "actor_rollout_ref.model.path",
@@ -80,11 +81,16 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        **({} if on_gpu else cpu_arguments(settings)),
+        **(graph_arguments(settings) if on_gpu else cpu_arguments(settings)),
         **({} if settings.tensor_parallel == 1 else parallel_arguments(settings.tensor_parallel)),
         **({} if settings.lora_rank is None else lora_arguments(settings.lora_rank)),
         **settings.engine_kwargs,
     }
+
+
+def graph_arguments(settings: VllmSettings) -> dict[str, Any]:
+    large = settings.max_sequences > VLLMS_LARGEST_GRAPH and not settings.eager
+    return {"max_cudagraph_capture_size": settings.max_sequences} if large else {}
 
 
 def cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
