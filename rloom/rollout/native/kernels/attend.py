@@ -73,7 +73,6 @@ def attend_kernel(
     slot = tl.load(slot_B + row)
     pages = page_table + slot * table_width
     prompt_length, before = tl.load(prompt_length_S + slot), tl.load(written_S + slot) - 1  # own tokens in the cache
-    prompt_pages = tl.cdiv(prompt_length, PAGE)
     column, value_column, member = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE), tl.arange(0, GROUP_PADDED)
     column_mask, value_mask, head_mask = column < size, value_column < value_size, member < GROUP
     q_offset = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
@@ -86,7 +85,8 @@ def attend_kernel(
     keys += head.to(tl.int64) * keys_head
     values += head.to(tl.int64) * values_head
     first = split == 0
-    new_index = tl.load(pages + prompt_pages + before // PAGE).to(tl.int64) * PAGE + before % PAGE
+    new_page = tl.load(pages + tl.cdiv(prompt_length, PAGE) + before // PAGE).to(tl.int64)
+    new_index = new_page * PAGE + before % PAGE
     tl.store(keys + new_index * keys_token + column, new_key, mask=column_mask & first)
     tl.store(values + new_index * values_token + value_column, new_value, mask=value_mask & first)
 
@@ -95,31 +95,12 @@ def attend_kernel(
     maximum, share, total = with_sink(score, sinks + head * GROUP + member, head_mask, SINKS)
     maximum, total = tl.where(first, maximum, float("-inf")), tl.where(first, total, 0.0)
     sums = tl.where(first, share, 0.0)[:, None] * new_value.to(tl.float32)[None, :]
-
-    # blocks of the prompt, then own ones, in one loop, so that loads are prefetched across the two
     oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
-    prompt_first, own_first = oldest // BLOCK, tl.maximum(oldest - prompt_length, 0) // BLOCK
-    prompt_blocks = tl.maximum(tl.cdiv(prompt_length, BLOCK) - prompt_first, 0)
-    blocks = prompt_blocks + tl.cdiv(before, BLOCK) - own_first
-    for i in range(split, blocks, SPLITS):
-        is_own = i >= prompt_blocks
-        block_start = tl.where(is_own, own_first + i - prompt_blocks, prompt_first + i) * BLOCK
-        length, begin = tl.where(is_own, before, prompt_length), tl.where(is_own, oldest - prompt_length, oldest)
-        page = tl.load(pages + tl.where(is_own, prompt_pages, 0) + block_start // PAGE).to(tl.int64)
-        token = block_start + tl.arange(0, BLOCK)
-        token_mask = (token >= begin) & (token < length)
-        index = (page * PAGE + block_start % PAGE + tl.arange(0, BLOCK))[:, None]
-        k_mask, v_mask = token_mask[:, None] & column_mask[None, :], token_mask[:, None] & value_mask[None, :]
-        k = tl.load(keys + index * keys_token + column[None, :], mask=k_mask, other=0.0)
-        v = tl.load(values + index * values_token + value_column[None, :], mask=v_mask, other=0.0)
-        score = capped(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, softcap, SOFTCAP)
-        score = tl.where(token_mask[None, :], score, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(score, 1))
-        safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # no token so far: avoids NaN from inf - inf
-        rescale, weights = tl.exp(maximum - safe), tl.exp(score - safe[:, None])
-        total = total * rescale + tl.sum(weights, 1)
-        sums = sums * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        maximum = new_maximum
+    maximum, total, sums = attend_to_pages(
+        q, keys, values, pages, oldest, prompt_length, before, split, maximum, total, sums,
+        keys_token, values_token, size, value_size, scale, softcap,
+        SIZE, VALUE_SIZE, BLOCK, PAGE, SPLITS, SOFTCAP, PRECISION,
+    )  # fmt: skip
 
     out_row = (split * rows + row).to(tl.int64) * heads + head * GROUP + member[:, None]
     out_offset = out_row * value_size + value_column[None, :]
@@ -151,6 +132,45 @@ def capped(score, softcap, SOFTCAP: tl.constexpr):
     if SOFTCAP:
         score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)  # softcap * tanh(score / softcap)
     return score
+
+
+@triton.jit
+def attend_to_pages(
+    q, keys, values, pages, oldest, prompt_length, own_length, split, maximum, total, sums,
+    keys_token, values_token, size, value_size, scale, softcap,
+    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the tokens from position `oldest` on to the maximum score, the sum of weights and the sum of values.
+
+    Blocks of the prompt and own ones are read in one loop, so that loads are prefetched across the two.
+    """
+    column, value_column = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE)
+    column_mask, value_mask = column < size, value_column < value_size
+    prompt_first, own_first = oldest // BLOCK, tl.maximum(oldest - prompt_length, 0) // BLOCK
+    prompt_pages = tl.cdiv(prompt_length, PAGE)
+    prompt_blocks = tl.maximum(tl.cdiv(prompt_length, BLOCK) - prompt_first, 0)
+    blocks = prompt_blocks + tl.cdiv(own_length, BLOCK) - own_first
+    for i in range(split, blocks, SPLITS):
+        is_own = i >= prompt_blocks
+        block_start = tl.where(is_own, own_first + i - prompt_blocks, prompt_first + i) * BLOCK
+        length, begin = tl.where(is_own, own_length, prompt_length), tl.where(is_own, oldest - prompt_length, oldest)
+        page = tl.load(pages + tl.where(is_own, prompt_pages, 0) + block_start // PAGE).to(tl.int64)
+        token = block_start + tl.arange(0, BLOCK)
+        token_mask = (token >= begin) & (token < length)
+        index = (page * PAGE + block_start % PAGE + tl.arange(0, BLOCK))[:, None]
+        k_mask, v_mask = token_mask[:, None] & column_mask[None, :], token_mask[:, None] & value_mask[None, :]
+        k = tl.load(keys + index * keys_token + column[None, :], mask=k_mask, other=0.0)
+        v = tl.load(values + index * values_token + value_column[None, :], mask=v_mask, other=0.0)
+        score = capped(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, softcap, SOFTCAP)
+        score = tl.where(token_mask[None, :], score, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(score, 1))
+        safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # no token so far: avoids NaN from inf - inf
+        rescale, share = tl.exp(maximum - safe), tl.exp(score - safe[:, None])
+        total = total * rescale + tl.sum(share, 1)
+        sums = sums * rescale[:, None] + tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
+        maximum = new_maximum
+    return maximum, total, sums
 
 
 @triton.jit

@@ -1,0 +1,116 @@
+"""The native engine's paged cache on a GPU: its size, and answers that wait for pages."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rloom.engines.base import Placement
+from rloom.engines.local import LocalEngine
+from rloom.errors import ModelError
+from rloom.models.network import PolicyNetwork
+from rloom.rollout.base import Completion, Request, Sampling
+from rloom.rollout.limits import PAGE_TOKENS
+from rloom.rollout.native.engine import NativeRollout
+from rloom.rollout.native.graph_session import GraphSession
+from tests.helpers import engine_of, policy
+from tests.requests import ask, sampled
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # torch's compiler imports what torch deprecates
+    pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
+]
+
+CUDA = torch.device("cuda")
+GREEDY = Sampling(max_new_tokens=12, temperature=0.0)
+REQUESTS = [ask(range(3 + row, 5 + 2 * row), seed=row) for row in range(12)]
+
+
+def native(
+    network: PolicyNetwork, owner: LocalEngine, *, share: float = 0.5, free_cache: bool = True, eager: bool = False
+) -> NativeRollout:
+    return NativeRollout(
+        network,
+        owner=owner,
+        max_sequences=8,
+        max_prefill_tokens=40,
+        memory_share=share,
+        free_cache=free_cache,
+        eager=eager,
+    )
+
+
+def stepping(network: PolicyNetwork, owner: LocalEngine) -> NativeRollout:
+    return native(network, owner, eager=True)
+
+
+def write(rollout: NativeRollout, requests: Sequence[Request]) -> list[Completion]:
+    return [completion for _, completion in sorted(rollout.generate(requests), key=lambda pair: pair[0])]
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_the_cache_keeps_to_its_share_of_memory_and_does_not_count_itself_twice(
+    model_folder: Callable[[str], Path], dtype: torch.dtype, number: int
+) -> None:
+    network = policy(model_folder("llama"))
+    owner = engine_of(network, Placement(CUDA, dtype))
+    page = 2 * 2 * 2 * 8 * PAGE_TOKENS * number  # keys and values, layers, heads, size
+    total = torch.cuda.get_device_properties(CUDA).total_memory
+    rollout = native(network, owner, share=5.5 * page / total, free_cache=False)
+    for _ in range(2):
+        write(rollout, sampled(REQUESTS, GREEDY))
+        assert rollout.decoder is not None
+        assert rollout.decoder.cache.pages == 5
+
+
+@pytest.mark.parametrize("build", [native, stepping])
+@pytest.mark.parametrize("page_tokens", [16, 64, 128])
+def test_preempted_answers_are_those_of_a_cache_with_much_room(
+    model_folder: Callable[[str], Path],
+    build: Callable[[PolicyNetwork, LocalEngine], NativeRollout],
+    page_tokens: int,
+) -> None:
+    """Answers of 1 to 140 tokens: the small cache has two pages more than one of them and its prompt take."""
+    network = policy(model_folder("gemma2"))
+    owner = engine_of(network, Placement(CUDA))
+    limits = [140, 140, 1, 17, 140, 64, 130, 16, 140, 100, 140, 129]
+    requests = [
+        replace(request, sampling=Sampling(limit, ignore_eos=True))
+        for request, limit in zip(REQUESTS, limits, strict=True)
+    ]
+    found, preempted = [], []
+    for small in (False, True):
+        rollout = build(network, owner)
+        rollout.page_tokens = page_tokens
+        if small:
+            rollout.capacity = lambda longest: longest + 2 * page_tokens  # type: ignore[method-assign]
+        found.append(write(rollout, requests))
+        preempted.append(preemptions(rollout, requests))
+    assert preempted[0] == 0 and preempted[1] > 0
+    for one, other in zip(*found, strict=True):
+        assert one.tokens_L.tolist() == other.tokens_L.tolist()
+        torch.testing.assert_close(one.logprobs_L, other.logprobs_L, rtol=0, atol=1e-4)
+    assert [len(one.tokens_L) for one in found[1]] == limits
+
+
+def preemptions(rollout: NativeRollout, requests: Sequence[Request]) -> int:
+    """Of another generation by the same engine."""
+    for request in requests:
+        rollout.submit(request)
+    rollout.poll()
+    session = rollout.session
+    assert isinstance(session, GraphSession)
+    while rollout.session is not None:
+        rollout.poll()
+    return session.preempted
+
+
+def test_a_share_too_small_for_one_sequence_is_named(model_folder: Callable[[str], Path]) -> None:
+    network = policy(model_folder("llama"))
+    rollout = native(network, engine_of(network, Placement(CUDA)), share=1e-12)
+    with pytest.raises(ModelError, match="gpu_memory_utilization=1e-12: not one sequence of"):
+        write(rollout, sampled(REQUESTS, GREEDY))
