@@ -1,4 +1,4 @@
-"""vLLM on a GPU, in the process that trains: weights by hash, log-probs, CUDA graphs across updates, memory in sleep."""
+"""vLLM on a GPU in the process that trains: weights by hash, log-probs, CUDA graphs across updates, memory in sleep."""
 
 import gc
 import hashlib
@@ -61,7 +61,7 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[LocalEn
     from rloom.rollout.vllm.arguments import VllmSettings
     from rloom.rollout.vllm.engine import VllmRollout
 
-    lora = Lora(rank=8, alpha=16.0, target_modules="all-linear") if request.param == "lora" else None
+    lora = Lora(rank=8, alpha=16, target_modules="all-linear") if request.param == "lora" else None
     network = policy(folder, lora=lora, temperature=TEMPERATURE)
     whole = MicroBatching(tokens=10_000)
     engine = LocalEngine(
