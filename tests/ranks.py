@@ -34,7 +34,7 @@ class RankProcesses:
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
 
-    def run(self, ranks: int, work: Work, *arguments: Any, timeout_s: float = 60) -> list[Any]:
+    def run(self, ranks: int, work: Work, *arguments: Any, timeout_s: float = 240) -> list[Any]:
         """What `work` returns on each rank of a new process group."""
         if not self.processes:
             self.start()

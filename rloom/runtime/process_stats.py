@@ -71,7 +71,3 @@ def free_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     line = next(line for line in info.read_text().splitlines() if line.startswith("MemAvailable"))
     return int(line.split()[1]) * 1024
-
-
-def visible_gpus() -> int:
-    return torch.cuda.device_count()

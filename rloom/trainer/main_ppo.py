@@ -1,6 +1,5 @@
 """`python -m rloom.trainer.main_ppo key=value ...`, the same as `rloom train`."""
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -9,12 +8,11 @@ from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
 
 # No import of torch here: configuration errors must not wait for it.
 from rloom.config.checks import verify
-from rloom.config.load import expand, load_config
+from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
 from rloom.errors import ConfigError
 from rloom.extras import install_command
-from rloom.runtime.joining import join_run
 from rloom.runtime.nodes import no_ray
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
@@ -42,27 +40,12 @@ def train(config: Config) -> int:
         verify(config, declared_needs(config))
     check_extras(config)
     if config.trainer.node_rank > 0:
+        from rloom.trainer.join import join
+
         return join(config)
     from rloom.trainer.run import run
 
     return run(config)
-
-
-def join(config: Config) -> int:
-    """This machine runs workers of machine 0. Ray starts these as processes: here no model's modules are imported."""
-    from rloom.runtime.process_stats import visible_gpus  # imports torch
-
-    trainer = config.trainer
-    join_run(
-        trainer.head,
-        trainer.node_rank,
-        directory=expand(trainer.default_local_dir).absolute(),
-        cpus=max(os.cpu_count() or 1, trainer.n_gpus_per_node),
-        gpus=visible_gpus(),
-        timeout_s=trainer.start_timeout_s,
-        report=print,
-    )
-    return 0
 
 
 def check_extras(config: Config) -> None:

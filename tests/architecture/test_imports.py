@@ -43,7 +43,9 @@ LIMITS = (
 )  # what `rloom plan` counts with
 BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "observe"))
 ASSEMBLE = ("rloom.trainer.assemble", "rloom.trainer.identity")
-DOORS = tuple(f"rloom.trainer.{name}" for name in ("run", "export", "evaluate_checkpoint", "directory", "main_ppo"))
+DOORS = tuple(
+    f"rloom.trainer.{name}" for name in ("run", "join", "export", "evaluate_checkpoint", "directory", "main_ppo")
+)
 
 # part of rloom -> the parts of it that it may import; the longest name that fits a module counts
 MAY_IMPORT: dict[str, tuple[str, ...]] = {

@@ -95,8 +95,11 @@ def test_a_step_reports_the_metrics_users_know(tmp_path: Path, estimator: str) -
     assert record["training/rollout_probs_diff_max"] < 1e-4, "rollout and trainer agree on every token"
 
 
-@pytest.mark.parametrize("estimator", sorted(ALGORITHMS))
-@pytest.mark.parametrize("on_policy", [True, False], ids=["one update", "two updates"])
+@pytest.mark.parametrize(
+    ("estimator", "on_policy"),
+    # one update: with a critic, with groups, with greedy answers
+    [*((name, False) for name in sorted(ALGORITHMS)), ("gae", True), ("grpo", True), ("remax", True)],
+)
 def test_every_estimator_goes_through_the_loop(tmp_path: Path, estimator: str, on_policy: bool) -> None:
     train(tmp_path, 1, f"algorithm.adv_estimator={estimator}", f"{MINI_BATCH}={4 if on_policy else 2}")
     [record] = records(tmp_path)

@@ -1,0 +1,23 @@
+"""A machine that joins the run of machine 0. Ray starts its workers as processes: here no model code is imported."""
+
+import os
+
+import torch
+
+from rloom.config.load import expand
+from rloom.config.schema import Config
+from rloom.runtime.joining import join_run
+
+
+def join(config: Config) -> int:
+    trainer = config.trainer
+    join_run(
+        trainer.head,
+        trainer.node_rank,
+        directory=expand(trainer.default_local_dir).absolute(),
+        cpus=max(os.cpu_count() or 1, trainer.n_gpus_per_node),
+        gpus=torch.cuda.device_count(),
+        timeout_s=trainer.start_timeout_s,
+        report=print,
+    )
+    return 0
