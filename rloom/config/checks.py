@@ -188,8 +188,10 @@ def parallel_faults(config: Config) -> Iterator[str]:
             "actor_rollout_ref.rollout.name=vllm"
         )
     elif generating % tensor_parallel:
-        counted = "1 worker" if generating == 1 else f"{generating} workers"
-        yield f"{key} does not divide the {counted} that generate; use {nearest_divisors(generating, tensor_parallel)}"
+        yield (
+            f"{key} does not divide {generating}, the number of workers with a rollout engine; use "
+            f"{nearest_divisors(generating, tensor_parallel)}"
+        )
     sizes = {
         "actor_rollout_ref.actor.fsdp_config.fsdp_size": (actor.fsdp_config.fsdp_size, workers),
         "critic.model.fsdp_config.fsdp_size": (config.critic.model.fsdp_config.fsdp_size, pools.critic or workers),

@@ -14,6 +14,7 @@ from rloom.config.keys import value_at
 from rloom.config.load import load_config
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
+from rloom.plan.batches import batches
 
 GSM8K = "data.train_files=$HOME/data/gsm8k/train.parquet data.val_files=$HOME/data/gsm8k/test.parquet"
 HALF_B = "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct critic.model.path=Qwen/Qwen2.5-0.5B-Instruct"
@@ -47,6 +48,14 @@ COMMANDS = {
     "003, example 3": f"""{RLOO} data.train_files=['$HOME/data/gsm8k/train.parquet','$HOME/data/math/train.parquet']
         data.train_batch_size=1024 actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct
         actor_rollout_ref.rollout.n=6 trainer.total_epochs=20""",
+    "001, example 2": f"""algorithm.adv_estimator=gae {GSM8K} data.train_batch_size=512 {QWEN2}
+        actor_rollout_ref.actor.optim.lr=1e-6 critic.optim.lr=1e-5 actor_rollout_ref.actor.ppo_mini_batch_size=128
+        actor_rollout_ref.rollout.tensor_model_parallel_size=2 trainer.n_gpus_per_node=8 trainer.total_epochs=20""",
+    "001, example 5": """algorithm.adv_estimator=gae data.train_files=$HOME/data/gsm8k/train.parquet
+        data.train_batch_size=1024 actor_rollout_ref.model.path=Qwen/Qwen2-72B-Instruct
+        critic.model.path=Qwen/Qwen2-72B-Instruct actor_rollout_ref.rollout.tensor_model_parallel_size=4
+        trainer.n_gpus_per_node=8 trainer.nnodes=4 trainer.node_rank=0 trainer.master_addr=192.168.1.100
+        trainer.master_port=29500""",
     "001, advice on memory": """data.train_batch_size=256 actor_rollout_ref.actor.ppo_mini_batch_size=64
         actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 critic.ppo_micro_batch_size_per_gpu=2
         actor_rollout_ref.actor.fsdp_config.gradient_checkpointing=True
@@ -59,22 +68,12 @@ COMMANDS = {
         actor_rollout_ref.actor.ppo_epochs=1 trainer.critic_warmup=10 algorithm.gamma=0.99 algorithm.lam=0.95
         trainer.logger=["console","tensorboard"]""",
 }
-WHOLE_MODEL = "holds a whole model in each worker; tensor parallelism is not in this version of rloom; use 1"
+SMALL_MEMORY = f"""{RLOO} data.train_batch_size=512 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32
+    actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.tensor_model_parallel_size=4
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.5 actor_rollout_ref.actor.fsdp_config.param_offload=True
+    actor_rollout_ref.ref.fsdp_config.param_offload=True trainer.n_gpus_per_node=8"""  # 003, example 4
 # Those that this version refuses: the command, and the reasons that it gives.
 REFUSED = {
-    "001, example 2": (
-        f"algorithm.adv_estimator=gae {GSM8K} data.train_batch_size=512 {QWEN2} actor_rollout_ref.actor.optim.lr=1e-6 "
-        "critic.optim.lr=1e-5 actor_rollout_ref.actor.ppo_mini_batch_size=128 "
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=2 trainer.n_gpus_per_node=8 trainer.total_epochs=20",
-        [WHOLE_MODEL],
-    ),
-    "001, example 5": (
-        "algorithm.adv_estimator=gae data.train_files=$HOME/data/gsm8k/train.parquet data.train_batch_size=1024 "
-        "actor_rollout_ref.model.path=Qwen/Qwen2-72B-Instruct critic.model.path=Qwen/Qwen2-72B-Instruct "
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=4 trainer.n_gpus_per_node=8 trainer.nnodes=4 "
-        "trainer.node_rank=0 trainer.master_addr=192.168.1.100 trainer.master_port=29500",
-        [WHOLE_MODEL],
-    ),
     "001, example 6": (
         "algorithm.adv_estimator=gae actor_rollout_ref.actor.strategy=megatron "
         "actor_rollout_ref.actor.megatron_config.tensor_model_parallel_size=4 "
@@ -87,13 +86,6 @@ REFUSED = {
             "critic.strategy=megatron: the Megatron engine is not in this version",
             "critic.megatron_config.tensor_model_parallel_size=4: the Megatron engine is not in this version",
         ],
-    ),
-    "003, example 4": (
-        f"{RLOO} data.train_batch_size=512 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32 "
-        "actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.tensor_model_parallel_size=4 "
-        "actor_rollout_ref.rollout.gpu_memory_utilization=0.5 actor_rollout_ref.actor.fsdp_config.param_offload=True "
-        "actor_rollout_ref.ref.fsdp_config.param_offload=True trainer.n_gpus_per_node=8",
-        [WHOLE_MODEL],
     ),
 }
 
@@ -131,12 +123,28 @@ def test_the_rloo_commands_get_the_reference_that_document_003_says_they_need() 
 
 
 def test_offloading_a_reference_that_is_not_there_is_a_notice() -> None:
-    command = [word for word in REFUSED["003, example 4"][0].split() if "tensor_model_parallel" not in word]
-    config = load_config(command)
+    config = load_config(SMALL_MEMORY.split())
     needs = declared_needs(config)
     check(config, needs)
     [notice] = without_effect(config, needs).notices
     assert notice.startswith("actor_rollout_ref.ref.fsdp_config.param_offload=True: no effect in this run")
+
+
+@pytest.mark.parametrize(
+    ("command", "engines"),
+    [
+        (COMMANDS["001, example 2"], 4),  # 8 GPUs / 2
+        (COMMANDS["001, example 5"], 8),  # 4 machines x 8 GPUs / 4
+        (SMALL_MEMORY, 2),  # 8 GPUs / 4
+    ],
+)
+def test_tensor_parallelism_without_a_name_is_that_of_vllm(command: str, engines: int) -> None:
+    config = load_config(command.split())
+    assert config.actor_rollout_ref.rollout.name == "vllm"
+    assert batches(config, critic=False).engines == engines
+    named = load_config([*command.split(), "actor_rollout_ref.rollout.name=native"])
+    with pytest.raises(ConfigError, match=r"native engine holds a whole model in each worker; use 1, or .*name=vllm"):
+        check(named, declared_needs(named))
 
 
 JUDGE = "reward_model.api"

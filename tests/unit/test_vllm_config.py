@@ -21,7 +21,7 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("key", "sentence"),
     [
-        ("tensor_model_parallel_size=2", "the vllm engine holds a whole model in each worker; tensor parallelism"),
+        ("tensor_model_parallel_size=2", "=2 does not divide 1, the number of workers with a rollout engine; use 1"),
         ("max_num_batched_tokens=200", "a token of each of the 256 sequences .*use 256 or more"),
         ("val_kwargs.temperature=2.1", "vLLM accepts up to twice .*temperature=1.0; use 2.0 or less"),
     ],
