@@ -35,8 +35,8 @@ from tests.helpers import policy
 
 # fields of v0.5.18: srt/managers/io_struct.py (GenerateReqInput, those that a text model has) and
 # srt/sampling/sampling_params.py (SamplingParams)
-GENERATE = {"rid", "text", "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num"} | {
-    "token_ids_logprob", "return_text_in_logprobs", "stream", "log_metrics", "return_hidden_states", "lora_path",
+GENERATE = {"rid", "text", "input_ids", "sampling_params", "return_logprob", "logprob_start_len"} | {
+    "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "stream", "log_metrics", "lora_path",
 }  # fmt: skip
 SAMPLING = {"max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "n"} | {
     "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens", "json_schema", "regex", "ebnf",
@@ -44,9 +44,9 @@ SAMPLING = {"max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperatu
     "stream_interval", "logit_bias", "sampling_seed", "custom_params",
 }  # fmt: skip
 # tensorrt_llm/serve/openai_protocol.py (CompletionRequest), which forbids others
-COMPLETION = {"model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n"} | {
-    "presence_penalty", "seed", "stop", "stream", "stream_options", "suffix", "temperature", "top_p", "user", "top_k",
-    "lora_request", "prompt_ignore_length", "use_beam_search", "top_p_min", "min_p", "repetition_penalty",
+COMPLETION = {"model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens"} | {
+    "n", "presence_penalty", "seed", "stop", "stream", "stream_options", "suffix", "temperature", "top_p", "user",
+    "top_k", "lora_request", "prompt_ignore_length", "use_beam_search", "top_p_min", "min_p", "repetition_penalty",
     "length_penalty", "early_stopping", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens",
     "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "return_context_logits",
     "detokenize", "add_special_tokens", "response_format", "disaggregated_params",

@@ -232,9 +232,22 @@ USES: list[Use] = [
         f"the hf engine does not read it; {ROLLOUT}.name=native does, and so does vllm",
     ),
     Use(
+        [f"{ROLLOUT}.server"],
+        lambda run: run.config.actor_rollout_ref.rollout.uses_servers,
+        f"no servers are used; set {ROLLOUT}.name=sglang, or name=vllm with {ROLLOUT}.server.urls or "
+        f"{ROLLOUT}.server.count",
+        error=True,
+    ),
+    Use(
+        [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")]
+        + [f"{ROLLOUT}.max_num_seqs"],
+        lambda run: run.config.actor_rollout_ref.rollout.starts_servers is not False,
+        f"{ROLLOUT}.server.urls and {ROLLOUT}.server.command name servers with arguments of their own",
+    ),
+    Use(
         [f"{ROLLOUT}.free_cache_engine"],
-        lambda run: not (run.on_cpu and run.config.actor_rollout_ref.rollout.name == "vllm"),
-        "vLLM has no sleep mode on a CPU",
+        lambda run: not (run.on_cpu and run.config.actor_rollout_ref.rollout.name in ("vllm", "sglang", "trtllm")),
+        "vLLM has no sleep mode on a CPU, nor have servers",
         harmless=(False,),
     ),
     Use(

@@ -141,6 +141,13 @@ def all_reduce_max(number: int) -> int:
     return int(result)
 
 
+def all_gather_texts(text: str) -> list[str]:
+    """Those of all ranks, in their order."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, text)
+    return found
+
+
 def all_gather_rows(shard: Tensor, rows: int, mesh: DeviceMesh) -> Tensor:
     """The full tensor with `rows` rows from the ranks' shards (as FSDP2 makes them: equal, the last ones shorter).
 

@@ -80,6 +80,10 @@ class Rollout(Protocol):
 
     def wake(self) -> None: ...
 
+    def close(self) -> None:
+        """End what the engine has started. It is not used afterwards."""
+        return
+
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
         """Submit all; yield (index of the request, completion) as they finish. Closed early, it cancels the rest."""
         index_of = {self.submit(request): index for index, request in enumerate(requests)}

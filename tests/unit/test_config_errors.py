@@ -108,7 +108,10 @@ def test_the_composing_librarys_own_names_are_no_keys(name: str) -> None:
         ("data.max_prompt_length=0", ("data.max_prompt_length=0", "greater than or equal to 1", "by default 512")),
         ("algorithm.gamma=1.5", ("algorithm.gamma=1.5", "less than or equal to 1")),
         (f"{ROLLOUT}.temperature=0", (f"{ROLLOUT}.temperature=0", "greater than 0")),
-        (f"{ROLLOUT}.name=nativ", (f"{ROLLOUT}.name='nativ'", "it takes native|hf|vllm, by default native")),
+        (
+            f"{ROLLOUT}.name=nativ",
+            (f"{ROLLOUT}.name='nativ'", "it takes native|hf|vllm|sglang|trtllm, by default native"),
+        ),
         (f"{ACTOR}.optim.lr=inf", (f"{ACTOR}.optim.lr=inf", "finite number")),
         (f"{ACTOR}.entropy_coeff=nan", (f"{ACTOR}.entropy_coeff=nan", "finite number")),
         (f"{ACTOR}.optim.betas=[0.9,1.0]", (f"{ACTOR}.optim.betas=1.0", "less than 1", "by default [0.9, 0.999]")),

@@ -1,0 +1,44 @@
+"""Whole runs with servers: processes that replay SGLang's protocol (tests/fake_servers.py), started by rloom."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import command, records, same, train, weights
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def sglang(*options: str, count: int = 2) -> tuple[str, ...]:
+    start = f"{sys.executable} -m tests.fake_servers sglang --model {{model}} --port {{port}} {' '.join(options)}"
+    return (
+        "algorithm.adv_estimator=grpo",
+        f"{ROLLOUT}.name=sglang",
+        f"{ROLLOUT}.server.count={count}",
+        f"{ROLLOUT}.server.command='{start}'",
+        f"{ROLLOUT}.server.health_interval_s=0.2",
+    )
+
+
+@pytest.mark.slow
+def test_servers_killed_in_mid_generation_change_nothing_in_the_weights(tmp_path: Path) -> None:
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    train(calm, 2, *sglang())
+    # the first process that starts ends at its sixth request: the first is the comparison before the run
+    train(killed, 2, *sglang("--die_at", "6", "--once", str(tmp_path / "died")))
+    assert (tmp_path / "died").exists()
+    logs = [(killed / "logs" / f"server_{number}.log").read_text() for number in range(2)]
+    assert sorted(log.count("$ ") for log in logs) == [1, 2]  # one was started again
+    assert same(weights(killed, 2), weights(calm, 2))
+    for directory in (calm, killed):
+        assert max(record["training/rollout_probs_diff_mean"] for record in records(directory)) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_start_ends_the_run_with_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, 1, *sglang("--no_such_option", count=1)) != 0
+    message = capsys.readouterr().err
+    assert "ended with exit code 2" in message and "unrecognized arguments: --no_such_option" in message
