@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 from torch.distributed.rendezvous import rendezvous
 
+from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Sampling, copy_weights
 from rloom.rollout.native.engine import NativeRollout
 from tests.helpers import policy
@@ -253,7 +254,12 @@ class FakeSglang(FakeServer):
             given["ignore_eos"],
         )
         request = Request(tuple(body["input_ids"]), sampling, given["sampling_seed"])
-        found, version = self.generated(request, body["rid"]), self.weight_version
+        try:
+            found, version = self.generated(request, body["rid"]), self.weight_version
+        except CancelledError:
+            aborted = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+            meta = {"id": body["rid"], "finish_reason": aborted, "weight_version": self.weight_version}
+            return {"text": "", "output_ids": [], "meta_info": {**meta, "output_token_logprobs": []}}
         tokens, logprobs = found.tokens_L.tolist(), found.logprobs_L.tolist()
         reason = (
             {"type": "stop", "matched": tokens[-1]} if found.finished else {"type": "length", "length": len(tokens)}
@@ -298,7 +304,7 @@ class FakeSglang(FakeServer):
             raise Refusal("weights are released", 500)
         try:
             self.engine.load(read(body))
-        except (KeyError, RuntimeError) as error:
+        except (ModelError, RuntimeError) as error:
             raise Refusal(f"Failed to update parameter online: {error}.") from error
         self.weight_version = body["weight_version"]
         return {"success": True, "message": "Succeeded to update parameter online."}

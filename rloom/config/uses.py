@@ -246,8 +246,16 @@ USES: list[Use] = [
     ),
     Use(
         [f"{ROLLOUT}.free_cache_engine"],
-        lambda run: not (run.on_cpu and run.config.actor_rollout_ref.rollout.name in ("vllm", "sglang", "trtllm")),
-        "vLLM has no sleep mode on a CPU, nor have servers",
+        lambda run: not (run.on_cpu and run.config.actor_rollout_ref.rollout.name == "vllm"),
+        "vLLM has no sleep mode on a CPU",
+        harmless=(False,),
+    ),
+    Use(
+        [f"{ROLLOUT}.free_cache_engine"],
+        lambda run: not run.config.actor_rollout_ref.rollout.server.addresses
+        or run.config.actor_rollout_ref.rollout.server.weight_transfer == "shared",
+        f"the servers of {ROLLOUT}.server.urls are on other GPUs than the trainer, unless {ROLLOUT}.server."
+        "weight_transfer=shared",
         harmless=(False,),
     ),
     Use(

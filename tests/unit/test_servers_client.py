@@ -1,6 +1,7 @@
 """ServerRollout over servers that replay the protocols of SGLang and TensorRT-LLM: tests/fake_servers.py."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from rloom.engines.local import LocalEngine
-from rloom.errors import WorkerError
+from rloom.errors import ModelError, WorkerError
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
@@ -182,3 +183,65 @@ def test_with_no_server_left_the_error_names_their_urls(folder: Path) -> None:
         with pytest.raises(WorkerError, match=rf"no server is left for .*start_timeout_s=1 s: {server.url} gave no"):
             next(stream)
         assert not rollout.tasks
+
+
+def test_a_cancelled_request_is_not_reported_and_its_server_gives_it_up(folder: Path) -> None:
+    _, engine, local = native(folder)
+    server = FakeSglang(folder, hold_after=3).begin()
+    with client(SglangWire(), [server.url], engine) as rollout:
+        rollout.load_weights(engine.weights(), version=0)
+        numbers, found = {rollout.submit(request) for request in prompts(5)}, set()
+        while len(found) < 3:
+            found |= {completion.request for completion in rollout.poll()}
+        for number in numbers:  # those that are gone, too
+            rollout.cancel(number)
+        assert rollout.poll() == [] and not rollout.tasks
+        named = {body["rid"] for path, body in server.bodies if path == "/abort_request"}
+        assert named == {rollout.name_of(number) for number in numbers - found}
+        server.hold_after = None
+        assert same(answers(rollout, prompts(4)), answers(local, prompts(4)))
+    server.kill()
+
+
+def test_memory_is_released_while_training_and_resumed_in_parts(folder: Path) -> None:
+    _, engine, local = native(folder)
+    server = FakeSglang(folder).begin()
+    with client(SglangWire(), [server.url], engine, releases_memory=True) as rollout:
+        rollout.load_weights(engine.weights(), version=0)
+        rollout.sleep()
+        rollout.sleep()  # once is enough
+        assert server.released == {"weights", "kv_cache"}
+        rollout.load_weights(engine.weights(), version=1)
+        assert server.released == {"kv_cache"}  # not needed for new weights
+        rollout.wake()
+        assert server.released == set()
+        assert same(answers(rollout, prompts(4)), answers(local, prompts(4)))
+        assert server.calls["/release_memory_occupation"] == 1
+    server.kill()
+
+
+def test_weights_that_a_server_does_not_have_end_the_run(folder: Path) -> None:
+    _, engine, _ = native(folder)
+    server = FakeSglang(folder).begin()
+    refusal = pytest.raises(ModelError, match=rf"the server {server.url} answered with HTTP status 400.*no_such")
+    with client(SglangWire(), [server.url], engine) as rollout, refusal:
+        rollout.load_weights(iter([("no_such", torch.zeros(1))]), version=1)
+    server.kill()
+
+
+def test_without_a_source_of_weights_a_server_that_came_back_waits_for_the_next_update(folder: Path) -> None:
+    _, engine, local = native(folder)
+    first = FakeSglang(folder, hold_after=0).begin()
+    with client(SglangWire(), [first.url], engine, resends=False) as rollout:
+        rollout.load_weights(engine.weights(), version=0)
+        stream = rollout.generate(prompts(2))
+        threading.Timer(0.2, first.kill).start()
+        with pytest.raises(WorkerError, match="no server is left that has the current weights") as raised:
+            next(stream)
+        assert raised.value.lost  # the run begins again from its last checkpoint
+        second = FakeSglang(folder, port=first.server_port).begin()
+        while not rollout.fleet.stale():
+            time.sleep(0.02)
+        rollout.load_weights(engine.weights(), version=1)
+        assert same(answers(rollout, prompts(4)), answers(local, prompts(4)))
+    second.kill()
