@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import command, records, same, train, weights
+from tests.local_ray import use_local_ray
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -42,3 +43,15 @@ def test_a_server_that_does_not_start_ends_the_run_with_its_log(
     assert command(tmp_path, 1, *sglang("--no_such_option", count=1)) != 0
     message = capsys.readouterr().err
     assert "ended with exit code 2" in message and "unrecognized arguments: --no_such_option" in message
+
+
+@pytest.mark.slow
+def test_two_workers_that_shard_the_actor_send_its_weights_through_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_local_ray(monkeypatch, cpus=8)
+    train(tmp_path, 2, *sglang(count=1), "trainer.n_gpus_per_node=2", "trainer.start_timeout_s=120")
+    gaps = [record["training/rollout_probs_diff_mean"] for record in records(tmp_path)]
+    assert len(gaps) == 2 and max(gaps) < 1e-4
+    log = (tmp_path / "logs" / "server_0.log").read_text()
+    assert log.count("$ ") == 1  # started by one of the workers
