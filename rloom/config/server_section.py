@@ -107,7 +107,7 @@ def placement_faults(config: "Config") -> Iterator[str]:
             f"{NAME}.urls"
         )
     size, workers = rollout.tensor_model_parallel_size, config.workers
-    if rollout.server.count is None and workers % size:
+    if rollout.server.count is None and workers > 1 and workers % size:
         yield (
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={size} does not divide {workers} workers; use a "
             f"number that does, or set {NAME}.count"
