@@ -134,7 +134,7 @@ class FakeServer(ThreadingHTTPServer):
         self.connections: set[socket.socket] = set()
         self.released: set[str] = set()
         self.groups: dict[str, Any] = {}
-        self.weight_version = "default"
+        self.weight_version, self.is_healthy = "default", True
         self.counting = threading.Lock()
         self.dead = threading.Event()
 
@@ -193,7 +193,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.calls[self.path] += 1
-        self.reply(200 if self.path == "/health" else 404, b"")
+        self.reply((200 if self.server.is_healthy else 503) if self.path == "/health" else 404, b"")
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")

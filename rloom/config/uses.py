@@ -252,8 +252,10 @@ USES: list[Use] = [
     ),
     Use(
         [f"{ROLLOUT}.free_cache_engine"],
-        lambda run: not run.config.actor_rollout_ref.rollout.server.addresses
-        or run.config.actor_rollout_ref.rollout.server.weight_transfer == "shared",
+        lambda run: (
+            not run.config.actor_rollout_ref.rollout.server.addresses
+            or run.config.actor_rollout_ref.rollout.server.weight_transfer == "shared"
+        ),
         f"the servers of {ROLLOUT}.server.urls are on other GPUs than the trainer, unless {ROLLOUT}.server."
         "weight_transfer=shared",
         harmless=(False,),

@@ -9,9 +9,9 @@ from torch import Tensor
 from rloom.engines.local import LocalEngine
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout
-from rloom.rollout.servers.client import ClientSettings, Place, ServerRollout
-from rloom.rollout.servers.fleet import WatchSettings
+from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
 from rloom.rollout.servers.sglang import SglangWire
+from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import SHARED, TransferSettings
 from tests.contract.test_rollout_contract import (  # noqa: F401
     Bench,
@@ -80,9 +80,9 @@ def family_folder(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def client(model_folder: Callable[[str], Path]) -> Iterator[ServerRollout]:
     server = FakeSglang(model_folder("qwen2")).begin()
-    place = Place(server.url, None, TransferSettings(SHARED, CPU.device, 1, 20))
+    spec = ServerSpec(server.url, None, TransferSettings(SHARED, CPU.device, 1, 20))
     settings = ClientSettings(WatchSettings(20, 0.5, 0), request_timeout_s=60, releases_memory=True)
-    rollout = ServerRollout([place], SglangWire(), settings, lambda weights: weights)
+    rollout = ServerRollout([spec], SglangWire(), settings, lambda weights: weights)
     yield rollout
     rollout.close()
     server.kill()

@@ -1,5 +1,7 @@
 """ServerRollout over servers that replay the protocols of SGLang and TensorRT-LLM: tests/fake_servers.py."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +17,10 @@ from rloom.errors import ModelError, WorkerError
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
-from rloom.rollout.servers.client import ClientSettings, Place, ServerRollout
-from rloom.rollout.servers.fleet import WatchSettings
+from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
 from rloom.rollout.servers.sglang import SglangWire
 from rloom.rollout.servers.trtllm import TrtllmWire
+from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
 from rloom.runtime.nodes import free_port
 from tests.fake_servers import FakeSglang, FakeTrtllm
@@ -53,8 +55,8 @@ def client(
         releases_memory=changed.pop("releases_memory", False),
         bucket_bytes=4096,  # several buckets
     )
-    places = [Place(url, None, transfer) for url in urls]
-    rollout = ServerRollout(places, wire, settings, lambda weights: weights, engine.weights if resends else None)
+    specs = [ServerSpec(url, None, transfer) for url in urls]
+    rollout = ServerRollout(specs, wire, settings, lambda weights: weights, engine.weights if resends else None)
     try:
         yield rollout
     finally:
@@ -173,6 +175,18 @@ def test_the_only_server_gets_the_current_weights_again_before_it_is_used(folder
     second.kill()
 
 
+def test_a_server_that_hangs_loses_its_requests_after_three_health_checks(folder: Path) -> None:
+    _, engine, local = native(folder)
+    hanging, other = FakeSglang(folder, hold_after=0).begin(), FakeSglang(folder).begin()
+    with client(SglangWire(), [hanging.url, other.url], engine) as rollout:
+        rollout.load_weights(engine.weights(), version=0)
+        hanging.is_healthy = False
+        assert same(answers(rollout, prompts(8)), answers(local, prompts(8)))
+        assert hanging.calls["/health"] >= 3 and other.calls["generate"] == 8
+    hanging.kill()
+    other.kill()
+
+
 def test_with_no_server_left_the_error_names_their_urls(folder: Path) -> None:
     _, engine, _ = native(folder)
     server = FakeSglang(folder, hold_after=0).begin()
@@ -185,7 +199,7 @@ def test_with_no_server_left_the_error_names_their_urls(folder: Path) -> None:
         assert not rollout.tasks
 
 
-def test_a_cancelled_request_is_not_reported_and_its_server_gives_it_up(folder: Path) -> None:
+def test_a_cancelled_request_is_not_reported_and_its_server_is_told_to_abort_it(folder: Path) -> None:
     _, engine, local = native(folder)
     server = FakeSglang(folder, hold_after=3).begin()
     with client(SglangWire(), [server.url], engine) as rollout:
@@ -240,8 +254,27 @@ def test_without_a_source_of_weights_a_server_that_came_back_waits_for_the_next_
             next(stream)
         assert raised.value.lost  # the run begins again from its last checkpoint
         second = FakeSglang(folder, port=first.server_port).begin()
-        while not rollout.fleet.stale():
+        while not rollout.watched.stale():
             time.sleep(0.02)
         rollout.load_weights(engine.weights(), version=1)
         assert same(answers(rollout, prompts(4)), answers(local, prompts(4)))
     second.kill()
+
+
+def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    code = (
+        "import time; from pathlib import Path; from rloom.rollout.servers.launch import Launch, ServerProcess; "
+        f"process = ServerProcess(Launch(['sleep', '60'], {{}}, Path({str(tmp_path / 'log')!r}))); process.start(); "
+        "print(process.process.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    server = Path("/proc") / parent.stdout.readline().strip()
+    while (server / "comm").read_text() != "sleep\n":  # before that it is Python, which starts it
+        time.sleep(0.05)
+    parent.kill()
+    parent.communicate()
+    deadline_s = time.monotonic() + 20
+    while server.exists() and " Z " not in (server / "stat").read_text():  # ended, perhaps not yet collected
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

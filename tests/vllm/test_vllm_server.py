@@ -16,10 +16,10 @@ from rloom.models.load import ModelSource
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.servers.arguments import VLLM_ENVIRONMENT, vllm_command
-from rloom.rollout.servers.client import ClientSettings, Place, ServerRollout
-from rloom.rollout.servers.fleet import WatchSettings
+from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
 from rloom.rollout.servers.launch import Launch, ServerProcess
 from rloom.rollout.servers.vllm import VllmWire
+from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import COLLECTIVE, TransferSettings
 from rloom.trainer.assemble.servers import VLLM_ON_CPU
 from tests.helpers import CPU, engine_of, policy
@@ -49,9 +49,9 @@ class Bench:
         self.engine: LocalEngine = engine_of(self.network, CPU)
         command = vllm_command(engine_arguments(settings), tensor_parallel=1)
         self.process = ServerProcess(Launch(command, VLLM_ENVIRONMENT | VLLM_ON_CPU, log_file))
-        place = Place(self.process.url, self.process, TransferSettings(COLLECTIVE, CPU.device, 1, 60))
+        spec = ServerSpec(self.process.url, self.process, TransferSettings(COLLECTIVE, CPU.device, 1, 60))
         self.rollout = ServerRollout(
-            [place],
+            [spec],
             VllmWire(TEMPERATURE),
             ClientSettings(WatchSettings(400, 0.5, 2), request_timeout_s=120, releases_memory=False, bucket_bytes=4096),
             CheckpointFormat(self.network),
@@ -125,5 +125,5 @@ def test_killed_in_mid_generation_it_is_started_again_with_the_current_weights(b
         found |= {completion.request: completion for completion in bench.rollout.poll()}
     assert [found[number].tokens_L.tolist() for number in numbers] == [one.tokens_L.tolist() for one in expected]
     assert {completion.version for completion in found.values()} == {7}
-    [server] = bench.rollout.fleet.servers
+    [server] = bench.rollout.watched.servers
     assert server.restarts == 1

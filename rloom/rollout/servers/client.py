@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Rollout
-from rloom.rollout.servers.fleet import KEY, Fleet, Server, WatchSettings
 from rloom.rollout.servers.http import EventLoop, Http, Refused, Unreachable
 from rloom.rollout.servers.launch import ServerProcess
+from rloom.rollout.servers.watch import KEY, Server, WatchedServers, WatchSettings
 from rloom.rollout.servers.wire import CACHE, WEIGHTS, Bucket, Call, TransferSettings, Wire, WireError
 
 Weights = Iterator[tuple[str, Tensor]]
@@ -26,7 +26,7 @@ BUCKET_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerSpec:
     """A server of the user's, or one that rloom starts."""
 
     url: str
@@ -46,24 +46,24 @@ class ClientSettings:
 class ServerRollout(Rollout):
     def __init__(
         self,
-        places: Sequence[Place],
+        specs: Sequence[ServerSpec],
         wire: Wire,
         settings: ClientSettings,
         convert: Callable[[Weights], Weights],  # to the names and shapes of a checkpoint
         source: Callable[[], Weights] | None = None,  # the actor's current weights, where this process has them all
     ) -> None:
         self.wire, self.settings, self.convert, self.source = wire, settings, convert, source
-        self.transfers = {place.url: place.transfer for place in places}
+        self.transfers = {spec.url: spec.transfer for spec in specs}
         self.loop = EventLoop()
         self.http = Http(wire, settings.key, settings.request_timeout_s)
-        servers = [Server(place.url, place.process) for place in places]
-        self.fleet = Fleet(servers, self.http, settings.watch, resends=source is not None)
+        servers = [Server(spec.url, spec.process) for spec in specs]
+        self.watched = WatchedServers(servers, self.http, settings.watch, resends=source is not None)
         self.run_name, self.ids = uuid.uuid4().hex[:8], count()
         self.tasks: dict[int, Future[None]] = {}  # unfinished requests
-        self.places: dict[int, Server] = {}  # where they are being generated
+        self.server_of: dict[int, Server] = {}  # requests that are being generated
         self.done: queue.SimpleQueue[tuple[int, Completion | Exception]] = queue.SimpleQueue()
-        self._finalizer = weakref.finalize(self, close, self.loop, self.fleet, self.http)
-        self.loop.run(self.fleet.start())
+        self._finalizer = weakref.finalize(self, close, self.loop, self.watched, self.http)
+        self.loop.run(self.watched.start())
 
     def submit(self, request: Request) -> int:
         number = next(self.ids)
@@ -71,7 +71,7 @@ class ServerRollout(Rollout):
         return number
 
     async def complete(self, number: int, request: Request) -> None:
-        """Until one server has finished it. A server that fails gives it back, and the next one begins anew."""
+        """Until one server has finished it. After a failure the next server begins anew."""
         try:
             while (completion := await self.attempt(number, request)) is None:
                 pass
@@ -80,28 +80,28 @@ class ServerRollout(Rollout):
             self.done.put((number, error))
 
     async def attempt(self, number: int, request: Request) -> Completion | None:
-        server, name = await self.fleet.acquire(request.tokens), self.name_of(number)
-        self.places[number] = server
+        server, name = await self.watched.acquire(request.tokens), self.name_of(number)
+        self.server_of[number] = server
         try:
             version = server.version
             assert version is not None
-            answer = self.wire.answer(await self.http.send(server.url, self.wire.generate(request, name)))
+            answer = self.wire.answer(await self.watched.send(server, self.wire.generate(request, name)))
         except Unreachable as failure:
-            self.fleet.failed(server, str(failure))
+            self.watched.failed(server, str(failure))
             return None
         except (Refused, WireError) as failure:
             if isinstance(failure, Refused) and not failure.is_fault_of_the_request:
-                self.fleet.failed(server, str(failure))
+                self.watched.failed(server, str(failure))
                 return None
             raise ModelError(
                 f"the server {server.url} {failure}. The request would fail on others, too: check that the server "
                 "serves actor_rollout_ref.model.path with the arguments of docs/servers.md"
             ) from failure
         finally:
-            self.fleet.release(server, request.tokens)
-            del self.places[number]
+            self.watched.release(server, request.tokens)
+            del self.server_of[number]
         if answer.version is not None and answer.version != str(version):
-            self.fleet.failed(server, f"generated with weights {answer.version} in place of {version}")
+            self.watched.failed(server, f"generated with weights {answer.version} in place of {version}")
             return None
         if answer.aborted:
             return None
@@ -142,15 +142,15 @@ class ServerRollout(Rollout):
 
     def cancel(self, request: int) -> None:
         if request in self.tasks:
-            self.loop.run(self.call_off([request]))
+            self.loop.run(self.cancel_all([request]))
 
     def abort(self) -> None:
         """After an error: no request is left."""
-        self.loop.run(self.call_off(list(self.tasks)))
+        self.loop.run(self.cancel_all(list(self.tasks)))
 
-    async def call_off(self, numbers: Sequence[int]) -> None:
-        """Closes the connections, which makes servers give the requests up, and names them where that is not enough."""
-        named = [(number, self.places[number]) for number in numbers if number in self.places]
+    async def cancel_all(self, numbers: Sequence[int]) -> None:
+        """Close the connections, at which servers abort the requests; SGLang is sent their names, too."""
+        named = [(number, self.server_of[number]) for number in numbers if number in self.server_of]
         for number in numbers:
             self.tasks.pop(number).cancel()
         calls = [(server, self.wire.abort(self.name_of(number))) for number, server in named if server.is_up]
@@ -159,29 +159,29 @@ class ServerRollout(Rollout):
     def load_weights(self, weights: Weights, version: int) -> None:
         """The next token is computed with them. A server that fails meanwhile gets them when it is back."""
         assert not self.tasks
-        self.fleet.version = version
-        self.send(weights, [server for server in self.fleet.servers if server.is_up], version)
-        if self.source is None and not any(map(self.fleet.is_usable, self.fleet.servers)):
-            self.fleet.check_hope()
+        self.watched.version = version
+        self.send(weights, [server for server in self.watched.servers if server.is_up], version)
+        if self.source is None and not any(map(self.watched.is_usable, self.watched.servers)):
+            self.watched.check_recoverable()
 
     def send_again(self) -> None:
         """To servers that came back while requests wait or are generated elsewhere."""
-        stale = self.fleet.stale()
+        stale = self.watched.stale()
         if stale and self.source is not None:
-            assert self.fleet.version is not None
-            self.send(self.source(), stale, self.fleet.version)
+            assert self.watched.version is not None
+            self.send(self.source(), stale, self.watched.version)
 
     @torch.no_grad()
     def send(self, weights: Weights, servers: Sequence[Server], version: int) -> None:
         """Bucket by bucket, to all servers at the same time: the trainer never holds a second model."""
         with ThreadPoolExecutor(max(1, len(servers)), "weights") as threads:
-            taking = [server for server in servers if self.resume(server, WEIGHTS)]
+            receiving = [server for server in servers if self.resume(server, WEIGHTS)]
             for bucket in buckets(self.convert(weights), self.settings.bucket_bytes):
-                taking = each(threads, taking, partial(self.send_bucket, bucket, version))
-            taking = each(threads, taking, partial(self.finish, version))
-        for server in taking:
+                receiving = each(threads, receiving, partial(self.send_bucket, bucket, version))
+            receiving = each(threads, receiving, partial(self.finish, version))
+        for server in receiving:
             server.version = version
-        self.loop.loop.call_soon_threadsafe(self.fleet.notify)
+        self.loop.loop.call_soon_threadsafe(self.watched.notify)
 
     def send_bucket(self, bucket: Bucket, version: int, server: Server) -> bool:
         transfer = self.transfers[server.url]
@@ -210,16 +210,16 @@ class ServerRollout(Rollout):
         return True
 
     async def fail(self, server: Server, reason: str) -> None:
-        self.fleet.failed(server, reason)
+        self.watched.failed(server, reason)
 
     def sleep(self) -> None:
         if self.settings.releases_memory:
-            for server in self.fleet.servers:
+            for server in self.watched.servers:
                 if server.is_up and not server.asleep and self.loop.run(self.try_call(server, self.wire.release())):
                     server.asleep = {WEIGHTS, CACHE}
 
     def wake(self) -> None:
-        for server in self.fleet.servers:
+        for server in self.watched.servers:
             self.resume(server, WEIGHTS)
             self.resume(server, CACHE)
 
@@ -236,7 +236,7 @@ class ServerRollout(Rollout):
         try:
             await self.http.send(server.url, call)
         except (Unreachable, Refused) as failure:
-            self.fleet.failed(server, str(failure))
+            self.watched.failed(server, str(failure))
             return False
         return True
 
@@ -255,10 +255,10 @@ class ServerLink:
         return self.loop.start(self.http.send(self.url, call))
 
 
-def close(loop: EventLoop, fleet: Fleet, http: Http) -> None:
-    loop.run(fleet.close())
+def close(loop: EventLoop, watched: WatchedServers, http: Http) -> None:
+    loop.run(watched.close())
     loop.run(http.close())
-    for server in fleet.servers:
+    for server in watched.servers:
         if server.process is not None:
             server.process.stop()
     loop.close()

@@ -38,7 +38,7 @@ class ServerRendezvous:
     ) -> NamedGroup:
         """`answer`: of the request that makes the server join."""
         address = f"{self.host}:{self.port}"
-        return alongside(
+        return run_beside(
             answer,
             lambda: NamedGroup(
                 self.name,
@@ -56,7 +56,7 @@ def backend_for(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def alongside(answer: "Future[bytes]", collective: Callable[[], T]) -> T:
+def run_beside(answer: "Future[bytes]", collective: Callable[[], T]) -> T:
     """The result of a collective in which the server takes part while it computes `answer`.
 
     A request that fails ends the wait: the collective would wait for the server until its time limit.

@@ -11,7 +11,7 @@ from typing import Any
 from rloom.engines.distributed import NamedGroup
 from rloom.engines.shared_tensors import dumps
 from rloom.rollout.base import Request
-from rloom.rollout.servers.rendezvous import ServerRendezvous, alongside, backend_for
+from rloom.rollout.servers.rendezvous import ServerRendezvous, backend_for, run_beside
 from rloom.rollout.servers.wire import (
     CACHE,
     SHARED,
@@ -100,7 +100,7 @@ class CollectiveSender:
             self.group = self.join()
         group = self.group
         answer = self.link.start(update_from_distributed(bucket, group.name, version))
-        alongside(answer, lambda: broadcast_all(bucket, group))
+        run_beside(answer, lambda: broadcast_all(bucket, group))
         check_success(answer)
 
     def finish(self, version: int) -> None:

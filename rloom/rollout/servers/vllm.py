@@ -13,7 +13,7 @@ from rloom.engines.distributed import NamedGroup
 from rloom.engines.shared_tensors import SharedChannel
 from rloom.engines.weight_sync import send_bucket
 from rloom.rollout.base import Request
-from rloom.rollout.servers.rendezvous import ServerRendezvous, alongside, backend_for
+from rloom.rollout.servers.rendezvous import ServerRendezvous, backend_for, run_beside
 from rloom.rollout.servers.wire import (
     SHARED,
     Answer,
@@ -98,12 +98,12 @@ class StreamSender:
         if self.update is None:
             self.update = self.link.start(rpc("receive_weights"))
         channel = self.channel
-        alongside(self.update, lambda: send_bucket(bucket, version, channel))
+        run_beside(self.update, lambda: send_bucket(bucket, version, channel))
 
     def finish(self, version: int) -> None:
         assert self.channel is not None and self.update is not None
         channel, update, self.update = self.channel, self.update, None
-        alongside(update, lambda: send_bucket([], version, channel))
+        run_beside(update, lambda: send_bucket([], version, channel))
         refusals = [text for text in parsed(update.result())["results"] if text]
         if refusals:
             raise WireError(f"does not take the trainer's weights: {refusals[0]}")

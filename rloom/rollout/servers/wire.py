@@ -37,7 +37,7 @@ class Answer:
     tokens: list[int]
     logprobs: list[float]
     finished: bool  # ended with a stop token
-    aborted: bool = False  # the server gave it up: it is sent again
+    aborted: bool = False  # the server aborted it: it is sent again
     version: str | None = None  # of the weights, where the server reports it
 
 
@@ -84,7 +84,7 @@ class Wire(Protocol):
     def answer(self, body: bytes) -> Answer: ...
 
     def abort(self, name: str) -> Call | None:
-        """None: the server gives a request up when its connection is closed."""
+        """None: the server aborts a request when its connection is closed."""
 
     def release(self) -> Call:
         """Release GPU memory: the cache is dropped, the weights go to the host."""

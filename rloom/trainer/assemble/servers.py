@@ -24,12 +24,12 @@ from rloom.rollout.servers.arguments import (
     sglang_command,
     vllm_command,
 )
-from rloom.rollout.servers.client import ClientSettings, Place, ServerRollout
-from rloom.rollout.servers.fleet import WatchSettings
+from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
 from rloom.rollout.servers.launch import Launch, ServerProcess, own_command
 from rloom.rollout.servers.sglang import SglangWire
 from rloom.rollout.servers.trtllm import TrtllmWire
 from rloom.rollout.servers.vllm import VllmWire
+from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
 from rloom.trainer.assemble.inputs import policy_source
 
@@ -56,9 +56,9 @@ def server_rollout(
     on_gpu = device.type == "cuda"
     shared = section.weight_transfer == SHARED
     return ServerRollout(
-        running_places(config, device)
+        running_servers(config, device)
         if section.addresses
-        else started_places(config, device, dtype, gpus, engine_arguments),
+        else started_servers(config, device, dtype, gpus, engine_arguments),
         WIRES[rollout.name](config),
         ClientSettings(
             WatchSettings(section.start_timeout_s, section.health_interval_s, section.max_restarts),
@@ -90,14 +90,14 @@ def transfer(config: Config, device: torch.device, *, on_trainers_gpu: bool) -> 
     return TransferSettings(kind, device, rollout.tensor_model_parallel_size, rollout.server.start_timeout_s)
 
 
-def running_places(config: Config, device: torch.device) -> list[Place]:
+def running_servers(config: Config, device: torch.device) -> list[ServerSpec]:
     how = transfer(config, device, on_trainers_gpu=False)
-    return [Place(url, None, how) for url in config.actor_rollout_ref.rollout.server.addresses]
+    return [ServerSpec(url, None, how) for url in config.actor_rollout_ref.rollout.server.addresses]
 
 
-def started_places(
+def started_servers(
     config: Config, device: torch.device, dtype: torch.dtype, gpus: Sequence[str], engine_arguments: Mapping[str, Any]
-) -> list[Place]:
+) -> list[ServerSpec]:
     rollout = config.actor_rollout_ref.rollout
     size = rollout.tensor_model_parallel_size
     count = rollout.server.count or max(1, config.workers // size)
@@ -110,14 +110,14 @@ def started_places(
         )
     command, environment = start_command(config, device, dtype, engine_arguments)
     logs = expand(config.trainer.default_local_dir) / "logs"
-    places = []
+    specs = []
     for number in range(count):
         own = gpus[number * size : (number + 1) * size] if on_gpu else []
         visible = {VISIBLE_GPUS: ",".join(own)} if own else {}
         process = ServerProcess(Launch(command, environment | visible, Path(logs) / f"server_{number}.log"))
         how = transfer(config, device, on_trainers_gpu=own_gpu() in own)
-        places.append(Place(process.url, process, how))
-    return places
+        specs.append(ServerSpec(process.url, process, how))
+    return specs
 
 
 def start_command(

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rloom.errors import WorkerError
-from rloom.rollout.servers.http import Http
+from rloom.rollout.servers.http import Http, Unreachable
 from rloom.rollout.servers.launch import ServerProcess
-from rloom.rollout.servers.wire import HEALTH, Sender
+from rloom.rollout.servers.wire import HEALTH, Call, Sender
 
 log = logging.getLogger(__name__)
 KEY = "actor_rollout_ref.rollout.server"
@@ -37,6 +37,7 @@ class Server:
     restarts: int = 0
     reason: str = "has not answered yet"
     sender: Sender | None = None
+    sends: "set[asyncio.Task[bytes]]" = field(default_factory=set)  # requests without an answer yet
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class WatchSettings:
     max_restarts: int
 
 
-class Fleet:
+class WatchedServers:
     def __init__(self, servers: Sequence[Server], http: Http, settings: WatchSettings, *, resends: bool) -> None:
         self.servers, self.http, self.settings = servers, http, settings
         self.resends = resends  # weights can be sent again while requests wait
         self.version: int | None = None  # of the trainer's weights
-        self.homes: dict[Prompt, Server] = {}
+        self.server_of: dict[Prompt, Server] = {}
         self.unfinished: Counter[Prompt] = Counter()
         self.changed = asyncio.Event()
         self.watchers: list[asyncio.Task[None]] = []
@@ -104,7 +105,7 @@ class Fleet:
             elif server.is_up and server.unfinished:  # SGLang generates for a health check: not while it sleeps
                 await self.check(server)
             if not server.is_up:
-                await self.bring_back(server)
+                await self.recover(server)
 
     async def pause(self, seconds: float) -> None:
         """Ends early when a server fails."""
@@ -121,7 +122,7 @@ class Fleet:
         if server.failures >= FAILURES_IN_A_ROW:
             self.failed(server, f"failed {FAILURES_IN_A_ROW} health checks in a row")
 
-    async def bring_back(self, server: Server) -> None:
+    async def recover(self, server: Server) -> None:
         if server.process is None:
             if await self.http.is_healthy(server.url):
                 server.is_up, server.failures = True, 0
@@ -148,6 +149,8 @@ class Fleet:
         if server.sender is not None:
             server.sender.close()
             server.sender = None
+        for send in list(server.sends):  # a server that hangs would not answer them
+            send.cancel()
         others = sum(self.is_usable(other) for other in self.servers)
         log.warning(f"The server {server.url} {reason}. {others} of {len(self.servers)} servers are left.")
         self.notify()
@@ -162,7 +165,7 @@ class Fleet:
     async def acquire(self, prompt: Prompt) -> Server:
         """The server of the prompt's other answers, whose keys it has; otherwise the one with the fewest requests."""
         server = await self.usable(prompt)
-        self.homes[prompt] = server
+        self.server_of[prompt] = server
         self.unfinished[prompt] += 1
         server.unfinished += 1
         return server
@@ -171,25 +174,40 @@ class Fleet:
         server.unfinished -= 1
         self.unfinished[prompt] -= 1
         if not self.unfinished[prompt]:
-            del self.unfinished[prompt], self.homes[prompt]
+            del self.unfinished[prompt], self.server_of[prompt]
+
+    async def send(self, server: Server, call: Call) -> bytes:
+        """Unreachable: also if the server counts as down before it has answered."""
+        send = asyncio.ensure_future(self.http.send(server.url, call))
+        server.sends.add(send)
+        try:
+            return await send
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            if task.cancelling():  # by the caller
+                raise
+            raise Unreachable(server.reason) from None
+        finally:
+            server.sends.discard(send)
 
     async def usable(self, prompt: Prompt) -> Server:
         try:
             async with asyncio.timeout(self.settings.start_timeout_s):
                 while True:
-                    home = self.homes.get(prompt)
-                    if home is not None and self.is_usable(home):
-                        return home
+                    known = self.server_of.get(prompt)
+                    if known is not None and self.is_usable(known):
+                        return known
                     usable = [server for server in self.servers if self.is_usable(server)]
                     if usable:
                         return min(usable, key=lambda server: server.unfinished)
-                    self.check_hope()
+                    self.check_recoverable()
                     await self.changed.wait()
         except TimeoutError:
             limit_s = self.settings.start_timeout_s
             raise WorkerError(self.none_left(f"for {KEY}.start_timeout_s={limit_s:g} s")) from None
 
-    def check_hope(self) -> None:
+    def check_recoverable(self) -> None:
         """While requests wait, a server becomes usable only if the weights can be sent to it again."""
         if all(server.is_gone for server in self.servers):
             raise WorkerError(self.none_left("and none is started again"))
