@@ -224,7 +224,7 @@ def doctor(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
 
     def run() -> int:
-        from rloom.config.schema import RolloutSection
+        from rloom.config.rollout_section import RolloutSection
         from rloom.doctor import env
 
         return env.run(get_args(RolloutSection.model_fields["name"].annotation), as_json=given.json)

@@ -4,7 +4,8 @@
 """
 
 from rloom.config.reward_model_section import ClassifierKeys
-from rloom.config.schema import Actor, Critic, Ref, RolloutSection
+from rloom.config.rollout_section import RolloutSection
+from rloom.config.schema import Actor, Critic, Ref
 from rloom.packing import MicroBatching
 
 

@@ -11,7 +11,9 @@ from rloom.config.algorithm_needs import HasEstimatorNeeds, Needs
 from rloom.config.judge_section import judge_faults
 from rloom.config.remote_section import remote_faults
 from rloom.config.reward_parts import reward_faults
-from rloom.config.schema import Actor, Config, Critic, Ref, RolloutSection
+from rloom.config.rollout_section import RolloutSection
+from rloom.config.schema import Actor, Config, Critic, Ref
+from rloom.config.server_section import server_faults
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
 from rloom.runtime.placement import worker_layout
@@ -44,6 +46,7 @@ def check(config: Config, needs: Needs) -> None:
         *parallel_faults(config),
         *sequence_parallel_faults(config, needs.estimator),
         *rollout_faults(config),
+        *server_faults(config),
         *validation_faults(config),
         *dapo_faults(config),
         *correction_faults(config),
@@ -187,7 +190,7 @@ def parallel_faults(config: Config) -> Iterator[str]:
             f"{key}: the {chosen.name} engine holds a whole model in each worker; use 1, or "
             "actor_rollout_ref.rollout.name=vllm"
         )
-    elif generating % tensor_parallel:
+    elif generating % chosen.workers_per_engine:
         yield (
             f"{key} does not divide {generating}, the number of workers with a rollout engine; use "
             f"{nearest_divisors(generating, tensor_parallel)}"
@@ -258,6 +261,11 @@ def rollout_faults(config: Config) -> Iterator[str]:
         yield (
             f"{key}.engine_kwargs={chosen.engine_kwargs}: the native engine takes none; remove it, or use name=hf or "
             "vllm"
+        )
+    if chosen.engine_kwargs and chosen.uses_servers and (chosen.server.addresses or chosen.server.command):
+        yield (
+            f"{key}.engine_kwargs={chosen.engine_kwargs}: {key}.server.urls and {key}.server.command name servers with "
+            "arguments of their own; remove engine_kwargs, or start the servers with them"
         )
     sequences = chosen.max_num_seqs or VLLM_SEQUENCES
     if chosen.name == "vllm" and chosen.max_num_batched_tokens < sequences:

@@ -44,13 +44,22 @@ def remote_faults(remote: RemoteReward) -> Iterator[str]:
         )
 
 
-def address_faults(url: str) -> Iterator[str]:
+def address_kind(url: str) -> tuple[bool, bool]:
+    """(has a user name, a password or a query; is an address)."""
     try:
         parts = urlsplit(url)
         has_secrets = "@" in parts.netloc or bool(parts.query)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return has_secrets, parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets or a port that are no address
-        has_secrets, is_address = "@" in url or "?" in url, False
+        return "@" in url or "?" in url, False
+
+
+def is_plain_address(url: str) -> bool:
+    return address_kind(url) == (False, True)
+
+
+def address_faults(url: str) -> Iterator[str]:
+    has_secrets, is_address = address_kind(url)
     if has_secrets:
         yield (
             f"{NAME}.urls: a URL contains a user name, a password or a query, and the configuration is saved with the "

@@ -50,6 +50,9 @@ RUNS_CODE: Mapping[str, Callable[[Any], bool]] = {
     "reward_model.remote.urls": bool,
     "reward_model.remote.token_env": bool,
     "actor_rollout_ref.rollout.engine_kwargs": bool,  # generate() of transformers takes code as custom_generate
+    "actor_rollout_ref.rollout.server.command": bool,
+    "actor_rollout_ref.rollout.server.urls": bool,
+    "actor_rollout_ref.rollout.server.key_env": bool,
 }
 EVALUATION = tuple(RUNS_CODE)
 MODEL_ALONE = ("actor_rollout_ref.model.trust_remote_code",)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
 from rloom.config.reward_section import CustomRewardFunction, RewardModel
+from rloom.config.rollout_section import RolloutSection
 from rloom.config.section import Section, key, section
 from rloom.config.trainer_section import RayKwargs, Trainer
 
@@ -201,58 +202,6 @@ class Ref(Section):
     log_prob_max_token_len_per_gpu: int = key(16384, "Token budget of a forward pass.", ge=1)
     use_torch_compile: bool | None = key(None, "Compile the reference's layers on a GPU. null: the actor's value.")
     fsdp_config: RefFsdp = section(RefFsdp, "Offload.")
-
-
-class ValKwargs(Section):
-    n: int = key(1, "Answers per validation prompt.", ge=1)
-    temperature: float = key(0.0, "Sampling temperature in validation. 0: greedy.", ge=0)
-    top_p: float = key(1.0, "Nucleus sampling in validation.", gt=0, le=1)
-    top_k: int = key(-1, "Top-k sampling in validation. -1: off.", ge=-1)
-    do_sample: bool = key(False, "False: greedy at any temperature.")
-
-
-class RolloutSection(Section):
-    name: Literal["native", "hf", "vllm"] = key(
-        "native",
-        "Engine. native: part of rloom, with continuous batching; hf: generate() of transformers; vllm: vLLM in each "
-        "worker's own process (extra `vllm`).",
-    )
-    n: int = key(1, "Answers per prompt.", ge=1)
-    temperature: float = key(1.0, "Sampling temperature; log-probs are computed at this temperature.", gt=0)
-    top_p: float = key(1.0, "Nucleus sampling.", gt=0, le=1)
-    top_k: int = key(-1, "Top-k sampling. -1: off.", ge=-1)
-    tensor_model_parallel_size: int = key(
-        1, "Workers that share one engine. Above 1, the engine is vllm unless `name` is given.", ge=1
-    )
-    gpu_memory_utilization: float = key(
-        0.5,
-        "Share of a GPU's memory in use, at most, once the key-value cache is allocated. vllm: by vLLM itself.",
-        gt=0,
-        le=1,
-    )
-    max_num_seqs: int | None = key(None, "Maximum concurrent sequences. null: 256; 1024 for native on a GPU.", ge=1)
-    max_num_batched_tokens: int = key(
-        8192, "Maximum prompt tokens in one prefill pass of native; maximum tokens of a step of vllm.", ge=1
-    )
-    enforce_eager: bool = key(
-        False,
-        "Run each decode step from Python. False: native and vllm use CUDA graphs. No effect on a CPU.",
-    )
-    free_cache_engine: bool = key(True, "Free the key-value cache while training; vllm: its weights, too.")
-    ignore_eos: bool = key(False, "Ignore stop tokens and generate to the length limit. For measurements.")
-    log_prob_micro_batch_size_per_gpu: int | None = key(
-        None, "Samples per forward pass that computes old log-probs. null: by token budget.", ge=1
-    )
-    log_prob_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
-    log_prob_use_dynamic_bsz: bool | None = key(
-        None, "Fill these passes up to the token budget. null: if no micro-batch size is given."
-    )
-    log_prob_max_token_len_per_gpu: int = key(16384, "Token budget of such a pass.", ge=1)
-    calculate_log_probs: bool = key(
-        True, "Report the difference between the engine's log-probs and the trainer's, if the trainer computes them."
-    )
-    val_kwargs: ValKwargs = section(ValKwargs, "Sampling in validation.")
-    engine_kwargs: dict[str, Any] = key({}, "Further arguments of the engine. hf: of `generate`; vllm: of EngineArgs.")
 
 
 class ActorRolloutRef(Section):

@@ -17,7 +17,6 @@ MANAGERS = Unsupported("other reward managers are", "remove the key; reward_mode
 MEGATRON = Unsupported(
     "the Megatron engine is", "use strategy=fsdp, which shards over all GPUs, and remove the Megatron keys"
 )
-ENGINE = "use actor_rollout_ref.rollout.name=native (the default), vllm or hf"
 
 UNSUPPORTED_KEYS = {  # keys or sections
     "actor_rollout_ref.actor.megatron": MEGATRON,
@@ -27,8 +26,6 @@ UNSUPPORTED_KEYS = {  # keys or sections
     "critic.megatron_config": MEGATRON,
 }
 UNSUPPORTED_VALUES = {  # (key, value)
-    ("actor_rollout_ref.rollout.name", "sglang"): Unsupported("the SGLang engine is", ENGINE),
-    ("actor_rollout_ref.rollout.name", "trtllm"): Unsupported("the TensorRT-LLM engine is", ENGINE),
     ("actor_rollout_ref.actor.strategy", "megatron"): MEGATRON,
     ("critic.strategy", "megatron"): MEGATRON,
     **{("reward_model.reward_manager", name): MANAGERS for name in ("prime", "rate_limited")},

@@ -231,9 +231,32 @@ USES: list[Use] = [
         f"the hf engine does not read it; {ROLLOUT}.name=native does, and so does vllm",
     ),
     Use(
+        [f"{ROLLOUT}.server"],
+        lambda run: run.config.actor_rollout_ref.rollout.uses_servers,
+        f"no servers are used; set {ROLLOUT}.name=sglang, or name=vllm with {ROLLOUT}.server.urls or "
+        f"{ROLLOUT}.server.count",
+        error=True,
+    ),
+    Use(
+        [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")]
+        + [f"{ROLLOUT}.max_num_seqs"],
+        lambda run: run.config.actor_rollout_ref.rollout.starts_servers is not False,
+        f"{ROLLOUT}.server.urls and {ROLLOUT}.server.command name servers with arguments of their own",
+    ),
+    Use(
         [f"{ROLLOUT}.free_cache_engine"],
         lambda run: not (run.on_cpu and run.config.actor_rollout_ref.rollout.name == "vllm"),
         "vLLM has no sleep mode on a CPU",
+        harmless=(False,),
+    ),
+    Use(
+        [f"{ROLLOUT}.free_cache_engine"],
+        lambda run: (
+            not run.config.actor_rollout_ref.rollout.server.addresses
+            or run.config.actor_rollout_ref.rollout.server.weight_transfer == "shared"
+        ),
+        f"the servers of {ROLLOUT}.server.urls are on other GPUs than the trainer, unless {ROLLOUT}.server."
+        "weight_transfer=shared",
         harmless=(False,),
     ),
     Use(

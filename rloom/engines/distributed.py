@@ -1,13 +1,16 @@
 """The process group of a sharded engine: initialisation, device mesh and small collectives."""
 
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, _world
+from torch.distributed.rendezvous import rendezvous
 
 from rloom.errors import ConfigError
 
@@ -71,6 +74,49 @@ class Broadcast:
         self.group.broadcast([tensor], dist.BroadcastOptions()).wait()
 
 
+class NamedGroup:
+    """A process group with an inference server: rank 0 trains and sends, the ranks of the server receive.
+
+    Built by name beside any other group of the process, in the steps in which SGLang builds its own
+    (`init_weights_update_group`): the keys in the store are the same, so that both sides meet.
+    """
+
+    def __init__(
+        self, name: str, rank: int, ranks: int, *, address: str, backend: str, device: torch.device, timeout_s: float
+    ) -> None:
+        timeout = timedelta(seconds=timeout_s)
+        store, rank, ranks = next(rendezvous(f"tcp://{address}", rank, ranks, timeout=timeout))
+        store.set_timeout(timeout)
+        self.name, self.rank, self.ranks, self.device = name, rank, ranks, device
+        self.group, _ = _new_process_group_helper(
+            ranks,
+            rank,
+            [],
+            dist.Backend(backend),
+            PrefixStore(name, store),
+            group_name=cast(Any, name),  # a NewType of str
+            timeout=timeout,
+        )
+        _world.pg_group_ranks[self.group] = {rank: rank for rank in range(ranks)}  # destroy_process_group reads it
+
+    @property
+    def sends(self) -> bool:
+        return self.rank == 0
+
+    def broadcast(self, tensor: Tensor) -> None:
+        self.group.broadcast([tensor], dist.BroadcastOptions()).wait()
+
+    def barrier(self) -> None:
+        self.group.barrier().wait()
+
+    def close(self) -> None:
+        """Ends collectives that wait for a server that died, too."""
+        with suppress(RuntimeError):
+            self.group.abort()
+        with suppress(RuntimeError, ValueError, KeyError):
+            dist.destroy_process_group(self.group)
+
+
 def rank_mesh(device: torch.device, shards: int = -1) -> DeviceMesh:
     """Each `shards` consecutive ranks shard one replica of the weights; -1: all ranks shard one replica.
 
@@ -93,6 +139,13 @@ def all_reduce_max(number: int) -> int:
     result = torch.tensor(number)
     dist.all_reduce(result, dist.ReduceOp.MAX)
     return int(result)
+
+
+def all_gather_texts(text: str) -> list[str]:
+    """Those of all ranks, in their order."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, text)
+    return found
 
 
 def all_gather_rows(shard: Tensor, rows: int, mesh: DeviceMesh) -> Tensor:

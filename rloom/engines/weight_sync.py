@@ -6,14 +6,14 @@ parameters are sent: the frozen ones are equal since both sides have read the mo
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rloom.engines.base import Engine, TensorSpec
+from rloom.engines.base import Engine, TensorSpec, dtype_name
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -72,7 +72,7 @@ class WeightSync:
         if self.channel is not None and not self.channel.sends:
             manifest = Manifest.receive(self.channel)
             assert self.target is not None and manifest.version == version
-            self.target.load_weights(self.received(manifest, self.channel), version)
+            self.target.load_weights(received(manifest, self.channel), version)
             return
         weights = self.source.weights() if self.source is not None else iter(())
         if self.channel is not None:
@@ -89,8 +89,23 @@ class WeightSync:
         for _, tensor in weights:
             channel.broadcast(tensor.contiguous())
 
-    def received(self, manifest: Manifest, channel: Channel) -> Weights:
-        for name, shape, dtype in manifest.tensors:
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=channel.device)
-            channel.broadcast(tensor)
-            yield name, tensor
+
+def received(manifest: Manifest, channel: Channel) -> Weights:
+    for name, shape, dtype in manifest.tensors:
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=channel.device)
+        channel.broadcast(tensor)
+        yield name, tensor
+
+
+def send_bucket(bucket: Sequence[tuple[str, Tensor]], version: int, channel: Channel) -> None:
+    """To a receiver that reads a stream of buckets. An empty bucket ends the stream."""
+    Manifest(version, [TensorSpec(name, [*tensor.shape], dtype_name(tensor.dtype)) for name, tensor in bucket]).send(
+        channel
+    )
+    for _, tensor in bucket:
+        channel.broadcast(tensor)
+
+
+def received_stream(channel: Channel) -> Weights:
+    while (manifest := Manifest.receive(channel)).tensors:
+        yield from received(manifest, channel)

@@ -87,7 +87,7 @@ def memory(
     if reward is not None:
         common["reward model"] = reward.at_rest
     copy, rollout = weights_copy(config, actor), config.actor_rollout_ref.rollout
-    sleeps = rollout.name == "vllm" and rollout.free_cache_engine  # its weights are on the host while training
+    sleeps = rollout.holds_copy and rollout.free_cache_engine  # its weights are on the host while training
     if not sleeps:
         common |= copy
     critic_rest = {"critic at rest": sum(at_rest(critic).values())} if critic is not None else {}
@@ -121,7 +121,7 @@ def memory(
 def weights_copy(config: Config, actor: ModelPlan) -> Parts:
     """Of a rollout engine that does not generate with the actor's own weights: native and hf do in one process."""
     rollout = config.actor_rollout_ref.rollout
-    if not actor.sharded and rollout.name != "vllm":
+    if not actor.sharded and not rollout.holds_copy:
         return {}
     return {"rollout engine's weights": actor.number_bytes * actor.parameters / rollout.tensor_model_parallel_size}
 
@@ -133,7 +133,7 @@ def key_value_cache(config: Config, sizes: Batches, actor: ModelPlan, gpu_bytes:
     running = min(rollout.max_num_seqs or default_sequences(rollout.name, "cuda"), sizes.samples_per_engine)
     wanted = wanted_cache_tokens(running, sizes.prompts_per_engine, sizes.prompt_tokens, sizes.answer_tokens)
     share = rollout.gpu_memory_utilization
-    if rollout.name == "vllm":  # its weights are part of the share
+    if rollout.holds_copy:  # its weights are part of the share
         share = max(0.0, share - sum(weights_copy(config, actor).values()) / gpu_bytes)
     room = cache_capacity(
         token_bytes,

@@ -86,6 +86,10 @@ class Rollout(Protocol):
 
     def wake(self) -> None: ...
 
+    def close(self) -> None:
+        """End what the engine has started. It is not used afterwards."""
+        return
+
     def max_unfinished(self) -> int | None:
         """Requests to send to this engine before it has finished some. None: all of a step, when a step begins."""
         return None

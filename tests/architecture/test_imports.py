@@ -35,6 +35,7 @@ ENGINE_PARTS = tuple(
     f"rloom.engines.{name}"
     for name in ("base", "limits", "micro_batches", "optim", "storage", "distributed", "broadcast", "ulysses")
 )  # of any engine
+WEIGHT_CHANNELS = tuple(f"rloom.engines.{name}" for name in ("distributed", "shared_tensors", "weight_sync"))
 LIMITS = (
     "rloom.models.context",
     "rloom.models.limits",
@@ -84,6 +85,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.rollout.base",
         "rloom.rollout.limits",
         "rloom.models",
+        *WEIGHT_CHANNELS,
+        *NOUNS,
+    ),
+    "rloom.rollout.servers": (
+        "rloom",
+        "rloom.rollout.servers",
+        "rloom.rollout.base",
+        "rloom.models",
+        *WEIGHT_CHANNELS,
         *NOUNS,
     ),
     **{
@@ -131,7 +141,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("rloom.models.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
-    "httpx": ("rloom.rewards.remote_http", "rloom.rewards.judge.providers"),
+    "httpx": ("rloom.rewards.remote_http", "rloom.rewards.judge.providers", "rloom.rollout.servers.http"),
     "pyarrow": ("rloom.data",),
     "datasets": ("rloom.data.prepare",),
     "math_verify": ("rloom.rewards.rules",),
@@ -154,6 +164,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ray": ("rloom.runtime.ray",),
     "vllm": ("rloom.rollout.vllm",),
     "sglang": (),
+    "tensorrt_llm": (),
     "megatron": (),
 }
 

@@ -108,7 +108,10 @@ def test_the_composing_librarys_own_names_are_no_keys(name: str) -> None:
         ("data.max_prompt_length=0", ("data.max_prompt_length=0", "greater than or equal to 1", "by default 512")),
         ("algorithm.gamma=1.5", ("algorithm.gamma=1.5", "less than or equal to 1")),
         (f"{ROLLOUT}.temperature=0", (f"{ROLLOUT}.temperature=0", "greater than 0")),
-        (f"{ROLLOUT}.name=nativ", (f"{ROLLOUT}.name='nativ'", "it takes native|hf|vllm, by default native")),
+        (
+            f"{ROLLOUT}.name=nativ",
+            (f"{ROLLOUT}.name='nativ'", "it takes native|hf|vllm|sglang|trtllm, by default native"),
+        ),
         (f"{ACTOR}.optim.lr=inf", (f"{ACTOR}.optim.lr=inf", "finite number")),
         (f"{ACTOR}.entropy_coeff=nan", (f"{ACTOR}.entropy_coeff=nan", "finite number")),
         (f"{ACTOR}.optim.betas=[0.9,1.0]", (f"{ACTOR}.optim.betas=1.0", "less than 1", "by default [0.9, 0.999]")),
@@ -286,7 +289,10 @@ SEVERAL = "trainer.n_gpus_per_node=4"
     [
         (["trainer.nnodes=2"], "trainer.nnodes=2 needs trainer.master_addr"),
         (["trainer.node_rank=1"], "trainer.node_rank=1: with trainer.nnodes=1 machines are numbered 0 to 0"),
-        ([SEVERAL, f"{ROLLOUT}.tensor_model_parallel_size=2"], "the native engine holds a whole model in each worker"),
+        (
+            [SEVERAL, f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.name=native"],
+            "the native engine holds a whole model in each worker",
+        ),
         ([SEVERAL, f"{ACTOR}.fsdp_config.fsdp_size=3"], f"{ACTOR}.fsdp_config.fsdp_size=3 does not divide 4 workers"),
         ([f"{ACTOR}.fsdp_config.fsdp_size=2"], "fsdp_size=2 does not divide 1 worker; use 1, or -1"),
         (["trainer.pools.rollout=1"], "trainer.pools: one worker holds every role"),

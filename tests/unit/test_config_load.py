@@ -158,8 +158,6 @@ def test_keys_of_later_versions_say_so_and_their_idle_values_pass() -> None:
         "critic.megatron_config.tensor_model_parallel_size=4": "the Megatron engine is not in this version",
         "actor_rollout_ref.actor.strategy=megatron": "strategy=megatron: the Megatron engine is not in this version",
         "critic.strategy=megatron": "critic.strategy=megatron: the Megatron engine is not in this version.*fsdp",
-        "actor_rollout_ref.rollout.name=sglang": "name=sglang: the SGLang engine is not in this version",
-        "actor_rollout_ref.rollout.name=trtllm": "name=trtllm: the TensorRT-LLM engine is not in this version",
     }.items():
         with pytest.raises(ConfigError, match=what):
             load_config([key])

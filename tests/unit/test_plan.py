@@ -136,7 +136,7 @@ def test_faults_are_those_of_training_and_all_are_heard_at_once() -> None:
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=4", "tensor parallelism is not in this version"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "=3 does not divide 8, the number of workers"),
         ("trainer.pools.rollout=8", "0 are left for the actor"),
         ("trainer.nnodes=2", "trainer.nnodes=2 needs trainer.master_addr"),
         ("algorithm.rollout_correction.rollout_rs=token", "rollout_rs=token needs"),

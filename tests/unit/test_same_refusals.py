@@ -16,7 +16,7 @@ BAD = {
     "a machine without an address": ["trainer.nnodes=2"],
     "a loss": ["actor_rollout_ref.actor.policy_loss.loss_mode=x"],
     "a key without effect": ["actor_rollout_ref.actor.kl_loss_coef=0.1"],
-    "an engine": ["actor_rollout_ref.rollout.name=sglang"],
+    "an engine": ["actor_rollout_ref.rollout.name=trtllm"],
     "rejection without a bound": ["algorithm.rollout_correction.rollout_rs=token"],
 }
 

@@ -30,6 +30,9 @@ CODE: list[tuple[str, Any]] = [
     ("reward_model.remote.urls", ["http://a:1/x", "https://b/y"]),
     ("reward_model.remote.token_env", "SECRET"),
     (ENGINE, {"custom_generate": "some/folder", "trust_remote_code": True}),
+    ("actor_rollout_ref.rollout.server.command", "serve {model} --port {port}"),
+    ("actor_rollout_ref.rollout.server.urls", ["http://a:1", "http://b:2"]),
+    ("actor_rollout_ref.rollout.server.key_env", "SECRET"),
 ]
 
 

@@ -59,3 +59,13 @@ def test_an_unknown_engine_argument_ends_the_run_before_a_model_is_read(
 ) -> None:
     assert command(tmp_path, 1, VLLM, "+actor_rollout_ref.rollout.engine_kwargs.no_such=1") != 0
     assert "engine_kwargs.no_such=1: vLLM's EngineArgs has no such argument" in capsys.readouterr().err
+
+
+def test_a_run_with_a_server_equals_one_with_the_engine_in_process(tmp_path: Path) -> None:
+    server = "actor_rollout_ref.rollout.server.count=1"
+    train(tmp_path / "server", 2, VLLM, "algorithm.adv_estimator=grpo", server)
+    train(tmp_path / "process", 2, VLLM, "algorithm.adv_estimator=grpo")
+    gaps = [record["training/rollout_probs_diff_mean"] for record in records(tmp_path / "server")]
+    assert len(gaps) == 2 and max(gaps) < 1e-4
+    scores = [[record["critic/score/mean"] for record in records(tmp_path / name)] for name in ("server", "process")]
+    assert scores[0] == scores[1]  # the same answers to the same seeds

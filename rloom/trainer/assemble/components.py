@@ -39,6 +39,7 @@ from rloom.trainer.assemble.models import (
 )
 from rloom.trainer.assemble.reward_model import check_reward_model
 from rloom.trainer.assemble.rewards import in_process_model, open_queues, reward_mix
+from rloom.trainer.assemble.servers import visible_gpus
 from rloom.trainer.assemble.worker import ModelFiles
 from rloom.trainer.assemble.worker_groups import WorkerGroups, in_this_process
 from rloom.trainer.evaluate import Evaluator
@@ -134,7 +135,11 @@ def open_components(
 def open_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
     """`logs`: the folder for the output of workers in other processes."""
     if not config.uses_ray:
-        yield in_this_process(config, layout)
+        groups = in_this_process(config, layout)
+        try:
+            yield groups
+        finally:
+            groups.rollout.call("close")
         return
     from rloom.trainer.assemble.ray_workers import ray_workers  # Ray is an extra
 
@@ -157,12 +162,15 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
         network = policy_network(config)
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
-        rollout = rollout_engine(config, network, engine, tokenizer)
+        rollout = rollout_engine(config, network, engine, tokenizer, visible_gpus())
         if rollout_has_own_model(config):
             rollout.load_weights(engine.weights(), version=0)
         reward = reward_mix(config, queues, model=in_process_model(config))
         sampler = answer_sampler(config, LocalGroup([rollout]), LocalGroup([]), tokenizer, reward)
-        yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
+        try:
+            yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
+        finally:
+            rollout.close()
 
 
 def answer_sampler(

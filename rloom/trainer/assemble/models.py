@@ -1,7 +1,7 @@
 """The models of a run, and the training and rollout engines that hold them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from rloom.rollout.limits import default_sequences
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.vllm.environment import check_installed, set_environment
 from rloom.trainer.assemble.inputs import critic_source, policy_source
+from rloom.trainer.assemble.servers import check_servers, server_rollout
 
 if TYPE_CHECKING:
     from rloom.rollout.vllm.arguments import VllmSettings
@@ -264,17 +265,36 @@ def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":
         eager=rollout.enforce_eager,
         temperature=rollout.temperature,
         lora_rank=lora_rank,
-        tensor_parallel=rollout.tensor_model_parallel_size,
+        tensor_parallel=rollout.workers_per_engine,
         engine_kwargs=rollout.engine_kwargs,
     )
+
+
+def servers(
+    config: Config,
+    network: PolicyNetwork,
+    actor: Engine | None,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    gpus: Sequence[str],
+) -> Rollout:
+    where, rollout = placement(config, config.actor_rollout_ref.actor.fsdp_config), config.actor_rollout_ref.rollout
+    arguments: dict[str, Any] = {}
+    if rollout.name == "vllm" and rollout.starts_servers:
+        from rloom.rollout.vllm.arguments import engine_arguments
+
+        arguments = engine_arguments(vllm_settings(config, None))
+    return server_rollout(config, network, actor, where.device, where.dtype, gpus, arguments)
 
 
 @dataclass(frozen=True)
 class RolloutBackend:
     build: Callable[..., Rollout]
     own_model: bool = False  # it reads the model itself and gets every update by load_weights
+    one_client: bool = False  # only the first worker has it: the model is in processes of its own
 
 
+SERVERS = RolloutBackend(servers, own_model=True, one_client=True)
 ROLLOUTS = {
     "native": RolloutBackend(native_rollout),
     "hf": RolloutBackend(hf_rollout),
@@ -282,20 +302,35 @@ ROLLOUTS = {
 }
 
 
+def rollout_backend(config: Config) -> RolloutBackend:
+    rollout = config.actor_rollout_ref.rollout
+    return SERVERS if rollout.uses_servers else ROLLOUTS[rollout.name]
+
+
 def rollout_engine(
-    config: Config, network: PolicyNetwork, owner: WeightOwner | None, tokenizer: PreTrainedTokenizerBase
+    config: Config,
+    network: PolicyNetwork,
+    owner: WeightOwner | None,
+    tokenizer: PreTrainedTokenizerBase,
+    gpus: Sequence[str] = (),
 ) -> Rollout:
-    """`owner` of the network's weights: None for an engine with a model of its own."""
-    return ROLLOUTS[config.actor_rollout_ref.rollout.name].build(config, network, owner, tokenizer)
+    """`owner` of all the network's weights, if this process has them. `gpus`: where servers can be started."""
+    backend = rollout_backend(config)
+    places = {"gpus": gpus} if backend.one_client else {}
+    return backend.build(config, network, owner, tokenizer, **places)
 
 
 def rollout_has_own_model(config: Config) -> bool:
-    return ROLLOUTS[config.actor_rollout_ref.rollout.name].own_model
+    return rollout_backend(config).own_model
 
 
 def check_rollout(config: Config) -> None:
     """On the machine that generates, before weights are read."""
-    if config.actor_rollout_ref.rollout.name == "vllm":
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.uses_servers:
+        where = placement(config, config.actor_rollout_ref.actor.fsdp_config)
+        check_servers(config, where.device, where.dtype)
+    if rollout.name == "vllm" and rollout.starts_servers is not False:
         check_installed()
         set_environment()
         from rloom.rollout.vllm.arguments import check_model
@@ -310,7 +345,8 @@ def check_policy_family(config: Config) -> None:
     check_folder(source)
     family = family_of(source)
     family.layout(packed=config.actor_rollout_ref.model.use_remove_padding)
-    FAMILY_CHECKS[config.actor_rollout_ref.rollout.name](family)
+    if not config.actor_rollout_ref.rollout.uses_servers:  # servers have models of their own, perhaps elsewhere
+        FAMILY_CHECKS[config.actor_rollout_ref.rollout.name](family)
 
 
 FAMILY_CHECKS: dict[str, Callable[[Family], object]] = {

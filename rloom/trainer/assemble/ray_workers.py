@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,13 @@ from rloom.runtime.nodes import head_node, no_ray, wait_until
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
 from rloom.runtime.process_stats import Machine
 from rloom.runtime.secret import OTHER_WAY
-from rloom.trainer.assemble.models import has_reference_model, needs_critic, rollout_has_own_model, sequence_ranks
+from rloom.trainer.assemble.models import (
+    has_reference_model,
+    needs_critic,
+    rollout_backend,
+    rollout_has_own_model,
+    sequence_ranks,
+)
 from rloom.trainer.assemble.reward_model import has_reward_model
 from rloom.trainer.assemble.rewards import queue_of, spread_source
 from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
@@ -166,7 +173,11 @@ def build(
     section = config.actor_rollout_ref.actor
     return WorkerGroups(
         policy=trained(ACTOR, section),
-        rollout=group(ROLLOUT, rollout, config.actor_rollout_ref.rollout.tensor_model_parallel_size),
+        rollout=group(
+            ROLLOUT,
+            replace(rollout, size=1) if rollout_backend(config).one_client else rollout,
+            config.actor_rollout_ref.rollout.workers_per_engine,
+        ),
         weight_sync=cluster.RayGroup(syncing, WEIGHT_SYNC),
         files=group(FILES, actor)
         if rollout_has_own_model(config)

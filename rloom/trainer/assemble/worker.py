@@ -33,11 +33,13 @@ from rloom.trainer.assemble.models import (
     policy_engine,
     policy_network,
     reference_engine,
+    rollout_backend,
     rollout_engine,
     rollout_has_own_model,
 )
 from rloom.trainer.assemble.probe import check_agreement
 from rloom.trainer.assemble.reward_model import has_reward_model, reward_scorer
+from rloom.trainer.assemble.servers import visible_gpus
 
 log = logging.getLogger(__name__)
 WEIGHT_SYNC, FILES = "weight_sync", "files"
@@ -66,7 +68,7 @@ class Worker:
         tokenizer = load_tokenizer(policy_source(config))  # first: fails at once if this machine has no such model
         if ROLLOUT in pool.roles:
             check_rollout(config)
-        divides_engine = ROLLOUT in pool.roles and config.actor_rollout_ref.rollout.tensor_model_parallel_size > 1
+        divides_engine = ROLLOUT in pool.roles and config.actor_rollout_ref.rollout.workers_per_engine > 1
         if pool.size > 1 and (learns or divides_engine):
             join(self.slot.rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
         empty = self.slot.rank > 0  # rank 0 reads the model and broadcasts its weights
@@ -113,15 +115,19 @@ class Worker:
                 if self.slot.alone
                 else GatheredFiles(network, tokenizer, self.roles[ACTOR], writes=self.slot.rank == 0)
             )
-        if ROLLOUT in self.slot.pool.roles:
+        one_client = rollout_backend(self.config).one_client
+        gpus = visible_gpus(alone=self.slot.alone) if one_client else ()
+        if ROLLOUT in self.slot.pool.roles and (self.slot.rank == 0 or not one_client):
             described = network or policy_network(self.config, empty=True)  # for the configuration of its adapter
-            self.roles[ROLLOUT] = rollout_engine(self.config, described, None, tokenizer)
+            owner = self.roles.get(ACTOR) if self.slot.alone else None
+            self.roles[ROLLOUT] = rollout_engine(self.config, described, owner, tokenizer, gpus)
 
     def start_own_rollout(self) -> None:
         """Send the actor's weights, and compare what both compute where they are on one worker."""
         if WEIGHT_SYNC in self.roles:
             self.roles[WEIGHT_SYNC].sync(0)
-        if ACTOR in self.roles and ROLLOUT in self.roles:
+        everywhere = self.slot.alone or not rollout_backend(self.config).one_client  # all ranks score together
+        if ACTOR in self.roles and ROLLOUT in self.roles and everywhere:
             section = self.config.actor_rollout_ref.rollout
             longest = self.config.data.max_prompt_length + self.config.data.max_response_length
             check_agreement(self.roles[ROLLOUT], self.roles[ACTOR], section.name, longest, section.temperature)

@@ -1,0 +1,282 @@
+"""A rollout engine whose requests are computed by servers."""
+
+import asyncio
+import queue
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from rloom.errors import ModelError
+from rloom.rollout.base import Completion, Request, Rollout
+from rloom.rollout.servers.http import EventLoop, Http, Refused, Unreachable
+from rloom.rollout.servers.launch import ServerProcess
+from rloom.rollout.servers.watch import KEY, Server, WatchedServers, WatchSettings
+from rloom.rollout.servers.wire import CACHE, WEIGHTS, Bucket, Call, TransferSettings, Wire, WireError
+
+Weights = Iterator[tuple[str, Tensor]]
+MOMENT_S = 0.05  # that poll waits for the first completion
+BUCKET_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """A server of the user's, or one that rloom starts."""
+
+    url: str
+    process: ServerProcess | None
+    transfer: TransferSettings
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    watch: WatchSettings
+    request_timeout_s: float
+    releases_memory: bool  # while training
+    key: str | None = None  # of the servers' HTTP routes
+    bucket_bytes: int = BUCKET_BYTES
+
+
+class ServerRollout(Rollout):
+    def __init__(
+        self,
+        specs: Sequence[ServerSpec],
+        wire: Wire,
+        settings: ClientSettings,
+        convert: Callable[[Weights], Weights],  # to the names and shapes of a checkpoint
+        source: Callable[[], Weights] | None = None,  # the actor's current weights, where this process has them all
+    ) -> None:
+        self.wire, self.settings, self.convert, self.source = wire, settings, convert, source
+        self.transfers = {spec.url: spec.transfer for spec in specs}
+        self.loop = EventLoop()
+        self.http = Http(wire, settings.key, settings.request_timeout_s)
+        servers = [Server(spec.url, spec.process) for spec in specs]
+        self.watched = WatchedServers(servers, self.http, settings.watch, resends=source is not None)
+        self.run_name, self.ids = uuid.uuid4().hex[:8], count()
+        self.tasks: dict[int, Future[None]] = {}  # unfinished requests
+        self.server_of: dict[int, Server] = {}  # requests that are being generated
+        self.done: queue.SimpleQueue[tuple[int, Completion | Exception]] = queue.SimpleQueue()
+        self._finalizer = weakref.finalize(self, close, self.loop, self.watched, self.http)
+        self.loop.run(self.watched.start())
+
+    def submit(self, request: Request) -> int:
+        number = next(self.ids)
+        self.tasks[number] = self.loop.start(self.complete(number, request))
+        return number
+
+    async def complete(self, number: int, request: Request) -> None:
+        """Until one server has finished it. After a failure the next server begins anew."""
+        try:
+            while (completion := await self.attempt(number, request)) is None:
+                pass
+            self.done.put((number, completion))
+        except Exception as error:
+            self.done.put((number, error))
+
+    async def attempt(self, number: int, request: Request) -> Completion | None:
+        server, name = await self.watched.acquire(request.tokens), self.name_of(number)
+        self.server_of[number] = server
+        try:
+            version = server.version
+            assert version is not None
+            answer = self.wire.answer(await self.watched.send(server, self.wire.generate(request, name)))
+        except Unreachable as failure:
+            self.watched.failed(server, str(failure))
+            return None
+        except (Refused, WireError) as failure:
+            if isinstance(failure, Refused) and not failure.is_fault_of_the_request:
+                self.watched.failed(server, str(failure))
+                return None
+            raise ModelError(
+                f"the server {server.url} {failure}. The request would fail on others, too: check that the server "
+                "serves actor_rollout_ref.model.path with the arguments of docs/servers.md"
+            ) from failure
+        finally:
+            self.watched.release(server, request.tokens)
+            del self.server_of[number]
+        if answer.version is not None and answer.version != str(version):
+            self.watched.failed(server, f"generated with weights {answer.version} in place of {version}")
+            return None
+        if answer.aborted:
+            return None
+        return Completion(
+            number,
+            torch.tensor(answer.tokens, dtype=torch.long),
+            torch.tensor(answer.logprobs, dtype=torch.float32),
+            answer.finished,
+            version,
+        )
+
+    def name_of(self, number: int) -> str:
+        return f"rloom-{self.run_name}-{number}"
+
+    def poll(self) -> list[Completion]:
+        if not self.tasks:
+            return []
+        self.send_again()
+        completions = []
+        for number, result in self.drain():
+            if number not in self.tasks:  # cancelled
+                continue
+            if isinstance(result, Exception):
+                self.abort()
+                raise result
+            del self.tasks[number]
+            completions.append(result)
+        return completions
+
+    def drain(self) -> list[tuple[int, Completion | Exception]]:
+        try:
+            found = [self.done.get(timeout=MOMENT_S)]
+        except queue.Empty:
+            return []
+        while not self.done.empty():
+            found.append(self.done.get())
+        return found
+
+    def cancel(self, request: int) -> None:
+        if request in self.tasks:
+            self.loop.run(self.cancel_all([request]))
+
+    def abort(self) -> None:
+        """After an error: no request is left."""
+        self.loop.run(self.cancel_all(list(self.tasks)))
+
+    async def cancel_all(self, numbers: Sequence[int]) -> None:
+        """Close the connections, at which servers abort the requests; SGLang is sent their names, too."""
+        named = [(number, self.server_of[number]) for number in numbers if number in self.server_of]
+        for number in numbers:
+            self.tasks.pop(number).cancel()
+        calls = [(server, self.wire.abort(self.name_of(number))) for number, server in named if server.is_up]
+        await asyncio.gather(*(self.try_call(server, call) for server, call in calls if call is not None))
+
+    def load_weights(self, weights: Weights, version: int) -> None:
+        """The next token is computed with them. A server that fails meanwhile gets them when it is back."""
+        assert not self.tasks
+        self.watched.version = version
+        self.send(weights, [server for server in self.watched.servers if server.is_up], version)
+        if self.source is None and not any(map(self.watched.is_usable, self.watched.servers)):
+            self.watched.check_recoverable()
+
+    def send_again(self) -> None:
+        """To servers that came back while requests wait or are generated elsewhere."""
+        stale = self.watched.stale()
+        if stale and self.source is not None:
+            assert self.watched.version is not None
+            self.send(self.source(), stale, self.watched.version)
+
+    @torch.no_grad()
+    def send(self, weights: Weights, servers: Sequence[Server], version: int) -> None:
+        """Bucket by bucket, to all servers at the same time: the trainer never holds a second model."""
+        with ThreadPoolExecutor(max(1, len(servers)), "weights") as threads:
+            receiving = [server for server in servers if self.resume(server, WEIGHTS)]
+            for bucket in buckets(self.convert(weights), self.settings.bucket_bytes):
+                receiving = each(threads, receiving, partial(self.send_bucket, bucket, version))
+            receiving = each(threads, receiving, partial(self.finish, version))
+        for server in receiving:
+            server.version = version
+        self.loop.loop.call_soon_threadsafe(self.watched.notify)
+
+    def send_bucket(self, bucket: Bucket, version: int, server: Server) -> bool:
+        transfer = self.transfers[server.url]
+        if server.sender is None:
+            server.sender = self.wire.sender(ServerLink(self.loop, self.http, server.url), transfer)
+        sender, tensors = server.sender, [(name, tensor.to(transfer.device).contiguous()) for name, tensor in bucket]
+        return self.guarded(server, lambda: sender.send(tensors, version))
+
+    def finish(self, version: int, server: Server) -> bool:
+        sender = server.sender
+        assert sender is not None
+        return self.guarded(server, lambda: sender.finish(version))
+
+    def guarded(self, server: Server, work: Callable[[], None]) -> bool:
+        """Whether it succeeded. A server that does not accept the weights ends the run; one that fails does not."""
+        try:
+            work()
+        except (WireError, Refused) as error:
+            raise ModelError(
+                f"the server {server.url} {error}. {KEY}.weight_transfer sets how weights are sent; docs/servers.md "
+                "has the arguments that a server needs"
+            ) from error
+        except (Unreachable, RuntimeError) as error:  # RuntimeError: from the process group
+            self.loop.run(self.fail(server, f"did not take the weights ({error})"))
+            return False
+        return True
+
+    async def fail(self, server: Server, reason: str) -> None:
+        self.watched.failed(server, reason)
+
+    def sleep(self) -> None:
+        if self.settings.releases_memory:
+            for server in self.watched.servers:
+                if server.is_up and not server.asleep and self.loop.run(self.try_call(server, self.wire.release())):
+                    server.asleep = {WEIGHTS, CACHE}
+
+    def wake(self) -> None:
+        for server in self.watched.servers:
+            self.resume(server, WEIGHTS)
+            self.resume(server, CACHE)
+
+    def resume(self, server: Server, part: str) -> bool:
+        """Whether the server is up."""
+        if part in server.asleep:
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()  # what training has freed is still held by torch's allocator
+            if self.loop.run(self.try_call(server, self.wire.resume(part))):
+                server.asleep.discard(part)
+        return server.is_up
+
+    async def try_call(self, server: Server, call: Call) -> bool:
+        try:
+            await self.http.send(server.url, call)
+        except (Unreachable, Refused) as failure:
+            self.watched.failed(server, str(failure))
+            return False
+        return True
+
+    def close(self) -> None:
+        self.abort()
+        self._finalizer()
+
+
+@dataclass(frozen=True)
+class ServerLink:
+    loop: EventLoop
+    http: Http
+    url: str
+
+    def start(self, call: Call) -> "Future[bytes]":
+        return self.loop.start(self.http.send(self.url, call))
+
+
+def close(loop: EventLoop, watched: WatchedServers, http: Http) -> None:
+    loop.run(watched.close())
+    loop.run(http.close())
+    for server in watched.servers:
+        if server.process is not None:
+            server.process.stop()
+    loop.close()
+
+
+def each(threads: ThreadPoolExecutor, servers: Sequence[Server], work: Callable[[Server], bool]) -> list[Server]:
+    """The servers for which it succeeded."""
+    return [server for server, ok in zip(servers, threads.map(work, servers), strict=True) if ok]
+
+
+def buckets(weights: Weights, limit_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    bucket: list[tuple[str, Tensor]] = []
+    held = 0
+    for name, tensor in weights:
+        bucket.append((name, tensor))
+        held += tensor.nbytes
+        if held >= limit_bytes:
+            yield bucket
+            bucket, held = [], 0
+    if bucket:
+        yield bucket

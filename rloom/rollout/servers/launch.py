@@ -1,0 +1,93 @@
+"""The process of a server that rloom starts: its command, port, log file and end."""
+
+import atexit
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import rloom
+
+STOP_S = 20.0  # for a server to end after SIGTERM
+TAIL_LINES = 15
+HOST = "127.0.0.1"
+PORT, MODEL = "{port}", "{model}"  # in a command of the user's
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a server is started, again and again if need be."""
+
+    command: Sequence[str]  # with PORT where the port belongs
+    environment: Mapping[str, str]  # beside that of this process
+    log_file: Path
+
+
+class ServerProcess:
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.port = launch, free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.stop)
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def start(self) -> None:
+        """In the main thread or one that lives as long: the server ends with the thread that started it."""
+        command = [word.replace(PORT, str(self.port)) for word in self.launch.command]
+        guard = [sys.executable, "-m", "rloom.rollout.servers.child", str(os.getpid())]
+        folder = str(Path(rloom.__file__).parents[1])
+        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        self.launch.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.launch.log_file.open("ab") as log:
+            log.write(f"\n$ {shlex.join(command)}\n".encode())
+            log.flush()
+            self.process = subprocess.Popen(
+                [*guard, *command],
+                env={**os.environ, "PYTHONPATH": path, **self.launch.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return None if self.process is None else self.process.poll()
+
+    def stop(self) -> None:
+        """The server and its own processes."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        with suppress(ProcessLookupError):  # what is left of its group
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def log_tail(self) -> str:
+        lines = self.launch.log_file.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-TAIL_LINES:])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def own_command(command: str, model: str) -> list[str]:
+    """The command of the user, word by word."""
+    return [word.replace(MODEL, model) for word in shlex.split(command)]

@@ -1,0 +1,90 @@
+"""TensorRT-LLM's OpenAIServer: /v1/completions and its RL routes /release_memory, /resume_memory, /update_weights.
+
+Its PyTorch backend returns log-probs of the raw logits (LogprobMode.RAW), before the temperature: they are the
+trainer's at temperature 1. A request has no field for another mode.
+"""
+
+import base64
+import hashlib
+import hmac
+from typing import Any
+
+from rloom.engines.shared_tensors import dumps, gpu_uuid, reduced
+from rloom.rollout.base import Request
+from rloom.rollout.servers.wire import (
+    CACHE,
+    WEIGHTS,
+    Answer,
+    Bucket,
+    Call,
+    Link,
+    Sender,
+    TransferSettings,
+    completion_answer,
+)
+
+AUTHENTICATION = "x-trtllm-rl-control-auth"
+TAGS = {WEIGHTS: ["model", "model_weights"], CACHE: ["kv_cache"]}  # of its ExecutorMemoryType
+ANY_DEVICE = "cpu"  # in place of a GPU's UUID, where there is none
+
+
+class TrtllmWire:
+    def generate(self, request: Request, name: str) -> Call:
+        sampling = request.sampling
+        body: dict[str, Any] = {
+            "model": "policy",  # required, and not compared
+            "prompt": list(request.tokens),
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": max(sampling.top_k, 0),  # 0: the whole vocabulary
+            "seed": request.seed,
+            "stop_token_ids": [] if sampling.ignore_eos else list(sampling.stop_ids),
+            "include_stop_str_in_output": True,  # otherwise the stop token is cut off
+            "ignore_eos": True,  # the model's own: only the stop tokens of the request stop
+            "logprobs": 1,  # 0 is none
+            "detokenize": False,  # token ids in place of a text
+        }
+        return Call("/v1/completions", body)
+
+    def answer(self, body: bytes) -> Answer:
+        return completion_answer(body)
+
+    def abort(self, name: str) -> Call | None:
+        return None
+
+    def release(self) -> Call:
+        return Call("/release_memory", {"tags": [*TAGS[CACHE], *TAGS[WEIGHTS]]})
+
+    def resume(self, part: str) -> Call:
+        return Call("/resume_memory", {"tags": TAGS[part]})
+
+    def headers(self, key: str | None, body: bytes) -> dict[str, str]:
+        if key is None:
+            return {}
+        return {AUTHENTICATION: f"sha256={hmac.new(key.encode(), body, hashlib.sha256).hexdigest()}"}
+
+    def sender(self, link: Link, settings: TransferSettings) -> Sender:
+        return HandleSender(link, settings)
+
+
+class HandleSender:
+    """By CUDA IPC handles, by the GPU's UUID; a request without handles ends the update and drops cached keys."""
+
+    def __init__(self, link: Link, settings: TransferSettings) -> None:
+        self.link = link
+        self.device = gpu_uuid(settings.device) if settings.device.type == "cuda" else ANY_DEVICE
+
+    def send(self, bucket: Bucket, version: int) -> None:
+        handles = dumps([(name, reduced(tensor)) for name, tensor in bucket])
+        self.link.start(update_weights({self.device: base64.b64encode(handles).decode()})).result()
+
+    def finish(self, version: int) -> None:
+        self.link.start(update_weights(None)).result()
+
+    def close(self) -> None:
+        pass
+
+
+def update_weights(handles: dict[str, str] | None) -> Call:
+    return Call("/update_weights", {"weights": handles})

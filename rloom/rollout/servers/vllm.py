@@ -1,0 +1,134 @@
+"""vLLM's server, as in 0.32 with VLLM_SERVER_DEV_MODE=1 and rloom's worker extension (rollout/vllm/server_worker.py).
+
+The extension divides the logits by the trainer's temperature, so that vLLM's raw log-probs are the trainer's, and reads
+new weights from a process group with the trainer.
+"""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from rloom.engines.distributed import NamedGroup
+from rloom.engines.shared_tensors import SharedChannel
+from rloom.engines.weight_sync import send_bucket
+from rloom.rollout.base import Request
+from rloom.rollout.servers.rendezvous import ServerRendezvous, backend_for, run_beside
+from rloom.rollout.servers.wire import (
+    SHARED,
+    Answer,
+    Bucket,
+    Call,
+    Link,
+    Sender,
+    TransferSettings,
+    WireError,
+    bearer,
+    completion_answer,
+    parsed,
+)
+
+EXTENSION = "rloom.rollout.vllm.server_worker.ServerWorker"
+
+
+@dataclass(frozen=True)
+class VllmWire:
+    temperature: float = 1.0  # of the trainer's log-probs
+
+    def generate(self, request: Request, name: str) -> Call:
+        sampling = request.sampling
+        body: dict[str, Any] = {
+            "request_id": name,
+            "prompt": list(request.tokens),
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature / self.temperature,  # the logits are divided by the latter already
+            "top_p": sampling.top_p,
+            "top_k": max(sampling.top_k, 0),
+            "repetition_penalty": 1.0,  # not that of the model's generation settings
+            "seed": request.seed,
+            "stop_token_ids": [] if sampling.ignore_eos else list(sampling.stop_ids),
+            "ignore_eos": True,  # the model's own: only the stop tokens of the request stop
+            "logprobs": 0,  # of the sampled token alone
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        return Call("/v1/completions", body)
+
+    def answer(self, body: bytes) -> Answer:
+        return completion_answer(body)
+
+    def abort(self, name: str) -> Call | None:
+        return None
+
+    def release(self) -> Call:
+        return Call(f"/sleep?{urlencode({'level': 1})}", {})
+
+    def resume(self, part: str) -> Call:
+        return Call(f"/wake_up?{urlencode({'tags': part})}", {})
+
+    def headers(self, key: str | None, body: bytes) -> dict[str, str]:
+        return bearer(key)
+
+    def sender(self, link: Link, settings: TransferSettings) -> Sender:
+        return StreamSender(link, settings, self.temperature)
+
+
+class StreamSender:
+    """One call of the extension reads all buckets of an update, as they come over the process group."""
+
+    def __init__(self, link: Link, settings: TransferSettings, temperature: float) -> None:
+        self.link, self.settings, self.temperature = link, settings, temperature
+        self.channel: NamedGroup | SharedChannel | None = None
+        self.update: Future[bytes] | None = None
+
+    def join(self) -> NamedGroup | SharedChannel:
+        where, settings = ServerRendezvous.for_server(self.link.url), self.settings
+        shared = settings.kind == SHARED
+        backend = "gloo" if shared else backend_for(settings.device)
+        answer = self.link.start(join_group(where, settings.server_ranks, backend, shared, self.temperature))
+        group = where.join(
+            answer, settings.server_ranks, backend=backend, device=settings.device, timeout_s=settings.timeout_s
+        )
+        answer.result()
+        return SharedChannel(group, settings.device) if shared else group
+
+    def send(self, bucket: Bucket, version: int) -> None:
+        if self.channel is None:
+            self.channel = self.join()
+        if self.update is None:
+            self.update = self.link.start(rpc("receive_weights"))
+        channel = self.channel
+        run_beside(self.update, lambda: send_bucket(bucket, version, channel))
+
+    def finish(self, version: int) -> None:
+        assert self.channel is not None and self.update is not None
+        channel, update, self.update = self.channel, self.update, None
+        run_beside(update, lambda: send_bucket([], version, channel))
+        refusals = [text for text in parsed(update.result())["results"] if text]
+        if refusals:
+            raise WireError(f"does not take the trainer's weights: {refusals[0]}")
+        if not parsed(self.link.start(RESET).result())["success"]:
+            raise WireError("did not drop its prefix cache after new weights")
+
+    def close(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+
+
+RESET = Call("/reset_prefix_cache", {})
+
+
+def rpc(method: str, **arguments: Any) -> Call:
+    return Call("/collective_rpc", {"method": method, "kwargs": arguments})
+
+
+def join_group(where: ServerRendezvous, server_ranks: int, backend: str, shared: bool, temperature: float) -> Call:
+    return rpc(
+        "join_trainer",
+        name=where.name,
+        address=f"{where.host}:{where.port}",
+        ranks=1 + server_ranks,
+        backend=backend,
+        shared=shared,
+        temperature=temperature,
+    )

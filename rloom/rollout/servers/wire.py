@@ -1,0 +1,119 @@
+"""How the server of one engine is called: request bodies, answers and the way weights take. One `Wire` per engine."""
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rloom.rollout.base import Request
+
+WEIGHTS, CACHE = "weights", "kv_cache"  # parts of a server's GPU memory
+COLLECTIVE, SHARED = "collective", "shared"  # ways to send weights
+
+Bucket = Sequence[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request: a POST with this JSON body, or a GET."""
+
+    path: str
+    json: Mapping[str, Any] | None = None
+    is_get: bool = False
+
+    @property
+    def body(self) -> bytes:
+        return b"" if self.json is None else json.dumps(self.json, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server generated for one request."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finished: bool  # ended with a stop token
+    aborted: bool = False  # the server aborted it: it is sent again
+    version: str | None = None  # of the weights, where the server reports it
+
+
+class WireError(Exception):
+    """An answer that is not of the engine's protocol. The message completes "the server ..."."""
+
+
+class Link(Protocol):
+    """One server, as far as weights are concerned."""
+
+    @property
+    def url(self) -> str: ...
+
+    def start(self, call: Call) -> "Future[bytes]":
+        """Send the request and return at once. Raises nothing: the future does."""
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    kind: str  # COLLECTIVE or SHARED
+    device: torch.device  # of the trainer's tensors
+    server_ranks: int  # tensor parallel processes of the server
+    timeout_s: float
+
+
+class Sender(Protocol):
+    """Sends weights to one server. Its methods block, and are called in a thread of the server's own."""
+
+    def send(self, bucket: Bucket, version: int) -> None: ...
+
+    def finish(self, version: int) -> None:
+        """After the last bucket: the next token is computed with these weights, and no cached keys are left."""
+
+    def close(self) -> None: ...
+
+
+HEALTH = Call("/health", is_get=True)  # of all three engines
+
+
+class Wire(Protocol):
+    def generate(self, request: Request, name: str) -> Call:
+        """`name` is unique among the requests of a run."""
+
+    def answer(self, body: bytes) -> Answer: ...
+
+    def abort(self, name: str) -> Call | None:
+        """None: the server aborts a request when its connection is closed."""
+
+    def release(self) -> Call:
+        """Release GPU memory: the cache is dropped, the weights go to the host."""
+
+    def resume(self, part: str) -> Call: ...
+
+    def headers(self, key: str | None, body: bytes) -> dict[str, str]: ...
+
+    def sender(self, link: Link, settings: TransferSettings) -> Sender: ...
+
+
+def parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise WireError(f"sent no JSON: {body[:100]!r}") from error
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def completion_answer(body: bytes) -> Answer:
+    """Of /v1/completions in the form of OpenAI, with token ids: vLLM and TensorRT-LLM."""
+    try:
+        [choice] = parsed(body)["choices"]
+        tokens, logprobs, reason = choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"sent a completion without token_ids, logprobs or finish_reason: {body[:200]!r}") from error
+    if len(tokens) != len(logprobs):
+        raise WireError(f"sent {len(tokens)} tokens and {len(logprobs)} log-probs")
+    return Answer(tokens, logprobs, finished=reason == "stop", aborted=reason not in ("stop", "length"))

@@ -1,0 +1,67 @@
+"""Whole runs with servers: processes that replay SGLang's protocol (tests/fake_servers.py), started by rloom."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import command, records, same, train, weights
+from tests.local_ray import use_local_ray
+
+ROLLOUT = "actor_rollout_ref.rollout"
+GRPO = "algorithm.adv_estimator=grpo"
+
+
+def servers(name: str, *options: str, count: int = 2) -> tuple[str, ...]:
+    start = f"{sys.executable} -m tests.fake_servers {name} --model {{model}} --port {{port}} {' '.join(options)}"
+    return (
+        GRPO,
+        f"{ROLLOUT}.name={name}",
+        f"{ROLLOUT}.server.count={count}",
+        f"{ROLLOUT}.server.command='{start}'",
+        f"{ROLLOUT}.server.health_interval_s=0.2",
+    )
+
+
+@pytest.mark.slow
+def test_servers_killed_in_mid_generation_change_nothing_in_the_weights(tmp_path: Path) -> None:
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    train(calm, 2, *servers("sglang"))
+    # the first process that starts ends at its sixth request: the first is the comparison before the run
+    train(killed, 2, *servers("sglang", "--die_at", "6", "--once", str(tmp_path / "died")))
+    assert (tmp_path / "died").exists()
+    logs = [(killed / "logs" / f"server_{number}.log").read_text() for number in range(2)]
+    assert sorted(log.count("$ ") for log in logs) == [1, 2]  # one was started again
+    assert same(weights(killed, 2), weights(calm, 2))
+    train(tmp_path / "native", 2, GRPO)  # the engine behind these servers
+    assert same(weights(calm, 2), weights(tmp_path / "native", 2))
+    for directory in (calm, killed):
+        assert max(record["training/rollout_probs_diff_mean"] for record in records(directory)) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_run_over_the_protocol_of_tensorrt_llm(tmp_path: Path) -> None:
+    train(tmp_path / "servers", 2, *servers("trtllm", count=1))
+    train(tmp_path / "native", 2, GRPO)
+    assert same(weights(tmp_path / "servers", 2), weights(tmp_path / "native", 2))
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_start_ends_the_run_with_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, 1, *servers("sglang", "--no_such_option", count=1)) != 0
+    message = capsys.readouterr().err
+    assert "ended with exit code 2" in message and "unrecognized arguments: --no_such_option" in message
+
+
+@pytest.mark.slow
+def test_two_workers_that_shard_the_actor_send_its_weights_through_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_local_ray(monkeypatch, cpus=8)
+    train(tmp_path, 2, *servers("sglang", count=1), "trainer.n_gpus_per_node=2", "trainer.start_timeout_s=120")
+    gaps = [record["training/rollout_probs_diff_mean"] for record in records(tmp_path)]
+    assert len(gaps) == 2 and max(gaps) < 1e-4
+    log = (tmp_path / "logs" / "server_0.log").read_text()
+    assert log.count("$ ") == 1  # started by one of the workers

@@ -1,0 +1,402 @@
+"""Servers that replay the documented protocols of SGLang v0.5.18 and TensorRT-LLM, with rloom's own engine behind them.
+
+They refuse fields that the real servers do not have, join process groups as SGLang does (gloo in place of NCCL), open
+handles of shared memory as both do, and apply the weights, so that the next answers show them. In a thread of a test,
+or as a process: `python -m tests.fake_servers sglang --model FOLDER --port 8000`.
+"""
+
+import argparse
+import base64
+import io
+import json
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import CancelledError, Future
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
+from torch.distributed.rendezvous import rendezvous
+
+from rloom.errors import ModelError
+from rloom.rollout.base import Completion, Request, Sampling, copy_weights
+from rloom.rollout.native.engine import NativeRollout
+from tests.helpers import policy
+
+# fields of v0.5.18: srt/managers/io_struct.py (GenerateReqInput, those that a text model has) and
+# srt/sampling/sampling_params.py (SamplingParams)
+GENERATE = {"rid", "text", "input_ids", "sampling_params", "return_logprob", "logprob_start_len"} | {
+    "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "stream", "log_metrics", "lora_path",
+}  # fmt: skip
+SAMPLING = {"max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "n"} | {
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens", "json_schema", "regex", "ebnf",
+    "structural_tag", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim",
+    "stream_interval", "logit_bias", "sampling_seed", "custom_params",
+}  # fmt: skip
+# tensorrt_llm/serve/openai_protocol.py (CompletionRequest), which forbids others
+COMPLETION = {"model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens"} | {
+    "n", "presence_penalty", "seed", "stop", "stream", "stream_options", "suffix", "temperature", "top_p", "user",
+    "top_k", "lora_request", "prompt_ignore_length", "use_beam_search", "top_p_min", "min_p", "repetition_penalty",
+    "length_penalty", "early_stopping", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens",
+    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "return_context_logits",
+    "detokenize", "add_special_tokens", "response_format", "disaggregated_params",
+}  # fmt: skip
+JSON = dict[str, Any]
+
+
+class Refusal(Exception):
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def refuse_unknown(found: JSON, known: set[str]) -> None:
+    unknown = sorted(set(found) - known)
+    if unknown:
+        raise Refusal(f"unknown fields: {unknown}")
+
+
+class Owner:
+    device = torch.device("cpu")
+
+    def on_device(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+class Engine:
+    """rloom's own engine in a thread: requests of many connections are generated together."""
+
+    def __init__(self, folder: Path) -> None:
+        self.network = policy(folder)
+        self.rollout = NativeRollout(
+            self.network, owner=Owner(), max_sequences=64, max_prefill_tokens=1000, memory_share=0.5, free_cache=True
+        )
+        self.lock, self.stopped = threading.Lock(), threading.Event()
+        self.futures: dict[int, Future[Completion]] = {}
+        self.names: dict[str, int] = {}
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.thread.start()
+
+    def work(self) -> None:
+        while not self.stopped.is_set():
+            with self.lock:
+                done = [(self.futures.pop(found.request), found) for found in self.rollout.poll()]
+            for future, found in done:
+                future.set_result(found)
+            time.sleep(0.0 if self.futures else 0.005)
+
+    def generate(self, request: Request, name: str) -> Completion:
+        with self.lock:
+            number = self.names[name] = self.rollout.submit(request)
+            future = self.futures[number] = Future()
+        return future.result(timeout=60)
+
+    def abort(self, name: str) -> None:
+        with self.lock:
+            number = self.names.get(name)
+            if number in self.futures:
+                self.rollout.cancel(number)
+                self.futures.pop(number).cancel()
+
+    def load(self, weights: list[tuple[str, Tensor]]) -> None:
+        with self.lock:
+            if self.futures:
+                raise Refusal("requests are being generated")
+            copy_weights(iter(weights), self.network.module)
+
+    def flush(self) -> None:
+        with self.lock:
+            self.rollout.load_weights(iter(()), 0)  # drops the keys of prompts
+
+
+class FakeServer(ThreadingHTTPServer):
+    """`hold_after` answers, further requests get none until the server is killed."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, folder: Path, port: int = 0, hold_after: int | None = None, die_at: int | None = None) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.engine, self.hold_after, self.die_at = Engine(folder), hold_after, die_at
+        self.calls: Counter[str] = Counter()
+        self.bodies: list[tuple[str, JSON]] = []
+        self.connections: set[socket.socket] = set()
+        self.released: set[str] = set()
+        self.groups: dict[str, Any] = {}
+        self.weight_version, self.is_healthy = "default", True
+        self.counting = threading.Lock()
+        self.dead = threading.Event()
+
+    def begin(self) -> "FakeServer":
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def kill(self) -> None:
+        """Connections are reset, as by the end of a process."""
+        self.shutdown()
+        self.server_close()
+        self.dead.set()
+        self.engine.stopped.set()
+        for connection in list(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def generated(self, request: Request, name: str) -> Completion:
+        if self.released:
+            raise Refusal(f"memory is released: {self.released}", 500)
+        with self.counting:
+            self.calls["generate"] += 1
+            number = self.calls["generate"]
+        if self.die_at is not None and number >= self.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.hold_after is not None and number > self.hold_after:
+            self.dead.wait()
+            raise ConnectionError
+        return self.engine.generate(request, name)
+
+    def release_tags(self, tags: list[str]) -> None:
+        if self.engine.futures:
+            raise Refusal("release_memory_occupation should be called only when server is idle", 500)
+        self.released |= set(tags)
+
+    def resume_tags(self, tags: list[str]) -> None:
+        if not set(tags) <= self.released:
+            raise Refusal(f"{tags} are not released", 500)
+        self.released -= set(tags)
+
+    def answer(self, path: str, body: JSON) -> Any:
+        raise NotImplementedError
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FakeServer
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def do_GET(self) -> None:
+        self.server.calls[self.path] += 1
+        self.reply((200 if self.server.is_healthy else 503) if self.path == "/health" else 404, b"")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        self.server.calls[self.path] += 1
+        self.server.bodies.append((self.path, body))
+        try:
+            found = self.server.answer(self.path, body)
+        except Refusal as refusal:
+            self.reply(refusal.status, json.dumps({"error": {"message": str(refusal)}}).encode())
+        except (ConnectionError, OSError):
+            self.close_connection = True
+        else:
+            self.reply(200, b"" if found is None else json.dumps(found).encode())
+
+    def reply(self, status: int, body: bytes) -> None:
+        with suppress(OSError):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class FakeSglang(FakeServer):
+    def answer(self, path: str, body: JSON) -> Any:
+        match path:
+            case "/generate":
+                return self.generate(body)
+            case "/abort_request":
+                refuse_unknown(body, {"rid", "abort_all", "finished_reason", "abort_message"})
+                return self.engine.abort(body["rid"])
+            case "/flush_cache":
+                return self.engine.flush()
+            case "/release_memory_occupation":
+                return self.release_tags(body["tags"])
+            case "/resume_memory_occupation":
+                return self.resume_tags(body["tags"])
+            case "/init_weights_update_group":
+                return self.init_group(body)
+            case "/update_weights_from_distributed":
+                return self.update(body, self.from_group)
+            case "/update_weights_from_tensor":
+                return self.update(body, from_handles)
+        raise Refusal(f"Not Found: {path}", 404)
+
+    def generate(self, body: JSON) -> JSON:
+        refuse_unknown(body, GENERATE)
+        given = body["sampling_params"]
+        refuse_unknown(given, SAMPLING)
+        sampling = Sampling(
+            given["max_new_tokens"],
+            given["temperature"],
+            given["top_p"],
+            given["top_k"],
+            tuple(given.get("stop_token_ids", ())),
+            given["ignore_eos"],
+        )
+        request = Request(tuple(body["input_ids"]), sampling, given["sampling_seed"])
+        try:
+            found, version = self.generated(request, body["rid"]), self.weight_version
+        except CancelledError:
+            aborted = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+            meta = {"id": body["rid"], "finish_reason": aborted, "weight_version": self.weight_version}
+            return {"text": "", "output_ids": [], "meta_info": {**meta, "output_token_logprobs": []}}
+        tokens, logprobs = found.tokens_L.tolist(), found.logprobs_L.tolist()
+        reason = (
+            {"type": "stop", "matched": tokens[-1]} if found.finished else {"type": "length", "length": len(tokens)}
+        )
+        meta = {
+            "id": body["rid"],
+            "finish_reason": reason,
+            "prompt_tokens": len(request.tokens),
+            "weight_version": version,
+            "output_token_logprobs": [[value, token, None] for value, token in zip(logprobs, tokens, strict=True)],
+            "output_token_logprobs_length": len(tokens),
+            "completion_tokens": len(tokens),
+        }
+        return {"text": "", "output_ids": tokens, "meta_info": meta}
+
+    def init_group(self, body: JSON) -> JSON:
+        """As init_custom_process_group of srt/utils/common.py, on the one rank of this server."""
+        name, timeout = body["group_name"], timedelta(seconds=30)
+        where = f"tcp://{body['master_address']}:{body['master_port']}"
+        store, rank, ranks = next(rendezvous(where, body["rank_offset"], body["world_size"], timeout=timeout))
+        store.set_timeout(timeout)
+        assert body["backend"] == "gloo"
+        group, _ = _new_process_group_helper(
+            ranks, rank, [], Backend(body["backend"]), PrefixStore(name, store), group_name=name, timeout=timeout
+        )
+        _world.pg_group_ranks[group] = {rank: rank for rank in range(ranks)}
+        self.groups[name] = group
+        return {"success": True, "message": "Succeeded to initialize custom process group."}
+
+    def from_group(self, body: JSON) -> list[tuple[str, Tensor]]:
+        weights, handles = [], []
+        for name, dtype, shape in zip(body["names"], body["dtypes"], body["shapes"], strict=True):
+            weight = torch.empty(shape, dtype=getattr(torch, dtype))
+            handles.append(dist.broadcast(weight, src=0, group=self.groups[body["group_name"]], async_op=True))
+            weights.append((name, weight))
+        for handle in handles:
+            handle.wait()
+        return weights
+
+    def update(self, body: JSON, read: Any) -> JSON:
+        if "weights" in self.released:
+            raise Refusal("weights are released", 500)
+        try:
+            self.engine.load(read(body))
+        except (ModelError, RuntimeError) as error:
+            raise Refusal(f"Failed to update parameter online: {error}.") from error
+        self.weight_version = body["weight_version"]
+        return {"success": True, "message": "Succeeded to update parameter online."}
+
+
+class AllowedOnly(pickle.Unpickler):
+    """Modules that the unpicklers of both engines load classes of."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = (
+            "builtins.",
+            "collections.",
+            "torch.",
+            "multiprocessing.resource_sharer.",
+            "multiprocessing.reduction.",
+        )
+        if not f"{module}.".startswith(allowed):
+            raise RuntimeError(f"Blocked unsafe class loading ({module}.{name})")
+        return super().find_class(module, name)
+
+
+def from_handles(body: JSON) -> list[tuple[str, Tensor]]:
+    [own] = body["serialized_named_tensors"]  # one for each tensor parallel rank
+    found: list[tuple[str, Tensor]] = AllowedOnly(io.BytesIO(base64.b64decode(own, validate=True))).load()
+    return found
+
+
+class FakeTrtllm(FakeServer):
+    def answer(self, path: str, body: JSON) -> Any:
+        match path:
+            case "/v1/completions":
+                return self.complete(body)
+            case "/release_memory":
+                self.release_tags(body["tags"])
+            case "/resume_memory":
+                self.resume_tags(body["tags"])
+            case "/update_weights":
+                self.update(body["weights"])
+            case _:
+                raise Refusal(f"Not Found: {path}", 404)
+        return {"status": "success"}
+
+    def complete(self, body: JSON) -> JSON:
+        refuse_unknown(body, COMPLETION)
+        assert body["logprobs"] and not body["detokenize"] and body["include_stop_str_in_output"]
+        sampling = Sampling(
+            body["max_tokens"], body["temperature"], body["top_p"], body["top_k"] or -1, tuple(body["stop_token_ids"])
+        )
+        found = self.generated(Request(tuple(body["prompt"]), sampling, body["seed"]), str(id(body)))
+        tokens, logprobs = found.tokens_L.tolist(), found.logprobs_L.tolist()
+        choice = {
+            "index": 0,
+            "text": "",
+            "token_ids": tokens,
+            "logprobs": {"text_offset": [], "token_logprobs": logprobs, "tokens": [], "top_logprobs": []},
+            "context_logits": None,
+            "finish_reason": "stop" if found.finished else "length",
+            "stop_reason": tokens[-1] if found.finished else None,
+            "disaggregated_params": None,
+        }
+        return {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": body["model"], "choices": [choice]}
+
+    def update(self, handles: dict[str, str] | None) -> None:
+        """As WorkerExtension.update_weights of llmapi/rlhf_utils.py; `func(*args)` opens host memory here."""
+        if handles is None:
+            self.engine.flush()
+            return
+        if not {"model", "model_weights"}.isdisjoint(self.released):
+            raise Refusal("weights are released", 500)
+        found = AllowedOnly(io.BytesIO(base64.b64decode(handles["cpu"]))).load()
+        self.engine.load([(name, function(*arguments)) for name, (function, arguments) in found])
+
+
+KINDS: dict[str, type[FakeServer]] = {"sglang": FakeSglang, "trtllm": FakeTrtllm}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--die_at", type=int, help="kill the process at this request")
+    parser.add_argument("--once", type=Path, help="only if this file is not there; it is made")
+    given = parser.parse_args()
+    die_at = given.die_at
+    if given.once is not None:
+        try:
+            given.once.touch(exist_ok=False)
+        except FileExistsError:
+            die_at = None
+    KINDS[given.kind](given.model, given.port, die_at=die_at).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

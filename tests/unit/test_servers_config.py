@@ -1,0 +1,126 @@
+"""Keys of inference servers: what is accepted, what is refused, and the commands that they become."""
+
+from pathlib import Path
+
+import pytest
+
+from rloom import cli
+from rloom.config.algorithm_needs import declared_needs
+from rloom.config.checks import check
+from rloom.errors import ConfigError
+from rloom.models.load import ModelSource
+from rloom.rollout.servers import arguments
+from rloom.rollout.servers.arguments import SglangSettings, server_args_fields, sglang_command, vllm_command
+from rloom.rollout.servers.launch import own_command
+from tests.helpers import configured
+
+ROLLOUT = "actor_rollout_ref.rollout"
+SERVER = f"{ROLLOUT}.server"
+URL = f"{SERVER}.urls=http://10.0.0.1:30000"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["sglang", "trtllm"])
+def test_engines_that_are_servers_accept_tensor_parallelism(name: str, size: int) -> None:
+    start = "" if name == "sglang" else f"{SERVER}.command=start {{port}}"
+    keys = (
+        f"{ROLLOUT}.name={name}",
+        f"{ROLLOUT}.tensor_model_parallel_size={size}",
+        "trainer.n_gpus_per_node=8",
+        start,
+    )
+    config = configured(*filter(None, keys))
+    check(config, declared_needs(config))
+
+
+def test_the_documents_commands_pass_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["trainer.n_gpus_per_node=8", f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.tensor_model_parallel_size=4"]
+    assert cli.main(["plan", *keys]) == 0
+    assert "sglang takes longer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ([f"{ROLLOUT}.name=trtllm"], "trtllm-serve has no route for new weights, .*server.urls .*server.command"),
+        ([f"{ROLLOUT}.name=trtllm", URL, f"{ROLLOUT}.temperature=0.7"], "temperature=0.7: TensorRT-LLM's log-probs"),
+        ([f"{ROLLOUT}.name=trtllm", URL, f"{SERVER}.weight_transfer=collective"], "takes handles of memory only"),
+        ([f"{ROLLOUT}.name=sglang", f"{SERVER}.urls=localhost:30000"], "server.urls has an entry that is not a URL"),
+        ([f"{ROLLOUT}.name=sglang", f"{SERVER}.urls=http://a:b@c:1"], "without user name and query"),
+        ([f"{ROLLOUT}.name=sglang", URL, f"{SERVER}.count=2"], "these servers are running; remove .*server.count"),
+        ([f"{ROLLOUT}.name=sglang", URL, f"{ROLLOUT}.engine_kwargs={{a: 1}}"], "servers with arguments of their own"),
+        ([f"{ROLLOUT}.name=sglang", "actor_rollout_ref.model.lora_rank=4"], "whole weights, not adapters"),
+        (
+            [f"{ROLLOUT}.name=sglang", "trainer.n_gpus_per_node=4", f"{ROLLOUT}.tensor_model_parallel_size=3"],
+            "tensor_model_parallel_size=3 does not divide 4 workers",
+        ),
+        (
+            [f"{ROLLOUT}.name=sglang", "trainer.n_gpus_per_node=4", "trainer.pools.rollout=2"],
+            "trainer.pools.rollout=2: servers are processes of their own",
+        ),
+        ([f"{ROLLOUT}.name=native", URL], "server.urls=.*no effect in this run, because no servers are used"),
+        ([f"{ROLLOUT}.name=sglang", f"{SERVER}.key_env=sk-1"], "name of an environment variable"),
+    ],
+)
+def test_what_servers_cannot_do_is_refused_with_the_way_out(keys: list[str], sentence: str) -> None:
+    config = configured(*keys)
+    with pytest.raises(ConfigError, match=sentence):
+        check(config, declared_needs(config))
+
+
+def test_vllm_is_a_server_where_its_keys_ask_for_one() -> None:
+    assert not configured(f"{ROLLOUT}.name=vllm").actor_rollout_ref.rollout.uses_servers
+    for key in (URL, f"{SERVER}.count=1"):
+        config = configured(f"{ROLLOUT}.name=vllm", key, f"{ROLLOUT}.tensor_model_parallel_size=2", GPUS)
+        assert config.actor_rollout_ref.rollout.uses_servers
+        check(config, declared_needs(config))
+
+
+GPUS = "trainer.n_gpus_per_node=2"
+SGLANG = SglangSettings(
+    source=ModelSource("m"),
+    dtype="bfloat16",
+    max_sequences=256,
+    max_prefill_tokens=8192,
+    max_model_tokens=1024,
+    memory_share=0.5,
+    releases_memory=True,
+    eager=False,
+    tensor_parallel=2,
+    on_gpu=True,
+    engine_kwargs={"attention_backend": "fa3", "enable_deterministic_inference": True},
+)
+
+
+def test_sglangs_command_has_rlooms_settings_and_the_users() -> None:
+    words = " ".join(sglang_command(SGLANG)[1:])
+    assert words == (
+        f"-m sglang.launch_server --model-path {SGLANG.source.location} --host 127.0.0.1 --port {{port}} "
+        "--dtype bfloat16 --context-length 1024 --max-running-requests 256 --max-prefill-tokens 8192 "
+        "--mem-fraction-static 0.5 --tp-size 2 --enable-memory-saver --enable-weights-cpu-backup "
+        "--attention-backend fa3 --enable-deterministic-inference"
+    )
+
+
+def test_vllms_command_is_that_of_the_engine_in_process_with_rlooms_worker() -> None:
+    given = {"model": "m", "enforce_eager": False, "hf_overrides": {"a": 1}, "skip_tokenizer_init": True, "seed": None}
+    assert vllm_command(given, tensor_parallel=4)[1:] == [
+        *("-m", "vllm.entrypoints.openai.api_server", "--model", "m", "--no-enforce-eager"),
+        *("--hf-overrides", '{"a": 1}', "--tensor-parallel-size", "4"),
+        *("--worker-extension-cls", "rloom.rollout.vllm.server_worker.ServerWorker", "--load-format", "auto"),
+        *("--host", "127.0.0.1", "--port", "{port}"),
+    ]
+
+
+def test_unknown_arguments_of_sglang_are_refused_by_its_own_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "@dataclass\nclass ServerArgs:\n    tp_size: A[int, 'x'] = 1\n    attention_backend: str = 'a'\n"
+    assert server_args_fields(source) == {"tp_size", "attention_backend"}
+    monkeypatch.setattr(arguments, "sglang_names", lambda: server_args_fields(source))
+    with pytest.raises(ConfigError, match=r"engine_kwargs.atention_backend=1: .*did you mean attention_backend\?"):
+        arguments.check_sglang_names({"atention_backend": 1})
+    with pytest.raises(ConfigError, match=r"tp_size=2: rloom sets this argument; use .*tensor_model_parallel_size"):
+        arguments.check_sglang_names({"tp_size": 2})
+
+
+def test_a_command_of_the_users_has_the_models_folder(tmp_path: Path) -> None:
+    assert own_command("serve '{model}' --port {port}", str(tmp_path)) == ["serve", str(tmp_path), "--port", "{port}"]
