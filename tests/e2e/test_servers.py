@@ -23,36 +23,37 @@ def servers(name: str, *options: str, count: int = 2) -> tuple[str, ...]:
     )
 
 
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with the engine that these servers have, in process: seeds determine its answers."""
+    directory = tmp_path_factory.mktemp("calm")
+    train(directory, 2, GRPO)
+    return directory
+
+
 @pytest.mark.slow
-def test_servers_killed_in_mid_generation_change_nothing_in_the_weights(tmp_path: Path) -> None:
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    train(calm, 2, *servers("sglang"))
+def test_a_server_killed_in_mid_generation_changes_nothing_in_the_weights(tmp_path: Path, calm: Path) -> None:
     # the first process that starts ends at its sixth request: the first is the comparison before the run
-    train(killed, 2, *servers("sglang", "--die_at", "6", "--once", str(tmp_path / "died")))
-    assert (tmp_path / "died").exists()
-    logs = [(killed / "logs" / f"server_{number}.log").read_text() for number in range(2)]
+    train(tmp_path, 2, *servers("sglang", "--die_at", "6", "--once", str(tmp_path.parent / "died")))
+    logs = [(tmp_path / "logs" / f"server_{number}.log").read_text() for number in range(2)]
     assert sorted(log.count("$ ") for log in logs) == [1, 2]  # one was started again
-    assert same(weights(killed, 2), weights(calm, 2))
-    train(tmp_path / "native", 2, GRPO)  # the engine behind these servers
-    assert same(weights(calm, 2), weights(tmp_path / "native", 2))
-    for directory in (calm, killed):
-        assert max(record["training/rollout_probs_diff_mean"] for record in records(directory)) < 1e-4
+    assert same(weights(tmp_path, 2), weights(calm, 2))
+    assert max(record["training/rollout_probs_diff_mean"] for record in records(tmp_path)) < 1e-4
 
 
 @pytest.mark.slow
-def test_a_run_over_the_protocol_of_tensorrt_llm(tmp_path: Path) -> None:
-    train(tmp_path / "servers", 2, *servers("trtllm", count=1))
-    train(tmp_path / "native", 2, GRPO)
-    assert same(weights(tmp_path / "servers", 2), weights(tmp_path / "native", 2))
+def test_a_run_over_the_protocol_of_tensorrt_llm(tmp_path: Path, calm: Path) -> None:
+    train(tmp_path, 2, *servers("trtllm", count=1))
+    assert same(weights(tmp_path, 2), weights(calm, 2))
 
 
-@pytest.mark.slow
 def test_a_server_that_does_not_start_ends_the_run_with_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(tmp_path, 1, *servers("sglang", "--no_such_option", count=1)) != 0
+    start = f"""{ROLLOUT}.server.command='sh -c "echo no GPU is left; exit 3"'"""
+    assert command(tmp_path, 1, GRPO, f"{ROLLOUT}.name=sglang", start) != 0
     message = capsys.readouterr().err
-    assert "ended with exit code 2" in message and "unrecognized arguments: --no_such_option" in message
+    assert "ended with exit code 3" in message and message.rstrip().endswith("no GPU is left")
 
 
 @pytest.mark.slow
