@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 from torch.distributed.rendezvous import rendezvous
 
+from rloom.engines.shared_tensors import patiently
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Sampling, copy_weights
 from rloom.rollout.native.engine import NativeRollout
@@ -328,8 +329,12 @@ class AllowedOnly(pickle.Unpickler):
 
 def from_handles(body: JSON) -> list[tuple[str, Tensor]]:
     [own] = body["serialized_named_tensors"]  # one for each tensor parallel rank
-    found: list[tuple[str, Tensor]] = AllowedOnly(io.BytesIO(base64.b64decode(own, validate=True))).load()
+    found: list[tuple[str, Tensor]] = opened(base64.b64decode(own, validate=True))
     return found
+
+
+def opened(data: bytes) -> Any:
+    return patiently(lambda: AllowedOnly(io.BytesIO(data)).load())
 
 
 class FakeTrtllm(FakeServer):
@@ -374,7 +379,7 @@ class FakeTrtllm(FakeServer):
             return
         if not {"model", "model_weights"}.isdisjoint(self.released):
             raise Refusal("weights are released", 500)
-        found = AllowedOnly(io.BytesIO(base64.b64decode(handles["cpu"]))).load()
+        found = opened(base64.b64decode(handles["cpu"]))
         self.engine.load([(name, function(*arguments)) for name, (function, arguments) in found])
 
 

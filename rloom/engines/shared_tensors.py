@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from rloom.engines.distributed import NamedGroup
 DEVICE = 6  # place of the device's index in the arguments of torch's rebuild_cuda_tensor
 ALLOWED = ("torch", "builtins", "collections", "multiprocessing")  # modules of what a handle is made of
 
+T = TypeVar("T")
+ATTEMPTS = 20
 Reduced = tuple[Callable[..., Tensor], tuple[Any, ...]]
 
 
@@ -48,10 +50,24 @@ class Pickler(ForkingPickler):
 
 
 def dumps(value: Any, kind: type[ForkingPickler] = Pickler) -> bytes:
-    buffer = io.BytesIO()
-    with named_memory():
+    def dump() -> bytes:
+        buffer = io.BytesIO()
         kind(buffer).dump(value)
-    return buffer.getvalue()
+        return buffer.getvalue()
+
+    with named_memory():
+        return patiently(dump)
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """On a busy machine the process that manages torch's named memory exceeds its fixed limit of a second."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return work()
+        except RuntimeError as error:
+            if "timed out" not in str(error):
+                raise
+    return work()
 
 
 @contextmanager
@@ -80,7 +96,7 @@ def opened(handle: bytes, device: torch.device) -> Tensor:
     function, arguments = loads(handle)
     if device.type == "cuda":
         arguments = (*arguments[:DEVICE], index_of(arguments[DEVICE]), *arguments[DEVICE + 1 :])
-    tensor: Tensor = function(*arguments)
+    tensor: Tensor = patiently(lambda: function(*arguments))
     return tensor
 
 

@@ -9,7 +9,7 @@ from rloom import cli
 from tests.architecture.source import ROOT
 
 BAD = {
-    "tensor parallelism": ["trainer.n_gpus_per_node=8", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"],
+    "tensor parallelism": ["trainer.n_gpus_per_node=8", "actor_rollout_ref.rollout.tensor_model_parallel_size=3"],
     "a batch": ["data.train_batch_size=10", "actor_rollout_ref.actor.ppo_mini_batch_size=4"],
     "a micro-batch of all GPUs": ["trainer.n_gpus_per_node=8", "actor_rollout_ref.actor.ppo_micro_batch_size=2"],
     "pools": ["trainer.n_gpus_per_node=2", "trainer.pools.rollout=2"],

@@ -1,5 +1,6 @@
 """ServerRollout over servers that replay the protocols of SGLang and TensorRT-LLM: tests/fake_servers.py."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -27,6 +28,8 @@ from tests.fake_servers import FakeSglang, FakeTrtllm
 from tests.helpers import engine_of, policy
 from tests.ranks import forkserver
 
+# httpx drops a connection without closing it if a request is cancelled while it connects
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 SERVERS = {"sglang": FakeSglang, "trtllm": FakeTrtllm}
 WIRES: dict[str, Callable[[], Wire]] = {"sglang": SglangWire, "trtllm": TrtllmWire}
 SAMPLED = Sampling(12, temperature=1.0)
@@ -41,6 +44,13 @@ def native(folder: Path) -> tuple[PolicyNetwork, LocalEngine, NativeRollout]:
     engine = engine_of(network)
     settings = {"max_sequences": 64, "max_prefill_tokens": 1000, "memory_share": 0.5, "free_cache": True}
     return network, engine, NativeRollout(network, owner=engine, **settings)
+
+
+@pytest.fixture(autouse=True)
+def collect_dropped_connections() -> Iterator[None]:
+    """Here, so that no other test gets their warning."""
+    yield
+    gc.collect()
 
 
 @contextmanager

@@ -257,6 +257,7 @@ class ServerLink:
 
 def close(loop: EventLoop, watched: WatchedServers, http: Http) -> None:
     loop.run(watched.close())
+    loop.cancel_all()
     loop.run(http.close())
     for server in watched.servers:
         if server.process is not None:

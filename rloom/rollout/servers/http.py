@@ -40,10 +40,22 @@ class EventLoop:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.start(work).result()
 
+    def cancel_all(self) -> None:
+        """Every coroutine that still runs, and wait for their ends."""
+        self.run(cancel_others())
+
     def close(self) -> None:
+        self.run(asyncio.sleep(0))  # a closed connection releases its socket in the next turn of the loop
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
+
+
+async def cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Http:
