@@ -7,8 +7,7 @@ RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false
 
-# more processes than the two cores of a small machine: many tests wait for a time limit or another process
-PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: runtime judge ray wandb setup check quick test test-gpu test-vllm test-vllm-setup bench bench-gpu docs clean
 

@@ -32,6 +32,7 @@ FIRST_NOTICE_S = 60.0  # after so long without a result, the log names the worke
 RAY_LINES = (":actor_name:", ":job_id:", ":task_name:")  # lines that Ray adds to a log
 MARK = 0.001  # of the resource that numbers a machine: any amount places an actor on it
 LOG_LINES_SHOWN = 15  # of a dead worker
+RETRY_S = 1.0
 PING_S = 5.0  # for a machine to respond
 
 
@@ -300,15 +301,18 @@ def last_log_lines(log_file: Path | None) -> str:
 
 
 @contextmanager
-def connect(arguments: Mapping[str, Any], *, cpus: int) -> Iterator[None]:
-    """Connect to a running cluster (an address among the arguments, or RAY_ADDRESS), or start one on this machine."""
+def connect(arguments: Mapping[str, Any], *, cpus: int, patience_s: float = 0.0) -> Iterator[None]:
+    """Connect to a running cluster (an address among the arguments, or RAY_ADDRESS), or start one on this machine.
+
+    `patience_s`: for a head that was just started. Its port answers before the rest of it does on a busy machine.
+    """
     if ray.is_initialized():
         raise WorkerError("this process is connected to Ray already; one run at a time")
     own = "address" not in arguments and not os.environ.get("RAY_ADDRESS")
     # "local": never join a cluster that someone else runs on this machine
     alone = {"address": "local", "num_cpus": cpus, "include_dashboard": False} if own else {}
     try:
-        ray.init(**{"log_to_driver": True, "configure_logging": False, **alone, **arguments})
+        init_ray({"log_to_driver": True, "configure_logging": False, **alone, **arguments}, patience_s)
     except (ConnectionError, ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(
             f"ray_kwargs.ray_init={dict(arguments)}, RAY_ADDRESS={os.environ.get('RAY_ADDRESS', '')}: "
@@ -318,6 +322,18 @@ def connect(arguments: Mapping[str, Any], *, cpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def init_ray(arguments: Mapping[str, Any], patience_s: float) -> None:
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            ray.init(**arguments)
+            return
+        except ConnectionError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(RETRY_S)
 
 
 def machines() -> list[Mapping[str, float]]:
