@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 from torch.distributed.rendezvous import rendezvous
 
-from rloom.engines.shared_tensors import patiently
+from rloom.engines.shared_tensors import retried
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Sampling, copy_weights
 from rloom.rollout.native.engine import NativeRollout
@@ -334,7 +334,7 @@ def from_handles(body: JSON) -> list[tuple[str, Tensor]]:
 
 
 def opened(data: bytes) -> Any:
-    return patiently(lambda: AllowedOnly(io.BytesIO(data)).load())
+    return retried(lambda: AllowedOnly(io.BytesIO(data)).load())
 
 
 class FakeTrtllm(FakeServer):

@@ -56,10 +56,10 @@ def dumps(value: Any, kind: type[ForkingPickler] = Pickler) -> bytes:
         return buffer.getvalue()
 
     with named_memory():
-        return patiently(dump)
+        return retried(dump)
 
 
-def patiently(work: Callable[[], T]) -> T:
+def retried(work: Callable[[], T]) -> T:
     """On a busy machine the process that manages torch's named memory exceeds its fixed limit of a second."""
     for _ in range(ATTEMPTS - 1):
         try:
@@ -96,7 +96,7 @@ def opened(handle: bytes, device: torch.device) -> Tensor:
     function, arguments = loads(handle)
     if device.type == "cuda":
         arguments = (*arguments[:DEVICE], index_of(arguments[DEVICE]), *arguments[DEVICE + 1 :])
-    tensor: Tensor = patiently(lambda: function(*arguments))
+    tensor: Tensor = retried(lambda: function(*arguments))
     return tensor
 
 

@@ -301,10 +301,10 @@ def last_log_lines(log_file: Path | None) -> str:
 
 
 @contextmanager
-def connect(arguments: Mapping[str, Any], *, cpus: int, patience_s: float = 0.0) -> Iterator[None]:
+def connect(arguments: Mapping[str, Any], *, cpus: int, connect_timeout_s: float = 0.0) -> Iterator[None]:
     """Connect to a running cluster (an address among the arguments, or RAY_ADDRESS), or start one on this machine.
 
-    `patience_s`: for a head that was just started. Its port answers before the rest of it does on a busy machine.
+    `connect_timeout_s`: for a head that was just started, whose port answers before the rest of it on a busy machine.
     """
     if ray.is_initialized():
         raise WorkerError("this process is connected to Ray already; one run at a time")
@@ -312,7 +312,7 @@ def connect(arguments: Mapping[str, Any], *, cpus: int, patience_s: float = 0.0)
     # "local": never join a cluster that someone else runs on this machine
     alone = {"address": "local", "num_cpus": cpus, "include_dashboard": False} if own else {}
     try:
-        init_ray({"log_to_driver": True, "configure_logging": False, **alone, **arguments}, patience_s)
+        init_ray({"log_to_driver": True, "configure_logging": False, **alone, **arguments}, connect_timeout_s)
     except (ConnectionError, ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(
             f"ray_kwargs.ray_init={dict(arguments)}, RAY_ADDRESS={os.environ.get('RAY_ADDRESS', '')}: "
@@ -324,8 +324,8 @@ def connect(arguments: Mapping[str, Any], *, cpus: int, patience_s: float = 0.0)
         ray.shutdown()
 
 
-def init_ray(arguments: Mapping[str, Any], patience_s: float) -> None:
-    until = time.monotonic() + patience_s
+def init_ray(arguments: Mapping[str, Any], connect_timeout_s: float) -> None:
+    until = time.monotonic() + connect_timeout_s
     while True:
         try:
             ray.init(**arguments)

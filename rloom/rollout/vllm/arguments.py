@@ -14,7 +14,7 @@ from rloom.models.load import ModelSource, first_line
 
 KWARGS_KEY = "actor_rollout_ref.rollout.engine_kwargs"
 CPU_CACHE_BYTES = 1 << 30
-VLLMS_LARGEST_GRAPH = 512  # sequences, unless it is told otherwise: larger steps would run without CUDA graphs
+VLLMS_LARGEST_GRAPH = 512  # sequences, by default: larger steps would run without CUDA graphs
 # arguments that rloom sets, and the key that the user sets instead
 SET_BY_RLOOM = {
     "model": "actor_rollout_ref.model.path",

@@ -48,8 +48,8 @@ def open_cluster(config: Config) -> Iterator[None]:
         if config.starts_a_cluster:
             stack.enter_context(head_node(trainer.head, cpus=cpus, gpus=torch.cuda.device_count()))
             arguments["address"] = trainer.head
-        patience_s = trainer.start_timeout_s if config.starts_a_cluster else 0.0
-        stack.enter_context(cluster.connect(arguments, cpus=cpus, patience_s=patience_s))
+        connect_timeout_s = trainer.start_timeout_s if config.starts_a_cluster else 0.0
+        stack.enter_context(cluster.connect(arguments, cpus=cpus, connect_timeout_s=connect_timeout_s))
         if config.starts_a_cluster:
             await_machines(config)
         yield
