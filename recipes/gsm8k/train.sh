@@ -14,7 +14,7 @@ export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 python=${PYTHON:-python3}
 
 if [[ ! -f $data/train.parquet || ! -f $data/test.parquet ]]; then
-    "$python" -m rloom.cli data prepare gsm8k --local_save_dir "$data" ${SOURCE:+--source "$SOURCE"}
+    "$python" -m rloom data prepare gsm8k --local_save_dir "$data" ${SOURCE:+--source "$SOURCE"}
 fi
 
 # The last number of an answer counts (flexible), in training and in testing: what is gained is arithmetic, not `####`.

@@ -52,6 +52,7 @@ DOORS = tuple(
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.errors": (),
     "rloom.extras": (),
+    "rloom.language": (),
     "rloom.atomic": (),
     "rloom.types": (),
     "rloom.transfer": (),
@@ -59,7 +60,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.packing": (),
     "rloom.console": ("rloom.errors",),
     # tables and rules without torch, which the keys are checked against
-    "rloom.config": ("rloom.config", "rloom.errors", "rloom.packing", "rloom.algos.needs", "rloom.runtime.placement"),
+    "rloom.config": (
+        "rloom.config",
+        "rloom.errors",
+        "rloom.language",
+        "rloom.packing",
+        "rloom.algos.needs",
+        "rloom.runtime.placement",
+    ),
     "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors", "rloom.packing", "rloom.runtime.placement", *LIMITS),
     "rloom.families": ("rloom.families", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": ("rloom.algos", *NOUNS),
@@ -126,7 +134,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         )
         for name in DOORS
     },
-    "rloom.cli": ("rloom", *DOORS, *BACKENDS, "rloom.doctor", "rloom.config", "rloom.plan", "rloom.console", *NOUNS),
+    "rloom.cli": (
+        *("rloom", "rloom.cli", *DOORS, *BACKENDS, "rloom.doctor", "rloom.config", "rloom.plan", "rloom.console"),
+        *("rloom.language", *NOUNS),
+    ),
+    "rloom.__main__": ("rloom.cli",),
     "rloom.trainer": (),
     "rloom": (),
 }

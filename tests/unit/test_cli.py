@@ -13,6 +13,7 @@ from rloom.config.schema import Config
 from rloom.config.sources import default_tree
 from rloom.console import run_safely, split_hydra_flags
 from rloom.errors import ConfigError, DataError, RloomError
+from rloom.trainer import main_ppo
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +172,7 @@ def test_the_kits_flags_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> No
         seen.append(config)
         return 0
 
-    monkeypatch.setattr(cli.main_ppo, "train", train)
+    monkeypatch.setattr(main_ppo, "train", train)
     monkeypatch.setenv("GAE_LAMBDA", "0.9")
     assert cli.main(["kit", "--lr", "1e-4", "data.seed=3"]) == 0
     keys = ["data.seed=3", "algorithm.lam=0.9", "actor_rollout_ref.actor.optim.lr=1e-4"]

@@ -193,7 +193,7 @@ def test_a_command_is_printed_on_one_line() -> None:
 
 @pytest.mark.slow
 def test_this_installation_trains() -> None:
-    command = [sys.executable, "-m", "rloom.cli", "doctor", "env", "--json"]
+    command = [sys.executable, "-m", "rloom", "doctor", "env", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     report = json.loads(done.stdout)
     assert (done.returncode, report["works"]) == (0, True), report["features"][0]

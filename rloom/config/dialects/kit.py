@@ -11,6 +11,7 @@ from rloom.config.dialects.kit_files import FUNCTION_FILE, JUDGE, JUDGE_FILE, RE
 from rloom.config.dialects.kit_rewards import reward_values
 from rloom.config.sources import real_key
 from rloom.errors import ConfigError
+from rloom.language import is_chinese
 
 
 @dataclass(frozen=True)
@@ -196,11 +197,6 @@ def parser(chinese: bool) -> Parser:
         made.add_argument(f"--{flag}", help=found.meaning(chinese), **kind)
     made.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
     return made
-
-
-def is_chinese(environment: Mapping[str, str]) -> bool:
-    chosen = next((environment[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environment.get(name)), "")
-    return chosen.startswith("zh")
 
 
 def consequences(flag: str, value: str) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""`rloom COMMAND`: the table of commands. Importing this package imports none of them, so that help is immediate."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from rloom import __version__
+from rloom.language import is_chinese
+
+
+@dataclass(frozen=True)
+class Command:
+    module: str  # with `main(arguments) -> exit status`
+    usage: Sequence[tuple[str, str, str]]  # (arguments, meaning in English, in Chinese), one for each line of the help
+
+
+COMMANDS = {
+    "train": Command(
+        "rloom.trainer.main_ppo",
+        [
+            (
+                "[key=value ...]",
+                "train a policy; without keys, the embedded model on the embedded data",
+                "训练策略；不带参数时，在内置数据上训练内置模型",
+            )
+        ],
+    ),
+    "kit": Command(
+        "rloom.cli.kit",
+        [("[flags] [key=value ...]", "the same with train.sh's flags and files", "同上，使用 train.sh 的参数和文件")],
+    ),
+    "plan": Command(
+        "rloom.cli.plan",
+        [
+            (
+                "[key=value ...]",
+                "batches, placement, memory and time of a configuration, without starting it",
+                "不启动训练，给出批量、GPU 分配、显存和时间",
+            )
+        ],
+    ),
+    "eval": Command(
+        "rloom.cli.evaluate",
+        [("CKPT [key=value ...]", "validate a checkpoint and print the metrics", "在验证集上评测检查点")],
+    ),
+    "export": Command(
+        "rloom.cli.export",
+        [
+            (
+                "CKPT DIR [key=value]",
+                "write the policy of a checkpoint as a Hugging Face folder",
+                "把检查点的策略导出为 Hugging Face 目录",
+            )
+        ],
+    ),
+    "config": Command(
+        "rloom.cli.config",
+        [("[key]", "print the documented configuration, or explain one key", "打印带说明的全部配置，或解释一个键")],
+    ),
+    "data": Command(
+        "rloom.cli.data",
+        [
+            (
+                "prepare NAME",
+                "write train.parquet and test.parquet of a known data set",
+                "生成已知数据集的 train.parquet 和 test.parquet",
+            ),
+            ("check FILE", "check a data file before training on it", "训练前检查数据文件"),
+        ],
+    ),
+    "reward": Command(
+        "rloom.cli.reward",
+        [
+            (
+                "try FILE --source S",
+                "score an answer by hand and show what was extracted",
+                "手动给一个回答打分，并显示提取到的答案",
+            )
+        ],
+    ),
+    "judge": Command(
+        "rloom.cli.judge",
+        [
+            (
+                "try --prompt P ...",
+                "one call of the API judge: request, answer, score and cost",
+                "调用一次 API 评分模型：请求、回答、分数和费用",
+            )
+        ],
+    ),
+    "doctor": Command(
+        "rloom.cli.doctor",
+        [
+            (
+                "env",
+                "what is installed, what works here, and what to install for the rest",
+                "检查已安装的依赖和本机可用的功能",
+            )
+        ],
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(usage(is_chinese(os.environ)))
+        return 0
+    if given[0] == "--version":
+        print(f"rloom {__version__}")
+        return 0
+    if given[0] not in COMMANDS:
+        print(f"rloom: there is no command {given[0]!r}\n\n{usage(is_chinese(os.environ))}", file=sys.stderr)
+        return 2
+    status = import_module(COMMANDS[given[0]].module).main(given[1:])
+    assert isinstance(status, int)
+    return status
+
+
+def usage(chinese: bool) -> str:
+    lines = [
+        f"  {f'{name} {arguments}':<30}{in_chinese if chinese else in_english}"
+        for name, command in COMMANDS.items()
+        for arguments, in_english, in_chinese in command.usage
+    ]
+    more = (
+        "`rloom COMMAND --help` 给出详细说明；`rloom config` 列出所有键。"
+        if chinese
+        else "`rloom COMMAND --help` prints more. `rloom config` lists the keys."
+    )
+    return "\n".join(["rloom COMMAND", "", *lines, "", more])

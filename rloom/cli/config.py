@@ -1,0 +1,20 @@
+"""`rloom config [key]`"""
+
+import argparse
+from collections.abc import Sequence
+
+from rloom.console import run_safely
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("rloom config", description="Print the configuration, or explain one key.")
+    parser.add_argument("key", nargs="?", help="a dotted key, or part of one")
+    name = parser.parse_args(arguments).key
+
+    def show() -> int:
+        from rloom.config.describe import explain, whole_tree
+
+        print(explain(name) if name else whole_tree())
+        return 0
+
+    return run_safely(show)

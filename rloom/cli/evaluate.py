@@ -1,0 +1,23 @@
+"""`rloom eval CKPT [key=value ...]`"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rloom.console import run_safely
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("rloom eval", description="Validate a checkpoint.")
+    parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's configuration")
+    given = parser.parse_args(arguments)
+
+    def run() -> int:
+        from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
+
+        for name, value in evaluate_checkpoint(given.checkpoint, given.overrides).items():
+            print(f"{name}: {value:.4g}")
+        return 0
+
+    return run_safely(run)

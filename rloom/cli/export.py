@@ -1,0 +1,25 @@
+"""`rloom export CKPT DIR [key=value ...]`"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rloom.console import run_safely
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("rloom export", description="Write a policy as a Hugging Face folder.")
+    parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
+    parser.add_argument("folder", type=Path, help="a folder that does not exist yet")
+    parser.add_argument("--adapter", action="store_true", help="write the LoRA adapter instead of merging it")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's configuration")
+    given = parser.parse_intermixed_args(arguments)
+
+    def run() -> int:
+        from rloom.trainer import export
+
+        print(export.export(given.checkpoint, given.folder, given.overrides, adapter=given.adapter, dtype=given.dtype))
+        return 0
+
+    return run_safely(run)

@@ -1,0 +1,29 @@
+"""`rloom plan [key=value ...]`"""
+
+import argparse
+from collections.abc import Sequence
+
+from rloom.config.load import load_config
+from rloom.console import run_safely, split_hydra_flags
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "rloom plan",
+        usage="%(prog)s [key=value ...] [--gpu_memory GIB] [--config-path DIR] [--config-name NAME]",
+        description="Plan what `rloom train` does with the same keys. Starts, loads and downloads nothing.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--gpu_memory", type=float, metavar="GIB", help="memory of one GPU; 80 if not given")
+    given, rest = parser.parse_known_args(arguments)
+
+    def show() -> int:
+        from rloom.plan.make import USUAL_GPU_GIB, make_plan
+        from rloom.plan.render import render
+
+        overrides, source = split_hydra_flags(rest)
+        memory = USUAL_GPU_GIB if given.gpu_memory is None else given.gpu_memory
+        print(render(make_plan(load_config(overrides, **source), memory), assumed_gpu=given.gpu_memory is None))
+        return 0
+
+    return run_safely(show)
