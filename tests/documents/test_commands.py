@@ -70,7 +70,8 @@ EXAMPLE_5 = next(c for c in TRAINS if "72B" in c.text)
 NOTICES = {  # it offloads a reference, and has none
     SMALL_MEMORY: [
         "actor_rollout_ref.ref.fsdp_config.param_offload=True: no effect in this run, because there is no reference "
-        "model; actor_rollout_ref.actor.use_kl_loss=True or algorithm.use_kl_in_reward=True builds one, unless LoRA is used"
+        "model; actor_rollout_ref.actor.use_kl_loss=True or algorithm.use_kl_in_reward=True builds one, unless LoRA "
+        "is used"
     ]
 }
 
