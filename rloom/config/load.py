@@ -67,7 +67,7 @@ def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
     tree = config.model_dump()
     for path, value in changes.items():
         put(tree, path, value)
-    return validate(tree, given=config.given - changes.keys() - smoke.NO_LONGER_READ)
+    return validate(tree, given=smoke.still_given(config, changes))
 
 
 def compose_config(

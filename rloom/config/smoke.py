@@ -21,7 +21,12 @@ from rloom.errors import ConfigError
 VARIABLE = "RLOOM_SMOKE"
 STEPS, TRAINING_ROWS, VALIDATION_ROWS, VALIDATION_ANSWERS, LORA_RANK = 2, 64, 4, 4, 8
 MODEL, ROLLOUT, TRAINER = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "trainer"
-NO_LONGER_READ = frozenset({"trainer.total_epochs"})  # trainer.total_training_steps overrides it
+SWITCHES = {  # key that changes -> keys that the run then does not read
+    "trainer.total_training_steps": "trainer.total_epochs",
+    f"{ROLLOUT}.name": f"{ROLLOUT}.server",
+    "reward_model.api.enable": "reward_model.api",
+    "reward_model.remote.urls": "reward_model.remote",
+}
 OF_ANOTHER_MODEL = (  # keys whose values fit the model or the data files that they were given with
     f"{MODEL}.override_config",
     f"{MODEL}.target_modules",
@@ -139,6 +144,12 @@ def run_changes(config: Config) -> dict[str, Any]:
         if given is not None:
             changes[f"trainer.{name}_data_dir"] = f"{folder}/{name}_data"
     return changes
+
+
+def still_given(config: Config, changes: Mapping[str, Any]) -> frozenset[str]:
+    """The keys that count as given by the user: those without effect would be reported."""
+    unread = [f"{section}." for switch, section in SWITCHES.items() if switch in changes]
+    return frozenset(key for key in config.given - changes.keys() if not f"{key}.".startswith(tuple(unread)))
 
 
 def defaults(section: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ JUDGE, REMOTE, WEIGHTS = "reward_model.api", "reward_model.remote", "reward_mode
 
 def reward_changes(config: Config, environment: Mapping[str, str]) -> dict[str, Any]:
     """Functions of the user stay. A judge stays where an address for it is given, since that may be a local server."""
-    reward, changes = config.reward_model, {}
+    reward = config.reward_model
+    changes: dict[str, Any] = {}
     for key, path in (("reward_model.path", reward.path), ("reward_model.model.path", reward.model.path)):
         if path is not None:
             changes[key] = EMBEDDED
