@@ -23,7 +23,11 @@ class ApiJudge(Section):
         "Name of the model. null: qwen-plus (dashscope), gpt-4o-mini (openai), gemini-1.5-flash (gemini), "
         "claude-3-haiku-20240307 (claude).",
     )
-    base_url: str | None = key(None, "Address of the API, without credentials. null: the provider's own.")
+    base_url: str | None = key(
+        None,
+        "Address of the API, without credentials. null: that of DASHSCOPE_BASE_URL or DASHSCOPE_HTTP_BASE_URL, "
+        "OPENAI_BASE_URL, GOOGLE_GEMINI_BASE_URL or ANTHROPIC_BASE_URL, or else the provider's own.",
+    )
     api_key_env: str | None = key(
         None,
         "Name of the environment variable that holds the key. null: DASHSCOPE_API_KEY; OPENAI_API_KEY; GEMINI_API_KEY "

@@ -15,7 +15,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from rloom.config import faults
+from rloom.config import faults, smoke
+from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
+from rloom.config.checks import check
 from rloom.config.schema import EMBEDDED, Config
 from rloom.config.sources import (
     Tree,
@@ -25,6 +27,7 @@ from rloom.config.sources import (
     in_real_spelling,
     known,
     nested,
+    put,
     real_key,
     unset_tree,
 )
@@ -46,8 +49,30 @@ def load_config(
     """Compose the packaged configuration, or the user's YAML on top of it, with `key=value` overrides.
 
     `values`: dotted keys with values that are not in Hydra's grammar. They override files, and `overrides` override
-    them.
+    them. With RLOOM_SMOKE=1 in the environment, tiny stand-ins override all of them.
     """
+    if not smoke.is_on(os.environ):
+        return compose_config(overrides, values, config_path, config_name)
+    kept, dropped = smoke.without_unsupported(overrides)
+    config = compose_config(kept, values, config_path, config_name)
+    if not brings_own_algorithm(config):  # its requirements are known after its file is loaded
+        check(config, declared_needs(config))
+    changes = smoke.replacements(config, smoke.examine(os.environ))
+    print(smoke.description(config, changes, dropped), flush=True)
+    return with_changes(config, changes)
+
+
+def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
+    """`changes`: dotted keys. They do not count as given by the user."""
+    tree = config.model_dump()
+    for path, value in changes.items():
+        put(tree, path, value)
+    return validate(tree, given=smoke.still_given(config, changes))
+
+
+def compose_config(
+    overrides: Sequence[str], values: Mapping[str, Any] | None, config_path: str | None, config_name: str
+) -> Config:
     folder, arguments = check_source(config_path, config_name), [as_addition(text) for text in overrides]
     typed = given_on_command_line(arguments)
     set_values = [] if values is None else store_values(values)

@@ -36,7 +36,7 @@ class ClassifierKeys(Section):
     path: str | None = key(
         None,
         "Folder or hub name of a sequence classifier (AutoModelForSequenceClassification), with its tokenizer and chat "
-        "template.",
+        "template. `embedded`: the model that is part of rloom with an untrained head, to try a command.",
     )
     trust_remote_code: bool = key(False, "Run the Python files of the reward model's repository.")
     model: RewardNetwork = section(RewardNetwork, "The reward model, in verl's spelling.")

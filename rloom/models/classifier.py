@@ -48,6 +48,8 @@ def load_classifier(source: ModelSource, *, dtype: torch.dtype, attention: str |
     restore_older_names()
     settings = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": source.trust_remote_code}
     try:
+        if source.path == "embedded":
+            return untrained_classifier(source, settings)
         model, report = read_classifier(source, settings)
         if VALUE_HEAD in report["unexpected_keys"] and report["missing_keys"]:
             model, report = read_classifier(source, {**settings, "key_mapping": VALUE_HEAD_NAMES}, labels=1)
@@ -73,6 +75,15 @@ def read_classifier(
             source.location, config=config, output_loading_info=True, **settings
         )
     return model, report
+
+
+def untrained_classifier(source: ModelSource, settings: Mapping[str, Any]) -> PreTrainedModel:
+    """The embedded model with a head from a fixed seed, the same on every worker: its scores mean nothing."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, _ = read_classifier(source, settings, labels=1)
+    model.requires_grad_(False)
+    return model.eval()
 
 
 def restore_older_names() -> None:

@@ -66,6 +66,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.language",
         "rloom.packing",
         "rloom.algos.needs",
+        "rloom.rewards.judge.addresses",
         "rloom.runtime.placement",
     ),
     "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors", "rloom.packing", "rloom.runtime.placement", *LIMITS),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rloom.errors import RewardError
 from rloom.rewards.base import Unit
+from rloom.rewards.judge.addresses import address_in, variable_fault
 from rloom.rewards.judge.client import Answer, BudgetSpent, CallLimits, Failed, JudgeClient
 from rloom.rewards.judge.parsing import Range, Verdict, parse_group, parse_one
 from rloom.rewards.judge.prompts import (
@@ -46,7 +47,9 @@ class JudgeReward:
     ) -> None:
         self._settings, self._kind = settings, PROVIDERS[settings.type]
         self._key_variables = (settings.api_key_env,) if settings.api_key_env else self._kind.key_variables
-        self._key = find_key(self._key_variables, os.environ if environment is None else environment)
+        self._environment = os.environ if environment is None else environment
+        self._key = find_key(self._key_variables, self._environment)
+        self._address = settings.base_url or address_in(self._environment, settings.type)  # None: the provider's own
         self._clock, self._backoff = clock or SystemClock(), backoff or Backoff()
         self._range = Range(settings.min_score, settings.max_score)
         self._prices = prices_of(settings)
@@ -67,11 +70,14 @@ class JudgeReward:
 
     @property
     def base_url(self) -> str:
-        return (self._settings.base_url or self._kind.base_url).rstrip("/")
+        return (self._address or self._kind.base_url).rstrip("/")
 
     def check(self) -> None:
         """Prompts, SDK, key and cache folder, before anything is generated. Sends nothing."""
         assert self._prompts
+        fault = None if self._settings.base_url else variable_fault(self._environment, self._settings.type)
+        if fault is not None:
+            raise RewardError(fault)
         check_library(self._settings.type)
         self._check_key()
         if self._store is not None:
@@ -154,7 +160,7 @@ class JudgeReward:
 
     def _check_key(self) -> None:
         settings, variables = self._settings, self._key_variables
-        own_server = settings.base_url is not None and not self._kind.needs_key_at_other_addresses
+        own_server = self._address is not None and not self._kind.needs_key_at_other_addresses
         if self._key is None and (settings.api_key_env or not own_server):
             raise RewardError(
                 f"{KEY}.type={settings.type} needs a key in the environment variable {' or '.join(variables)}: "

@@ -1,0 +1,171 @@
+"""RLOOM_SMOKE=1: a run of two steps with a tiny model, tiny data and at most two workers in place of the given ones.
+
+The given keys are checked first, as in every run. `replacements` then returns the keys that change, with their new
+values; `load_config` puts them on top of all others. Every other key stays as it is given.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rloom.config.keys import value_at
+from rloom.config.schema import EMBEDDED, Config
+from rloom.config.smoke_rewards import is_key_of_replaced_server, reward_changes, server_notes
+from rloom.config.smoke_sizes import MAX_WORKERS, size_changes
+from rloom.config.sources import leaf_keys
+from rloom.config.unsupported import unsupported_key, unsupported_value
+from rloom.errors import ConfigError
+
+VARIABLE = "RLOOM_SMOKE"
+STEPS, TRAINING_ROWS, VALIDATION_ROWS, VALIDATION_ANSWERS, LORA_RANK = 2, 64, 4, 4, 8
+MODEL, ROLLOUT, TRAINER = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "trainer"
+SWITCHES = {  # key that changes -> keys that the run then does not read
+    "trainer.total_training_steps": "trainer.total_epochs",
+    f"{ROLLOUT}.name": f"{ROLLOUT}.server",
+    "reward_model.api.enable": "reward_model.api",
+    "reward_model.remote.urls": "reward_model.remote",
+}
+OF_ANOTHER_MODEL = (  # keys whose values fit the model or the data files that they were given with
+    f"{MODEL}.override_config",
+    f"{MODEL}.target_modules",
+    f"{MODEL}.lora_adapter_path",
+    f"{MODEL}.custom_chat_template",
+    "critic.model.override_config",
+    "data.prompt_key",
+    "data.reward_fn_key",
+)
+
+
+@dataclass(frozen=True)
+class Available:
+    """What decides about the engine, the number of workers and the judge."""
+
+    gpus: int
+    ray: bool
+    vllm: bool
+    environment: Mapping[str, str]
+
+
+def is_on(environment: Mapping[str, str]) -> bool:
+    value = environment.get(VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{VARIABLE}={value}: use 1 for a run of two steps with tiny stand-ins, or unset it")
+    return value == "1"
+
+
+def examine(environment: Mapping[str, str]) -> Available:
+    ray, vllm = (find_spec(name) is not None for name in ("ray", "vllm"))
+    return Available(visible_gpus(environment), ray, vllm, environment)
+
+
+def visible_gpus(environment: Mapping[str, str]) -> int:
+    """Without torch, which takes seconds to import."""
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return present
+    return min(present, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
+
+
+def without_unsupported(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(the overrides that this version supports, the others). A stand-in needs no engine of another kind."""
+    pairs = {text: text.lstrip("+").partition("=") for text in overrides}
+    dropped = [text for text, (key, _, value) in pairs.items() if unsupported_key(key) or unsupported_value(key, value)]
+    return [text for text in overrides if text not in dropped], dropped
+
+
+def replacements(config: Config, available: Available) -> dict[str, Any]:
+    """The keys whose value changes -> the new value. `config` is checked."""
+    gpus = 0 if config.trainer.device == "cpu" else available.gpus
+    workers = min(config.workers, gpus or MAX_WORKERS, MAX_WORKERS) if available.ray else 1
+    changes = {
+        **dict.fromkeys(OF_ANOTHER_MODEL, None),
+        **model_changes(config),
+        **data_changes(config),
+        **engine_changes(config, has_vllm=available.vllm and gpus > 0),
+        **run_changes(config),
+        **reward_changes(config, available.environment),
+        **size_changes(config, workers),
+    }
+    keys = leaf_keys()
+    wanted = {path: keys[path].default if path in OF_ANOTHER_MODEL else value for path, value in changes.items()}
+    return {path: value for path, value in wanted.items() if value_at(config, path) != value}
+
+
+def model_changes(config: Config) -> dict[str, Any]:
+    model = config.actor_rollout_ref.model
+    changes: dict[str, Any] = {f"{MODEL}.path": EMBEDDED}
+    if config.critic.model.path is not None:
+        changes["critic.model.path"] = EMBEDDED
+    if model.lora_adapter_path is not None:
+        changes[f"{MODEL}.lora_rank"] = model.lora_rank or LORA_RANK
+    return changes
+
+
+def data_changes(config: Config) -> dict[str, Any]:
+    rows = {"data.train_max_samples": TRAINING_ROWS, "data.val_max_samples": VALIDATION_ROWS}
+    changes: dict[str, Any] = {"data.train_files": EMBEDDED, **rows}
+    if config.data.val_files is not None:
+        changes["data.val_files"] = EMBEDDED
+    if not config.has_held_out_prompts:  # the stand-in has, and they would be used
+        changes |= {"trainer.val_before_train": False, "trainer.test_freq": -1}
+    return changes
+
+
+def engine_changes(config: Config, *, has_vllm: bool) -> dict[str, Any]:
+    rollout = config.actor_rollout_ref.rollout
+    changes: dict[str, Any] = {f"{ROLLOUT}.tensor_model_parallel_size": 1}
+    changes[f"{ROLLOUT}.val_kwargs.n"] = min(rollout.val_kwargs.n, VALIDATION_ANSWERS)
+    if rollout.name in ("native", "hf") or (rollout.name == "vllm" and has_vllm and not rollout.uses_servers):
+        return changes
+    return changes | {f"{ROLLOUT}.name": "native", f"{ROLLOUT}.engine_kwargs": {}} | defaults(f"{ROLLOUT}.server")
+
+
+def run_changes(config: Config) -> dict[str, Any]:
+    """A directory of its own: a run in the given one is neither continued nor changed."""
+    trainer = config.trainer
+    folder = f"{trainer.default_local_dir}/smoke"
+    changes: dict[str, Any] = {
+        "trainer.total_training_steps": STEPS,
+        "trainer.save_freq": min(trainer.save_freq, STEPS),
+        "trainer.critic_warmup": min(trainer.critic_warmup, STEPS - 1),
+        "trainer.default_local_dir": folder,
+        "trainer.resume_mode": "disable",
+        "trainer.resume_from_path": None,
+        "trainer.logger": [name for name in trainer.loggers if name != "wandb"] or ["console"],
+    }
+    if config.has_held_out_prompts:
+        changes["trainer.test_freq"] = min(trainer.test_freq, STEPS)
+    if trainer.loggers == changes["trainer.logger"]:
+        del changes["trainer.logger"]
+    for name, given in (("rollout", trainer.rollout_data_dir), ("validation", trainer.validation_data_dir)):
+        if given is not None:
+            changes[f"trainer.{name}_data_dir"] = f"{folder}/{name}_data"
+    return changes
+
+
+def still_given(config: Config, changes: Mapping[str, Any]) -> frozenset[str]:
+    """The keys that count as given by the user: those without effect would be reported."""
+    unread = [f"{section}." for switch, section in SWITCHES.items() if switch in changes]
+    return frozenset(key for key in config.given - changes.keys() if not f"{key}.".startswith(tuple(unread)))
+
+
+def defaults(section: str) -> dict[str, Any]:
+    return {path: key.default for path, key in leaf_keys().items() if path.startswith(f"{section}.")}
+
+
+def description(config: Config, changes: Mapping[str, Any], dropped: Sequence[str]) -> str:
+    lines = [
+        f"  {path}: {shown(value_at(config, path))} -> {shown(value)}{server_notes(config).get(path, '')}"
+        for path, value in changes.items()
+        if not is_key_of_replaced_server(path, changes)
+    ]
+    lines += [f"  {text}: dropped, not in this version of rloom" for text in dropped]
+    return "\n".join([f"{VARIABLE}=1: two steps with tiny stand-ins", *lines])
+
+
+def shown(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,0 +1,106 @@
+"""The sizes of a smoke run: workers, batches, lengths. Each is valid if the given ones are.
+
+Prompts and answers of a step become powers of two, so that two workers always get equal numbers of samples.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rloom.config.schema import Actor, Config, Critic
+
+MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
+PROMPT_TOKENS, ANSWER_TOKENS = 64, 48  # of the embedded data
+ACTOR, CRITIC, ROLLOUT, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+OWN_WORKERS = ("rollout", "reward", "critic", "ref")  # the first that has workers of its own keeps one
+
+
+@dataclass(frozen=True)
+class Sizes:
+    workers: int
+    own: str | None  # the role that has one of two workers for itself
+    prompts: int
+    answers: int  # to each prompt
+
+    def ranks(self, role: str) -> int:
+        return 1 if role == self.own else self.workers - (self.own is not None)
+
+
+def size_changes(config: Config, workers: int) -> dict[str, Any]:
+    own = next((role for role in OWN_WORKERS if role in config.trainer.pools.own), None) if workers > 1 else None
+    prompts = power_of_two(config.data.train_batch_size, MAX_PROMPTS)
+    sizes = Sizes(workers, own, prompts, power_of_two(config.actor_rollout_ref.rollout.n, MAX_ANSWERS))
+    answer_tokens = min(config.data.max_response_length, ANSWER_TOKENS)
+    buffer = config.reward_model.overlong_buffer
+    return {
+        "data.train_batch_size": prompts,
+        "data.max_prompt_length": PROMPT_TOKENS,
+        "data.max_response_length": answer_tokens,
+        f"{ROLLOUT}.n": sizes.answers,
+        **({"reward_model.overlong_buffer.len": min(buffer.len, answer_tokens)} if buffer.enable else {}),
+        **worker_changes(config, sizes),
+        **role_changes(ACTOR, config.actor_rollout_ref.actor, config, sizes, answer_tokens),
+        **role_changes(CRITIC, config.critic, config, sizes, answer_tokens),
+        **scoring_changes(config, sizes),
+    }
+
+
+def power_of_two(number: int, limit: int) -> int:
+    """The largest one up to both."""
+    return 1 << (min(number, limit).bit_length() - 1)
+
+
+def worker_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
+    trainer = config.trainer
+    changes: dict[str, Any] = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": sizes.workers}
+    changes |= {f"trainer.pools.{role}": 1 if role == sizes.own else None for role in trainer.pools.own}
+    if trainer.nnodes > 1:
+        changes |= {"trainer.node_rank": 0, "trainer.master_addr": None, "trainer.master_port": 6379}
+    ray_init = config.ray_kwargs.ray_init
+    changes["ray_kwargs.ray_init"] = {name: value for name, value in ray_init.items() if name != "address"}
+    for path, section, role in (
+        (f"{ACTOR}.fsdp_config", config.actor_rollout_ref.actor.fsdp_config, "actor"),
+        (f"{CRITIC}.model.fsdp_config", config.critic.model.fsdp_config, "critic"),
+    ):
+        if section.fsdp_size != -1:
+            changes[f"{path}.fsdp_size"] = min(section.fsdp_size, sizes.ranks(role))
+    return changes
+
+
+def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, answer_tokens: int) -> dict[str, Any]:
+    """Two updates where there were two or more. Micro-batches still divide a mini-batch."""
+    mini_batch = role.ppo_mini_batch_size or config.actor_rollout_ref.actor.ppo_mini_batch_size
+    updates = min(config.data.train_batch_size // mini_batch, MAX_UPDATES)
+    prompts = sizes.prompts // updates
+    ranks = sizes.ranks("actor" if name == ACTOR else "critic")
+    sharing = sequence_ranks(name, role, sizes)
+    changes: dict[str, Any] = {f"{name}.ulysses_sequence_parallel_size": sharing}
+    if role.ppo_mini_batch_size is not None:
+        changes[f"{name}.ppo_mini_batch_size"] = prompts
+    samples, shares = prompts * sizes.answers, max(1, ranks // sharing)
+    if role.ppo_micro_batch_size_per_gpu is not None:
+        changes[f"{name}.ppo_micro_batch_size_per_gpu"] = power_of_two(role.ppo_micro_batch_size_per_gpu, samples)
+    if role.ppo_micro_batch_size is not None:
+        changes[f"{name}.ppo_micro_batch_size"] = max(shares, power_of_two(role.ppo_micro_batch_size, samples))
+    least = -(-(PROMPT_TOKENS + answer_tokens) // sharing)
+    changes[f"{name}.ppo_max_token_len_per_gpu"] = max(role.ppo_max_token_len_per_gpu, least)
+    return changes
+
+
+def sequence_ranks(name: str, role: Actor | Critic, sizes: Sizes) -> int:
+    """Ranks that share a sequence. The reference shares sequences as the actor does."""
+    available = sizes.ranks("critic") if name == CRITIC else min(sizes.ranks("actor"), sizes.ranks("ref"))
+    return power_of_two(role.ulysses_sequence_parallel_size, available)
+
+
+def scoring_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
+    """The older keys, which count the samples of all workers together, are multiples of the number of workers."""
+    changes = {}
+    for key, size, role in (
+        (f"{ROLLOUT}.log_prob_micro_batch_size", config.actor_rollout_ref.rollout.log_prob_micro_batch_size, "actor"),
+        (f"{REF}.log_prob_micro_batch_size", config.actor_rollout_ref.ref.log_prob_micro_batch_size, "ref"),
+        ("reward_model.micro_batch_size", config.reward_model.micro_batch_size, "reward"),
+    ):
+        if size is not None:
+            ranks = sizes.ranks(role)
+            changes[key] = max(ranks, power_of_two(size, sizes.prompts * sizes.answers))
+    return changes

@@ -1,0 +1,307 @@
+"""RLOOM_SMOKE=1: which keys change, that the result passes the same checks, and that nothing changes without it."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rloom.config.algorithm_needs import declared_needs
+from rloom.config.checks import check
+from rloom.config.load import load_config, with_changes
+from rloom.config.schema import Config
+from rloom.config.smoke import Available, replacements, visible_gpus
+from rloom.errors import ConfigError
+from tests.helpers import configured
+
+NOTHING = Available(gpus=0, ray=True, vllm=False, environment={})
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+DOCUMENT_003 = (
+    "algorithm.adv_estimator=rloo",
+    "data.train_files=train.parquet",
+    "data.val_files=test.parquet",
+    "data.train_batch_size=1024",
+    "data.max_response_length=1024",
+    "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
+    f"{ACTOR}.ppo_mini_batch_size=256",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=80",
+    f"{ROLLOUT}.name=vllm",
+    f"{ROLLOUT}.tensor_model_parallel_size=2",
+    f"{ROLLOUT}.n=5",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=160",
+    'trainer.logger=["console","wandb"]',
+    "trainer.n_gpus_per_node=8",
+    "trainer.save_freq=-1",
+    "trainer.test_freq=5",
+    "trainer.total_epochs=15",
+)
+
+
+def changes(*overrides: str, available: Available = NOTHING) -> dict[str, Any]:
+    return replacements(configured(*overrides), available)
+
+
+def smoke(*overrides: str, available: Available = NOTHING) -> Config:
+    """Checked before and after."""
+    config = configured(*overrides)
+    check(config, declared_needs(config))
+    small = with_changes(config, replacements(config, available))
+    check(small, declared_needs(small))
+    return small
+
+
+def test_the_command_of_document_003_changes_in_these_keys() -> None:
+    assert changes(*DOCUMENT_003) == {
+        "actor_rollout_ref.model.path": "embedded",
+        "data.train_files": "embedded",
+        "data.train_max_samples": 64,
+        "data.val_max_samples": 4,
+        "data.val_files": "embedded",
+        f"{ROLLOUT}.tensor_model_parallel_size": 1,
+        f"{ROLLOUT}.name": "native",
+        "trainer.total_training_steps": 2,
+        "trainer.default_local_dir": "checkpoints/${trainer.project_name}/${trainer.experiment_name}/smoke",
+        "trainer.resume_mode": "disable",
+        "trainer.logger": ["console"],
+        "trainer.test_freq": 2,
+        "data.train_batch_size": 4,
+        "data.max_prompt_length": 64,
+        "data.max_response_length": 48,
+        f"{ROLLOUT}.n": 4,
+        "trainer.n_gpus_per_node": 2,
+        f"{ACTOR}.ppo_mini_batch_size": 2,
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": 8,
+    }
+    assert smoke(*DOCUMENT_003).workers == 2
+
+
+def test_four_updates_become_two_and_one_stays_one() -> None:
+    assert smoke("data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=128").data.train_batch_size == 4
+    assert changes("data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=128")[f"{ACTOR}.ppo_mini_batch_size"] == 2
+    one = smoke("data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=512", "critic.ppo_mini_batch_size=64")
+    assert one.on_policy
+    assert one.critic_updates == (2, 1)
+
+
+def test_groups_keep_two_answers_or_more() -> None:
+    for n in (2, 3, 5, 16):
+        small = smoke("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n={n}")
+        assert small.actor_rollout_ref.rollout.n == {2: 2, 3: 2, 5: 4, 16: 4}[n]
+    assert smoke("algorithm.adv_estimator=gae").actor_rollout_ref.rollout.n == 1
+
+
+def test_valid_sizes_stay_valid_whatever_they_are() -> None:
+    """120 random configurations, odd and prime numbers among them; those that are invalid as given are left out."""
+    draws, tried = random.Random(0), 0
+    while tried < 120:
+        updates, mini, n = draws.choice([1, 2, 3, 7]), draws.choice([1, 2, 3, 5, 12, 64]), draws.choice([1, 2, 3, 6, 8])
+        gpus, nodes = draws.choice([1, 2, 3, 4, 8]), draws.choice([1, 1, 2])
+        divisors = [d for d in range(1, mini * n + 1) if mini * n % d == 0]
+        micro = draws.choice(["_per_gpu", ""])
+        config = configured(
+            f"algorithm.adv_estimator={draws.choice(['gae', 'rloo'])}",
+            f"data.train_batch_size={updates * mini}",
+            f"data.max_response_length={draws.choice([1, 7, 512])}",
+            f"{ACTOR}.ppo_mini_batch_size={mini}",
+            f"{ACTOR}.ppo_micro_batch_size{micro}={draws.choice(divisors)}",
+            f"{ACTOR}.ulysses_sequence_parallel_size={draws.choice([1, 1, 2, 3, 4])}",
+            f"{ACTOR}.fsdp_config.fsdp_size={draws.choice([-1, 1, 2, 4])}",
+            f"critic.ppo_max_token_len_per_gpu={draws.choice([600, 1024, 32768])}",
+            f"{ROLLOUT}.n={n}",
+            f"{ROLLOUT}.log_prob_micro_batch_size={draws.choice([1, 2, 3, 16])}",
+            f"trainer.n_gpus_per_node={gpus}",
+            f"trainer.nnodes={nodes}",
+            "trainer.master_addr=10.0.0.1",
+            *([f"trainer.pools.rollout={draws.choice([1, 2])}"] if gpus * nodes > 1 and draws.random() < 0.3 else []),
+        )
+        needs = declared_needs(config)
+        try:
+            check(config, needs)
+        except ConfigError:
+            continue
+        tried += 1
+        for ray in (True, False):
+            small = with_changes(config, replacements(config, Available(0, ray, vllm=False, environment={})))
+            check(small, needs)
+            assert small.workers == (min(gpus * nodes, 2) if ray else 1)
+            assert small.on_policy == config.on_policy
+
+
+def test_workers_fit_the_machine() -> None:
+    eight = "trainer.n_gpus_per_node=8"
+    assert smoke(eight, available=Available(gpus=1, ray=True, vllm=False, environment={})).workers == 1
+    assert smoke(eight, available=Available(gpus=4, ray=True, vllm=False, environment={})).workers == 2
+    assert smoke(eight, available=Available(gpus=0, ray=False, vllm=False, environment={})).workers == 1
+    on_cpu = smoke(eight, "trainer.device=cpu", available=Available(gpus=1, ray=True, vllm=False, environment={}))
+    assert on_cpu.workers == 2
+
+
+def test_another_machine_of_several_becomes_the_only_one() -> None:
+    small = smoke(
+        "trainer.nnodes=4", "trainer.n_gpus_per_node=8", "trainer.node_rank=3", "trainer.master_addr=10.0.0.1"
+    )
+    trainer = small.trainer
+    assert (trainer.nnodes, trainer.n_gpus_per_node, trainer.node_rank, trainer.master_addr) == (1, 2, 0, None)
+
+
+def test_pools_keep_one_worker_of_their_own() -> None:
+    pools = smoke("trainer.n_gpus_per_node=8", "trainer.pools.rollout=4", "trainer.pools.critic=2").trainer.pools
+    assert pools.own == {"rollout": 1}
+    alone = Available(gpus=0, ray=False, vllm=False, environment={})
+    assert smoke("trainer.n_gpus_per_node=8", "trainer.pools.rollout=4", available=alone).trainer.pools.own == {}
+
+
+def test_vllm_stays_where_it_is_installed_with_a_gpu() -> None:
+    has_vllm = Available(gpus=2, ray=True, vllm=True, environment={})
+    keys = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.engine_kwargs={{max_logprobs: 2}}", "trainer.n_gpus_per_node=2")
+    assert smoke(*keys, available=has_vllm).actor_rollout_ref.rollout.name == "vllm"
+    native = smoke(*keys).actor_rollout_ref.rollout
+    assert (native.name, native.engine_kwargs) == ("native", {})
+    servers = smoke(f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.server.urls=http://10.0.0.1:30000", available=has_vllm)
+    assert (servers.actor_rollout_ref.rollout.name, servers.actor_rollout_ref.rollout.server.addresses) == (
+        "native",
+        (),
+    )
+
+
+def test_a_reward_model_becomes_the_embedded_one() -> None:
+    for key in ("reward_model.path", "reward_model.model.path"):
+        section = smoke("reward_model.enable=True", f"{key}=RLHFlow/ArmoRM-Llama3-8B-v0.1").reward_model
+        assert section.model_path == "embedded"
+    labels = smoke("reward_model.path=R", "reward_model.label_weights=[1, 2]", "reward_model.max_length=4096")
+    assert (labels.reward_model.label_weights, labels.reward_model.max_length) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("provider", "variable"),
+    [
+        ("dashscope", "DASHSCOPE_HTTP_BASE_URL"),
+        ("dashscope", "DASHSCOPE_BASE_URL"),
+        ("openai", "OPENAI_BASE_URL"),
+        ("gemini", "GOOGLE_GEMINI_BASE_URL"),
+        ("claude", "ANTHROPIC_BASE_URL"),
+    ],
+)
+def test_a_judge_stays_only_where_an_address_is_given(provider: str, variable: str) -> None:
+    keys = ("reward_model.api.enable=True", f"reward_model.api.type={provider}", "reward_model.api.preset=math")
+    without = smoke(*keys)
+    assert not without.reward_model.api.enable
+    local = Available(gpus=0, ray=True, vllm=False, environment={variable: "http://127.0.0.1:8000"})
+    assert smoke(*keys, available=local).reward_model.api.enable
+    assert smoke(*keys, "reward_model.api.base_url=http://127.0.0.1:8000/v1").reward_model.api.enable
+
+
+def test_a_mix_keeps_the_parts_that_can_be_computed() -> None:
+    mix = "reward_model.composite.enable=True"
+    weights = "reward_model.composite.weights"
+    judge = "reward_model.api.enable=True"
+    two = smoke(mix, judge, f"{weights}={{api_score: 0.7, rule_score: 0.3}}")
+    assert two.reward_model.composite.weights == {"rule_score": 0.3}
+    one = smoke(mix, judge, f"{weights}={{rm_score: 1.0}}")
+    assert one.reward_model.composite.weights == {"rule_score": 1.0}
+    model = smoke(mix, "reward_model.path=R", f"{weights}={{rm_score: 0.7, rule_score: 0.3}}")
+    assert model.reward_model.composite.weights == {"rm_score": 0.7, "rule_score": 0.3}
+
+
+def test_reward_servers_and_functions() -> None:
+    servers = smoke("reward_model.remote.urls=http://10.0.0.1:5000/get_reward", "reward_model.remote.batch_size=16")
+    assert servers.reward_model.remote.addresses == ()
+    assert smoke("custom_reward_function.path=mine.py").custom_reward_function.path == "mine.py"
+
+
+def test_no_other_run_is_touched() -> None:
+    trainer = smoke(
+        "trainer.default_local_dir=runs/real",
+        "trainer.rollout_data_dir=runs/answers",
+        "trainer.resume_mode=resume_path",
+        "trainer.resume_from_path=runs/real/global_step_5",
+    ).trainer
+    assert trainer.default_local_dir == "runs/real/smoke"
+    assert trainer.rollout_data_dir == "runs/real/smoke/rollout_data"
+    assert (trainer.resume_mode, trainer.resume_from_path) == ("disable", None)
+
+
+def test_keys_of_another_model_and_other_files_get_their_defaults() -> None:
+    small = smoke(
+        "actor_rollout_ref.model.lora_adapter_path=adapter",
+        "actor_rollout_ref.model.override_config={num_hidden_layers: 2}",
+        "data.prompt_key=question",
+        "critic.model.path=Qwen/Qwen2-7B",
+    )
+    model = small.actor_rollout_ref.model
+    assert (model.lora_adapter_path, model.lora_rank, model.override_config) == (None, 8, {})
+    assert (small.data.prompt_key, small.critic.model.path) == ("prompt", "embedded")
+
+
+def test_a_run_without_validation_gets_none() -> None:
+    assert not smoke("data.train_files=train.parquet").validates
+    assert smoke("data.train_files=train.parquet", "data.val_files=test.parquet").validates
+
+
+def test_nothing_changes_without_the_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["data.train_files=train.parquet", "trainer.n_gpus_per_node=8"]
+    for value in (None, "", "0"):
+        monkeypatch.delenv("RLOOM_SMOKE", raising=False) if value is None else monkeypatch.setenv("RLOOM_SMOKE", value)
+        config = load_config(overrides)
+        assert (config.data.train_files, config.workers, config.trainer.total_training_steps) == (
+            "train.parquet",
+            8,
+            None,
+        )
+    assert capsys.readouterr().out == ""
+
+
+def test_the_block_names_each_key_with_both_values(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    config = load_config(["actor_rollout_ref.model.path=Qwen/Qwen2-7B", "trainer.total_epochs=3", "trainer.device=cpu"])
+    assert config.actor_rollout_ref.model.path == "embedded"
+    assert not config.is_given("trainer.total_epochs")  # it would be reported as without effect
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "RLOOM_SMOKE=1: two steps with tiny stand-ins"
+    assert "  actor_rollout_ref.model.path: Qwen/Qwen2-7B -> embedded" in lines
+    assert "  trainer.total_training_steps: null -> 2" in lines
+
+
+def test_a_replaced_judge_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    load_config(["reward_model.api.enable=True", "reward_model.api.type=openai", "reward_model.api.model=gpt-4o"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "reward_model.api" in line]
+    assert lines == [
+        "  reward_model.api.enable: True -> False (other parts or rules score the answers; a judge of your own is "
+        "called at OPENAI_BASE_URL)"
+    ]
+
+
+def test_a_fault_of_the_command_is_reported_as_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    with pytest.raises(ConfigError, match=r"ppo_mini_batch_size=100 \(prompts\) does not divide"):
+        load_config(["data.train_batch_size=1024", f"{ACTOR}.ppo_mini_batch_size=100"])
+    with pytest.raises(ConfigError, match="use 2 or more"):
+        load_config(["algorithm.adv_estimator=rloo", "data.train_files=x.parquet", f"{ROLLOUT}.n=1"])
+
+
+def test_megatron_is_dropped_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    keys = [f"{ACTOR}.strategy=megatron", f"{ACTOR}.megatron_config.tensor_model_parallel_size=4"]
+    assert load_config(keys).actor_rollout_ref.actor.strategy == "fsdp"
+    printed = capsys.readouterr().out
+    assert f"  {keys[0]}: dropped, not in this version of rloom" in printed
+    assert f"  {keys[1]}: dropped, not in this version of rloom" in printed
+
+
+def test_other_values_of_the_variable_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLOOM_SMOKE", "yes")
+    with pytest.raises(ConfigError, match="RLOOM_SMOKE=yes: use 1"):
+        load_config([])
+
+
+def test_visible_gpus_are_limited_by_the_variable_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([Path(f"/dev/nvidia{n}") for n in range(4)]))
+    for value, gpus in {"": 0, "-1": 0, "0": 1, "0,2": 2, "0,1,2,3,4": 4}.items():
+        assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == gpus
+    assert visible_gpus({}) == 4
