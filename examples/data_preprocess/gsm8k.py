@@ -1,13 +1,12 @@
-"""Write the GSM8K data set as train.parquet and test.parquet; --help tells how."""
+"""Write the GSM8K data set as train.parquet and test.parquet; --help shows the options."""
 
 import os
 import sys
 
-# This folder holds a math.py, which must not stand in for Python's own: look for modules in the repository instead.
-sys.path.pop(0)
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+# This folder has a math.py, which must not be imported as Python's own: search the repository instead.
+sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
-from rloom.data.prepare import script
+from rloom.cli.data import script
 
 if __name__ == "__main__":
     sys.exit(script("gsm8k"))

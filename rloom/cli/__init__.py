@@ -67,7 +67,8 @@ COMMANDS = {
                 "write train.parquet and test.parquet of a known data set",
                 "生成已知数据集的 train.parquet 和 test.parquet",
             ),
-            ("check FILE", "check a data file before training on it", "训练前检查数据文件"),
+            ("check FILE ...", "check data files before training on them", "训练前检查数据文件"),
+            ("show FILE -n 3", "print rows of a data file", "打印数据文件的若干行"),
         ],
     ),
     "reward": Command(

@@ -55,7 +55,12 @@ def as_messages(prompt: Any) -> tuple[Message, ...]:
         raise DataError(f"the prompt is {type(prompt).__name__}; it must be a string or a list of chat messages")
     if not prompt:
         raise DataError("the prompt is an empty list of messages")
-    return tuple(_as_message(place, message) for place, message in enumerate(prompt))
+    messages = tuple(_as_message(place, message) for place, message in enumerate(prompt))
+    if messages[-1]["role"] == "assistant":
+        raise DataError("the last message of the prompt is the assistant's, which the policy has to write; remove it")
+    if not messages[-1]["content"].strip():
+        raise DataError(f"message {len(messages) - 1} of the prompt, the last one, has an empty content")
+    return messages
 
 
 def render_chat(messages: Sequence[Message], tokenizer: Tokenizer, custom_chat_template: str | None = None) -> str:

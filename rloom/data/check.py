@@ -1,204 +1,193 @@
-"""`rloom data check`: find the faults of a data file before a run."""
+"""`rloom data check`: all faults of data files, before a run stops at the first.
 
+An error is what `rloom train` refuses. A warning is what it accepts, though it is probably a mistake.
+"""
+
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rloom.data import chat
-from rloom.data.files import Row, locate, read_rows
-from rloom.data.prompts import data_source_of, extra_info_of, ground_truth_of, messages_of
+from rloom.data.files import Row, has_byte_order_mark, locate, read_rows
+from rloom.data.rows import Columns, ReadRow, read_row, truth_column
 from rloom.errors import DataError
-from rloom.rewards.routing import registered, rule_for
-from rloom.types import Message
+from rloom.rewards.routing import OTHER_REWARDS, registered, rule_for
 
-SHOWN_OF_A_KIND = 20
-SHORTEST_BUCKET = 16  # tokens
-BAR_WIDTH = 40
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TYPES = {str: "text", bool: "a truth value", int: "a number", float: "a number", list: "a list", dict: "an object"}
 
 
 @dataclass(frozen=True)
-class Fault:
-    row: int  # from 0
+class Finding:
+    column: str  # or "file"
+    row: int | None  # from 0; None: the whole file
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
-    path: Path
-    rows: int
-    columns: tuple[str, ...]  # of any row, in order of appearance
-    sources: Mapping[str, int]  # data source -> rows
-    schema_faults: tuple[Fault, ...]
-    truth_faults: tuple[Fault, ...]  # ground truths that are missing, or that the rule cannot parse
-    sources_without_rule: tuple[str, ...]
-    duplicates: tuple[tuple[int, int], ...]  # (row, the first row with the same prompt)
-    prompt_lengths: tuple[int, ...] | None  # tokens of each prompt without fault; None without a tokenizer
+    path: str
+    rows: int = 0
+    columns: tuple[str, ...] = ()  # of any row, in order of appearance
+    sources: Mapping[str, int] = field(default_factory=dict)  # data source -> rows
+    errors: list[Finding] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
+    prompt_lengths: tuple[int, ...] | None = None  # tokens of each prompt without fault; None without a tokenizer
+    prompts: dict[str, int] = field(default_factory=dict)  # prompt -> its first row
 
     @property
     def ok(self) -> bool:
-        """Whether a run can use the file. Repeated prompts are no fault."""
-        return not (self.schema_faults or self.truth_faults or self.sources_without_rule)
+        return not self.errors
 
 
 @dataclass(frozen=True)
-class _Read:
-    """The readable values of one row."""
-
-    row: int
-    messages: tuple[Message, ...] | None
-    source: str | None
-    ground_truth: Any
-    truth_place: str | None  # key of the ground truth in this row; None: reward_model is not an object
+class Settings:
+    columns: Columns = Columns()
+    tokenizer: chat.Tokenizer | None = None
+    max_prompt_length: int | None = None  # tokens
 
 
-def check_file(
-    path: str | Path,
-    *,
-    tokenizer: chat.Tokenizer | None = None,
-    prompt_key: str = "prompt",
-    reward_fn_key: str = "data_source",
-    own_reward: bool = False,
-) -> Report:
-    """`own_reward`: the user's reward function scores the rows, so they need neither a rule nor a ground truth."""
-    rows = read_rows(path)
-    faults: list[Fault] = []
-    read = [_read(number, values, prompt_key, reward_fn_key, faults) for number, values in enumerate(rows)]
-    lengths = None if tokenizer is None else _lengths(read, tokenizer, faults)
-    # a reward_model that is not an object is reported once, as a schema fault
-    ruled = [] if own_reward else [row for row in read if row.truth_place is not None]
-    ruled_sources = dict.fromkeys(row.source for row in ruled if row.source is not None)
-    return Report(
-        path=locate(path),
-        rows=len(rows),
-        columns=tuple(dict.fromkeys(name for values in rows for name in values)),
-        sources=Counter(row.source for row in read if row.source is not None),
-        schema_faults=tuple(sorted(faults, key=lambda fault: fault.row)),
-        truth_faults=tuple(_truth_faults(ruled)),
-        sources_without_rule=tuple(source for source in ruled_sources if rule_for(source) is None),
-        duplicates=tuple(_duplicates(read)),
-        prompt_lengths=lengths,
-    )
+def check_files(paths: Sequence[str | Path], settings: Settings) -> list[Report]:
+    """One report a file. A prompt that an earlier file has is a warning."""
+    reports: list[Report] = []
+    for path in paths:
+        report = check_file(path, settings)
+        for earlier in reports:
+            report.warnings += [
+                Finding(settings.columns.prompt_key, row, f"is also row {earlier.prompts[prompt]} of {earlier.path}")
+                for prompt, row in report.prompts.items()
+                if prompt in earlier.prompts
+            ]
+        reports.append(report)
+    return reports
 
 
-def _read(number: int, values: Row, prompt_key: str, reward_fn_key: str, faults: list[Fault]) -> _Read:
-    def attempt(reader: Callable[..., Any], *arguments: str) -> Any:
-        try:
-            return reader(values, *arguments)
-        except DataError as error:
-            faults.append(Fault(number, str(error)))
-            return None
-
-    attempt(extra_info_of)
-    return _Read(
-        row=number,
-        messages=attempt(messages_of, prompt_key),
-        source=attempt(data_source_of, reward_fn_key),
-        ground_truth=attempt(ground_truth_of),
-        truth_place=_truth_place(values.get("reward_model")),
-    )
-
-
-def _truth_place(reward_model: Any) -> str | None:
-    if reward_model is None:
-        return "ground_truth"
-    return "reward_model.ground_truth" if isinstance(reward_model, Mapping) else None
-
-
-def _truth_faults(rows: Sequence[_Read]) -> list[Fault]:
-    faults = []
-    for row in rows:
-        truth = row.ground_truth
-        if truth is None or (isinstance(truth, str | list | dict) and not truth) or not str(truth).strip():
-            faults.append(Fault(row.row, f"no ground truth; set {row.truth_place}"))
-        elif row.source is not None and (rule := rule_for(row.source)) is not None:
-            try:
-                rule.true_answer(row.source, truth)
-            except ValueError as error:
-                faults.append(Fault(row.row, str(error)))
-    return faults
-
-
-def _duplicates(rows: Sequence[_Read]) -> list[tuple[int, int]]:
-    first: dict[tuple[tuple[str, str], ...], int] = {}
-    repeated = []
-    for row in rows:
-        if row.messages is None:
-            continue
-        key = tuple((message["role"], message["content"]) for message in row.messages)
-        if key in first:
-            repeated.append((row.row, first[key]))
-        else:
-            first[key] = row.row
-    return repeated
-
-
-def _lengths(rows: Sequence[_Read], tokenizer: chat.Tokenizer, faults: list[Fault]) -> tuple[int, ...]:
-    texts = []
-    for row in rows:
-        if row.messages is None:
-            continue
-        try:
-            texts.append(chat.render_chat(row.messages, tokenizer))
-        except DataError as error:
-            faults.append(Fault(row.row, str(error)))
-    return tuple(len(tokens) for tokens in chat.tokenize(texts, tokenizer))
-
-
-def length_histogram(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """(upper bound in tokens, prompts between the previous bound and it); each bound is twice the previous."""
-    bounds = [SHORTEST_BUCKET]
-    while bounds[-1] < max(lengths):
-        bounds.append(bounds[-1] * 2)
-    lower_bounds = [0, *bounds[:-1]]
-    return [
-        (upper, sum(lower < length <= upper for length in lengths))
-        for lower, upper in zip(lower_bounds, bounds, strict=True)
+def check_file(path: str | Path, settings: Settings) -> Report:
+    report = Report(str(path))
+    try:
+        rows = read_rows(path)
+    except DataError as error:
+        report.errors.append(Finding("file", None, str(error)))
+        return report
+    read = [read_row(values, settings.columns) for values in rows]
+    report.rows = len(rows)
+    report.columns = tuple(dict.fromkeys(name for values in rows for name in values))
+    report.sources = Counter(row.data_source for row in read if row.data_source is not None)
+    report.errors += [
+        Finding(fault.column, number, fault.reason) for number, row in enumerate(read) for fault in row.faults
     ]
+    if settings.columns.rules:
+        report.errors += _sources_without_rule(rows, read, settings.columns.reward_fn_key)
+    if settings.tokenizer is not None:
+        _check_lengths(report, read, settings)
+    if locate(path).suffix != ".parquet" and has_byte_order_mark(locate(path)):
+        report.warnings.append(Finding("file", None, "starts with a byte order mark, which other JSON readers refuse"))
+    report.warnings += _repeated_prompts(report, read, settings.columns.prompt_key)
+    report.warnings += _unusual_roles(read, settings.columns.prompt_key)
+    report.warnings += _mixed_types(rows)
+    report.warnings += _not_finite(rows)
+    return report
 
 
-def render_report(report: Report) -> str:
-    """The report for a terminal."""
-    lines = [f"{report.path}: {counted(report.rows)} (numbered from 0)", f"columns: {', '.join(report.columns)}"]
-    lines += ["data sources:", *(f"  {source}: {counted(count)}" for source, count in report.sources.items())]
-    if report.prompt_lengths:
-        lines += _render_lengths(report.prompt_lengths)
-    lines += _render_kind("faults", [f"row {fault.row}: {fault.reason}" for fault in report.schema_faults])
-    lines += _render_kind("ground truths", [f"row {fault.row}: {fault.reason}" for fault in report.truth_faults])
-    lines += _render_kind(
-        "data sources without a reward rule",
-        [
-            f"{source}: use a registered data source ({', '.join(registered())}), or your own reward function, "
-            "custom_reward_function.path=FILE (then check with --own_reward)"
-            for source in report.sources_without_rule
-        ],
-    )
-    lines += _render_kind("repeated prompts", [f"row {row} repeats row {first}" for row, first in report.duplicates])
-    lines.append("ok" if report.ok else "not ok")
-    return "\n".join(lines)
+def _sources_without_rule(rows: Sequence[Row], read: Sequence[ReadRow], column: str) -> Iterator[Finding]:
+    """One for each data source, at its first row."""
+    counts = Counter(row.data_source for row in read)
+    named = set()
+    for number, (values, row) in enumerate(zip(rows, read, strict=True)):
+        source = row.data_source
+        if source is None or source in named or rule_for(source) is not None:
+            continue
+        named.add(source)
+        reward_model = values.get("reward_model")
+        for_model = isinstance(reward_model, Mapping) and reward_model.get("style") == "model"
+        hint = " The row is for a reward model (reward_model.style is model)." if for_model else ""
+        yield Finding(
+            column,
+            number,
+            f"no reward rule for {source!r} ({counted(counts[source])}).{hint} Use a registered data source "
+            f"({', '.join(registered())}), or another reward: {OTHER_REWARDS}. Then check with --own_reward or "
+            "--reward_model",
+        )
+
+
+def _check_lengths(report: Report, read: Sequence[ReadRow], settings: Settings) -> None:
+    """Lengths of the rendered prompts, and the errors that need a tokenizer."""
+    column, limit = settings.columns.prompt_key, settings.max_prompt_length
+    assert settings.tokenizer is not None
+    texts: dict[int, str] = {}
+    for number, row in enumerate(read):
+        if row.messages is None:
+            continue
+        try:
+            texts[number] = chat.render_chat(row.messages, settings.tokenizer)
+        except DataError as error:
+            report.errors.append(Finding(column, number, str(error)))
+    lengths = [len(tokens) for tokens in chat.tokenize(list(texts.values()), settings.tokenizer)]
+    for number, length in zip(texts, lengths, strict=True):
+        if length == 0:
+            report.errors.append(Finding(column, number, "the tokenizer makes no token of the prompt"))
+        if limit is not None and length > limit:
+            ways = "data.filter_overlong_prompts=True, or data.truncation to left, right or middle"
+            reason = f"{length} tokens, over data.max_prompt_length={limit}; raise it, set {ways}"
+            report.errors.append(Finding(column, number, reason))
+    report.prompt_lengths = tuple(lengths)
+
+
+def _repeated_prompts(report: Report, read: Sequence[ReadRow], column: str) -> Iterator[Finding]:
+    """Also fills `report.prompts`."""
+    for number, row in enumerate(read):
+        if row.messages is None:
+            continue
+        prompt = repr([(message["role"], message["content"]) for message in row.messages])
+        first = report.prompts.setdefault(prompt, number)
+        if first != number:
+            yield Finding(column, number, f"repeats row {first}")
+
+
+def _unusual_roles(read: Sequence[ReadRow], column: str) -> Iterator[Finding]:
+    for number, row in enumerate(read):
+        for place, message in enumerate(row.messages or ()):
+            if message["role"] not in ROLES:
+                reason = f"message {place} has the role {message['role']!r}; chat templates have {', '.join(ROLES)}"
+                yield Finding(column, number, reason)
+
+
+def _mixed_types(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Only json files can have them. A reward function has to handle both."""
+    first: dict[str, tuple[int, str]] = {}
+    for number, row in enumerate(rows):
+        reward_model = row.get("reward_model")
+        nested = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
+        values = {**row, truth_column(row): nested if nested is not None else row.get("ground_truth")}
+        for column, value in values.items():
+            kind = TYPES.get(type(value))
+            if kind is None:
+                continue
+            earlier, expected = first.setdefault(column, (number, kind))
+            if kind != expected:
+                yield Finding(column, number, f"is {kind}; in row {earlier} it is {expected}")
+
+
+def _not_finite(rows: Sequence[Row]) -> Iterator[Finding]:
+    for number, row in enumerate(rows):
+        for column, value in row.items():
+            if any(isinstance(each, float) and not math.isfinite(each) for each in _leaves(value)):
+                yield Finding(column, number, "has a number that is NaN or infinite, which JSON cannot express")
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _leaves(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
 
 
 def counted(rows: int) -> str:
     return f"{rows} row" if rows == 1 else f"{rows} rows"
-
-
-def _render_kind(title: str, entries: Sequence[str]) -> list[str]:
-    if not entries:
-        return []
-    lines = [f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries[:SHOWN_OF_A_KIND])]
-    if len(entries) > SHOWN_OF_A_KIND:
-        lines.append(f"  and {len(entries) - SHOWN_OF_A_KIND} more")
-    return lines
-
-
-def _render_lengths(lengths: Sequence[int]) -> list[str]:
-    histogram = length_histogram(lengths)
-    width = len(str(histogram[-1][0]))
-    most = max(count for _, count in histogram)
-    mean = sum(lengths) / len(lengths)
-    lines = [f"prompt length in tokens: {min(lengths)} to {max(lengths)}, mean {mean:.1f}"]
-    for upper, count in histogram:
-        bar = "█" * round(BAR_WIDTH * count / most)
-        lines.append(f"  up to {upper:>{width}}  {bar} {count}".rstrip())
-    return lines

@@ -4,10 +4,11 @@ import gzip
 import json
 import os
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,7 +32,10 @@ def read_rows(path: str | Path) -> list[Row]:
         else:
             rows = _read_jsonl(file)
     except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{file}, line {line}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: cannot be read ({error}); check its permissions, or copy it again") from error
     if not rows:
@@ -91,16 +95,18 @@ def _without_filled_keys(value: Any) -> Any:
     return value
 
 
-def _open_text(file: Path) -> IO[str]:
-    # "utf-8-sig": editors on Windows write a byte order mark, which is not valid JSON
-    if file.name.endswith(".gz"):
-        return gzip.open(file, "rt", encoding="utf-8-sig")
-    return open(file, encoding="utf-8-sig")
+def _text(file: Path) -> str:
+    content = gzip.decompress(file.read_bytes()) if file.name.endswith(".gz") else file.read_bytes()
+    return content.removeprefix(BOM_UTF8).decode()  # editors on Windows write a byte order mark, which is not valid JSON
+
+
+def has_byte_order_mark(file: Path) -> bool:
+    with gzip.open(file) if file.name.endswith(".gz") else open(file, "rb") as stream:
+        return stream.read(len(BOM_UTF8)) == BOM_UTF8
 
 
 def _read_json(file: Path) -> list[Row]:
-    with _open_text(file) as stream:
-        text = stream.read()
+    text = _text(file)
     if not text.strip():
         return []
     try:
@@ -122,19 +128,16 @@ def _read_jsonl(file: Path) -> list[Row]:
 
 
 def _jsonl_objects(file: Path) -> Iterator[Row]:
-    with _open_text(file) as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{file}, line {number}: not valid JSON ({error.msg}); correct or remove the line"
-                ) from error
-            if not isinstance(value, dict):
-                raise DataError(f"{file}, line {number}: is {_json_type(value)}, each line must be an object")
-            yield value
+    for number, line in enumerate(_text(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{file}, line {number}: not valid JSON ({error.msg}); correct or remove the line") from error
+        if not isinstance(value, dict):
+            raise DataError(f"{file}, line {number}: is {_json_type(value)}, each line must be an object")
+        yield value
 
 
 def _json_type(value: Any) -> str:

@@ -1,18 +1,19 @@
 """From data files to prompts: check, render and tokenize rows, and apply the maximum prompt length."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from rloom.data.chat import Tokenizer, as_messages, render_chat, tokenize
+from rloom.data.chat import Tokenizer, render_chat, tokenize
 from rloom.data.files import Row, read_rows
+from rloom.data.rows import Columns, read_row
 from rloom.errors import ConfigError, DataError
-from rloom.types import Message, Prompt
+from rloom.types import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,7 @@ def load_prompts(
     files: str | Path | Sequence[str | Path],
     *,
     tokenizer: Tokenizer,
-    prompt_key: str,
-    reward_fn_key: str,
+    columns: Columns,
     max_prompt_length: int,
     filter_overlong: bool,
     truncation: Truncation,
@@ -50,8 +50,7 @@ def load_prompts(
     build = partial(
         _build,
         tokenizer=tokenizer,
-        prompt_key=prompt_key,
-        reward_fn_key=reward_fn_key,
+        columns=columns,
         return_raw_chat=return_raw_chat,
         custom_chat_template=custom_chat_template,
     )
@@ -63,47 +62,6 @@ def load_prompts(
         return prompts
     truncate = TRUNCATIONS[truncation]
     return [replace(p, tokens=truncate(p.tokens, max_prompt_length)) for p in prompts]
-
-
-# Read one row. A fault is a DataError without the place of the row, which the caller adds.
-
-
-def messages_of(row: Row, prompt_key: str) -> tuple[Message, ...]:
-    return as_messages(_value(row, prompt_key, "data.prompt_key"))
-
-
-def data_source_of(row: Row, reward_fn_key: str) -> str:
-    source = _value(row, reward_fn_key, "data.reward_fn_key")
-    if not isinstance(source, str) or not source:
-        raise DataError(f"{reward_fn_key!r} is {source!r}; it must be the name of a data source")
-    return source
-
-
-def ground_truth_of(row: Row) -> Any:
-    """`reward_model.ground_truth`, or the top-level `ground_truth`; None if a row has neither."""
-    nested = _mapping(row, "reward_model").get("ground_truth")
-    return nested if nested is not None else row.get("ground_truth")
-
-
-def extra_info_of(row: Row) -> dict[str, Any]:
-    return dict(_mapping(row, "extra_info"))
-
-
-def _value(row: Row, key: str, setting: str) -> Any:
-    value = row.get(key)
-    if value is None:
-        columns = ", ".join(map(repr, row))
-        raise DataError(f"has nothing under {key!r}; its columns are {columns}. Set {setting} to the right one")
-    return value
-
-
-def _mapping(row: Row, key: str) -> Mapping[str, Any]:
-    value = row.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise DataError(f"{key!r} is {type(value).__name__}; it must be an object with keys")
-    return value
 
 
 # Read all rows.
@@ -147,27 +105,30 @@ def _build(
     rows: Sequence[PlacedRow],
     *,
     tokenizer: Tokenizer,
-    prompt_key: str,
-    reward_fn_key: str,
+    columns: Columns,
     return_raw_chat: bool,
     custom_chat_template: str | None,
 ) -> list[Prompt]:
     prompts = []
     for row in rows:
+        read = read_row(row.values, columns)
+        if read.faults:
+            raise DataError(f"{row.place}: {read.faults[0].reason}")
+        assert read.messages is not None and read.data_source is not None and read.extra_info is not None  # no faults
         try:
-            messages = messages_of(row.values, prompt_key)
-            prompt = Prompt(
-                index=row.index,
-                messages=messages,
-                text=render_chat(messages, tokenizer, custom_chat_template),
-                tokens=(),
-                data_source=data_source_of(row.values, reward_fn_key),
-                ground_truth=ground_truth_of(row.values),
-                extra_info=extra_info_of(row.values) | ({"raw_prompt": list(messages)} if return_raw_chat else {}),
-                columns=row.values | {"prompt": row.values[prompt_key]},
-            )
+            text = render_chat(read.messages, tokenizer, custom_chat_template)
         except DataError as error:
             raise DataError(f"{row.place}: {error}") from error
+        prompt = Prompt(
+            index=row.index,
+            messages=read.messages,
+            text=text,
+            tokens=(),
+            data_source=read.data_source,
+            ground_truth=read.ground_truth,
+            extra_info=read.extra_info | ({"raw_prompt": list(read.messages)} if return_raw_chat else {}),
+            columns=row.values | {"prompt": row.values[columns.prompt_key]},
+        )
         prompts.append(prompt)
     tokens_of_prompts = tokenize([prompt.text for prompt in prompts], tokenizer)
     for row, tokens in zip(rows, tokens_of_prompts, strict=True):

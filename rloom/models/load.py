@@ -20,8 +20,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rloom.errors import ModelError
+from rloom.hub import check_model
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.hub import check_hub
 from rloom.models.rotary import fix_rotary_scaling
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
@@ -189,7 +189,7 @@ def check_folder(source: ModelSource) -> None:
     if not folder.exists():
         if source.path.startswith((".", "/", "~")):
             raise ModelError(f"{source.key}={source.path}: there is no such folder; give a folder or a hub name")
-        check_hub(source.path, source.key)
+        check_model(source.path, source.key)
         return
     if not (folder / "config.json").is_file():
         raise ModelError(f"{source.key}={source.path}: the folder has no config.json, so it is no Hugging Face model")

@@ -12,6 +12,12 @@ from rloom.rewards.rules.expressions import load_library
 from rloom.types import SampleGroup
 
 
+OTHER_REWARDS = (
+    "your own function (custom_reward_function.path=my_rewards.py custom_reward_function.name=compute_score), a reward "
+    "model (reward_model.enable=True reward_model.path=MODEL) or an API judge (reward_model.api.enable=True)"
+)
+
+
 def _no_library() -> None:
     """For rules that import nothing on first use."""
 
@@ -101,8 +107,7 @@ def check_sources(sources: Mapping[str, Sequence[int]], reward_kwargs: Mapping[s
         named = "; ".join(f"{source!r} ({_rows(rows)})" for source, rows in unknown.items())
         raise RewardError(
             f"no reward rule for data_source {named}. Registered: {', '.join(registered())}. "
-            "Correct the data_source of these rows, or use your own function: "
-            "custom_reward_function.path=my_rewards.py custom_reward_function.name=compute_score"
+            f"Correct the data_source of these rows, or use another reward: {OTHER_REWARDS}"
         )
     rules = [rule for rule in map(rule_for, sources) if rule is not None]
     for name, value in (reward_kwargs or {}).items():

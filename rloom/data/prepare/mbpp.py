@@ -6,41 +6,33 @@
 import json
 from pathlib import Path
 
-from rloom.data.files import Row, read_rows
-from rloom.data.prepare import Splits, load_from_hub
+from rloom.data.files import Row
+from rloom.data.prepare.sources import RawFiles, RawRow, read_split, text_columns
 from rloom.errors import DataError
 
 DATA_SOURCE = "mbpp"
-REPOSITORY = "google-research-datasets/mbpp"
-FILE = "mbpp.jsonl"
+FILES = RawFiles("google-research-datasets/mbpp", "full/t*-*.parquet", "mbpp.jsonl", single=True)  # train and test
 TRAIN_IDS, TEST_IDS = range(601, 975), range(11, 511)
 INSTRUCTION = "Answer with a Python function in a ```python block. It has to pass these tests:"
 
 
-def splits(source: Path | None) -> Splits:
-    if source is None:
-        place, rows = REPOSITORY, [row for split in ("train", "test") for row in _from_hub(split)]
-    else:
-        file = source / FILE if source.is_dir() else source
-        place, rows = str(file), read_rows(file)
-    checked = [_checked(f"{place}, row {index} (counting from 0)", row) for index, row in enumerate(rows)]
-    train = [_row(row, "train") for row in checked if row["task_id"] in TRAIN_IDS]
-    test = [_row(row, "test") for row in checked if row["task_id"] in TEST_IDS]
+def splits(source: Path | None) -> tuple[list[Row], list[Row]]:
+    rows = read_split(FILES, source)
+    for row in rows:
+        _check(row)
+    train = [_row(row.values, "train") for row in rows if row.values["task_id"] in TRAIN_IDS]
+    test = [_row(row.values, "test") for row in rows if row.values["task_id"] in TEST_IDS]
     if not train or not test:
+        place = FILES.repository if source is None else f"--source {source}"
         raise DataError(f"{place}: has no rows of the train split (task_id 601 to 974) or the test split (11 to 510)")
     return train, test
 
 
-def _from_hub(split: str) -> list[Row]:
-    return load_from_hub(REPOSITORY, subset="full", split=split)
-
-
-def _checked(place: str, row: Row) -> Row:
-    missing = [key for key in ("text", "code") if not isinstance(row.get(key), str)]
-    missing += [key for key, kind in (("task_id", int), ("test_list", list)) if not isinstance(row.get(key), kind)]
-    if missing:
-        raise DataError(f"{place}: no {' and no '.join(missing)}; pass the original {FILE} as --source")
-    return row
+def _check(row: RawRow) -> None:
+    text_columns(row, ("text", "code"), f"the original {FILES.original}")
+    for key, kind in (("task_id", int), ("test_list", list)):
+        if not isinstance(row.values.get(key), kind):
+            raise DataError(f"{row.place}: no {key}; pass the original {FILES.original} as --source")
 
 
 def _row(row: Row, split: str) -> Row:

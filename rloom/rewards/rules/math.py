@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rloom.rewards.rules.boxed import last_boxed
+from rloom.rewards.rules.boxed import boxed_at, last_boxed
 from rloom.rewards.rules.expressions import equal_equations, equal_expressions
 from rloom.rewards.rules.latex import (
     as_text,
@@ -53,6 +53,8 @@ def true_answer(data_source: str, ground_truth: Any) -> str:
         text = last_boxed(text) or ""
     if not text:
         raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row has no answer")
+    if boxed_at(f"{{{text}}}", 0) != text:
+        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row has braces without a partner")
     return text
 
 

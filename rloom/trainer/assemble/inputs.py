@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from rloom.config.reward_parts import reward_parts
 from rloom.config.schema import EMBEDDED, Config
 from rloom.data.prompts import load_prompts
+from rloom.data.rows import Columns
 from rloom.models.load import EMBEDDED as EMBEDDED_FOLDER
 from rloom.models.load import ModelSource, load_tokenizer
 from rloom.types import Prompt
@@ -72,8 +74,11 @@ def read_prompts(
     return load_prompts(
         files,
         tokenizer=tokenizer,
-        prompt_key=data.prompt_key,
-        reward_fn_key=data.reward_fn_key,
+        columns=Columns(
+            data.prompt_key,
+            data.reward_fn_key,
+            rules=any(part.source == "rules" for part in reward_parts(config)),
+        ),
         max_prompt_length=data.max_prompt_length,
         filter_overlong=data.filter_overlong_prompts,
         truncation=data.truncation,

@@ -1,0 +1,12 @@
+"""Write the HH-RLHF data set as train.parquet and test.parquet; --help shows the options."""
+
+import os
+import sys
+
+# This folder has a math.py, which must not be imported as Python's own: search the repository instead.
+sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+
+from rloom.cli.data import script
+
+if __name__ == "__main__":
+    sys.exit(script("hh_rlhf"))

@@ -1,0 +1,126 @@
+"""The Hugging Face hub, or the mirror that HF_ENDPOINT names: one request with a time limit, before a library retries.
+
+huggingface_hub and transformers repeat a failed request for a minute and log each attempt.
+"""
+
+import fnmatch
+import logging
+import os
+from functools import cache
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+)
+
+from rloom.errors import DataError, ModelError
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0
+MIRROR = "HF_ENDPOINT=https://hf-mirror.com"
+SHOWN_FILES = 8
+
+
+@cache  # a run loads tokenizer, configuration and weights
+def check_model(name: str, key: str) -> None:
+    """`name` is not a folder: the model is in the local cache, or the hub has it."""
+    if constants.HF_HUB_OFFLINE and _is_cached(name):
+        return
+    fault = file_fault(name, "config.json", "model")
+    if fault is not None and _is_cached(name):
+        log.warning("%s=%s: %s; the copy in the local cache is used", key, name, fault)
+        _go_offline()
+    elif fault is not None:
+        raise ModelError(
+            f"{key}={name}: there is no such folder, and {fault}. Ways out: give the folder of a model on this machine; "
+            f"use a mirror ({MIRROR}); for a gated or private model set HF_TOKEN; or download it where the hub can be "
+            f"reached (`hf download {name} --local-dir FOLDER`) and give the folder"
+        )
+
+
+def _go_offline() -> None:
+    """Otherwise transformers repeats its request for each optional file: three minutes for a tokenizer."""
+    constants.HF_HUB_OFFLINE = True
+    os.environ["HF_HUB_OFFLINE"] = "1"  # for processes that this one starts
+
+
+def _is_cached(name: str) -> bool:
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
+
+
+def download_data(repository: str, pattern: str, way_out: str) -> list[Path]:
+    """The files of a data set on the hub whose path matches `pattern`. `way_out`: ends an error message."""
+    if constants.HF_HUB_OFFLINE:
+        raise DataError(f"{repository}: HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, or {way_out}")
+    try:
+        info = HfApi().dataset_info(repository, timeout=TIMEOUT_S)
+    except Exception as error:  # which HTTP library raises depends on the version of huggingface_hub
+        raise unavailable(repository, explain(error, repository), way_out) from error
+    present = [file.rfilename for file in info.siblings or ()]
+    wanted = sorted(fnmatch.filter(present, pattern))
+    if not wanted:
+        found = f"it has {', '.join(present[:SHOWN_FILES]) or 'no files'}"
+        raise unavailable(repository, f"the hub {constants.ENDPOINT} has no {pattern} in it ({found})", way_out)
+    return [_download(repository, file, way_out) for file in wanted]
+
+
+def _download(repository: str, file: str, way_out: str) -> Path:
+    fault = file_fault(repository, file, "dataset")
+    if fault is not None:
+        raise unavailable(repository, fault, way_out)
+    log.info("downloading %s of %s from %s", file, repository, constants.ENDPOINT)
+    try:
+        return Path(hf_hub_download(repository, file, repo_type="dataset"))
+    except Exception as error:
+        raise unavailable(repository, explain(error, repository), way_out) from error
+
+
+def unavailable(repository: str, fault: str, way_out: str) -> DataError:
+    return DataError(
+        f"{repository}: cannot be downloaded: {fault}. Ways out: use a mirror ({MIRROR}); for a gated data set set "
+        f"HF_TOKEN; or {way_out}"
+    )
+
+
+def file_fault(repository: str, file: str, repo_type: str) -> str | None:
+    """Why the hub does not give this file; None if it does. One request, no retries."""
+    if constants.HF_HUB_OFFLINE:
+        return f"HF_HUB_OFFLINE is set, and {repository} was not downloaded before"
+    try:
+        url = hf_hub_url(repository, file, repo_type=repo_type)
+        metadata = get_hf_file_metadata(url, timeout=TIMEOUT_S)
+    except Exception as error:
+        return explain(error, repository)
+    return None if metadata.commit_hash else f"{constants.ENDPOINT} answers, but not as a Hugging Face hub ({url})"
+
+
+def explain(error: Exception, repository: str) -> str:
+    hub = f"the hub {constants.ENDPOINT}"
+    if isinstance(error, GatedRepoError):
+        return f"{hub} gives {repository} only to users who accepted its terms (HF_TOKEN identifies you)"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{hub} has no {repository}, or HF_TOKEN gives no access to it (status {error.response.status_code})"
+    if isinstance(error, EntryNotFoundError) and isinstance(error, HfHubHTTPError):
+        return f"{hub} has {repository}, but not the file {error.response.url}"
+    if isinstance(error, HfHubHTTPError):
+        return f"{hub} answered with status {error.response.status_code} for {error.response.url}"
+    if "timeout" in type(error).__name__.casefold():
+        return f"{hub} did not answer within {TIMEOUT_S:.0f} s"
+    if isinstance(error, HFValidationError):
+        return f"it is no name on a hub, which is OWNER/NAME ({first_line(error)})"
+    if isinstance(error, ValueError):
+        return f"{hub} gave an answer that cannot be read ({first_line(error)})"
+    return f"{hub} cannot be reached ({first_line(error)})"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
