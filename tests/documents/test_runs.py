@@ -1,0 +1,46 @@
+"""Every training command of the documents, run for two steps with RLOOM_SMOKE=1 and otherwise as it is printed.
+
+The shell gives the arguments (`tests/documents/shell.py`); the commands run in this process, and their workers as forked
+processes (`tests/local_ray.py`), since Python and Ray take longer to start than two steps.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray looks when it is imported
+pytest.importorskip("ray")
+
+from rloom.cli import kit
+from rloom.trainer import main_ppo
+from tests.documents.shell import Command, start
+from tests.documents.test_commands import COMMANDS
+from tests.e2e.runs import records
+from tests.local_ray import use_local_ray
+
+pytestmark = pytest.mark.slow
+STEPS = 2
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_two_steps_of_a_command(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = start(command, tmp_path)
+    for name in ("HOME", "N_GPUS", "NNODES", "NODE_RANK", "MASTER_ADDR"):
+        if name in started.variables:
+            monkeypatch.setenv(name, started.variables[name])
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    monkeypatch.chdir(tmp_path)
+    use_local_ray(monkeypatch)
+    main = kit.main if command.is_kit else main_ppo.main
+    status = main(started.arguments)
+    printed = capsys.readouterr()
+    assert status == 0, printed.out + printed.err
+    [metrics] = tmp_path.rglob("metrics.jsonl")
+    steps = [record for record in records(metrics.parent) if "critic/score/mean" in record]
+    assert [record["step"] for record in steps] == [1, STEPS]
+    assert all(record["reward/failed"] == 0 for record in steps)
+    assert [float(record["actor/grad_norm"]) > 0 for record in steps] == [True, True]
