@@ -7,6 +7,7 @@ import pytest
 
 from tests.architecture.source import ROOT
 from tests.architecture.test_documents import blocks, headings
+from tests.families_chinese import chinese as chinese_families
 
 DOCS = ROOT / "docs"
 CHINESE = sorted(DOCS.rglob("*.zh.md"))
@@ -106,6 +107,11 @@ def test_every_anchor_exists_in_chinese(file: Path) -> None:
         if anchor and ":" not in name:
             page = file.parent / name if name else file.with_name(file.name.replace(".zh.md", ".md"))
             assert anchor in anchors(page), f'{target}: put <a id="{anchor}"></a> before the title of that section'
+
+
+def test_the_page_of_model_families_follows_the_english_one() -> None:
+    english, chinese = ((DOCS / name).read_text(encoding="utf-8") for name in ("models.md", "models.zh.md"))
+    assert chinese == chinese_families(english), "run `make docs`"
 
 
 def test_the_comparison_finds_what_differs() -> None:
