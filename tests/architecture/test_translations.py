@@ -1,6 +1,7 @@
 """Chinese pages that agree with the English ones: docs/NAME.zh.md beside docs/NAME.md."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,7 @@ def broken_sentences(text: str) -> list[str]:
     """Lines that continue the paragraph before them: Markdown makes a space of the line break, which Chinese lacks."""
     lines = prose(text).splitlines()
     return [
-        after
-        for before, after in zip(lines, lines[1:], strict=False)
-        if before.strip() and after.strip() and not BLOCK_START.match(after)
+        after for before, after in pairwise(lines) if before.strip() and after.strip() and not BLOCK_START.match(after)
     ]
 
 
@@ -115,7 +114,10 @@ def test_the_page_of_model_families_follows_the_english_one() -> None:
 
 
 def test_the_comparison_finds_what_differs() -> None:
-    english, chinese = "Set `lr` to\n`1e-6`, 10 times.\n\n| a | b |\n", "把 `lr` 设为 `1e-6`，共 10 次。\n\n| 甲 | 乙 |\n"
+    english, chinese = (
+        "Set `lr` to\n`1e-6`, 10 times.\n\n| a | b |\n",
+        "把 `lr` 设为 `1e-6`，共 10 次。\n\n| 甲 | 乙 |\n",
+    )
     assert code_spans(english) == code_spans(chinese) == {"lr", "1e-6"}
     assert numbers(english) == numbers(chinese) == {"10"}
     assert table_rows(english) == table_rows(chinese) == [3]

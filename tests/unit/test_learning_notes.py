@@ -4,6 +4,7 @@ import io
 import re
 import shlex
 from contextlib import redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ LINK = re.compile(r"\]\(((?!https?:)[^)#\s]+)")
 def pairs(note: Path, language: str) -> list[tuple[str, str]]:
     """(code, what is printed below it) of each block in that language."""
     found = BLOCK.findall(note.read_text(encoding="utf-8"))
-    return [(code, text) for (kind, code), (_, text) in zip(found, found[1:], strict=False) if kind == language]
+    return [(code, text) for (kind, code), (_, text) in pairwise(found) if kind == language]
 
 
 @pytest.mark.parametrize("note", [note for note in NOTES if pairs(note, "python")], ids=lambda note: note.stem)
