@@ -34,7 +34,7 @@ def code_spans(text: str) -> set[str]:
 
 
 def numbers(text: str) -> set[str]:
-    return {number.rstrip(",") for number in NUMBER.findall(SPAN.sub("", prose(text)))}
+    return {number.rstrip(",") for number in NUMBER.findall(SPAN.sub("", joined(text)))}
 
 
 def table_rows(text: str) -> list[int]:
