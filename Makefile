@@ -81,6 +81,7 @@ bench-gpu:
 docs: setup
 	$(BIN)/python -c "from rloom.config.describe import reference; print(reference(), end='')" > docs/reference.md
 	$(BIN)/python -m tests.families > docs/models.md
+	$(BIN)/python -m tests.families_chinese > docs/models.zh.md
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
