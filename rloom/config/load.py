@@ -180,9 +180,7 @@ def check_grammar(name: str, value: str) -> None:
         )
 
 
-def compose(
-    folder: Path, name: str, overrides: list[str], *, schema: Tree, resolve: bool = True
-) -> tuple[Tree, bool]:
+def compose(folder: Path, name: str, overrides: list[str], *, schema: Tree, resolve: bool = True) -> tuple[Tree, bool]:
     """The tree, and whether it uses presets: a YAML file without `defaults` does not."""
     ConfigStore.instance().store(name="schema", node=schema)
     search = [f"hydra.searchpath=[file://{PACKAGED}]"]  # makes ppo_trainer available to the user's YAML

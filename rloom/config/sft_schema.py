@@ -53,7 +53,8 @@ class SftData(Section):
     apply_chat_template_kwargs: dict[str, Any] = key({}, "Further variables of the chat template.")
     train_max_samples: int = key(-1, "Use only the first N training rows. -1: all.", ge=-1)
     val_max_samples: int = key(-1, "Use only the first N validation rows. -1: all.", ge=-1)
-    shuffle: bool = key(True, "Shuffle the rows in each epoch; the order depends only on `trainer.seed` and the epoch.")
+    shuffle: bool = key(True, "Shuffle the rows in each epoch; the order depends only on `seed` and the epoch.")
+    seed: int = key(1, "Seed of the order of the rows and of a new LoRA adapter.", ge=0)
 
 
 class SftOptim(Optim):
@@ -83,7 +84,6 @@ class SftTrainer(RunTrainer):
     project_name: str = key("rloom_sft", "Project, for trackers and the default directory.")
     total_epochs: int = key(4, "Passes over the training data.", ge=1)
     max_ckpt_to_keep: int | None = key(None, "Number of checkpoints to keep. null: all.", ge=1)
-    seed: int = key(1, "Seed of the order of the rows and of a new LoRA adapter.", ge=0)
     checkpoint: Checkpoint = section(Checkpoint, "Contents of checkpoints.")
     default_hdfs_dir: str | None = key(None, "Only null: rloom copies nothing to HDFS.")
 
@@ -102,6 +102,7 @@ class SftConfig(RunConfig):
         "ulysses_sequence_parallel_size": "engine.ulysses_sequence_parallel_size",
         "use_remove_padding": "model.use_remove_padding",
         "checkpoint": "trainer.checkpoint",
+        "trainer.seed": "data.seed",
     }
     listing: ClassVar[str] = "rloom config --sft"
 

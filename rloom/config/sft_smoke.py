@@ -60,6 +60,8 @@ def smoke_settings(config: SftConfig) -> list[str]:
         "trainer.default_local_dir": f"'{trainer.default_local_dir}-smoke'",
     }
     if config.uses_torchrun:
-        replaced = {key: value for key, value in replaced.items() if key not in ("trainer.nnodes", "trainer.n_gpus_per_node")}
+        replaced = {
+            key: value for key, value in replaced.items() if key not in ("trainer.nnodes", "trainer.n_gpus_per_node")
+        }
     log.warning(f"{SMOKE}=1: a smoke run, with " + " ".join(f"{key}={value}" for key, value in replaced.items()))
     return [f"++{key}={value}" for key, value in replaced.items()]

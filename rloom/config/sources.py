@@ -75,9 +75,7 @@ def put(tree: Tree, path: str, value: Any) -> None:
     tree[name] = value
 
 
-def entries(
-    tree: Mapping[Any, Any], prefix: str = "", respelled: bool = False, root: Root = Config
-) -> Iterator[Entry]:
+def entries(tree: Mapping[Any, Any], prefix: str = "", respelled: bool = False, root: Root = Config) -> Iterator[Entry]:
     for name, value in tree.items():
         written = f"{prefix}{name}"
         path = real_key(written, root)

@@ -21,8 +21,8 @@ MEGATRON = Unsupported(
 DATASET_CLASS = Unsupported("a dataset class of your own is", "write the rows to a parquet, json or jsonl file")
 LIGER = Unsupported("Liger is", "remove the key; model.use_fused_kernels computes log-probs in chunks")
 FSDP_KEYS = Unsupported(
-    "this section of verl's SFT trainer is", "use engine.dtype, engine.param_offload and engine.fsdp_size; rloom keeps "
-    "float32 masters and wraps each layer"
+    "this section of verl's SFT trainer is",
+    "use engine.dtype, engine.param_offload and engine.fsdp_size; rloom keeps float32 masters and wraps each layer",
 )
 
 UNSUPPORTED_KEYS = {  # keys or sections
