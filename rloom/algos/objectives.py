@@ -117,6 +117,26 @@ class PolicyObjective:
 
 
 @dataclass(frozen=True)
+class SupervisedObjective:
+    """Minus the mean log-prob of the answer tokens: the cross-entropy of supervised fine-tuning."""
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        return False
+
+    def prepare(self, mini: TrainBatch) -> TrainBatch:
+        return mini
+
+    @property
+    def needs_full_kl(self) -> bool:
+        return False
+
+    def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]:
+        loss = aggregate(-outputs.output_T, batch, "token-mean", counts)
+        return loss, {"train/loss": loss.detach()}
+
+
+@dataclass(frozen=True)
 class ValueObjective:
     clip_range: float
     aggregation: str

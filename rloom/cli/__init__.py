@@ -27,6 +27,16 @@ COMMANDS = {
             )
         ],
     ),
+    "sft": Command(
+        "rloom.trainer.sft_trainer",
+        [
+            (
+                "[key=value ...]",
+                "supervised fine-tuning on given answers, the step before `train`",
+                "监督微调（SFT），强化学习之前的一步",
+            )
+        ],
+    ),
     "kit": Command(
         "rloom.cli.kit",
         [("[flags] [key=value ...]", "the same with train.sh's flags and files", "同上，使用 train.sh 的参数和文件")],
@@ -57,7 +67,13 @@ COMMANDS = {
     ),
     "config": Command(
         "rloom.cli.config",
-        [("[key]", "print the documented configuration, or explain one key", "打印带说明的全部配置，或解释一个键")],
+        [
+            (
+                "[--sft] [key]",
+                "print the documented configuration, or explain one key",
+                "打印带说明的全部配置，或解释一个键",
+            )
+        ],
     ),
     "data": Command(
         "rloom.cli.data",

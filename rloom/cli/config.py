@@ -9,12 +9,16 @@ from rloom.console import run_safely
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("rloom config", description="Print the configuration, or explain one key.")
     parser.add_argument("key", nargs="?", help="a dotted key, or part of one")
-    name = parser.parse_args(arguments).key
+    parser.add_argument("--sft", action="store_true", help="the configuration of `rloom sft`")
+    given = parser.parse_args(arguments)
 
     def show() -> int:
         from rloom.config.describe import explain, whole_tree
+        from rloom.config.schema import Config
+        from rloom.config.sft_schema import SftConfig
 
-        print(explain(name) if name else whole_tree())
+        root = SftConfig if given.sft else Config
+        print(explain(given.key, root) if given.key else whole_tree(root))
         return 0
 
     return run_safely(show)

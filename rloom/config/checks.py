@@ -12,6 +12,7 @@ from rloom.config.judge_section import judge_faults
 from rloom.config.remote_section import remote_faults
 from rloom.config.reward_parts import reward_faults
 from rloom.config.rollout_section import RolloutSection
+from rloom.config.run_config import RunConfig
 from rloom.config.schema import Actor, Config, Critic, Ref
 from rloom.config.server_section import server_faults
 from rloom.config.uses import without_effect
@@ -166,7 +167,7 @@ def division_faults(key: str, size: int, ranks: int, samples: int) -> Iterator[s
     )
 
 
-def machine_faults(config: Config) -> Iterator[str]:
+def machine_faults(config: RunConfig) -> Iterator[str]:
     trainer = config.trainer
     if trainer.node_rank >= trainer.nnodes:
         yield (
@@ -353,7 +354,7 @@ def reward_model_faults(config: Config) -> Iterator[str]:
         yield from division_faults("reward_model.micro_batch_size", section.micro_batch_size, ranks, samples)
 
 
-def resume_faults(config: Config) -> Iterator[str]:
+def resume_faults(config: RunConfig) -> Iterator[str]:
     trainer = config.trainer
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         yield "trainer.resume_mode=resume_path needs trainer.resume_from_path, a global_step_N folder"

@@ -4,16 +4,18 @@ from typing import Any
 
 import yaml
 
-from rloom.config.keys import Key, all_keys, did_you_mean, walk
+from rloom.config.keys import Key, Root, all_keys, did_you_mean, walk
+from rloom.config.schema import Config
+from rloom.config.sft_schema import SftConfig
 from rloom.config.sources import real_key
 from rloom.config.unsupported import unsupported_name
 from rloom.errors import ConfigError
 
 
-def whole_tree() -> str:
+def whole_tree(root: Root = Config) -> str:
     """YAML that a user can save and edit: every key with its default, and its description above it."""
     lines = []
-    for found in walk():
+    for found in walk(root):
         indent = "  " * found.path.count(".")
         name = found.path.rsplit(".", 1)[-1]
         if found.section is not None:
@@ -23,11 +25,11 @@ def whole_tree() -> str:
     return "\n".join(line for line in lines if line is not None).strip()
 
 
-def explain(name: str) -> str:
-    keys, name = all_keys(), real_key(name)
+def explain(name: str, root: Root = Config) -> str:
+    keys, name = all_keys(root), real_key(name, root)
     found = [key for path, key in keys.items() if f".{name}." in f".{path}."]
     if not found:
-        raise ConfigError(unsupported_name(name) or f"{name}: there is no such key{did_you_mean(name)}")
+        raise ConfigError(unsupported_name(name) or f"{name}: there is no such key{did_you_mean(name, root)}")
     return "\n".join(describe_key(key) for key in found)
 
 
@@ -38,19 +40,31 @@ def describe_key(key: Key) -> str:
 
 
 def reference() -> str:
-    """The page docs/reference.md: one table per section."""
+    """The page docs/reference.md: one table per section, first of RL training, then of supervised fine-tuning."""
     lines = [
         "# Configuration reference",
         "",
-        "Generated from the schema by `make docs`; do not edit. Set keys on the command line: `rloom train key=value`.",
+        "Generated from the schema by `make docs`; do not edit. Set keys on the command line: `rloom train key=value`. "
+        "The keys of `rloom sft` are in [the second part](#supervised-fine-tuning).",
+        *section_tables(Config),
+        "",
+        "# Supervised fine-tuning",
+        "",
+        "The keys of `rloom sft key=value`.",
+        *section_tables(SftConfig, title="sft: "),
     ]
-    for section in (key for key in walk() if key.section is not None):
-        own = [key for key in walk() if parent(key) == section.path and key.section is None]
+    return "\n".join(lines) + "\n"
+
+
+def section_tables(root: Root, title: str = "") -> list[str]:
+    lines = []
+    for section in (key for key in walk(root) if key.section is not None):
+        own = [key for key in walk(root) if parent(key) == section.path and key.section is None]
         if not own:
             continue
         lines += [
             "",
-            f"## {section.path}",
+            f"## {title}{section.path}",
             "",
             section.doc,
             "",
@@ -60,7 +74,7 @@ def reference() -> str:
         for key in own:
             name, takes = key.path.rsplit(".", 1)[-1], key.kind.replace("|", ", ")
             lines.append(f"| `{name}` | `{as_yaml(key.default)}` | {takes} | {key.doc} |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def parent(key: Key) -> str:

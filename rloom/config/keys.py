@@ -8,8 +8,11 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from rloom.config.run_config import RunConfig
 from rloom.config.schema import Config
 from rloom.config.section import Section
+
+Root = type[RunConfig]  # the tree of a kind of training; the default of every function here is RL training
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,11 @@ def walk(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
 
 
 @cache
-def all_keys() -> dict[str, Key]:
-    return {found.path: found for found in walk()}
+def all_keys(root: Root = Config) -> dict[str, Key]:
+    return {found.path: found for found in walk(root)}
 
 
-def value_at(config: Config, path: str) -> Any:
+def value_at(config: RunConfig, path: str) -> Any:
     found: Any = config
     for name in path.split("."):
         found = getattr(found, name)
@@ -85,14 +88,14 @@ MOST_GUESSES = 3
 IN_SECTION, WHOLE_KEY, ANYWHERE = 0.6, 0.9, 0.85
 
 
-def did_you_mean(unknown: str) -> str:
-    guesses = nearest(unknown)
+def did_you_mean(unknown: str, root: Root = Config) -> str:
+    guesses = nearest(unknown, root)
     return f"; did you mean {' or '.join(guesses)}?" if guesses else ""
 
 
-def nearest(unknown: str) -> list[str]:
+def nearest(unknown: str, root: Root = Config) -> list[str]:
     """The keys that a misspelt or misplaced one may mean; none if no key is similar enough."""
-    leaves = [path for path, found in all_keys().items() if found.section is None]
+    leaves = [path for path, found in all_keys(root).items() if found.section is None]
     section, _, name = unknown.rpartition(".")
     namesakes = [path for path in leaves if path.rpartition(".")[2] == name]
     if namesakes:

@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import hydra
 import yaml
@@ -18,7 +18,11 @@ from pydantic import ValidationError
 from rloom.config import faults, smoke
 from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
 from rloom.config.checks import check
+from rloom.config.keys import Root
+from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, Config
+from rloom.config.sft_schema import SftConfig
+from rloom.config.sft_smoke import smoke_settings, torchrun_settings
 from rloom.config.sources import (
     Tree,
     default_tree,
@@ -36,6 +40,9 @@ from rloom.errors import ConfigError
 PACKAGED = Path(__file__).parent
 ENGINE = "actor_rollout_ref.rollout.name"
 HYDRAS_OWN = ("hydra", "preset", "values")  # names of Hydra and of our groups of files
+
+C = TypeVar("C", bound=RunConfig)
+Compose = Callable[..., tuple[C, bool]]  # further arguments of Hydra -> the configuration, whether it takes presets
 
 
 def load_config(
@@ -73,27 +80,56 @@ def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
 def compose_config(
     overrides: Sequence[str], values: Mapping[str, Any] | None, config_path: str | None, config_name: str
 ) -> Config:
-    folder, arguments = check_source(config_path, config_name), [as_addition(text) for text in overrides]
-    typed = given_on_command_line(arguments)
+    composed = composer(Config, overrides, values, config_path, config_name)
+    config, takes_presets = composed()
+    rollout, engine = config.actor_rollout_ref.rollout, []
+    if rollout.tensor_model_parallel_size > 1 and not config.is_given(ENGINE):
+        engine = [f"++{ENGINE}=vllm"]  # native, the default, has no tensor parallelism
+        config, _ = composed(*engine)
+    if takes_presets and config.actor_rollout_ref.model.path == EMBEDDED:
+        preset = "preset=embedded" if config.data.train_files == EMBEDDED else "preset=embedded_model"
+        return composed(*engine, preset)[0]
+    return config
+
+
+def load_sft_config(
+    overrides: Sequence[str] = (), /, *, config_path: str | None = None, config_name: str = "sft_trainer"
+) -> SftConfig:
+    """The same for `rloom sft`. torchrun's number of workers and a smoke run replace keys."""
+    composed = composer(SftConfig, overrides, None, config_path, config_name)
+    config, takes_presets = composed()
+    settings = [*torchrun_settings(config), *smoke_settings(config)]
+    config, _ = composed(*settings)
+    if takes_presets and config.model.path == EMBEDDED:
+        preset = "preset=sft_embedded" if config.data.train_files == EMBEDDED else "preset=sft_embedded_model"
+        return composed(*settings, preset)[0]
+    return config
+
+
+def composer(
+    root: type[C],
+    overrides: Sequence[str],
+    values: Mapping[str, Any] | None,
+    config_path: str | None,
+    config_name: str,
+) -> Compose[C]:
+    """A function that composes the files and these overrides with further arguments of Hydra."""
+    folder, arguments = check_source(config_path, config_name), [as_addition(text, root) for text in overrides]
+    typed = given_on_command_line(arguments, root)
     set_values = [] if values is None else store_values(values)
     written: frozenset[str] = frozenset()
     if folder != PACKAGED:
-        unset, _ = compose(folder, config_name, [], schema=unset_tree(), resolve=False)
-        written = given_in_files(unset)
+        unset, _ = compose(folder, config_name, [], schema=unset_tree(root), resolve=False)
+        written = given_in_files(unset, root)
 
-    def composed(*preset: str) -> tuple[Config, bool]:
-        tree, takes_presets = compose(folder, config_name, [*set_values, *arguments, *preset])
-        given = typed | written | known(values or ())
-        return validate(in_real_spelling(tree, stronger=typed), given=given), takes_presets
+    def composed(*further: str) -> tuple[C, bool]:
+        tree, takes_presets = compose(
+            folder, config_name, [*set_values, *arguments, *further], schema=default_tree(root)
+        )
+        given = typed | written | known(values or (), root)
+        return validate(in_real_spelling(tree, typed, root), given=given, root=root), takes_presets
 
-    config, takes_presets = composed()
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.tensor_model_parallel_size > 1 and not config.is_given(ENGINE):
-        arguments.append(f"++{ENGINE}=vllm")  # native, the default, has no tensor parallelism
-        config, _ = composed()
-    if takes_presets and config.actor_rollout_ref.model.path == EMBEDDED:
-        return composed("preset=embedded" if config.data.train_files == EMBEDDED else "preset=embedded_model")[0]
-    return config
+    return composed
 
 
 def store_values(values: Mapping[str, Any]) -> list[str]:
@@ -111,12 +147,12 @@ def literal(value: Any) -> Any:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-def overrides_tree(overrides: Sequence[str]) -> Tree:
+def overrides_tree(overrides: Sequence[str], root: Root = Config) -> Tree:
     """`key=value` pairs as a separate tree, for a configuration that Hydra does not compose."""
     tree = OmegaConf.create({})
     try:
         for text in overrides:
-            read = OverridesParser.create().parse_override(as_addition(text))
+            read = OverridesParser.create().parse_override(as_addition(text, root))
             OmegaConf.update(tree, read.key_or_group, read.value(), force_add=True)
         found = OmegaConf.to_container(tree, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
@@ -132,26 +168,27 @@ def check_source(config_path: str | None, config_name: str) -> Path:
     return folder
 
 
-def as_addition(override: str) -> str:
+def as_addition(override: str, root: Root = Config) -> str:
     """`key=value` as Hydra's `++key=value`: the schema, not Hydra, decides which keys exist."""
     if override.startswith("~"):
         raise ConfigError(f"{override}: keys cannot be removed; set the key to another value")
     name, equals, value = override.lstrip("+").partition("=")
     if not name or not equals:
-        raise ConfigError(f"{override!r} is not a key=value pair; `rloom config` lists the keys")
+        raise ConfigError(f"{override!r} is not a key=value pair; `{root.listing}` lists the keys")
     if name.split(".")[0] in HYDRAS_OWN:
-        raise ConfigError(f"{name}: there is no such key (`rloom config` lists them all)")
-    name = real_key(name)
+        raise ConfigError(f"{name}: there is no such key (`{root.listing}` lists them all)")
+    name = real_key(name, root)
     if value.startswith("~/"):  # Hydra's grammar does not accept it without quotes
         value = f"'{value}'"
     check_grammar(name, value)
     return f"++{name}={value}"
 
 
-def given_on_command_line(arguments: Sequence[str]) -> frozenset[str]:
+def given_on_command_line(arguments: Sequence[str], root: Root) -> frozenset[str]:
     """The keys that `++key=value` arguments set; a dictionary sets the keys in it."""
     read = [OverridesParser.create().parse_override(text) for text in arguments]
-    return known(entry.path for one in read for entry in entries({one.key_or_group: one.value()}))
+    paths = (entry.path for one in read for entry in entries({one.key_or_group: one.value()}, root=root))
+    return known(paths, root)
 
 
 def check_grammar(name: str, value: str) -> None:
@@ -168,11 +205,9 @@ def check_grammar(name: str, value: str) -> None:
         )
 
 
-def compose(
-    folder: Path, name: str, overrides: list[str], *, schema: Tree | None = None, resolve: bool = True
-) -> tuple[Tree, bool]:
+def compose(folder: Path, name: str, overrides: list[str], *, schema: Tree, resolve: bool = True) -> tuple[Tree, bool]:
     """The tree, and whether it uses presets: a YAML file without `defaults` does not."""
-    ConfigStore.instance().store(name="schema", node=default_tree() if schema is None else schema)
+    ConfigStore.instance().store(name="schema", node=schema)
     search = [f"hydra.searchpath=[file://{PACKAGED}]"]  # makes ppo_trainer available to the user's YAML
     try:
         with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
@@ -186,11 +221,19 @@ def compose(
     return {str(name): value for name, value in tree.items()}, "preset" in choices
 
 
-def validate(tree: Tree, given: frozenset[str] = frozenset()) -> Config:
+@overload
+def validate(tree: Tree, given: frozenset[str] = ...) -> Config: ...
+
+
+@overload
+def validate(tree: Tree, given: frozenset[str] = ..., *, root: type[C]) -> C: ...
+
+
+def validate(tree: Tree, given: frozenset[str] = frozenset(), *, root: Root = Config) -> RunConfig:
     try:
-        return Config.model_validate(tree, context={"given": given})
+        return root.model_validate(tree, context={"given": given})
     except ValidationError as error:
-        raise ConfigError("\n".join(faults.sentences(error))) from None
+        raise ConfigError("\n".join(faults.sentences(error, root))) from None
 
 
 def expand(path: str) -> Path:

@@ -14,8 +14,12 @@ from typing import Any
 
 import yaml
 
-from rloom.config.load import overrides_tree, validate
+from rloom.config.keys import Root
+from rloom.config.load import C, overrides_tree, validate
+from rloom.config.run_config import RunConfig
 from rloom.config.schema import Config
+from rloom.config.sft_schema import SftConfig
+from rloom.config.sources import nested
 from rloom.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"  # written to the run directory and to every checkpoint
@@ -30,6 +34,14 @@ ONE_PROCESS = (  # replaces the run's values
     "critic.ulysses_sequence_parallel_size=1",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
 )
+SFT_ONE_PROCESS = (
+    "trainer.nnodes=1",
+    "trainer.n_gpus_per_node=1",
+    "trainer.node_rank=0",
+    "engine.fsdp_size=-1",
+    "engine.ulysses_sequence_parallel_size=1",
+)
+SFT_RUNS_CODE = "model.trust_remote_code"
 
 
 def names_code(value: Any) -> bool:
@@ -78,19 +90,44 @@ def load_saved(
 
     `uses`: the keys of RUNS_CODE whose code the caller would run. `settings`: overrides by the caller.
     """
-    file = checkpoint / CONFIG_FILE
-    tree = read_saved(file)
-    whole = checkpoint / "actor" / "model.safetensors"  # with LoRA only the adapter is saved
-    if whole.is_file():
-        tree = merge_trees(tree, {"actor_rollout_ref": {"model": {"path": str(whole.parent.absolute())}}})
-    given = overrides_tree(overrides)
-    config = validate(merge_trees(merge_trees(tree, overrides_tree([*ONE_PROCESS, *settings])), given))
-    check_code(file, config, named=dict(flattened(given)), uses=uses)
+    config = load_tree(checkpoint, overrides, Config, "actor_rollout_ref.model.path", [*ONE_PROCESS, *settings])
+    check_code(checkpoint / CONFIG_FILE, config, named=overrides_tree(overrides), uses={k: RUNS_CODE[k] for k in uses})
     return config
 
 
-def read_saved(file: Path) -> dict[str, Any]:
+def load_saved_sft(checkpoint: Path, overrides: Sequence[str] = (), *, settings: Sequence[str] = ()) -> SftConfig:
+    """The same for a checkpoint of `rloom sft`."""
+    config = load_tree(checkpoint, overrides, SftConfig, "model.path", [*SFT_ONE_PROCESS, *settings])
+    check_code(checkpoint / CONFIG_FILE, config, named=overrides_tree(overrides, SftConfig), uses={SFT_RUNS_CODE: bool})
+    return config
+
+
+def load_tree(checkpoint: Path, overrides: Sequence[str], root: type[C], model_key: str, settings: Sequence[str]) -> C:
+    tree = read_saved(checkpoint / CONFIG_FILE, root)
+    whole = checkpoint / "actor" / "model.safetensors"  # with LoRA only the adapter is saved
+    if whole.is_file():
+        tree = merge_trees(tree, nested({model_key: str(whole.parent.absolute())}))
+    tree = merge_trees(tree, overrides_tree(settings, root))
+    return validate(merge_trees(tree, overrides_tree(overrides, root)), root=root)
+
+
+def saved_root(checkpoint: Path) -> Root:
+    """The kind of training that wrote a checkpoint, by the sections of its configuration."""
+    sections = read_yaml(checkpoint / CONFIG_FILE).keys()
+    return SftConfig if sections <= SftConfig.model_fields.keys() else Config
+
+
+def read_saved(file: Path, root: Root = Config) -> dict[str, Any]:
     """The tree in a checkpoint's file, validated."""
+    tree = read_yaml(file)
+    try:
+        validate(merge_trees(tree, {}), root=root)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return tree
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
     try:
         tree = yaml.load(file.read_text(encoding="utf-8"), NoAliases)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
@@ -98,10 +135,6 @@ def read_saved(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read: {reason}; take another checkpoint") from error
     if not isinstance(tree, dict) or not all(isinstance(name, str) for name in tree):
         raise ConfigError(f"{file} cannot be read: it holds no configuration; take another checkpoint")
-    try:
-        validate(merge_trees(tree, {}))
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
     return tree
 
 
@@ -122,10 +155,13 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flattened(value, f"{prefix}{name}.")
 
 
-def check_code(file: Path, config: Config, *, named: Mapping[str, Any], uses: Collection[str]) -> None:
-    values = dict(flattened(config.model_dump(mode="json")))
+def check_code(
+    file: Path, config: RunConfig, *, named: Mapping[str, Any], uses: Mapping[str, Callable[[Any], bool]]
+) -> None:
+    """`named`: the tree of the keys that the user repeated."""
+    values, repeated = dict(flattened(config.model_dump(mode="json"))), dict(flattened(named))
     # compare whole values: the file may add entries to a mapping that the user named
-    untrusted = [key for key in uses if RUNS_CODE[key](values[key]) and named.get(key) != values[key]]
+    untrusted = [key for key, runs in uses.items() if runs(values[key]) and repeated.get(key) != values[key]]
     if untrusted:
         listed = ", ".join(f"{key}={values[key]}" for key in untrusted)
         allow = " ".join(shlex.quote(f"{key}={override_value(values[key])}") for key in untrusted)

@@ -4,13 +4,14 @@ A section is a frozen, closed pydantic model: an unknown key, a wrong type or a 
 any model is loaded. Values derived from several keys are properties; no code changes a key.
 """
 
-import os
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from rloom.config.reward_section import CustomRewardFunction, RewardModel
 from rloom.config.rollout_section import RolloutSection
+from rloom.config.run_config import RunConfig
 from rloom.config.section import Section, key, section
 from rloom.config.trainer_section import RayKwargs, Trainer
 
@@ -103,19 +104,22 @@ class CriticOptim(Optim):
     lr: float = key(1e-5, "Learning rate; about ten times the actor's.", ge=0)
 
 
-class Fsdp(Section):
+class Sharding(Section):
     param_offload: bool = key(
         False, "Keep the parameters in host memory while they are not in use. No effect on a CPU."
     )
     optimizer_offload: bool = key(False, "Keep the optimizer state in host memory between updates.")
-    gradient_checkpointing: bool | None = key(
-        None, "Another name of `model.enable_gradient_checkpointing`. null: that key's value."
-    )
     fsdp_size: int = key(-1, "Ranks that shard one copy of the weights. -1: all.", ge=-1)
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto",
         "Data type of weights and computation; the optimizer keeps float32 copies. auto: bfloat16 on a GPU, float32 on "
         "a CPU.",
+    )
+
+
+class Fsdp(Sharding):
+    gradient_checkpointing: bool | None = key(
+        None, "Another name of `model.enable_gradient_checkpointing`. null: that key's value."
     )
 
 
@@ -304,7 +308,9 @@ class AlgorithmSection(Section):
     filter_groups: FilterGroups = section(FilterGroups, "Dynamic sampling.")
 
 
-class Config(Section):
+class Config(RunConfig):
+    other_names: ClassVar[Mapping[str, str]] = {"composite_reward": "reward_model.composite"}
+
     data: Data = section(Data, "Prompts.")
     actor_rollout_ref: ActorRolloutRef = section(ActorRolloutRef, "The policy: model, training, reference, rollout.")
     critic: Critic = section(Critic, "The value model.")
@@ -314,20 +320,6 @@ class Config(Section):
     trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.")
     ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.")
 
-    _given: frozenset[str] = PrivateAttr(default=frozenset())
-
-    def model_post_init(self, context: Any) -> None:
-        self._given = frozenset((context or {}).get("given", ()))
-
-    @property
-    def given(self) -> frozenset[str]:
-        """The keys that the user set, on the command line or in a YAML file, without defaults and presets."""
-        return self._given
-
-    def is_given(self, name: str) -> bool:
-        """Whether the user set that key, or a key of that section."""
-        return any(f"{path}.".startswith(f"{name}.") for path in self._given)
-
     @model_serializer(mode="wrap")
     def resolved(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Write out values that depend on which keys were given, since a saved configuration does not record those."""
@@ -335,24 +327,6 @@ class Config(Section):
         if "algorithm" in tree:
             tree["algorithm"]["use_kl_in_reward"] = self.kl_in_reward
         return tree
-
-    @property
-    def workers(self) -> int:
-        return self.trainer.nnodes * self.trainer.n_gpus_per_node
-
-    @property
-    def uses_ray(self) -> bool:
-        """One worker does not use Ray, unless it joins an existing cluster."""
-        return self.workers > 1 or self.joins_a_cluster
-
-    @property
-    def starts_a_cluster(self) -> bool:
-        """Several machines without an existing cluster start one."""
-        return self.trainer.nnodes > 1 and not self.joins_a_cluster
-
-    @property
-    def joins_a_cluster(self) -> bool:
-        return "address" in self.ray_kwargs.ray_init or bool(os.environ.get("RAY_ADDRESS"))
 
     @property
     def uses_reference(self) -> bool:

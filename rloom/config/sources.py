@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rloom.config.keys import Key, all_keys
+from rloom.config.keys import Key, Root, all_keys
+from rloom.config.schema import Config
 from rloom.errors import ConfigError
 
 UNSET = "???"  # OmegaConf's marker of a missing value
-OTHER_NAMES = {"composite_reward": "reward_model.composite"}  # top-level section -> the section it is
 
 Tree = dict[str, Any]
 
@@ -22,31 +22,31 @@ class Entry:
     respelled: bool  # written with dots, as `kl_ctrl.kl_coef: 0.001`, or by another name
 
 
-def default_tree() -> Tree:
+def default_tree(root: Root = Config) -> Tree:
     """Every key with its default."""
-    return nested({path: key.default for path, key in leaf_keys().items()})
+    return nested({path: key.default for path, key in leaf_keys(root).items()})
 
 
-def unset_tree() -> Tree:
+def unset_tree(root: Root = Config) -> Tree:
     """Every key without a value: values composed on top of it were given. Free dictionaries are empty, since entries
     are added to them."""
-    return nested({path: {} if key.takes_any_entry else UNSET for path, key in leaf_keys().items()})
+    return nested({path: {} if key.takes_any_entry else UNSET for path, key in leaf_keys(root).items()})
 
 
 @cache
-def leaf_keys() -> dict[str, Key]:
-    return {path: key for path, key in all_keys().items() if key.section is None}
+def leaf_keys(root: Root = Config) -> dict[str, Key]:
+    return {path: key for path, key in all_keys(root).items() if key.section is None}
 
 
-def known(paths: Iterable[str]) -> frozenset[str]:
+def known(paths: Iterable[str], root: Root = Config) -> frozenset[str]:
     """The paths that are keys; for an entry of a free dictionary, the key of the dictionary."""
-    keys = leaf_keys()
+    keys = leaf_keys(root)
     return frozenset(key for path in paths for key in keys if f"{path}.".startswith(f"{key}."))
 
 
 @cache
-def free_dictionaries() -> frozenset[str]:
-    return frozenset(path for path, key in leaf_keys().items() if key.takes_any_entry)
+def free_dictionaries(root: Root) -> frozenset[str]:
+    return frozenset(path for path, key in leaf_keys(root).items() if key.takes_any_entry)
 
 
 def nested(values: Mapping[str, Any]) -> Tree:
@@ -56,9 +56,12 @@ def nested(values: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def real_key(path: str) -> str:
-    section, dot, rest = path.partition(".")
-    return f"{OTHER_NAMES.get(section, section)}{dot}{rest}"
+def real_key(path: str, root: Root = Config) -> str:
+    """The key that a path names: itself, unless it or a section of it has another name."""
+    for other, real in root.other_names.items():
+        if f"{path}.".startswith(f"{other}."):
+            return real + path.removeprefix(other)
+    return path
 
 
 def put(tree: Tree, path: str, value: Any) -> None:
@@ -72,25 +75,26 @@ def put(tree: Tree, path: str, value: Any) -> None:
     tree[name] = value
 
 
-def entries(tree: Mapping[Any, Any], prefix: str = "", respelled: bool = False) -> Iterator[Entry]:
+def entries(tree: Mapping[Any, Any], prefix: str = "", respelled: bool = False, root: Root = Config) -> Iterator[Entry]:
     for name, value in tree.items():
         written = f"{prefix}{name}"
-        path = written if prefix else real_key(written)
+        path = real_key(written, root)
         other = respelled or "." in str(name) or path != written
-        if isinstance(value, dict) and value and path not in free_dictionaries():
-            yield from entries(value, f"{path}.", other)
+        if isinstance(value, dict) and value and path not in free_dictionaries(root):
+            yield from entries(value, f"{path}.", other, root)
         else:
             yield Entry(path, value, other)
 
 
-def in_real_spelling(tree: Tree, stronger: Collection[str]) -> Tree:
+def in_real_spelling(tree: Tree, stronger: Collection[str], root: Root = Config) -> Tree:
     """Keys with dots or by another name as nested keys. Keys in `stronger`, those of the command line, keep their
     value, or their entries if it is a free dictionary."""
-    respelled = [entry for entry in entries(tree) if entry.respelled]
+    respelled = [entry for entry in entries(tree, root=root) if entry.respelled]
     if not respelled:
         return tree
-    typed = {entry.path: entry.value for entry in entries(tree) if entry.path in stronger and not entry.respelled}
-    tree = drop_respelled({name: value for name, value in tree.items() if name not in OTHER_NAMES})
+    written = [entry for entry in entries(tree, root=root) if not entry.respelled]
+    typed = {entry.path: entry.value for entry in written if entry.path in stronger}
+    tree = drop_respelled(tree, root)
     for entry in respelled:
         if entry.path not in stronger:
             put(tree, entry.path, entry.value)
@@ -99,27 +103,30 @@ def in_real_spelling(tree: Tree, stronger: Collection[str]) -> Tree:
     return tree
 
 
-def drop_respelled(tree: Tree) -> Tree:
-    return {
-        name: drop_respelled(value) if isinstance(value, dict) else value
-        for name, value in tree.items()
-        if "." not in str(name)
-    }
+def drop_respelled(tree: Tree, root: Root, prefix: str = "") -> Tree:
+    kept: Tree = {}
+    for name, value in tree.items():
+        if "." in str(name) or f"{prefix}{name}" in root.other_names:
+            continue
+        inner = drop_respelled(value, root, f"{prefix}{name}.") if isinstance(value, dict) else value
+        if inner != {} or value == {}:  # a section that had nothing else is not a key
+            kept[name] = inner
+    return kept
 
 
-def given_in_files(tree: Tree) -> frozenset[str]:
+def given_in_files(tree: Tree, root: Root = Config) -> frozenset[str]:
     """The keys that YAML files set. `tree`: the files composed on top of `unset_tree`."""
-    written = [entry for entry in entries(tree) if entry.value not in (UNSET, {})]
+    written = [entry for entry in entries(tree, root=root) if entry.value not in (UNSET, {})]
     nested_paths = {entry.path for entry in written if not entry.respelled}
     twice = [entry.path for entry in written if entry.respelled and entry.path in nested_paths]
     if twice:
         raise ConfigError(f"{', '.join(twice)}: written twice, in two spellings; keep one")
-    return known(entry.path for entry in written) - copied_defaults(written)
+    return known((entry.path for entry in written), root) - copied_defaults(written, root)
 
 
-def copied_defaults(written: Collection[Entry]) -> frozenset[str]:
+def copied_defaults(written: Collection[Entry], root: Root) -> frozenset[str]:
     """Keys with their default value in a section that a file writes completely, as `rloom config` prints it."""
-    keys, sections = leaf_keys(), defaultdict(set)
+    keys, sections = leaf_keys(root), defaultdict(set)
     for path, key in keys.items():
         if not key.takes_any_entry:  # an empty dictionary and a missing one look the same
             sections[path.rpartition(".")[0]].add(path)

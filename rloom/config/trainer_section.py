@@ -1,5 +1,6 @@
 """The keys of a run: length, machines, output."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import yaml
@@ -27,7 +28,9 @@ class Pools(Section):
         return {name: size for name, size in self.model_dump().items() if size is not None}
 
 
-class Trainer(Section):
+class RunTrainer(Section):
+    """The keys that every kind of training has."""
+
     nnodes: int = key(1, "Machines.", ge=1)
     n_gpus_per_node: int = key(1, "GPUs per machine; on a CPU, processes. More than one worker in all: Ray.", ge=1)
     node_rank: int = key(
@@ -35,18 +38,15 @@ class Trainer(Section):
     )
     master_addr: str | None = key(None, "Address of machine 0, reachable from the others. Required with `node_rank`.")
     master_port: int = key(6379, "Port of machine 0.", ge=1, le=65535)
-    pools: Pools = section(Pools, "Workers for one role only. By default every worker holds all roles.")
     start_timeout_s: float = key(
         300.0, "Time limit for machines and workers to start; after it the run ends and names the missing ones.", gt=0
     )
     max_restarts: int = key(3, "Maximum number of restarts from the last checkpoint after the death of a worker.", ge=0)
-    total_epochs: int = key(30, "Passes over the training prompts.", ge=1)
+    total_epochs: int = key(30, "Passes over the training data.", ge=1)
     total_training_steps: int | None = key(None, "Steps in all; overrides `total_epochs`.", ge=1)
     save_freq: int = key(-1, "Save a checkpoint every N steps, and at the end. -1: only at the end.", ge=-1)
     test_freq: int = key(-1, "Validate every N steps, and at the end. -1: never.", ge=-1)
-    val_before_train: bool = key(True, "Validate before the first step, if there are validation prompts.")
-    val_only: bool = key(False, "Validate and end.")
-    critic_warmup: int = key(0, "Initial steps in which only the critic is trained.", ge=0)
+    val_before_train: bool = key(True, "Validate before the first step, if there is validation data.")
     logger: LOGGER | list[LOGGER] = key(["console"], "Trackers of metrics, one or a list. metrics.jsonl is always on.")
     project_name: str = key("rloom_examples", "Project, for trackers and the default directory.")
     experiment_name: str = key("default", "Experiment, for trackers and the default directory.")
@@ -59,21 +59,8 @@ class Trainer(Section):
         "auto: resume from the newest checkpoint in the run directory, if any. resume_path: from `resume_from_path`.",
     )
     resume_from_path: str | None = key(None, "A `global_step_N` folder.")
-    max_actor_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the actor. null: all.", ge=1)
-    max_critic_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the critic. null: all.", ge=1)
     balance_batch: bool = key(True, "Divide a batch among workers by tokens instead of by samples.")
-    rollout_data_dir: str | None = key(None, "Folder for training answers and scores, one jsonl file per step.")
-    validation_data_dir: str | None = key(None, "Folder for validation answers and scores, likewise.")
-    log_rollouts: bool = key(
-        False, "Write every training answer with its group, tokens, log-probs and advantages to `events.jsonl`."
-    )
-    log_val_generations: int = key(0, "Number of answers to print after each validation.", ge=0)
     max_nonfinite_updates: int = key(3, "Stop after this many consecutive updates with a non-finite gradient.", ge=1)
-    rollout_mismatch_warning: float | None = key(
-        0.01,
-        "Warn if `rollout_corr/k3_kl`, the KL per token of rollout engine and trainer, is above this. null: never.",
-        gt=0,
-    )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "Device. auto: a GPU if there is one.")
 
     @field_validator("logger", mode="before")
@@ -87,8 +74,48 @@ class Trainer(Section):
         return f"{self.master_addr}:{self.master_port}"
 
     @property
+    def own_workers(self) -> Mapping[str, int]:
+        """Roles with separate workers, and how many."""
+        return {}
+
+    @property
+    def output_folders(self) -> Mapping[str, str | None]:
+        """Folders outside of the run directory that the run writes to, by their keys."""
+        return {}
+
+    @property
     def loggers(self) -> list[str]:
         return [self.logger] if isinstance(self.logger, str) else [*self.logger]
+
+
+class Trainer(RunTrainer):
+    pools: Pools = section(Pools, "Workers for one role only. By default every worker holds all roles.")
+    val_only: bool = key(False, "Validate and end.")
+    critic_warmup: int = key(0, "Initial steps in which only the critic is trained.", ge=0)
+    max_actor_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the actor. null: all.", ge=1)
+    max_critic_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the critic. null: all.", ge=1)
+    rollout_data_dir: str | None = key(None, "Folder for training answers and scores, one jsonl file per step.")
+    validation_data_dir: str | None = key(None, "Folder for validation answers and scores, likewise.")
+    log_rollouts: bool = key(
+        False, "Write every training answer with its group, tokens, log-probs and advantages to `events.jsonl`."
+    )
+    log_val_generations: int = key(0, "Number of answers to print after each validation.", ge=0)
+    rollout_mismatch_warning: float | None = key(
+        0.01,
+        "Warn if `rollout_corr/k3_kl`, the KL per token of rollout engine and trainer, is above this. null: never.",
+        gt=0,
+    )
+
+    @property
+    def own_workers(self) -> Mapping[str, int]:
+        return self.pools.own
+
+    @property
+    def output_folders(self) -> Mapping[str, str | None]:
+        return {
+            "trainer.rollout_data_dir": self.rollout_data_dir,
+            "trainer.validation_data_dir": self.validation_data_dir,
+        }
 
 
 class RayKwargs(Section):

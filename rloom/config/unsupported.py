@@ -18,12 +18,22 @@ MEGATRON = Unsupported(
     "the Megatron engine is", "use strategy=fsdp, which shards over all GPUs, and remove the Megatron keys"
 )
 
+DATASET_CLASS = Unsupported("a dataset class of your own is", "write the rows to a parquet, json or jsonl file")
+LIGER = Unsupported("Liger is", "remove the key; model.use_fused_kernels computes log-probs in chunks")
+FSDP_KEYS = Unsupported(
+    "this section of verl's SFT trainer is",
+    "use engine.dtype, engine.param_offload and engine.fsdp_size; rloom keeps float32 masters and wraps each layer",
+)
+
 UNSUPPORTED_KEYS = {  # keys or sections
     "actor_rollout_ref.actor.megatron": MEGATRON,
     "actor_rollout_ref.actor.megatron_config": MEGATRON,
     "actor_rollout_ref.ref.megatron": MEGATRON,
     "critic.megatron": MEGATRON,
     "critic.megatron_config": MEGATRON,
+    "data.custom_cls": DATASET_CLASS,
+    "model.use_liger": LIGER,
+    "model.fsdp_config": FSDP_KEYS,
 }
 UNSUPPORTED_VALUES = {  # (key, value)
     ("actor_rollout_ref.actor.strategy", "megatron"): MEGATRON,

@@ -31,6 +31,7 @@ class Tokenizer(Protocol):
     name_or_path: str
     chat_template: Any
     bos_token: str | None
+    eos_token: str | None
     eos_token_id: int | None
 
     def __call__(self, text: list[str], *, add_special_tokens: bool, verbose: bool) -> Mapping[str, Any]: ...
@@ -42,20 +43,26 @@ class Tokenizer(Protocol):
         chat_template: str | None,
         add_generation_prompt: bool,
         tokenize: bool,
+        **variables: Any,
     ) -> Any: ...
 
 
-def as_messages(prompt: Any) -> tuple[Message, ...]:
+def as_messages(prompt: Any, what: str = "the prompt") -> tuple[Message, ...]:
     """Check a prompt of a data file. A plain string is one user message."""
     if isinstance(prompt, str):
         if not prompt.strip():
-            raise DataError("the prompt is an empty string")
+            raise DataError(f"{what} is an empty string")
         return ({"role": "user", "content": prompt},)
     if not isinstance(prompt, list | tuple):
-        raise DataError(f"the prompt is {type(prompt).__name__}; it must be a string or a list of chat messages")
+        raise DataError(f"{what} is {type(prompt).__name__}; it must be a string or a list of chat messages")
     if not prompt:
-        raise DataError("the prompt is an empty list of messages")
-    messages = tuple(_as_message(place, message) for place, message in enumerate(prompt))
+        raise DataError(f"{what} is an empty list of messages")
+    return tuple(_as_message(place, message) for place, message in enumerate(prompt))
+
+
+def as_prompt(prompt: Any) -> tuple[Message, ...]:
+    """Check the messages before an answer: the last one is not the assistant's, and has a content."""
+    messages = as_messages(prompt)
     if messages[-1]["role"] == "assistant":
         raise DataError("the last message of the prompt is the assistant's, which the policy has to write; remove it")
     if not messages[-1]["content"].strip():
@@ -63,23 +70,34 @@ def as_messages(prompt: Any) -> tuple[Message, ...]:
     return messages
 
 
-def render_chat(messages: Sequence[Message], tokenizer: Tokenizer, custom_chat_template: str | None = None) -> str:
-    """The text up to the start of the assistant's answer."""
+def render_chat(
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    custom_chat_template: str | None = None,
+    *,
+    answered: bool = False,
+    variables: Mapping[str, Any] | None = None,
+    template_key: str = "actor_rollout_ref.model.custom_chat_template",
+) -> str:
+    """The text up to the start of the assistant's answer. `answered`: up to the end of the last message instead.
+
+    `variables`: further ones of the template, such as its tools.
+    """
     if tokenizer.chat_template is None and custom_chat_template is None:
-        _warn_of_plain_format(tokenizer.name_or_path)
-        return (tokenizer.bos_token or "") + _plain_format(messages)
+        _warn_of_plain_format(tokenizer.name_or_path, template_key)
+        return (tokenizer.bos_token or "") + _plain_format(messages, answered)
     try:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             chat_template=custom_chat_template,
-            add_generation_prompt=True,
+            add_generation_prompt=not answered,
             tokenize=False,
+            **(variables or {}),
         )
     except (TemplateError, TypeError, ValueError) as error:
         # templates are part of the model, and raise errors to refuse messages
         raise DataError(
-            f"the chat template refuses the messages ({error}); change the messages, or set "
-            "actor_rollout_ref.model.custom_chat_template"
+            f"the chat template refuses the messages ({error}); change the messages, or set {template_key}"
         ) from error
     return text
 
@@ -123,15 +141,16 @@ def _as_text(place: int, content: Any) -> str:
     return "".join(part["text"] for part in content)
 
 
-def _plain_format(messages: Sequence[Message]) -> str:
+def _plain_format(messages: Sequence[Message], answered: bool) -> str:
     turns = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
-    return "\n\n".join([*turns, "Assistant:"])
+    return "\n\n".join(turns if answered else [*turns, "Assistant:"])
 
 
 @cache  # once per tokenizer, not once per row
-def _warn_of_plain_format(name: str) -> None:
+def _warn_of_plain_format(name: str, template_key: str) -> None:
     log.warning(
         "the tokenizer %s has no chat template: prompts are formatted as 'User: ...', 'Assistant:'. "
-        "Set actor_rollout_ref.model.custom_chat_template to use another format",
+        "Set %s to use another format",
         name or "of the model",
+        template_key,
     )

@@ -46,7 +46,7 @@ def load_prompts(
 ) -> list[Prompt]:
     """The prompts of all files in order. `max_samples` (None, -1: all) selects the first rows before filtering, and
     `Prompt.index` counts rows before filtering. `Prompt.text` is not truncated."""
-    rows = _read_all(files, field, max_samples)
+    rows = read_all_rows(files, field, max_samples)
     build = partial(
         _build,
         tokenizer=tokenizer,
@@ -67,7 +67,7 @@ def load_prompts(
 # Read all rows.
 
 
-def _read_all(files: str | Path | Sequence[str | Path], field: str, max_samples: int | None) -> list[PlacedRow]:
+def read_all_rows(files: str | Path | Sequence[str | Path], field: str, max_samples: int | None) -> list[PlacedRow]:
     if max_samples is not None and max_samples < 1 and max_samples != -1:
         setting = field.replace("_files", "_max_samples")
         raise ConfigError(f"{setting}={max_samples}: leaves no prompts; use 1 or more, or -1 for all of them")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rloom.data.chat import as_messages
+from rloom.data.chat import as_prompt
 from rloom.data.files import Row
 from rloom.errors import DataError
 from rloom.rewards.routing import rule_for
@@ -59,7 +59,7 @@ def read_row(values: Row, columns: Columns) -> ReadRow:
 
 
 def messages_of(row: Row, prompt_key: str) -> tuple[Message, ...]:
-    return as_messages(_value(row, prompt_key, "data.prompt_key"))
+    return as_prompt(_value(row, prompt_key, "data.prompt_key"))
 
 
 def data_source_of(row: Row, reward_fn_key: str) -> str:

@@ -1,25 +1,27 @@
-"""The order of a run's prompts: endless, seeded, and resumable at any step."""
+"""The order of a run's training rows: endless, seeded, and resumable at any step."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from rloom.errors import CheckpointError, ConfigError
 from rloom.types import Prompt
 
+R = TypeVar("R")
 
-class PromptStream:
-    """Endless full batches. Prompts that do not fill a batch at the end of an epoch are dropped from that epoch."""
 
-    def __init__(self, prompts: Sequence[Prompt], *, batch_size: int, shuffle: bool, seed: int) -> None:
-        if not 1 <= batch_size <= len(prompts):
-            rows = f"{len(prompts)} rows; use 1 to {len(prompts)}" if len(prompts) != 1 else "1 row; use 1"
-            raise ConfigError(f"data.train_batch_size={batch_size}: the training data has {rows}, or add data")
+class RowStream(Generic[R]):
+    """Endless full batches. Rows that do not fill a batch at the end of an epoch are dropped from that epoch."""
+
+    def __init__(self, rows: Sequence[R], *, batch_size: int, shuffle: bool, seed: int) -> None:
+        if not 1 <= batch_size <= len(rows):
+            found = f"{len(rows)} rows; use 1 to {len(rows)}" if len(rows) != 1 else "1 row; use 1"
+            raise ConfigError(f"data.train_batch_size={batch_size}: the training data has {found}, or add data")
         if seed < 0:
             raise ConfigError(f"data.seed={seed}: must be 0 or more")
-        self.steps_per_epoch = len(prompts) // batch_size
-        self._prompts = prompts
+        self.steps_per_epoch = len(rows) // batch_size
+        self._rows = rows
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
@@ -28,18 +30,18 @@ class PromptStream:
         self._order = self._order_of(0)
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self._rows)
 
     @property
     def epoch(self) -> int:
         """The epoch of the last batch, from 0."""
         return self._epoch
 
-    def next(self) -> list[Prompt]:
-        if self._row + self._batch_size > len(self._prompts):
+    def next(self) -> list[R]:
+        if self._row + self._batch_size > len(self._rows):
             self._go_to(self._epoch + 1, row=0)
         start, self._row = self._row, self._row + self._batch_size
-        return [self._prompts[row] for row in self._order[start : self._row]]
+        return [self._rows[row] for row in self._order[start : self._row]]
 
     def state(self) -> dict[str, Any]:
         """The position and the settings that it depends on. Plain JSON."""
@@ -58,16 +60,16 @@ class PromptStream:
                 "Set them back, or start anew with trainer.resume_mode=disable"
             )
         epoch, row = state["epoch"], state["row"]
-        if type(epoch) is not int or type(row) is not int or epoch < 0 or not 0 <= row <= len(self._prompts):
+        if type(epoch) is not int or type(row) is not int or epoch < 0 or not 0 <= row <= len(self._rows):
             raise CheckpointError(
-                f"the saved data position is damaged: epoch {epoch!r}, row {row!r} of {len(self._prompts)}; "
+                f"the saved data position is damaged: epoch {epoch!r}, row {row!r} of {len(self._rows)}; "
                 "resume from another checkpoint"
             )
         self._go_to(epoch, row=row)
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "rows": len(self._prompts),
+            "rows": len(self._rows),
             "data.shuffle": self._shuffle,
             "data.seed": self._seed,
         }
@@ -77,8 +79,11 @@ class PromptStream:
 
     def _order_of(self, epoch: int) -> list[int]:
         if not self._shuffle:
-            return list(range(len(self._prompts)))
+            return list(range(len(self._rows)))
         # Sort raw bits: numpy guarantees the stream of a bit generator across releases, but not Generator.permutation.
-        bits = np.random.PCG64([self._seed, epoch]).random_raw(len(self._prompts))
+        bits = np.random.PCG64([self._seed, epoch]).random_raw(len(self._rows))
         order: list[int] = np.argsort(bits, kind="stable").tolist()
         return order
+
+
+PromptStream = RowStream[Prompt]

@@ -73,6 +73,10 @@ def _panels(records: Sequence[Mapping[str, float]]) -> tuple[list[Panel], list[P
     top: list[Panel] = []
     if (reward := _series(records, "critic/score/mean")) is not None:
         top.append(lambda axes: _draw_smoothed(axes, reward, "Training reward", "mean score", BLUE))
+    if (loss := _series(records, "train/loss")) is not None:
+        top.append(lambda axes: _draw_smoothed(axes, loss, "Training loss", "nats per token", BLUE))
+    if (held_out := _series(records, "val/loss")) is not None:
+        top.append(lambda axes: _draw_smoothed(axes, held_out, "Validation loss", "nats per token", SLATE))
     if accuracies:
         top.append(lambda axes: _draw_accuracies(axes, accuracies))
     below: list[Panel] = []

@@ -23,6 +23,7 @@ STAGE_LABELS = {
     "values": "compute_values",
     "update_critic": "train_critic",
     "update_actor": "train_actor",
+    "update_sft": "train",
     "testing": "validation",
 }
 
@@ -35,6 +36,10 @@ SHOWN = {
     "critic_loss": ("critic/vf_loss",),
     "entropy": ("actor/entropy",),
     "len": ("response_length/mean",),
+    "loss": ("train/loss",),  # of supervised fine-tuning, as the three below
+    "lr": ("train/lr",),
+    "grad_norm": ("train/grad_norm",),
+    "tokens/s": ("train/tokens_per_s",),
 }
 
 SECONDS = ("timing_s/step", "perf/time_per_step")
@@ -119,6 +124,9 @@ def step_parts(step: int, total_steps: int | None, metrics: Mapping[str, float])
 def validation_parts(step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]]) -> list[Part]:
     """`first`: (step, accuracy) of the run's first validation, which may be later than step 0."""
     parts = [Part("step", str(step)), Part("validation")]
+    for name, key in (("loss", "val/loss"), ("perplexity", "val/perplexity")):
+        if key in metrics:
+            parts.append(Part(name, _short(metrics[key])))
     for name, value in validation_accuracies(metrics).items():
         since = ""
         if name in first:

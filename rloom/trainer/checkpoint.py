@@ -153,7 +153,8 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
             f"version reads {FORMAT}; format 1 contained pickles, which are not opened). Export it with the version "
             "that wrote it, or start anew in another trainer.default_local_dir or with trainer.resume_mode=disable"
         )
-    step, coefficient, stream = (state.get(name) for name in ("step", "kl_coefficient", "stream"))
+    step, stream = state.get("step"), state.get("stream")
+    coefficient = state.setdefault("kl_coefficient", 0.0)  # supervised fine-tuning has none
     if type(step) is not int or step < 0:
         raise CheckpointError(f"{file} is damaged: its step is {step!r}; take another checkpoint")
     if not isinstance(coefficient, int | float) or not math.isfinite(coefficient) or coefficient < 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from rloom.config.load import expand
-from rloom.config.schema import Config
+from rloom.config.run_config import RunConfig
 from rloom.engines.storage import check_folder
 from rloom.errors import CheckpointError, ConfigError
 from rloom.observe.events import EVENTS_FILE
@@ -25,18 +25,13 @@ LOCK = ".lock"
 OWNER = ".lock.owner"  # on file systems without flock: host and process id of the run
 
 
-def run_directory(config: Config) -> Path:
+def run_directory(config: RunConfig) -> Path:
     """Check that the run's output folders are writable and its starting checkpoint exists. Writes nothing."""
-    trainer = config.trainer
-    dumps = {
-        "trainer.rollout_data_dir": trainer.rollout_data_dir,
-        "trainer.validation_data_dir": trainer.validation_data_dir,
-    }
-    for key, path in dumps.items():
+    for key, path in config.trainer.output_folders.items():
         if path is not None:
             writable(key, path)
     named_start(config)
-    return writable(KEY, trainer.default_local_dir)
+    return writable(KEY, config.trainer.default_local_dir)
 
 
 def writable(key: str, path: str) -> Path:
@@ -50,7 +45,7 @@ def writable(key: str, path: str) -> Path:
     return directory
 
 
-def named_start(config: Config) -> Path | None:
+def named_start(config: RunConfig) -> Path | None:
     """The checkpoint that the configuration names, if it names one."""
     if config.trainer.resume_from_path is None:
         return None
@@ -153,7 +148,7 @@ def check_tensors(checkpoint: Path) -> None:
         check_folder(role)
 
 
-def starting_point(config: Config, checkpoints: Checkpoints) -> Path | None:
+def starting_point(config: RunConfig, checkpoints: Checkpoints) -> Path | None:
     """The checkpoint that this run resumes from, checked."""
     if config.trainer.resume_mode != "auto":
         checkpoints.clean()
@@ -171,7 +166,7 @@ def newest(checkpoints: Checkpoints) -> Path | None:
     return found
 
 
-def last_of_this_run(config: Config, checkpoints: Checkpoints) -> Path | None:
+def last_of_this_run(config: RunConfig, checkpoints: Checkpoints) -> Path | None:
     """The checkpoint to resume from after a lost worker. Those of earlier runs were moved away at the start."""
     return newest(checkpoints) or starting_point(config, checkpoints)
 

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloom.config.saved import load_saved
+from rloom.config.saved import load_saved, saved_root
+from rloom.config.sft_schema import SftConfig
+from rloom.errors import CheckpointError
 from rloom.rewards.failures import check_failures
 from rloom.trainer.assemble.components import open_evaluation
 from rloom.trainer.checkpoint import read_state
@@ -12,6 +14,12 @@ from rloom.trainer.directory import open_checkpoint
 
 def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> dict[str, float]:
     state = read_state(open_checkpoint(checkpoint))
+    if saved_root(checkpoint) is SftConfig:
+        raise CheckpointError(
+            f"{checkpoint} is a checkpoint of `rloom sft`, which has no reward; export it with `rloom export "
+            f"{checkpoint} DIR`, and validate it with `rloom train actor_rollout_ref.model.path=DIR "
+            "trainer.val_only=True`"
+        )
     config = load_saved(checkpoint, overrides)
     with open_evaluation(config, checkpoint) as evaluator:
         answers = evaluator.answer(state["step"], progress=lambda done, total: None)

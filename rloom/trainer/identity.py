@@ -12,8 +12,9 @@ from typing import Any
 
 from rloom.config.load import expand
 from rloom.config.reward_parts import reward_parts
+from rloom.config.run_config import RunConfig
 from rloom.config.saved import CONFIG_FILE, flattened, read_saved
-from rloom.config.schema import Config
+from rloom.config.schema import Config, Model
 from rloom.errors import CheckpointError
 from rloom.models.fingerprint import Fingerprint, digest, fingerprint, tokenizer_digest
 from rloom.observe.records import plain
@@ -32,6 +33,16 @@ BEGIN_ANEW = (
 )
 
 Record = Mapping[str, Any]
+Shapes = Mapping[str, tuple[type, ...]]  # types of the values of a record
+SHAPES: Shapes = {  # of any kind of training
+    "model": (dict,),
+    "tokenizer": (str,),
+    "lora": (dict, type(None)),
+    "data": (dict,),
+    "held_out": (dict,),
+    "shuffle": (bool,),
+    "seed": (int,),
+}
 
 
 @dataclass(frozen=True)
@@ -42,14 +53,12 @@ class Difference:
 
 
 def describe(config: Config, inputs: Inputs) -> dict[str, Any]:
-    model, data = config.actor_rollout_ref.model, config.data
-    lora = {"rank": model.lora_rank, "alpha": model.lora_alpha, "target_modules": model.target_modules}
-    adapter = model.lora_adapter_path
+    data = config.data
     return {
         "version": VERSION,
         "model": fingerprint(policy_source(config)).record(),
         "tokenizer": tokenizer_digest(inputs.tokenizer),
-        "lora": lora | {"adapter": adapter and folder_digest(expand(adapter))} if model.has_lora else None,
+        "lora": lora_record(config.actor_rollout_ref.model),
         "critic": fingerprint(critic_source(config)).record() if needs_critic(config) else None,
         "reference": config.uses_reference,
         "estimator": code_and_name(config.algorithm.adv_estimator),
@@ -59,6 +68,18 @@ def describe(config: Config, inputs: Inputs) -> dict[str, Any]:
         "held_out": prompts_record(inputs.held_out),
         "shuffle": data.shuffle,
         "seed": data.seed,
+    }
+
+
+def lora_record(model: Model) -> dict[str, Any] | None:
+    if not model.has_lora:
+        return None
+    adapter = model.lora_adapter_path
+    return {
+        "rank": model.lora_rank,
+        "alpha": model.lora_alpha,
+        "target_modules": model.target_modules,
+        "adapter": adapter and folder_digest(expand(adapter)),
     }
 
 
@@ -102,18 +123,27 @@ def file_digest(file: Path) -> str | None:
 
 def read_identity(checkpoint: Path) -> Record:
     """The record in a checkpoint, of the shape that `describe` gives it."""
+    return read_record(
+        checkpoint,
+        {
+            **SHAPES,
+            "critic": (dict, type(None)),
+            "reference": (bool,),
+            **dict.fromkeys(("estimator", "loss", "reward"), (dict,)),
+        },
+        None,
+    )
+
+
+def read_record(checkpoint: Path, shapes: Shapes, kind: str | None) -> Record:
+    """The record of a kind of training, of these shapes."""
     file = checkpoint / IDENTITY_FILE
     record = read_json(file)
-    shapes: Mapping[str, tuple[type, ...]] = {
-        "model": (dict,),
-        "tokenizer": (str,),
-        "lora": (dict, type(None)),
-        "critic": (dict, type(None)),
-        "reference": (bool,),
-        **dict.fromkeys(("estimator", "loss", "reward", "data", "held_out"), (dict,)),
-        "shuffle": (bool,),
-        "seed": (int,),
-    }
+    if record.get("kind") != kind:
+        raise CheckpointError(
+            f"{checkpoint} is a checkpoint of `rloom {record.get('kind') or 'train'}`, which this run does not "
+            f"continue; export it with `rloom export {checkpoint} DIR`, and set the model's path to DIR"
+        )
     wrong = [name for name, kinds in shapes.items() if not isinstance(record.get(name, ...), kinds)]
     if record.get("version") != VERSION or wrong:
         what = f"{wrong[0]} is {record.get(wrong[0])!r}" if wrong else f"version is {record.get('version')!r}"
@@ -124,11 +154,8 @@ def read_identity(checkpoint: Path) -> Record:
 def differences(saved: Record, own: Record, *, chosen: bool) -> Iterator[Difference]:
     """Between a checkpoint's run and this one. `chosen`: the user named that checkpoint to start from."""
     strict = not chosen
-    yield from model_differences(saved, own, strict)
-    if saved["tokenizer"] != own["tokenizer"]:
-        yield Difference("the tokenizer has another vocabulary", refused=True)
-    if saved["lora"] != own["lora"]:
-        yield Difference(f"LoRA was {shown(saved['lora'])}, is {shown(own['lora'])}", refused=True)
+    yield from model_differences(saved, own, strict, "actor_rollout_ref.model.path")
+    yield from critic_differences(saved, own, strict)
     for fact, key in (
         ("estimator", "algorithm.adv_estimator"),
         ("loss", "actor_rollout_ref.actor.policy_loss.loss_mode"),
@@ -137,13 +164,7 @@ def differences(saved: Record, own: Record, *, chosen: bool) -> Iterator[Differe
             yield Difference(f"{key} was {saved[fact].get('name')}, is {own[fact]['name']}", refused=strict)
         elif saved[fact] != own[fact]:
             yield Difference(f"{key}={own[fact]['name']}: the file has other code", refused=False)
-    if saved["data"] != own["data"]:
-        rows = saved["data"].get("rows")
-        text = f"the training data is another: {rows} rows, now {own['data']['rows']} rows with other content"
-        yield Difference(text, refused=strict, moves_data=True)
-    for name in ("shuffle", "seed"):
-        if saved[name] != own[name]:
-            yield Difference(f"data.{name} was {saved[name]}, is {own[name]}", refused=strict, moves_data=True)
+    yield from data_differences(saved, own, strict)
     for name, text in (
         ("held_out", "the held-out data is another: accuracies before and after do not compare"),
         ("reward", "the reward function is another"),
@@ -153,13 +174,30 @@ def differences(saved: Record, own: Record, *, chosen: bool) -> Iterator[Differe
             yield Difference(text, refused=False)
 
 
-def model_differences(saved: Record, own: Record, strict: bool) -> Iterator[Difference]:
+def data_differences(saved: Record, own: Record, strict: bool) -> Iterator[Difference]:
+    if saved["data"] != own["data"]:
+        rows = saved["data"].get("rows")
+        text = f"the training data is another: {rows} rows, now {own['data']['rows']} rows with other content"
+        yield Difference(text, refused=strict, moves_data=True)
+    for name in ("shuffle", "seed"):
+        if saved[name] != own[name]:
+            yield Difference(f"data.{name} was {saved[name]}, is {own[name]}", refused=strict, moves_data=True)
+
+
+def model_differences(saved: Record, own: Record, strict: bool, key: str) -> Iterator[Difference]:
     was, now = as_fingerprint(saved["model"]), as_fingerprint(own["model"])
     if not was.same_model(now):
         # without LoRA all trained weights are the checkpoint's; an adapter fits the weights it was trained on
-        yield Difference(model_change("actor_rollout_ref.model.path", was, now), refused=strict or bool(own["lora"]))
+        yield Difference(model_change(key, was, now), refused=strict or bool(own["lora"]))
     elif was.revision != now.revision:
         yield Difference(f"{now.path} has another commit: {was.revision}, now {now.revision}", refused=False)
+    if saved["tokenizer"] != own["tokenizer"]:
+        yield Difference("the tokenizer has another vocabulary", refused=True)
+    if saved["lora"] != own["lora"]:
+        yield Difference(f"LoRA was {shown(saved['lora'])}, is {shown(own['lora'])}", refused=True)
+
+
+def critic_differences(saved: Record, own: Record, strict: bool) -> Iterator[Difference]:
     if own["critic"] is None and saved["critic"] is not None:
         yield Difference("the checkpoint has a critic, which this run would drop", refused=strict)
     elif own["critic"] is not None and saved["critic"] is None:
@@ -190,10 +228,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def changed_keys(checkpoint: Path, config: Config) -> list[str]:
+def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
     """`key: old -> new` for every key that differs from the checkpoint's own configuration."""
     saved, own = (
-        dict(flattened(tree)) for tree in (read_saved(checkpoint / CONFIG_FILE), config.model_dump(mode="json"))
+        dict(flattened(tree))
+        for tree in (read_saved(checkpoint / CONFIG_FILE, type(config)), config.model_dump(mode="json"))
     )
     return [
         f"{key}: {shown(saved[key])} -> {shown(value)}"
@@ -210,7 +249,10 @@ class Continuation:
 
 def compare(checkpoint: Path, config: Config, own: Record, *, chosen: bool) -> Continuation:
     """How this run goes on from a checkpoint; an error where that would be another run under the same name."""
-    found = list(differences(read_identity(checkpoint), own, chosen=chosen))
+    return continuation(checkpoint, config, list(differences(read_identity(checkpoint), own, chosen=chosen)))
+
+
+def continuation(checkpoint: Path, config: RunConfig, found: Sequence[Difference]) -> Continuation:
     keys = changed_keys(checkpoint, config)
     refused = [difference.what for difference in found if difference.refused]
     if refused:

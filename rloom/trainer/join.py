@@ -5,11 +5,11 @@ import os
 import torch
 
 from rloom.config.load import expand
-from rloom.config.schema import Config
+from rloom.config.run_config import RunConfig
 from rloom.runtime.joining import join_run
 
 
-def join(config: Config) -> int:
+def join(config: RunConfig) -> int:
     trainer = config.trainer
     join_run(
         trainer.head,

@@ -1,12 +1,9 @@
 """READ FIRST: the loop that trains a policy. `Training.step` is one step; all else in rloom is called from it."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,7 +17,6 @@ from rloom.algos.packed import sum_by_sample
 from rloom.algos.registry import Algorithm
 from rloom.batch import Batch, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
-from rloom.errors import CheckpointError, RloomError, WorkerError
 from rloom.observe.events import rollout_fields
 from rloom.observe.metrics import batch_metrics, part_metrics, throughput, utilisation
 from rloom.observe.mismatch import MismatchMonitor
@@ -30,9 +26,9 @@ from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group
 from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.evaluate import Evaluator
-from rloom.trainer.memory import explain_out_of_memory
 from rloom.trainer.roles import Learner, Scorer
 from rloom.trainer.sampling import DynamicSampling, Sampler
+from rloom.trainer.steps import StepLoop
 from rloom.types import Prompt
 
 
@@ -111,7 +107,10 @@ class StepResult:
     metrics: Metrics
 
 
-class Training:
+class Training(StepLoop):
+    settings: Settings
+    state: State
+
     def __init__(
         self,
         settings: Settings,
@@ -123,22 +122,10 @@ class Training:
         write_checkpoint: Callable[[Path], None],
         load_checkpoint: Callable[[Path], None],
     ) -> None:
-        self.settings, self.roles, self.stream, self.log = settings, roles, stream, log
-        self.checkpoints = checkpoints
-        self.write_checkpoint, self.load_checkpoint = write_checkpoint, load_checkpoint
-        self.state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
+        state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
+        super().__init__(settings, state, log, checkpoints, write_checkpoint)
+        self.roles, self.stream, self.load_checkpoint = roles, stream, load_checkpoint
         self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
-        self.interrupted = False
-        self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
-
-    def run(self) -> None:
-        if self.settings.validate_first and self.state.step == 0:
-            self.validate(0)
-        with self.finish_step_on_interrupt():
-            while self.state.step < self.settings.total_steps and not self.interrupted:
-                self.take_step(self.state.step + 1)
-        if self.interrupted and self.state.step < self.settings.total_steps:
-            raise KeyboardInterrupt
 
     def step(self, step: int) -> "StepResult":
         s, roles, log = self.settings, self.roles, self.log
@@ -290,32 +277,23 @@ class Training:
         if found is not None:
             self.log.warning(**found.fields)
 
-    def take_step(self, step: int) -> None:
-        """One step, then validation and a checkpoint where due. After an error, the last step is saved if possible."""
-        last = step == self.settings.total_steps
-        self.log.begin_step(step)
-        try:
-            with self.log.span("step"):
-                result = self.step(step)
-            self.record(step, result)
-            if due(self.settings.validate_every, step, last):
-                self.validate(step)
-            if last or due(self.settings.save_every, step, last):
-                self.save()
-        except Exception as error:
-            error.add_note(self.save_after(error))
-            raise
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """A timed part of a step that uses GPUs."""
-        with self.log.span(name), explain_out_of_memory(name):
-            yield
-
     @property
     def updates(self) -> int:
         """Optimizer steps begun, of both models."""
         return self.roles.policy.updates + (self.roles.critic.updates if self.roles.critic is not None else 0)
+
+    def train_step(self, step: int) -> None:
+        with self.log.span("step"):
+            result = self.step(step)
+        self.record(step, result)
+
+    def saved_state(self) -> dict[str, Any]:
+        return {
+            "step": self.state.step,
+            "kl_coefficient": self.state.kl.coefficient,
+            "stream": self.state.stream,
+            "reward": self.state.reward,
+        }
 
     def record(self, step: int, result: StepResult) -> None:
         s, log, train_batch = self.settings, self.log, result.train_batch
@@ -361,45 +339,6 @@ class Training:
             log.message(f"  [{row['score']}] {row['input']!r} -> {row['output']!r} (expected {row['gts']!r})")
         return metrics
 
-    def save_after(self, error: Exception) -> str:
-        """Save the last completed step after an error, if possible. Returns what the user is told."""
-        if isinstance(error, CheckpointError):  # saving has failed
-            return self.last_checkpoint()
-        if isinstance(error, WorkerError) or (isinstance(error, RloomError) and error.worker is not None):
-            # saving is collective: the other workers would wait for the failed one
-            return f"A worker failed, so nothing was saved after it. {self.last_checkpoint()}"
-        try:
-            return self.save_last_step()
-        except Exception as failure:  # shown after the error that came first
-            return f"Saving failed as well: {type(failure).__name__}: {failure}\n{self.last_checkpoint()}"
-
-    def save_last_step(self) -> str:
-        """Save the last completed step, unless an update has begun since."""
-        if self.state.step == 0:
-            return "No step was completed, so there is nothing to save."
-        if self.updates != self.updates_at_state:
-            return f"Stopped in the middle of an update. {self.last_checkpoint()}"
-        return f"Stopped after step {self.state.step}, saved in {self.save()}. The same command goes on from there."
-
-    def last_checkpoint(self) -> str:
-        steps = self.checkpoints.steps()
-        if not steps:
-            return "No checkpoint was saved yet."
-        return f"The last good checkpoint is {self.checkpoints.path(steps[-1])}; the same command goes on from it."
-
-    def save(self) -> Path:
-        path = self.checkpoints.path(self.state.step)
-        if path.exists():
-            return path
-        state = {
-            "step": self.state.step,
-            "kl_coefficient": self.state.kl.coefficient,
-            "stream": self.state.stream,
-            "reward": self.state.reward,
-        }
-        with self.log.span("save_checkpoint"):
-            return self.checkpoints.save(self.state.step, self.write_checkpoint, state)
-
     def resume(self, checkpoint: Path, *, keep_position: bool = True) -> None:
         """From a checkpoint that was checked. `keep_position`: whether to continue in the data where it stopped."""
         saved = read_state(checkpoint)
@@ -409,24 +348,3 @@ class Training:
             self.stream.load(saved["stream"])
         self.roles.sampler.reward.load(saved["reward"])
         self.state = self.state_after(saved["step"], replace(self.state.kl, coefficient=saved["kl_coefficient"]))
-
-    @contextmanager
-    def finish_step_on_interrupt(self) -> Iterator[None]:
-        """The first ctrl-C stops after the current step, so that the run resumes exactly; the second stops at once."""
-
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            if self.interrupted:
-                raise KeyboardInterrupt
-            self.interrupted = True
-            self.log.message("Stopping: this step is finished and saved first. Once more stops at once.")
-
-        previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-
-def due(every: int | None, step: int, last: bool) -> bool:
-    return every is not None and (last or step % every == 0)

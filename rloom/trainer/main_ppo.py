@@ -9,6 +9,7 @@ from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
 # No import of torch here: configuration errors must not wait for it.
 from rloom.config.checks import verify
 from rloom.config.load import load_config
+from rloom.config.run_config import RunConfig
 from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
 from rloom.errors import ConfigError
@@ -48,7 +49,7 @@ def train(config: Config) -> int:
     return run(config)
 
 
-def check_extras(config: Config) -> None:
+def check_extras(config: RunConfig) -> None:
     """Check that the optional libraries of this run are installed."""
     if config.uses_ray and find_spec("ray") is None:
         raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node"))

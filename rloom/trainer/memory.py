@@ -59,6 +59,19 @@ STAGE_KEYS: dict[str, tuple[str, str]] = {
     "update_weights": ("copying the weights to the rollout engine", PUBLISHING),
 }
 
+# the same for supervised fine-tuning, whose keys are others
+SFT_BUILD, SFT_UPDATE, SFT_VALIDATION = "build_sft", "update_sft", "validate_sft"
+SFT_MODEL = (
+    "engine.optimizer_offload=True, engine.param_offload=True, more GPUs (trainer.n_gpus_per_node), or LoRA "
+    "(model.lora_rank)"
+)
+SFT_PASS = "data.max_token_len_per_gpu lower (or, where you set it, data.micro_batch_size_per_gpu)"
+SFT_STAGE_KEYS: dict[str, tuple[str, str]] = {
+    SFT_BUILD: ("loading the model", SFT_MODEL),
+    SFT_UPDATE: ("the update", f"{SFT_PASS}, model.enable_gradient_checkpointing=True, {SFT_MODEL}"),
+    SFT_VALIDATION: ("validation", f"{SFT_PASS}, {SFT_MODEL}"),
+}
+
 
 @contextmanager
 def explain_out_of_memory(stage: str) -> Iterator[None]:
@@ -67,7 +80,7 @@ def explain_out_of_memory(stage: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         reason = str(error).partition(" If reserved but unallocated")[0]  # the rest is about torch's allocator
-        doing = STAGE_KEYS[stage][0]
+        doing = (STAGE_KEYS | SFT_STAGE_KEYS)[stage][0]
         raise TrainingError(f"the GPU ran out of memory in {doing}: {reason}\n{advice(stage)}") from error
     except WorkerError as error:
         if error.out_of_memory:
@@ -76,5 +89,6 @@ def explain_out_of_memory(stage: str) -> Iterator[None]:
 
 
 def advice(stage: str) -> str:
-    doing, keys = STAGE_KEYS[stage]
-    return f"Keys that reduce the memory of {doing}: {keys}. `rloom plan` with your keys shows the memory of each part."
+    doing, keys = (STAGE_KEYS | SFT_STAGE_KEYS)[stage]
+    plan = " `rloom plan` with your keys shows the memory of each part." if stage in STAGE_KEYS else ""
+    return f"Keys that reduce the memory of {doing}: {keys}.{plan}"

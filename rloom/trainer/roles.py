@@ -87,7 +87,7 @@ class Learner:
 
     def __init__(
         self,
-        name: str,  # actor or critic: its folder in a checkpoint and its prefix in the metrics
+        name: str,  # actor or critic: its folder in a checkpoint
         group: Group,
         *,
         objective: Objective,
@@ -95,6 +95,8 @@ class Learner:
         schedule: LearningRateSchedule,
         balance: bool,
         max_nonfinite: int,
+        prefix: str | None = None,  # of its metrics; None: its name
+        remedy: str | None = None,  # of gradients that are not finite
         parameters: int = 0,  # of its model, to compute the share of a device's peak FLOP/s that an update reaches
     ) -> None:
         self.name = name
@@ -103,6 +105,8 @@ class Learner:
         self.balance = balance
         self.max_nonfinite = max_nonfinite
         self.parameters = parameters
+        self.prefix = name if prefix is None else prefix
+        self.remedy = remedy or f"Lower {name}'s optim.lr or grad_clip, or look at the rewards"
         self.nonfinite_in_a_row = 0
         self.updates = 0  # optimizer steps begun
 
@@ -121,12 +125,12 @@ class Learner:
             self.watch(update)
             skipped += not update.applied
             if update.applied:
-                for key, value in {**update.metrics, f"{self.name}/grad_norm": update.grad_norm}.items():
+                for key, value in {**update.metrics, f"{self.prefix}/grad_norm": update.grad_norm}.items():
                     if done == 1 or key not in GAP_METRICS:
                         gathered[key].append(value)
             progress(done, total)
         means = {key: sum(values) / len(values) for key, values in gathered.items()}
-        return {**means, f"{self.name}/lr": learning_rate, f"{self.name}/nonfinite_updates": float(skipped)}
+        return {**means, f"{self.prefix}/lr": learning_rate, f"{self.prefix}/nonfinite_updates": float(skipped)}
 
     def accumulate(self, mini: TrainBatch) -> None:
         """The gradient of one mini-batch, of which each worker computes a share."""
@@ -149,7 +153,7 @@ class Learner:
             raise TrainingError(
                 f"{self.nonfinite_in_a_row} {self.name} updates in a row had a gradient that is not finite "
                 f"(trainer.max_nonfinite_updates={self.max_nonfinite}); none was applied. "
-                f"Lower {self.name}'s optim.lr or grad_clip, or look at the rewards"
+                f"{self.remedy}"
             )
 
     def save(self, folder: Path, contents: frozenset[str]) -> None:

@@ -1,38 +1,32 @@
-"""One run from beginning to end: build, go on from where it stopped, train, say what came of it."""
+"""A run of RL training: what it reads and builds, its first line and its summary. `launch.py` has the rest."""
 
-import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import count
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from rloom.atomic import replace_text
 from rloom.config.algorithm_needs import brings_own_algorithm
 from rloom.config.checks import notices_on_a_cpu, verify
-from rloom.config.saved import CONFIG_FILE
 from rloom.config.schema import Config
-from rloom.errors import WorkerError
 from rloom.observe.curve import draw_learning_curve
 from rloom.observe.display import validation_accuracies
 from rloom.observe.events import EVENTS_FILE, metrics_by_step, read_events
 from rloom.observe.runlog import RunLog
-from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
-from rloom.runtime.secret import new_secret
-from rloom.trainer.assemble.components import Components, config_text, open_components, prepare, resolved_needs
+from rloom.trainer.assemble.components import Components, open_components, prepare, resolved_needs
+from rloom.trainer.assemble.inputs import Inputs
 from rloom.trainer.assemble.models import needs_critic
-from rloom.trainer.assemble.worker_groups import layout_of
 from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.directory import last_of_this_run, locked, run_directory, set_aside_later, starting_point
-from rloom.trainer.identity import IDENTITY_FILE, Continuation, compare, describe
+from rloom.trainer.identity import Continuation, Record, compare, describe
+from rloom.trainer.launch import continue_from, run_job, run_to_end
 from rloom.trainer.loop import Training
 
 logger = logging.getLogger(__name__)
 CURVE = "learning_curve.png"
-LOGS = "logs"
 
 
 def run(config: Config) -> int:
@@ -43,80 +37,45 @@ def run(config: Config) -> int:
     if trainer.device == "auto" and not config.uses_ray and not torch.cuda.is_available():
         for notice in notices_on_a_cpu(config, needs):
             logger.warning(f"Note: {notice}")
-    directory = run_directory(config)
-    with machines(config, directory):
-        return attempts(config, directory)
+    return run_job(PolicyTraining(config))
 
 
-def attempts(config: Config, directory: Path) -> int:
-    """Go on from the last checkpoint when a worker is lost, as often as is allowed."""
-    layout = layout_of(config)
-    for restarts in count():
-        try:
-            return run_once(config, directory, layout, again=restarts > 0)
-        except WorkerError as error:
-            if not error.lost:
-                raise
-            if restarts == config.trainer.max_restarts:
-                error.add_note(f"trainer.max_restarts={restarts}: the run does not begin again.")
-                raise
-            print(
-                error, *getattr(error, "__notes__", []), f"Restart {restarts + 1} of {config.trainer.max_restarts}",
-                sep="\n", flush=True,
-            )  # fmt: skip
-            layout = remaining_layout(config, layout)
-    raise AssertionError("unreachable")
+@dataclass(frozen=True)
+class PolicyTraining:
+    """RL training as a job."""
 
+    config: Config
 
-def run_once(config: Config, directory: Path, layout: WorkerLayout, *, again: bool) -> int:
-    """Locked and compared with what is there before a model is loaded."""
-    with locked(directory):
-        inputs = prepare(config)
-        identity = describe(config, inputs)
-        checkpoints = Checkpoints(
-            directory,
-            keep={"actor": config.trainer.max_actor_ckpt_to_keep}
-            | ({"critic": config.trainer.max_critic_ckpt_to_keep} if needs_critic(config) else {}),
-        )
-        start = last_of_this_run(config, checkpoints) if again else starting_point(config, checkpoints)
-        trainer = config.trainer
+    @property
+    def keep(self) -> dict[str, int | None]:
+        trainer = self.config.trainer
+        critic = {"critic": trainer.max_critic_ckpt_to_keep} if needs_critic(self.config) else {}
+        return {"actor": trainer.max_actor_ckpt_to_keep, **critic}
+
+    @property
+    def only_reads(self) -> bool:
+        return self.config.trainer.val_only
+
+    def prepare(self) -> Inputs:
+        return prepare(self.config)
+
+    def identity(self, inputs: Inputs) -> dict[str, Any]:
+        return describe(self.config, inputs)
+
+    def compare(self, start: Path, identity: Record) -> Continuation:
+        trainer = self.config.trainer
         chosen = trainer.resume_mode == "resume_path" or trainer.val_only
-        how = None if start is None else compare(start, config, identity, chosen=chosen)
-        with open_components(config, layout, inputs, identity, directory / LOGS) as parts:
-            if not trainer.val_only:
-                set_aside_later(checkpoints, start)
-                replace_text(directory / CONFIG_FILE, config_text(config))
-                replace_text(directory / IDENTITY_FILE, json.dumps(identity, indent=1))
-            with RunLog.open(
-                directory,
-                loggers=trainer.loggers,
-                project=trainer.project_name,
-                experiment=trainer.experiment_name,
-                config=config.model_dump(mode="json"),
-                total_steps=parts.settings.total_steps,
-            ) as log:
-                return train(config, parts, log, checkpoints, start, how)
+        return compare(start, self.config, identity, chosen=chosen)
 
+    def open(
+        self, layout: WorkerLayout, inputs: Inputs, identity: Record, logs: Path
+    ) -> AbstractContextManager[Components]:
+        return open_components(self.config, layout, inputs, identity, logs)
 
-@contextmanager
-def machines(config: Config, directory: Path) -> Iterator[None]:
-    if not config.uses_ray:
-        yield
-        return
-    with ExitStack() as stack:
-        if config.starts_a_cluster:
-            check_head_address(config.trainer.head)
-            stack.enter_context(new_secret(directory, config.trainer.head))
-        from rloom.trainer.assemble.ray_workers import open_cluster  # Ray is an extra
-
-        stack.enter_context(open_cluster(config))
-        yield
-
-
-def remaining_layout(config: Config, layout: WorkerLayout) -> WorkerLayout:
-    from rloom.trainer.assemble.ray_workers import shrink_layout
-
-    return shrink_layout(config, layout)
+    def train(
+        self, parts: Components, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
+    ) -> int:
+        return train(self.config, parts, log, checkpoints, start, how)
 
 
 def train(
@@ -137,29 +96,17 @@ def train(
         parts.write_checkpoint,
         parts.load_checkpoint,
     )
-    if start is not None and how is not None:
-        training.resume(start, keep_position=how.keeps_position)
-        log.message(f"Going on from {start}")
-        if how.notice:
-            log.message(how.notice)
+    continue_from(training, log, start, how)
     if config.trainer.val_only:
         training.validate(training.state.step)
         return 0
-    log.truncate_after(training.state.step if start is not None else -1)
-    if training.state.step >= parts.settings.total_steps:
-        log.message(
-            f"This run has already ended, at step {training.state.step}. Train on with a larger "
-            "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
-        )
-        return 0
-    log.message(opening(config, parts))
-    try:
-        training.run()
-    except KeyboardInterrupt:
-        log.message(training.save_last_step())
-        raise
-    log.message(summary(log, checkpoints))
-    return 0
+    return run_to_end(
+        training,
+        log,
+        resumed=start is not None,
+        opening=opening(config, parts),
+        summary=lambda: summary(log, checkpoints),
+    )
 
 
 def opening(config: Config, parts: Components) -> str:

@@ -11,10 +11,15 @@ from tests.architecture.source import ROOT, Module, modules, under
 BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.packing", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
-RUNTIME = tuple(f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "process_stats", "ray", "secret"))
+RUNTIME = tuple(
+    f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "process_stats", "ray", "secret", "torchrun")
+)
 CONFIG = tuple(
     f"rloom.config.{name}"
-    for name in ("algorithm_needs", "batching", "checks", "load", "reward_parts", "saved", "schema")
+    for name in (
+        *("algorithm_needs", "batching", "checks", "load", "reward_parts", "run_config", "saved", "schema"),
+        *("sft_checks", "sft_schema"),
+    )
 )
 LOOP = tuple(
     f"rloom.trainer.{name}"
@@ -29,6 +34,8 @@ LOOP = tuple(
         "roles",
         "sampling",
         "scoring",
+        "sft_loop",
+        "steps",
     )
 )
 ENGINE_PARTS = tuple(
@@ -43,9 +50,13 @@ LIMITS = (
     "rloom.rollout.limits",
 )  # what `rloom plan` counts with
 BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "observe"))
-ASSEMBLE = ("rloom.trainer.assemble", "rloom.trainer.identity")
+ASSEMBLE = ("rloom.trainer.assemble", "rloom.trainer.identity", "rloom.trainer.sft_identity")
 DOORS = tuple(
-    f"rloom.trainer.{name}" for name in ("run", "join", "export", "evaluate_checkpoint", "directory", "main_ppo")
+    f"rloom.trainer.{name}"
+    for name in (
+        *("run", "launch", "join", "export", "evaluate_checkpoint", "directory", "main_ppo"),
+        *("sft_run", "sft_trainer", "fsdp_sft_trainer"),
+    )
 )
 
 # part of rloom -> the parts of it that it may import; the longest name that fits a module counts
@@ -73,7 +84,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors", "rloom.packing", "rloom.runtime.placement", *LIMITS),
     "rloom.families": ("rloom.families", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": ("rloom.algos", *NOUNS),
-    "rloom.models": ("rloom.models", "rloom.hub", "rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
+    "rloom.models": (
+        "rloom.models",
+        "rloom.hub",
+        "rloom.algos.kl",
+        *NOUNS,
+    ),  # the KL over a vocabulary is taken chunk by chunk
     "rloom.runtime": ("rloom.runtime", *NOUNS),
     "rloom.rewards": ("rloom.rewards", *BOTTOM),
     "rloom.rewards.rules": ("rloom.rewards.rules", "rloom.rewards.sandbox", *BOTTOM),
@@ -167,6 +183,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rich": ("rloom.observe", "rloom.doctor.env"),
     "torch.distributed": (
         *(f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses")),
+        "rloom.runtime.torchrun",  # calls among the ranks that torchrun has started
         "rloom.rollout.vllm.executor",  # a rank of vLLM in the workers' process group
     ),
     "openai": ("rloom.rewards.judge.providers.openai",),
@@ -194,6 +211,7 @@ WITHOUT_TORCH = (
     "rloom.doctor",
     "rloom.cli",
     "rloom.trainer.main_ppo",
+    "rloom.trainer.sft_trainer",
 )
 
 
@@ -249,7 +267,14 @@ def test_no_backend_imports_another_of_its_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["rloom.config.load", "rloom.cli", "rloom.trainer.main_ppo", "rloom.rewards.pool_worker"]
+    "name",
+    [
+        "rloom.config.load",
+        "rloom.cli",
+        "rloom.trainer.main_ppo",
+        "rloom.trainer.sft_trainer",
+        "rloom.rewards.pool_worker",
+    ],
 )
 def test_importing_it_imports_no_torch(name: str) -> None:
     code = f"import sys, {name}; print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"

@@ -1,12 +1,11 @@
 """Every training command of the documents, run for two steps with RLOOM_SMOKE=1 and otherwise as it is printed.
 
-The shell gives the arguments (`tests/documents/shell.py`); the commands run in this process, and their workers as forked
-processes (`tests/local_ray.py`), since Python and Ray take longer to start than two steps.
+The shell gives the arguments (`tests/documents/shell.py`); the commands run in this process, and their workers as
+forked processes (`tests/local_ray.py`), since Python and Ray take longer to start than two steps.
 """
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 

@@ -18,6 +18,7 @@ from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.load import expand
+from rloom.config.run_config import RunConfig
 from rloom.config.saved import CONFIG_FILE
 from rloom.config.schema import Config, Optim
 from rloom.data.stream import PromptStream
@@ -259,7 +260,7 @@ def kl_control(config: Config) -> KlControl:
     return KlControl(control.kl_coef, control.type == "adaptive", control.target_kl, control.horizon)
 
 
-def config_text(config: Config) -> str:
+def config_text(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.registry import resolve_algorithm
 from rloom.config.batching import scoring_batching, training_batching
-from rloom.config.schema import Actor, Config, Critic, Fsdp, Optim
+from rloom.config.run_config import RunConfig
+from rloom.config.schema import Actor, Config, Critic, Model, Optim, Sharding
 from rloom.engines.base import AdamW, Engine, Placement
 from rloom.engines.distributed import rank_mesh
 from rloom.engines.fsdp import FSDPEngine
@@ -20,7 +21,7 @@ from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
 from rloom.families.family import Family, family_of
 from rloom.models.checkpoint_format import CheckpointFormat
-from rloom.models.load import Lora, check_folder, load_causal_lm
+from rloom.models.load import Lora, ModelSource, check_folder, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def pick_device(config: Config) -> torch.device:
+def pick_device(config: RunConfig) -> torch.device:
     wanted = config.trainer.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.device=cuda: torch sees no GPU on this machine; use auto or cpu")
@@ -44,7 +45,7 @@ def pick_device(config: Config) -> torch.device:
     return torch.device("cuda", 0) if wanted != "cpu" and torch.cuda.is_available() else torch.device("cpu")
 
 
-def placement(config: Config, fsdp: Fsdp) -> Placement:
+def placement(config: RunConfig, fsdp: Sharding) -> Placement:
     device = pick_device(config)
     return Placement(device, pick_dtype(device, fsdp.dtype), fsdp.param_offload, fsdp.optimizer_offload)
 
@@ -106,22 +107,42 @@ def adamw(optim: Optim, grad_clip: float) -> AdamW:
 
 def policy_network(config: Config, *, dtype: torch.dtype = torch.float32, empty: bool = False) -> PolicyNetwork:
     """Empty: rank 0 has read the model and broadcasts its weights."""
-    model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+    model, checkpointing = (
+        config.actor_rollout_ref.model,
+        config.actor_rollout_ref.actor.fsdp_config.gradient_checkpointing,
+    )
+    return causal_network(
+        model,
+        policy_source(config),
+        temperature=config.actor_rollout_ref.rollout.temperature,
+        checkpointing=model.enable_gradient_checkpointing if checkpointing is None else checkpointing,
+        dtype=dtype,
+        empty=empty,
+    )
+
+
+def causal_network(
+    model: Model,
+    source: ModelSource,
+    *,
+    temperature: float,
+    checkpointing: bool,
+    dtype: torch.dtype = torch.float32,
+    empty: bool = False,
+) -> PolicyNetwork:
     lora = (
         Lora(model.lora_rank, model.lora_alpha, model.target_modules, model.lora_adapter_path)
         if model.has_lora
         else None
     )
-    source = policy_source(config)
     layout = family_of(source).layout(packed=model.use_remove_padding)
     network = PolicyNetwork(
         load_causal_lm(source, lora=lora, dtype=dtype, empty=empty, attention=layout.attention),
         packed=layout.packed,
-        temperature=config.actor_rollout_ref.rollout.temperature,
+        temperature=temperature,
         chunked=model.use_fused_kernels,
     )
-    checkpointing = actor.fsdp_config.gradient_checkpointing
-    if model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
+    if checkpointing:
         enable_checkpointing(network.decoder.base)
     return network
 

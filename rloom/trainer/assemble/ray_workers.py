@@ -2,13 +2,15 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from rloom.config.run_config import RunConfig
 from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, WorkerError
 from rloom.observe.metrics import peak_flops_by_name
@@ -40,7 +42,7 @@ CROWDED = 0.5  # less free memory than this share of a GPU: another process uses
 
 
 @contextmanager
-def open_cluster(config: Config) -> Iterator[None]:
+def open_cluster(config: RunConfig) -> Iterator[None]:
     """The machines of a run, for all its restarts: this one, those that join it, or a running cluster."""
     trainer, arguments = config.trainer, dict(config.ray_kwargs.ray_init)
     cpus = max(os.cpu_count() or 1, trainer.n_gpus_per_node)
@@ -55,7 +57,7 @@ def open_cluster(config: Config) -> Iterator[None]:
         yield
 
 
-def await_machines(config: Config) -> None:
+def await_machines(config: RunConfig) -> None:
     trainer, patience = config.trainer, config.trainer.start_timeout_s
     missing = cluster.missing_numbers(trainer.nnodes)
     if missing:
@@ -72,7 +74,7 @@ def await_machines(config: Config) -> None:
         ) from None
 
 
-def needs_of_a_worker(config: Config, layout: WorkerLayout) -> dict[str, float]:
+def needs_of_a_worker(config: RunConfig, layout: WorkerLayout) -> dict[str, float]:
     if config.trainer.device == "cuda" or (config.trainer.device == "auto" and any_gpu()):
         return {"CPU": 1, "GPU": layout.gpus_per_worker}
     return {"CPU": 1}
@@ -82,7 +84,7 @@ def any_gpu() -> bool:
     return any(machine.get("GPU", 0) >= 1 for machine in cluster.machines())
 
 
-def check_machines(config: Config, layout: WorkerLayout) -> None:
+def check_machines(config: RunConfig, layout: WorkerLayout) -> None:
     share = node_share(config, layout)
     able = cluster.machines_with(share)
     if able < layout.nodes:
@@ -93,7 +95,7 @@ def check_machines(config: Config, layout: WorkerLayout) -> None:
         )
 
 
-def shrink_layout(config: Config, layout: WorkerLayout) -> WorkerLayout:
+def shrink_layout(config: RunConfig, layout: WorkerLayout) -> WorkerLayout:
     """After a loss: the same layout if the machines return in time, else one for the machines that are left."""
     share, patience = node_share(config, layout), min(config.trainer.start_timeout_s, RETURN_S)
     try:
@@ -110,7 +112,7 @@ def shrink_layout(config: Config, layout: WorkerLayout) -> WorkerLayout:
     return layout
 
 
-def node_share(config: Config, layout: WorkerLayout) -> dict[str, float]:
+def node_share(config: RunConfig, layout: WorkerLayout) -> dict[str, float]:
     return {name: amount * layout.per_node for name, amount in needs_of_a_worker(config, layout).items()}
 
 
@@ -122,23 +124,35 @@ def describe_resources(resources: Mapping[str, float]) -> str:
 
 @contextmanager
 def ray_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
-    check_machines(config, layout)
-    needs = needs_of_a_worker(config, layout)
-    with cluster.reserve(layout.nodes, node_share(config, layout), config.trainer.start_timeout_s) as share:
-        workers: list[cluster.RayWorker] = []
+    with start_workers(config, layout, logs, Worker) as (workers, share):
         scorers: list[cluster.RemoteScoreQueue] = []
         try:
             source = spread_source(config)
             for node in range(1, layout.nodes) if source else ():
                 scorers.append(cluster.start_reward_actor(share, node, queue_of, (config, source)))
+            yield build(config, layout, workers, scorers)
+        finally:
+            cluster.kill_actors(scorers)
+
+
+@contextmanager
+def start_workers(
+    config: RunConfig, layout: WorkerLayout, logs: Path | None, make: Callable[..., object]
+) -> Iterator[tuple[list[cluster.RayWorker], Any]]:
+    """A Ray actor for each slot, with the object that `make` returns; and Ray's placement group."""
+    check_machines(config, layout)
+    needs = needs_of_a_worker(config, layout)
+    with cluster.reserve(layout.nodes, node_share(config, layout), config.trainer.start_timeout_s) as share:
+        workers: list[cluster.RayWorker] = []
+        try:
             for slot in layout.slots():
                 name = f"worker {slot.number}"
                 file = None if logs is None else logs.absolute() / f"worker_{slot.number}.log"
                 place = layout.node_of(slot)
-                workers.append(cluster.start_worker(share, place, needs, (name, file), Worker, (config, layout, slot)))
-            yield build(config, layout, workers, scorers)
+                workers.append(cluster.start_worker(share, place, needs, (name, file), make, (config, layout, slot)))
+            yield workers, share
         finally:
-            cluster.kill_actors([*workers, *scorers])
+            cluster.kill_actors(workers)
 
 
 def build(
@@ -147,16 +161,7 @@ def build(
     workers: Sequence[cluster.RayWorker],
     scorers: Sequence[cluster.RemoteScoreQueue],
 ) -> WorkerGroups:
-    all_workers = cluster.RayGroup(workers, role=None)
-    machines = all_workers.call("machine")
-    inspect(machines, workers, config)
-    addresses = all_workers.call("address")
-    rendezvous = Rendezvous({pool.name: addresses[pool.first] for pool in layout.pools})
-    rendezvous[WEIGHT_SYNC] = cluster.RayGroup(workers[:1], role=None).call("address")[0]
-    parameters: dict[str, int] = {}
-    with explain_out_of_memory(BUILD):
-        for found in all_workers.call("build", rendezvous):
-            parameters |= found
+    all_workers, machines, parameters = build_models(config, layout, workers)
 
     def group(role: str, pool: Pool, workers_per_share: int = 1) -> cluster.RayGroup:
         members = workers[pool.first : pool.first + pool.size]
@@ -169,8 +174,6 @@ def build(
     actor, rollout, reward = (layout.pool_of(role) for role in (ACTOR, ROLLOUT, REWARD))
     scoring = workers[reward.first : reward.first + reward.size] if has_reward_model(config) else ()
     syncing = [workers[slot.number] for slot in layout.slots() if slot.pool in (actor, rollout)]
-    gpus = [machine.gpu for machine in machines if machine.gpu]
-    peaks = [peak for gpu in gpus if (peak := peak_flops_by_name(gpu)) is not None]
     section = config.actor_rollout_ref.actor
     return WorkerGroups(
         policy=trained(ACTOR, section),
@@ -190,11 +193,33 @@ def build(
         parameters=parameters,
         scorers=scorers,
         device=torch.device("cpu"),
-        peak_flops=layout.gpus_per_worker * sum(peaks) if peaks and len(peaks) == len(workers) else None,
+        peak_flops=total_peak_flops(machines, layout),
     )
 
 
-def inspect(machines: Sequence[Machine], workers: Sequence[cluster.RayWorker], config: Config) -> None:
+def build_models(
+    config: RunConfig, layout: WorkerLayout, workers: Sequence[cluster.RayWorker], stage: str = BUILD
+) -> tuple[cluster.RayGroup, list[Machine], dict[str, int]]:
+    """All workers, their machines, and the parameters of the models that they have loaded, by role."""
+    all_workers = cluster.RayGroup(workers, role=None)
+    machines: list[Machine] = all_workers.call("machine")
+    inspect(machines, workers, config)
+    addresses = all_workers.call("address")
+    rendezvous = Rendezvous({pool.name: addresses[pool.first] for pool in layout.pools})
+    rendezvous[WEIGHT_SYNC] = cluster.RayGroup(workers[:1], role=None).call("address")[0]
+    parameters: dict[str, int] = {}
+    with explain_out_of_memory(stage):
+        for found in all_workers.call("build", rendezvous):
+            parameters |= found
+    return all_workers, machines, parameters
+
+
+def total_peak_flops(machines: Sequence[Machine], layout: WorkerLayout) -> float | None:
+    peaks = [peak for machine in machines if machine.gpu and (peak := peak_flops_by_name(machine.gpu)) is not None]
+    return layout.gpus_per_worker * sum(peaks) if peaks and len(peaks) == len(machines) else None
+
+
+def inspect(machines: Sequence[Machine], workers: Sequence[cluster.RayWorker], config: RunConfig) -> None:
     """Log the machine of each worker and check its GPU, before anything large is loaded."""
     for worker, machine in zip(workers, machines, strict=True):
         gpu = f", {machine.gpu} with {machine.gpu_free_gib:.0f} GiB free" if machine.gpu else ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rloom.config.run_config import RunConfig
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 from rloom.observe.metrics import device_peak_flops
@@ -44,13 +45,13 @@ class WorkerGroups:
         return found
 
 
-def layout_of(config: Config) -> WorkerLayout:
+def layout_of(config: RunConfig) -> WorkerLayout:
     trainer = config.trainer
     share = os.environ.get(SHARE_GPU, "0")
     if share not in ("0", "1"):
         raise ConfigError(f"{SHARE_GPU}={share}: use 1 to put all workers of a machine on one GPU, or leave it out")
     gpus = 1 / trainer.n_gpus_per_node if share == "1" else 1.0
-    return worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.pools.own, gpus_per_worker=gpus)
+    return worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.own_workers, gpus_per_worker=gpus)
 
 
 def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:

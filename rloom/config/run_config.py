@@ -1,0 +1,53 @@
+"""What the configuration of every kind of training has: the run, its machines, and which keys the user set."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import PrivateAttr
+
+from rloom.config.section import Section
+
+if TYPE_CHECKING:
+    from rloom.config.trainer_section import RayKwargs, RunTrainer
+
+
+class RunConfig(Section):
+    other_names: ClassVar[Mapping[str, str]] = {}  # key or section in another spelling -> the key or section it is
+    listing: ClassVar[str] = "rloom config"  # the command that prints the tree
+
+    if TYPE_CHECKING:  # declared by each kind of training, after its own sections
+        trainer: RunTrainer
+        ray_kwargs: RayKwargs
+
+    _given: frozenset[str] = PrivateAttr(default=frozenset())
+
+    def model_post_init(self, context: Any) -> None:
+        self._given = frozenset((context or {}).get("given", ()))
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The keys that the user set, on the command line or in a YAML file, without defaults and presets."""
+        return self._given
+
+    def is_given(self, name: str) -> bool:
+        """Whether the user set that key, or a key of that section."""
+        return any(f"{path}.".startswith(f"{name}.") for path in self._given)
+
+    @property
+    def workers(self) -> int:
+        return self.trainer.nnodes * self.trainer.n_gpus_per_node
+
+    @property
+    def uses_ray(self) -> bool:
+        """One worker does not use Ray, unless it joins an existing cluster."""
+        return self.workers > 1 or self.joins_a_cluster
+
+    @property
+    def starts_a_cluster(self) -> bool:
+        """Several machines without an existing cluster start one."""
+        return self.trainer.nnodes > 1 and not self.joins_a_cluster
+
+    @property
+    def joins_a_cluster(self) -> bool:
+        return "address" in self.ray_kwargs.ray_init or bool(os.environ.get("RAY_ADDRESS"))

@@ -1,0 +1,29 @@
+"""The workers of supervised fine-tuning as Ray actors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from rloom.config.sft_schema import SftConfig
+from rloom.runtime.placement import ACTOR, WorkerLayout
+from rloom.runtime.ray import RayGroup
+from rloom.trainer.assemble.ray_workers import build_models, start_workers, total_peak_flops
+from rloom.trainer.assemble.sft import SftGroups, SftWorker
+from rloom.trainer.assemble.worker import FILES
+from rloom.trainer.memory import SFT_BUILD
+
+
+@contextmanager
+def ray_groups(config: SftConfig, layout: WorkerLayout, logs: Path) -> Iterator[SftGroups]:
+    with start_workers(config, layout, logs, SftWorker) as (workers, _):
+        all_workers, machines, parameters = build_models(config, layout, workers, SFT_BUILD)
+        yield SftGroups(
+            model=RayGroup(workers, ACTOR, workers_per_share=config.sequence_ranks),
+            files=RayGroup(workers, FILES),
+            all_workers=all_workers,
+            parameters=parameters[ACTOR],
+            device=torch.device("cpu"),
+            peak_flops=total_peak_flops(machines, layout),
+        )

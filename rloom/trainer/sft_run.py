@@ -1,0 +1,105 @@
+"""A run of supervised fine-tuning: what it reads and builds, its first line and its summary."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rloom.config.sft_schema import SftConfig
+from rloom.observe.curve import draw_learning_curve
+from rloom.observe.events import EVENTS_FILE, metrics_by_step, read_events
+from rloom.observe.runlog import RunLog
+from rloom.runtime.placement import WorkerLayout
+from rloom.trainer.assemble.sft import SftComponents, SftInputs, open_sft, prepare_sft
+from rloom.trainer.checkpoint import Checkpoints
+from rloom.trainer.identity import Continuation, Record
+from rloom.trainer.launch import continue_from, run_job, run_to_end
+from rloom.trainer.run import CURVE
+from rloom.trainer.sft_identity import compare_sft, describe_sft
+from rloom.trainer.sft_loop import SftTraining
+
+
+def run(config: SftConfig) -> int:
+    return run_job(SupervisedTraining(config))
+
+
+@dataclass(frozen=True)
+class SupervisedTraining:
+    """Supervised fine-tuning as a job."""
+
+    config: SftConfig
+    only_reads: bool = False
+
+    @property
+    def keep(self) -> dict[str, int | None]:
+        return {"actor": self.config.trainer.max_ckpt_to_keep}
+
+    def prepare(self) -> SftInputs:
+        return prepare_sft(self.config)
+
+    def identity(self, inputs: SftInputs) -> Record:
+        return describe_sft(self.config, inputs)
+
+    def compare(self, start: Path, identity: Record) -> Continuation:
+        return compare_sft(start, self.config, identity)
+
+    def open(
+        self, layout: WorkerLayout, inputs: SftInputs, identity: Record, logs: Path
+    ) -> AbstractContextManager[SftComponents]:
+        return open_sft(self.config, layout, inputs, identity, logs)
+
+    def train(
+        self, parts: SftComponents, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
+    ) -> int:
+        training = SftTraining(
+            parts.settings,
+            parts.model,
+            parts.stream,
+            parts.held_out,
+            parts.groups.all_workers,
+            log,
+            checkpoints,
+            parts.write_checkpoint,
+            parts.load_checkpoint,
+        )
+        continue_from(training, log, start, how)
+        return run_to_end(
+            training,
+            log,
+            resumed=start is not None,
+            opening=opening(self.config, parts),
+            summary=lambda: summary(log, checkpoints),
+        )
+
+
+def opening(config: SftConfig, parts: SftComponents) -> str:
+    tuned = f"a LoRA adapter of rank {config.model.lora_rank}" if config.model.has_lora else "all weights"
+    steps = parts.settings.total_steps
+    return (
+        f"sft on {config.model.path} ({parts.settings.device}): {len(parts.stream)} rows, "
+        f"{config.data.train_batch_size} a step, {steps} step{'s' if steps != 1 else ''}, {tuned}"
+    )
+
+
+def summary(log: RunLog, checkpoints: Checkpoints) -> str:
+    lines = loss_lines(metrics_by_step(read_events(log.run_dir / EVENTS_FILE)))
+    picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
+    newest = checkpoints.path(checkpoints.steps()[-1])  # the last step is always saved
+    return "\n".join(
+        [
+            *lines,
+            f"Learning curve: {picture}",
+            f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR, which RL training starts from with "
+            "actor_rollout_ref.model.path=DIR",
+        ]
+    )
+
+
+def loss_lines(records: Sequence[Mapping[str, float]]) -> list[str]:
+    """The first validation and the last, each with its step."""
+    found = [(int(record["step"]), record["val/loss"]) for record in records if "val/loss" in record]
+    if not found:
+        return []
+    (first_step, first), (last_step, last) = found[0], found[-1]
+    now = f", {last:.3f} now" if last_step > first_step else ""
+    return [f"Validation loss: {first:.3f} {'at the start' if first_step == 0 else f'after step {first_step}'}{now}"]

@@ -1,0 +1,62 @@
+"""`python -m rloom.trainer.sft_trainer key=value ...`, the same as `rloom sft`."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+# No import of torch here: configuration errors must not wait for it.
+from rloom.config.load import load_sft_config
+from rloom.config.sft_checks import check_sft
+from rloom.config.sft_schema import SftConfig
+from rloom.console import run_safely, split_hydra_flags
+from rloom.trainer.main_ppo import check_extras
+
+USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
+
+Supervised fine-tuning: trains a model on given answers, the step before RL training. Rows are chats (`messages`), or
+have a prompt and a response (data.prompt_key, data.response_key). Without keys: the embedded model on the embedded
+data. `rloom config --sft` lists the keys with their meaning and defaults, `rloom config --sft KEY` explains one. Your
+own YAML file (NAME.yaml in DIR) can also set keys; it starts with `defaults: [sft_trainer, _self_]`. The same command
+again resumes a run that stopped. RLOOM_SMOKE=1 replaces model and data by small embedded ones, for two steps."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if "-h" in given or "--help" in given:
+        print(USAGE)
+        return 0
+
+    def run() -> int:
+        overrides, source = split_hydra_flags(given)
+        return train(load_sft_config(overrides, **source))
+
+    return run_safely(run)
+
+
+def train(config: SftConfig) -> int:
+    check_sft(config)
+    check_extras(config)
+    if config.trainer.node_rank > 0:
+        from rloom.trainer.join import join
+
+        return join(config)
+    if config.uses_torchrun and config.workers > 1:
+        use_own_gpu()
+        if os.environ["RANK"] != "0":
+            from rloom.trainer.assemble.sft_torchrun import serve_rank
+
+            return serve_rank(config)
+    from rloom.trainer.sft_run import run
+
+    return run(config)
+
+
+def use_own_gpu() -> None:
+    """Each rank of torchrun uses one GPU, and sees no other. Before torch is imported."""
+    rank, visible = int(os.environ["LOCAL_RANK"]), os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = [str(rank)] if visible is None else visible.split(",")[rank : rank + 1]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

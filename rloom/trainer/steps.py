@@ -1,0 +1,152 @@
+"""What a training loop does around its steps: validation and checkpoints where due, ctrl-C, saving after an error."""
+
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from rloom.errors import CheckpointError, RloomError, WorkerError
+from rloom.observe.runlog import RunLog
+from rloom.trainer.checkpoint import Checkpoints
+from rloom.trainer.memory import explain_out_of_memory
+
+
+class StepSettings(Protocol):
+    @property
+    def total_steps(self) -> int: ...
+    @property
+    def save_every(self) -> int | None: ...
+    @property
+    def validate_every(self) -> int | None: ...
+    @property
+    def validate_first(self) -> bool: ...
+
+
+class StepState(Protocol):
+    """What a checkpoint holds beside weights and optimizer moments."""
+
+    @property
+    def step(self) -> int: ...
+
+
+class StepLoop(ABC):
+    """A loop sets `state` and `updates_at_state` when a step is complete."""
+
+    def __init__(
+        self,
+        settings: StepSettings,
+        state: StepState,
+        log: RunLog,
+        checkpoints: Checkpoints,
+        write_checkpoint: Callable[[Path], None],
+    ) -> None:
+        self.settings, self.state, self.log = settings, state, log
+        self.checkpoints, self.write_checkpoint = checkpoints, write_checkpoint
+        self.interrupted = False
+        self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
+
+    @abstractmethod
+    def train_step(self, step: int) -> None:
+        """One step, and its metrics."""
+
+    @abstractmethod
+    def validate(self, step: int) -> Mapping[str, float]: ...
+
+    @abstractmethod
+    def saved_state(self) -> dict[str, Any]:
+        """`state` as JSON."""
+
+    @property
+    @abstractmethod
+    def updates(self) -> int:
+        """Optimizer steps begun."""
+
+    @abstractmethod
+    def resume(self, checkpoint: Path, *, keep_position: bool = True) -> None:
+        """From a checkpoint that was checked. `keep_position`: whether to continue in the data where it stopped."""
+
+    def run(self) -> None:
+        if self.settings.validate_first and self.state.step == 0:
+            self.validate(0)
+        with self.finish_step_on_interrupt():
+            while self.state.step < self.settings.total_steps and not self.interrupted:
+                self.take_step(self.state.step + 1)
+        if self.interrupted and self.state.step < self.settings.total_steps:
+            raise KeyboardInterrupt
+
+    def take_step(self, step: int) -> None:
+        """One step, then validation and a checkpoint where due. After an error, the last step is saved if possible."""
+        last = step == self.settings.total_steps
+        self.log.begin_step(step)
+        try:
+            self.train_step(step)
+            if due(self.settings.validate_every, step, last):
+                self.validate(step)
+            if last or due(self.settings.save_every, step, last):
+                self.save()
+        except Exception as error:
+            error.add_note(self.save_after(error))
+            raise
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """A timed part of a step that uses GPUs."""
+        with self.log.span(name), explain_out_of_memory(name):
+            yield
+
+    def save_after(self, error: Exception) -> str:
+        """Save the last completed step after an error, if possible. Returns what the user is told."""
+        if isinstance(error, CheckpointError):  # saving has failed
+            return self.last_checkpoint()
+        if isinstance(error, WorkerError) or (isinstance(error, RloomError) and error.worker is not None):
+            # saving is collective: the other workers would wait for the failed one
+            return f"A worker failed, so nothing was saved after it. {self.last_checkpoint()}"
+        try:
+            return self.save_last_step()
+        except Exception as failure:  # shown after the error that came first
+            return f"Saving failed as well: {type(failure).__name__}: {failure}\n{self.last_checkpoint()}"
+
+    def save_last_step(self) -> str:
+        """Save the last completed step, unless an update has begun since."""
+        if self.state.step == 0:
+            return "No step was completed, so there is nothing to save."
+        if self.updates != self.updates_at_state:
+            return f"Stopped in the middle of an update. {self.last_checkpoint()}"
+        return f"Stopped after step {self.state.step}, saved in {self.save()}. The same command goes on from there."
+
+    def last_checkpoint(self) -> str:
+        steps = self.checkpoints.steps()
+        if not steps:
+            return "No checkpoint was saved yet."
+        return f"The last good checkpoint is {self.checkpoints.path(steps[-1])}; the same command goes on from it."
+
+    def save(self) -> Path:
+        path = self.checkpoints.path(self.state.step)
+        if path.exists():
+            return path
+        with self.log.span("save_checkpoint"):
+            return self.checkpoints.save(self.state.step, self.write_checkpoint, self.saved_state())
+
+    @contextmanager
+    def finish_step_on_interrupt(self) -> Iterator[None]:
+        """The first ctrl-C stops after the current step, so that the run resumes exactly; the second stops at once."""
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+            self.log.message("Stopping: this step is finished and saved first. Once more stops at once.")
+
+        previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def due(every: int | None, step: int, last: bool) -> bool:
+    return every is not None and (last or step % every == 0)
