@@ -43,7 +43,8 @@ Replace `verl` with `rloom` in a command and run it. `RLOOM_SMOKE=1` in front of
 tiny data first. This page is generated (`make docs`); tests look at each entry that works.
 """,
     "# 从文档出发\n\n"
-    "五份文档中的每条命令、键、参数、环境变量、文件、指标和问答，以及它们在 rloom 中的状态。把命令中的 `verl` 换成 `rloom` 即可运行；"
+    "五份文档中的每条命令、键、参数、环境变量、文件、指标和问答，以及它们在 rloom 中的状态。"
+    "把命令中的 `verl` 换成 `rloom` 即可运行；"
     "前面加上 `RLOOM_SMOKE=1`，会先用很小的模型和数据试跑两步。本页由 `make docs` 生成，标为“可用”的每一项都有测试。\n",
 )
 COLUMNS = ("| no. | what the document has | state | how |", "| 编号 | 文档内容 | 状态 | 依据 |")
