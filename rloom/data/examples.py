@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rloom.data.chat import Tokenizer, as_messages, as_prompt, render_chat, tokenize
+from rloom.data.chat import Tokenizer, as_messages, render_chat, tokenize
 from rloom.data.files import Row
 from rloom.data.prompts import ROWS_PER_CHUNK, TRUNCATIONS, PlacedRow, read_all_rows
 from rloom.errors import DataError
@@ -91,7 +91,7 @@ def chat_of(row: Row, row_format: RowFormat) -> tuple[tuple[Message, ...], Mappi
         messages = as_messages([with_content(message) for message in given], "the chat")
         tools = row.get(row_format.tools_key)
         return checked(messages), {**row_format.variables, **({"tools": tools} if tools else {})}
-    prompt = as_prompt(first_value(row, row_format.prompt_path, PROMPTS, "prompt"))
+    prompt = as_messages(first_value(row, row_format.prompt_path, PROMPTS, "prompt"))
     response = first_value(row, row_format.response_path, RESPONSES, "response")
     if not isinstance(response, str):
         raise DataError(f"the response is {type(response).__name__}; it must be text")
