@@ -97,7 +97,9 @@ def _without_filled_keys(value: Any) -> Any:
 
 def _text(file: Path) -> str:
     content = gzip.decompress(file.read_bytes()) if file.name.endswith(".gz") else file.read_bytes()
-    return content.removeprefix(BOM_UTF8).decode()  # editors on Windows write a byte order mark, which is not valid JSON
+    return content.removeprefix(
+        BOM_UTF8
+    ).decode()  # editors on Windows write a byte order mark, which is not valid JSON
 
 
 def has_byte_order_mark(file: Path) -> bool:
@@ -134,7 +136,9 @@ def _jsonl_objects(file: Path) -> Iterator[Row]:
         try:
             value = json.loads(line)
         except json.JSONDecodeError as error:
-            raise DataError(f"{file}, line {number}: not valid JSON ({error.msg}); correct or remove the line") from error
+            raise DataError(
+                f"{file}, line {number}: not valid JSON ({error.msg}); correct or remove the line"
+            ) from error
         if not isinstance(value, dict):
             raise DataError(f"{file}, line {number}: is {_json_type(value)}, each line must be an object")
         yield value

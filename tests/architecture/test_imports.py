@@ -72,7 +72,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors", "rloom.packing", "rloom.runtime.placement", *LIMITS),
     "rloom.families": ("rloom.families", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": ("rloom.algos", *NOUNS),
-    "rloom.models": ("rloom.models", "rloom.hub", "rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
+    "rloom.models": (
+        "rloom.models",
+        "rloom.hub",
+        "rloom.algos.kl",
+        *NOUNS,
+    ),  # the KL over a vocabulary is taken chunk by chunk
     "rloom.runtime": ("rloom.runtime", *NOUNS),
     "rloom.rewards": ("rloom.rewards", *BOTTOM),
     "rloom.rewards.rules": ("rloom.rewards.rules", "rloom.rewards.sandbox", *BOTTOM),
