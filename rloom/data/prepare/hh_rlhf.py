@@ -33,7 +33,8 @@ def splits(source: Path | None) -> tuple[list[Row], list[Row]]:
 
 def _divided(file: Path) -> tuple[list[Row], list[Row]]:
     """A single file: divided by a checksum of the prompt, so that no prompt is in both splits."""
-    train, test = [], []
+    train: list[RawRow] = []
+    test: list[RawRow] = []
     for row in read_split(replace(FILES["train"], single=True), file):
         prompt = str(row.values.get("chosen")).rpartition("\n\nAssistant:")[0]
         (test if zlib.crc32(prompt.encode()) % TEST_SHARE == 0 else train).append(row)
