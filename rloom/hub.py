@@ -38,9 +38,9 @@ def check_model(name: str, key: str) -> None:
         _go_offline()
     elif fault is not None:
         raise ModelError(
-            f"{key}={name}: there is no such folder, and {fault}. Ways out: give the folder of a model on this machine; "
-            f"use a mirror ({MIRROR}); for a gated or private model set HF_TOKEN; or download it where the hub can be "
-            f"reached (`hf download {name} --local-dir FOLDER`) and give the folder"
+            f"{key}={name}: there is no such folder, and {fault}. Ways out: give the folder of a model on this "
+            f"machine; use a mirror ({MIRROR}); for a gated or private model set HF_TOKEN; or download it where the "
+            f"hub can be reached (`hf download {name} --local-dir FOLDER`) and give the folder"
         )
 
 

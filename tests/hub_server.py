@@ -19,6 +19,7 @@ class HubServer:
     status: int = 200  # of every answer
     error_code: str | None = None  # the hub's header X-Error-Code
     delay_s: float = 0.0
+    commit: str | None = COMMIT  # None: a server that is no hub
     requests: list[tuple[str, str]] = field(default_factory=list)  # (method, path)
     tokens: set[str | None] = field(default_factory=set)  # the Authorization headers that arrived
     url: str = ""
@@ -64,7 +65,8 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             try:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
-                self.send_header("X-Repo-Commit", COMMIT)
+                if hub.commit:
+                    self.send_header("X-Repo-Commit", hub.commit)
                 self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
                 if code:
                     self.send_header("X-Error-Code", code)

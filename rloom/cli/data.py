@@ -115,4 +115,5 @@ def _tokenizer(name: str | None) -> "Tokenizer | None":
         return None
     from rloom.models.load import ModelSource, load_tokenizer
 
-    return load_tokenizer(ModelSource(name, key="--tokenizer"))
+    tokenizer: Tokenizer = load_tokenizer(ModelSource(name, key="--tokenizer"))
+    return tokenizer

@@ -45,7 +45,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Settings:
-    columns: Columns = Columns()
+    columns: Columns = field(default_factory=Columns)
     tokenizer: chat.Tokenizer | None = None
     max_prompt_length: int | None = None  # tokens
 

@@ -11,7 +11,6 @@ from rloom.rewards.rules.code_problems import problem_of
 from rloom.rewards.rules.expressions import load_library
 from rloom.types import SampleGroup
 
-
 OTHER_REWARDS = (
     "your own function (custom_reward_function.path=my_rewards.py custom_reward_function.name=compute_score), a reward "
     "model (reward_model.enable=True reward_model.path=MODEL) or an API judge (reward_model.api.enable=True)"

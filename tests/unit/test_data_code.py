@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rloom.data.check import check_file
+from rloom.data.check import Settings, check_file
 from rloom.data.files import read_rows
 from rloom.data.prepare import prepare
 from rloom.errors import DataError
@@ -110,12 +110,13 @@ def test_a_ground_truth_that_the_rule_cannot_parse_is_a_fault(tmp_path: Path) ->
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = check_file(file)
-    assert [fault.row for fault in report.truth_faults] == [1, 2, 3]
-    assert (
-        "the ground truth of a row of apps cannot be used: its outputs is not a list" in report.truth_faults[0].reason
-    )
-    assert report.sources_without_rule == ()
+    report = check_file(file, Settings())
+    assert [(error.column, error.row) for error in report.errors] == [
+        ("reward_model.ground_truth", 1),
+        ("reward_model.ground_truth", 2),
+        ("reward_model.ground_truth", 3),
+    ]
+    assert "the ground truth of a row of apps cannot be used: its outputs is not a list" in report.errors[0].reason
 
 
 @needs_shared_data
@@ -126,5 +127,5 @@ def test_the_published_files_become_data_without_faults(name: str, train: int, t
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     for split, count in (("train", train), ("test", test)):
-        report = check_file(tmp_path / f"{split}.parquet")
+        report = check_file(tmp_path / f"{split}.parquet", Settings())
         assert (report.rows, report.ok) == (count, True)

@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from rloom.data.prompts import load_prompts
+from rloom.data.rows import Columns
 from rloom.errors import ConfigError, DataError
 from rloom.types import Prompt
 
@@ -44,8 +45,7 @@ def row(prompt: Any, **more: Any) -> dict[str, Any]:
 
 def load(files: str | list[str], tokenizer: Any, **changed: Any) -> list[Prompt]:
     settings: dict[str, Any] = {
-        "prompt_key": "prompt",
-        "reward_fn_key": "data_source",
+        "columns": Columns(),
         "max_prompt_length": 8,
         "filter_overlong": False,
         "truncation": "error",
@@ -96,7 +96,7 @@ def test_the_kits_plain_row_becomes_a_prompt(tmp_path: Path, tokenizer: Any) -> 
 
 def test_a_prompt_has_the_columns_of_its_row_and_its_prompt_as_written(tmp_path: Path, tokenizer: Any) -> None:
     file = write(tmp_path / "a.json", [{"data_source": "own", "question": "ab", "solution": "7", "tags": ["x"]}])
-    (prompt,) = load(file, tokenizer, prompt_key="question")
+    (prompt,) = load(file, tokenizer, columns=Columns(prompt_key="question"))
     expected = {"data_source": "own", "question": "ab", "solution": "7", "tags": ["x"], "prompt": "ab"}
     assert prompt.columns == expected
 
@@ -114,7 +114,7 @@ def test_files_are_joined_under_running_indices(tmp_path: Path, tokenizer: Any) 
 
 def test_other_keys_can_be_told(tmp_path: Path, tokenizer: Any) -> None:
     file = write(tmp_path / "a.json", [{"question": "a", "origin": "there"}])
-    (prompt,) = load(file, tokenizer, prompt_key="question", reward_fn_key="origin")
+    (prompt,) = load(file, tokenizer, columns=Columns("question", "origin"))
     assert (prompt.text, prompt.data_source) == (">a<", "there")
 
 

@@ -31,8 +31,10 @@ PREPARERS: Mapping[str, Callable[[Path | None], tuple[list[Row], list[Row]]]] = 
 
 
 def prepare(name: str, save_dir: str | Path, source: str | Path | None) -> dict[Path, int]:
-    """Write `train.parquet` and `test.parquet` of a known data set, and return their numbers of rows. `source`: a folder
-    with the original files; None: download them."""
+    """Write `train.parquet` and `test.parquet` of a known data set, and return their numbers of rows.
+
+    `source`: a folder with the original files; None: download them.
+    """
     if name not in PREPARERS:
         raise DataError(f"{name}: not a known data set; choose one of {', '.join(PREPARERS)}")
     folder = Path(save_dir).expanduser()

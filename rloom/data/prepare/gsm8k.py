@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rloom.data.files import Row
-from rloom.data.prepare.sources import RawFiles, RawRow, read_split, text_columns
+from rloom.data.prepare.sources import RawFiles, RawRow, check_columns, read_split
 from rloom.errors import DataError
 from rloom.rewards.rules.gsm8k import ANSWER_MARK
 
@@ -21,7 +21,7 @@ def _split(split: str, source: Path | None) -> list[Row]:
 
 
 def _row(row: RawRow, split: str) -> Row:
-    text_columns(row, ("question", "answer"), "the original GSM8K files")
+    check_columns(row, {"question": str, "answer": str}, "the original GSM8K files")
     question, answer = row.values["question"], row.values["answer"]
     if ANSWER_MARK not in answer:
         raise DataError(f"{row.place}: no {ANSWER_MARK} in the answer; pass the original GSM8K files as --source")

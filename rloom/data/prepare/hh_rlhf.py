@@ -1,7 +1,7 @@
 r"""HH-RLHF: dialogues with a preferred and a rejected last answer, for runs with a reward model.
 
-A dialogue is one text: "\n\nHuman: ...\n\nAssistant: ...\n\nHuman: ...\n\nAssistant: ...". The prompt is the dialogue up to
-the last human turn. The preferred last answer is the ground truth, which a reward model does not read.
+A dialogue is one text: "\n\nHuman: ...\n\nAssistant: ...\n\nHuman: ...\n\nAssistant: ...". The prompt is the
+dialogue up to the last human turn. The preferred last answer is the ground truth, which a reward model does not read.
 """
 
 import logging
@@ -33,7 +33,8 @@ def splits(source: Path | None) -> tuple[list[Row], list[Row]]:
 
 def _divided(file: Path) -> tuple[list[Row], list[Row]]:
     """A single file: divided by a checksum of the prompt, so that no prompt is in both splits."""
-    train, test = [], []
+    train: list[RawRow] = []
+    test: list[RawRow] = []
     for row in read_split(replace(FILES["train"], single=True), file):
         prompt = str(row.values.get("chosen")).rpartition("\n\nAssistant:")[0]
         (test if zlib.crc32(prompt.encode()) % TEST_SHARE == 0 else train).append(row)
@@ -55,7 +56,7 @@ def _rows(split: str, raw: list[RawRow]) -> list[Row]:
         log.warning("hh_rlhf: left out %d of %d %s rows: %s (first: %s)", count, len(raw), split, fault, first[fault])
     if not kept:
         raise DataError(
-            f"hh_rlhf: none of the {len(raw)} {split} rows is a pair of dialogues with the columns chosen and rejected; "
+            f"hh_rlhf: none of the {len(raw)} {split} rows is a pair of dialogues (chosen and rejected); "
             "pass the published files as --source"
         )
     return kept

@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 
 from rloom.data.files import Row
-from rloom.data.prepare.sources import RawFiles, RawRow, read_split, text_columns
+from rloom.data.prepare.sources import RawFiles, RawRow, check_columns, read_split
 
 DATA_SOURCE = "openai/openai_humaneval"
 FILES = RawFiles(DATA_SOURCE, "openai_humaneval/test-*.parquet", "HumanEval.jsonl.gz", single=True)
 INSTRUCTION = "Complete this Python function. Answer with the whole function in a ```python block."
-COLUMNS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+COLUMNS = dict.fromkeys(("task_id", "prompt", "entry_point", "canonical_solution", "test"), str)
 
 
 def splits(source: Path | None) -> tuple[list[Row], list[Row]]:
@@ -22,7 +22,7 @@ def splits(source: Path | None) -> tuple[list[Row], list[Row]]:
 
 
 def _row(row: RawRow, split: str) -> Row:
-    text_columns(row, COLUMNS, f"the original {FILES.original}")
+    check_columns(row, COLUMNS, f"the original {FILES.original}")
     values = row.values
     truth = {key: values[key] for key in ("entry_point", "test", "prompt")}
     return {

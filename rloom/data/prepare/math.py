@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from rloom.data.files import Row
-from rloom.data.prepare.sources import RawFiles, RawRow, read_split, text_columns
+from rloom.data.prepare.sources import RawFiles, RawRow, check_columns, read_split
 from rloom.rewards.rules.boxed import last_boxed
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def splits(source: Path | None) -> tuple[list[Row], list[Row]]:
 def _split(files: RawFiles, split: str, source: Path | None) -> list[Row]:
     rows, kept = read_split(files, source), []
     for row in rows:
-        text_columns(row, ("problem",), "the MATH files")
+        check_columns(row, {"problem": str}, "the MATH files")
         answer = final_answer(row.values)
         if answer:
             kept.append(_row(row, answer, files.repository, split))

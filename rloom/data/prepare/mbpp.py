@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 from rloom.data.files import Row
-from rloom.data.prepare.sources import RawFiles, RawRow, read_split, text_columns
+from rloom.data.prepare.sources import RawFiles, check_columns, read_split
 from rloom.errors import DataError
 
 DATA_SOURCE = "mbpp"
 FILES = RawFiles("google-research-datasets/mbpp", "full/t*-*.parquet", "mbpp.jsonl", single=True)  # train and test
+COLUMNS = {"text": str, "code": str, "task_id": int, "test_list": list}
 TRAIN_IDS, TEST_IDS = range(601, 975), range(11, 511)
 INSTRUCTION = "Answer with a Python function in a ```python block. It has to pass these tests:"
 
@@ -19,20 +20,13 @@ INSTRUCTION = "Answer with a Python function in a ```python block. It has to pas
 def splits(source: Path | None) -> tuple[list[Row], list[Row]]:
     rows = read_split(FILES, source)
     for row in rows:
-        _check(row)
+        check_columns(row, COLUMNS, f"the original {FILES.original}")
     train = [_row(row.values, "train") for row in rows if row.values["task_id"] in TRAIN_IDS]
     test = [_row(row.values, "test") for row in rows if row.values["task_id"] in TEST_IDS]
     if not train or not test:
         place = FILES.repository if source is None else f"--source {source}"
         raise DataError(f"{place}: has no rows of the train split (task_id 601 to 974) or the test split (11 to 510)")
     return train, test
-
-
-def _check(row: RawRow) -> None:
-    text_columns(row, ("text", "code"), f"the original {FILES.original}")
-    for key, kind in (("task_id", int), ("test_list", list)):
-        if not isinstance(row.values.get(key), kind):
-            raise DataError(f"{row.place}: no {key}; pass the original {FILES.original} as --source")
 
 
 def _row(row: Row, split: str) -> Row:

@@ -1,6 +1,6 @@
 """The published files of a data set: on the hub, or in a folder that --source names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +62,7 @@ def _from_folder(files: RawFiles, source: Path) -> list[Path]:
     return found
 
 
-def text_columns(row: RawRow, columns: tuple[str, ...], expected: str) -> None:
-    """Check that the columns hold text."""
-    missing = [column for column in columns if not isinstance(row.values.get(column), str)]
+def check_columns(row: RawRow, columns: Mapping[str, type], expected: str) -> None:
+    missing = [column for column, kind in columns.items() if not isinstance(row.values.get(column), kind)]
     if missing:
         raise DataError(f"{row.place}: no {' and no '.join(missing)}; pass {expected} as --source")
