@@ -55,7 +55,7 @@ def test_the_command_of_document_003_changes_in_these_keys() -> None:
         "actor_rollout_ref.model.path": "embedded",
         "data.train_files": "embedded",
         "data.train_max_samples": 64,
-        "data.val_max_samples": 4,
+        "data.val_max_samples": 16,
         "data.val_files": "embedded",
         f"{ROLLOUT}.tensor_model_parallel_size": 1,
         f"{ROLLOUT}.name": "native",
