@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GRPO with LoRA: Qwen2 7B on GSM8K on one GPU. Only an adapter of rank 32 is trained, with a higher learning rate.
 # GPUs: 1 x 80 GB
-# The adapter alone is saved; `rloom export` writes it, and merges it with merge=True.
+# Checkpoints hold the adapter alone. `rloom export CKPT DIR` merges it into the model; with --adapter it stays apart.
 set -euo pipefail
 data=${DATA:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k
 source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
