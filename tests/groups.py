@@ -6,6 +6,7 @@ TOGETHER: Mapping[str, str] = {
     # one Ray cluster at a time: each starts more processes than there are cores, and waits for them with time limits
     "e2e/test_ray": "ray",
     "e2e/test_nodes": "ray",
+    "e2e/test_examples": "ray",
     # one set of processes serves them all
     "unit/test_fsdp": "ranks",
     "unit/test_ulysses": "ranks",

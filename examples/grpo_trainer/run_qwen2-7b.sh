@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# GRPO: Qwen2 7B on GSM8K, five answers a prompt, scores normalised within each group; no critic, no reference.
-# To hold it near where it started: actor_rollout_ref.actor.use_kl_loss=True
-# 8 GPUs of 80 GB, which need Ray: pip install --editable '.[ray]' in the clone. `rloom plan` with the same keys says
-# what each holds. On one GPU of 80 GB, train an adapter:
-#   trainer.n_gpus_per_node=1 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \
-#   actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.actor.optim.lr=1e-5
+# GRPO: Qwen2 7B on GSM8K, five answers to a prompt, scores normalised within each group; no critic, no reference.
+# GPUs: 8 x 80 GB
+# A KL to the initial model: actor_rollout_ref.actor.use_kl_loss=True
+# The native engine needs no tensor parallelism: 7B fits on one GPU. With vLLM installed (extra `vllm`):
+#   actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_model_parallel_size=2
 set -euo pipefail
 data=${DATA:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-PATH=$root/.venv/bin:$PATH  # the environment that `make setup` made, where there is one
+source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
+experiment=$(experiment qwen2_7b function_rm "$@")
 
-exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
+exec "$PYTHON" -m rloom.trainer.main_ppo \
     algorithm.adv_estimator=grpo \
     data.train_files="$data/train.parquet" \
     data.val_files="$data/test.parquet" \
@@ -38,10 +37,11 @@ exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
     trainer.critic_warmup=0 \
     trainer.logger='["console","tensorboard"]' \
     trainer.project_name=rloom_grpo_example_gsm8k \
-    trainer.experiment_name=qwen2_7b_function_rm \
+    trainer.experiment_name="$experiment" \
     trainer.n_gpus_per_node=8 \
     trainer.nnodes=1 \
     trainer.save_freq=20 \
+    trainer.max_actor_ckpt_to_keep=2 \
     trainer.test_freq=5 \
     trainer.total_epochs=15 \
     "$@"

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# PPO: Qwen2 7B with a reward model (a sequence classifier) instead of rules. The prompts are those of GSM8K; DATA names
-# the folder of others, of which only the column with the prompt is read.
-# 8 GPUs of 80 GB, which need Ray: pip install --editable '.[ray]' in the clone. Each GPU holds a whole copy of the reward
-# model while it scores, on the host otherwise. trainer.pools.reward=2 gives it two GPUs of its own instead.
+# PPO: Qwen2 7B on the dialogues of HH-RLHF, scored by a reward model (a sequence classifier) instead of rules.
+# GPUs: 8 x 80 GB
+# Each GPU holds a whole copy of the reward model while it scores; otherwise that copy is in host memory.
+# trainer.pools.reward=2 gives it two GPUs of its own instead. REWARD_MODEL_PATH names another reward model, DATA another
+# folder, of whose rows only the prompts are read.
 set -euo pipefail
-data=${DATA:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k
+data=${DATA:-$HOME/data/hh_rlhf}  # python examples/data_preprocess/hh_rlhf.py --local_save_dir $HOME/data/hh_rlhf
 reward_model=${REWARD_MODEL_PATH:-sfairXC/FsfairX-LLaMA3-RM-v0.1}
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-PATH=$root/.venv/bin:$PATH  # the environment that `make setup` made, where there is one
+source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
+experiment=$(experiment qwen2_7b rm "$@")
 
-exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
+exec "$PYTHON" -m rloom.trainer.main_ppo \
     algorithm.adv_estimator=gae \
     data.train_files="$data/train.parquet" \
     data.val_files="$data/test.parquet" \
@@ -50,10 +51,12 @@ exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
     trainer.balance_batch=True \
     trainer.logger='["console","tensorboard"]' \
     trainer.project_name=rloom_ppo \
-    trainer.experiment_name=qwen2_7b_rm \
+    trainer.experiment_name="$experiment" \
     trainer.n_gpus_per_node=8 \
     trainer.nnodes=1 \
     trainer.save_freq=20 \
+    trainer.max_actor_ckpt_to_keep=2 \
+    trainer.max_critic_ckpt_to_keep=2 \
     trainer.test_freq=5 \
     trainer.total_epochs=15 \
     "$@"

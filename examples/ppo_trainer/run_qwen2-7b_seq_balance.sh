@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# PPO: Qwen2 7B on GSM8K, micro-batches filled up to a number of tokens instead of samples.
-# 8 GPUs of 80 GB, which need Ray: pip install --editable '.[ray]' in the clone. `rloom plan` with the same keys says
-# what each holds. With one GPU, use ../rloo_trainer/run_qwen2-7b.sh with an adapter: it has no critic.
+# PPO: Qwen2 7B on GSM8K. Micro-batches are filled up to a number of tokens instead of samples.
+# GPUs: 8 x 80 GB
+# `rloom plan` with the same keys prints the memory of each. With one GPU: ../grpo_trainer/run_qwen2-7b_lora.sh
 set -euo pipefail
 data=${DATA:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-PATH=$root/.venv/bin:$PATH  # the environment that `make setup` made, where there is one
+source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
+experiment=$(experiment qwen2_7b seq_balance "$@")
 
-exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
+exec "$PYTHON" -m rloom.trainer.main_ppo \
     algorithm.adv_estimator=gae \
     data.train_files="$data/train.parquet" \
     data.val_files="$data/test.parquet" \
@@ -43,10 +43,12 @@ exec "${PYTHON:-python3}" -m rloom.trainer.main_ppo \
     trainer.critic_warmup=0 \
     trainer.logger='["console","tensorboard"]' \
     trainer.project_name=rloom_ppo \
-    trainer.experiment_name=qwen2_7b_seq_balance \
+    trainer.experiment_name="$experiment" \
     trainer.n_gpus_per_node=8 \
     trainer.nnodes=1 \
     trainer.save_freq=20 \
+    trainer.max_actor_ckpt_to_keep=2 \
+    trainer.max_critic_ckpt_to_keep=2 \
     trainer.test_freq=5 \
     trainer.total_epochs=20 \
     "$@"

@@ -19,7 +19,7 @@ from rloom.config.unsupported import unsupported_key, unsupported_value
 from rloom.errors import ConfigError
 
 VARIABLE = "RLOOM_SMOKE"
-STEPS, TRAINING_ROWS, VALIDATION_ROWS, VALIDATION_ANSWERS, LORA_RANK = 2, 64, 4, 4, 8
+STEPS, TRAINING_ROWS, VALIDATION_ROWS, VALIDATION_ANSWERS, LORA_RANK = 2, 64, 16, 4, 8
 MODEL, ROLLOUT, TRAINER = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "trainer"
 SWITCHES = {  # key that changes -> keys that the run then does not read
     "trainer.total_training_steps": "trainer.total_epochs",

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from rloom.config.describe import reference
 from tests.architecture.source import ROOT, texts
 
@@ -12,6 +14,9 @@ AUTHORSHIP = re.compile(
     r"co-authored-by|generated (?:with|by) (?:an )?ai|ai assistant|coding agent|copilot|chatgpt", re.I
 )
 
+EXAMPLES = sorted(
+    str(file.parent.relative_to(ROOT)) for file in ROOT.glob("examples/*/README*.md") if "CN" in file.name
+)
 HEADING = re.compile(r"^#{1,6} ")
 RUNNABLE = ("bash", "sh", "console", "python", "yaml", "json")
 
@@ -53,8 +58,9 @@ def headings(text: str) -> list[int]:
     return [line.index(" ") for line in prose.splitlines() if HEADING.match(line)]
 
 
-def test_the_two_readmes_say_the_same() -> None:
-    files = [ROOT / "README.md", ROOT / "README_CN.md"]
+@pytest.mark.parametrize("folder", [".", *EXAMPLES])
+def test_the_readmes_of_both_languages_are_equal(folder: str) -> None:
+    files = [ROOT / folder / "README.md", ROOT / folder / "README_CN.md"]
     english, chinese = (file.read_text(encoding="utf-8") for file in files)
     assert headings(english) == headings(chinese)
     assert [language for language, _ in blocks(english)] == [language for language, _ in blocks(chinese)]
@@ -63,6 +69,19 @@ def test_the_two_readmes_say_the_same() -> None:
             assert one == other
         else:
             assert len(one) == len(other)
+
+
+def test_every_folder_of_examples_has_a_readme_in_both_languages() -> None:
+    found = {"examples/ppo_trainer", "examples/rloo_trainer", "examples/grpo_trainer", "examples/tutorial"}
+    assert found | {"examples/reward_server"} <= set(EXAMPLES)
+
+
+@pytest.mark.parametrize("folder", EXAMPLES)
+def test_links_between_examples_and_documents_exist(folder: str) -> None:
+    for name in ("README.md", "README_CN.md"):
+        text = (ROOT / folder / name).read_text(encoding="utf-8")
+        links = [link.split("#")[0] for link in re.findall(r"\]\((?!http)([^)]+)\)", text)]
+        assert [link for link in links if not (ROOT / folder / link).exists()] == []
 
 
 def test_a_commented_block_counts_as_the_same_command() -> None:

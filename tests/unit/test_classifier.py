@@ -332,3 +332,15 @@ def test_the_limit_is_the_lesser_of_model_and_tokenizer(llama: Path) -> None:
     assert length_limit(tokenizer, None) is None
     tokenizer.model_max_length = 128
     assert length_limit(tokenizer, 512) == 128
+
+
+def test_the_embedded_reward_model_is_the_same_each_time_and_its_scores_differ() -> None:
+    """For smoke runs: the body is the embedded model's, the head comes from a fixed seed."""
+    source = ModelSource("embedded", key="reward_model.path")
+    one, other = (load_classifier(source, dtype=torch.float32, attention="sdpa") for _ in range(2))
+    assert one.config.num_labels == 1
+    assert torch.equal(one.score.weight, other.score.weight)
+    tokens = torch.tensor([[3, 4, 5, 6], [9, 8, 7, 6]])
+    with torch.no_grad():
+        first, second = one(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.flatten().tolist()
+    assert first != second

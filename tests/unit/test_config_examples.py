@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.config.load import load_config
 from rloom.config.uses import without_effect
+from rloom.errors import ConfigError
 from rloom.plan.make import make_plan
 from rloom.plan.scaling import QWEN_7B
 
@@ -25,13 +28,35 @@ GEMMA_2B = {  # of config.json
     "vocab_size": 256000,
     "tie_word_embeddings": True,
 }
+QWEN_05B = {  # of config.json
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
 EXAMPLES = Path(__file__).parents[2] / "examples"
+MEGATRON = "ppo_trainer/run_qwen2-7b_math_megatron.sh"  # refused by name in this version
 SCRIPTS = {
     "ppo_trainer/run_gemma.sh": "gae",
     "ppo_trainer/run_qwen2-7b_seq_balance.sh": "gae",
     "ppo_trainer/run_qwen2-7b_rm.sh": "gae",
     "rloo_trainer/run_qwen2-7b.sh": "rloo",
     "grpo_trainer/run_qwen2-7b.sh": "grpo",
+    "grpo_trainer/run_qwen2-7b_lora.sh": "grpo",
+    "grpo_trainer/run_qwen2.5-0.5b.sh": "grpo",
+}
+GPUS = {  # what each names: (GPUs, GB of one)
+    "ppo_trainer/run_gemma.sh": (2, 24),
+    "ppo_trainer/run_qwen2-7b_seq_balance.sh": (8, 80),
+    "ppo_trainer/run_qwen2-7b_rm.sh": (8, 80),
+    "rloo_trainer/run_qwen2-7b.sh": (8, 80),
+    "grpo_trainer/run_qwen2-7b.sh": (8, 80),
+    "grpo_trainer/run_qwen2-7b_lora.sh": (1, 80),
+    "grpo_trainer/run_qwen2.5-0.5b.sh": (1, 24),
 }
 
 
@@ -53,7 +78,7 @@ def command_of(script: str, folder: Path, *own: str) -> list[str]:
 
 
 def test_every_script_is_listed() -> None:
-    assert {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.glob("*_trainer/*.sh")} == set(SCRIPTS)
+    assert {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.glob("*_trainer/*.sh")} == {*SCRIPTS, MEGATRON}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -62,7 +87,8 @@ def test_a_scripts_keys_compose_and_pass_every_check(script: str, tmp_path: Path
     assert (flag, module) == ("-m", "rloom.trainer.main_ppo")
     config = load_config(overrides)
     assert config.algorithm.adv_estimator == SCRIPTS[script]
-    assert config.data.train_files == "/somewhere/data/gsm8k/train.parquet"
+    data = "hh_rlhf" if "_rm" in script else "gsm8k"
+    assert config.data.train_files == f"/somewhere/data/{data}/train.parquet"
     needs = declared_needs(config)
     check(config, needs)
     assert without_effect(config, needs).notices == []
@@ -70,14 +96,17 @@ def test_a_scripts_keys_compose_and_pass_every_check(script: str, tmp_path: Path
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_fits_the_gpus_that_it_names(script: str, tmp_path: Path) -> None:
-    model = {**(GEMMA_2B if "gemma" in script else QWEN_7B)}
+    header = re.search(r"^# GPUs: (\d+) x (\d+) GB$", (EXAMPLES / script).read_text(encoding="utf-8"), re.M)
+    assert header is not None and tuple(map(int, header.groups())) == GPUS[script]
+    gpus, memory = GPUS[script]
+    model = GEMMA_2B if "gemma" in script else QWEN_05B if "0.5b" in script else QWEN_7B
     (tmp_path / "config.json").write_text(json.dumps(model))
     paths = [f"actor_rollout_ref.model.path='{tmp_path}'"]
     paths += [f"critic.model.path='{tmp_path}'"] if SCRIPTS[script] == "gae" else []
     paths += [f"reward_model.path='{tmp_path}'"] if "_rm" in script else []  # as large as that of the script
     _, _, *overrides = command_of(script, tmp_path, *paths)
-    plan = make_plan(load_config(overrides), gpu_gib=80)
-    assert plan.batches.ranks == (2 if "gemma" in script else 8)  # as the documents have it
+    plan = make_plan(load_config(overrides), gpu_gib=memory * 1e9 / 2**30)  # vendors count 10^9 bytes
+    assert plan.batches.ranks == gpus
     assert plan.costs is not None and plan.costs.memory.fits
     assert (plan.costs.reward is not None) == ("_rm" in script)
 
@@ -92,3 +121,60 @@ def test_a_key_given_to_a_script_wins(script: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_can_be_executed(script: str) -> None:
     assert os.access(EXAMPLES / script, os.X_OK)
+
+
+def test_the_megatron_script_is_refused_by_name(tmp_path: Path) -> None:
+    _, _, *overrides = command_of(MEGATRON, tmp_path)
+    assert "actor_rollout_ref.actor.megatron_config.tensor_model_parallel_size=4" in overrides
+    with pytest.raises(ConfigError, match="the Megatron engine is not in this version of rloom; use strategy=fsdp"):
+        load_config(overrides)
+
+
+def test_another_model_has_a_directory_of_its_own(tmp_path: Path) -> None:
+    """Document 001: run_gemma.sh, then the same script with Qwen in the same directory."""
+    qwen = "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"
+    both = [command_of("ppo_trainer/run_gemma.sh", tmp_path, *own) for own in ([], [qwen])]
+    first, second = (load_config(overrides).trainer.default_local_dir for _, _, *overrides in both)
+    assert first == "checkpoints/gemma2b_function_rm"
+    assert second == "checkpoints/Qwen2.5-0.5B-Instruct_function_rm"
+
+
+def test_scripts_run_from_their_own_folder(tmp_path: Path) -> None:
+    absolute = command_of("rloo_trainer/run_qwen2-7b.sh", tmp_path)
+    done = subprocess.run(
+        ["bash", "run_qwen2-7b.sh"],
+        env={**os.environ, "PYTHON": str(tmp_path / "python"), "HOME": "/somewhere"},
+        cwd=EXAMPLES / "rloo_trainer",
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert done.stdout.splitlines() == absolute
+
+
+@pytest.mark.parametrize(
+    ("script", "targets"), [("grpo_trainer/run_qwen2-7b.sh", ["ray"]), ("grpo_trainer/run_qwen2.5-0.5b.sh", [])]
+)
+def test_a_clone_with_its_environment_brings_ray_for_several_gpus(
+    script: str, targets: list[str], tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(EXAMPLES, clone / "examples")
+    programs = {"make": f'echo "$@" >> {tmp_path}/made', "clone/.venv/bin/python": 'echo "$2"'}
+    for program, text in programs.items():
+        (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / program).chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "RLOOM_SMOKE")}
+    environment = kept | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def run(**more: str) -> str:
+        command = ["bash", str(clone / "examples" / script)]
+        return subprocess.run(command, env=environment | more, capture_output=True, text=True, check=True).stdout
+
+    assert run(RLOOM_SMOKE="1") == "rloom.trainer.main_ppo\n"  # needs no network
+    assert not (tmp_path / "made").exists()
+    assert run() == "rloom.trainer.main_ppo\n"
+    made = (tmp_path / "made").read_text().split() if (tmp_path / "made").exists() else []
+    assert made[-1:] == targets

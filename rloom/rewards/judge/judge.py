@@ -47,9 +47,10 @@ class JudgeReward:
     ) -> None:
         self._settings, self._kind = settings, PROVIDERS[settings.type]
         self._key_variables = (settings.api_key_env,) if settings.api_key_env else self._kind.key_variables
-        self._environment = os.environ if environment is None else environment
-        self._key = find_key(self._key_variables, self._environment)
-        self._address = settings.base_url or address_in(self._environment, settings.type)  # None: the provider's own
+        variables = os.environ if environment is None else environment
+        self._key = find_key(self._key_variables, variables)
+        self._address = settings.base_url or address_in(variables, settings.type)  # None: the provider's own
+        self._address_fault = None if settings.base_url else variable_fault(variables, settings.type)
         self._clock, self._backoff = clock or SystemClock(), backoff or Backoff()
         self._range = Range(settings.min_score, settings.max_score)
         self._prices = prices_of(settings)
@@ -75,9 +76,8 @@ class JudgeReward:
     def check(self) -> None:
         """Prompts, SDK, key and cache folder, before anything is generated. Sends nothing."""
         assert self._prompts
-        fault = None if self._settings.base_url else variable_fault(self._environment, self._settings.type)
-        if fault is not None:
-            raise RewardError(fault)
+        if self._address_fault is not None:
+            raise RewardError(self._address_fault)
         check_library(self._settings.type)
         self._check_key()
         if self._store is not None:
