@@ -291,6 +291,12 @@ class AlgorithmSection(Section):
     norm_adv_by_std_in_grpo: bool = key(
         True, "Divide the advantages of a group by their standard deviation. False: Dr. GRPO."
     )
+    normalize_advantages: bool | None = key(
+        None,
+        "After the estimator: subtract the mean of the advantages and divide by their standard deviation, over the "
+        "tokens of the whole step. null: as the estimator is defined; on for gae, reinforce_plus_plus and "
+        "reinforce_plus_plus_baseline, off for the others.",
+    )
     use_kl_in_reward: bool | None = key(
         None,
         "Subtract the KL to the reference from each token's reward. null: if a key of `kl_ctrl` is set, unless it is "
