@@ -44,6 +44,12 @@ class Data(Section):
     seed: int = key(1, "Seed of the prompt order, the sampled answers and the shuffling of mini-batches.", ge=0)
     prompt_key: str = key("prompt", "Column with the prompt: chat messages or a plain string.")
     reward_fn_key: str = key("data_source", "Column that selects the reward rule.")
+    default_data_source: str | None = key(
+        None, "Data source of rows without the column `reward_fn_key`. null: such a row is an error."
+    )
+    label_key: str | None = key(
+        None, "Column with the ground truth. null: `reward_model.ground_truth`, or the column `ground_truth`."
+    )
     train_max_samples: int = key(-1, "Use only the first N training rows. -1: all.", ge=-1)
     val_max_samples: int = key(-1, "Use only the first N validation rows. -1: all.", ge=-1)
     dataloader_num_workers: int = key(0, "Threads that render and tokenize the prompts at start. 0: none extra.", ge=0)

@@ -42,6 +42,8 @@ def load_prompts(
     num_workers: int,
     return_raw_chat: bool,
     custom_chat_template: str | None = None,
+    default_data_source: str | None = None,
+    label_key: str | None = None,
     field: str = "data.train_files",
 ) -> list[Prompt]:
     """The prompts of all files in order. `max_samples` (None, -1: all) selects the first rows before filtering, and
@@ -54,6 +56,8 @@ def load_prompts(
         reward_fn_key=reward_fn_key,
         return_raw_chat=return_raw_chat,
         custom_chat_template=custom_chat_template,
+        default_data_source=default_data_source,
+        label_key=label_key,
     )
     prompts = _build_all(rows, build, tokenizer, num_workers)
     if filter_overlong:
@@ -72,15 +76,19 @@ def messages_of(row: Row, prompt_key: str) -> tuple[Message, ...]:
     return as_messages(_value(row, prompt_key, "data.prompt_key"))
 
 
-def data_source_of(row: Row, reward_fn_key: str) -> str:
+def data_source_of(row: Row, reward_fn_key: str, default: str | None = None) -> str:
+    if default is not None and row.get(reward_fn_key) is None:
+        return default
     source = _value(row, reward_fn_key, "data.reward_fn_key")
     if not isinstance(source, str) or not source:
         raise DataError(f"{reward_fn_key!r} is {source!r}; it must be the name of a data source")
     return source
 
 
-def ground_truth_of(row: Row) -> Any:
-    """`reward_model.ground_truth`, or the top-level `ground_truth`; None if a row has neither."""
+def ground_truth_of(row: Row, label_key: str | None = None) -> Any:
+    """The column `label_key`; if null, `reward_model.ground_truth`, or `ground_truth`, or None if a row has neither."""
+    if label_key is not None:
+        return _value(row, label_key, "data.label_key")
     nested = _mapping(row, "reward_model").get("ground_truth")
     return nested if nested is not None else row.get("ground_truth")
 
@@ -151,6 +159,8 @@ def _build(
     reward_fn_key: str,
     return_raw_chat: bool,
     custom_chat_template: str | None,
+    default_data_source: str | None,
+    label_key: str | None,
 ) -> list[Prompt]:
     prompts = []
     for row in rows:
@@ -161,8 +171,8 @@ def _build(
                 messages=messages,
                 text=render_chat(messages, tokenizer, custom_chat_template),
                 tokens=(),
-                data_source=data_source_of(row.values, reward_fn_key),
-                ground_truth=ground_truth_of(row.values),
+                data_source=data_source_of(row.values, reward_fn_key, default_data_source),
+                ground_truth=ground_truth_of(row.values, label_key),
                 extra_info=extra_info_of(row.values) | ({"raw_prompt": list(messages)} if return_raw_chat else {}),
                 columns=row.values | {"prompt": row.values[prompt_key]},
             )

@@ -74,6 +74,8 @@ def read_prompts(
         tokenizer=tokenizer,
         prompt_key=data.prompt_key,
         reward_fn_key=data.reward_fn_key,
+        default_data_source=data.default_data_source,
+        label_key=data.label_key,
         max_prompt_length=data.max_prompt_length,
         filter_overlong=data.filter_overlong_prompts,
         truncation=data.truncation,
