@@ -17,13 +17,13 @@ OWN_FLAGS = ("--print", "--plan")
 
 
 def main(arguments: Sequence[str]) -> int:
-    if "-h" in arguments or "--help" in arguments:
-        print(help_text(is_chinese(os.environ)))
-        return 0
     own = [flag for flag in OWN_FLAGS if flag in arguments]
     command_line = [argument for argument in arguments if argument not in OWN_FLAGS]
 
     def run() -> int:
+        if "-h" in arguments or "--help" in arguments:
+            print(help_text(is_chinese(os.environ)))
+            return 0
         command = translate(command_line)
         config = load_config(command.overrides, command.values)
         if "--print" in own:
@@ -67,8 +67,8 @@ def check_empty(folder: Path) -> None:
     """Before the run, which would otherwise fail at its end."""
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise ConfigError(
-            f"--save_path {folder}: the folder is not empty; use one that does not exist yet, or leave the flag out: the "
-            "checkpoints are in --ckpt_path, and `rloom export` writes their policy"
+            f"--save_path {folder}: the folder is not empty; use one that does not exist yet, or leave the flag out "
+            "and write the policy of a checkpoint with `rloom export`"
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from rloom.config.batching import scoring_batching
-from rloom.config.schema import Config, Fsdp
+from rloom.config.schema import Fsdp
 from rloom.plan.batches import Batches, Updates
 from rloom.plan.make import Costs, Plan
 from rloom.plan.memory import CRITIC_PASSES, CRITIC_STEP, GIB, Memory
@@ -50,7 +50,9 @@ def batch_lines(plan: Plan, micro_rollout: int | None) -> Iterator[str]:
     exact = "" if sizes.prompts % sizes.engines == 0 else "at most "
     each = f"{exact}{count(sizes.prompts_per_engine, 'prompt')}, {count(sizes.samples_per_engine, 'sample')}"
     gpus = sizes.engines * sizes.tensor_parallel
-    yield line("rollout engines", f"{gpus} / TP {sizes.tensor_parallel} = {count(sizes.engines, 'engine')}: {each} each")
+    yield line(
+        "rollout engines", f"{gpus} / TP {sizes.tensor_parallel} = {count(sizes.engines, 'engine')}: {each} each"
+    )
     longest = f"{sizes.prompt_tokens:,} + {sizes.answer_tokens:,} = {sizes.longest:,} tokens"
     yield line("longest sample", f"{longest}; at most {sizes.tokens:,} a step")
     yield from update_lines("actor", sizes, sizes.actor)
@@ -62,10 +64,11 @@ def openrlhf_lines(plan: Plan, micro_rollout: int) -> Iterator[str]:
     """rollout_batch_size = micro_rollout_batch_size × GPUs, and what micro_rollout_batch_size does in rloom."""
     sizes, rollout = plan.batches, plan.config.actor_rollout_ref.rollout
     gpus = -(-sizes.prompts // micro_rollout)
-    yield line("prompts over GPUs", f"{count(sizes.prompts, 'prompt')} = {micro_rollout} a GPU × {count(gpus, 'GPU')}")
+    formula = "rollout_batch_size = micro_rollout_batch_size × GPUs"
+    yield line("prompts over GPUs", f"{sizes.prompts:,} = {micro_rollout} a GPU × {count(gpus, 'GPU')} ({formula})")
     passes = sizes.scoring_passes(scoring_batching(rollout, sizes.ranks))
-    shape = f"{passes.samples:,} a rank, {passes.samples_each} a pass = {count(passes.count, 'pass')}"
-    yield line("log-prob passes", f"{sizes.samples:,} / {count(sizes.ranks, 'rank')} = {shape}es")
+    shape = f"{passes.samples:,} a rank, in micro-batches of {passes.samples_each}"
+    yield line("log-probs", f"{count(sizes.samples, 'sample')} / {count(sizes.ranks, 'rank')} = {shape}")
 
 
 def update_lines(name: str, sizes: Batches, updates: Updates) -> Iterator[str]:
@@ -85,7 +88,7 @@ def update_lines(name: str, sizes: Batches, updates: Updates) -> Iterator[str]:
 def placement_lines(plan: Plan) -> Iterator[str]:
     config, ranks = plan.config, plan.batches.ranks
     trainer = config.trainer
-    how = "one process, without Ray" if config.workers == 1 else "Ray workers, " + pools(config, ranks)
+    how = "one process, without Ray" if config.workers == 1 else "Ray workers, " + pools(plan)
     nodes, gpus = count(trainer.nnodes, "node"), count(trainer.n_gpus_per_node, "GPU")
     yield line("workers", f"{nodes} × {gpus} = {config.workers}: {how}")
     yield line("roles", ", ".join(role_names(plan)))
@@ -94,12 +97,15 @@ def placement_lines(plan: Plan) -> Iterator[str]:
         yield line("critic's weights", sharding(config.critic.model.fsdp_config, ranks))
 
 
-def pools(config: Config, ranks: int) -> str:
-    own = config.trainer.pools.own
+def pools(plan: Plan) -> str:
+    config, own = plan.config, plan.config.trainer.pools.own
     if not own:
         return "all roles on every GPU"
+    used = {"critic": plan.needs.estimator.needs_critic, "ref": config.uses_reference, "rollout": True}
+    used["reward"] = config.reward_model.model_path is not None
+    shared = ["actor", *(POOL_NAMES[role] for role, is_used in used.items() if is_used and role not in own)]
     apart = [f"{POOL_NAMES[role]} on {size}" for role, size in own.items() if role != "actor"]
-    return f"actor and the roles without a pool on {ranks}, {', '.join(apart)}"
+    return ", ".join([f"{' + '.join(shared)} on {plan.batches.ranks}", *apart])
 
 
 def role_names(plan: Plan) -> Iterator[str]:

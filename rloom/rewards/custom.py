@@ -27,7 +27,7 @@ TRL_ONLY = ("trainer_state", "environments")  # objects of TRL's trainer
 def load_function(
     path: str, name: str, reward_kwargs: Mapping[str, Any], *, whole_groups: bool
 ) -> tuple[Callable[..., Any], Style]:
-    """The function and how it is called. TRL's have a parameter `completions`, OpenRLHF's have `queries`; `whole_groups`
+    """The function and how it is called. TRL's have a parameter `completions`, OpenRLHF's `queries`; `whole_groups`
     applies to the others."""
     file = Path(path).expanduser().absolute()
     if not file.is_file():

@@ -194,8 +194,8 @@ def algorithm_faults(given: Given) -> Iterator[str]:
     estimator, n = given["advantage_estimator"], given["n_samples_per_prompt"]
     if estimator not in ("gae", "reinforce") and n < 2:
         yield (
-            f"--n_samples_per_prompt {n}: --advantage_estimator {estimator} compares the answers to one prompt; use 2 or "
-            "more, or --advantage_estimator gae"
+            f"--n_samples_per_prompt {n}: --advantage_estimator {estimator} compares the answers to one prompt; "
+            "use 2 or more, or --advantage_estimator gae"
         )
     if given["use_kl_loss"] and "kl_target" in given:
         yield "--kl_target: the coefficient of the KL in the loss is fixed; leave it out, or leave out --use_kl_loss"

@@ -80,22 +80,32 @@ def data_faults(given: Given) -> Iterator[str]:
         yield "--input_template: no effect with --apply_chat_template, which formats the prompts; keep one"
     elif "input_template" in given and given["input_template"].count("{}") != 1:
         yield f"--input_template {given['input_template']}: it needs one {{}}, where the prompt is put"
+    yield from length_faults(given)
+    yield from reward_faults(given)
+
+
+def length_faults(given: Given) -> Iterator[str]:
     if ("max_len" in given) != ("max_new_tokens" in given):
-        yield "--max_len and --max_new_tokens: rloom limits prompt and answer apart; give both, or --prompt_max_len and --generate_max_len"
+        yield (
+            "--max_len and --max_new_tokens: rloom limits prompt and answer apart; give both, or --prompt_max_len and "
+            "--generate_max_len"
+        )
     elif "max_len" in given and {"prompt_max_len", "generate_max_len"} & set(given.values):
-        yield "--max_len and --max_new_tokens set the same limits as --prompt_max_len and --generate_max_len; keep one pair"
+        yield (
+            "--max_len and --max_new_tokens set the same limits as --prompt_max_len and --generate_max_len; keep one "
+            "pair"
+        )
     elif "max_len" in given and given["max_len"] <= given["max_new_tokens"]:
         yield (
             f"--max_len {given['max_len']}: it leaves no tokens for the prompt beside --max_new_tokens "
             f"{given['max_new_tokens']}; use a larger --max_len"
         )
-    yield from reward_faults(given)
 
 
 def reward_faults(given: Given) -> Iterator[str]:
     url, model = given["remote_rm_url"], given["reward_pretrain"]
     if url is not None and model is not None:
-        yield "--remote_rm_url and --reward_pretrain are two rewards; keep one (rloom mixes them by reward_model.composite)"
+        yield "--remote_rm_url and --reward_pretrain are two rewards; keep one, or mix them by reward_model.composite"
     if url is not None and "," in url and any(part.endswith(".py") for part in url.split(",")):
         yield f"--remote_rm_url {url}: give one .py file, or URLs"
     if model is not None and "," in model:
