@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -373,6 +374,12 @@ def test_a_fault_names_the_flag_and_the_way_out(text: str) -> None:
 
 def test_refused_flags_with_a_value_that_changes_nothing_are_accepted() -> None:
     assert translate(shlex.split("--vllm_sync_backend nccl --lora_dropout 0 --logging_steps 1 --zpg 1")).overrides == []
+
+
+@pytest.mark.parametrize("page", ["coming_from_openrlhf.md", "coming_from_openrlhf.zh.md"])
+def test_the_guide_has_every_flag(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    assert [name for name in (*flags(), *refused()) if f"`--{name}`" not in text] == []
 
 
 def test_help_lists_every_flag_in_the_language_of_the_locale(

@@ -8,8 +8,8 @@ ENGLISH = (
     "rloom openrlhf [--flag VALUE ...] [key=value ...]",
     "Trains a policy with the flags of OpenRLHF's train_ppo_ray.py, classic or dotted names, and OpenRLHF's defaults.\n"
     "Every key of `rloom config` can follow as key=value and overrides the flags. The same command:\n"
-    "`python3 -m rloom.cli.train_ppo_ray`. Without --pretrain and --prompt_data: the embedded model and data. Without a\n"
-    "flag of the placement: one worker with all roles.",
+    "`python3 -m rloom.cli.train_ppo_ray`. Without --pretrain and --prompt_data: the embedded model and data.\n"
+    "Without a flag of the placement: one worker with all roles.",
     [
         ("--print", "print the equivalent `rloom train` command and end"),
         ("--plan", "print batches, placement, memory and time, and end; starts nothing"),
