@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         if "--print" in own:
             print_command(command, config)
             return 0
+        print("".join(f"{notice}\n" for notice in command.notices), end="", file=sys.stderr, flush=True)
         if "--plan" in own:
             return print_plan(command, config)
         return train(command, config)

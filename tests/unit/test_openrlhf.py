@@ -372,6 +372,15 @@ def test_a_fault_names_the_flag_and_the_way_out(text: str) -> None:
     assert "0123" not in found[0]
 
 
+def test_flags_of_a_model_that_the_run_does_not_have_are_named() -> None:
+    line = f"{SIZES} {PLACED} --critic_learning_rate 9e-6 --critic_num_gpus_per_node 4"
+    assert translate(shlex.split(line)).notices == [
+        "Note: --critic_learning_rate, --critic_num_gpus_per_node: no effect in this run, because "
+        "--advantage_estimator rloo trains no critic"
+    ]
+    assert config_of("--vllm_gpu_memory_utilization 0.7").actor_rollout_ref.rollout.gpu_memory_utilization == 0.7
+
+
 def test_refused_flags_with_a_value_that_changes_nothing_are_accepted() -> None:
     assert translate(shlex.split("--vllm_sync_backend nccl --lora_dropout 0 --logging_steps 1 --zpg 1")).overrides == []
 

@@ -37,6 +37,7 @@ class OpenrlhfCommand:
     overrides: Sequence[str]
     save_path: str | None  # --save_path
     micro_rollout_batch_size: int
+    notices: Sequence[str]  # about flags of models that the run does not have
 
     @property
     def rloom_command(self) -> str:
@@ -64,7 +65,9 @@ def translate(arguments: Sequence[str]) -> OpenrlhfCommand:
         **run_values(given),
         **plain_values(given),
     }
-    return OpenrlhfCommand(values, line.overrides, given["save_path"], given["micro_rollout_batch_size"])
+    return OpenrlhfCommand(
+        values, line.overrides, given["save_path"], given["micro_rollout_batch_size"], list(notices(given))
+    )
 
 
 def typed_keys(overrides: Sequence[str]) -> dict[str, str]:
@@ -85,6 +88,20 @@ def roles(given: Given) -> list[str]:
     found = ["ref"] if has_kl(given) and not given["lora_rank"] else []
     found += ["critic"] if has_critic(given) else []
     return found + (["reward"] if "reward_pretrain" in given else [])
+
+
+def notices(given: Given) -> Iterator[str]:
+    """OpenRLHF's scripts keep the flags of all models, whichever of them a run has."""
+    reasons = {
+        "critic": f"--advantage_estimator {given['advantage_estimator']} trains no critic",
+        "ref": "there is no reference model",
+        "reward": "there is no reward model (--reward_pretrain)",
+    }
+    for role in [role for role in reasons if role not in roles(given)]:
+        starts = (f"{role}_num_", f"{role}_learning_rate", f"{role}.")
+        idle = [f"--{name}" for name in given.values if name.startswith(starts) and not flags()[name].plain]
+        if idle:
+            yield f"Note: {', '.join(idle)}: no effect in this run, because {reasons[role]}"
 
 
 def plain_values(given: Given) -> dict[str, Any]:

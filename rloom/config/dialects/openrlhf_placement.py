@@ -33,13 +33,15 @@ def pools(given: Given, roles: Collection[str]) -> dict[str, int]:
 
 def placement_values(given: Given, roles: Collection[str], overrides: Collection[str]) -> dict[str, Any]:
     """Without a placement flag: one worker with all roles, rloom's default. `overrides`: keys of the command line."""
+    values: dict[str, Any] = {}
+    if "vllm_gpu_memory_utilization" in given or given["vllm_num_engines"]:
+        values[f"{ROLLOUT}.gpu_memory_utilization"] = given["vllm_gpu_memory_utilization"]
     if not any(name in given for name in FLAGS):
-        return {}
+        return values
     own = pools(given, roles)
-    values: dict[str, Any] = {f"trainer.pools.{role}": size for role, size in own.items()}
+    values |= {f"trainer.pools.{role}": size for role, size in own.items()}
     if given["vllm_num_engines"]:
         values[f"{ROLLOUT}.name"] = "vllm"
-        values[f"{ROLLOUT}.gpu_memory_utilization"] = given["vllm_gpu_memory_utilization"]
     if "vllm_tensor_parallel_size" in given or given["vllm_num_engines"]:
         values[f"{ROLLOUT}.tensor_model_parallel_size"] = given["vllm_tensor_parallel_size"]
     nodes, per_node = machines(given, gpus_of(given, "actor") + sum(own.values()))
