@@ -142,6 +142,9 @@ class TrainBatch(Batch):
 class Advantages:
     advantages_T: Tensor
     returns_T: Tensor
+    estimated_T: Tensor | None = (
+        None  # bool, tokens with an estimate; the advantage of others is 0. None: the loss mask
+    )
 
 
 @dataclass(frozen=True)

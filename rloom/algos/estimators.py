@@ -1,10 +1,10 @@
 """Advantage estimators, and the reward shaping of DAPO. T tokens, N samples, G groups.
 
 An estimator is a pure function `(inputs, settings) -> Advantages`. Samples whose score failed enter no mean and get
-advantage 0.
+advantage 0. `normalized` follows the estimator, if the estimator or `algorithm.normalize_advantages` requires it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ class AdvantageSettings:
     gamma: float = 1.0
     lam: float = 0.95
     norm_by_std: bool = True
+    normalize: bool | None = None  # after the estimator; None: as the estimator is defined
 
 
 @dataclass(frozen=True)
@@ -43,33 +44,33 @@ def broadcast_to_tokens(inputs: AdvantageInputs, groups: Groups, advantage_N: Te
     batch = inputs.batch
     known_N = advantage_N.where(groups.comparable_N, 0).to(inputs.rewards_T.dtype)
     advantages_T = known_N[batch.sample_T] * batch.loss_mask_T
-    return Advantages(advantages_T, advantages_T)
+    return Advantages(advantages_T, advantages_T, batch.loss_mask_T & groups.comparable_N[batch.sample_T])
+
+
+def normalized(found: Advantages, batch: Batch) -> Advantages:
+    """(A - mean) / std over the tokens with an estimate. `batch`: the whole step, of all ranks. Returns are kept."""
+    mask_T = batch.loss_mask_T if found.estimated_T is None else found.estimated_T
+    return replace(found, advantages_T=whiten(found.advantages_T, mask_T))
 
 
 # Estimators over the tokens of one answer
 
 
 def gae(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
-    """Generalised advantage estimation (Schulman et al. 2016), whitened over the batch."""
-    assert inputs.values_T is not None  # needs_critic
-    mask_T = inputs.batch.loss_mask_T
-    advantages_T = unwhitened_gae(inputs, settings)
-    return Advantages(whiten(advantages_T, mask_T), advantages_T + inputs.values_T.where(mask_T, 0))
-
-
-def unwhitened_gae(inputs: AdvantageInputs, settings: AdvantageSettings) -> Tensor:
-    """A_t = delta_t + gamma * lam * A_{t+1}, with delta_t = r_t + gamma * V_{t+1} - V_t; not whitened."""
+    """Generalised advantage estimation (Schulman et al. 2016): A_t = delta_t + gamma * lam * A_{t+1}, with
+    delta_t = r_t + gamma * V_{t+1} - V_t."""
     assert inputs.values_T is not None  # needs_critic
     actions = Actions.of(inputs.batch)
     reward_A, value_A = actions.pick(inputs.rewards_T), actions.pick(inputs.values_T)
     delta_A = reward_A.add_(actions.following(value_A), alpha=settings.gamma).sub_(value_A)
-    return actions.put_back(actions.discounted_sum(delta_A, settings.gamma * settings.lam))
+    advantages_T = actions.put_back(actions.discounted_sum(delta_A, settings.gamma * settings.lam))
+    return Advantages(advantages_T, advantages_T + inputs.values_T.where(inputs.batch.loss_mask_T, 0))
 
 
 def reinforce_plus_plus(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
-    """REINFORCE++ (Hu 2025): the discounted return of each token, whitened over the batch. No critic, no group."""
+    """REINFORCE++ (Hu 2025): the discounted return of each token. No critic, no group."""
     returns_T = returns_to_go(inputs, settings.gamma)
-    return Advantages(whiten(returns_T, inputs.batch.loss_mask_T), returns_T)
+    return Advantages(returns_T, returns_T)
 
 
 def remax(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
@@ -83,7 +84,7 @@ def remax(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
     returns_T = returns_to_go(inputs, settings.gamma)
     baseline_T = inputs.greedy_N.to(returns_T.dtype)[batch.sample_T] * distance_discounts(batch, settings.gamma)
     known_T = batch.loss_mask_T & baseline_T.isfinite()  # a failed greedy score is no baseline
-    return Advantages((returns_T - baseline_T).where(known_T, 0), returns_T)
+    return Advantages((returns_T - baseline_T).where(known_T, 0), returns_T, known_T)
 
 
 def distance_discounts(batch: Batch, gamma: float) -> Tensor:
@@ -119,12 +120,9 @@ def grpo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
-    """REINFORCE++-baseline (Hu et al. 2025): R - mean, whitened over the tokens of the whole batch."""
-    batch, groups, return_N = inputs.batch, Groups.of(inputs.batch), inputs.return_N
-    centred_N = (return_N - groups.mean(return_N)).to(inputs.rewards_T.dtype)
-    compared_T = batch.loss_mask_T & groups.comparable_N[batch.sample_T]
-    advantages_T = whiten(centred_N[batch.sample_T], compared_T)
-    return Advantages(advantages_T, advantages_T)
+    """REINFORCE++-baseline (Hu et al. 2025): R - mean."""
+    groups, return_N = Groups.of(inputs.batch), inputs.return_N
+    return broadcast_to_tokens(inputs, groups, return_N - groups.mean(return_N))
 
 
 def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:

@@ -26,6 +26,7 @@ class EstimatorNeeds:
     needs_critic: bool = False
     min_group: int = 1  # fewest answers per prompt
     needs_greedy: bool = False  # a greedy answer to each prompt, scored
+    normalizes: bool = False  # its definition ends with (A - mean) / std over the batch
     reads: frozenset[str] = ESTIMATOR_SETTINGS
 
 
@@ -43,11 +44,11 @@ NORM = frozenset({"norm_adv_by_std_in_grpo"})
 IN_GROUPS = EstimatorNeeds(min_group=2, reads=NOTHING)
 
 ESTIMATORS = {
-    "gae": EstimatorNeeds(needs_critic=True, reads=GAMMA | {"lam"}),
+    "gae": EstimatorNeeds(needs_critic=True, normalizes=True, reads=GAMMA | {"lam"}),
     "rloo": IN_GROUPS,
     "grpo": EstimatorNeeds(min_group=2, reads=NORM),
-    "reinforce_plus_plus": EstimatorNeeds(reads=GAMMA),
-    "reinforce_plus_plus_baseline": IN_GROUPS,
+    "reinforce_plus_plus": EstimatorNeeds(normalizes=True, reads=GAMMA),
+    "reinforce_plus_plus_baseline": EstimatorNeeds(min_group=2, normalizes=True, reads=NOTHING),
     "remax": EstimatorNeeds(needs_greedy=True, reads=GAMMA),
     "opo": IN_GROUPS,
     "gpg": IN_GROUPS,

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rloom.algos import estimators, policy_losses
-from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, normalized
 from rloom.algos.needs import (
     ESTIMATOR_KEY,
     ESTIMATOR_SETTINGS,
@@ -34,7 +34,14 @@ class Algorithm:
     needs_critic: bool = False
     min_group: int = 1
     needs_greedy: bool = False
+    normalizes: bool = False
     reads: frozenset[str] = ESTIMATOR_SETTINGS  # keys of `algorithm` that change its result
+
+    def estimate(self, inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
+        """The advantages of a whole step, normalised if the estimator or the settings require it."""
+        found = self.advantage(inputs, settings)
+        normalizes = self.normalizes if settings.normalize is None else settings.normalize
+        return normalized(found, inputs.batch) if normalizes else found
 
 
 @dataclass(frozen=True)

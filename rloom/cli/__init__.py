@@ -41,6 +41,16 @@ COMMANDS = {
         "rloom.cli.kit",
         [("[flags] [key=value ...]", "the same with train.sh's flags and files", "同上，使用 train.sh 的参数和文件")],
     ),
+    "openrlhf": Command(
+        "rloom.cli.openrlhf",
+        [
+            (
+                "[flags] [key=value]",
+                "train with the flags of OpenRLHF's train_ppo_ray.py; --plan, --print",
+                "使用 OpenRLHF train_ppo_ray.py 的参数训练；另有 --plan、--print",
+            )
+        ],
+    ),
     "plan": Command(
         "rloom.cli.plan",
         [

@@ -45,6 +45,12 @@ class Data(Section):
     seed: int = key(1, "Seed of the prompt order, the sampled answers and the shuffling of mini-batches.", ge=0)
     prompt_key: str = key("prompt", "Column with the prompt: chat messages or a plain string.")
     reward_fn_key: str = key("data_source", "Column that selects the reward rule.")
+    default_data_source: str | None = key(
+        None, "Data source of rows without the column `reward_fn_key`. null: such a row is an error."
+    )
+    label_key: str | None = key(
+        None, "Column with the ground truth. null: `reward_model.ground_truth`, or the column `ground_truth`."
+    )
     train_max_samples: int = key(-1, "Use only the first N training rows. -1: all.", ge=-1)
     val_max_samples: int = key(-1, "Use only the first N validation rows. -1: all.", ge=-1)
     dataloader_num_workers: int = key(0, "Threads that render and tokenize the prompts at start. 0: none extra.", ge=0)
@@ -294,6 +300,12 @@ class AlgorithmSection(Section):
     lam: float = key(0.95, "GAE's lambda. 0: one-step TD errors; 1: Monte Carlo returns.", ge=0, le=1)
     norm_adv_by_std_in_grpo: bool = key(
         True, "Divide the advantages of a group by their standard deviation. False: Dr. GRPO."
+    )
+    normalize_advantages: bool | None = key(
+        None,
+        "After the estimator: subtract the mean of the advantages and divide by their standard deviation, over the "
+        "tokens of the whole step. null: as the estimator is defined; on for gae, reinforce_plus_plus and "
+        "reinforce_plus_plus_baseline, off for the others.",
     )
     use_kl_in_reward: bool | None = key(
         None,

@@ -19,6 +19,8 @@ class Columns:
     prompt_key: str = "prompt"
     reward_fn_key: str = "data_source"
     rules: bool = True  # a rule scores the row; otherwise a function, a reward model or a judge does
+    default_data_source: str | None = None  # of rows without `reward_fn_key`
+    label_key: str | None = None  # None: the ground truth is in `reward_model.ground_truth` or `ground_truth`
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,13 @@ def read_row(values: Row, columns: Columns) -> ReadRow:
             return None
 
     row.messages = read(columns.prompt_key, messages_of, columns.prompt_key)
-    row.data_source = read(columns.reward_fn_key, data_source_of, columns.reward_fn_key)
+    row.data_source = read(columns.reward_fn_key, data_source_of, columns.reward_fn_key, columns.default_data_source)
     row.extra_info = read("extra_info", extra_info_of)
     faults_before = len(row.faults)
-    row.ground_truth = read("reward_model", ground_truth_of)
+    row.ground_truth = read(columns.label_key or "reward_model", ground_truth_of, columns.label_key)
     if columns.rules and row.data_source is not None and len(row.faults) == faults_before:
-        read(truth_column(values), check_ground_truth, row.data_source)
+        where = columns.label_key or truth_column(values)
+        read(where, check_ground_truth, row.data_source, row.ground_truth, where)
     return row
 
 
@@ -62,15 +65,19 @@ def messages_of(row: Row, prompt_key: str) -> tuple[Message, ...]:
     return as_prompt(_value(row, prompt_key, "data.prompt_key"))
 
 
-def data_source_of(row: Row, reward_fn_key: str) -> str:
+def data_source_of(row: Row, reward_fn_key: str, default: str | None = None) -> str:
+    if default is not None and row.get(reward_fn_key) is None:
+        return default
     source = _value(row, reward_fn_key, "data.reward_fn_key")
     if not isinstance(source, str) or not source:
         raise DataError(f"{reward_fn_key!r} is {source!r}; it must be the name of a data source")
     return source
 
 
-def ground_truth_of(row: Row) -> Any:
-    """`reward_model.ground_truth`, or the top-level `ground_truth`; None if a row has neither."""
+def ground_truth_of(row: Row, label_key: str | None = None) -> Any:
+    """The column `label_key`. None: `reward_model.ground_truth`, or `ground_truth`, or None if a row has neither."""
+    if label_key is not None:
+        return _value(row, label_key, "data.label_key")
     nested = _mapping(row, "reward_model").get("ground_truth")
     return nested if nested is not None else row.get("ground_truth")
 
@@ -84,15 +91,15 @@ def truth_column(row: Row) -> str:
     return "ground_truth" if row.get("reward_model") is None else "reward_model.ground_truth"
 
 
-def check_ground_truth(row: Row, data_source: str) -> None:
+def check_ground_truth(_: Row, data_source: str, truth: Any, column: str) -> None:
     """Check that the rule of the data source can parse the ground truth. A source without a rule has its own fault."""
-    rule, truth = rule_for(data_source), ground_truth_of(row)
+    rule = rule_for(data_source)
     if rule is None:
         return
     if truth is None or (isinstance(truth, str | list | dict) and not truth) or not str(truth).strip():
-        raise DataError(f"no ground truth; set {truth_column(row)}")
+        raise DataError(f"no ground truth; set {column}")
     if isinstance(truth, float) and not math.isfinite(truth):
-        raise DataError(f"{truth_column(row)} is {truth}; set the right answer")
+        raise DataError(f"{column} is {truth}; set the right answer")
     try:
         rule.true_answer(data_source, truth)
     except ValueError as error:

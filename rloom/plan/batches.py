@@ -48,6 +48,7 @@ class Batches:
     n: int
     ranks: int  # that hold the actor
     engines: int
+    tensor_parallel: int  # GPUs of an engine
     prompt_tokens: int  # of the longest prompt
     answer_tokens: int  # of the longest answer
     actor: Updates
@@ -92,6 +93,7 @@ def batches(config: Config, *, critic: bool) -> Batches:
         n=rollout.n,
         ranks=ranks,
         engines=layout.pool_of(ROLLOUT).size // rollout.tensor_model_parallel_size,
+        tensor_parallel=rollout.tensor_model_parallel_size,
         prompt_tokens=config.data.max_prompt_length,
         answer_tokens=config.data.max_response_length,
         actor=updates(config, actor, ranks, actor.ppo_mini_batch_size, actor.ppo_epochs),

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from rloom.config.schema import Config, Fsdp
+from rloom.config.batching import scoring_batching
+from rloom.config.schema import Fsdp
 from rloom.plan.batches import Batches, Updates
 from rloom.plan.make import Costs, Plan
 from rloom.plan.memory import CRITIC_PASSES, CRITIC_STEP, GIB, Memory
@@ -11,14 +12,15 @@ from rloom.plan.reward_model import RewardPlan
 from rloom.plan.timing import THROUGH_DRIVER, Stage, StepTime
 
 LABEL = 28  # columns of a line's label
+POOL_NAMES = {"ref": "reference", "critic": "critic", "rollout": "rollout engines", "reward": "reward model"}
 
 
-def render(plan: Plan, assumed_gpu: bool) -> str:
-    """`assumed_gpu`: --gpu_memory is not given."""
+def render(plan: Plan, assumed_gpu: bool, micro_rollout: int | None = None) -> str:
+    """`assumed_gpu`: --gpu_memory is not given. `micro_rollout`: --micro_rollout_batch_size of an OpenRLHF command."""
     config = plan.config
     lines = [
         f"Plan of {config.algorithm.adv_estimator} on {config.actor_rollout_ref.model.path}. Nothing was started.",
-        *section("Batches, a step", batch_lines(plan.batches)),
+        *section("Batches, a step", batch_lines(plan, micro_rollout)),
         *section("Placement", placement_lines(plan)),
     ]
     if plan.costs is not None:
@@ -40,19 +42,33 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def batch_lines(sizes: Batches) -> Iterator[str]:
+def batch_lines(plan: Plan, micro_rollout: int | None) -> Iterator[str]:
+    sizes = plan.batches
+    if micro_rollout is not None:
+        yield from openrlhf_lines(plan, micro_rollout)
     yield line("prompts × answers", f"{sizes.prompts:,} × {sizes.n} = {count(sizes.samples, 'sample')}")
     exact = "" if sizes.prompts % sizes.engines == 0 else "at most "
     each = f"{exact}{count(sizes.prompts_per_engine, 'prompt')}, {count(sizes.samples_per_engine, 'sample')}"
-    tensor_parallel = sizes.ranks // sizes.engines
+    gpus = sizes.engines * sizes.tensor_parallel
     yield line(
-        "rollout engines", f"{sizes.ranks} / TP {tensor_parallel} = {count(sizes.engines, 'engine')}: {each} each"
+        "rollout engines", f"{gpus} / TP {sizes.tensor_parallel} = {count(sizes.engines, 'engine')}: {each} each"
     )
     longest = f"{sizes.prompt_tokens:,} + {sizes.answer_tokens:,} = {sizes.longest:,} tokens"
     yield line("longest sample", f"{longest}; at most {sizes.tokens:,} a step")
     yield from update_lines("actor", sizes, sizes.actor)
     if sizes.critic is not None:
         yield from update_lines("critic", sizes, sizes.critic)
+
+
+def openrlhf_lines(plan: Plan, micro_rollout: int) -> Iterator[str]:
+    """rollout_batch_size = micro_rollout_batch_size × GPUs, and what micro_rollout_batch_size does in rloom."""
+    sizes, rollout = plan.batches, plan.config.actor_rollout_ref.rollout
+    gpus = -(-sizes.prompts // micro_rollout)
+    formula = "rollout_batch_size = micro_rollout_batch_size × GPUs"
+    yield line("prompts over GPUs", f"{sizes.prompts:,} = {micro_rollout} a GPU × {count(gpus, 'GPU')} ({formula})")
+    passes = sizes.scoring_passes(scoring_batching(rollout, sizes.ranks))
+    shape = f"{passes.samples:,} a rank, in micro-batches of {passes.samples_each}"
+    yield line("log-probs", f"{count(sizes.samples, 'sample')} / {count(sizes.ranks, 'rank')} = {shape}")
 
 
 def update_lines(name: str, sizes: Batches, updates: Updates) -> Iterator[str]:
@@ -72,7 +88,7 @@ def update_lines(name: str, sizes: Batches, updates: Updates) -> Iterator[str]:
 def placement_lines(plan: Plan) -> Iterator[str]:
     config, ranks = plan.config, plan.batches.ranks
     trainer = config.trainer
-    how = "one process, without Ray" if config.workers == 1 else "Ray workers, " + pools(config, ranks)
+    how = "one process, without Ray" if config.workers == 1 else "Ray workers, " + pools(plan)
     nodes, gpus = count(trainer.nnodes, "node"), count(trainer.n_gpus_per_node, "GPU")
     yield line("workers", f"{nodes} × {gpus} = {config.workers}: {how}")
     yield line("roles", ", ".join(role_names(plan)))
@@ -81,12 +97,15 @@ def placement_lines(plan: Plan) -> Iterator[str]:
         yield line("critic's weights", sharding(config.critic.model.fsdp_config, ranks))
 
 
-def pools(config: Config, ranks: int) -> str:
-    own = config.trainer.pools.own
+def pools(plan: Plan) -> str:
+    config, own = plan.config, plan.config.trainer.pools.own
     if not own:
         return "all roles on every GPU"
-    apart = ", ".join(f"{role} on {size}" for role, size in own.items() if role != "actor")
-    return f"{apart}, the other roles on {ranks}"
+    used = {"critic": plan.needs.estimator.needs_critic, "ref": config.uses_reference, "rollout": True}
+    used["reward"] = config.reward_model.model_path is not None
+    shared = ["actor", *(POOL_NAMES[role] for role, is_used in used.items() if is_used and role not in own)]
+    apart = [f"{POOL_NAMES[role]} on {size}" for role, size in own.items() if role != "actor"]
+    return ", ".join([f"{' + '.join(shared)} on {plan.batches.ranks}", *apart])
 
 
 def role_names(plan: Plan) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Call a reward function in one of three styles, and turn what it returns or raises into Scores."""
+"""Call a reward function in one of four styles, and turn what it returns or raises into Scores."""
 
 import asyncio
 import inspect
@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from rloom.rewards.custom import ARGUMENTS, GROUP_ARGUMENTS, VARIADIC, one_line
+from rloom.rewards.custom import ARGUMENTS, GROUP_ARGUMENTS, QUERY_ARGUMENTS, VARIADIC, one_line
 from rloom.rewards.messages import Style
 from rloom.rewards.results import to_score
 from rloom.types import Sample, SampleGroup, Score
@@ -29,7 +29,12 @@ class FunctionCaller:
         self._name = (type(function).__name__ if code is None else code.co_name) + place
 
     def for_group(self, style: Style) -> Callable[[SampleGroup], list[Score]]:
-        return {Style.ANSWER: self._each, Style.GROUP: self._with_lists, Style.COLUMNS: self._with_columns}[style]
+        return {
+            Style.ANSWER: self._each,
+            Style.GROUP: self._with_lists,
+            Style.QUERIES: self._with_queries,
+            Style.COLUMNS: self._with_columns,
+        }[style]
 
     def for_answer(self, sample: Sample) -> Score:
         values = (sample.data_source, sample.response, sample.ground_truth, sample.extra_info)
@@ -46,6 +51,26 @@ class FunctionCaller:
         columns = [list(column) for column in zip(*rows, strict=True)]
         arguments = dict(zip(GROUP_ARGUMENTS, columns, strict=True)) | self._kwargs
         return self._scores(group, arguments, lambda _, result: to_score(result, self._name))
+
+    def _with_queries(self, group: SampleGroup) -> list[Score]:
+        return [self._for_query(sample) for sample in group]
+
+    def _for_query(self, sample: Sample) -> Score:
+        """As OpenRLHF does: lists of one answer in, a dict with `rewards`, `scores` and `extra_logs` out."""
+        label = "" if sample.ground_truth is None else sample.ground_truth
+        values = ([sample.prompt + sample.response], [sample.prompt], [label])
+        try:
+            result = self._result(dict(zip(QUERY_ARGUMENTS, values, strict=True)) | self._kwargs)
+            if not isinstance(result, Mapping):
+                return to_score(_only(result), self._name)
+            if result.get("rewards") is None:
+                return Score.failed(f"{self._name} returned a dict without 'rewards'")
+            logged = {name: _only(value) for name, value in (result.get("extra_logs") or {}).items()}
+            if result.get("scores") is not None:
+                logged["acc"] = _only(result["scores"])
+            return to_score(_only(result["rewards"]), self._name, logged)
+        except BaseException as error:  # as above
+            return Score.failed(one_line(error, self._file))
 
     def _with_columns(self, group: SampleGroup) -> list[Score]:
         """As TRL's GRPOTrainer does, but for the answers to one prompt and not for a whole batch."""
@@ -119,6 +144,17 @@ def _columns(group: SampleGroup) -> dict[str, Any]:
         ],
         "completion_ids": [list(sample.response_tokens) for sample in group],
     }
+
+
+def _only(value: Any) -> Any:
+    """The value of a list or tensor of one answer; a number as it is."""
+    try:
+        values = list(value)
+    except TypeError:  # a number, or a tensor without a dimension
+        return value
+    if len(values) != 1:
+        raise ValueError(f"it returned {len(values)} values for 1 answer")
+    return values[0]
 
 
 def _prompt(sample: Sample) -> str | list[dict[str, Any]]:

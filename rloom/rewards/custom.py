@@ -18,14 +18,17 @@ from rloom.rewards.messages import Style
 MODULE_NAME = "rloom_custom_reward"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 GROUP_ARGUMENTS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")  # lists
+QUERY_ARGUMENTS = ("queries", "prompts", "labels")  # lists
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+NAMES = {Style.ANSWER: ARGUMENTS, Style.GROUP: GROUP_ARGUMENTS, Style.QUERIES: QUERY_ARGUMENTS}
 TRL_ONLY = ("trainer_state", "environments")  # objects of TRL's trainer
 
 
 def load_function(
     path: str, name: str, reward_kwargs: Mapping[str, Any], *, whole_groups: bool
 ) -> tuple[Callable[..., Any], Style]:
-    """The function and how it is called. TRL's have a parameter `completions`; `whole_groups` applies to the others."""
+    """The function and how it is called. TRL's have a parameter `completions`, OpenRLHF's `queries`; `whole_groups`
+    applies to the others."""
     file = Path(path).expanduser().absolute()
     if not file.is_file():
         raise RewardError(
@@ -95,6 +98,8 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
 def _style(function: Callable[..., Any], whole_groups: bool) -> Style:
     if "completions" in _parameters(function):
         return Style.COLUMNS
+    if "queries" in _parameters(function):
+        return Style.QUERIES
     return Style.GROUP if whole_groups else Style.ANSWER
 
 
@@ -115,7 +120,7 @@ def _check_signature(
         # its parameters are columns of the rows
         arguments = [name for name, one in parameters.items() if one.kind not in VARIADIC and name not in reward_kwargs]
     else:
-        arguments = list(GROUP_ARGUMENTS if style is Style.GROUP else ARGUMENTS)
+        arguments = list(NAMES[style])
     try:
         signature.bind(**dict.fromkeys(arguments), **reward_kwargs)
     except TypeError as error:

@@ -31,6 +31,7 @@ class Style(enum.Enum):
 
     ANSWER = "answer"  # once for each answer: data_source, solution_str, ground_truth, extra_info
     GROUP = "group"  # once for a group, with lists: data_sources, solution_strs, ground_truths, extra_infos
+    QUERIES = "queries"  # OpenRLHF: once for each answer, with lists of one: queries, prompts, labels
     COLUMNS = "columns"  # TRL: once for a group, with lists: prompts, completions, completion_ids and the row's columns
 
 

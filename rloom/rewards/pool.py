@@ -57,7 +57,7 @@ class RulePool:
     def unit(self) -> Unit:
         """The signature of a user's function decides it, so the first use loads the file."""
         self.check()
-        return Unit.ANSWER if self._style is Style.ANSWER else Unit.PROMPT
+        return Unit.ANSWER if self._style in (Style.ANSWER, Style.QUERIES) else Unit.PROMPT
 
     def check(self) -> None:
         """Load the user's file in a worker, as scoring will. The RewardError names what is wrong with it."""

@@ -15,7 +15,16 @@ from rloom.models.save import merge_adapter, save_pretrained
 from rloom.trainer.assemble.inputs import policy_source
 from rloom.trainer.assemble.models import policy_engine, policy_network
 from rloom.trainer.assemble.sft import sft_engine, sft_network, sft_source
+from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.directory import open_checkpoint
+
+
+def export_newest(run: Path, folder: Path, *, dtype: str) -> Path:
+    """The policy of the newest checkpoint of a run directory."""
+    checkpoint = Checkpoints(run, keep={}).newest()
+    if checkpoint is None:
+        raise CheckpointError(f"{run} has no checkpoint to export")
+    return export(checkpoint, folder, dtype=dtype)
 
 
 def export(

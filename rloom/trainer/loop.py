@@ -139,7 +139,7 @@ class Training(StepLoop):
         greedy_N = self.greedy_scores(trajectories, step) if s.algorithm.needs_greedy else None
         with log.span("adv"):
             rewards_T, kl, metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
-            found = s.algorithm.advantage(AdvantageInputs(batch, rewards_T, values_T, greedy_N), s.advantage)
+            found = s.algorithm.estimate(AdvantageInputs(batch, rewards_T, values_T, greedy_N), s.advantage)
             train_batch = TrainBatch(
                 **vars(batch),
                 advantages_T=found.advantages_T,

@@ -83,7 +83,7 @@ class Case:
 
     def train_batch(self, estimator: str = "rloo") -> TrainBatch:
         inputs, numbers = self.inputs(), self.numbers
-        found = ALGORITHMS[estimator].advantage(inputs, AdvantageSettings(gamma=0.9))
+        found = ALGORITHMS[estimator].estimate(inputs, AdvantageSettings(gamma=0.9))
         return TrainBatch(
             **vars(inputs.batch),
             advantages_T=found.advantages_T,

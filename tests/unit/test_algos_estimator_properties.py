@@ -8,11 +8,11 @@ from algos_samples import MASKS, Case, Sample, a_few_examples, a_sample, cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, unwhitened_gae
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, gae
 from rloom.algos.registry import ALGORITHMS
 from rloom.batch import Advantages, token_indices
 
-SETTINGS = [AdvantageSettings(gamma=0.9, lam=0.8), AdvantageSettings(norm_by_std=False)]
+SETTINGS = [AdvantageSettings(gamma=0.9, lam=0.8), AdvantageSettings(norm_by_std=False, normalize=True)]
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -20,7 +20,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def advantages(name: str, case: Case, settings: AdvantageSettings = SETTINGS[0], shift: float = 0.0) -> Advantages:
-    return ALGORITHMS[name].advantage(case.inputs(shift), settings)
+    return ALGORITHMS[name].estimate(case.inputs(shift), settings)
 
 
 @pytest.mark.parametrize("name", ["rloo", "grpo"])
@@ -76,7 +76,7 @@ def test_the_advantages_of_rloo_sum_to_zero_in_each_group(case: Case) -> None:
 def test_gae_with_lambda_one_and_no_values_is_the_discounted_return(case: Case, gamma: float) -> None:
     inputs = case.inputs()
     inputs = AdvantageInputs(inputs.batch, inputs.rewards_T, torch.zeros_like(inputs.rewards_T))
-    found_T = unwhitened_gae(inputs, AdvantageSettings(gamma=gamma, lam=1.0))
+    found_T = gae(inputs, AdvantageSettings(gamma=gamma, lam=1.0)).advantages_T
     expected_T = torch.zeros_like(found_T)
     for sample in range(len(case.samples)):
         total = 0.0

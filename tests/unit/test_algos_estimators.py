@@ -9,16 +9,16 @@ from rloom.algos.estimators import (
     gpg,
     grpo,
     grpo_passk,
+    normalized,
     opo,
-    reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
     returns_to_go,
     rloo,
-    unwhitened_gae,
 )
 from rloom.algos.kl import token_rewards
 from rloom.algos.packed import Actions
+from rloom.algos.registry import ALGORITHMS
 
 PLAIN = AdvantageSettings(norm_by_std=False)
 STD = AdvantageSettings(norm_by_std=True)
@@ -107,18 +107,46 @@ def test_pass_at_k_gives_nothing_for_a_shared_first_place() -> None:
     assert written(inputs, grpo_passk(inputs, PLAIN).advantages_T) == [0.0, 0.0, 0.0]
 
 
-def test_reinforce_plus_plus_whitens_the_discounted_return() -> None:
+def test_reinforce_plus_plus_normalises_the_discounted_return() -> None:
     inputs = outcome([".ww", ".w"], [1, 0])
-    found = reinforce_plus_plus(inputs, AdvantageSettings(gamma=0.5))
+    found = ALGORITHMS["reinforce_plus_plus"].estimate(inputs, AdvantageSettings(gamma=0.5))
     assert written(inputs, found.returns_T) == [0.5, 1.0, 0.0]  # mean 1/2, variance 1/4
     assert written(inputs, found.advantages_T) == pytest.approx([0.0, 1.0, -1.0], abs=1e-6)
 
 
-def test_reinforce_plus_plus_baseline_whitens_the_distance_to_the_mean() -> None:
+def test_reinforce_plus_plus_baseline_normalises_the_distance_to_the_mean() -> None:
     inputs = outcome([".w"] * 4, [1, 0, 3, 1], groups=[0, 0, 1, 1])  # 1/2 -1/2 1 -1, variance 2.5/3
     scale = (2.5 / 3) ** -0.5
     expected = [0.5 * scale, -0.5 * scale, scale, -scale]
-    assert written(inputs, reinforce_plus_plus_baseline(inputs, STD).advantages_T) == pytest.approx(expected)
+    found = ALGORITHMS["reinforce_plus_plus_baseline"].estimate(inputs, STD)
+    assert written(inputs, found.advantages_T) == pytest.approx(expected)
+    assert written(inputs, found.returns_T) == [0.5, -0.5, 1.0, -1.0]
+
+
+def test_normalised_rloo_has_mean_0_and_standard_deviation_1_over_the_tokens_of_the_step() -> None:
+    inputs = outcome([".ww", ".w", ".w", ".w"], [1, 0, 2, 4], groups=[0, 0, 1, 1])
+    # rloo: 1 1 -1 -2 2, mean 1/5, squared distances .64 .64 1.44 4.84 3.24, together 10.8, variance 10.8 / 4
+    scale = 2.7**-0.5
+    found = ALGORITHMS["rloo"].estimate(inputs, AdvantageSettings(normalize=True))
+    expected = [0.8 * scale, 0.8 * scale, -1.2 * scale, -2.2 * scale, 1.8 * scale]
+    assert written(inputs, found.advantages_T) == pytest.approx(expected)
+    assert written(inputs, ALGORITHMS["rloo"].estimate(inputs, AdvantageSettings()).advantages_T) == [1, 1, -1, -2, 2]
+
+
+def test_answers_without_an_estimate_stay_0_when_the_others_are_normalised() -> None:
+    inputs = outcome([".w", ".w", ".www", ".w"], [9, None, 1, 0], groups=[0, 0, 1, 1])
+    # rloo of the second group: 1 1 1 -1, mean 1/2, variance (3 * 1/4 + 9/4) / 3 = 1
+    found = normalized(rloo(inputs, STD), inputs.batch)
+    assert written(inputs, found.advantages_T) == pytest.approx([0, 0, 0.5, 0.5, 0.5, -1.5])
+
+
+def test_without_normalisation_gae_and_reinforce_plus_plus_keep_their_scale() -> None:
+    batch = batch_of([".www"], [1.0])
+    inputs = AdvantageInputs(batch, token_rewards(batch, None, 0.0), numbers([9, 0.5, 0.4, 0.2]))
+    plain = AdvantageSettings(gamma=0.9, lam=0.5, normalize=False)
+    assert written(inputs, ALGORITHMS["gae"].estimate(inputs, plain).advantages_T) == pytest.approx(GAE_ADVANTAGES)
+    found = ALGORITHMS["reinforce_plus_plus"].estimate(inputs, plain)
+    assert written(inputs, found.advantages_T) == pytest.approx([0.81, 0.9, 1.0])
 
 
 def test_remax_subtracts_the_greedy_score_discounted_like_the_score() -> None:
@@ -161,8 +189,8 @@ GAE_ADVANTAGES = [-0.077, 0.14, 0.8]
 def test_gae_skips_tokens_the_policy_did_not_write(mask: str, values: list[float]) -> None:
     batch = batch_of([mask], [1.0])
     inputs = AdvantageInputs(batch, token_rewards(batch, None, 0.0), numbers(values))
-    assert written(inputs, unwhitened_gae(inputs, GAE)) == pytest.approx(GAE_ADVANTAGES)
-    found = gae(inputs, GAE)
+    assert written(inputs, gae(inputs, GAE).advantages_T) == pytest.approx(GAE_ADVANTAGES)
+    found = ALGORITHMS["gae"].estimate(inputs, GAE)
     assert written(inputs, found.returns_T) == pytest.approx([0.423, 0.54, 1.0])
     assert written(inputs, found.advantages_T) == pytest.approx([-0.79837, -0.32329, 1.12165], abs=1e-5)
     assert found.advantages_T[~batch.mask_T].abs().sum() == 0
@@ -171,7 +199,7 @@ def test_gae_skips_tokens_the_policy_did_not_write(mask: str, values: list[float
 def test_gae_of_one_sample_does_not_see_the_next() -> None:
     batch = batch_of([".w", ".www"], [7.0, 1.0])
     inputs = AdvantageInputs(batch, token_rewards(batch, None, 0.0), numbers([0, 3, 0, 0.5, 0.4, 0.2]))
-    assert written(inputs, unwhitened_gae(inputs, GAE)) == pytest.approx([4.0, *GAE_ADVANTAGES])
+    assert written(inputs, gae(inputs, GAE).advantages_T) == pytest.approx([4.0, *GAE_ADVANTAGES])
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 100])

@@ -69,6 +69,8 @@ def test_every_entry_of_the_catalogue_is_here_with_its_needs() -> None:
     ]
     assert [name for name, entry in ALGORITHMS.items() if entry.needs_critic] == ["gae"]
     assert [name for name, entry in ALGORITHMS.items() if entry.needs_greedy] == ["remax"]
+    whitened = ["gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+    assert [name for name, entry in ALGORITHMS.items() if entry.normalizes] == whitened
     assert [name for name, entry in ALGORITHMS.items() if entry.min_group == 1] == [
         "gae",
         "reinforce_plus_plus",

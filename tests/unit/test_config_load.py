@@ -57,6 +57,7 @@ DEFAULTS = {
     "algorithm.gamma": 1.0,
     "algorithm.lam": 0.95,
     "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.normalize_advantages": None,
     "algorithm.use_kl_in_reward": None,  # follows algorithm.kl_ctrl
     "algorithm.kl_penalty": "kl",
     "algorithm.kl_ctrl.type": "fixed",

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from rloom.data.prompts import load_prompts
-from rloom.data.rows import Columns
+from rloom.data.rows import Columns, data_source_of, ground_truth_of
 from rloom.errors import ConfigError, DataError
 from rloom.types import Prompt
 
@@ -252,3 +252,14 @@ def test_threads_give_the_same_error(tmp_path: Path, tokenizer: Any) -> None:
     file = write(tmp_path / "a.json", rows)
     assert fault(file, tokenizer, num_workers=3) == fault(file, tokenizer)
     assert "row 300 " in fault(file, tokenizer)
+
+
+def test_labels_come_from_a_column_and_rows_without_a_source_get_the_default() -> None:
+    row = {"prompt": "2 + 3?", "answer": "5", "ground_truth": "9"}
+    assert (ground_truth_of(row), ground_truth_of(row, "answer")) == ("9", "5")
+    with pytest.raises(DataError, match=r"nothing under 'solution'; its columns are .* Set data.label_key"):
+        ground_truth_of(row, "solution")
+    assert data_source_of(row, "data_source", "default") == "default"
+    assert data_source_of({**row, "data_source": "mine"}, "data_source", "default") == "mine"
+    with pytest.raises(DataError, match="nothing under 'data_source'"):
+        data_source_of(row, "data_source")

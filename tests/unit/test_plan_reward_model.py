@@ -77,7 +77,7 @@ def test_workers_of_its_own_take_it_from_the_others(classifier: Path) -> None:
     assert plan.costs is not None and REWARD_SCORING not in plan.costs.memory.phases
     assert held(plan, GENERATION) == 0
     text = render(plan, assumed_gpu=True)
-    assert "reward on 1, the other roles on 3" in text and "1 GPU of its own, 0.0 GiB each" in text
+    assert "actor + rollout engines on 3, reward model on 1" in text and "1 GPU of its own, 0.0 GiB each" in text
 
 
 def test_a_reward_model_of_unknown_size_leaves_the_rest_of_the_plan(classifier: Path) -> None:

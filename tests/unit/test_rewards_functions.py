@@ -227,3 +227,24 @@ def test_the_other_helpers() -> None:
     assert helpers.extract_solution("it is 5", method="flexible") == "5"
     assert helpers.is_equiv(r"\frac12", "0.5") and not helpers.is_equiv("1", "2")
     assert not helpers.is_equiv(None, None)
+
+
+def test_a_function_of_openrlhf_gets_one_answer_per_call_with_its_query(score: Scorer) -> None:
+    code = """
+def reward_func(queries, prompts, labels, **kwargs):
+    assert queries == ["<user>9 * 2?" + queries[0][12:]] and prompts == ["<user>9 * 2?"]
+    right = [float(query[12:] == label) for query, label in zip(queries, labels)]
+    return {"rewards": [2 * one for one in right], "scores": right, "extra_logs": {"length": len(queries[0])}}
+"""
+    found = score(code, answers("18", "7"))
+    assert values(found) == [2.0, 0.0]
+    assert [dict(one.parts) for one in found] == [{"length": 14.0, "acc": 1.0}, {"length": 13.0, "acc": 0.0}]
+    tensor = "import torch\ndef reward_func(queries, prompts, labels):\n    return torch.tensor([0.5])\n"
+    assert values(score(tensor, answers("18"))) == [0.5]
+
+
+def test_a_function_of_openrlhf_without_rewards_fails_with_a_reason(score: Scorer) -> None:
+    [found] = score("def reward_func(queries, prompts, labels):\n    return {'scores': [1]}\n", answers("18"))
+    assert found.value is None and "returned a dict without 'rewards'" in str(found.reason)
+    [found] = score("def reward_func(queries, prompts, labels):\n    return [1, 2]\n", answers("18"))
+    assert found.value is None and "2 values for 1 answer" in str(found.reason)

@@ -20,7 +20,7 @@ from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.load import expand
 from rloom.config.run_config import RunConfig
 from rloom.config.saved import CONFIG_FILE
-from rloom.config.schema import Config, Optim
+from rloom.config.schema import AlgorithmSection, Config, Optim
 from rloom.data.stream import PromptStream
 from rloom.errors import ConfigError
 from rloom.models.load import load_tokenizer
@@ -200,7 +200,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
     rollout, trainer, algorithm = config.actor_rollout_ref.rollout, config.trainer, config.algorithm
     return Settings(
         algorithm=resolve_algorithm(algorithm.adv_estimator),
-        advantage=AdvantageSettings(algorithm.gamma, algorithm.lam, algorithm.norm_adv_by_std_in_grpo),
+        advantage=advantage_settings(algorithm),
         sampling=Sampling(
             max_new_tokens=config.data.max_response_length,
             temperature=rollout.temperature,
@@ -229,6 +229,15 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
         device=groups.device,
         peak_flops=groups.peak_flops,
+    )
+
+
+def advantage_settings(section: AlgorithmSection) -> AdvantageSettings:
+    return AdvantageSettings(
+        gamma=section.gamma,
+        lam=section.lam,
+        norm_by_std=section.norm_adv_by_std_in_grpo,
+        normalize=section.normalize_advantages,
     )
 
 

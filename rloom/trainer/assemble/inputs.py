@@ -78,6 +78,8 @@ def read_prompts(
             data.prompt_key,
             data.reward_fn_key,
             rules=any(part.source == "rules" for part in reward_parts(config)),
+            default_data_source=data.default_data_source,
+            label_key=data.label_key,
         ),
         max_prompt_length=data.max_prompt_length,
         filter_overlong=data.filter_overlong_prompts,

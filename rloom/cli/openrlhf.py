@@ -1,0 +1,80 @@
+"""`rloom openrlhf [--flag VALUE ...] [key=value ...]`: `rloom train` with the flags of OpenRLHF's train_ppo_ray.py."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rloom.config.dialects.openrlhf import OpenrlhfCommand, translate
+from rloom.config.dialects.openrlhf_help import help_text
+from rloom.config.load import expand, load_config
+from rloom.config.schema import Config
+from rloom.console import run_safely
+from rloom.errors import ConfigError
+from rloom.language import is_chinese
+
+OWN_FLAGS = ("--print", "--plan")
+
+
+def main(arguments: Sequence[str]) -> int:
+    own = [flag for flag in OWN_FLAGS if flag in arguments]
+    command_line = [argument for argument in arguments if argument not in OWN_FLAGS]
+
+    def run() -> int:
+        if "-h" in arguments or "--help" in arguments:
+            print(help_text(is_chinese(os.environ)))
+            return 0
+        command = translate(command_line)
+        config = load_config(command.overrides, command.values)
+        if "--print" in own:
+            print_command(command, config)
+            return 0
+        print("".join(f"{notice}\n" for notice in command.notices), end="", file=sys.stderr, flush=True)
+        if "--plan" in own:
+            return print_plan(command, config)
+        return train(command, config)
+
+    return run_safely(run)
+
+
+def print_command(command: OpenrlhfCommand, config: Config) -> None:
+    print(command.rloom_command)
+    if command.save_path is not None:
+        step = f"{config.trainer.default_local_dir}/global_step_N"
+        print(shlex.join(["rloom", "export", step, command.save_path, "--dtype", "bfloat16"]), " # N: the last step")
+
+
+def print_plan(command: OpenrlhfCommand, config: Config) -> int:
+    from rloom.plan.make import make_plan
+    from rloom.plan.render import render
+
+    print(render(make_plan(config), assumed_gpu=True, micro_rollout=command.micro_rollout_batch_size))
+    return 0
+
+
+def train(command: OpenrlhfCommand, config: Config) -> int:
+    from rloom.trainer import main_ppo
+
+    folder = None if command.save_path is None else expand(command.save_path)
+    if folder is not None:
+        check_empty(folder)
+    status = main_ppo.train(config)
+    if status == 0 and folder is not None and config.trainer.node_rank == 0:
+        print(f"The policy is in {write_policy(config, folder)}")
+    return status
+
+
+def check_empty(folder: Path) -> None:
+    """Before the run, which would otherwise fail at its end."""
+    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+        raise ConfigError(
+            f"--save_path {folder}: the folder is not empty; use one that does not exist yet, or leave the flag out "
+            "and write the policy of a checkpoint with `rloom export`"
+        )
+
+
+def write_policy(config: Config, folder: Path) -> Path:
+    from rloom.trainer.export import export_newest
+
+    return export_newest(expand(config.trainer.default_local_dir), folder, dtype="bfloat16")
