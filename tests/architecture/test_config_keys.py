@@ -5,6 +5,7 @@ import ast
 import pytest
 
 from rloom.config.keys import Key, all_keys
+from rloom.config.sft_schema import SftConfig
 from tests.architecture.source import ROOT, modules, parse
 
 CONFIG_FILES = (
@@ -14,8 +15,12 @@ CONFIG_FILES = (
     "trainer_section.py",
     "reward_model_section.py",
     "remote_section.py",
+    "run_config.py",
+    "sft_checks.py",
+    "sft_schema.py",
 )
 LEAVES = [key for key in all_keys().values() if key.section is None]
+SFT_LEAVES = [key for key in all_keys(SftConfig).values() if key.section is None]
 
 
 def names_read() -> set[str]:
@@ -30,7 +35,7 @@ def names_read() -> set[str]:
     }
 
 
-@pytest.mark.parametrize("key", all_keys().values(), ids=lambda key: key.path)
+@pytest.mark.parametrize("key", [*all_keys().values(), *all_keys(SftConfig).values()], ids=lambda key: key.path)
 def test_a_key_says_in_a_sentence_what_it_does(key: Key) -> None:
     assert key.doc.endswith("."), f"{key.path}: {key.doc!r}"
     assert key.doc[0].isupper() or key.doc[0].isdigit() or key.doc.split()[0].rstrip(":") in key.kind.replace("|", " ")
@@ -39,8 +44,11 @@ def test_a_key_says_in_a_sentence_what_it_does(key: Key) -> None:
 def test_every_key_is_in_the_reference() -> None:
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     sections = {part.split("\n", 1)[0]: part for part in page.split("\n## ")[1:]}
+    titles = [("", key) for key in LEAVES] + [("sft: ", key) for key in SFT_LEAVES]
     missing = [
-        key.path for key in LEAVES if f"| `{key.path.rsplit('.', 1)[1]}` |" not in sections[key.path.rsplit(".", 1)[0]]
+        f"{title}{key.path}"
+        for title, key in titles
+        if f"| `{key.path.rsplit('.', 1)[1]}` |" not in sections[title + key.path.rsplit(".", 1)[0]]
     ]
     assert missing == []
     assert len(LEAVES) > 100
@@ -48,5 +56,5 @@ def test_every_key_is_in_the_reference() -> None:
 
 def test_every_key_is_read() -> None:
     read = names_read()
-    unread = {key.path for key in LEAVES if key.path.rsplit(".", 1)[-1] not in read}
+    unread = {key.path for key in [*LEAVES, *SFT_LEAVES] if key.path.rsplit(".", 1)[-1] not in read}
     assert unread == set()

@@ -1,0 +1,218 @@
+"""Supervised fine-tuning from the command to the files: small real runs on the embedded model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rloom.config.load import load_config, load_sft_config
+from rloom.engines.local import LocalEngine
+from rloom.errors import CheckpointError, ConfigError
+from rloom.trainer import sft_trainer
+from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
+from rloom.trainer.export import export
+from rloom.trainer.run import run as run_rl
+from tests.architecture.source import ROOT
+from tests.e2e.runs import records, same, weights
+from tests.helpers import apart
+
+SMALL = (
+    "data.train_batch_size=4",
+    "data.train_max_samples=32",
+    "data.val_max_samples=8",
+    "optim.lr_warmup_steps=2",
+    "trainer.save_freq=1",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=False",
+    "trainer.max_ckpt_to_keep=null",
+    "trainer.device=cpu",
+)
+
+
+@pytest.fixture(autouse=True)
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learning curve takes as long as a step."""
+    monkeypatch.setattr("rloom.trainer.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
+
+
+def command(directory: Path, steps: int, *overrides: str) -> int:
+    where = [f"trainer.default_local_dir={directory}", f"trainer.total_training_steps={steps}"]
+    return sft_trainer.main([*SMALL, *where, *overrides])
+
+
+def train(directory: Path, steps: int, *overrides: str) -> Path:
+    assert command(directory, steps, *overrides) == 0
+    return directory
+
+
+def losses(directory: Path) -> list[float]:
+    return [record["train/loss"] for record in records(directory) if "train/loss" in record]
+
+
+def test_the_loss_falls_and_the_answers_are_learnt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": f"{n} + 1"}, {"role": "assistant", "content": "7"}]} for n in "12"
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    file = tmp_path / "rows.json"
+    keys = (f"data.train_files={file}", f"data.val_files={file}", "data.train_batch_size=2", "trainer.save_freq=-1")
+    train(tmp_path / "run", 20, *keys, "optim.lr=5e-3", "trainer.val_before_train=True", "trainer.test_freq=20")
+    found = losses(tmp_path / "run")
+    assert found[0] > 5 and found[-1] < 0.05
+    start, end = (record for record in records(tmp_path / "run") if "val/loss" in record)
+    assert start["val/loss"] == pytest.approx(found[0], rel=1e-5)  # the same two rows, before the first update
+    assert end["val/perplexity"] == pytest.approx(torch.tensor(end["val/loss"]).exp().item(), rel=1e-5)
+    printed = capsys.readouterr().out
+    assert "step 20/20 · loss" in printed and f"Validation loss: {start['val/loss']:.3f} at the start" in printed
+    # the exported folder answers with what it learnt, and RL training starts from it
+    folder = export(tmp_path / "run" / "global_step_20", tmp_path / "exported")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer("<|im_start|>user\n1 + 1<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
+    answer = model.generate(**prompt, max_new_tokens=4, do_sample=False)[0, prompt.input_ids.shape[1] :]
+    assert tokenizer.decode(answer) == "7<|im_end|>"
+    rl = ["data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=2"]
+    rl += [
+        "algorithm.adv_estimator=rloo",
+        "data.train_files=embedded",
+        "data.train_max_samples=4",
+        "trainer.device=cpu",
+    ]
+    rl += ["data.max_prompt_length=64", "data.max_response_length=8", "reward_model.num_workers=1"]
+    rl += [f"trainer.default_local_dir={tmp_path / 'rl'}", "trainer.total_training_steps=1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
+        assert run_rl(load_config([*rl, f"actor_rollout_ref.model.path={folder}"])) == 0
+
+
+@pytest.mark.parametrize("keys", [(), ("model.lora_rank=2", "model.enable_gradient_checkpointing=True")])
+def test_two_steps_and_two_more_equal_four_bit_for_bit(keys: tuple[str, ...], tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", 4, *keys, "optim.lr_scheduler=constant")
+    parts = train(tmp_path / "parts", 2, *keys, "optim.lr_scheduler=constant")
+    train(parts, 4, *keys, "optim.lr_scheduler=constant")
+    file = "lora.safetensors" if keys else "model.safetensors"
+    assert same(weights(whole, 4, file=file), weights(parts, 4, file=file))
+    assert not same(weights(whole, 2, file=file), weights(whole, 4, file=file))
+    assert losses(parts) == losses(whole) and len(losses(whole)) == 4
+    if keys:
+        merged, adapter = (
+            export(whole / "global_step_4", tmp_path / name, adapter=name == "adapter")
+            for name in ("merged", "adapter")
+        )
+        assert (merged / "model.safetensors").is_file() and (adapter / "adapter_config.json").is_file()
+
+
+@pytest.mark.slow
+def test_two_workers_compute_what_one_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from tests.local_ray import use_local_ray
+
+    start = weights(train(tmp_path / "start", 1, "optim.lr=0"), 1)
+    one = train(tmp_path / "one", 2, "trainer.val_before_train=True")
+    use_local_ray(monkeypatch)
+    two = train(tmp_path / "two", 2, "trainer.val_before_train=True", "trainer.n_gpus_per_node=2")
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    assert records(two)[0]["val/loss"] == pytest.approx(records(one)[0]["val/loss"], rel=1e-6)
+    merged = [export(run / "global_step_2", tmp_path / f"{run.name}-hf") for run in (one, two)]
+    first, second = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in merged)
+    begun = AutoModelForCausalLM.from_pretrained(export(tmp_path / "start" / "global_step_1", tmp_path / "start-hf"))
+    assert start and apart(second, first, begun.state_dict()) < 0.01
+
+
+@pytest.mark.slow
+def test_torchruns_ranks_compute_what_one_process_computes(tmp_path: Path) -> None:
+    one = train(tmp_path / "one", 2)
+    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
+    where = [f"trainer.default_local_dir={tmp_path / 'two'}", "trainer.total_training_steps=2"]
+    done = subprocess.run(
+        [*launched, "rloom.trainer.fsdp_sft_trainer", *SMALL, *where],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("step 2/2") == 1, "rank 0 alone writes the log"
+    assert losses(tmp_path / "two") == pytest.approx(losses(one), rel=1e-5)
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(tmp_path / "whole", 3, "trainer.save_freq=-1")
+    monkeypatch.setattr(LocalEngine, "optim_step", interrupting(LocalEngine.optim_step, at=2))
+    assert command(tmp_path / "parts", 3, "trainer.save_freq=-1") == 130
+    monkeypatch.undo()
+    monkeypatch.setattr("rloom.trainer.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
+    assert [path.name for path in (tmp_path / "parts").glob("global_step_*")] == ["global_step_2"]
+    train(tmp_path / "parts", 3, "trainer.save_freq=-1")
+    assert same(weights(whole, 3), weights(tmp_path / "parts", 3))
+
+
+def interrupting(method: Any, at: int) -> Any:
+    calls: list[int] = []
+
+    def called(self: LocalEngine, learning_rate: float) -> Any:
+        calls.append(1)
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return method(self, learning_rate)
+
+    return called
+
+
+def test_updates_that_are_not_finite_are_skipped_counted_and_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loss = LocalEngine.loss
+    monkeypatch.setattr(LocalEngine, "loss", lambda self, *a, **k: loss(self, *a, **k) * float("nan"))
+    assert command(tmp_path / "run", 4) == 2
+    assert "3 actor updates in a row had a gradient that is not finite" in (text := capsys.readouterr().err)
+    assert "Lower optim.lr or optim.clip_grad" in text
+    assert [record["train/nonfinite_updates"] for record in records(tmp_path / "run")] == [1, 1]
+
+
+def test_another_model_or_other_data_is_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run", 1)
+    assert command(tmp_path / "run", 2, "data.train_max_samples=16") == 2
+    assert (
+        "is of another run, which this one does not continue: the training data is another" in capsys.readouterr().err
+    )
+    assert command(tmp_path / "run", 2, "model.lora_rank=2") == 2
+    assert "LoRA was off" in capsys.readouterr().err
+
+
+def test_rl_training_does_not_continue_a_checkpoint_of_sft(tmp_path: Path) -> None:
+    checkpoint = train(tmp_path / "run", 1) / "global_step_1"
+    keys = ["trainer.device=cpu", f"trainer.default_local_dir={tmp_path / 'run'}", "algorithm.adv_estimator=rloo"]
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of `rloom sft`.*rloom export"):
+        run_rl(load_config(keys))
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of `rloom sft`, which has no reward.*rloom export"):
+        evaluate_checkpoint(checkpoint)
+
+
+def test_a_smoke_run_replaces_model_and_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    monkeypatch.chdir(tmp_path)
+    keys = ["model.partial_pretrain=Qwen/Qwen2.5-0.5B-Instruct", "data.train_files=$HOME/data/gsm8k/train.parquet"]
+    keys += ["data.prompt_key=extra_info", "data.prompt_dict_keys=['question']", "trainer.default_local_dir=mine"]
+    assert sft_trainer.main([*keys, "data.response_key=extra_info", "+data.response_dict_keys=['answer']"]) == 0
+    printed = capsys.readouterr()
+    assert "step 2/2" in printed.out and "RLOOM_SMOKE=1: a smoke run, with model.path=embedded" in printed.err
+    assert (tmp_path / "mine-smoke" / "global_step_2").is_dir()
+
+
+def test_torchrun_decides_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    config = load_sft_config(["model.path=a/model"])
+    assert (config.trainer.n_gpus_per_node, config.trainer.nnodes, config.uses_ray) == (4, 2, False)
+    with pytest.raises(ConfigError, match=r"trainer.n_gpus_per_node=8: torchrun has started 4; remove the key"):
+        load_sft_config(["model.path=a/model", "trainer.n_gpus_per_node=8"])
