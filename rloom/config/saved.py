@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from rloom.config.load import overrides_tree, validate
-from rloom.config.schema import Config
+from rloom.config.schema import IN_PYTHON, Config
 from rloom.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"  # written to the run directory and to every checkpoint
@@ -42,7 +42,7 @@ RUNS_CODE: Mapping[str, Callable[[Any], bool]] = {
     "actor_rollout_ref.model.trust_remote_code": bool,
     "algorithm.adv_estimator": names_code,
     "actor_rollout_ref.actor.policy_loss.loss_mode": names_code,
-    "custom_reward_function.path": bool,
+    "custom_reward_function.path": lambda path: bool(path) and path != IN_PYTHON,  # that one is not in a file
     "reward_model.trust_remote_code": bool,
     "reward_model.model.trust_remote_code": bool,
     "reward_model.api.base_url": bool,

@@ -1,12 +1,11 @@
 """READ FIRST: the loop that trains a policy. `Training.step` is one step; all else in rloom is called from it."""
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group
 from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.evaluate import Evaluator
+from rloom.trainer.interrupts import deferred_interrupt
 from rloom.trainer.memory import explain_out_of_memory
 from rloom.trainer.roles import Learner, Scorer
 from rloom.trainer.sampling import DynamicSampling, Sampler
@@ -111,6 +111,14 @@ class StepResult:
     metrics: Metrics
 
 
+# (step, its metrics, a function that returns its answers as rows) -> whether to go on
+AfterStep = Callable[[int, Metrics, Callable[[], list[dict[str, Any]]]], bool]
+
+
+def go_on(step: int, metrics: Metrics, rows: Callable[[], list[dict[str, Any]]]) -> bool:
+    return True
+
+
 class Training:
     def __init__(
         self,
@@ -122,23 +130,30 @@ class Training:
         checkpoints: Checkpoints,
         write_checkpoint: Callable[[Path], None],
         load_checkpoint: Callable[[Path], None],
+        after_step: AfterStep = go_on,
     ) -> None:
         self.settings, self.roles, self.stream, self.log = settings, roles, stream, log
         self.checkpoints = checkpoints
         self.write_checkpoint, self.load_checkpoint = write_checkpoint, load_checkpoint
+        self.after_step = after_step
         self.state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
         self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
-        self.interrupted = False
+        self.interrupted = False  # by a signal
+        self.stopped = False  # by `after_step`
         self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
 
     def run(self) -> None:
         if self.settings.validate_first and self.state.step == 0:
             self.validate(0)
-        with self.finish_step_on_interrupt():
-            while self.state.step < self.settings.total_steps and not self.interrupted:
+        with deferred_interrupt(self.interrupt):
+            while self.state.step < self.settings.total_steps and not self.interrupted and not self.stopped:
                 self.take_step(self.state.step + 1)
         if self.interrupted and self.state.step < self.settings.total_steps:
             raise KeyboardInterrupt
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+        self.log.message("Stopping: this step is finished and saved first. Once more stops at once.")
 
     def step(self, step: int) -> "StepResult":
         s, roles, log = self.settings, self.roles, self.log
@@ -297,10 +312,15 @@ class Training:
         try:
             with self.log.span("step"):
                 result = self.step(step)
-            self.record(step, result)
+            metrics = self.record(step, result)
             if due(self.settings.validate_every, step, last):
-                self.validate(step)
+                metrics |= self.validate(step)
             if last or due(self.settings.save_every, step, last):
+                self.save()
+            self.stopped = not self.after_step(
+                step, metrics, partial(self.roles.sampler.rows, result.trajectories, step)
+            )
+            if self.stopped:
                 self.save()
         except Exception as error:
             error.add_note(self.save_after(error))
@@ -317,7 +337,7 @@ class Training:
         """Optimizer steps begun, of both models."""
         return self.roles.policy.updates + (self.roles.critic.updates if self.roles.critic is not None else 0)
 
-    def record(self, step: int, result: StepResult) -> None:
+    def record(self, step: int, result: StepResult) -> Metrics:
         s, log, train_batch = self.settings, self.log, result.train_batch
         metrics = result.metrics | batch_metrics(
             train_batch, result.rewards_T, finished=[trajectory.finished for trajectory in result.trajectories]
@@ -342,8 +362,9 @@ class Training:
         if self.roles.workers is not None:
             for stats in self.roles.workers.call("stats"):
                 metrics |= stats
-        log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
+        logged = log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
         self.warn_of_mismatch(step, result)
+        return logged
 
     def validate(self, step: int) -> dict[str, float]:
         evaluator, log = self.roles.evaluator, self.log
@@ -409,23 +430,6 @@ class Training:
             self.stream.load(saved["stream"])
         self.roles.sampler.reward.load(saved["reward"])
         self.state = self.state_after(saved["step"], replace(self.state.kl, coefficient=saved["kl_coefficient"]))
-
-    @contextmanager
-    def finish_step_on_interrupt(self) -> Iterator[None]:
-        """The first ctrl-C stops after the current step, so that the run resumes exactly; the second stops at once."""
-
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            if self.interrupted:
-                raise KeyboardInterrupt
-            self.interrupted = True
-            self.log.message("Stopping: this step is finished and saved first. Once more stops at once.")
-
-        previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def due(every: int | None, step: int, last: bool) -> bool:

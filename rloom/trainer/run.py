@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -23,19 +24,38 @@ from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
 from rloom.runtime.secret import new_secret
 from rloom.trainer.assemble.components import Components, config_text, open_components, prepare, resolved_needs
+from rloom.trainer.assemble.inputs import Given
 from rloom.trainer.assemble.models import needs_critic
 from rloom.trainer.assemble.worker_groups import layout_of
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.directory import last_of_this_run, locked, run_directory, set_aside_later, starting_point
 from rloom.trainer.identity import IDENTITY_FILE, Continuation, compare, describe
-from rloom.trainer.loop import Training
+from rloom.trainer.loop import AfterStep, Training, go_on
 
 logger = logging.getLogger(__name__)
 CURVE = "learning_curve.png"
 LOGS = "logs"
 
 
-def run(config: Config) -> int:
+@dataclass(frozen=True)
+class Outcome:
+    directory: Path
+    checkpoint: Path | None  # the last one; None: validation of a model that is not in a checkpoint
+    stopped_early: bool = False  # by `after_step`
+
+
+@dataclass(frozen=True)
+class Caller:
+    """What a program gives beside the configuration."""
+
+    objects: Given
+    after_step: AfterStep = go_on
+
+
+COMMAND = Caller(Given())  # a command gives the configuration alone
+
+
+def run(config: Config, caller: Caller = COMMAND) -> Outcome:
     needs = resolved_needs(config)
     if brings_own_algorithm(config):
         verify(config, needs)
@@ -45,15 +65,15 @@ def run(config: Config) -> int:
             logger.warning(f"Note: {notice}")
     directory = run_directory(config)
     with machines(config, directory):
-        return attempts(config, directory)
+        return attempts(config, directory, caller)
 
 
-def attempts(config: Config, directory: Path) -> int:
+def attempts(config: Config, directory: Path, caller: Caller) -> Outcome:
     """Go on from the last checkpoint when a worker is lost, as often as is allowed."""
     layout = layout_of(config)
     for restarts in count():
         try:
-            return run_once(config, directory, layout, again=restarts > 0)
+            return run_once(config, directory, layout, caller, again=restarts > 0)
         except WorkerError as error:
             if not error.lost:
                 raise
@@ -68,10 +88,10 @@ def attempts(config: Config, directory: Path) -> int:
     raise AssertionError("unreachable")
 
 
-def run_once(config: Config, directory: Path, layout: WorkerLayout, *, again: bool) -> int:
+def run_once(config: Config, directory: Path, layout: WorkerLayout, caller: Caller, *, again: bool) -> Outcome:
     """Locked and compared with what is there before a model is loaded."""
     with locked(directory):
-        inputs = prepare(config)
+        inputs = prepare(config, caller.objects)
         identity = describe(config, inputs)
         checkpoints = Checkpoints(
             directory,
@@ -95,7 +115,7 @@ def run_once(config: Config, directory: Path, layout: WorkerLayout, *, again: bo
                 config=config.model_dump(mode="json"),
                 total_steps=parts.settings.total_steps,
             ) as log:
-                return train(config, parts, log, checkpoints, start, how)
+                return train(config, parts, log, checkpoints, start, how, caller.after_step)
 
 
 @contextmanager
@@ -126,7 +146,8 @@ def train(
     checkpoints: Checkpoints,
     start: Path | None,
     how: Continuation | None,
-) -> int:
+    after_step: AfterStep,
+) -> Outcome:
     training = Training(
         parts.settings,
         parts.roles,
@@ -136,6 +157,7 @@ def train(
         checkpoints,
         parts.write_checkpoint,
         parts.load_checkpoint,
+        after_step,
     )
     if start is not None and how is not None:
         training.resume(start, keep_position=how.keeps_position)
@@ -144,14 +166,14 @@ def train(
             log.message(how.notice)
     if config.trainer.val_only:
         training.validate(training.state.step)
-        return 0
+        return Outcome(checkpoints.directory, start)
     log.truncate_after(training.state.step if start is not None else -1)
     if training.state.step >= parts.settings.total_steps:
         log.message(
             f"This run has already ended, at step {training.state.step}. Train on with a larger "
             "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
         )
-        return 0
+        return Outcome(checkpoints.directory, start)
     log.message(opening(config, parts))
     try:
         training.run()
@@ -159,7 +181,8 @@ def train(
         log.message(training.save_last_step())
         raise
     log.message(summary(log, checkpoints))
-    return 0
+    last = checkpoints.path(training.state.step)  # the last step is always saved
+    return Outcome(checkpoints.directory, last, stopped_early=training.state.step < parts.settings.total_steps)
 
 
 def opening(config: Config, parts: Components) -> str:

@@ -22,6 +22,7 @@ LOOP = tuple(
         "checkpoint",
         "dispatch",
         "evaluate",
+        "interrupts",
         "learning_rate",
         "loop",
         "memory",
