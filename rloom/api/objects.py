@@ -72,9 +72,7 @@ def given_rows(config: Config, given: Any, name: str, data_source: str | None) -
     return GivenRows(
         name,
         [
-            with_defaults(
-                row, prompt_key=data.prompt_key, reward_fn_key=data.reward_fn_key, data_source=data_source
-            )
+            with_defaults(row, prompt_key=data.prompt_key, reward_fn_key=data.reward_fn_key, data_source=data_source)
             for row in rows_of(given, name)
         ],
     )

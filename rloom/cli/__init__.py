@@ -55,6 +55,16 @@ COMMANDS = {
             )
         ],
     ),
+    "chat": Command(
+        "rloom.cli.chat",
+        [
+            (
+                "MODEL [key=value]",
+                "talk to a checkpoint or a model; --prompt TEXT for one answer",
+                "与检查点或模型对话；--prompt TEXT 只回答一次",
+            )
+        ],
+    ),
     "config": Command(
         "rloom.cli.config",
         [("[key]", "print the documented configuration, or explain one key", "打印带说明的全部配置，或解释一个键")],

@@ -168,13 +168,8 @@ class Training:
         with log.span("adv"):
             rewards_T, kl, metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
             found = s.algorithm.advantage(AdvantageInputs(batch, rewards_T, values_T, greedy_N), s.advantage)
-            train_batch = TrainBatch(
-                **vars(batch),
-                advantages_T=found.advantages_T,
-                old_logprobs_T=old_logprobs_T,
-                ref_logprobs_T=ref_logprobs_T,
-                values_T=values_T,
-                returns_T=found.returns_T if roles.critic is not None else None,
+            train_batch = TrainBatch.of(
+                batch, found, old_logprobs_T=old_logprobs_T, ref_logprobs_T=ref_logprobs_T, values_T=values_T
             )
             train_batch, mismatch_metrics = self.corrected(train_batch)
 

@@ -65,8 +65,8 @@ class Generator:
         [tokens] = tokenize([text], self.tokenizer)
         if self.context is not None and len(tokens) + sampling.max_new_tokens > self.context:
             raise DataError(
-                f"the prompt has {len(tokens)} tokens and the answer up to {sampling.max_new_tokens}; the model supports "
-                f"{self.context} together: shorten the prompt, or allow fewer tokens for the answer"
+                f"the prompt has {len(tokens)} tokens and the answer up to {sampling.max_new_tokens}; the model "
+                f"supports {self.context} together: shorten the prompt, or allow fewer tokens for the answer"
             )
         return Request(tokens, sampling, seed)
 
