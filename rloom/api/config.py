@@ -50,7 +50,9 @@ def from_file(file: Path, keys: Keys) -> Config:
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """The configuration with other values of some keys."""
-    return validate(merge_trees(config.model_dump(mode="json"), nested(values)), given=config.given | known(values))
+    # section by section: the dump of a whole Config has values that depend on which keys were given
+    tree = {name: getattr(config, name).model_dump(mode="json") for name in Config.model_fields}
+    return validate(merge_trees(tree, nested(values)), given=config.given | known(values))
 
 
 def key_values(keys: Keys) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rloom.config.saved import MODEL_ALONE, load_saved
 from rloom.config.schema import Config
 from rloom.errors import CheckpointError, ConfigError, DataError
 from rloom.rollout.base import Sampling
-from rloom.trainer.assemble.generation import Generator, open_generator
+from rloom.trainer.assemble.generation import Generator, context_of, open_generator
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.directory import open_checkpoint
 from rloom.trainer.sampling import draw_seed
@@ -70,13 +70,24 @@ def located(model: str | Path, keys: Sequence[str]) -> tuple[Config, Path | None
     folder = Path(model).expanduser()
     checkpoint = checkpoint_in(folder) if folder.is_dir() else None
     if checkpoint is None:
-        return load_config([f"{MODEL}={quoted(str(model))}", *keys]), None
+        return of_pretrained([f"{MODEL}={quoted(str(model))}"], keys), None
     open_checkpoint(checkpoint)
     engine = [f"{ENGINE}=native"]  # of the run, it may be one that starts servers
     config = load_saved(checkpoint, keys, uses=MODEL_ALONE, settings=engine)
     if config.actor_rollout_ref.rollout.name != "native":
         config = load_saved(checkpoint, keys, uses=(*MODEL_ALONE, KWARGS), settings=engine)
     return config, checkpoint
+
+
+def of_pretrained(model: Sequence[str], keys: Sequence[str]) -> Config:
+    """With lengths that fit the model, unless `keys` set them."""
+    config = load_config([*model, *keys])
+    context = context_of(config)
+    if context is None or context >= config.data.max_prompt_length + config.data.max_response_length:
+        return config
+    answer = min(config.data.max_response_length, context // 2)
+    lengths = [f"data.max_prompt_length={context - answer}", f"data.max_response_length={answer}"]
+    return load_config([*model, *lengths, *keys])
 
 
 def checkpoint_in(folder: Path) -> Path | None:

@@ -30,10 +30,10 @@ def configured(
     if not config.is_given("trainer.resume_mode") and not config.is_given("trainer.resume_from_path"):
         # a cell of a notebook that runs again has often changed: it begins anew, and does not continue the last run
         config = changed(config, {"trainer.resume_mode": "disable"})
-    check(config)
     if config.trainer.val_only or config.trainer.node_rank > 0:
         key = "val_only=True" if config.trainer.val_only else f"node_rank={config.trainer.node_rank}"
         raise ConfigError(f"trainer.{key}: use the command `rloom train` for this, or remove the key")
+    check(config)
     if reward is not None:
         batch = config.reward_model.reward_manager == "batch"
         style_of(reward, config.custom_reward_function.reward_kwargs, whole_groups=batch)

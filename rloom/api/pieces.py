@@ -14,6 +14,7 @@ from rloom.api.objects import configured
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
 from rloom.config.schema import Config
 from rloom.trainer.assemble.components import Components, open_components, prepare
+from rloom.trainer.assemble.models import needs_critic
 from rloom.trainer.assemble.worker_groups import layout_of
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.directory import locked, run_directory, set_aside_later
@@ -122,7 +123,8 @@ def open_run(
     with machines(checked, directory), locked(directory):
         inputs = prepare(checked, objects)
         identity = describe(checked, inputs)
-        checkpoints = Checkpoints(directory, keep={})
+        roles = ("actor", "critic") if needs_critic(checked) else ("actor",)
+        checkpoints = Checkpoints(directory, keep=dict.fromkeys(roles))
         with open_components(checked, layout_of(checked), inputs, identity, directory / LOGS) as parts:
             set_aside_later(checkpoints, None)
             yield Run(parts, checkpoints)

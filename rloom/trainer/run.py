@@ -224,6 +224,11 @@ def accuracy_lines(records: Sequence[Mapping[str, float]]) -> list[str]:
     for source, accuracy in last.items():
         step, first = next((step, values[source]) for step, values in found if source in values)
         when = "at the start" if step == 0 else f"after step {step}"
-        now = f", {accuracy:.1%} now" if step < last_step else ""
-        lines.append(f"Held-out accuracy on {source}: {first:.1%} {when}{now}")
+        now = f", {shown(accuracy)} now" if step < last_step else ""
+        lines.append(f"Held-out accuracy on {source}: {shown(first)} {when}{now}")
     return lines
+
+
+def shown(accuracy: float) -> str:
+    """As a percentage, unless the scores of the reward are not within 0 and 1."""
+    return f"{accuracy:.1%}" if 0 <= accuracy <= 1 else f"{accuracy:.3g}"

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rloom.config.schema import Config
 from rloom.data.chat import as_messages, render_chat, tokenize
 from rloom.errors import ConfigError, DataError
-from rloom.models.load import load_tokenizer
+from rloom.models.load import check_folder, load_tokenizer, read_config
 from rloom.rollout.base import Request, Rollout, Sampling
 from rloom.trainer.assemble.inputs import policy_source
 from rloom.trainer.assemble.models import (
@@ -74,6 +74,17 @@ class Generator:
         return self.tokenizer.batch_decode(answers, skip_special_tokens=True) if answers else []
 
 
+def context_of(config: Config) -> int | None:
+    """Tokens of prompt and answer together that the model supports, if its configuration tells."""
+    source = policy_source(config)
+    check_folder(source)
+    try:
+        found = getattr(read_config(source), "max_position_embeddings", None)
+    except Exception:  # transformers raises many types; loading the model reports what is wrong
+        return None
+    return found if isinstance(found, int) else None
+
+
 @contextmanager
 def open_generator(config: Config, checkpoint: Path | None) -> Iterator[Generator]:
     """`checkpoint`: replaces the weights of the model that the configuration names."""
@@ -88,13 +99,12 @@ def open_generator(config: Config, checkpoint: Path | None) -> Iterator[Generato
     if checkpoint is not None:
         engine.load(checkpoint / "actor", frozenset({"model"}))
     built = rollout_engine(config, network, engine, tokenizer)
-    context = getattr(network.decoder.base.config, "max_position_embeddings", None)
     try:
         yield Generator(
             rollout=built,
             tokenizer=tokenizer,
             stop_ids=ModelFiles(network, tokenizer).stop_ids(),
-            context=context if isinstance(context, int) else None,
+            context=context_of(config),
             max_new_tokens=config.data.max_response_length,
             custom_chat_template=config.actor_rollout_ref.model.custom_chat_template,
         )
