@@ -29,7 +29,7 @@ INCOMPLETE = "\ufffd"  # how a tokenizer decodes a character of which some bytes
 
 
 @dataclass(frozen=True)
-class Generator:
+class TextGenerator:
     rollout: Rollout
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
@@ -86,7 +86,7 @@ def context_of(config: Config) -> int | None:
 
 
 @contextmanager
-def open_generator(config: Config, checkpoint: Path | None) -> Iterator[Generator]:
+def open_generator(config: Config, checkpoint: Path | None) -> Iterator[TextGenerator]:
     """`checkpoint`: replaces the weights of the model that the configuration names."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.name not in ENGINES or rollout.uses_servers:
@@ -100,7 +100,7 @@ def open_generator(config: Config, checkpoint: Path | None) -> Iterator[Generato
         engine.load(checkpoint / "actor", frozenset({"model"}))
     built = rollout_engine(config, network, engine, tokenizer)
     try:
-        yield Generator(
+        yield TextGenerator(
             rollout=built,
             tokenizer=tokenizer,
             stop_ids=ModelFiles(network, tokenizer).stop_ids(),
