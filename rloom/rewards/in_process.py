@@ -42,10 +42,8 @@ class FunctionReward:
         self._function, self._kwargs, self._timeout_s = function, reward_kwargs, timeout_s
         self._style = style_of(function, reward_kwargs, whole_groups=whole_groups)
         self._replaced = 0
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads = [self._new_thread() for _ in range(concurrent_calls)]
-        self._free: asyncio.Queue[_CallThread] = asyncio.Queue()
-        for thread in self._threads:
-            self._free.put_nowait(thread)
 
     @property
     def unit(self) -> Unit:
@@ -64,33 +62,37 @@ class FunctionReward:
 
     def close(self) -> None:
         for thread in self._threads:
-            thread.stop()
+            thread.ending = True
+        for _ in self._threads:
+            self._jobs.put(None)  # for those that wait
         for thread in self._threads:
             thread.join(EXIT_GRACE_S)
             if thread.is_alive():
                 thread.interrupt()
 
     async def _score_group(self, group: SampleGroup) -> list[Score]:
-        thread = await self._free.get()
+        loop = asyncio.get_running_loop()
+        job = _Job(group, loop, loop.create_future(), loop.create_future())
+        self._jobs.put(job)
+        thread = await job.begun  # the time limit is that of the call alone
         try:
-            return await asyncio.wait_for(thread.call(group), self._timeout_s)
+            return await asyncio.wait_for(job.scores, self._timeout_s)
         except TimeoutError:
-            self._threads.remove(thread)
-            thread.stop()
-            thread.interrupt()
-            thread = self._new_thread()
-            self._threads.append(thread)
-            self._replaced += 1
+            self._replace(thread)
             reason = (
                 f"timed out after reward_model.timeout_s={self._timeout_s:g} s "
                 f"(data_source={group[0].data_source!r}, a response of {len(group[0].response)} characters)"
             )
             return [Score.failed(reason)] * len(group)
-        finally:
-            self._free.put_nowait(thread)
+
+    def _replace(self, thread: "_CallThread") -> None:
+        thread.ending = True
+        thread.interrupt()
+        self._threads[self._threads.index(thread)] = self._new_thread()
+        self._replaced += 1
 
     def _new_thread(self) -> "_CallThread":
-        thread = _CallThread(self._function, self._kwargs, self._style)
+        thread = _CallThread(self._jobs, self._function, self._kwargs, self._style)
         thread.start()
         return thread
 
@@ -107,29 +109,35 @@ def style_of(function: Callable[..., Any], reward_kwargs: Mapping[str, Any], *, 
 
 class _Job(NamedTuple):
     group: SampleGroup
-    loop: asyncio.AbstractEventLoop
-    result: "asyncio.Future[list[Score]]"
+    loop: asyncio.AbstractEventLoop  # of the futures
+    begun: "asyncio.Future[_CallThread]"
+    scores: "asyncio.Future[list[Score]]"
+
+    def set(self, future: "asyncio.Future[Any]", value: Any) -> None:
+        """From another thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the result
+            self.loop.call_soon_threadsafe(_set_result, future, value)
+
+
+def _set_result(future: "asyncio.Future[Any]", value: Any) -> None:
+    if not future.done():  # it may have timed out, or been cancelled
+        future.set_result(value)
 
 
 class _CallThread(threading.Thread):
     """Calls the function for one group after another. A daemon, so that a call that never returns ends with the
     process."""
 
-    def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any], style: Style) -> None:
+    def __init__(
+        self,
+        jobs: "SimpleQueue[_Job | None]",
+        function: Callable[..., Any],
+        kwargs: Mapping[str, Any],
+        style: Style,
+    ) -> None:
         super().__init__(name="reward-function", daemon=True)
-        self._function, self._kwargs, self._style = function, kwargs, style
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-
-    def call(self, group: SampleGroup) -> "asyncio.Future[list[Score]]":
-        """From an event loop, which the result belongs to."""
-        loop = asyncio.get_running_loop()
-        job = _Job(group, loop, loop.create_future())
-        self._jobs.put(job)
-        return job.result
-
-    def stop(self) -> None:
-        """From another thread: end after the current call."""
-        self._jobs.put(None)
+        self._jobs, self._function, self._kwargs, self._style = jobs, function, kwargs, style
+        self.ending = False  # set by another thread: no further calls
 
     def interrupt(self) -> None:
         """From another thread: raise SystemExit in the current call."""
@@ -138,14 +146,8 @@ class _CallThread(threading.Thread):
     def run(self) -> None:
         with asyncio.Runner() as runner:  # for async functions
             evaluate = FunctionCaller(self._function, self._kwargs, runner).for_group(self._style)
-            while (job := self._jobs.get()) is not None:
+            while not self.ending and (job := self._jobs.get()) is not None and not self.ending:
+                job.set(job.begun, self)
                 # a function that changes its extra_info must not change the row
                 group = tuple(replace(sample, extra_info=dict(sample.extra_info)) for sample in job.group)
-                scores = evaluate(group)
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the result
-                    job.loop.call_soon_threadsafe(_set_result, job.result, scores)
-
-
-def _set_result(result: "asyncio.Future[list[Score]]", scores: list[Score]) -> None:
-    if not result.done():  # it may have timed out
-        result.set_result(scores)
+                job.set(job.scores, evaluate(group))
