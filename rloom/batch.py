@@ -131,6 +131,25 @@ class TrainBatch(Batch):
     keep_T: Tensor | None = None  # iff rollout correction by rejection: bool, False if rejected
     chosen_T: Tensor | None = None  # iff the policy loss selects tokens over the whole mini-batch: bool
 
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        found: "Advantages",
+        *,
+        old_logprobs_T: Tensor | None = None,
+        ref_logprobs_T: Tensor | None = None,
+        values_T: Tensor | None = None,
+    ) -> "TrainBatch":
+        return cls(
+            **vars(batch),
+            advantages_T=found.advantages_T,
+            old_logprobs_T=old_logprobs_T,
+            ref_logprobs_T=ref_logprobs_T,
+            values_T=values_T,
+            returns_T=found.returns_T if values_T is not None else None,
+        )
+
     @property
     def loss_mask_T(self) -> Tensor:
         """The tokens in the loss: as in any batch, without those that rollout correction rejected."""

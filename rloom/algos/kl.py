@@ -73,7 +73,7 @@ def full_kl(logits_policy: Tensor, logits_reference: Tensor) -> Tensor:
     return (x.exp() * (x - y)).sum(-1)
 
 
-def token_rewards(batch: Batch, kl_T: Tensor | None, coefficient: float) -> Tensor:
+def token_rewards(batch: Batch, kl_T: Tensor | None = None, coefficient: float = 0.0) -> Tensor:
     """The score at the last generated token of each sample, minus coefficient * KL at every generated token."""
     place_A = batch.mask_T.nonzero().squeeze(1)  # A: generated tokens
     sample_A = batch.sample_T[place_A]

@@ -75,6 +75,16 @@ COMMANDS = {
             )
         ],
     ),
+    "chat": Command(
+        "rloom.cli.chat",
+        [
+            (
+                "MODEL [key=value]",
+                "talk to a checkpoint or a model; --prompt TEXT for one answer",
+                "与检查点或模型对话；--prompt TEXT 只回答一次",
+            )
+        ],
+    ),
     "config": Command(
         "rloom.cli.config",
         [

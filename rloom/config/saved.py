@@ -17,7 +17,7 @@ import yaml
 from rloom.config.keys import Root
 from rloom.config.load import C, overrides_tree, validate
 from rloom.config.run_config import RunConfig
-from rloom.config.schema import Config
+from rloom.config.schema import IN_PYTHON, Config
 from rloom.config.sft_schema import SftConfig
 from rloom.config.sources import nested
 from rloom.errors import ConfigError
@@ -54,7 +54,7 @@ RUNS_CODE: Mapping[str, Callable[[Any], bool]] = {
     "actor_rollout_ref.model.trust_remote_code": bool,
     "algorithm.adv_estimator": names_code,
     "actor_rollout_ref.actor.policy_loss.loss_mode": names_code,
-    "custom_reward_function.path": bool,
+    "custom_reward_function.path": lambda path: bool(path) and path != IN_PYTHON,  # that one is not in a file
     "reward_model.trust_remote_code": bool,
     "reward_model.model.trust_remote_code": bool,
     "reward_model.api.base_url": bool,

@@ -16,6 +16,7 @@ from rloom.config.section import Section, key, section
 from rloom.config.trainer_section import RayKwargs, Trainer
 
 EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
+IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 TRUNCATION = Literal["error", "left", "right", "middle"]
 KL_ESTIMATOR = Literal[

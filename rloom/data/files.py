@@ -83,15 +83,15 @@ def _read_parquet(file: Path) -> list[Row]:
         rows = pq.read_table(file).to_pylist()
     except (pa.ArrowException, ValueError) as error:
         raise DataError(f"{file}: not a readable parquet file ({error}); write it again") from error
-    return [{name: _without_filled_keys(value) for name, value in row.items()} for row in rows]
+    return [{name: without_filled_keys(value) for name, value in row.items()} for row in rows]
 
 
-def _without_filled_keys(value: Any) -> Any:
+def without_filled_keys(value: Any) -> Any:
     """Parquet gives all structs of a column the same keys, with None for those a row did not have: remove them."""
     if isinstance(value, dict):
-        return {key: _without_filled_keys(inner) for key, inner in value.items() if inner is not None}
+        return {key: without_filled_keys(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
-        return [_without_filled_keys(inner) for inner in value]
+        return [without_filled_keys(inner) for inner in value]
     return value
 
 

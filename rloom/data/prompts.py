@@ -30,8 +30,16 @@ class PlacedRow:
     values: Row
 
 
+@dataclass(frozen=True)
+class GivenRows:
+    """Rows in memory, in place of a file."""
+
+    name: str  # the argument that gave them, for error messages
+    rows: Sequence[Row]
+
+
 def load_prompts(
-    files: str | Path | Sequence[str | Path],
+    files: str | Path | Sequence[str | Path] | GivenRows,
     *,
     tokenizer: Tokenizer,
     columns: Columns,
@@ -67,10 +75,17 @@ def load_prompts(
 # Read all rows.
 
 
-def read_all_rows(files: str | Path | Sequence[str | Path], field: str, max_samples: int | None) -> list[PlacedRow]:
+def read_all_rows(
+    files: str | Path | Sequence[str | Path] | GivenRows, field: str, max_samples: int | None
+) -> list[PlacedRow]:
     if max_samples is not None and max_samples < 1 and max_samples != -1:
         setting = field.replace("_files", "_max_samples")
         raise ConfigError(f"{setting}={max_samples}: leaves no prompts; use 1 or more, or -1 for all of them")
+    rows = _place(files.name, files.rows) if isinstance(files, GivenRows) else _read_files(files, field)
+    return rows if max_samples in (None, -1) else rows[:max_samples]
+
+
+def _read_files(files: str | Path | Sequence[str | Path], field: str) -> list[PlacedRow]:
     paths = [files] if isinstance(files, str | Path) else list(files)
     if not paths:
         raise ConfigError(f"{field}=[]: names no file; give at least one parquet, json or jsonl file")
@@ -80,9 +95,14 @@ def read_all_rows(files: str | Path | Sequence[str | Path], field: str, max_samp
             values = read_rows(path)
         except DataError as error:
             raise DataError(f"{field}: {error}") from error
-        for number, row in enumerate(values):
-            rows.append(PlacedRow(len(rows), f"{field}: {path}, row {number} (counting from 0)", row))
-    return rows if max_samples in (None, -1) else rows[:max_samples]
+        rows += _place(f"{field}: {path}", values, first=len(rows))
+    return rows
+
+
+def _place(source: str, rows: Sequence[Row], first: int = 0) -> list[PlacedRow]:
+    return [
+        PlacedRow(first + number, f"{source}, row {number} (counting from 0)", row) for number, row in enumerate(rows)
+    ]
 
 
 def _build_all(

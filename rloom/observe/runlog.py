@@ -95,13 +95,14 @@ class RunLog:
         self._display.begin(stage)
         self._display.advance(stage, done, total)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log what a step measured and took."""
+    def step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Log what a step measured and took. Returns both."""
         timed = {**metrics, **_timings(self._seconds)}
         self._seconds = {}
         self._log(step, timed)
         self.events.write("step", step=step, metrics=timed)
         self._display.step(step, timed)
+        return timed
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log a validation, and its time alone: the rest of the time belongs to the step."""

@@ -45,9 +45,17 @@ def load_function(
             f"custom_reward_function.name={name!r}: in {path} that is a {type(function).__name__}, not a function; "
             f"it defines {_functions(module)}"
         )
+    subject = f"custom_reward_function.name={name!r}: {name}"
+    return function, checked_style(function, subject, f" in {path}", reward_kwargs, whole_groups=whole_groups)
+
+
+def checked_style(
+    function: Callable[..., Any], subject: str, place: str, reward_kwargs: Mapping[str, Any], *, whole_groups: bool
+) -> Style:
+    """How the function is called. A RewardError that begins with `subject` if its signature does not allow that."""
     style = _style(function, whole_groups)
-    _check_signature(function, f"custom_reward_function.name={name!r}: {name}", path, reward_kwargs, style)
-    return function, style
+    _check_signature(function, subject, place, reward_kwargs, style)
+    return style
 
 
 def one_line(error: BaseException, file: str) -> str:
@@ -104,7 +112,7 @@ def _style(function: Callable[..., Any], whole_groups: bool) -> Style:
 
 
 def _check_signature(
-    function: Callable[..., Any], subject: str, path: str, reward_kwargs: Mapping[str, Any], style: Style
+    function: Callable[..., Any], subject: str, place: str, reward_kwargs: Mapping[str, Any], style: Style
 ) -> None:
     parameters = _parameters(function)
     if not parameters:
@@ -114,7 +122,7 @@ def _check_signature(
         required = [name for name in TRL_ONLY if name in parameters and parameters[name].default is Parameter.empty]
         if required:
             raise RewardError(
-                f"{subject}{signature} in {path} needs {required[0]}, an object of TRL's trainer; "
+                f"{subject}{signature}{place} needs {required[0]}, an object of TRL's trainer; "
                 "give this parameter a default value"
             )
         # its parameters are columns of the rows
@@ -126,5 +134,5 @@ def _check_signature(
     except TypeError as error:
         extra = f" and reward_kwargs {', '.join(reward_kwargs)}" if reward_kwargs else ""
         raise RewardError(
-            f"{subject}{signature} in {path} cannot be called with the keywords {', '.join(arguments)}{extra}: {error}"
+            f"{subject}{signature}{place} cannot be called with the keywords {', '.join(arguments)}{extra}: {error}"
         ) from error

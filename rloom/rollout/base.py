@@ -75,6 +75,10 @@ class Rollout(Protocol):
     def poll(self) -> list[Completion]:
         """Generate for a moment; returns the completions that finished since the last call, maybe none."""
 
+    def tokens_so_far(self, request: int) -> Tensor:
+        """The tokens of a request that is being generated. None, if the engine only reports whole answers."""
+        return torch.empty(0, dtype=torch.long)
+
     def cancel(self, request: int) -> None:
         """Drop a request that is queued or being generated: `poll` will not report it."""
 

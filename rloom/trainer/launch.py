@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,13 @@ from rloom.trainer.identity import IDENTITY_FILE, Continuation, Record
 from rloom.trainer.steps import StepLoop
 
 LOGS = "logs"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    directory: Path
+    checkpoint: Path | None  # the last one; None: validation of a model that is not in a checkpoint
+    stopped_early: bool = False  # by `after_step`
 
 
 class Job(Protocol):
@@ -51,16 +59,16 @@ class Job(Protocol):
 
     def train(
         self, parts: Any, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
-    ) -> int: ...
+    ) -> Outcome: ...
 
 
-def run_job(job: Job) -> int:
+def run_job(job: Job) -> Outcome:
     directory = run_directory(job.config)
     with machines(job.config, directory):
         return attempts(job, directory)
 
 
-def attempts(job: Job, directory: Path) -> int:
+def attempts(job: Job, directory: Path) -> Outcome:
     """Go on from the last checkpoint when a worker is lost, as often as is allowed."""
     config = job.config
     layout = layout_of(config)
@@ -81,7 +89,7 @@ def attempts(job: Job, directory: Path) -> int:
     raise AssertionError("unreachable")
 
 
-def run_once(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) -> int:
+def run_once(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) -> Outcome:
     """Locked and compared with what is there before a model is loaded."""
     config = job.config
     with locked(directory):
@@ -135,14 +143,16 @@ def continue_from(loop: StepLoop, log: RunLog, start: Path | None, how: Continua
             log.message(how.notice)
 
 
-def run_to_end(loop: StepLoop, log: RunLog, *, resumed: bool, opening: str, summary: Callable[[], str]) -> int:
-    log.truncate_after(loop.state.step if resumed else -1)
+def run_to_end(loop: StepLoop, log: RunLog, start: Path | None, *, opening: str, summary: Callable[[], str]) -> Outcome:
+    """`start`: the checkpoint that the loop continues from."""
+    directory = loop.checkpoints.directory
+    log.truncate_after(loop.state.step if start is not None else -1)
     if loop.state.step >= loop.settings.total_steps:
         log.message(
             f"This run has already ended, at step {loop.state.step}. Train on with a larger "
             "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
         )
-        return 0
+        return Outcome(directory, start)
     log.message(opening)
     try:
         loop.run()
@@ -150,4 +160,5 @@ def run_to_end(loop: StepLoop, log: RunLog, *, resumed: bool, opening: str, summ
         log.message(loop.save_last_step())
         raise
     log.message(summary())
-    return 0
+    last = loop.checkpoints.path(loop.state.step)  # the last step is always saved
+    return Outcome(directory, last, stopped_early=loop.state.step < loop.settings.total_steps)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.evaluate import Evaluator
 from rloom.trainer.roles import Learner, Scorer
 from rloom.trainer.sampling import DynamicSampling, Sampler
-from rloom.trainer.steps import StepLoop
+from rloom.trainer.steps import AfterStep, CompletedStep, StepLoop, go_on
 from rloom.types import Prompt
 
 
@@ -121,9 +122,10 @@ class Training(StepLoop):
         checkpoints: Checkpoints,
         write_checkpoint: Callable[[Path], None],
         load_checkpoint: Callable[[Path], None],
+        after_step: AfterStep = go_on,
     ) -> None:
         state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
-        super().__init__(settings, state, log, checkpoints, write_checkpoint)
+        super().__init__(settings, state, log, checkpoints, write_checkpoint, after_step)
         self.roles, self.stream, self.load_checkpoint = roles, stream, load_checkpoint
         self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
 
@@ -140,13 +142,8 @@ class Training(StepLoop):
         with log.span("adv"):
             rewards_T, kl, metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
             found = s.algorithm.estimate(AdvantageInputs(batch, rewards_T, values_T, greedy_N), s.advantage)
-            train_batch = TrainBatch(
-                **vars(batch),
-                advantages_T=found.advantages_T,
-                old_logprobs_T=old_logprobs_T,
-                ref_logprobs_T=ref_logprobs_T,
-                values_T=values_T,
-                returns_T=found.returns_T if roles.critic is not None else None,
+            train_batch = TrainBatch.of(
+                batch, found, old_logprobs_T=old_logprobs_T, ref_logprobs_T=ref_logprobs_T, values_T=values_T
             )
             train_batch, mismatch_metrics = self.corrected(train_batch)
 
@@ -282,10 +279,11 @@ class Training(StepLoop):
         """Optimizer steps begun, of both models."""
         return self.roles.policy.updates + (self.roles.critic.updates if self.roles.critic is not None else 0)
 
-    def train_step(self, step: int) -> None:
+    def train_step(self, step: int) -> CompletedStep:
         with self.log.span("step"):
             result = self.step(step)
-        self.record(step, result)
+        metrics = self.record(step, result)
+        return CompletedStep(metrics, partial(self.roles.sampler.rows, result.trajectories, step))
 
     def saved_state(self) -> dict[str, Any]:
         return {
@@ -295,7 +293,7 @@ class Training(StepLoop):
             "reward": self.state.reward,
         }
 
-    def record(self, step: int, result: StepResult) -> None:
+    def record(self, step: int, result: StepResult) -> Metrics:
         s, log, train_batch = self.settings, self.log, result.train_batch
         metrics = result.metrics | batch_metrics(
             train_batch, result.rewards_T, finished=[trajectory.finished for trajectory in result.trajectories]
@@ -320,8 +318,9 @@ class Training(StepLoop):
         if self.roles.workers is not None:
             for stats in self.roles.workers.call("stats"):
                 metrics |= stats
-        log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
+        logged = log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
         self.warn_of_mismatch(step, result)
+        return logged
 
     def validate(self, step: int) -> dict[str, float]:
         evaluator, log = self.roles.evaluator, self.log

@@ -37,16 +37,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(config: Config) -> int:
-    if not brings_own_algorithm(config):  # the user's file imports torch; `run` checks it
-        verify(config, declared_needs(config))
-    check_extras(config)
+    check(config)
     if config.trainer.node_rank > 0:
         from rloom.trainer.join import join
 
         return join(config)
     from rloom.trainer.run import run
 
-    return run(config)
+    run(config)
+    return 0
+
+
+def check(config: Config) -> None:
+    """What can be checked before torch is imported."""
+    if not brings_own_algorithm(config):  # the user's file imports torch; `run` checks it
+        verify(config, declared_needs(config))
+    check_extras(config)
 
 
 def check_extras(config: RunConfig) -> None:

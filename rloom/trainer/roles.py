@@ -24,6 +24,10 @@ from rloom.trainer.learning_rate import LearningRateSchedule
 Progress = Callable[[int, int], None]  # (done, total)
 
 
+def no_progress(done: int, total: int) -> None:
+    """For callers that show none."""
+
+
 @dataclass(frozen=True)
 class PendingOutputs:
     """The outputs of a scoring pass that may still be running."""
@@ -114,7 +118,7 @@ class Learner:
     def scorer(self) -> Scorer:
         return Scorer(self.group, self.balance)
 
-    def learn(self, batch: TrainBatch, step: int, progress: Progress) -> Metrics:
+    def learn(self, batch: TrainBatch, step: int, progress: Progress = no_progress) -> Metrics:
         """All optimizer steps of one batch; metrics are averaged over them, except those of the first step only."""
         learning_rate, total = self.schedule.at(step), self.mini_batching.updates(batch)
         gathered: dict[str, list[float]] = defaultdict(list)

@@ -18,18 +18,30 @@ from rloom.observe.events import EVENTS_FILE, metrics_by_step, read_events
 from rloom.observe.runlog import RunLog
 from rloom.runtime.placement import WorkerLayout
 from rloom.trainer.assemble.components import Components, open_components, prepare, resolved_needs
-from rloom.trainer.assemble.inputs import Inputs
+from rloom.trainer.assemble.inputs import Given, Inputs
 from rloom.trainer.assemble.models import needs_critic
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.identity import Continuation, Record, compare, describe
-from rloom.trainer.launch import continue_from, run_job, run_to_end
+from rloom.trainer.launch import Outcome, continue_from, run_job, run_to_end
 from rloom.trainer.loop import Training
+from rloom.trainer.steps import AfterStep, go_on
 
 logger = logging.getLogger(__name__)
 CURVE = "learning_curve.png"
 
 
-def run(config: Config) -> int:
+@dataclass(frozen=True)
+class Caller:
+    """What a program gives beside the configuration."""
+
+    objects: Given
+    after_step: AfterStep = go_on
+
+
+COMMAND = Caller(Given())  # a command gives the configuration alone
+
+
+def run(config: Config, caller: Caller = COMMAND) -> Outcome:
     needs = resolved_needs(config)
     if brings_own_algorithm(config):
         verify(config, needs)
@@ -37,7 +49,7 @@ def run(config: Config) -> int:
     if trainer.device == "auto" and not config.uses_ray and not torch.cuda.is_available():
         for notice in notices_on_a_cpu(config, needs):
             logger.warning(f"Note: {notice}")
-    return run_job(PolicyTraining(config))
+    return run_job(PolicyTraining(config, caller))
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class PolicyTraining:
     """RL training as a job."""
 
     config: Config
+    caller: Caller
 
     @property
     def keep(self) -> dict[str, int | None]:
@@ -57,7 +70,7 @@ class PolicyTraining:
         return self.config.trainer.val_only
 
     def prepare(self) -> Inputs:
-        return prepare(self.config)
+        return prepare(self.config, self.caller.objects)
 
     def identity(self, inputs: Inputs) -> dict[str, Any]:
         return describe(self.config, inputs)
@@ -74,8 +87,8 @@ class PolicyTraining:
 
     def train(
         self, parts: Components, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
-    ) -> int:
-        return train(self.config, parts, log, checkpoints, start, how)
+    ) -> Outcome:
+        return train(self.config, parts, log, checkpoints, start, how, self.caller.after_step)
 
 
 def train(
@@ -85,7 +98,8 @@ def train(
     checkpoints: Checkpoints,
     start: Path | None,
     how: Continuation | None,
-) -> int:
+    after_step: AfterStep,
+) -> Outcome:
     training = Training(
         parts.settings,
         parts.roles,
@@ -95,15 +109,16 @@ def train(
         checkpoints,
         parts.write_checkpoint,
         parts.load_checkpoint,
+        after_step,
     )
     continue_from(training, log, start, how)
     if config.trainer.val_only:
         training.validate(training.state.step)
-        return 0
+        return Outcome(checkpoints.directory, start)
     return run_to_end(
         training,
         log,
-        resumed=start is not None,
+        start,
         opening=opening(config, parts),
         summary=lambda: summary(log, checkpoints),
     )
@@ -148,6 +163,11 @@ def accuracy_lines(records: Sequence[Mapping[str, float]]) -> list[str]:
     for source, accuracy in last.items():
         step, first = next((step, values[source]) for step, values in found if source in values)
         when = "at the start" if step == 0 else f"after step {step}"
-        now = f", {accuracy:.1%} now" if step < last_step else ""
-        lines.append(f"Held-out accuracy on {source}: {first:.1%} {when}{now}")
+        now = f", {shown(accuracy)} now" if step < last_step else ""
+        lines.append(f"Held-out accuracy on {source}: {shown(first)} {when}{now}")
     return lines
+
+
+def shown(accuracy: float) -> str:
+    """As a percentage, unless the scores of the reward are not within 0 and 1."""
+    return f"{accuracy:.1%}" if 0 <= accuracy <= 1 else f"{accuracy:.3g}"

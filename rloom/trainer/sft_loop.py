@@ -17,7 +17,7 @@ from rloom.runtime.group import Group
 from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.memory import SFT_UPDATE, SFT_VALIDATION, explain_out_of_memory
 from rloom.trainer.roles import Learner
-from rloom.trainer.steps import StepLoop
+from rloom.trainer.steps import CompletedStep, StepLoop
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SftTraining(StepLoop):
     def updates(self) -> int:
         return self.model.updates
 
-    def train_step(self, step: int) -> None:
+    def train_step(self, step: int) -> CompletedStep:
         log = self.log
         with log.span("step"):
             batch = pack(self.stream.next())
@@ -77,7 +77,8 @@ class SftTraining(StepLoop):
             for stats in self.workers.call("stats"):
                 metrics |= stats
         metrics |= {"train/answer_tokens": float(batch.mask_T.sum()), "train/tokens_per_s": tokens / max(seconds, 1e-9)}
-        log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
+        logged = log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
+        return CompletedStep(logged)
 
     def validate(self, step: int) -> dict[str, float]:
         """The mean loss of an answer token, over all of them, and its exponential."""

@@ -13,13 +13,13 @@ from rloom.runtime.placement import WorkerLayout
 from rloom.trainer.assemble.sft import SftComponents, SftInputs, open_sft, prepare_sft
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.identity import Continuation, Record
-from rloom.trainer.launch import continue_from, run_job, run_to_end
+from rloom.trainer.launch import Outcome, continue_from, run_job, run_to_end
 from rloom.trainer.run import CURVE
 from rloom.trainer.sft_identity import compare_sft, describe_sft
 from rloom.trainer.sft_loop import SftTraining
 
 
-def run(config: SftConfig) -> int:
+def run(config: SftConfig) -> Outcome:
     return run_job(SupervisedTraining(config))
 
 
@@ -50,7 +50,7 @@ class SupervisedTraining:
 
     def train(
         self, parts: SftComponents, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
-    ) -> int:
+    ) -> Outcome:
         training = SftTraining(
             parts.settings,
             parts.model,
@@ -66,7 +66,7 @@ class SupervisedTraining:
         return run_to_end(
             training,
             log,
-            resumed=start is not None,
+            start,
             opening=opening(self.config, parts),
             summary=lambda: summary(log, checkpoints),
         )

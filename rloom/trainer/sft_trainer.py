@@ -48,7 +48,8 @@ def train(config: SftConfig) -> int:
             return serve_rank(config)
     from rloom.trainer.sft_run import run
 
-    return run(config)
+    run(config)
+    return 0
 
 
 def use_own_gpu() -> None:

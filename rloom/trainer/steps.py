@@ -1,17 +1,31 @@
 """What a training loop does around its steps: validation and checkpoints where due, ctrl-C, saving after an error."""
 
-import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
+from rloom.algos.objectives import Metrics
 from rloom.errors import CheckpointError, RloomError, WorkerError
 from rloom.observe.runlog import RunLog
 from rloom.trainer.checkpoint import Checkpoints
+from rloom.trainer.interrupts import deferred_interrupt
 from rloom.trainer.memory import explain_out_of_memory
+
+Rows = Callable[[], list[dict[str, Any]]]
+AfterStep = Callable[[int, Metrics, Rows], bool]  # (step, its metrics, its answers) -> whether to go on
+
+
+def go_on(step: int, metrics: Metrics, rows: Rows) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class CompletedStep:
+    metrics: Metrics
+    rows: Rows = list  # its answers, as they are dumped
 
 
 class StepSettings(Protocol):
@@ -42,18 +56,21 @@ class StepLoop(ABC):
         log: RunLog,
         checkpoints: Checkpoints,
         write_checkpoint: Callable[[Path], None],
+        after_step: AfterStep = go_on,
     ) -> None:
         self.settings, self.state, self.log = settings, state, log
         self.checkpoints, self.write_checkpoint = checkpoints, write_checkpoint
-        self.interrupted = False
+        self.after_step = after_step
+        self.interrupted = False  # by a signal
+        self.stopped = False  # by `after_step`
         self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
 
     @abstractmethod
-    def train_step(self, step: int) -> None:
-        """One step, and its metrics."""
+    def train_step(self, step: int) -> CompletedStep:
+        """One step, logged."""
 
     @abstractmethod
-    def validate(self, step: int) -> Mapping[str, float]: ...
+    def validate(self, step: int) -> Metrics: ...
 
     @abstractmethod
     def saved_state(self) -> dict[str, Any]:
@@ -71,21 +88,30 @@ class StepLoop(ABC):
     def run(self) -> None:
         if self.settings.validate_first and self.state.step == 0:
             self.validate(0)
-        with self.finish_step_on_interrupt():
-            while self.state.step < self.settings.total_steps and not self.interrupted:
+        with deferred_interrupt(self.interrupt):
+            while self.state.step < self.settings.total_steps and not self.interrupted and not self.stopped:
                 self.take_step(self.state.step + 1)
         if self.interrupted and self.state.step < self.settings.total_steps:
             raise KeyboardInterrupt
+
+    def interrupt(self) -> None:
+        """The step is completed first, so that the run resumes exactly."""
+        self.interrupted = True
+        self.log.message("Stopping: this step is finished and saved first. Once more stops at once.")
 
     def take_step(self, step: int) -> None:
         """One step, then validation and a checkpoint where due. After an error, the last step is saved if possible."""
         last = step == self.settings.total_steps
         self.log.begin_step(step)
         try:
-            self.train_step(step)
+            completed = self.train_step(step)
+            metrics = completed.metrics
             if due(self.settings.validate_every, step, last):
-                self.validate(step)
+                metrics = metrics | self.validate(step)
             if last or due(self.settings.save_every, step, last):
+                self.save()
+            self.stopped = not self.after_step(step, metrics, completed.rows)
+            if self.stopped:
                 self.save()
         except Exception as error:
             error.add_note(self.save_after(error))
@@ -129,23 +155,6 @@ class StepLoop(ABC):
             return path
         with self.log.span("save_checkpoint"):
             return self.checkpoints.save(self.state.step, self.write_checkpoint, self.saved_state())
-
-    @contextmanager
-    def finish_step_on_interrupt(self) -> Iterator[None]:
-        """The first ctrl-C stops after the current step, so that the run resumes exactly; the second stops at once."""
-
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            if self.interrupted:
-                raise KeyboardInterrupt
-            self.interrupted = True
-            self.log.message("Stopping: this step is finished and saved first. Once more stops at once.")
-
-        previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def due(every: int | None, step: int, last: bool) -> bool:

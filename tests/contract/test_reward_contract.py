@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from rloom.rewards.base import Reward
+from rloom.rewards.in_process import FunctionReward
 from rloom.rewards.pool import RulePool
 from rloom.types import Sample, Score
 
@@ -27,7 +29,15 @@ def by_custom_function(folder) -> Reward:
     return RulePool(num_workers=2, timeout_s=10, path=str(folder / "custom.py"))
 
 
-@pytest.fixture(params=[by_rule, by_custom_function], scope="module")
+def by_given_function(folder) -> Reward:
+    space: dict[str, Any] = {}
+    exec(CUSTOM, space)
+    return FunctionReward(
+        space["compute_score"], concurrent_calls=2, timeout_s=10, reward_kwargs={}, whole_groups=False
+    )
+
+
+@pytest.fixture(params=[by_rule, by_custom_function, by_given_function], scope="module")
 def build(request, tmp_path_factory) -> Callable[[], Reward]:
     return lambda: request.param(tmp_path_factory.mktemp("reward"))
 

@@ -68,6 +68,12 @@ class EagerSession:
         elif number in self.request_of:
             self.limit_S[self.request_of.index(number)] = 0  # it ends with the next token
 
+    def tokens_so_far(self, number: int) -> Tensor:
+        if number not in self.request_of:
+            return torch.empty(0, dtype=torch.long)
+        slot = self.request_of.index(number)
+        return self.tokens[slot, : int(self.written_S[slot])].cpu()
+
     @torch.inference_mode()
     def advance(self) -> list[Finished]:
         """One pass through the model."""

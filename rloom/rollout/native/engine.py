@@ -73,6 +73,9 @@ class NativeRollout(Rollout):
             self.session.cancel(request)
             self.end_if_idle(self.session)
 
+    def tokens_so_far(self, request: int) -> Tensor:
+        return super().tokens_so_far(request) if self.session is None else self.session.tokens_so_far(request)
+
     def poll(self) -> list[Completion]:
         if self.session is None and not self.waiting:
             return []

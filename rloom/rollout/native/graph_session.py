@@ -2,6 +2,9 @@
 
 import logging
 
+import torch
+from torch import Tensor
+
 from rloom.rollout.base import Request
 from rloom.rollout.limits import pages_of
 from rloom.rollout.native.allocator import PageAllocator
@@ -44,6 +47,15 @@ class GraphSession:
     def cancel(self, number: int) -> None:
         # steps in flight still write to its slot and cache; whatever reuses them is launched after those steps
         self.scheduler.cancel(number)
+
+    def tokens_so_far(self, number: int) -> Tensor:
+        """Waits for the steps in flight."""
+        running = [sequence for sequence in self.scheduler.running if sequence.request == number]
+        if not running:
+            return torch.empty(0, dtype=torch.long)
+        if self.decoder.device.type == "cuda":
+            torch.cuda.synchronize(self.decoder.device)
+        return self.decoder.read_answers(running)[0].tokens_L
 
     def advance(self) -> list[Finished]:
         """Launch some steps, then read the result of those before them while the new ones run."""

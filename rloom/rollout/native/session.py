@@ -27,5 +27,8 @@ class Session(Protocol):
     def cancel(self, number: int) -> None:
         """Stop a request. It may still be reported as finished."""
 
+    def tokens_so_far(self, number: int) -> Tensor:
+        """Of a running request; none if it waits."""
+
     def advance(self) -> list[Finished]:
         """Generate for a moment; what finished."""

@@ -28,7 +28,7 @@ from rloom.rewards.mix import Mix
 from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
-from rloom.trainer.assemble.inputs import Inputs, held_out_prompts, policy_source, read_inputs
+from rloom.trainer.assemble.inputs import Given, Inputs, held_out_prompts, policy_source, read_inputs
 from rloom.trainer.assemble.models import (
     check_policy_family,
     check_rollout,
@@ -92,14 +92,14 @@ class Components:
             self.roles.critic.load(folder, contents)
 
 
-def prepare(config: Config) -> Inputs:
+def prepare(config: Config, given: Given) -> Inputs:
     """Check keys, device and model family, and read the prompts, before a model is loaded."""
     check_config(config)
     if not config.uses_ray:
         pick_device(config)  # fails at once if there is no GPU
     check_policy_family(config)
     check_reward_model(config)
-    return read_inputs(config)
+    return read_inputs(config, given)
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def open_components(
     )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
-        open_queues(config, [*prompts, *held_out]) as queues,
+        open_queues(config, [*prompts, *held_out], inputs.reward) as queues,
         open_workers(config, layout, logs) as groups,
     ):
         size = groups.parameters

@@ -1,17 +1,28 @@
 """What a run reads: tokenizer and prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from rloom.config.reward_parts import reward_parts
-from rloom.config.schema import EMBEDDED, Config
-from rloom.data.prompts import load_prompts
+from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
+from rloom.data.prompts import GivenRows, load_prompts
 from rloom.data.rows import Columns
+from rloom.errors import DataError
 from rloom.models.load import EMBEDDED as EMBEDDED_FOLDER
 from rloom.models.load import ModelSource, load_tokenizer
 from rloom.types import Prompt
+
+
+@dataclass(frozen=True)
+class Given:
+    """Objects of the calling program in place of files. The keys of those files have the value IN_PYTHON."""
+
+    train: GivenRows | None = None
+    validation: GivenRows | None = None
+    reward: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -21,11 +32,13 @@ class Inputs:
     tokenizer: PreTrainedTokenizerBase
     prompts: list[Prompt]
     held_out: list[Prompt]
+    reward: Callable[..., Any] | None = None  # the caller's function
 
 
-def read_inputs(config: Config) -> Inputs:
+def read_inputs(config: Config, given: Given) -> Inputs:
     tokenizer = load_tokenizer(policy_source(config))
-    return Inputs(tokenizer, train_prompts(config, tokenizer), held_out_prompts(config, tokenizer))
+    prompts = train_prompts(config, tokenizer, given.train)
+    return Inputs(tokenizer, prompts, held_out_prompts(config, tokenizer, given.validation), given.reward)
 
 
 def policy_source(config: Config) -> ModelSource:
@@ -53,24 +66,35 @@ def critic_source(config: Config) -> ModelSource:
     )
 
 
-def train_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+def train_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, given: GivenRows | None = None) -> list[Prompt]:
     data = config.data
     files = str(EMBEDDED_FOLDER / "train.parquet") if data.train_files == EMBEDDED else data.train_files
-    return read_prompts(config, tokenizer, files, data.train_max_samples, "data.train_files")
+    return read_prompts(config, tokenizer, given or files, data.train_max_samples, "data.train_files")
 
 
-def held_out_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+def held_out_prompts(
+    config: Config, tokenizer: PreTrainedTokenizerBase, given: GivenRows | None = None
+) -> list[Prompt]:
     data = config.data
     files = data.val_files
     if files == EMBEDDED or (files is None and data.train_files == EMBEDDED):
         files = str(EMBEDDED_FOLDER / "test.parquet")
-    return read_prompts(config, tokenizer, files, data.val_max_samples, "data.val_files") if files else []
+    source = given or files
+    return read_prompts(config, tokenizer, source, data.val_max_samples, "data.val_files") if source else []
 
 
 def read_prompts(
-    config: Config, tokenizer: PreTrainedTokenizerBase, files: str | Sequence[str], max_samples: int, field: str
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    files: str | Sequence[str] | GivenRows,
+    max_samples: int,
+    field: str,
 ) -> list[Prompt]:
     data = config.data
+    if files == IN_PYTHON:
+        raise DataError(
+            f"{field}={IN_PYTHON}: the rows of that run were given to rloom.train and not saved; set {field}=FILE"
+        )
     return load_prompts(
         files,
         tokenizer=tokenizer,

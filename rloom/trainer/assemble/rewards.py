@@ -4,12 +4,15 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
 from rloom.config.load import expand
 from rloom.config.reward_parts import RewardPart, reward_parts
-from rloom.config.schema import Config
+from rloom.config.schema import IN_PYTHON, Config
+from rloom.errors import RewardError
 from rloom.rewards.background import BackgroundScorer, FutureQueue, LeastLoaded
 from rloom.rewards.base import Reward, ScoreQueue
+from rloom.rewards.in_process import FunctionReward
 from rloom.rewards.judge.judge import JudgeReward
 from rloom.rewards.mix import Mix, Part
 from rloom.rewards.pool import RulePool
@@ -39,12 +42,29 @@ def rules(config: Config) -> RulePool:
 def custom_function(config: Config) -> RulePool:
     custom = config.custom_reward_function
     assert custom.path is not None
+    if custom.path == IN_PYTHON:
+        raise RewardError(
+            f"custom_reward_function.path={IN_PYTHON}: the reward of that run was a function given to rloom.train, "
+            "which is not saved; write it to a file and set custom_reward_function.path=FILE"
+        )
     return RulePool(
         num_workers=config.reward_model.num_workers,
         timeout_s=config.reward_model.timeout_s,
         path=str(expand(custom.path)),
         name=custom.name,
         reward_kwargs=custom.reward_kwargs,
+        whole_groups=config.reward_model.reward_manager == "batch",
+    )
+
+
+def given_function(config: Config, function: Callable[..., Any]) -> FunctionReward:
+    # by default one call at a time, since a function that was written for a notebook need not be thread-safe
+    calls = config.reward_model.num_workers if config.is_given("reward_model.num_workers") else 1
+    return FunctionReward(
+        function,
+        concurrent_calls=calls,
+        timeout_s=config.reward_model.timeout_s,
+        reward_kwargs=config.custom_reward_function.reward_kwargs,
         whole_groups=config.reward_model.reward_manager == "batch",
     )
 
@@ -85,15 +105,21 @@ ON_EVERY_MACHINE = ("rules", "function")  # they need processors; the others wai
 
 
 @contextmanager
-def open_queues(config: Config, prompts: Sequence[Prompt]) -> Iterator[dict[str, BackgroundScorer]]:
-    """The rewards that run in this process, by the name of their part. Checked: they can score the prompts."""
+def open_queues(
+    config: Config, prompts: Sequence[Prompt], function: Callable[..., Any] | None = None
+) -> Iterator[dict[str, BackgroundScorer]]:
+    """The rewards that run in this process, by the name of their part. Checked: they can score the prompts.
+
+    `function`: the reward function that the calling program gave.
+    """
     with ExitStack() as stack:
         queues = {}
         for part in reward_parts(config):
             if part.source == "rules":
                 check_rules(config, prompts)
             if part.source in REWARDS:
-                reward = REWARDS[part.source](config)
+                given = function if part.source == "function" else None
+                reward = REWARDS[part.source](config) if given is None else given_function(config, given)
                 queues[part.name] = stack.enter_context(closing(BackgroundScorer(reward)))
                 reward.check()
         yield queues
@@ -139,7 +165,9 @@ def reward_mix(
 
 
 def spread_source(config: Config) -> str | None:
-    """What the other machines of a run compute too."""
+    """What the other machines of a run compute too. A function of this process stays in it."""
+    if config.custom_reward_function.path == IN_PYTHON:
+        return None
     return next((part.source for part in reward_parts(config) if part.source in ON_EVERY_MACHINE), None)
 
 

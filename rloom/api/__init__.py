@@ -1,0 +1,1 @@
+"""The Python interface. `import rloom` imports none of it: the names are loaded when they are first used."""

@@ -1,0 +1,89 @@
+"""The configuration, from what a Python program has: keys in a mapping, `key=value` texts, a YAML file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rloom.config import load
+from rloom.config.load import HYDRAS_OWN, expand, validate
+from rloom.config.saved import merge_trees
+from rloom.config.schema import Config
+from rloom.config.sources import entries, known, nested
+from rloom.errors import ConfigError
+
+__all__ = ["Config", "Keys", "Source", "changed", "load_config"]
+
+Keys = Mapping[str, Any] | Sequence[str]
+Source = Config | Keys | str | Path | None
+
+FORMS = (
+    'a mapping such as {"algorithm.adv_estimator": "grpo"}, a list of "key=value" texts, the path of a YAML file, '
+    "or a Config"
+)
+
+
+def load_config(source: Source = None, keys: Keys = ()) -> Config:
+    """The configuration of `source`, with `keys` on top of it. None: the embedded model on the embedded data."""
+    if isinstance(source, Config):
+        return changed(source, key_values(keys)) if keys else source
+    if isinstance(source, str | Path):
+        return from_file(expand(str(source)), keys)
+    if source is None:
+        source, keys = keys, ()
+    if isinstance(source, Mapping):
+        if isinstance(keys, Mapping):
+            return load.load_config((), flat(source) | flat(keys))
+        return load.load_config(keys, flat(source))
+    if isinstance(keys, Mapping):
+        raise ConfigError('keys is a mapping and the configuration a list of "key=value" texts; use one form for both')
+    return load.load_config([*texts(source), *keys])
+
+
+def from_file(file: Path, keys: Keys) -> Config:
+    if file.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{str(file)!r} is not the path of a YAML file; the configuration is {FORMS}")
+    if file.suffix == ".yml" or not file.is_file():
+        raise ConfigError(f"{file}: there is no such file, or its name does not end in .yaml")
+    overrides, values = ((), flat(keys)) if isinstance(keys, Mapping) else (texts(keys), None)
+    return load.load_config(overrides, values, config_path=str(file.parent), config_name=file.stem)
+
+
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with other values of some keys."""
+    # section by section: the dump of a whole Config has values that depend on which keys were given
+    tree = {name: getattr(config, name).model_dump(mode="json") for name in Config.model_fields}
+    return validate(merge_trees(tree, nested(values)), given=config.given | known(values))
+
+
+def key_values(keys: Keys) -> dict[str, Any]:
+    if isinstance(keys, Mapping):
+        return flat(keys)
+    return {entry.path: entry.value for entry in entries(load.overrides_tree(texts(keys)))}
+
+
+def texts(given: Any) -> list[str]:
+    found = list(given) if isinstance(given, Sequence) else None
+    if found is None or not all(isinstance(text, str) for text in found):
+        raise ConfigError(f"{given!r} is not a configuration; it is {FORMS}")
+    return found
+
+
+def flat(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys with plain values, of a mapping with dotted or nested keys."""
+    found: dict[str, Any] = {}
+    for entry in entries(plain(keys)):
+        if entry.path in found:
+            raise ConfigError(f"{entry.path}: written twice, in two spellings; keep one")
+        if entry.path.split(".")[0] in HYDRAS_OWN:
+            raise ConfigError(f"{entry.path}: there is no such key (`rloom config` lists them all)")
+        found[entry.path] = entry.value
+    return found
+
+
+def plain(value: Any) -> Any:
+    """As YAML has it: a Path is its text, a tuple is a list."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,130 @@
+"""The pieces of a step, for a loop of one's own."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
+from rloom.algos.kl import token_rewards
+from rloom.algos.registry import ALGORITHMS
+from rloom.api.config import Source
+from rloom.api.objects import configured
+from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
+from rloom.config.schema import Config
+from rloom.trainer.assemble.components import Components, open_components, prepare
+from rloom.trainer.assemble.models import needs_critic
+from rloom.trainer.assemble.worker_groups import layout_of
+from rloom.trainer.checkpoint import Checkpoints
+from rloom.trainer.directory import locked, run_directory, set_aside_later
+from rloom.trainer.identity import describe
+from rloom.trainer.launch import LOGS, machines
+from rloom.trainer.roles import Learner, Scorer, no_progress
+from rloom.types import Prompt, Score
+
+__all__ = [
+    "ALGORITHMS",
+    "AdvantageInputs",
+    "AdvantageSettings",
+    "Advantages",
+    "Batch",
+    "Learner",
+    "Prompt",
+    "Run",
+    "Score",
+    "Scorer",
+    "TrainBatch",
+    "Trajectory",
+    "open_run",
+    "token_rewards",
+]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Models, data and reward of a run, ready for steps."""
+
+    parts: Components
+    checkpoints: Checkpoints
+
+    @property
+    def config(self) -> Config:
+        return self.parts.config
+
+    @property
+    def policy(self) -> Learner:
+        return self.parts.roles.policy
+
+    @property
+    def critic(self) -> Learner | None:
+        """If the algorithm of the configuration needs one."""
+        return self.parts.roles.critic
+
+    @property
+    def reference(self) -> Scorer | None:
+        """If the configuration uses KL."""
+        return self.parts.roles.reference
+
+    @property
+    def advantage_settings(self) -> AdvantageSettings:
+        return self.parts.settings.advantage
+
+    def next_prompts(self) -> list[Prompt]:
+        """The prompts of the next step: data.train_batch_size of them, in the seeded order."""
+        return self.parts.stream.next()
+
+    def answer(self, prompts: Sequence[Prompt], step: int) -> list[Trajectory]:
+        """rollout.n scored answers to each prompt. The seed of each answer depends on data.seed and `step`."""
+        settings = self.parts.settings
+        pending = self.parts.roles.sampler.generate(
+            prompts, settings.answers_per_prompt, settings.sampling, f"train/{step}", no_progress
+        )
+        return pending.scored(no_progress, update_moments=True)
+
+    def texts(self, trajectories: Sequence[Trajectory]) -> list[str]:
+        """The answers as text."""
+        return self.parts.roles.sampler.decode([trajectory.answer_tokens for trajectory in trajectories])
+
+    def sync_weights(self, step: int) -> None:
+        """The rollout engine generates with the policy's current weights from now on."""
+        self.parts.roles.sampler.sync_weights(version=step)
+
+    def validate(self, step: int) -> dict[str, float]:
+        """The metrics on the validation prompts; empty if there are none."""
+        evaluator = self.parts.roles.evaluator
+        return {} if evaluator is None else evaluator.metrics(evaluator.answer(step, no_progress))
+
+    def save(self, step: int) -> Path:
+        """A checkpoint in the run directory, for `rloom eval`, `export` and `chat`, and to resume from."""
+        state = {
+            "step": step,
+            "kl_coefficient": self.parts.kl.coefficient,
+            "stream": self.parts.stream.state(),
+            "reward": self.parts.roles.sampler.reward.state(),
+        }
+        return self.checkpoints.save(step, self.parts.write_checkpoint, state)
+
+
+@contextmanager
+def open_run(
+    config: Source = None,
+    *,
+    reward: Callable[..., Any] | None = None,
+    train: Iterable[Any] | None = None,
+    validation: Iterable[Any] | None = None,
+) -> Iterator[Run]:
+    """Load everything that a run needs and train nothing. The arguments are those of `rloom.train`.
+
+    Checkpoints of an earlier run in the same directory are set aside.
+    """
+    checked, objects = configured(config, train=train, validation=validation, reward=reward)
+    directory = run_directory(checked)
+    with machines(checked, directory), locked(directory):
+        inputs = prepare(checked, objects)
+        identity = describe(checked, inputs)
+        roles = ("actor", "critic") if needs_critic(checked) else ("actor",)
+        checkpoints = Checkpoints(directory, keep=dict.fromkeys(roles))
+        with open_components(checked, layout_of(checked), inputs, identity, directory / LOGS) as parts:
+            set_aside_later(checkpoints, None)
+            yield Run(parts, checkpoints)

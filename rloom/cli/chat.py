@@ -1,0 +1,86 @@
+"""`rloom chat MODEL [key=value ...]`"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rloom.console import run_safely
+from rloom.errors import DataError
+
+if TYPE_CHECKING:
+    from rloom.api.generation import Conversation
+
+HELP = "/reset forgets the conversation, /quit or ctrl-D ends it, ctrl-C stops an answer."
+MARK = "> "
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("rloom chat", description="Talk to a model that was trained.", epilog=HELP)
+    parser.add_argument(
+        "model", help="a checkpoint (global_step_N), a run directory, a Hugging Face folder, a hub name or `embedded`"
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="print one answer and end")
+    parser.add_argument("--system", metavar="TEXT", help="system message of the conversation")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    parser.add_argument("--top_p", type=float, default=1.0)
+    parser.add_argument("--max_tokens", type=int, help="of an answer; default: data.max_response_length")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("keys", nargs="*", metavar="key=value", help="changes to the configuration")
+    given = parser.parse_intermixed_args(arguments)
+    return run_safely(lambda: chat(given))
+
+
+def chat(given: argparse.Namespace) -> int:
+    interactive = given.prompt is None and sys.stdin.isatty()
+    if interactive:
+        print(f"Loading {given.model} ...", file=sys.stderr, flush=True)
+        with contextlib.suppress(ImportError):  # line editing; not part of every Python
+            import readline  # noqa: F401
+    from rloom.api.generation import Conversation, open_model, sampling_of
+
+    with open_model(given.model, given.keys) as generator:
+        sampling = sampling_of(generator, given.max_tokens, given.temperature, given.top_p)
+        conversation = Conversation(generator, sampling, system=given.system, seed=given.seed)
+        if given.prompt is not None:
+            show(conversation, given.prompt)
+            return 0
+        if interactive:
+            print(HELP, file=sys.stderr, flush=True)
+        converse(conversation, MARK if interactive else "")
+    return 0
+
+
+def converse(conversation: "Conversation", mark: str) -> None:
+    for text in lines(mark):
+        if text == "/quit":
+            return
+        if text == "/reset":
+            conversation.reset()
+            continue
+        try:
+            show(conversation, text)
+        except KeyboardInterrupt:
+            print()
+        except DataError as error:  # such as a conversation that is longer than the model's context
+            print(f"{error}. /reset forgets the conversation.", file=sys.stderr, flush=True)
+
+
+def lines(mark: str) -> Iterator[str]:
+    """What the user enters, without empty lines, until the end of the input."""
+    while True:
+        try:
+            text = input(mark).strip()
+        except EOFError:
+            print() if mark else None
+            return
+        if text:
+            yield text
+
+
+def show(conversation: "Conversation", text: str) -> None:
+    with contextlib.closing(conversation.answer(text)) as pieces:
+        for piece in pieces:
+            print(piece, end="", flush=True)
+    print(flush=True)

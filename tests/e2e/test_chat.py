@@ -1,0 +1,117 @@
+"""`rloom chat`, through a pipe and through a terminal."""
+
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rloom
+from rloom import cli
+from rloom.api.generation import Conversation, open_model, sampling_of
+from tests.architecture.source import ROOT
+from tests.e2e.runs import train
+
+QUESTION = "12 + 20 等于多少？"
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("chat")
+    train(directory, 1, "algorithm.adv_estimator=grpo")
+    return directory
+
+
+def test_one_prompt_is_answered_as_in_python(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = run_directory / "global_step_1"
+    assert cli.main(["chat", str(checkpoint), "--prompt", QUESTION, "trainer.device=cpu"]) == 0
+    said = capsys.readouterr().out
+    [expected] = rloom.generate(run_directory, [QUESTION], keys=["trainer.device=cpu"])
+    assert said == f"{expected}\n" and "2+0=2" in said.replace("0+2", "2+0")
+
+
+def test_lines_of_a_pipe_are_turns_of_one_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answers(*lines: str) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        assert cli.main(["chat", "embedded", "--max_tokens", "24", "trainer.device=cpu"]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    once = answers(QUESTION)
+    assert answers(QUESTION, "", "/reset", QUESTION, "/quit", "not read") == once * 2
+    assert answers(QUESTION, QUESTION) != once * 2, "the second answer depends on the first turn"
+
+
+def test_an_answer_comes_in_pieces_and_the_conversation_remembers_it() -> None:
+    with open_model("embedded", ["trainer.device=cpu"]) as generator:
+        conversation = Conversation(generator, sampling_of(generator, None, 0.0), system="Be brief.")
+        pieces = list(conversation.answer(QUESTION))
+        assert len(pieces) > 5 and all("\ufffd" not in piece for piece in pieces)
+        assert conversation.messages == [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": "".join(pieces)},
+        ]
+        [whole] = generator.answers([conversation.messages[:2]], sampling_of(generator, None, 0.0), seed=0)
+        assert "".join(pieces) == whole
+        stopped = conversation.answer(QUESTION)
+        begun = next(stopped)
+        stopped.close()
+        assert conversation.messages[-1]["content"] == begun
+        conversation.reset()
+        assert len(conversation.messages) == 1 and "".join(conversation.answer(QUESTION)) == whole
+
+
+def test_a_conversation_over_the_models_context_goes_on_after_a_reset(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'1 + ' * 300}\n{QUESTION}\n"))
+    assert cli.main(["chat", "embedded", "--max_tokens", "8", "trainer.device=cpu"]) == 0
+    said = capsys.readouterr()
+    assert "the model supports 512 together" in said.err and "/reset forgets the conversation." in said.err
+    assert len(said.out.strip()) > 0
+
+
+def test_a_model_that_is_not_there_is_an_error_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["chat", str(tmp_path), "--prompt", "1"]) == 2
+    assert "is no checkpoint (global_step_N), no run directory with checkpoints" in capsys.readouterr().err
+    assert cli.main(["chat", "embedded", "--prompt", "1", "--temperature", "-1", "trainer.device=cpu"]) == 2
+    assert "temperature=-1.0: use 0 (greedy) or more" in capsys.readouterr().err
+
+
+def test_in_a_terminal_it_prompts_answers_and_ends_with_ctrl_d() -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rloom", "chat", "embedded", "--max_tokens", "24", "trainer.device=cpu"],
+        stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, start_new_session=True,
+        env={**os.environ, "TERM": "dumb", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        read_until(ours, b"Loading embedded ...")
+        assert b"/reset forgets the conversation" in read_until(ours, b"\n> ")
+        os.write(ours, f"{QUESTION}\n".encode())
+        assert "20" in read_until(ours, b"\n> ").decode()
+        os.write(ours, b"\x04")
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, end: bytes, timeout_s: float = 120.0) -> bytes:
+    found, deadline = b"", time.monotonic() + timeout_s
+    while end not in found:
+        assert time.monotonic() < deadline, found
+        if select.select([terminal], [], [], 0.1)[0]:
+            found += os.read(terminal, 4096).replace(b"\r\n", b"\n")
+    return found
