@@ -60,7 +60,7 @@ def load_config(
     """
     if not smoke.is_on(os.environ):
         return compose_config(overrides, values, config_path, config_name)
-    kept, dropped = smoke.without_unsupported(overrides)
+    kept, dropped = smoke.without_megatron(overrides)
     config = compose_config(kept, values, config_path, config_name)
     if not brings_own_algorithm(config):  # its requirements are known after its file is loaded
         check(config, declared_needs(config))

@@ -15,7 +15,7 @@ from rloom.config.schema import EMBEDDED, Config
 from rloom.config.smoke_rewards import is_key_of_replaced_server, reward_changes, server_notes
 from rloom.config.smoke_sizes import MAX_WORKERS, size_changes
 from rloom.config.sources import leaf_keys
-from rloom.config.unsupported import unsupported_key, unsupported_value
+from rloom.config.unsupported import MEGATRON, unsupported_key, unsupported_value
 from rloom.errors import ConfigError
 
 VARIABLE = "RLOOM_SMOKE"
@@ -69,10 +69,14 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
     return min(present, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
 
 
-def without_unsupported(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(the overrides that this version supports, the others). A stand-in needs no engine of another kind."""
+def without_megatron(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(the overrides without those of the Megatron engine, the latter). The tiny model trains with FSDP instead."""
     pairs = {text: text.lstrip("+").partition("=") for text in overrides}
-    dropped = [text for text, (key, _, value) in pairs.items() if unsupported_key(key) or unsupported_value(key, value)]
+    dropped = [
+        text
+        for text, (key, _, value) in pairs.items()
+        if MEGATRON in (unsupported_key(key), unsupported_value(key, value))
+    ]
     return [text for text in overrides if text not in dropped], dropped
 
 
@@ -162,7 +166,7 @@ def description(config: Config, changes: Mapping[str, Any], dropped: Sequence[st
         for path, value in changes.items()
         if not is_key_of_replaced_server(path, changes)
     ]
-    lines += [f"  {text}: dropped, not in this version of rloom" for text in dropped]
+    lines += [f"  {text}: dropped, FSDP trains the tiny model" for text in dropped]
     return "\n".join([f"{VARIABLE}=1: two steps with tiny stand-ins", *lines])
 
 

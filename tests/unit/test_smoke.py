@@ -290,8 +290,14 @@ def test_megatron_is_dropped_by_name(monkeypatch: pytest.MonkeyPatch, capsys: py
     keys = [f"{ACTOR}.strategy=megatron", f"{ACTOR}.megatron_config.tensor_model_parallel_size=4"]
     assert load_config(keys).actor_rollout_ref.actor.strategy == "fsdp"
     printed = capsys.readouterr().out
-    assert f"  {keys[0]}: dropped, not in this version of rloom" in printed
-    assert f"  {keys[1]}: dropped, not in this version of rloom" in printed
+    assert f"  {keys[0]}: dropped, FSDP trains the tiny model" in printed
+    assert f"  {keys[1]}: dropped, FSDP trains the tiny model" in printed
+
+
+def test_other_keys_that_are_refused_stay_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    with pytest.raises(ConfigError, match="other reward managers are not in this version"):
+        load_config(["reward_model.reward_manager=prime"])
 
 
 def test_other_values_of_the_variable_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
