@@ -31,7 +31,7 @@ def recorded_settings(script: Path, root: Path, programs: Path) -> list[str]:
     command = [
         "bash",
         "-c",
-        'command_not_found_handle() { :; }; PATH="$1"; source "$2"',
+        'command_not_found_handle() { :; }; script="$2"; PATH="$1"; set --; source "$script"',
         "bash",
         str(programs),
         str(script),
