@@ -6,10 +6,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: runtime judge ray wandb setup check quick test test-gpu test-vllm test-vllm-setup bench bench-gpu docs clean
+.PHONY: runtime judge ray wandb setup check quick test test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
 
 runtime: $(RUNTIME)
 judge ray wandb: %: $(VENV)/.extra-%
@@ -78,10 +79,16 @@ bench-gpu:
 	$(PYTHON) benchmarks/training.py --shape qwen2.5-0.5b
 	$(PYTHON) benchmarks/step.py --shape qwen2.5-0.5b
 
-docs: setup
+docs: docs-pages
+	$(MKDOCS) build --strict
+
+docs-serve: setup
+	$(MKDOCS) serve
+
+docs-pages: setup
 	$(BIN)/python -c "from rloom.config.describe import reference; print(reference(), end='')" > docs/reference.md
 	$(BIN)/python -m tests.families > docs/models.md
 	$(BIN)/python -m tests.families_chinese > docs/models.zh.md
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

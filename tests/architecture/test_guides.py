@@ -1,0 +1,51 @@
+"""Keys and commands that the guides print: they exist and are accepted."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rloom.config.keys import all_keys
+from rloom.config.load import load_config
+from tests.architecture.source import ROOT
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+SECTIONS = "data|actor_rollout_ref|critic|reward_model|algorithm|trainer|custom_reward_function|ray_kwargs"
+# a whole dotted key; not the start of a pattern such as trainer.pools.{ref,critic}
+KEY = re.compile(rf"(?<![\w./{{])((?:{SECTIONS})(?:\.[a-z][a-z_0-9]*)+)(?=[=\s`',\"\]);:]|\.\s)")
+OPEN = ("rollout.engine_kwargs.", "function.reward_kwargs.", "model.override_config.", "ray_init.")  # any name below
+REFUSED = re.compile(r"^\| .*(?:remove|not in this version|the actor's keys|删去|本版本不支持|actor 的键).*\|$", re.M)
+COMMAND = re.compile(r"^```bash\n(.*?)^```", re.M | re.S)
+
+
+def unknown_keys(text: str) -> set[str]:
+    text = re.sub(r"\]\([^)]*\)", "]", REFUSED.sub("", text))
+    return {key for key in KEY.findall(text) if key not in all_keys() and not any(name in key for name in OPEN)}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The `key=value` arguments of each `rloom train` and `rloom plan` in the code blocks."""
+    for block in COMMAND.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith(("rloom train ", "rloom plan ")):
+                words = shlex.split(line, comments=True)[2:]
+                yield [word for word in words if "=" in word and not word.startswith("-")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_key_on_a_page_exists(page: Path) -> None:
+    assert unknown_keys(page.read_text(encoding="utf-8")) == set()
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if not p.name.endswith(".zh.md")], ids=lambda page: page.name)
+def test_every_command_on_a_page_is_accepted(page: Path) -> None:
+    for arguments in commands(page.read_text(encoding="utf-8")):
+        load_config(arguments)
+
+
+def test_an_unknown_key_and_a_command_over_two_lines_are_found() -> None:
+    assert unknown_keys("`data.seeds=1`, `data.seed`, [x](data.md)\n| `data.image_key` | remove |\n") == {"data.seeds"}
+    page = "```bash\nrloom plan a.b=1 \\\n    'c.d=[1, 2]' ... --gpu_memory 80   # why\nls\n```\n"
+    assert list(commands(page)) == [["a.b=1", "c.d=[1, 2]"]]
