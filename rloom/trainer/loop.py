@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +312,7 @@ class Training:
             if last or due(self.settings.save_every, step, last):
                 self.save()
             self.stopped = not self.after_step(
-                step, metrics, partial(self.roles.sampler.rows, result.trajectories, step)
+                step, metrics, lambda: self.roles.sampler.rows(result.trajectories, step)
             )
             if self.stopped:
                 self.save()
