@@ -43,6 +43,17 @@ def test_a_cancelled_request_is_not_reported_and_the_others_are_as_ever(bench: B
     bench.rollout.cancel(first)  # a request that is gone
 
 
+def test_the_tokens_so_far_are_the_beginning_of_the_answer(bench: Bench) -> None:
+    [request] = sampled(requests()[:1], GREEDY)
+    number, seen = bench.rollout.submit(request), list[list[int]]()
+    while not (found := bench.rollout.poll()):
+        seen.append(bench.rollout.tokens_so_far(number).tolist())
+    answer = found[0].tokens_L.tolist()
+    assert all(answer[: len(tokens)] == tokens for tokens in seen)
+    assert [len(tokens) for tokens in seen] == sorted({len(tokens) for tokens in seen}), "each poll adds some"
+    assert bench.rollout.tokens_so_far(number).tolist() == [], "it has ended"
+
+
 def test_requests_join_while_others_run_whatever_their_sampling(bench: Bench) -> None:
     greedy, drawn = bench.tokens(requests(), GREEDY), bench.tokens(requests()[:2], replace(LUCKY, top_k=1))
     assert drawn == greedy[:2]  # one token to choose from

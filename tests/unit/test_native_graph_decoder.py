@@ -147,6 +147,20 @@ def test_an_abandoned_generation_leaves_the_engine_usable(
     assert rollout.decoder is left
 
 
+def test_the_tokens_so_far_are_the_beginning_of_the_answer(
+    small_batches: None, network: PolicyNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_session, "STEPS", 1)
+    rollout = rollout_of(network)
+    number = rollout.submit(Request(P, GREEDY, seed=0))
+    assert rollout.tokens_so_far(number).tolist() == [], "it waits"
+    assert rollout.poll() == []
+    begun = rollout.tokens_so_far(number).tolist()
+    while not (found := rollout.poll()):
+        assert rollout.tokens_so_far(number).tolist()[: len(begun)] == begun
+    assert len(begun) == 2 and found[0].tokens_L.tolist()[:2] == begun
+
+
 def test_the_cache_grows_with_what_is_asked_for_and_stays(small_batches: None, network: PolicyNetwork) -> None:
     rollout = rollout_of(network)
     few, many = asked(R), asked(P, Q)
