@@ -94,6 +94,7 @@ def run_once(config: Config, directory: Path, layout: WorkerLayout, *, again: bo
                 experiment=trainer.experiment_name,
                 config=config.model_dump(mode="json"),
                 total_steps=parts.settings.total_steps,
+                total_epochs=-(-parts.settings.total_steps // parts.stream.steps_per_epoch),
             ) as log:
                 return train(config, parts, log, checkpoints, start, how)
 
