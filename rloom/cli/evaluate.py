@@ -4,7 +4,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloom.console import run_safely
+from rloom import __version__
+from rloom.console import announce, run_safely
+from rloom.trainer.early_checks import check_checkpoint, loading
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -14,6 +16,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
 
     def run() -> int:
+        check_checkpoint(given.checkpoint)
+        announce(f"rloom {__version__} · validating {given.checkpoint} · {loading()}")
         from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 
         for name, value in evaluate_checkpoint(given.checkpoint, given.overrides).items():

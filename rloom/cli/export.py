@@ -4,7 +4,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloom.console import run_safely
+from rloom import __version__
+from rloom.console import announce, run_safely
+from rloom.trainer.early_checks import check_checkpoint, loading
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -17,6 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
 
     def run() -> int:
+        check_checkpoint(given.checkpoint)
+        announce(f"rloom {__version__} · exporting {given.checkpoint} · {loading()}")
         from rloom.trainer import export
 
         print(export.export(given.checkpoint, given.folder, given.overrides, adapter=given.adapter, dtype=given.dtype))

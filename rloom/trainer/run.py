@@ -22,6 +22,7 @@ from rloom.observe.runlog import RunLog
 from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
 from rloom.runtime.secret import new_secret
+from rloom.startup import announce
 from rloom.trainer.assemble.components import Components, config_text, open_components, prepare, resolved_needs
 from rloom.trainer.assemble.models import needs_critic
 from rloom.trainer.assemble.worker_groups import layout_of
@@ -153,6 +154,7 @@ def train(
             "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
         )
         return 0
+    announce("Starting training ...")
     log.message(opening(config, parts))
     try:
         training.run()

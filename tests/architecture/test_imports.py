@@ -45,7 +45,8 @@ LIMITS = (
 BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "observe"))
 ASSEMBLE = ("rloom.trainer.assemble", "rloom.trainer.identity")
 DOORS = tuple(
-    f"rloom.trainer.{name}" for name in ("run", "join", "export", "evaluate_checkpoint", "directory", "main_ppo")
+    f"rloom.trainer.{name}"
+    for name in ("run", "join", "export", "evaluate_checkpoint", "directory", "main_ppo", "early_checks")
 )
 
 # part of rloom -> the parts of it that it may import; the longest name that fits a module counts
@@ -53,12 +54,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.errors": (),
     "rloom.extras": (),
     "rloom.language": (),
+    "rloom.startup": (),
     "rloom.atomic": (),
     "rloom.types": (),
     "rloom.transfer": (),
     "rloom.batch": ("rloom.types", "rloom.transfer"),
     "rloom.packing": (),
-    "rloom.console": ("rloom.errors",),
+    "rloom.console": ("rloom.errors", "rloom.startup"),
     # tables and rules without torch, which the keys are checked against
     "rloom.config": (
         "rloom.config",
@@ -119,7 +121,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         for name in LOOP
     },
     "rloom.trainer.reward_model": ("rloom.models.classifier_scorer", *PROTOCOLS, *NOUNS),
-    **{name: (*ASSEMBLE, *LOOP, *PROTOCOLS, *BACKENDS, *RUNTIME, *CONFIG, "rloom.algos", *NOUNS) for name in ASSEMBLE},
+    **{
+        name: (*ASSEMBLE, *LOOP, *PROTOCOLS, *BACKENDS, *RUNTIME, *CONFIG, "rloom.algos", "rloom.startup", *NOUNS)
+        for name in ASSEMBLE
+    },
     **{
         name: (
             *DOORS,
@@ -128,7 +133,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             *RUNTIME,
             *CONFIG,
             *ASSEMBLE,
+            "rloom",
             "rloom.console",
+            "rloom.language",
+            "rloom.startup",
             "rloom.atomic",
             *NOUNS,
         )
@@ -190,9 +198,13 @@ WITHOUT_TORCH = (
     "rloom.packing",
     "rloom.rewards",
     "rloom.console",
+    "rloom.startup",
     "rloom.doctor",
     "rloom.cli",
+    "rloom.models.source",
     "rloom.trainer.main_ppo",
+    "rloom.trainer.early_checks",
+    "rloom.trainer.directory",
 )
 
 
@@ -248,7 +260,8 @@ def test_no_backend_imports_another_of_its_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["rloom.config.load", "rloom.cli", "rloom.trainer.main_ppo", "rloom.rewards.pool_worker"]
+    "name",
+    ["rloom.config.load", "rloom.cli", "rloom.cli.evaluate", "rloom.trainer.main_ppo", "rloom.rewards.pool_worker"],
 )
 def test_importing_it_imports_no_torch(name: str) -> None:
     code = f"import sys, {name}; print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
