@@ -144,7 +144,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     },
     "rloom.cli": (
         *("rloom", "rloom.cli", *DOORS, *BACKENDS, "rloom.doctor", "rloom.config", "rloom.plan", "rloom.console"),
-        *("rloom.language", *NOUNS),
+        *("rloom.language", "rloom.algos.needs", *NOUNS),
     ),
     "rloom.__main__": ("rloom.cli",),
     "rloom.trainer": (),
