@@ -80,6 +80,7 @@ bench-gpu:
 
 docs: setup
 	$(BIN)/python -c "from rloom.config.describe import reference; print(reference(), end='')" > docs/reference.md
+	$(BIN)/python -c "from rloom.config.describe import packaged_tree; print(packaged_tree(), end='')" > rloom/trainer/config/ppo_trainer.yaml
 	$(BIN)/python -m tests.families > docs/models.md
 
 clean:

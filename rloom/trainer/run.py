@@ -11,7 +11,7 @@ import torch
 
 from rloom.atomic import replace_text
 from rloom.config.algorithm_needs import brings_own_algorithm
-from rloom.config.checks import notices_on_a_cpu, verify
+from rloom.config.checks import late_notices, notices_on_a_cpu, verify
 from rloom.config.saved import CONFIG_FILE
 from rloom.config.schema import Config
 from rloom.errors import WorkerError
@@ -154,6 +154,8 @@ def train(
             "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
         )
         return 0
+    for notice in late_notices(config, parts.settings.total_steps):
+        logger.warning(f"Note: {notice}")
     announce("Starting training ...")
     log.message(opening(config, parts))
     try:
