@@ -6,8 +6,13 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from rloom.errors import ConfigError, RloomError
+from rloom.errors import ConfigError, RloomError, WorkerError
+from rloom.startup import announce as announce
 
+OK = 0
+FAULTS = 1  # a check found faults, or there is no score; a traceback, which is a bug, ends with it too
+USER_ERROR = 2
+LOST = 3  # a worker or machine of the run: the same command resumes
 INTERRUPTED = 130
 HYDRA_FLAGS = {
     "--config-path": "config_path",
@@ -49,8 +54,8 @@ def run_safely(command: Callable[[], int]) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # `rloom config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return OK
     except RloomError as error:
         kind = "configuration" if isinstance(error, ConfigError) else type(error).__name__.removesuffix("Error").lower()
         print(f"rloom: {kind} error: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
-        return 2
+        return LOST if isinstance(error, WorkerError) and error.lost else USER_ERROR

@@ -65,8 +65,12 @@ def log_ratio(terms: LossTerms) -> Tensor:
     return (terms.logprobs_T - terms.old_logprobs_T).clamp(-20, 20)
 
 
+def ratio_parts(log_ratio_T: Tensor) -> dict[str, Tensor]:
+    return {"actor/ppo_kl": -log_ratio_T.detach(), "actor/ppo_ratio": log_ratio_T.detach().exp()}
+
+
 def clip_parts(clipped_T: Tensor, log_ratio_T: Tensor) -> dict[str, Tensor]:
-    return {"actor/pg_clipfrac": clipped_T.float(), "actor/ppo_kl": -log_ratio_T.detach()}
+    return {"actor/pg_clipfrac": clipped_T.float(), **ratio_parts(log_ratio_T)}
 
 
 # Losses with one ratio per token. r is the ratio of new to old probability.
@@ -97,12 +101,12 @@ def sapo(terms: LossTerms, settings: LossSettings) -> TokenLoss:
     log_ratio_T = log_ratio(terms)
     tau_T = torch.full_like(log_ratio_T, settings.tau_neg).masked_fill(terms.advantages_T > 0, settings.tau_pos)
     gate_T = 4 / tau_T * torch.sigmoid(tau_T * (log_ratio_T.exp() - 1))
-    return TokenLoss(-terms.advantages_T * gate_T, {"actor/ppo_kl": -log_ratio_T.detach()})
+    return TokenLoss(-terms.advantages_T * gate_T, ratio_parts(log_ratio_T))
 
 
 def gpg(terms: LossTerms, settings: LossSettings) -> TokenLoss:
     """Group policy gradient (Chu et al. 2025): plain REINFORCE, -A log p."""
-    return TokenLoss(-terms.advantages_T * terms.logprobs_T, {"actor/ppo_kl": -log_ratio(terms).detach()})
+    return TokenLoss(-terms.advantages_T * terms.logprobs_T, ratio_parts(log_ratio(terms)))
 
 
 def cispo(terms: LossTerms, settings: LossSettings) -> TokenLoss:
@@ -165,7 +169,7 @@ def kl_cov(terms: LossTerms, settings: LossSettings) -> TokenLoss:
     assert terms.chosen_T is not None  # the entry has `choose`
     log_ratio_T = log_ratio(terms)
     penalty_T = (settings.ppo_kl_coef * log_ratio_T.abs()).where(terms.chosen_T, 0)
-    return TokenLoss(-terms.advantages_T * log_ratio_T.exp() + penalty_T, {"actor/ppo_kl": -log_ratio_T.detach()})
+    return TokenLoss(-terms.advantages_T * log_ratio_T.exp() + penalty_T, ratio_parts(log_ratio_T))
 
 
 def choose_for_clip_cov(batch: TrainBatch, settings: LossSettings) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from rloom import __version__
+from rloom.cli.overview import render_overview, suggestion
 from rloom.language import is_chinese
 
 
@@ -137,19 +138,28 @@ COMMANDS = {
             )
         ],
     ),
+    "completion": Command(
+        "rloom.cli.completion",
+        [("bash|zsh|fish", "print a script that completes commands, flags and keys", "打印 shell 自动补全脚本")],
+    ),
+    "help": Command(
+        "rloom.cli.help",
+        [("COMMAND|metrics", "explain a command, or the names of the metrics", "解释一个命令，或各指标的名称")],
+    ),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help", "help"):
+    if not given or given[0] in ("-h", "--help") or given == ["help"]:
         print(usage(is_chinese(os.environ)))
         return 0
-    if given[0] == "--version":
+    if given[0] in ("-V", "--version"):
         print(f"rloom {__version__}")
         return 0
     if given[0] not in COMMANDS:
-        print(f"rloom: there is no command {given[0]!r}\n\n{usage(is_chinese(os.environ))}", file=sys.stderr)
+        print(f"rloom: there is no command {given[0]!r}{suggestion(given[0], list(COMMANDS))}", file=sys.stderr)
+        print("`rloom --help` lists the commands.", file=sys.stderr)
         return 2
     status = import_module(COMMANDS[given[0]].module).main(given[1:])
     assert isinstance(status, int)
@@ -157,14 +167,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def usage(chinese: bool) -> str:
-    lines = [
-        f"  {f'{name} {arguments}':<30}{in_chinese if chinese else in_english}"
-        for name, command in COMMANDS.items()
-        for arguments, in_english, in_chinese in command.usage
-    ]
-    more = (
-        "`rloom COMMAND --help` 给出详细说明；`rloom config` 列出所有键。"
-        if chinese
-        else "`rloom COMMAND --help` prints more. `rloom config` lists the keys."
-    )
-    return "\n".join(["rloom COMMAND", "", *lines, "", more])
+    return render_overview({name: command.usage for name, command in COMMANDS.items()}, chinese)

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import get_args
 
+from rloom.cli.parsing import epilog
 from rloom.console import run_safely
 
 
@@ -13,7 +14,8 @@ def main(arguments: Sequence[str]) -> int:
     environment = commands.add_parser(
         "env",
         help="what is installed, and what works here",
-        description="Exit 0 if training with the defaults works, 1 otherwise.",
+        description="Packages, GPUs and features, with the command that installs what is missing.",
+        **epilog("rloom doctor env --json", "0 training with the defaults works · 1 it does not"),
     )
     environment.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)

@@ -4,16 +4,25 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloom.console import run_safely
+from rloom import __version__
+from rloom.cli.parsing import epilog
+from rloom.console import announce, run_safely
+from rloom.trainer.early_checks import check_checkpoint, loading
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("rloom eval", description="Validate a checkpoint.")
+    parser = argparse.ArgumentParser(
+        "rloom eval",
+        description="Answer the validation prompts with the policy of a checkpoint, and print the metrics.",
+        **epilog("rloom eval checkpoints/rloom_examples/default/global_step_32 data.val_max_samples=64"),
+    )
     parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's configuration")
     given = parser.parse_args(arguments)
 
     def run() -> int:
+        check_checkpoint(given.checkpoint)
+        announce(f"rloom {__version__} · validating {given.checkpoint} · {loading()}")
         from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 
         for name, value in evaluate_checkpoint(given.checkpoint, given.overrides).items():

@@ -4,11 +4,18 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloom.console import run_safely
+from rloom import __version__
+from rloom.cli.parsing import epilog
+from rloom.console import announce, run_safely
+from rloom.trainer.early_checks import check_checkpoint, loading
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("rloom export", description="Write a policy as a Hugging Face folder.")
+    parser = argparse.ArgumentParser(
+        "rloom export",
+        description="Write the policy of a checkpoint as a Hugging Face folder, and print its path.",
+        **epilog("rloom export checkpoints/rloom_examples/default/global_step_32 my_model --dtype bfloat16"),
+    )
     parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
     parser.add_argument("folder", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--adapter", action="store_true", help="write the LoRA adapter instead of merging it")
@@ -17,6 +24,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_intermixed_args(arguments)
 
     def run() -> int:
+        check_checkpoint(given.checkpoint)
+        announce(f"rloom {__version__} · exporting {given.checkpoint} · {loading()}")
         from rloom.trainer import export
 
         print(export.export(given.checkpoint, given.folder, given.overrides, adapter=given.adapter, dtype=given.dtype))

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from rloom.cli.parsing import USER_ERRORS, epilog
 from rloom.config.load import load_config
 from rloom.console import run_safely, split_hydra_flags
 
@@ -16,6 +17,10 @@ def main(arguments: Sequence[str]) -> int:
         help="score one answer; exit 1 without a score",
         description="One call of the judge, without the cache: request, answer, score, tokens and cost.",
         allow_abbrev=False,
+        **epilog(
+            "rloom judge try --prompt '1 + 1' --response 2 reward_model.api.type=openai",
+            f"0 a score · 1 no score · {USER_ERRORS}",
+        ),
     )
     attempt.add_argument("--prompt", required=True)
     attempt.add_argument(

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from rloom.cli.parsing import epilog
 from rloom.config.load import load_config
 from rloom.console import run_safely, split_hydra_flags
 
@@ -13,6 +14,7 @@ def main(arguments: Sequence[str]) -> int:
         usage="%(prog)s [key=value ...] [--gpu_memory GIB] [--config-path DIR] [--config-name NAME]",
         description="Plan what `rloom train` does with the same keys. Starts, loads and downloads nothing.",
         allow_abbrev=False,
+        **epilog("rloom plan actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct trainer.n_gpus_per_node=8"),
     )
     parser.add_argument("--gpu_memory", type=float, metavar="GIB", help="memory of one GPU; 80 if not given")
     given, rest = parser.parse_known_args(arguments)

@@ -36,6 +36,17 @@ def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
     return [notice for notice in without_effect(config, needs, on_cpu=True).notices if notice not in logged]
 
 
+def late_notices(config: Config, total_steps: int) -> Iterator[str]:
+    """Frequencies beyond the end of the run. The data determine its length, so `verify` cannot report them."""
+    trainer = config.trainer
+    effects = {"trainer.save_freq": (trainer.save_freq, "saves")}
+    if config.has_held_out_prompts:
+        effects["trainer.test_freq"] = (trainer.test_freq, "validates")
+    for key, (every, does) in effects.items():
+        if config.is_given(key) and every > total_steps:
+            yield f"{key}={every} counts steps, and the run has {total_steps}: it {does} only at the end"
+
+
 def check(config: Config, needs: Needs) -> None:
     faults = [
         *group_size_faults(config, needs.estimator),

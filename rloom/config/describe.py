@@ -25,6 +25,16 @@ def whole_tree(root: Root = Config) -> str:
     return "\n".join(line for line in lines if line is not None).strip()
 
 
+def packaged_tree() -> str:
+    """The file rloom/trainer/config/ppo_trainer.yaml."""
+    return (
+        "# Every key, its default and meaning, as in `rloom config`. Written by `make docs`; do not edit.\n"
+        "# Your own YAML file holds only your keys and starts with `defaults: [ppo_trainer, _self_]`:\n"
+        "#   rloom train --config-path DIR --config-name NAME\n\n"
+        f"{whole_tree()}\n"
+    )
+
+
 def explain(name: str, root: Root = Config) -> str:
     keys, name = all_keys(root), real_key(name, root)
     found = [key for path, key in keys.items() if f".{name}." in f".{path}."]

@@ -44,8 +44,17 @@ class RunTrainer(Section):
     max_restarts: int = key(3, "Maximum number of restarts from the last checkpoint after the death of a worker.", ge=0)
     total_epochs: int = key(30, "Passes over the training data.", ge=1)
     total_training_steps: int | None = key(None, "Steps in all; overrides `total_epochs`.", ge=1)
-    save_freq: int = key(-1, "Save a checkpoint every N steps, and at the end. -1: only at the end.", ge=-1)
-    test_freq: int = key(-1, "Validate every N steps, and at the end. -1: never.", ge=-1)
+    save_freq: int = key(
+        -1,
+        "Save a checkpoint every N steps, and at the end. -1: only at the end. A step (轮 in some guides) is one "
+        "rollout and update of `train_batch_size` prompts, not an epoch.",
+        ge=-1,
+    )
+    test_freq: int = key(
+        -1,
+        "Validate every N steps, and at the end. -1: never. Counted in steps like `save_freq`, not in epochs.",
+        ge=-1,
+    )
     val_before_train: bool = key(True, "Validate before the first step, if there is validation data.")
     logger: LOGGER | list[LOGGER] = key(["console"], "Trackers of metrics, one or a list. metrics.jsonl is always on.")
     project_name: str = key("rloom_examples", "Project, for trackers and the default directory.")

@@ -114,7 +114,8 @@ def names_the_run(key: str) -> Callable[[Run], bool]:
 
     def used(run: Run) -> bool:
         trainer = run.config.trainer
-        return "wandb" in trainer.loggers or value_at(run.config, key) in trainer.default_local_dir
+        named = not {"wandb", "tensorboard"}.isdisjoint(trainer.loggers)
+        return named or value_at(run.config, key) in trainer.default_local_dir
 
     return used
 

@@ -1,10 +1,9 @@
 """Load a model or a tokenizer from a folder or by its name on the hub."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -20,13 +19,12 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rloom.errors import ModelError
-from rloom.hub import check_model
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.rotary import fix_rotary_scaling
-
-EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
-RANDOM = ("drop", "jitter")  # parts of the names of configuration entries that make a model's outputs random
+from rloom.models.source import EMBEDDED as EMBEDDED
+from rloom.models.source import ModelSource as ModelSource
+from rloom.models.source import check_folder as check_folder
+from rloom.models.source import is_random
 
 transformers_logging.disable_progress_bar()  # rloom has its own
 
@@ -37,24 +35,6 @@ class Lora:
     alpha: int = 16
     target_modules: str | Sequence[str] = "all-linear"
     adapter_path: str | None = None
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Where a model comes from. `key` is the configuration key that named it, for error messages."""
-
-    path: str
-    key: str = "actor_rollout_ref.model.path"
-    trust_remote_code: bool = False
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    longest: int | None = None  # tokens of the longest sample of the run, if known
-
-    @property
-    def location(self) -> str:
-        if self.path == "embedded":
-            return str(EMBEDDED / "model")
-        expanded = Path(self.path).expanduser()
-        return str(expanded) if expanded.exists() else self.path
 
 
 @contextmanager
@@ -95,10 +75,6 @@ def without_randomness(config: PreTrainedConfig) -> None:
             without_randomness(value)
         elif is_random(name) and isinstance(value, float):
             setattr(config, name, 0.0)
-
-
-def is_random(name: str) -> bool:
-    return any(word in name for word in RANDOM)
 
 
 def load_causal_lm(
@@ -175,29 +151,6 @@ def load_adapter(model: PreTrainedModel, path: str, *, empty: bool) -> PeftModel
             f"actor_rollout_ref.model.lora_adapter_path={path}: the adapter could not be loaded: {first_line(error)}. "
             "Give a folder with adapter_config.json and the weights of an adapter made for this model"
         ) from error
-
-
-def check_folder(source: ModelSource) -> None:
-    """Check for the common faults first: transformers' own errors are long."""
-    for name, value in source.overrides.items():
-        if is_random(name) and value:
-            raise ModelError(
-                f"{source.key.rsplit('.', 1)[0]}.override_config.{name}={value}: rloom trains without "
-                "dropout and noise, so that log-probs are deterministic; remove the entry"
-            )
-    folder = Path(source.location)
-    if not folder.exists():
-        if source.path.startswith((".", "/", "~")):
-            raise ModelError(f"{source.key}={source.path}: there is no such folder; give a folder or a hub name")
-        check_model(source.path, source.key)
-        return
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{source.key}={source.path}: the folder has no config.json, so it is no Hugging Face model")
-    if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
-        raise ModelError(
-            f"{source.key}={source.path}: the folder has no weights (*.safetensors); "
-            f"it holds {', '.join(sorted(file.name for file in folder.iterdir())[:8])}. Download or copy them there"
-        )
 
 
 def first_line(error: Exception) -> str:

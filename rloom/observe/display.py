@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 from rich.text import Text
 
+from rloom.observe.names import SHOWN
+
 SEPARATOR = " · "
 INDENT = "    "
 
@@ -27,21 +29,6 @@ STAGE_LABELS = {
     "testing": "validation",
 }
 
-# The values of a step's line, each from the first of these metrics that exists. The KL is that to the reference if
-# there is one, else that between the policies before and after the update.
-SHOWN = {
-    "reward_mean": ("critic/score/mean",),
-    "kl": ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
-    "actor_loss": ("actor/pg_loss",),
-    "critic_loss": ("critic/vf_loss",),
-    "entropy": ("actor/entropy",),
-    "len": ("response_length/mean",),
-    "loss": ("train/loss",),  # of supervised fine-tuning, as the three below
-    "lr": ("train/lr",),
-    "grad_norm": ("train/grad_norm",),
-    "tokens/s": ("train/tokens_per_s",),
-}
-
 SECONDS = ("timing_s/step", "perf/time_per_step")
 
 
@@ -56,9 +43,16 @@ class Part(NamedTuple):
 
 
 class Display:
-    def __init__(self, console: Console | None = None, *, total_steps: int | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        total_steps: int | None = None,
+        total_epochs: int | None = None,
+        quiet: bool = False,
+    ) -> None:
         self._console = console if console is not None else Console(quiet=quiet)
-        self._total_steps = total_steps
+        self._total_steps, self._total_epochs = total_steps, total_epochs
         self._has_bars = self._console.is_interactive and not self._console.quiet
         self._progress: Progress | None = None  # the bars of the current step
         self._bars: dict[str, TaskID] = {}
@@ -95,7 +89,7 @@ class Display:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.clear()
-        self._print(step_parts(step, self._total_steps, metrics))
+        self._print(step_parts(step, self._total_steps, metrics, self._total_epochs))
 
     def validation(self, step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]]) -> None:
         self.clear()
@@ -106,12 +100,19 @@ class Display:
         self._console.print(_styled(_folded(parts, width)), soft_wrap=True)
 
 
-def step_parts(step: int, total_steps: int | None, metrics: Mapping[str, float]) -> list[Part]:
+def step_parts(
+    step: int, total_steps: int | None, metrics: Mapping[str, float], total_epochs: int | None = None
+) -> list[Part]:
     parts = [Part("step", f"{step}/{total_steps}" if total_steps is not None else str(step))]
-    for name, sources in SHOWN.items():
-        value = _first(sources, metrics)
-        if value is not None:
-            parts.append(Part(name, f"{value:.3f}" if name == "reward_mean" else _short(value)))
+    if "training/epoch" in metrics:
+        epoch = int(metrics["training/epoch"]) + 1
+        # dynamic sampling takes more prompts than planned, and may pass the last epoch
+        of_all = f"/{total_epochs}" if total_epochs is not None and epoch <= total_epochs else ""
+        parts.append(Part("epoch", f"{epoch}{of_all}"))
+    for alternatives in SHOWN:
+        found = [(label, metrics[name]) for label, name in alternatives if name in metrics]
+        for label, value in found[:1]:
+            parts.append(Part(label, f"{value:.3f}" if label == "reward_mean" else _short(value)))
     failed = metrics.get("reward/failed", 0)
     if failed > 0:
         parts.append(Part("failed", str(round(failed))))

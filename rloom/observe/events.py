@@ -18,10 +18,12 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rloom.batch import TrainBatch, Trajectory
 from rloom.observe.records import plain
+
+if TYPE_CHECKING:  # it imports torch, and commands read this module's names before that
+    from rloom.batch import TrainBatch, Trajectory
 
 EVENTS_FILE = "events.jsonl"
 Event = dict[str, Any]
@@ -60,7 +62,7 @@ def metrics_by_step(events: Iterable[Event]) -> list[dict[str, float]]:
     return [steps[step] for step in sorted(steps)]
 
 
-def rollout_fields(trajectories: Sequence[Trajectory], batch: TrainBatch) -> Iterator[Event]:
+def rollout_fields(trajectories: "Sequence[Trajectory]", batch: "TrainBatch") -> Iterator[Event]:
     """The fields of a `rollout` event for each trajectory, given the batch that was packed of them."""
     advantages = batch.advantages_T.split(batch.length_N.tolist())
     for trajectory, advantages_L in zip(trajectories, advantages, strict=True):

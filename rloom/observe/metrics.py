@@ -48,8 +48,8 @@ def batch_metrics(batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bo
     loss_mask_T = batch.loss_mask_T
     response_N = _sum_by_sample(batch, batch.mask_T.double())
     metrics = {
-        **_spread("critic/score", batch.score_N[batch.valid_N]),
-        **_spread("critic/rewards", _sum_by_sample(batch, rewards_T.double())[batch.valid_N]),
+        **_spread_with_std("critic/score", batch.score_N[batch.valid_N]),
+        **_spread_with_std("critic/rewards", _sum_by_sample(batch, rewards_T.double())[batch.valid_N]),
         **_spread("critic/advantages", batch.advantages_T[loss_mask_T]),
         **_spread("response_length", response_N),
         **_spread("prompt_length", batch.length_N - response_N),
@@ -119,6 +119,12 @@ def _spread(name: str, values: Tensor) -> dict[str, float]:
     values = values.double()
     mean, largest, smallest = torch.stack([values.mean(), values.max(), values.min()]).tolist()
     return {f"{name}/mean": mean, f"{name}/max": largest, f"{name}/min": smallest}
+
+
+def _spread_with_std(name: str, values: Tensor) -> dict[str, float]:
+    """With the unbiased standard deviation (n - 1), which a single value does not have."""
+    std = {f"{name}/std": float(values.double().std())} if len(values) > 1 else {}
+    return _spread(name, values) | std
 
 
 def _sum_by_sample(batch: TrainBatch, values_T: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ from typing import Any, Self
 from rloom.observe.display import Display, validation_accuracies
 from rloom.observe.events import EVENTS_FILE, EventLog
 from rloom.observe.records import METRICS_FILE, read_metrics, truncate_metrics, write_rows
+from rloom.observe.reward_summary import reward_summary
 from rloom.observe.trackers import Tracker, make_trackers
+from rloom.types import Score
 
 
 class RunLog:
@@ -39,6 +41,7 @@ class RunLog:
         self._open_spans: list[str] = []
         self._seconds: dict[str, float] = {}  # by span, since they were last logged
         self._first_accuracies = _first_accuracies(self.metrics_file)  # and the step of each
+        self._has_shown_rewards = False
 
     @classmethod
     def open(
@@ -50,8 +53,9 @@ class RunLog:
         experiment: str,
         config: Mapping[str, Any],
         total_steps: int | None = None,
+        total_epochs: int | None = None,
     ) -> Self:
-        display = Display(total_steps=total_steps, quiet="console" not in loggers)
+        display = Display(total_steps=total_steps, total_epochs=total_epochs, quiet="console" not in loggers)
         trackers = make_trackers(
             loggers, run_dir=run_dir, project=project, experiment=experiment, config=config, report=display.message
         )
@@ -113,6 +117,12 @@ class RunLog:
         accuracies = {name: (step, value) for name, value in validation_accuracies(metrics).items()}
         self._display.validation(step, metrics, first=self._first_accuracies)
         self._first_accuracies = {**accuracies, **self._first_accuracies}
+
+    def show_first_rewards(self, scores: Sequence[tuple[str, Score]]) -> None:
+        """Print, once after each start, the rewards of each data source. `scores`: with the data source of each."""
+        if not self._has_shown_rewards:
+            self._has_shown_rewards = True
+            self._display.message(reward_summary(scores))
 
     def message(self, text: str) -> None:
         self._display.message(text)

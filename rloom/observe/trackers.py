@@ -15,6 +15,8 @@ from rloom.observe.records import METRICS_FILE, append_metrics, truncate_metrics
 
 LOGGERS = ("console", "file", "tensorboard", "wandb")
 
+TENSORBOARD_ROOT = "runs"
+TENSORBOARD_VARIABLE = "TENSORBOARD_DIR"  # the whole folder, as in verl
 WANDB_START_TIMEOUT_S = 30
 
 # The old and the new name of the public server: a login for either is valid for both.
@@ -44,11 +46,11 @@ class FileTracker:
 
 
 class TensorboardTracker:
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self._module = _import(
             "torch.utils.tensorboard", logger="tensorboard", install=f"{sys.executable} -m pip install tensorboard"
         )
-        self._folder = run_dir / "tensorboard"
+        self._folder = folder
         self._writer: Any = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -129,10 +131,24 @@ def make_trackers(
             raise ConfigError(f"trainer.logger={list(names)}: there is no logger {name!r}; use any of {list(LOGGERS)}")
     trackers: list[Tracker] = [FileTracker(run_dir)]
     if "tensorboard" in names:
-        trackers.append(TensorboardTracker(run_dir))
+        folder = tensorboard_folder(run_dir, project, experiment)
+        trackers.append(TensorboardTracker(folder))
+        report(f"tensorboard: events in {folder}; `tensorboard --logdir {TENSORBOARD_ROOT}` shows all runs")
     if "wandb" in names:
         trackers.append(WandbTracker(run_dir, project=project, experiment=experiment, config=config, report=report))
     return trackers
+
+
+def tensorboard_folder(run_dir: Path, project: str, experiment: str) -> Path:
+    """`runs/PROJECT/EXPERIMENT` below the current directory, or TENSORBOARD_DIR.
+
+    A run directory of another name is appended: runs with equal names would hide each other's curves.
+    """
+    if TENSORBOARD_VARIABLE in os.environ:
+        return Path(os.environ[TENSORBOARD_VARIABLE]).expanduser()
+    folder = Path(TENSORBOARD_ROOT, project, experiment)
+    is_default = run_dir.parts[-2:] == (project, experiment)
+    return folder if is_default else folder / run_dir.name
 
 
 def _import(module: str, *, logger: str, install: str) -> Any:

@@ -13,7 +13,6 @@ from typing import IO
 
 from rloom.config.load import expand
 from rloom.config.run_config import RunConfig
-from rloom.engines.storage import check_folder
 from rloom.errors import CheckpointError, ConfigError
 from rloom.observe.events import EVENTS_FILE
 from rloom.observe.records import METRICS_FILE
@@ -144,6 +143,8 @@ def open_checkpoint(checkpoint: Path) -> Path:
 
 
 def check_tensors(checkpoint: Path) -> None:
+    from rloom.engines.storage import check_folder  # imports torch; other checks of this module come before it
+
     for role in (path for path in checkpoint.iterdir() if path.is_dir()):
         check_folder(role)
 

@@ -16,6 +16,7 @@ from rloom.observe.runlog import RunLog
 from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
 from rloom.runtime.secret import new_secret
+from rloom.startup import announce
 from rloom.trainer.assemble.components import config_text
 from rloom.trainer.assemble.worker_groups import layout_of
 from rloom.trainer.checkpoint import Checkpoints
@@ -55,7 +56,7 @@ class Job(Protocol):
     def compare(self, start: Path, identity: Record) -> Continuation: ...
 
     def open(self, layout: WorkerLayout, inputs: Any, identity: Record, logs: Path) -> AbstractContextManager[Any]:
-        """The parts of the run, built; they have `settings.total_steps`."""
+        """The parts of the run, built; they have `settings.total_steps` and `stream`."""
 
     def train(
         self, parts: Any, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
@@ -110,6 +111,7 @@ def run_once(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) ->
                 experiment=config.trainer.experiment_name,
                 config=config.model_dump(mode="json"),
                 total_steps=parts.settings.total_steps,
+                total_epochs=-(-parts.settings.total_steps // parts.stream.steps_per_epoch),
             ) as log:
                 return job.train(parts, log, checkpoints, start, how)
 
@@ -153,6 +155,7 @@ def run_to_end(loop: StepLoop, log: RunLog, start: Path | None, *, opening: str,
             "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
         )
         return Outcome(directory, start)
+    announce("Starting training ...")
     log.message(opening)
     try:
         loop.run()

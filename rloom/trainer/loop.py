@@ -300,6 +300,9 @@ class Training(StepLoop):
         )
         metrics |= part_metrics([trajectory.score for trajectory in result.trajectories])
         metrics |= self.roles.sampler.reward.metrics()
+        log.show_first_rewards(
+            [(trajectory.prompt.data_source, trajectory.score) for trajectory in result.trajectories]
+        )
         if s.rollout_dir is not None:
             log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(result.trajectories, step))
         if s.log_rollouts:

@@ -1,32 +1,77 @@
 """`python -m rloom.trainer.main_ppo key=value ...`, the same as `rloom train`."""
 
+import os
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 
+from rloom import __version__
 from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
 
 # No import of torch here: configuration errors must not wait for it.
 from rloom.config.checks import verify
 from rloom.config.load import load_config
-from rloom.config.run_config import RunConfig
 from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
-from rloom.errors import ConfigError
-from rloom.extras import install_command
-from rloom.runtime.nodes import no_ray
+from rloom.language import is_chinese
+from rloom.trainer.early_checks import announce_run, check_early, check_extras
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
 
-Trains a policy. Without keys: the embedded model on the embedded data. `rloom config` lists the keys with their meaning
-and defaults, `rloom config KEY` explains one. Your own YAML file (NAME.yaml in DIR) can also set keys; it starts with
-`defaults: [ppo_trainer, _self_]`. The same command again resumes a run that stopped."""
+Trains a policy. Without keys: the embedded model on the embedded data, no download. `python -m rloom.trainer.main_ppo`
+is the same command. The same command again resumes a run that stopped.
+
+  rloom train algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct \\
+      data.train_files=train.parquet data.val_files=test.parquet actor_rollout_ref.rollout.n=8
+
+The keys that most runs set:
+  algorithm.adv_estimator                         gae (PPO), rloo, grpo, ...
+  actor_rollout_ref.model.path                    folder or hub name of the model
+  data.train_files, data.val_files                parquet, json or jsonl; one file or a list
+  data.train_batch_size                           prompts per step
+  data.max_response_length                        tokens of an answer at most
+  actor_rollout_ref.rollout.n                     answers to each prompt
+  actor_rollout_ref.actor.optim.lr                learning rate of the policy
+  actor_rollout_ref.actor.ppo_mini_batch_size     prompts per optimizer step
+  trainer.n_gpus_per_node                         GPUs of a machine
+  trainer.total_epochs                            passes over the training prompts
+
+`rloom config` lists all keys with meaning and default, `rloom config KEY` explains one, `rloom plan` with the same keys
+shows batches, memory and time. Your own YAML file (NAME.yaml in DIR) can also set keys; it starts with
+`defaults: [ppo_trainer, _self_]`.
+
+Exit codes: 0 done · 2 an error that you can correct · 3 a worker or machine was lost, run the same command again ·
+130 interrupted, after saving the last step."""
+
+USAGE_CHINESE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
+
+训练策略模型。不带参数时在内置数据上训练内置模型，无需下载。`python -m rloom.trainer.main_ppo` 是同一条命令。
+中断后再次运行同一条命令即可继续训练。
+
+  rloom train algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct \\
+      data.train_files=train.parquet data.val_files=test.parquet actor_rollout_ref.rollout.n=8
+
+最常用的键：
+  algorithm.adv_estimator                         gae（PPO）、rloo、grpo 等
+  actor_rollout_ref.model.path                    模型目录或 Hub 名称
+  data.train_files, data.val_files                parquet、json 或 jsonl；一个文件或列表
+  data.train_batch_size                           每步的提示数
+  data.max_response_length                        回答的最大 token 数
+  actor_rollout_ref.rollout.n                     每个提示的回答数
+  actor_rollout_ref.actor.optim.lr                策略的学习率
+  actor_rollout_ref.actor.ppo_mini_batch_size     每次优化器更新的提示数
+  trainer.n_gpus_per_node                         每台机器的 GPU 数
+  trainer.total_epochs                            训练数据的遍数
+
+`rloom config` 列出所有键的含义和默认值，`rloom config KEY` 解释一个键；`rloom plan` 用同样的键给出批量、显存和时间。
+也可以写自己的 YAML 文件（DIR 中的 NAME.yaml），文件以 `defaults: [ppo_trainer, _self_]` 开头。
+
+退出码：0 完成 · 2 可由用户修正的错误 · 3 worker 或机器丢失，请再次运行同一条命令 · 130 被中断（已保存最后一步）。"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "-h" in given or "--help" in given:
-        print(USAGE)
+        print(USAGE_CHINESE if is_chinese(os.environ) else USAGE)
         return 0
 
     def run() -> int:
@@ -37,11 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(config: Config) -> int:
-    check(config)
     if config.trainer.node_rank > 0:
+        check_keys(config)
+        check_extras(config)
+        announce_run(config, __version__)
         from rloom.trainer.join import join
 
         return join(config)
+    check(config)
+    announce_run(config, __version__)
     from rloom.trainer.run import run
 
     run(config)
@@ -50,18 +99,14 @@ def train(config: Config) -> int:
 
 def check(config: Config) -> None:
     """What can be checked before torch is imported."""
-    if not brings_own_algorithm(config):  # the user's file imports torch; `run` checks it
+    check_keys(config)
+    has_critic = not brings_own_algorithm(config) and declared_needs(config).estimator.needs_critic
+    check_early(config, critic=has_critic)
+
+
+def check_keys(config: Config) -> None:
+    if not brings_own_algorithm(config):  # the user's own file imports torch; `run` checks it
         verify(config, declared_needs(config))
-    check_extras(config)
-
-
-def check_extras(config: RunConfig) -> None:
-    """Check that the optional libraries of this run are installed."""
-    if config.uses_ray and find_spec("ray") is None:
-        raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node"))
-    if "wandb" in config.trainer.loggers and find_spec("wandb") is None:
-        way = f"remove it from trainer.logger, or install it: {install_command('wandb')}"
-        raise ConfigError(f"trainer.logger='wandb' is not installed; {way}")
 
 
 if __name__ == "__main__":

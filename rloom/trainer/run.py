@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rloom.config.algorithm_needs import brings_own_algorithm
-from rloom.config.checks import notices_on_a_cpu, verify
+from rloom.config.checks import late_notices, notices_on_a_cpu, verify
 from rloom.config.schema import Config
 from rloom.observe.curve import draw_learning_curve
 from rloom.observe.display import validation_accuracies
@@ -115,6 +115,8 @@ def train(
     if config.trainer.val_only:
         training.validate(training.state.step)
         return Outcome(checkpoints.directory, start)
+    for notice in late_notices(config, parts.settings.total_steps):
+        logger.warning(f"Note: {notice}")
     return run_to_end(
         training,
         log,

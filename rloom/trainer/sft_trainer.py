@@ -9,7 +9,7 @@ from rloom.config.load import load_sft_config
 from rloom.config.sft_checks import check_sft
 from rloom.config.sft_schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
-from rloom.trainer.main_ppo import check_extras
+from rloom.trainer.early_checks import check_extras
 
 USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
 

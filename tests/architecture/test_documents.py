@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.config.describe import reference
+from rloom.config.describe import packaged_tree, reference
 from tests.architecture.source import ROOT, texts
 
 MACHINE_PATHS = re.compile(r"(?<![\w.~$}])/(?:work|tmp|root|mnt)/")
@@ -45,6 +45,11 @@ def test_no_file_speaks_of_who_typed_it() -> None:
 
 def test_the_reference_is_the_one_the_schema_makes() -> None:
     assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
+
+
+def test_the_packaged_tree_is_the_one_the_schema_makes() -> None:
+    file = ROOT / "rloom" / "trainer" / "config" / "ppo_trainer.yaml"
+    assert file.read_text(encoding="utf-8") == packaged_tree(), "run `make docs`"
 
 
 def blocks(text: str) -> list[tuple[str, list[str]]]:

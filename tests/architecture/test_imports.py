@@ -55,7 +55,7 @@ ASSEMBLE = ("rloom.trainer.assemble", "rloom.trainer.identity", "rloom.trainer.s
 DOORS = tuple(
     f"rloom.trainer.{name}"
     for name in (
-        *("run", "launch", "join", "export", "evaluate_checkpoint", "directory", "main_ppo"),
+        *("run", "launch", "join", "export", "evaluate_checkpoint", "directory", "main_ppo", "early_checks"),
         *("sft_run", "sft_trainer", "fsdp_sft_trainer"),
     )
 )
@@ -66,12 +66,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.extras": (),
     "rloom.language": (),
     "rloom.hub": ("rloom.errors",),
+    "rloom.startup": (),
     "rloom.atomic": (),
     "rloom.types": (),
     "rloom.transfer": (),
     "rloom.batch": ("rloom.types", "rloom.transfer"),
     "rloom.packing": (),
-    "rloom.console": ("rloom.errors",),
+    "rloom.console": ("rloom.errors", "rloom.startup"),
     # tables and rules without torch, which the keys are checked against
     "rloom.config": (
         "rloom.config",
@@ -138,7 +139,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         for name in LOOP
     },
     "rloom.trainer.reward_model": ("rloom.models.classifier_scorer", *PROTOCOLS, *NOUNS),
-    **{name: (*ASSEMBLE, *LOOP, *PROTOCOLS, *BACKENDS, *RUNTIME, *CONFIG, "rloom.algos", *NOUNS) for name in ASSEMBLE},
+    **{
+        name: (*ASSEMBLE, *LOOP, *PROTOCOLS, *BACKENDS, *RUNTIME, *CONFIG, "rloom.algos", "rloom.startup", *NOUNS)
+        for name in ASSEMBLE
+    },
     **{
         name: (
             *DOORS,
@@ -147,7 +151,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             *RUNTIME,
             *CONFIG,
             *ASSEMBLE,
+            "rloom",
             "rloom.console",
+            "rloom.language",
+            "rloom.startup",
             "rloom.atomic",
             *NOUNS,
         )
@@ -176,9 +183,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "rloom.plan",
             "rloom.console",
         ),
-        *("rloom.language", *NOUNS),
+        *("rloom.language", "rloom.algos.needs", *NOUNS),
     ),
     "rloom.__main__": ("rloom.cli",),
+    "rloom.trainer.ppo": ("rloom.trainer.ppo", "rloom.algos", "rloom.rewards.routing", "rloom.rewards.rules", *NOUNS),
+    "rloom.trainer.config": (),
     "rloom.trainer": (),
     "rloom": ("rloom.api", "rloom.errors"),
 }
@@ -230,10 +239,14 @@ WITHOUT_TORCH = (
     "rloom.packing",
     "rloom.rewards",
     "rloom.console",
+    "rloom.startup",
     "rloom.doctor",
     "rloom.cli",
+    "rloom.models.source",
     "rloom.trainer.main_ppo",
     "rloom.trainer.sft_trainer",
+    "rloom.trainer.early_checks",
+    "rloom.trainer.directory",
 )
 
 
@@ -294,6 +307,7 @@ def test_no_backend_imports_another_of_its_kind() -> None:
         "rloom",
         "rloom.config.load",
         "rloom.cli",
+        "rloom.cli.evaluate",
         "rloom.trainer.main_ppo",
         "rloom.trainer.sft_trainer",
         "rloom.rewards.pool_worker",

@@ -70,7 +70,10 @@ def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on_without_paying_tw
     assert sum(record["reward/requests"] for record in steps) <= len(bodies) - 1  # the step that was stopped paid some
 
 
-def test_no_key_is_in_any_file_of_a_run_or_on_its_screen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_key_is_in_any_file_of_a_run_or_on_its_screen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     with serving(say=worth, plan=lambda number: "401" if number % 3 == 0 else "") as server:
         train(tmp_path, 1, GRPO, *judged_by(server), "trainer.logger=[console,tensorboard,file]")
     printed = capfd.readouterr()

@@ -27,8 +27,9 @@ from tests.e2e.runs import records, same, train, weights
 
 @pytest.mark.slow
 def test_the_default_task_is_learned_and_the_run_directory_is_complete(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     train(
         tmp_path,
         3,
@@ -67,8 +68,9 @@ MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 LOSS = "actor_rollout_ref.actor.policy_loss"
 METRICS = {
     *(f"critic/{what}/{how}" for what in ("score", "rewards", "advantages") for how in ("mean", "max", "min")),
+    *("critic/score/std", "critic/rewards/std"),
     *(f"actor/{name}" for name in ("pg_loss", "kl_loss", "kl_coef", "entropy", "pg_clipfrac", "pg_clipfrac_lower")),
-    *(f"actor/{name}" for name in ("ppo_kl", "grad_norm", "lr", "reward_kl_penalty")),
+    *(f"actor/{name}" for name in ("ppo_kl", "ppo_ratio", "grad_norm", "lr", "reward_kl_penalty")),
     *(f"response_length/{name}" for name in ("mean", "max", "min", "clip_ratio")),
     *(f"prompt_length/{name}" for name in ("mean", "max", "min")),
     *(

@@ -67,6 +67,7 @@ def test_vanilla_clips_what_would_be_rewarded_and_bounds_what_is_punished() -> N
     assert found.parts_T["actor/pg_clipfrac"].tolist() == [1, 0, 0, 1, 0]
     assert found.parts_T["actor/pg_clipfrac_lower"].tolist() == [0, 0, 0, 0, 1]
     assert found.parts_T["actor/ppo_kl"].tolist() == pytest.approx([-math.log(r) for r in (1.5, 0.5, 1.5, 0.5, 5)])
+    assert found.parts_T["actor/ppo_ratio"].tolist() == pytest.approx([1.5, 0.5, 1.5, 0.5, 5])
     assert gradient(vanilla, terms) == pytest.approx([0, -0.5, 1.5, 0, 0])
 
 

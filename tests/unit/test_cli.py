@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from rloom import __version__, cli
+from rloom.cli import overview
+from rloom.config.keys import all_keys
 from rloom.config.schema import Config
 from rloom.config.sources import default_tree
 from rloom.console import run_safely, split_hydra_flags
-from rloom.errors import ConfigError, DataError, RloomError
+from rloom.errors import ConfigError, DataError, RloomError, WorkerError
 from rloom.trainer import main_ppo
 
 
@@ -26,23 +28,90 @@ def logging_as_it_was() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
-def test_help_lists_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_exit_code_and_variable(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
     assert cli.main(arguments) == 0
     said = capsys.readouterr().out
-    for command in ("train", "kit", "eval", "export", "config", "data prepare", "data check"):
-        assert f"\n  {command} " in said
+    usages = [f"{name} {words}" for name, command in cli.COMMANDS.items() for words, *_ in command.usage]
+    for first in (*usages, "0", "1", "2", "3", "130", "NO_COLOR", "HF_ENDPOINT", "HF_TOKEN", "CUDA_VISIBLE_DEVICES"):
+        assert f"\n  {first} " in said
+    assert said.index("\nTrain:") < said.index("\n  train ") < said.index("\nUse a checkpoint:")
+    assert max(map(len, said.splitlines())) <= 120
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
+def test_every_grouped_command_exists_and_an_ungrouped_one_is_listed_too() -> None:
+    assert {name for names in overview.GROUPS.values() for name in names} <= set(cli.COMMANDS)
+    usages = {name: command.usage for name, command in cli.COMMANDS.items()}
+    said = overview.render_overview({**usages, "new": [("FILE", "does something", "做事")]}, chinese=True)
+    assert said.index("其他") < said.index("\n  new FILE") and "做事" in said
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["-V"]])
+def test_the_version_is_the_packages(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 0
     assert capsys.readouterr().out == f"rloom {__version__}\n"
 
 
-def test_an_unknown_command_is_named_beside_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["trian"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("rloom: there is no command 'trian'\n\nrloom COMMAND\n")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["trian", "data.seed=1"],
+            "rloom: there is no command 'trian'; did you mean 'train'?\n`rloom --help` lists the commands.\n",
+        ),
+        (["xyzzy"], "rloom: there is no command 'xyzzy'\n`rloom --help` lists the commands.\n"),
+        (["help", "exprot"], "rloom help: there is no command 'exprot'; did you mean 'export'?\n"),
+    ],
+)
+def test_an_unknown_command_is_named_with_the_nearest(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name not in ("help", "kit")])
+def test_each_command_has_a_help_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    subcommands = {"data": ["check"], "reward": ["try"], "judge": ["try"], "doctor": ["env"]}
+    try:
+        status = cli.main(["help", command, *subcommands.get(command, [])])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 0
+    said = capsys.readouterr().out
+    assert f"rloom {command}" in said
+    if command != "data":
+        assert f"\n  rloom {command} " in said or "rloom completion bash >" in said
+
+
+@pytest.mark.parametrize(
+    ("locale", "first", "codes"), [("C", "Trains a policy.", "Exit codes:"), ("zh_CN.UTF-8", "训练策略模型", "退出码")]
+)
+def test_the_help_of_train_has_ten_real_keys_in_the_users_language(
+    locale: str, first: str, codes: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", locale)
+    assert cli.main(["train", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert first in said and codes in said
+    rows = [line.split("   ")[0].strip() for line in said.splitlines() if line.startswith("  ") and "   " in line[2:]]
+    keys = [key for row in rows for key in row.split(", ") if "." in key and "=" not in key]
+    assert len(rows) - 1 == 10 and [key for key in keys if key not in all_keys()] == []
+
+
+def test_the_names_of_the_metrics_are_a_topic_of_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    assert cli.main(["help", "metrics"]) == 0
+    rows = {line.split("  ")[1]: line for line in capsys.readouterr().out.splitlines()}
+    assert "critic/vf_loss" in rows["critic_loss, value_loss"]
+    assert "actor/pg_clipfrac" in rows["clip_fraction"]
 
 
 def test_config_prints_a_tree_that_is_the_default_configuration(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +199,14 @@ def test_a_users_error_is_one_line_without_a_traceback(
     assert capsys.readouterr() == ("", said)
 
 
+@pytest.mark.parametrize(("lost", "code"), [(True, 3), (False, 2)])
+def test_a_lost_worker_has_an_exit_code_of_its_own(lost: bool, code: int) -> None:
+    def command() -> int:
+        raise WorkerError("worker 1 died", lost=lost)
+
+    assert run_safely(command) == code
+
+
 def test_what_an_error_carries_beside_it_is_said_too(capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> int:
         error = DataError("a.parquet: no")
@@ -155,8 +232,12 @@ def test_an_interrupt_ends_with_the_shells_code() -> None:
     assert run_safely(command) == 130
 
 
-def test_an_export_takes_keys_beside_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_takes_keys_beside_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rloom.trainer import export
+
+    monkeypatch.chdir(tmp_path)
+    Path("global_step_1").mkdir()
+    Path("global_step_1", "trainer_state.json").touch()
 
     seen: list[tuple[object, ...]] = []
     monkeypatch.setattr(export, "export", lambda *given, **named: seen.append((*given, named)))

@@ -12,7 +12,7 @@ from rloom.algos.needs import ESTIMATORS, LOSSES
 from rloom.algos.policy_losses import LossSettings, LossTerms
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
 from rloom.config.algorithm_needs import declared_needs
-from rloom.config.checks import check, notices_on_a_cpu
+from rloom.config.checks import check, late_notices, notices_on_a_cpu
 from rloom.config.keys import all_keys
 from rloom.config.load import validate
 from rloom.config.sources import default_tree, put
@@ -228,3 +228,11 @@ def test_a_loss_reads_the_settings_that_it_declares(name: str) -> None:
     )
     entry.loss(terms, watched)  # type: ignore[arg-type]
     assert {KEY_OF.get(read, read) for read in watched.read} == LOSSES[name].reads == entry.reads
+
+
+def test_a_frequency_beyond_the_end_is_reported_in_steps() -> None:
+    config = configured("trainer.test_freq=5", "trainer.save_freq=3", "data.val_files=a.parquet")
+    assert list(late_notices(config, total_steps=3)) == [
+        "trainer.test_freq=5 counts steps, and the run has 3: it validates only at the end"
+    ]
+    assert list(late_notices(configured("trainer.test_freq=5", "data.train_files=a.parquet"), total_steps=3)) == []

@@ -2,8 +2,10 @@
 
 import pytest
 
+from rloom.config.algorithm_needs import declared_needs
+from rloom.config.checks import check
 from rloom.config.dialects.kit import FLAGS, VARIABLES, KitCommand, translate
-from rloom.config.keys import all_keys
+from rloom.config.keys import all_keys, value_at
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
@@ -36,6 +38,46 @@ def test_without_flags_only_the_output_directory_is_set() -> None:
 def test_a_flag_becomes_its_key_and_what_follows_from_it(flag: str, given: str, values: dict[str, object]) -> None:
     assert translate([f"--{flag}", given], {}).values == OUTPUT | values
     assert translate([f"--{flag}={given}"], {}).values == OUTPUT | values
+
+
+DEFAULTS = {
+    name: found
+    for name, found in {**FLAGS, **VARIABLES}.items()
+    if found.default and name not in ("model", "batch_size")
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_defaults_of_the_help_are_those_of_a_run(name: str) -> None:
+    """As document 002 lists them with a model; the embedded task has its own."""
+    found = DEFAULTS[name]
+    with_model, embedded = (loaded(translate(given, {})) for given in (["--model", "Qwen/Qwen2.5-0.5B"], []))
+    assert effective(with_model, found.key) == float(found.default)
+    assert effective(embedded, found.key) == float(found.embedded or found.default)
+
+
+def effective(config: Config, key: str) -> float:
+    if key == "algorithm.kl_ctrl.kl_coef":
+        return config.algorithm.kl_ctrl.kl_coef if config.kl_in_reward else 0
+    if key == "critic.ppo_epochs":
+        return config.critic_updates[1]
+    return float(value_at(config, key))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kl", "in_loss"),
+    [
+        ([], True, False),
+        (["--kl_coef", "0.01"], True, False),
+        (["--kl_coef", "0"], False, False),
+        (["algorithm.use_kl_in_reward=False"], False, False),
+        (["actor_rollout_ref.actor.use_kl_loss=True"], False, True),
+    ],
+)
+def test_a_model_of_ones_own_has_a_kl_unless_another_is_chosen(arguments: list[str], kl: bool, in_loss: bool) -> None:
+    config = loaded(translate(["--model", "Qwen/Qwen2.5-7B", *arguments], {}))
+    check(config, declared_needs(config))
+    assert (config.kl_in_reward, config.actor_rollout_ref.actor.use_kl_loss) == (kl, in_loss)
 
 
 @pytest.mark.parametrize("variable", VARIABLES)

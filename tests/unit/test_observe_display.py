@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from rloom.observe.display import Display, validation_accuracies
+from rloom.observe.names import NAMES, SHOWN, describe_metrics
 
 METRICS = {
     "critic/score/mean": 0.53125,
@@ -61,10 +62,32 @@ def test_failed_rewards_are_shown_when_there_are_any() -> None:
     assert written(console) == "step 3 · failed 2\n"
 
 
-def test_without_a_reference_the_kl_is_that_of_the_update() -> None:
+def test_without_a_reference_only_the_kl_of_the_update_is_shown_and_named_so() -> None:
     console = plain()
     Display(console).step(1, {"actor/ppo_kl": 0.00012345, "response_length/mean": 12345.6})
-    assert written(console) == "step 1 · kl 0.000123 · len 12,346\n"
+    assert written(console) == "step 1 · ppo_kl 0.000123 · len 12,346\n"
+
+
+def test_the_line_counts_epochs_from_one_and_shows_the_clip_fraction() -> None:
+    console = plain()
+    display = Display(console, total_steps=30, total_epochs=15)
+    display.step(3, {"training/epoch": 1, "critic/score/mean": 0.5, "actor/pg_clipfrac": 0.125})
+    assert written(console) == "step 3/30 · epoch 2/15 · reward_mean 0.500 · clip_fraction 0.125\n"
+
+
+def test_an_epoch_beyond_the_planned_ones_has_no_total() -> None:
+    """Dynamic sampling takes further prompts, and may need more epochs than planned."""
+    console = plain()
+    Display(console, total_epochs=2).step(3, {"training/epoch": 2})
+    assert written(console) == "step 3 · epoch 3\n"
+
+
+def test_every_value_of_the_line_and_every_name_of_the_guides_is_explained() -> None:
+    explained = {name.strip() for row in NAMES for name in row.name.split(",")}
+    assert {label for alternatives in SHOWN for label, _ in alternatives} <= explained
+    guides = {"reward_mean", "kl", "kl_divergence", "actor_loss", "policy_loss", "critic_loss", "value_loss"}
+    assert guides | {"clip_fraction", "ppo_ratio", "grad_norm"} <= explained
+    assert "actor/pg_clipfrac" in describe_metrics(chinese=False) and "缓慢下降" in describe_metrics(chinese=True)
 
 
 def test_a_validation_line_remembers_the_start() -> None:

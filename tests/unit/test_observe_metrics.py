@@ -47,7 +47,9 @@ def test_every_documented_number_of_a_batch(batch: TrainBatch) -> None:
             "critic/score/mean": 0.75,
             "critic/score/max": 1.0,
             "critic/score/min": 0.5,
+            "critic/score/std": 0.125**0.5,  # of 1 and 0.5: (2 * 0.25²) / 1
             "critic/rewards/mean": 0.625,  # 0.75 and 0.5
+            "critic/rewards/std": 0.03125**0.5,
             "critic/rewards/max": 0.75,
             "critic/rewards/min": 0.5,
             "critic/advantages/mean": 1.0,  # 1, -2, 4

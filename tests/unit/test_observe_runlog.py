@@ -10,6 +10,7 @@ from rich.console import Console
 from rloom.observe.display import Display
 from rloom.observe.runlog import RunLog
 from rloom.observe.trackers import FileTracker
+from rloom.types import Score
 
 
 class Clock:
@@ -180,3 +181,16 @@ def test_with_console_the_lines_go_to_standard_output(tmp_path: Path, capsys: py
         log.message("starting")
         log.step(1, {"critic/score/mean": 0.5})
     assert capsys.readouterr().out == "starting\nstep 1/4 · reward_mean 0.500\n"
+
+
+def test_the_rewards_of_the_first_step_are_shown_once_by_data_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = [("openai/gsm8k", Score(1.0)), ("openai/gsm8k", Score(0.0)), ("openai/gsm8k", Score(0.0))]
+    mixed = [*scores, ("mine", Score(0.25)), ("mine", Score(0.75)), ("mine", Score.failed("too late"))]
+    with RunLog.open(tmp_path, loggers=["console"], project="p", experiment="e", config={}) as log:
+        log.show_first_rewards(mixed)
+        log.show_first_rewards(scores)
+    assert capsys.readouterr().out == (
+        "Rewards: openai/gsm8k 1 of 3 correct (33.3 %); mine 2 answers, mean 0.5, std 0.354, 1 failed\n"
+    )

@@ -10,7 +10,7 @@ import pytest
 from rloom.errors import ConfigError
 from rloom.observe import trackers
 from rloom.observe.records import read_metrics, truncate_metrics
-from rloom.observe.trackers import FileTracker, TensorboardTracker, WandbTracker, make_trackers
+from rloom.observe.trackers import FileTracker, TensorboardTracker, WandbTracker, make_trackers, tensorboard_folder
 
 
 def lines(run_dir: Path) -> list[Any]:
@@ -89,38 +89,49 @@ def test_a_missing_package_is_an_error_with_the_way_out(tmp_path: Path, monkeypa
 # ---- TensorBoard: what is written is read back by its own reader
 
 
-def scalars(run_dir: Path, name: str) -> list[tuple[int, float]]:
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulator.EventAccumulator(str(run_dir / "tensorboard"))
+    events = accumulator.EventAccumulator(str(folder))
     events.Reload()
     return [(event.step, event.value) for event in events.Scalars(name)]
 
 
-def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
-    tracker = make(["tensorboard"], tmp_path)[-1]
+def test_tensorboard_reads_back_what_was_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In runs/ of the current directory, where `tensorboard --logdir ./runs/` looks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+    tracker = make(["tensorboard"], tmp_path / "checkpoints" / "p" / "e")[-1]
     tracker.log(1, {"critic/score/mean": 0.5, "val-core/s/acc/mean@1": 0.25})
     tracker.log(2, {"critic/score/mean": 0.75})
     tracker.close()
-    assert scalars(tmp_path, "critic/score/mean") == [(1, 0.5), (2, 0.75)]
-    assert scalars(tmp_path, "val-core/s/acc/mean@1") == [(1, 0.25)]
+    assert scalars(tmp_path / "runs" / "p" / "e", "critic/score/mean") == [(1, 0.5), (2, 0.75)]
+    assert scalars(tmp_path / "runs" / "p" / "e", "val-core/s/acc/mean@1") == [(1, 0.25)]
 
 
 def test_tensorboard_does_not_show_a_resumed_step_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = TensorboardTracker(tmp_path)
+    first = TensorboardTracker(tmp_path / "runs" / "p" / "e")
     for step in (1, 2, 3):
         first.log(step, {"x": float(step)})
     first.close()
     # Event files are read in the order of their names, which start with the second: a resume is later than a crash.
     now = time.time() + 60
     monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.time.time", lambda: now)
-    resumed = TensorboardTracker(tmp_path)
+    resumed = TensorboardTracker(tmp_path / "runs" / "p" / "e")
     resumed.log(2, {"x": 20.0})
     resumed.close()
-    assert scalars(tmp_path, "x") == [(1, 1.0), (2, 20.0)]
+    assert scalars(tmp_path / "runs" / "p" / "e", "x") == [(1, 1.0), (2, 20.0)]
+
+
+def test_each_run_directory_has_a_tensorboard_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+    assert tensorboard_folder(Path("/data/checkpoints/p/e"), "p", "e") == Path("runs/p/e")
+    assert tensorboard_folder(Path("/data/run7"), "p", "e") == Path("runs/p/e/run7")
+    monkeypatch.setenv("TENSORBOARD_DIR", "/logs/mine")
+    assert tensorboard_folder(Path("/data/run7"), "p", "e") == Path("/logs/mine")
 
 
 def test_a_tensorboard_that_logged_nothing_leaves_nothing(tmp_path: Path) -> None:
-    TensorboardTracker(tmp_path).close()
+    TensorboardTracker(tmp_path / "runs" / "p" / "e").close()
     assert list(tmp_path.iterdir()) == []
 
 

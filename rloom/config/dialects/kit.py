@@ -23,29 +23,54 @@ class Setting:
     chinese: str
     variable: str | None = None  # the environment variable with the same meaning as the flag
     takes_value: bool = True
+    default: str = ""  # with a model of your own; the embedded task has others
+    embedded: str = ""  # the default of the embedded task, if it is another
 
     def meaning(self, chinese: bool) -> str:
         return f"{self.chinese if chinese else self.english} ({self.key})"
 
+    def defaults(self, chinese: bool) -> str:
+        """`[0.2]`, or both defaults: `[1e-5; embedded: 1e-3]`."""
+        if not self.default:
+            return ""
+        other = f"；内置任务：{self.embedded}" if chinese else f"; embedded task: {self.embedded}"
+        return f" [{self.default}{other if self.embedded else ''}]"
+
 
 FLAGS = {
     "model": Setting(
-        "actor_rollout_ref.model.path", "model: folder or hub name", "模型：目录或 Hub 名称", variable="MODEL_PATH"
+        "actor_rollout_ref.model.path",
+        "model: folder or hub name",
+        "模型：目录或 Hub 名称",
+        variable="MODEL_PATH",
+        default="embedded",
     ),
-    "epochs": Setting("trainer.total_epochs", "passes over the training prompts", "训练轮数"),
-    "lr": Setting("actor_rollout_ref.actor.optim.lr", "learning rate of the policy", "策略（Actor）学习率"),
+    "epochs": Setting(
+        "trainer.total_epochs", "passes over the training prompts", "训练轮数", default="30", embedded="1"
+    ),
+    "lr": Setting(
+        "actor_rollout_ref.actor.optim.lr",
+        "learning rate of the policy",
+        "策略（Actor）学习率",
+        default="1e-6",
+        embedded="2e-4",
+    ),
     "batch_size": Setting(
         "data.train_batch_size",
         "prompts per step, in four updates",
         "每步的提示数，分四次更新",
+        default="1024",
+        embedded="64 in two updates",
     ),
     "kl_coef": Setting(
         "algorithm.kl_ctrl.kl_coef",
-        "coefficient of the KL in the reward; setting it enables the KL",
-        "奖励中 KL 的系数；给出即启用 KL",
+        "coefficient of the KL in the reward; 0: no KL",
+        "奖励中 KL 的系数；0 为不使用 KL",
         variable="KL_COEF",
+        default="0.001",
+        embedded="0",
     ),
-    "n_gpus": Setting("trainer.n_gpus_per_node", "GPUs of this machine", "本机 GPU 数", variable="N_GPUS"),
+    "n_gpus": Setting("trainer.n_gpus_per_node", "GPUs of this machine", "本机 GPU 数", variable="N_GPUS", default="1"),
     "reward_model": Setting(
         "reward_model.path",
         "reward model: folder or hub name",
@@ -77,46 +102,63 @@ FLAGS = {
     ),
 }
 VARIABLES = {
-    "CLIP_RATIO": Setting("actor_rollout_ref.actor.clip_ratio", "PPO's clip range", "PPO 裁剪范围"),
-    "GAE_GAMMA": Setting("algorithm.gamma", "discount of later rewards", "折扣因子 γ"),
-    "GAE_LAMBDA": Setting("algorithm.lam", "GAE's lambda", "GAE 的 λ"),
+    "CLIP_RATIO": Setting("actor_rollout_ref.actor.clip_ratio", "PPO's clip range", "PPO 裁剪范围", default="0.2"),
+    "GAE_GAMMA": Setting("algorithm.gamma", "discount of later rewards", "折扣因子 γ", default="1.0"),
+    "GAE_LAMBDA": Setting("algorithm.lam", "GAE's lambda", "GAE 的 λ", default="0.95"),
     "PPO_EPOCHS": Setting(
-        "actor_rollout_ref.actor.ppo_epochs", "passes over each batch in the update", "每批数据的更新轮数"
+        "actor_rollout_ref.actor.ppo_epochs", "passes over each batch in the update", "每批数据的更新轮数", default="1"
     ),
-    "CRITIC_LR": Setting("critic.optim.lr", "learning rate of the critic", "Critic 学习率"),
-    "CRITIC_EPOCHS": Setting("critic.ppo_epochs", "the same, for the critic", "Critic 的更新轮数"),
-    "CLIPRANGE_VALUE": Setting("critic.cliprange_value", "clip range of the values", "价值裁剪范围"),
-    "ROLLOUT_N": Setting("actor_rollout_ref.rollout.n", "answers to each prompt", "每个提示的回答数"),
-    "ROLLOUT_TEMPERATURE": Setting("actor_rollout_ref.rollout.temperature", "sampling temperature", "采样温度"),
+    "CRITIC_LR": Setting(
+        "critic.optim.lr", "learning rate of the critic", "Critic 学习率", default="1e-5", embedded="1e-3"
+    ),
+    "CRITIC_EPOCHS": Setting("critic.ppo_epochs", "the same, for the critic", "Critic 的更新轮数", default="1"),
+    "CLIPRANGE_VALUE": Setting("critic.cliprange_value", "clip range of the values", "价值裁剪范围", default="0.5"),
+    "ROLLOUT_N": Setting(
+        "actor_rollout_ref.rollout.n", "answers to each prompt", "每个提示的回答数", default="1", embedded="8"
+    ),
+    "ROLLOUT_TEMPERATURE": Setting(
+        "actor_rollout_ref.rollout.temperature", "sampling temperature", "采样温度", default="1.0"
+    ),
     "ROLLOUT_TP_SIZE": Setting(
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        "GPUs of one rollout engine; 1 in this version",
-        "每个推理引擎的 GPU 数；本版本为 1",
+        "GPUs of one rollout engine; above 1 the engine is vLLM",
+        "每个推理引擎的 GPU 数；大于 1 时使用 vLLM",
+        default="1",
     ),
     "GPU_MEMORY_UTILIZATION": Setting(
         "actor_rollout_ref.rollout.gpu_memory_utilization",
         "share of a GPU's memory in use, at most, with the key-value cache",
         "KV 缓存可用的显存比例",
+        default="0.5",
     ),
-    "NNODES": Setting("trainer.nnodes", "machines", "机器数"),
-    "NODE_RANK": Setting("trainer.node_rank", "rank of this machine, from 0", "本机编号，从 0 开始"),
+    "NNODES": Setting("trainer.nnodes", "machines", "机器数", default="1"),
+    "NODE_RANK": Setting("trainer.node_rank", "rank of this machine, from 0", "本机编号，从 0 开始", default="0"),
     "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0", "0 号机器的地址"),
 }
 OUTPUT = "outputs/checkpoints"  # with one folder per model
 MODEL_KEY = "actor_rollout_ref.model.path"
+EMBEDDED = "embedded"
+KL_KEY = "algorithm.use_kl_in_reward"
+# keys that choose a KL; with one of them the kit's own is left out
+KL_KEYS = (KL_KEY, "algorithm.kl_ctrl", "actor_rollout_ref.actor.use_kl_loss")
 
 ENGLISH = (
     "Trains a policy: without flags, the embedded model on the embedded data, no download.",
+    "With a model of your own (--model, MODEL_PATH) the defaults are those in brackets, with KL to the reference. The\n"
+    "embedded task has other defaults, so that it learns within minutes on a CPU. The default model of\n"
+    "the kit's guide is a download: --model Qwen/Qwen2.5-0.5B.\n"
     "Every key of `rloom config` can follow as key=value and overrides the flags.",
-    "Environment variables (a flag overrides its variable):",
+    "Environment variables (a flag overrides its variable), with their defaults:",
     f"Files (in the current directory, then beside train.sh): {REWARD_FILE}; {JUDGE_FILE} with --use_api_reward;\n"
     f"compute_score in common/{FUNCTION_FILE}, if no other reward is set or a mix uses rule_score.",
     "show this help and end",
 )
 CHINESE = (
     "训练策略模型；不带参数时使用内置模型和内置数据，无需下载。",
+    "用 --model 或 MODEL_PATH 指定自己的模型时，默认值见方括号，并使用对参考模型的 KL；\n"
+    "内置任务的默认值不同，以便在 CPU 上几分钟内学会。教程中的默认模型需要下载：--model Qwen/Qwen2.5-0.5B。\n"
     "其后可写 `rloom config` 中的任意 key=value，优先级最高。",
-    "环境变量（同名参数优先于变量）：",
+    "环境变量（同名参数优先于变量）及默认值：",
     f"文件（先找当前目录，再找 train.sh 所在目录）：{REWARD_FILE}；--use_api_reward 时的 {JUDGE_FILE}；\n"
     f"common/{FUNCTION_FILE} 中的 compute_score（未设置其他奖励，或组合奖励用到 rule_score 时）。",
     "显示本帮助并退出",
@@ -151,9 +193,19 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCo
     overrides = given["overrides"]
     typed = split(overrides)
     rewards, sentence = reward_values(values, typed, environment)
-    folder = model_folder(typed.get(MODEL_KEY) or values.get(MODEL_KEY, "embedded"))
-    values = {"trainer.default_local_dir": f"{OUTPUT}/{folder}", **rewards, **values}
+    model = typed.get(MODEL_KEY) or values.get(MODEL_KEY, EMBEDDED)
+    defaults = {
+        "trainer.default_local_dir": f"{OUTPUT}/{model_folder(model)}",
+        **default_kl(model, {**values, **typed}),
+    }
+    values = {**defaults, **rewards, **values}
     return KitCommand(values, overrides, sentence)
+
+
+def default_kl(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """KL in the reward, with the default coefficient 0.001. The embedded task learns in two minutes without it."""
+    chosen = any(f"{key}.".startswith(f"{name}.") for key in given for name in KL_KEYS)
+    return {} if model == EMBEDDED or chosen else {KL_KEY: True}
 
 
 def check_judge_flags(given: Mapping[str, Any]) -> None:
@@ -181,7 +233,7 @@ def model_folder(model: str) -> str:
 def parser(chinese: bool) -> Parser:
     about, keys, variables, files, help_help = CHINESE if chinese else ENGLISH
     named = {found.variable: found for found in FLAGS.values() if found.variable} | VARIABLES
-    lines = [f"  {name:<24}{found.meaning(chinese)}" for name, found in named.items()]
+    lines = [f"  {name:<24}{found.meaning(chinese)}{found.defaults(chinese)}" for name, found in named.items()]
     made = Parser(
         "train.sh",
         usage="train.sh [--flag VALUE ...] [key=value ...]",
@@ -194,7 +246,7 @@ def parser(chinese: bool) -> Parser:
     made.add_argument("-h", "--help", action="help", help=help_help)
     for flag, found in FLAGS.items():
         kind: dict[str, Any] = {"metavar": "VALUE"} if found.takes_value else {"action": "store_true"}
-        made.add_argument(f"--{flag}", help=found.meaning(chinese), **kind)
+        made.add_argument(f"--{flag}", help=found.meaning(chinese) + found.defaults(chinese), **kind)
     made.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
     return made
 

@@ -18,6 +18,7 @@ from rloom.runtime.nodes import head_node, no_ray, wait_until
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
 from rloom.runtime.process_stats import Machine
 from rloom.runtime.secret import OTHER_WAY
+from rloom.startup import announce
 from rloom.trainer.assemble.models import (
     has_reference_model,
     needs_critic,
@@ -28,7 +29,7 @@ from rloom.trainer.assemble.models import (
 from rloom.trainer.assemble.reward_model import has_reward_model
 from rloom.trainer.assemble.rewards import queue_of, spread_source
 from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
-from rloom.trainer.assemble.worker_groups import WorkerGroups
+from rloom.trainer.assemble.worker_groups import WorkerGroups, used_roles
 from rloom.trainer.memory import BUILD, explain_out_of_memory
 
 try:
@@ -44,6 +45,7 @@ CROWDED = 0.5  # less free memory than this share of a GPU: another process uses
 @contextmanager
 def open_cluster(config: RunConfig) -> Iterator[None]:
     """The machines of a run, for all its restarts: this one, those that join it, or a running cluster."""
+    announce("Initializing Ray ...")
     trainer, arguments = config.trainer, dict(config.ray_kwargs.ray_init)
     cpus = max(os.cpu_count() or 1, trainer.n_gpus_per_node)
     with ExitStack() as stack:
@@ -124,6 +126,8 @@ def describe_resources(resources: Mapping[str, float]) -> str:
 
 @contextmanager
 def ray_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
+    for pool in layout.pools:
+        announce(f"Creating worker pool for {used_roles(config, pool)}: {pool.size} workers ...")
     with start_workers(config, layout, logs, Worker) as (workers, share):
         scorers: list[cluster.RemoteScoreQueue] = []
         try:
@@ -205,6 +209,7 @@ def build_models(
     machines: list[Machine] = all_workers.call("machine")
     inspect(machines, workers, config)
     addresses = all_workers.call("address")
+    announce("Loading the models on the workers ...")
     rendezvous = Rendezvous({pool.name: addresses[pool.first] for pool in layout.pools})
     rendezvous[WEIGHT_SYNC] = cluster.RayGroup(workers[:1], role=None).call("address")[0]
     parameters: dict[str, int] = {}

@@ -12,7 +12,8 @@ from rloom.errors import ConfigError
 from rloom.observe.metrics import device_peak_flops
 from rloom.rewards.background import FutureQueue
 from rloom.runtime.group import Group, LocalGroup
-from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, worker_layout
+from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
+from rloom.startup import announce
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
 from rloom.trainer.assemble.reward_model import has_reward_model
 from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
@@ -54,9 +55,16 @@ def layout_of(config: RunConfig) -> WorkerLayout:
     return worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.own_workers, gpus_per_worker=gpus)
 
 
+def used_roles(config: Config, pool: Pool) -> str:
+    """The roles of a pool that this run has: `actor, critic, rollout`."""
+    used = {REFERENCE: has_reference_model, CRITIC: needs_critic, REWARD: has_reward_model}
+    return ", ".join(role for role in pool.roles if role not in used or used[role](config))
+
+
 def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:
     [slot] = layout.slots()
     worker = Worker(config, layout, slot)
+    announce(f"Creating {used_roles(config, slot.pool)} in this process ...")
     with explain_out_of_memory(BUILD):
         parameters = worker.build(Rendezvous())
 

@@ -1,0 +1,94 @@
+"""What can be checked before torch is imported, which takes seconds: files, folders and packages that a run needs."""
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from rloom.config.load import expand
+from rloom.config.run_config import RunConfig
+from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
+from rloom.errors import ConfigError, DataError, RewardError
+from rloom.extras import install_command
+from rloom.models.source import ModelSource, check_folder
+from rloom.rollout.vllm.environment import check_installed
+from rloom.runtime.nodes import no_ray
+from rloom.startup import announce
+from rloom.trainer.checkpoint import STATE, verify_checkpoint
+from rloom.trainer.directory import run_directory
+
+
+def check_early(config: Config, *, critic: bool) -> None:
+    """`critic`: whether the algorithm trains one."""
+    check_extras(config)
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "vllm" and not rollout.uses_servers:
+        check_installed()
+    run_directory(config)
+    check_data_files(config)
+    check_reward_function(config)
+    for source in model_sources(config, critic=critic):
+        check_folder(source)
+
+
+def check_extras(config: RunConfig) -> None:
+    """The optional libraries of this run, other than its rollout engine."""
+    if config.uses_ray and find_spec("ray") is None:
+        raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node"))
+    if "wandb" in config.trainer.loggers and find_spec("wandb") is None:
+        way = f"remove it from trainer.logger, or install it: {install_command('wandb')}"
+        raise ConfigError(f"trainer.logger='wandb' is not installed; {way}")
+
+
+def check_data_files(config: Config) -> None:
+    from rloom.data.files import locate  # imports pyarrow
+
+    given = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
+    for key, files in given.items():
+        for file in [files] if isinstance(files, str) else files or []:
+            try:
+                if file not in (EMBEDDED, IN_PYTHON):
+                    locate(file)
+            except DataError as error:
+                raise DataError(f"{key}: {error}") from error
+
+
+def check_reward_function(config: Config) -> None:
+    given = config.custom_reward_function
+    if given.path not in (None, IN_PYTHON) and not (file := expand(given.path).absolute()).is_file():
+        raise RewardError(
+            f"custom_reward_function.path={given.path!r}: there is no file {file}; use a Python file that defines "
+            f"{given.name}"
+        )
+
+
+def model_sources(config: Config, *, critic: bool) -> Iterator[ModelSource]:
+    policy, reward = config.actor_rollout_ref.model, config.reward_model
+    yield ModelSource(policy.path, overrides=policy.override_config)
+    if critic and config.critic.model.path not in (None, policy.path):
+        own = config.critic.model
+        yield ModelSource(str(own.path), key="critic.model.path", overrides=own.override_config)
+    if reward.model_path is not None:
+        yield ModelSource(
+            reward.model_path, key="reward_model.path" if reward.path is not None else "reward_model.model.path"
+        )
+
+
+def check_checkpoint(checkpoint: Path) -> None:
+    """A folder that is no checkpoint. The bytes of one are verified later."""
+    if not (checkpoint / STATE).is_file():
+        verify_checkpoint(checkpoint)
+
+
+def announce_run(config: Config, version: str) -> None:
+    """The first line on the screen. The libraries load for seconds after it."""
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    workers = f"{config.workers} workers · " if config.workers > 1 else ""
+    announce(
+        f"rloom {version} · {config.algorithm.adv_estimator} on {config.actor_rollout_ref.model.path} · "
+        f"{config.data.train_batch_size} × {rollout.n} answers a step · {workers}"
+        f"{trainer.default_local_dir} · {loading()}"
+    )
+
+
+def loading(libraries: Sequence[str] = ("torch", "transformers")) -> str:
+    return f"loading {' and '.join(libraries)} ..."
