@@ -313,6 +313,6 @@ def test_a_run_does_not_begin_again_more_often_than_it_may(
 ) -> None:
     monkeypatch.setattr(cluster, "RayGroup", Deadly)
     Deadly.plan, Deadly.calls = {"optim_step": 1}, Counter()
-    with pytest.raises(AssertionError):  # exit status 2
+    with pytest.raises(AssertionError):  # exit status 3
         with_workers(2, 2, "algorithm.adv_estimator=grpo", "trainer.max_restarts=0")
     assert "trainer.max_restarts=0: the run does not begin again" in capfd.readouterr().err
