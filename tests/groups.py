@@ -16,6 +16,7 @@ TOGETHER: Mapping[str, str] = {
 APART = (
     "e2e/test_train",
     "e2e/test_resume",
+    "e2e/test_sft",
     "e2e/test_bad_input",
     "unit/test_families",
     "gpu/test_gpu",
