@@ -21,6 +21,7 @@ from tests.local_ray import use_local_ray
 
 pytestmark = pytest.mark.slow
 STEPS = 2
+START = ("Initializing Ray ...", "Creating worker pool for actor", "Starting training ...")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -38,6 +39,9 @@ def test_two_steps_of_a_command(
     status = main(started.arguments)
     printed = capsys.readouterr()
     assert status == 0, printed.out + printed.err
+    if "worker 1: process" in printed.err:  # as document 001 shows the start of a run
+        places = [printed.err.index(line) for line in START]
+        assert places == sorted(places)
     [metrics] = tmp_path.rglob("metrics.jsonl")
     steps = [record for record in records(metrics.parent) if "critic/score/mean" in record]
     assert [record["step"] for record in steps] == [1, STEPS]
