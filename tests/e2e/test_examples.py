@@ -1,4 +1,4 @@
-"""Every example script with RLOOM_SMOKE=1: two steps with a tiny model, from the script's own keys to a checkpoint."""
+"""The example scripts that no document prints, with RLOOM_SMOKE=1; `tests/documents/test_runs.py` runs the others."""
 
 import os
 import subprocess
@@ -9,52 +9,55 @@ import pytest
 
 from rloom.config import smoke
 from rloom.trainer import main_ppo
+from tests.documents.test_commands import COMMANDS
 from tests.e2e.runs import records
 from tests.unit.test_config_examples import EXAMPLES, MEGATRON, SCRIPTS, command_of
 
+ONE_GPU = "grpo_trainer/run_qwen2.5-0.5b.sh"
+OTHERS = ("grpo_trainer/run_qwen2-7b.sh", "grpo_trainer/run_qwen2-7b_lora.sh")
 
-@pytest.fixture
-def smoke_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One process, as where Ray is not installed: a cluster for each script would take half a minute."""
+
+def test_the_other_scripts_are_commands_of_the_documents() -> None:
+    texts = [" ".join([*command.before, command.text]) for command in COMMANDS]
+    printed = {
+        script for script in (*SCRIPTS, MEGATRON) for text in texts if all(part in text for part in script.split("/"))
+    }
+    assert printed == {*SCRIPTS, MEGATRON} - {ONE_GPU, *OTHERS}
+
+
+def assert_two_steps_and_a_checkpoint(folder: Path) -> None:
+    [run] = (folder / "checkpoints").glob("**/smoke")
+    steps = [record for record in records(run) if "critic/score/mean" in record]
+    assert [record["step"] for record in steps] == [1, 2]
+    assert (run / "global_step_2" / "actor").is_dir()
+
+
+@pytest.mark.parametrize("script", OTHERS)
+def test_a_script_trains_two_steps(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, as where Ray is not installed."""
     monkeypatch.setenv("RLOOM_SMOKE", "1")
     monkeypatch.setattr(smoke, "examine", lambda environment: smoke.Available(0, False, False, environment))
     monkeypatch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)  # slow
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.usefixtures("smoke_mode")
-@pytest.mark.parametrize("script", [*SCRIPTS, MEGATRON])
-def test_a_script_trains_two_steps(script: str, tmp_path: Path) -> None:
     _, _, *overrides = command_of(script, tmp_path)
     assert main_ppo.main(overrides) == 0
-    [folder] = (tmp_path / "checkpoints").glob("**/smoke")
-    steps = [record for record in records(folder) if "critic/score/mean" in record]
-    assert [record["step"] for record in steps] == [1, 2]
-    assert (folder / "global_step_2" / "actor").is_dir()
+    assert_two_steps_and_a_checkpoint(tmp_path)
 
 
 @pytest.mark.slow
-def test_bash_runs_a_script_with_two_workers_of_ray(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+def test_bash_runs_a_script_with_the_users_keys(tmp_path: Path) -> None:
+    variables = {"RLOOM_SMOKE": "1", "PYTHON": sys.executable, "PYTHONPATH": str(EXAMPLES.parent)}
     done = subprocess.run(
-        ["bash", str(EXAMPLES / "ppo_trainer" / "run_gemma.sh"), "trainer.device=cpu"],
-        env={
-            **os.environ,
-            "RLOOM_SMOKE": "1",
-            "PYTHON": sys.executable,
-            "PYTHONPATH": str(EXAMPLES.parent),
-            "RAY_AUTH_MODE": "disabled",
-        },
+        ["bash", str(EXAMPLES / ONE_GPU), "trainer.device=cpu"],
+        env={**os.environ, **variables},
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (
-        "trainer.default_local_dir: checkpoints/gemma2b_function_rm -> checkpoints/gemma2b_function_rm/smoke"
-        in done.stdout
-    )
-    assert "worker 1: process" in done.stderr  # of two
+    [run] = (tmp_path / "checkpoints").glob("**/smoke")
+    kept = run.parent.relative_to(tmp_path)
+    assert f"trainer.default_local_dir: {kept} -> {kept}/smoke" in done.stdout
     assert "step 2/2" in done.stdout
-    assert (tmp_path / "checkpoints" / "gemma2b_function_rm" / "smoke" / "global_step_2" / "critic").is_dir()
+    assert_two_steps_and_a_checkpoint(tmp_path)

@@ -3,13 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rloom.config.load import load_config, load_sft_config
@@ -19,9 +20,9 @@ from rloom.trainer import sft_trainer
 from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 from rloom.trainer.export import export
 from rloom.trainer.run import run as run_rl
-from tests.architecture.source import ROOT
 from tests.e2e.runs import records, same, weights
 from tests.helpers import apart
+from tests.ranks import forkserver
 
 SMALL = (
     "data.train_batch_size=4",
@@ -52,6 +53,17 @@ def train(directory: Path, steps: int, *overrides: str) -> Path:
     return directory
 
 
+WITH_VALIDATION = ("optim.lr_scheduler=constant", "trainer.val_before_train=True")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps in one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rloom.trainer.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
+        return train(tmp_path_factory.mktemp("sft") / "whole", 4, *WITH_VALIDATION)
+
+
 def losses(directory: Path) -> list[float]:
     return [record["train/loss"] for record in records(directory) if "train/loss" in record]
 
@@ -70,7 +82,10 @@ def test_the_loss_falls_and_the_answers_are_learnt(tmp_path: Path, capsys: pytes
     assert start["val/loss"] == pytest.approx(found[0], rel=1e-5)  # the same two rows, before the first update
     assert end["val/perplexity"] == pytest.approx(torch.tensor(end["val/loss"]).exp().item(), rel=1e-5)
     printed = capsys.readouterr().out
-    assert "step 20/20 · loss" in printed and f"Validation loss: {start['val/loss']:.3f} at the start" in printed
+    assert (
+        "step 20/20 · epoch 20/20 · loss" in printed
+        and f"Validation loss: {start['val/loss']:.3f} at the start" in printed
+    )
     # the exported folder answers with what it learnt, and RL training starts from it
     folder = export(tmp_path / "run" / "global_step_20", tmp_path / "exported")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -85,73 +100,74 @@ def test_the_loss_falls_and_the_answers_are_learnt(tmp_path: Path, capsys: pytes
         "trainer.device=cpu",
     ]
     rl += ["data.max_prompt_length=64", "data.max_response_length=8", "reward_model.num_workers=1"]
+    rl += ["trainer.val_before_train=False", "trainer.test_freq=-1"]
     rl += [f"trainer.default_local_dir={tmp_path / 'rl'}", "trainer.total_training_steps=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
-        assert run_rl(load_config([*rl, f"actor_rollout_ref.model.path={folder}"])) == 0
+        trained = run_rl(load_config([*rl, f"actor_rollout_ref.model.path={folder}"]))
+    assert trained.checkpoint == tmp_path / "rl" / "global_step_1"
 
 
-@pytest.mark.parametrize("keys", [(), ("model.lora_rank=2", "model.enable_gradient_checkpointing=True")])
-def test_two_steps_and_two_more_equal_four_bit_for_bit(keys: tuple[str, ...], tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", 4, *keys, "optim.lr_scheduler=constant")
-    parts = train(tmp_path / "parts", 2, *keys, "optim.lr_scheduler=constant")
-    train(parts, 4, *keys, "optim.lr_scheduler=constant")
-    file = "lora.safetensors" if keys else "model.safetensors"
-    assert same(weights(whole, 4, file=file), weights(parts, 4, file=file))
-    assert not same(weights(whole, 2, file=file), weights(whole, 4, file=file))
+def test_ctrl_c_saves_and_the_same_command_computes_what_it_would_have_without_it(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps and two more equal four bit for bit."""
+    keys = ("optim.lr_scheduler=constant", "trainer.save_freq=-1")
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "optim_step", interrupting(LocalEngine.optim_step, at=2))
+        assert command(tmp_path / "parts", 4, *keys) == 130
+    assert [path.name for path in (tmp_path / "parts").glob("global_step_*")] == ["global_step_2"]
+    parts = train(tmp_path / "parts", 4, *keys)
+    assert same(weights(whole, 4), weights(parts, 4)) and not same(weights(whole, 2), weights(whole, 4))
     assert losses(parts) == losses(whole) and len(losses(whole)) == 4
-    if keys:
-        merged, adapter = (
-            export(whole / "global_step_4", tmp_path / name, adapter=name == "adapter")
-            for name in ("merged", "adapter")
-        )
-        assert (merged / "model.safetensors").is_file() and (adapter / "adapter_config.json").is_file()
+
+
+def test_one_step_and_one_more_of_lora_equal_two_bit_for_bit(tmp_path: Path) -> None:
+    keys = ("model.lora_rank=2", "model.enable_gradient_checkpointing=True", "optim.lr_scheduler=constant")
+    both, parts = train(tmp_path / "both", 2, *keys), train(tmp_path / "parts", 1, *keys)
+    train(parts, 2, *keys)
+    one, two, continued = (
+        weights(run, step, file="lora.safetensors") for run, step in ((both, 1), (both, 2), (parts, 2))
+    )
+    assert same(two, continued) and not same(one, two)
+    assert losses(parts) == losses(both) and len(losses(both)) == 2
+    merged, adapter = (
+        export(both / "global_step_2", tmp_path / name, adapter=name == "adapter") for name in ("merged", "adapter")
+    )
+    assert (merged / "model.safetensors").is_file() and (adapter / "adapter_config.json").is_file()
 
 
 @pytest.mark.slow
-def test_two_workers_compute_what_one_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_workers_compute_what_one_computes(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     from tests.local_ray import use_local_ray
 
-    start = weights(train(tmp_path / "start", 1, "optim.lr=0"), 1)
-    one = train(tmp_path / "one", 2, "trainer.val_before_train=True")
     use_local_ray(monkeypatch)
-    two = train(tmp_path / "two", 2, "trainer.val_before_train=True", "trainer.n_gpus_per_node=2")
-    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
-    assert records(two)[0]["val/loss"] == pytest.approx(records(one)[0]["val/loss"], rel=1e-6)
-    merged = [export(run / "global_step_2", tmp_path / f"{run.name}-hf") for run in (one, two)]
-    first, second = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in merged)
-    begun = AutoModelForCausalLM.from_pretrained(export(tmp_path / "start" / "global_step_1", tmp_path / "start-hf"))
-    assert start and apart(second, first, begun.state_dict()) < 0.01
+    two = train(tmp_path / "two", 2, *WITH_VALIDATION, "trainer.n_gpus_per_node=2")
+    assert losses(two) == pytest.approx(losses(whole)[:2], rel=1e-5)
+    assert records(two)[0]["val/loss"] == pytest.approx(records(whole)[0]["val/loss"], rel=1e-6)
+    found = load_file(export(two / "global_step_2", tmp_path / "hf") / "model.safetensors")
+    assert apart(found, weights(whole, 2), weights(whole, 1)) < 0.01
 
 
 @pytest.mark.slow
-def test_torchruns_ranks_compute_what_one_process_computes(tmp_path: Path) -> None:
-    one = train(tmp_path / "one", 2)
-    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
-    where = [f"trainer.default_local_dir={tmp_path / 'two'}", "trainer.total_training_steps=2"]
-    done = subprocess.run(
-        [*launched, "rloom.trainer.fsdp_sft_trainer", *SMALL, *where],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+def test_torchruns_ranks_compute_what_one_process_computes(whole: Path, tmp_path: Path) -> None:
+    """torchrun's agent in this process; its ranks are forked, since Python and torch take longer to start."""
+    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
+    launched = LaunchConfig(
+        1,
+        1,
+        2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        start_method=forkserver().get_start_method(),
+        logs_specs=logs,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("step 2/2") == 1, "rank 0 alone writes the log"
-    assert losses(tmp_path / "two") == pytest.approx(losses(one), rel=1e-5)
-
-
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = train(tmp_path / "whole", 3, "trainer.save_freq=-1")
-    monkeypatch.setattr(LocalEngine, "optim_step", interrupting(LocalEngine.optim_step, at=2))
-    assert command(tmp_path / "parts", 3, "trainer.save_freq=-1") == 130
-    monkeypatch.undo()
-    monkeypatch.setattr("rloom.trainer.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
-    assert [path.name for path in (tmp_path / "parts").glob("global_step_*")] == ["global_step_2"]
-    train(tmp_path / "parts", 3, "trainer.save_freq=-1")
-    assert same(weights(whole, 3), weights(tmp_path / "parts", 3))
+    status = elastic_launch(launched, command)(tmp_path / "two", 2, "optim.lr_scheduler=constant")
+    assert status == {0: 0, 1: 0}
+    printed = "".join(file.read_text() for file in (tmp_path / "logs").rglob("stdout.log"))
+    assert printed.count("step 2/2") == 1, "rank 0 alone writes the log"
+    assert losses(tmp_path / "two") == pytest.approx(losses(whole)[:2], rel=1e-5)
 
 
 def interrupting(method: Any, at: int) -> Any:
@@ -177,23 +193,22 @@ def test_updates_that_are_not_finite_are_skipped_counted_and_stop_the_run(
     assert [record["train/nonfinite_updates"] for record in records(tmp_path / "run")] == [1, 1]
 
 
-def test_another_model_or_other_data_is_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(tmp_path / "run", 1)
-    assert command(tmp_path / "run", 2, "data.train_max_samples=16") == 2
+def test_another_model_or_other_data_is_another_run(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = (whole, 5, *WITH_VALIDATION)
+    assert command(*keys, "data.train_max_samples=16") == 2
     assert (
         "is of another run, which this one does not continue: the training data is another" in capsys.readouterr().err
     )
-    assert command(tmp_path / "run", 2, "model.lora_rank=2") == 2
+    assert command(*keys, "model.lora_rank=2") == 2
     assert "LoRA was off" in capsys.readouterr().err
 
 
-def test_rl_training_does_not_continue_a_checkpoint_of_sft(tmp_path: Path) -> None:
-    checkpoint = train(tmp_path / "run", 1) / "global_step_1"
-    keys = ["trainer.device=cpu", f"trainer.default_local_dir={tmp_path / 'run'}", "algorithm.adv_estimator=rloo"]
+def test_rl_training_does_not_continue_a_checkpoint_of_sft(whole: Path) -> None:
+    keys = ["trainer.device=cpu", f"trainer.default_local_dir={whole}", "algorithm.adv_estimator=rloo"]
     with pytest.raises(CheckpointError, match=r"is a checkpoint of `rloom sft`.*rloom export"):
         run_rl(load_config(keys))
     with pytest.raises(CheckpointError, match=r"is a checkpoint of `rloom sft`, which has no reward.*rloom export"):
-        evaluate_checkpoint(checkpoint)
+        evaluate_checkpoint(whole / "global_step_4")
 
 
 def test_a_smoke_run_replaces_model_and_data(
