@@ -66,6 +66,7 @@ class JudgeServer:
     say: Callable[[Body, str], str] | None = None  # (body, user text) -> the words of the model
     refuses_response_format: bool = False
     retry_after: str = "0.01"
+    key: str = KEY
     port: int = 0
     received: list[Received] = field(default_factory=list)
     at_once: int = 0
@@ -114,7 +115,7 @@ class JudgeServer:
         protocol = next((protocol for protocol in PROTOCOLS if protocol.path.fullmatch(request.path)), None)
         if protocol is None:
             return 404, {"message": f"no such path: {request.path}"}
-        if (given := request.headers.get(protocol.key_header)) not in (KEY, f"Bearer {KEY}"):
+        if (given := request.headers.get(protocol.key_header)) not in (self.key, f"Bearer {self.key}"):
             return 401, {"error": {"message": f"Incorrect API key: {given}"}}
         if fault[:3].isdigit():
             return int(fault[:3]), {"error": {"message": "not now"}, "message": "not now", "code": "Busy"}

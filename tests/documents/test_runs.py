@@ -4,7 +4,9 @@ The shell gives the arguments (`tests/documents/shell.py`); the commands run in 
 forked processes (`tests/local_ray.py`), since Python and Ray take longer to start than two steps.
 """
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,13 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray looks when it is impor
 pytest.importorskip("ray")
 
 from rloom.cli import kit
+from rloom.rewards.judge.addresses import ADDRESS_VARIABLES
 from rloom.trainer import main_ppo
+from tests.documents.printed import copied
 from tests.documents.shell import Command, start
 from tests.documents.test_commands import COMMANDS
 from tests.e2e.runs import records
+from tests.judge_server import Body, serving
 from tests.local_ray import use_local_ray
 
 pytestmark = pytest.mark.slow
@@ -24,16 +29,38 @@ STEPS = 2
 START = ("Initializing Ray ...", "Creating worker pool for actor", "Starting training ...")
 
 
+@pytest.fixture(scope="module")
+def judge() -> Iterator[dict[str, str]]:
+    """A server with the protocols of the four providers, and the variables that name it and the key of document 002."""
+
+    def say(body: Body, user: str) -> str:
+        return json.dumps({"reason": "by its length", "score": 1 + len(user) % 10})
+
+    keys = {entry.text.removeprefix("export ").split("=")[0] for entry in copied() if "_API_KEY=" in entry.text}
+    assert keys == {"DASHSCOPE_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "ANTHROPIC_API_KEY"}
+    with serving(say=say, key="your_api_key") as server:
+        addresses = {names[0]: server.base_url(provider) for provider, names in ADDRESS_VARIABLES.items()}
+        yield {**addresses, **dict.fromkeys(keys, "your_api_key")}
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_two_steps_of_a_command(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command,
+    judge: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     started = start(command, tmp_path)
+    if "--use_api_reward" in command.text:
+        for variable, value in judge.items():
+            monkeypatch.setenv(variable, value)
     for name in ("HOME", "N_GPUS", "NNODES", "NODE_RANK", "MASTER_ADDR"):
         if name in started.variables:
             monkeypatch.setenv(name, started.variables[name])
     monkeypatch.setenv("RLOOM_SMOKE", "1")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
     use_local_ray(monkeypatch)
     main = kit.main if command.is_kit else main_ppo.main
     status = main(started.arguments)
@@ -42,6 +69,8 @@ def test_two_steps_of_a_command(
     if "worker 1: process" in printed.err:  # as document 001 shows the start of a run
         places = [printed.err.index(line) for line in START]
         assert places == sorted(places)
+    if "--use_api_reward" in command.text:
+        assert "reward_model.api.enable" not in printed.out  # not replaced
     [metrics] = tmp_path.rglob("metrics.jsonl")
     steps = [record for record in records(metrics.parent) if "critic/score/mean" in record]
     assert [record["step"] for record in steps] == [1, STEPS]
