@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rloom.cli.parsing import epilog
 from rloom.console import run_safely
 from rloom.errors import DataError
 
@@ -17,7 +18,11 @@ MARK = "> "
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("rloom chat", description="Talk to a model that was trained.", epilog=HELP)
+    parser = argparse.ArgumentParser(
+        "rloom chat",
+        description=f"Talk to a model that was trained. In a conversation: {HELP}",
+        **epilog('rloom chat outputs/checkpoints/embedded/global_step_32 --prompt "15 + 27 等于多少？"'),
+    )
     parser.add_argument(
         "model", help="a checkpoint (global_step_N), a run directory, a Hugging Face folder, a hub name or `embedded`"
     )

@@ -13,7 +13,7 @@ from rloom.cli import COMMANDS
 from rloom.config.keys import Key, all_keys
 from rloom.console import HYDRA_FLAGS
 
-READS_YAML = ("train", "plan")  # commands with Hydra's flags
+READS_YAML = ("train", "plan", "sft")  # commands with Hydra's flags
 TAKES_KEYS = "key=value"  # in the usage of a command whose arguments are keys
 BOOLEAN = ("True", "False")
 NAMED = {  # text for the schema, because a user's own file is a value too

@@ -7,8 +7,8 @@ Lines = Sequence[tuple[str, str, str]]  # (words, meaning in English, in Chinese
 
 # (title in English, in Chinese) -> commands; a command in no group is listed under the last title
 GROUPS: Mapping[tuple[str, str], Sequence[str]] = {
-    ("Train", "训练"): ("train", "kit", "plan"),
-    ("Use a checkpoint", "使用检查点"): ("eval", "export"),
+    ("Train", "训练"): ("train", "kit", "openrlhf", "sft", "plan"),
+    ("Use a checkpoint", "使用检查点"): ("eval", "export", "chat"),
     ("Prepare and check", "准备与检查"): ("config", "data", "reward", "judge", "doctor"),
     ("More", "其他"): ("completion", "help"),
 }

@@ -15,7 +15,11 @@ USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
 
 Supervised fine-tuning: trains a model on given answers, the step before RL training. Rows are chats (`messages`), or
 have a prompt and a response (data.prompt_key, data.response_key). Without keys: the embedded model on the embedded
-data. `rloom config --sft` lists the keys with their meaning and defaults, `rloom config --sft KEY` explains one. Your
+data.
+
+  rloom sft model.path=Qwen/Qwen2.5-0.5B data.train_files=train.parquet data.val_files=test.parquet optim.lr=1e-5
+
+`rloom config --sft` lists the keys with their meaning and defaults, `rloom config --sft KEY` explains one. Your
 own YAML file (NAME.yaml in DIR) can also set keys; it starts with `defaults: [sft_trainer, _self_]`. The same command
 again resumes a run that stopped. RLOOM_SMOKE=1 replaces model and data by small embedded ones, for two steps."""
 

@@ -351,7 +351,7 @@ FAULTS = {
     "--advantage_estimator rloo": "compares the answers to one prompt; use 2 or more",
     "--advantage_estimator ppo": "it takes gae, reinforce, rloo, reinforce_baseline, group_norm, dr_grpo",
     "--prompt_data OpenRLHF/prompts": "rloom reads .parquet, .json, .jsonl files",
-    "--flash_attn": "the attention kernel is selected by model and device; leave it out",
+    "--attn_implementation eager": "the attention kernel is selected by model and device; leave it out",
     "--ds.tensor_parallel_size 2": "has no tensor parallelism",
     "--use_wandb 0123": "(it is not shown here)",
     "--kl_horizon 5": "no effect without --kl_target",
@@ -370,6 +370,14 @@ def test_a_fault_names_the_flag_and_the_way_out(text: str) -> None:
     found = faults_of(text)
     assert len(found) == 1 and FAULTS[text] in found[0]
     assert "0123" not in found[0]
+
+
+def test_a_flag_that_asks_for_what_rloom_does_anyway_is_accepted() -> None:
+    same, plain = (
+        translate(shlex.split(text))
+        for text in ("--flash_attn --attn_implementation flash_attention_2 --perf --grad_accum_dtype fp32", "")
+    )
+    assert same == plain
 
 
 def test_flags_of_a_model_that_the_run_does_not_have_are_named() -> None:

@@ -31,12 +31,16 @@ CHINESE = (
     "默认 {}",
     "OpenRLHF 中在此没有意义的参数；使用时会报错并说明原因：",
 )
+EXAMPLE = (
+    "  rloom openrlhf --pretrain Qwen/Qwen2.5-0.5B-Instruct --prompt_data train.jsonl --input_key prompt \\",
+    "      --label_key answer --advantage_estimator rloo --n_samples_per_prompt 4 --print",
+)
 COLUMN = 34
 
 
 def help_text(chinese: bool) -> str:
     usage, about, own, default, without_meaning = CHINESE if chinese else ENGLISH
-    lines = [usage, "", about, "", *(f"  {name:<{COLUMN}}{meaning}" for name, meaning in own)]
+    lines = [usage, "", about, "", *EXAMPLE, "", *(f"  {name:<{COLUMN}}{meaning}" for name, meaning in own)]
     for section in sections():
         lines += ["", section.chinese if chinese else section.english]
         for flag in section.flags:
