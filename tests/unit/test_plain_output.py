@@ -6,8 +6,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests.architecture.source import ROOT
 
 STEP = """
@@ -69,10 +67,20 @@ def test_a_pipe_gets_plain_lines() -> None:
     assert in_a_pipe(sys.executable, "-c", STEP) == f"{LINE}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["help", "metrics"], ["plan", "--help"], ["config", "algorithm.lam"]]
-)
-def test_help_and_lookups_are_plain_without_colours_wanted(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "rloom", *arguments]
-    assert "\x1b" not in in_a_pipe(*command)
-    assert not COLOUR.search(on_a_terminal(*command, NO_COLOR="1"))
+COMMANDS = """
+import contextlib
+from rloom.cli import main
+for arguments in (["--help"], ["help", "metrics"], ["plan", "--help"], ["config", "algorithm.lam"]):
+    with contextlib.suppress(SystemExit):  # argparse ends the program after its help
+        assert main(arguments) == 0
+"""
+
+
+def test_help_and_lookups_are_plain_without_colours_wanted() -> None:
+    piped, shown = (
+        in_a_pipe(sys.executable, "-c", COMMANDS),
+        on_a_terminal(sys.executable, "-c", COMMANDS, NO_COLOR="1"),
+    )
+    assert "\x1b" not in piped and not COLOUR.search(shown)
+    for written in (piped, shown):
+        assert all(word in written for word in ("completion", "reward_mean", "--gpu_memory", "algorithm.lam"))

@@ -25,7 +25,7 @@ def compute_gae_advantage_return(
 ) -> Padded:
     """Generalised advantage estimation; the advantages are whitened."""
     settings = AdvantageSettings(gamma=float(gamma), lam=float(lam))
-    return padded(estimators.gae, token_level_rewards, response_mask, settings=settings, values=values)
+    return padded(estimators.gae, token_level_rewards, response_mask, settings=settings, values=values, whitened=True)
 
 
 def compute_rloo_outcome_advantage(
@@ -64,14 +64,14 @@ def compute_reinforce_plus_plus_outcome_advantage(
 ) -> Padded:
     """The discounted return of each token, whitened over the batch."""
     settings = AdvantageSettings(gamma=gamma)
-    return padded(estimators.reinforce_plus_plus, token_level_rewards, response_mask, settings=settings)
+    return padded(estimators.reinforce_plus_plus, token_level_rewards, response_mask, settings=settings, whitened=True)
 
 
 def compute_reinforce_plus_plus_baseline_outcome_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Hashable], config: Any = None
 ) -> Padded:
     """R - mean, whitened over the tokens of the batch."""
-    return padded(estimators.reinforce_plus_plus_baseline, token_level_rewards, response_mask, index)
+    return padded(estimators.reinforce_plus_plus_baseline, token_level_rewards, response_mask, index, whitened=True)
 
 
 def compute_remax_outcome_advantage(
@@ -109,19 +109,17 @@ def padded(
     settings: AdvantageSettings | None = None,
     values: Tensor | None = None,
     greedy: Tensor | None = None,
+    whitened: bool = False,
 ) -> Padded:
     """`estimator` on padded tensors: rows of one length are a packed batch, and the mask leaves the padding out."""
     rows, length = rewards.shape
+    batch = packed(rewards, mask, index)
+    values_T = None if values is None else values.reshape(-1)
     with torch.no_grad():
-        found = estimator(
-            AdvantageInputs(
-                packed(rewards, mask, index),
-                rewards.reshape(-1),
-                None if values is None else values.reshape(-1),
-                greedy,
-            ),
-            settings or AdvantageSettings(),
-        )
+        inputs = AdvantageInputs(batch, rewards.reshape(-1), values_T, greedy)
+        found = estimator(inputs, settings or AdvantageSettings())
+        if whitened:
+            found = estimators.normalized(found, batch)
     return found.advantages_T.view(rows, length), found.returns_T.view(rows, length)
 
 
