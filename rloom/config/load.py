@@ -56,7 +56,7 @@ def load_config(
     """Compose the packaged configuration, or the user's YAML on top of it, with `key=value` overrides.
 
     `values`: dotted keys with values that are not in Hydra's grammar. They override files, and `overrides` override
-    them. With RLOOM_SMOKE=1 in the environment, tiny stand-ins override all of them.
+    them. With RLOOM_SMOKE=1 in the environment, a tiny model and data override all of them.
     """
     if not smoke.is_on(os.environ):
         return compose_config(overrides, values, config_path, config_name)

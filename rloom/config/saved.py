@@ -5,8 +5,6 @@ The file is read as plain YAML. Hydra does not compose it, so a `defaults` list,
 as `${oc.env:NAME}` in it has no effect.
 """
 
-import json
-import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rloom.config.grammar import override_value
 from rloom.config.keys import Root
 from rloom.config.load import C, overrides_tree, validate
 from rloom.config.run_config import RunConfig
@@ -169,14 +168,3 @@ def check_code(
             f"{file} sets keys that run code or name a server: {listed}. A checkpoint is not trusted to do that. If "
             f"you trust it, add to the command: {allow}"
         )
-
-
-def override_value(value: Any) -> str:
-    """A value in the grammar of `key=value`."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {override_value(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(override_value(inner) for inner in value) + "]"
-    if isinstance(value, str):
-        return value if re.fullmatch(r"[\w./][\w./:-]*", value) else "'" + value.replace("'", r"\'") + "'"
-    return json.dumps(value)

@@ -1,18 +1,17 @@
 """Keys of `rloom sft` that the environment sets: torchrun's number of workers, and a smoke run (RLOOM_SMOKE=1)."""
 
-import logging
 import os
-from collections.abc import Mapping
 from typing import Any
 
+from rloom.config.grammar import override_value
 from rloom.config.keys import value_at
 from rloom.config.schema import EMBEDDED
 from rloom.config.sft_schema import TORCHRUN, SftConfig
+from rloom.config.smoke import STEPS, is_on, replaced_text
+from rloom.config.smoke_sizes import MAX_WORKERS
 from rloom.errors import ConfigError
 
-log = logging.getLogger(__name__)
-SMOKE = "RLOOM_SMOKE"
-SMOKE_ROWS, SMOKE_STEPS, SMOKE_WORKERS = 8, 2, 2
+ROWS = 8  # of a step
 
 
 def torchrun_settings(config: SftConfig) -> list[str]:
@@ -32,36 +31,37 @@ def torchrun_settings(config: SftConfig) -> list[str]:
 
 def smoke_settings(config: SftConfig) -> list[str]:
     """With RLOOM_SMOKE=1: the embedded model on a few embedded rows, two steps, at most two workers."""
-    if os.environ.get(SMOKE, "0") != "1":
+    if not is_on(os.environ):
         return []
-    trainer, rows = config.trainer, min(config.data.train_batch_size, SMOKE_ROWS)
-    replaced: Mapping[str, Any] = {
+    changes = {key: value for key, value in replacements(config).items() if value_at(config, key) != value}
+    print(replaced_text(config, changes, {}), flush=True)
+    return [f"++{key}={override_value(value)}" for key, value in changes.items()]
+
+
+def replacements(config: SftConfig) -> dict[str, Any]:
+    trainer, rows = config.trainer, min(config.data.train_batch_size, ROWS)
+    workers = {} if config.uses_torchrun else {"nnodes": 1, "n_gpus_per_node": min(config.workers, MAX_WORKERS)}
+    return {
         "model.path": EMBEDDED,
-        "model.custom_chat_template": "null",
+        "model.custom_chat_template": None,
         "data.train_files": EMBEDDED,
         "data.val_files": EMBEDDED,
         "data.prompt_key": "prompt",
-        "data.prompt_dict_keys": "null",
+        "data.prompt_dict_keys": None,
         "data.response_key": "reward_model",
-        "data.response_dict_keys": "[ground_truth]",
-        "data.multiturn.enable": "false",
+        "data.response_dict_keys": ["ground_truth"],
+        "data.multiturn.enable": False,
         "data.train_batch_size": rows,
-        "data.train_max_samples": SMOKE_STEPS * rows,
+        "data.train_max_samples": STEPS * rows,
         "data.val_max_samples": rows,
         "data.max_length": min(config.data.max_length, 256),
-        "data.micro_batch_size": "null",
+        "data.micro_batch_size": None,
         "data.micro_batch_size_per_gpu": min(config.data.micro_batch_size_per_gpu or rows, rows),
         "engine.fsdp_size": -1,
-        "engine.ulysses_sequence_parallel_size": min(config.engine.ulysses_sequence_parallel_size, SMOKE_WORKERS),
-        "trainer.total_training_steps": SMOKE_STEPS,
-        "trainer.logger": "console",
-        "trainer.nnodes": 1,
-        "trainer.n_gpus_per_node": min(config.workers, SMOKE_WORKERS),
-        "trainer.default_local_dir": f"'{trainer.default_local_dir}-smoke'",
+        "engine.ulysses_sequence_parallel_size": min(config.engine.ulysses_sequence_parallel_size, MAX_WORKERS),
+        "trainer.total_training_steps": STEPS,
+        "trainer.logger": ["console"],
+        **{f"trainer.{key}": value for key, value in workers.items()},
+        "trainer.default_local_dir": f"{trainer.default_local_dir}/smoke",
+        "trainer.resume_mode": "disable",
     }
-    if config.uses_torchrun:
-        replaced = {
-            key: value for key, value in replaced.items() if key not in ("trainer.nnodes", "trainer.n_gpus_per_node")
-        }
-    log.warning(f"{SMOKE}=1: a smoke run, with " + " ".join(f"{key}={value}" for key, value in replaced.items()))
-    return [f"++{key}={value}" for key, value in replaced.items()]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rloom.config.keys import value_at
+from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, Config
 from rloom.config.smoke_rewards import is_key_of_replaced_server, reward_changes, server_notes
 from rloom.config.smoke_sizes import MAX_WORKERS, size_changes
@@ -51,7 +52,7 @@ class Available:
 def is_on(environment: Mapping[str, str]) -> bool:
     value = environment.get(VARIABLE, "")
     if value not in ("", "0", "1"):
-        raise ConfigError(f"{VARIABLE}={value}: use 1 for a run of two steps with tiny stand-ins, or unset it")
+        raise ConfigError(f"{VARIABLE}={value}: use 1 for a run of two steps with a tiny model and data, or unset it")
     return value == "1"
 
 
@@ -113,7 +114,7 @@ def data_changes(config: Config) -> dict[str, Any]:
     changes: dict[str, Any] = {"data.train_files": EMBEDDED, **rows}
     if config.data.val_files is not None:
         changes["data.val_files"] = EMBEDDED
-    if not config.has_held_out_prompts:  # the stand-in has, and they would be used
+    if not config.has_held_out_prompts:  # the embedded data have, and they would be used
         changes |= {"trainer.val_before_train": False, "trainer.test_freq": -1}
     return changes
 
@@ -161,13 +162,17 @@ def defaults(section: str) -> dict[str, Any]:
 
 
 def description(config: Config, changes: Mapping[str, Any], dropped: Sequence[str]) -> str:
+    worth_a_line = {path: value for path, value in changes.items() if not is_key_of_replaced_server(path, changes)}
+    lines = [f"  {text}: dropped, FSDP trains the tiny model" for text in dropped]
+    return "\n".join([replaced_text(config, worth_a_line, server_notes(config)), *lines])
+
+
+def replaced_text(config: RunConfig, changes: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     lines = [
-        f"  {path}: {shown(value_at(config, path))} -> {shown(value)}{server_notes(config).get(path, '')}"
+        f"  {path}: {shown(value_at(config, path))} -> {shown(value)}{notes.get(path, '')}"
         for path, value in changes.items()
-        if not is_key_of_replaced_server(path, changes)
     ]
-    lines += [f"  {text}: dropped, FSDP trains the tiny model" for text in dropped]
-    return "\n".join([f"{VARIABLE}=1: two steps with tiny stand-ins", *lines])
+    return "\n".join([f"{VARIABLE}=1: two steps with a tiny model and data", *lines])
 
 
 def shown(value: Any) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from rloom.config.load import expand
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
+from rloom.config.sft_schema import SftConfig
 from rloom.errors import ConfigError, DataError, RewardError
 from rloom.extras import install_command
 from rloom.models.source import ModelSource, check_folder
@@ -39,7 +40,14 @@ def check_extras(config: RunConfig) -> None:
         raise ConfigError(f"trainer.logger='wandb' is not installed; {way}")
 
 
-def check_data_files(config: Config) -> None:
+def check_early_sft(config: SftConfig) -> None:
+    check_extras(config)
+    run_directory(config)
+    check_data_files(config)
+    check_folder(ModelSource(config.model.path, key="model.path", overrides=config.model.override_config))
+
+
+def check_data_files(config: Config | SftConfig) -> None:
     from rloom.data.files import locate  # imports pyarrow
 
     given = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
@@ -87,6 +95,14 @@ def announce_run(config: Config, version: str) -> None:
         f"rloom {version} · {config.algorithm.adv_estimator} on {config.actor_rollout_ref.model.path} · "
         f"{config.data.train_batch_size} × {rollout.n} answers a step · {workers}"
         f"{trainer.default_local_dir} · {loading()}"
+    )
+
+
+def announce_sft(config: SftConfig, version: str) -> None:
+    workers = f"{config.workers} workers · " if config.workers > 1 else ""
+    announce(
+        f"rloom {version} · sft on {config.model.path} · {config.data.train_batch_size} rows a step · {workers}"
+        f"{config.trainer.default_local_dir} · {loading()}"
     )
 
 

@@ -5,11 +5,12 @@ import sys
 from collections.abc import Sequence
 
 # No import of torch here: configuration errors must not wait for it.
+from rloom import __version__
 from rloom.config.load import load_sft_config
 from rloom.config.sft_checks import check_sft
 from rloom.config.sft_schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
-from rloom.trainer.early_checks import check_extras
+from rloom.trainer.early_checks import announce_sft, check_early_sft, check_extras
 
 USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -39,11 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(config: SftConfig) -> int:
     check_sft(config)
-    check_extras(config)
     if config.trainer.node_rank > 0:
+        check_extras(config)
         from rloom.trainer.join import join
 
         return join(config)
+    check_early_sft(config)
+    announce_sft(config, __version__)
     if config.uses_torchrun and config.workers > 1:
         use_own_gpu()
         if os.environ["RANK"] != "0":

@@ -220,8 +220,11 @@ def test_a_smoke_run_replaces_model_and_data(
     keys += ["data.prompt_key=extra_info", "data.prompt_dict_keys=['question']", "trainer.default_local_dir=mine"]
     assert sft_trainer.main([*keys, "data.response_key=extra_info", "+data.response_dict_keys=['answer']"]) == 0
     printed = capsys.readouterr()
-    assert "step 2/2" in printed.out and "RLOOM_SMOKE=1: a smoke run, with model.path=embedded" in printed.err
-    assert (tmp_path / "mine-smoke" / "global_step_2").is_dir()
+    assert (
+        "step 2/2" in printed.out
+        and "RLOOM_SMOKE=1: two steps with a tiny model and data\n  model.path: " in printed.out
+    )
+    assert (tmp_path / "mine" / "smoke" / "global_step_2").is_dir()
 
 
 def test_torchrun_decides_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,7 +261,7 @@ def test_the_block_names_each_key_with_both_values(
     assert config.actor_rollout_ref.model.path == "embedded"
     assert not config.is_given("trainer.total_epochs")  # it would be reported as without effect
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "RLOOM_SMOKE=1: two steps with tiny stand-ins"
+    assert lines[0] == "RLOOM_SMOKE=1: two steps with a tiny model and data"
     assert "  actor_rollout_ref.model.path: Qwen/Qwen2-7B -> embedded" in lines
     assert "  trainer.total_training_steps: null -> 2" in lines
 
