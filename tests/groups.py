@@ -6,7 +6,6 @@ TOGETHER: Mapping[str, str] = {
     # one Ray cluster at a time: each starts more processes than there are cores, and waits for them with time limits
     "e2e/test_ray": "ray",
     "e2e/test_nodes": "ray",
-    "e2e/test_examples": "ray",
     # one set of processes serves them all
     "unit/test_fsdp": "ranks",
     "unit/test_ulysses": "ranks",
@@ -16,7 +15,9 @@ TOGETHER: Mapping[str, str] = {
 APART = (
     "e2e/test_train",
     "e2e/test_resume",
-    "e2e/test_sft",
+    "e2e/test_python_api",
+    "e2e/test_examples",
+    "documents/test_runs",
     "e2e/test_bad_input",
     "unit/test_families",
     "gpu/test_gpu",
@@ -25,11 +26,15 @@ APART = (
 LONGEST = (
     "ray",
     "ranks",
+    "e2e/test_sft",
+    "e2e/test_servers",
     "unit/test_native_graph_decoder",
     "unit/test_train_batch",
     "unit/test_compiled",
     "unit/test_rewards_code",
     "unit/test_judge_faults",
+    "e2e/test_chat",
+    "e2e/test_mismatch",
     "unit/test_rewards_pool",
 )
 

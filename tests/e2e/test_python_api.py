@@ -50,8 +50,15 @@ def score_means(result: rloom.TrainResult) -> list[float]:
 # The result
 
 
-def test_the_result_has_what_the_run_wrote(tmp_path: Path) -> None:
-    result = train(tmp_path, 2, {"trainer.test_freq": 1}, validation=ROWS[:3])
+def test_the_result_and_the_callbacks_have_what_the_run_wrote(tmp_path: Path) -> None:
+    reports: list[rloom.StepReport] = []
+    result = train(tmp_path, 2, {"trainer.test_freq": 1}, validation=ROWS[:3], callbacks=[reports.append])
+    assert [report.step for report in reports] == [1, 2]
+    for report, record in zip(reports, result.history[1:], strict=True):
+        assert report.metrics.items() <= record.items() and "critic/score/mean" in report.metrics
+        assert len(report.answers) == 8
+        assert all(answer.score == len(answer.text) for answer in report.answers)
+        assert report.answers[0].prompt.startswith("<|im_start|>user\nCompute ")
     assert result.run_dir == tmp_path and result.checkpoint == tmp_path / "global_step_2"
     assert [record["step"] for record in result.history] == [0, 1, 2]
     assert not result.stopped_early and result.steps == 2
@@ -199,17 +206,6 @@ def test_without_a_function_rows_need_a_data_source_that_has_a_rule(tmp_path: Pa
 # Callbacks
 
 
-def test_callbacks_see_every_step_and_its_answers(tmp_path: Path) -> None:
-    reports: list[rloom.StepReport] = []
-    result = train(tmp_path, 2, callbacks=[reports.append])
-    assert [report.step for report in reports] == [1, 2]
-    for report, record in zip(reports, result.history, strict=True):
-        assert {"step": report.step, **report.metrics} == record
-        assert len(report.answers) == 8
-        assert all(answer.score == len(answer.text) for answer in report.answers)
-        assert report.answers[0].prompt.startswith("<|im_start|>user\nCompute ")
-
-
 def test_a_callback_stops_the_run_and_the_step_is_saved(tmp_path: Path) -> None:
     result = train(tmp_path, 5, callbacks=[lambda report: report.step < 2])
     assert result.stopped_early and result.steps == 2
@@ -232,25 +228,21 @@ def test_an_error_of_a_callback_propagates_and_the_step_is_saved(tmp_path: Path)
 # Several runs in one process, notebooks
 
 
-def test_a_second_run_begins_anew_and_nothing_is_left_of_the_first(tmp_path: Path) -> None:
+def test_a_second_run_begins_anew_also_in_a_thread_and_in_an_event_loop_as_in_a_notebook(tmp_path: Path) -> None:
+    async def cell() -> rloom.TrainResult:
+        return train(tmp_path)
+
+    async def in_a_thread() -> rloom.TrainResult:
+        return await asyncio.to_thread(train, tmp_path)
+
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     levels = logging.getLogger("rloom").level, logging.getLogger("rloom").handlers[:]
     threads = set(threading.enumerate())
-    one, other = (train(tmp_path) for _ in range(2))
-    assert score_means(one) == score_means(other) and one.steps == other.steps == 1
+    runs = [train(tmp_path), asyncio.run(cell()), asyncio.run(in_a_thread())]
+    assert [score_means(run) for run in runs] == [score_means(runs[0])] * 3 and {run.steps for run in runs} == {1}
     assert set(threading.enumerate()) <= threads
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert (logging.getLogger("rloom").level, logging.getLogger("rloom").handlers) == levels
-
-
-def test_it_runs_in_a_thread_and_inside_a_running_event_loop_as_in_a_notebook(tmp_path: Path) -> None:
-    async def cell() -> rloom.TrainResult:
-        return train(tmp_path / "loop")
-
-    async def in_a_thread() -> rloom.TrainResult:
-        return await asyncio.to_thread(train, tmp_path / "thread")
-
-    assert score_means(asyncio.run(cell())) == score_means(asyncio.run(in_a_thread()))
 
 
 # The pieces of a step, and answers
@@ -300,5 +292,6 @@ def test_generation_depends_on_the_seed_and_on_nothing_else() -> None:
         asked = ["Compute 12 + 7.", "Compute 30 + 9.", "Compute 5 + 41."][:prompts]
         return rloom.generate("embedded", asked, temperature=1.0, seed=seed, max_new_tokens=24)
 
-    assert answers(seed=1) == answers(seed=1) != answers(seed=2)
-    assert answers(seed=1, prompts=2) == answers(seed=1)[:2]
+    first = answers(seed=1)
+    assert answers(seed=1) == first != answers(seed=2)
+    assert answers(seed=1, prompts=2) == first[:2]
