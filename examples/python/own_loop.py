@@ -16,7 +16,7 @@ def train(keys: list[str], steps: int) -> list[dict[str, float]]:
             # scores -> advantages: T tokens of all answers, packed
             old_logprobs_T = run.policy.scorer.score(batch)
             inputs = rloom.AdvantageInputs(batch, rewards_T=rloom.token_rewards(batch))
-            found = rloom.ALGORITHMS["grpo"].advantage(inputs, run.advantage_settings)
+            found = rloom.ALGORITHMS["grpo"].estimate(inputs, run.advantage_settings)
 
             # update the policy, then generate with its new weights
             train_batch = rloom.TrainBatch.of(batch, found, old_logprobs_T=old_logprobs_T)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rloom.algos.kl import KlControl
+from rloom.algos.objectives import Metrics
 from rloom.config.keys import all_keys
 from rloom.errors import CheckpointError, ModelError, RewardError, RloomError, TrainingError, WorkerError
 from rloom.observe.display import Display
@@ -31,10 +32,10 @@ class Planted(Training):
         if step > 1:
             self.act()
         self.state, self.updates_at_state = State(step, self.state.kl, {}, {}), self.updates
-        return cast(Any, None)
+        return cast(Any, SimpleNamespace(trajectories=[]))
 
-    def record(self, step: int, outcome: StepResult) -> None:
-        pass
+    def record(self, step: int, result: StepResult) -> Metrics:
+        return {}
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def training(tmp_path: Path) -> Planted:
                 total_steps=5, validate_every=None, save_every=None, validate_first=False, mismatch_warning=None
             ),
         ),
-        cast(Any, SimpleNamespace(policy=policy, critic=None, sampler=SimpleNamespace(reward=Mix([])))),
+        cast(Any, SimpleNamespace(policy=policy, critic=None, sampler=SimpleNamespace(reward=Mix([]), rows=None))),
         cast(Any, SimpleNamespace(state=dict)),
         KlControl(0.0),
         RunLog(tmp_path, trackers=[], display=Display(total_steps=5, quiet=True)),
