@@ -55,7 +55,7 @@ def training(tmp_path: Path) -> Planted:
                 total_steps=5, validate_every=None, save_every=None, validate_first=False, mismatch_warning=None
             ),
         ),
-        cast(Any, SimpleNamespace(policy=policy, critic=None, sampler=SimpleNamespace(reward=Mix([]), rows=None))),
+        cast(Any, SimpleNamespace(policy=policy, critic=None, sampler=SimpleNamespace(reward=Mix([]), rows=list))),
         cast(Any, SimpleNamespace(state=dict)),
         KlControl(0.0),
         RunLog(tmp_path, trackers=[], display=Display(total_steps=5, quiet=True)),
