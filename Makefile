@@ -10,7 +10,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: runtime judge ray wandb setup check quick test test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
+.PHONY: runtime judge ray wandb setup check types rules quick test test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
 
 runtime: $(RUNTIME)
 judge ray wandb: %: $(VENV)/.extra-%
@@ -28,21 +28,33 @@ $(VENV)/.extra-%: $(RUNTIME)
 	$(PIP) --editable '.[$*]'
 	@touch $@
 
-$(SETUP): $(RUNTIME)
+# all at once: on a new clone pip resolves the packages one time
+$(SETUP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Setting up $(VENV) (once) ..."
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable '.[dev]'
-	@touch $@
+	@touch $(RUNTIME) $@
 
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory --jobs 2 types rules
+
+types: setup
 	$(BIN)/mypy
+
+rules: setup
 	$(BIN)/pytest --noconftest tests/architecture  # tests/conftest.py imports torch, which these do not need
 
 quick: setup
 	$(PYTEST) -m "not slow" tests/unit tests/contract
 
 test: check
-	$(PYTEST) --ignore tests/architecture --durations 20
+	$(PYTEST) -m "not long" --ignore tests/architecture --durations 20
+
+test-long: setup
+	$(PYTEST) -m long tests
 
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/gpu

@@ -175,17 +175,24 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
-KL_LOSS = "actor_rollout_ref.actor.use_kl_loss=True"
-ONE_ANSWER = {"actor_rollout_ref.actor.kl_loss_coef=0.01": [KL_LOSS]}  # two keys of one answer
+def batches_of_keys(fragments: Sequence[str]) -> list[list[str]]:
+    """Keys that one command can take together: no key twice."""
+    found: list[dict[str, str]] = []
+    for fragment in dict.fromkeys(fragments):
+        words = {word.split("=")[0]: word for word in shlex.split(fragment)}
+        free = next((batch for batch in found if not batch.keys() & words.keys()), None)
+        if free is None:
+            found.append(free := {})
+        free |= words
+    return [list(batch.values()) for batch in found]
 
 
-@pytest.mark.parametrize("fragment", dict.fromkeys(FRAGMENTS))
+@pytest.mark.parametrize("words", batches_of_keys(FRAGMENTS), ids=lambda words: f"{len(words)} keys")
 def test_keys_that_are_printed_alone_can_be_added_to_a_command(
-    fragment: str, started: Callable[[Command], Started]
+    words: list[str], started: Callable[[Command], Started]
 ) -> None:
-    """As answers to questions: added to example 2, whose 8 GPUs suffice for each of them."""
-    base, words = started(EXAMPLE_2).arguments, shlex.split(fragment)
-    config = load_config([*base, *ONE_ANSWER.get(fragment, []), *words])
+    """As answers to questions: added to example 2, whose 8 GPUs suffice for them."""
+    config = load_config([*started(EXAMPLE_2).arguments, *words])
     check(config, declared_needs(config))
     for key, given in last_values(words).items():
         read = value_at(config, key)

@@ -131,6 +131,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_machine_that_is_lost_leaves_the_others_to_go_on(tmp_path: Path, port: int) -> None:
     # the time limit is also that of a lost machine to return
     second, first = (start(tmp_path, node, 2, port, "trainer.start_timeout_s=20", steps=4) for node in (1, 0))

@@ -130,6 +130,7 @@ class Deadly(cluster.RayGroup):
             yield item
 
 
+@pytest.mark.long
 def test_two_workers_of_ray_one_of_which_is_killed_compute_the_same_as_one(
     alone: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

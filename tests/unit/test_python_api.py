@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pandas
 import pytest
 
@@ -79,7 +78,11 @@ def test_a_wrong_configuration_is_named(source: Any, words: str) -> None:
 MESSAGES = [{"role": "user", "content": "1 + 1"}]
 
 
-@pytest.mark.parametrize("kind", [list, iter, pandas.DataFrame, datasets.Dataset.from_list])
+def dataset(rows: Any) -> Any:
+    return pytest.importorskip("datasets").Dataset.from_list(rows)
+
+
+@pytest.mark.parametrize("kind", [list, iter, pandas.DataFrame, dataset])
 def test_rows_of_every_kind_are_the_same_rows(kind: Callable[[Any], Any]) -> None:
     rows = [{"prompt": MESSAGES, "answer": "2"}, {"prompt": [*MESSAGES, *MESSAGES], "answer": None}]
     assert rows_of(kind(rows), "train") == rows

@@ -340,7 +340,12 @@ def test_all_164_canonical_solutions_of_humaneval_pass_as_continuations() -> Non
     assert wrong == []
 
 
-@pytest.mark.slow
+@needs_shared_data
+def test_every_10th_reference_solution_of_mbpp_passes() -> None:
+    assert unsolved(mbpp()[::10], MBPP, str) == []
+
+
+@pytest.mark.long
 @needs_shared_data
 def test_all_974_reference_solutions_of_mbpp_pass() -> None:
     rows = mbpp()
