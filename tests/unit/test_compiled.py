@@ -85,6 +85,7 @@ def test_a_layer_keeps_gate_and_up_and_not_what_is_made_of_them(model_folder: Ca
     assert [kept.count(torch.Size([tokens, width])) for width in (48, 32)] == [2 * layers, 2 * layers]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_rank")
 def test_a_sharded_layer_is_compiled_once_like_a_whole_one(
     networks: tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]],
