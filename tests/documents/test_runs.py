@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,21 @@ def judge() -> Iterator[dict[str, str]]:
         yield {**addresses, **dict.fromkeys(keys, "your_api_key")}
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+# With the tiny model and data they run what another command of the documents runs: the same script or example with
+# another learning rate, micro-batch or number of the machine.
+REPEATED = (
+    "002 N_GPUS=8 NNODES=2 NODE_RANK=1",
+    "004 bash run_gemma.sh",
+    "001 bash examples/ppo_trainer/run_gemma.sh trainer",
+    "001 bash examples/ppo_trainer/run_gemma.sh actor",
+)
+
+
+def marked(command: Command) -> Any:
+    return pytest.param(command, marks=pytest.mark.long) if command.name.startswith(REPEATED) else command
+
+
+@pytest.mark.parametrize("command", [marked(command) for command in COMMANDS], ids=lambda command: command.name)
 def test_two_steps_of_a_command(
     command: Command,
     judge: dict[str, str],
