@@ -43,7 +43,8 @@ from rloom.models.load import load_tokenizer
 from rloom.packing import MicroBatching
 from rloom.rollout.base import Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
-from rloom.trainer.assemble.inputs import policy_source, train_prompts
+from rloom.trainer.assemble.inputs import train_prompts
+from rloom.trainer.assemble.model_sources import policy_source
 from rloom.trainer.assemble.models import policy_engine, policy_network, rollout_engine
 from rloom.trainer.assemble.worker import ModelFiles
 

@@ -37,8 +37,8 @@ from rloom.batch import Batch, TrainBatch
 from rloom.engines.local import LocalEngine
 from rloom.engines.weight_sync import WeightSync
 from rloom.models.checkpoint_format import CheckpointFormat
-from rloom.models.load import ModelSource
 from rloom.models.network import PolicyNetwork
+from rloom.models.source import ModelSource
 from rloom.rewards.base import Unit
 from rloom.rewards.mix import Mix, Part
 from rloom.rollout.base import Rollout, Sampling

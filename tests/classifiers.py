@@ -20,7 +20,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from rloom.models.load import EMBEDDED
+from rloom.models.source import EMBEDDED
 from rloom.types import Sample
 from tests.helpers import SHAPE, tiny_model
 

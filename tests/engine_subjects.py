@@ -12,8 +12,9 @@ from rloom.engines.base import AdamW, Placement
 from rloom.engines.distributed import rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
-from rloom.models.load import Lora, ModelSource, load_causal_lm
+from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import PolicyNetwork, ValueNetwork
+from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from rloom.trainer.assemble.models import enable_checkpointing
 from tests.helpers import ADAMW, CPU, Weights

@@ -30,8 +30,9 @@ from rloom.config.schema import Config
 from rloom.config.sources import default_tree, known, put
 from rloom.engines.base import AdamW, Placement
 from rloom.engines.local import LocalEngine
-from rloom.models.load import Lora, ModelSource, load_causal_lm
+from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import PolicyNetwork
+from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 
 VOCABULARY = 64

@@ -1,7 +1,7 @@
 """Train with a function of this program as the reward: no data file, no reward file, no model to download.
 
-The embedded model ends its answers with "答案：46" or with "Answer: 46". Here it learns to write English.
-The reward is for this style only: the sums are not checked, and they do not become more accurate.
+The embedded model ends its answers with "答案：46" or with "Answer: 46". The reward here is 1 for the English form.
+The sums are not checked, and they do not become more accurate.
 """
 
 import sys

@@ -13,7 +13,7 @@ from rloom.errors import DataError
 if TYPE_CHECKING:
     from rloom.api.generation import Conversation
 
-HELP = "/reset forgets the conversation, /quit or ctrl-D ends it, ctrl-C stops an answer."
+HELP = "/reset clears the conversation, /quit or ctrl-D ends it, ctrl-C stops an answer."
 MARK = "> "
 
 
@@ -69,7 +69,7 @@ def converse(conversation: "Conversation", mark: str) -> None:
         except KeyboardInterrupt:
             print()
         except DataError as error:  # such as a conversation that is longer than the model's context
-            print(f"{error}. /reset forgets the conversation.", file=sys.stderr, flush=True)
+            print(f"{error}. /reset clears the conversation.", file=sys.stderr, flush=True)
 
 
 def lines(mark: str) -> Iterator[str]:

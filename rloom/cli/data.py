@@ -113,7 +113,8 @@ def _columns(given: argparse.Namespace, *, rules: bool) -> "Columns":
 def _tokenizer(name: str | None) -> "Tokenizer | None":
     if name is None:
         return None
-    from rloom.models.load import ModelSource, load_tokenizer
+    from rloom.models.load import load_tokenizer
+    from rloom.models.source import ModelSource
 
     tokenizer: Tokenizer = load_tokenizer(ModelSource(name, key="--tokenizer"))
     return tokenizer

@@ -17,8 +17,9 @@ from rloom.families.training import TOLERANCE, largest_difference, small_model, 
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.classifier import Classifier, Layout, ScoringLayout, read_output, restore_older_names
 from rloom.models.conversations import Conversation
-from rloom.models.load import ModelSource, check_folder, first_line, quiet_transformers, read_config
+from rloom.models.load import first_line, quiet_transformers, read_config
 from rloom.models.rotary import varies_with_length
+from rloom.models.source import ModelSource, check_folder
 
 log = logging.getLogger(__name__)
 # In order of preference. Without a correct one, each conversation gets a pass of its own.

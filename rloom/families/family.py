@@ -14,7 +14,8 @@ from rloom.families.rollout import check_hf, check_native
 from rloom.families.training import TrainingSupport, check_training, small_model
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.context import check_context
-from rloom.models.load import ModelSource, first_line, quiet_transformers, read_config
+from rloom.models.load import first_line, quiet_transformers, read_config
+from rloom.models.source import ModelSource
 
 log = logging.getLogger(__name__)
 ENGINE_KEY = "actor_rollout_ref.rollout.name"

@@ -17,7 +17,8 @@ from transformers.models.llama import modeling_llama
 from rloom.errors import ModelError
 from rloom.models.conversations import Conversation
 from rloom.models.decoder import Decoder
-from rloom.models.load import ModelSource, check_folder, first_line, quiet_transformers, read_config
+from rloom.models.load import first_line, quiet_transformers, read_config
+from rloom.models.source import ModelSource, check_folder
 from rloom.packing import MicroBatching
 from rloom.transfer import send
 

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from rloom.models.load import ModelSource
+from rloom.models.source import ModelSource
 
 BLOCK, BLOCKS = 1 << 14, 256  # read from a weight file: 4 MiB at most
 IGNORED_ENTRIES = ("transformers_version", "_name_or_path")  # entries of config.json that do not describe the model

@@ -21,10 +21,7 @@ from transformers.utils import logging as transformers_logging
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.rotary import fix_rotary_scaling
-from rloom.models.source import EMBEDDED as EMBEDDED
-from rloom.models.source import ModelSource as ModelSource
-from rloom.models.source import check_folder as check_folder
-from rloom.models.source import is_random
+from rloom.models.source import ModelSource, check_folder, is_random
 
 transformers_logging.disable_progress_bar()  # rloom has its own
 

@@ -14,6 +14,7 @@ from rloom.models.source import ModelSource, check_folder
 from rloom.rollout.vllm.environment import check_installed
 from rloom.runtime.nodes import no_ray
 from rloom.startup import announce
+from rloom.trainer.assemble.model_sources import critic_source, policy_source, reward_source, sft_source
 from rloom.trainer.checkpoint import STATE, verify_checkpoint
 from rloom.trainer.directory import run_directory
 
@@ -44,7 +45,7 @@ def check_early_sft(config: SftConfig) -> None:
     check_extras(config)
     run_directory(config)
     check_data_files(config)
-    check_folder(ModelSource(config.model.path, key="model.path", overrides=config.model.override_config))
+    check_folder(sft_source(config))
 
 
 def check_data_files(config: Config | SftConfig) -> None:
@@ -70,15 +71,11 @@ def check_reward_function(config: Config) -> None:
 
 
 def model_sources(config: Config, *, critic: bool) -> Iterator[ModelSource]:
-    policy, reward = config.actor_rollout_ref.model, config.reward_model
-    yield ModelSource(policy.path, overrides=policy.override_config)
-    if critic and config.critic.model.path not in (None, policy.path):
-        own = config.critic.model
-        yield ModelSource(str(own.path), key="critic.model.path", overrides=own.override_config)
-    if reward.model_path is not None:
-        yield ModelSource(
-            reward.model_path, key="reward_model.path" if reward.path is not None else "reward_model.model.path"
-        )
+    yield policy_source(config)
+    if critic and config.critic.model.path not in (None, config.actor_rollout_ref.model.path):
+        yield critic_source(config)
+    if config.reward_model.model_path is not None:
+        yield reward_source(config)
 
 
 def check_checkpoint(checkpoint: Path) -> None:

@@ -9,12 +9,13 @@ import torch
 from rloom.config.saved import MODEL_ALONE, load_saved, load_saved_sft, saved_root
 from rloom.config.sft_schema import SftConfig
 from rloom.errors import CheckpointError
-from rloom.models.load import ModelSource, load_tokenizer
+from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.save import merge_adapter, save_pretrained
-from rloom.trainer.assemble.inputs import policy_source
+from rloom.models.source import ModelSource
+from rloom.trainer.assemble.model_sources import policy_source, sft_source
 from rloom.trainer.assemble.models import policy_engine, policy_network
-from rloom.trainer.assemble.sft import sft_engine, sft_network, sft_source
+from rloom.trainer.assemble.sft import sft_engine, sft_network
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.directory import open_checkpoint
 

@@ -18,9 +18,10 @@ from rloom.config.schema import Config, Model
 from rloom.errors import CheckpointError
 from rloom.models.fingerprint import Fingerprint, digest, fingerprint, tokenizer_digest
 from rloom.observe.records import plain
-from rloom.trainer.assemble.inputs import Inputs, critic_source, policy_source
+from rloom.trainer.assemble.inputs import Inputs
+from rloom.trainer.assemble.model_sources import critic_source, policy_source, reward_source
 from rloom.trainer.assemble.models import needs_critic
-from rloom.trainer.assemble.reward_model import has_reward_model, reward_source
+from rloom.trainer.assemble.reward_model import has_reward_model
 from rloom.trainer.checkpoint import read_json
 from rloom.types import Prompt
 

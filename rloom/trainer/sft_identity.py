@@ -9,7 +9,8 @@ from typing import Any
 from rloom.config.sft_schema import SftConfig
 from rloom.data.examples import Example
 from rloom.models.fingerprint import fingerprint, tokenizer_digest
-from rloom.trainer.assemble.sft import SftInputs, sft_source
+from rloom.trainer.assemble.model_sources import sft_source
+from rloom.trainer.assemble.sft import SftInputs
 from rloom.trainer.identity import (
     SHAPES,
     VERSION,

@@ -246,6 +246,7 @@ WITHOUT_TORCH = (
     "rloom.trainer.main_ppo",
     "rloom.trainer.sft_trainer",
     "rloom.trainer.early_checks",
+    "rloom.trainer.assemble.model_sources",
     "rloom.trainer.directory",
 )
 

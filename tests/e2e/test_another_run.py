@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rloom.models.load import EMBEDDED
+from rloom.models.source import EMBEDDED
 from rloom.trainer import checkpoint as checkpoints
 from tests.e2e.runs import command, train, weights
 

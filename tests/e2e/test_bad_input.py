@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rloom.models.load import EMBEDDED
+from rloom.models.source import EMBEDDED
 from tests.e2e.runs import arguments, command, records, train, weights
 
 ROW = {"data_source": "math_reasoning", "prompt": "1+1=", "ground_truth": "2"}

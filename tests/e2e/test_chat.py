@@ -74,7 +74,7 @@ def test_a_conversation_over_the_models_context_goes_on_after_a_reset(
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'1 + ' * 300}\n{QUESTION}\n"))
     assert cli.main(["chat", "embedded", "--max_tokens", "8", "trainer.device=cpu"]) == 0
     said = capsys.readouterr()
-    assert "the model supports 512 together" in said.err and "/reset forgets the conversation." in said.err
+    assert "the model supports 512 together" in said.err and "/reset clears the conversation." in said.err
     assert len(said.out.strip()) > 0
 
 
@@ -97,7 +97,7 @@ def test_in_a_terminal_it_prompts_answers_and_ends_with_ctrl_d() -> None:
     os.close(theirs)
     try:
         read_until(ours, b"Loading embedded ...")
-        assert b"/reset forgets the conversation" in read_until(ours, b"\n> ")
+        assert b"/reset clears the conversation" in read_until(ours, b"\n> ")
         os.write(ours, f"{QUESTION}\n".encode())
         assert "20" in read_until(ours, b"\n> ").decode()
         os.write(ours, b"\x04")

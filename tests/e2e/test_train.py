@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
-from rloom.models.load import EMBEDDED
+from rloom.models.source import EMBEDDED
 from rloom.observe.events import EVENTS_FILE, read_events
 from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 from rloom.trainer.export import export

@@ -10,7 +10,8 @@ from rloom.families.classifier import scoring_layout
 from rloom.models.classifier import Classifier, load_classifier
 from rloom.models.classifier_scorer import ClassifierScorer
 from rloom.models.conversations import ConversationEncoder
-from rloom.models.load import ModelSource, load_tokenizer
+from rloom.models.load import load_tokenizer
+from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from tests.classifiers import deberta_config, llama_config, samples, save_classifier
 

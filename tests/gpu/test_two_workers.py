@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rloom.models.load import EMBEDDED
+from rloom.models.source import EMBEDDED
 from tests.e2e.runs import records, train
 from tests.e2e.test_ray import Deadly, numbers, whole  # skips where Ray is not installed
 

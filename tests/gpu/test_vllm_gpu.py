@@ -15,8 +15,9 @@ from rloom.batch import Batch
 from rloom.engines.base import Placement
 from rloom.engines.local import LocalEngine
 from rloom.models.checkpoint_format import CheckpointFormat
-from rloom.models.load import Lora, ModelSource
+from rloom.models.load import Lora
 from rloom.models.network import PolicyNetwork
+from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from rloom.rollout.base import Sampling
 from rloom.rollout.vllm.environment import is_installed, set_environment

@@ -15,7 +15,8 @@ from rloom.families.classifier import check_layouts, scoring_layout
 from rloom.models.classifier import Classifier, Layout, load_classifier
 from rloom.models.classifier_scorer import ClassifierScorer
 from rloom.models.conversations import Conversation, ConversationEncoder, length_limit
-from rloom.models.load import ModelSource, load_tokenizer
+from rloom.models.load import load_tokenizer
+from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from rloom.types import Sample
 from tests.classifiers import deberta_config, llama_config, random_classifier, sample, samples, save_classifier, words

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rloom.data.examples import Example, RowFormat, load_examples
 from rloom.errors import DataError
-from rloom.models.load import EMBEDDED
+from rloom.models.source import EMBEDDED
 
 CHATML = (
     "{% for m in messages %}<|im_start|> {{ m.role }}\n {{ m.content }} <|im_end|>\n{% endfor %}"

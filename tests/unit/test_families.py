@@ -18,9 +18,10 @@ from rloom.families.training import check_training, own_logits, small_model, two
 from rloom.models.attention import call_attend
 from rloom.models.context import check_context
 from rloom.models.decoder import Decoder
-from rloom.models.load import ModelSource, load_causal_lm, without_randomness
+from rloom.models.load import load_causal_lm, without_randomness
 from rloom.models.network import PolicyNetwork, logit_scale
 from rloom.models.rotary import fix_rotary_scaling
+from rloom.models.source import ModelSource
 from rloom.plan.make import make_plan
 from tests.families import CAUSAL_FAMILIES, NOT_TRIED, row, tiny_config, tiny_model
 from tests.helpers import tiny_tokenizer

@@ -14,7 +14,8 @@ from rloom import hub
 from rloom.data.files import read_rows
 from rloom.data.prepare import prepare
 from rloom.errors import DataError, ModelError
-from rloom.models.load import EMBEDDED, ModelSource, check_folder, load_tokenizer
+from rloom.models.load import load_tokenizer
+from rloom.models.source import EMBEDDED, ModelSource, check_folder
 from rloom.runtime.nodes import free_port
 from tests.hub_server import HubServer, hub_server
 

@@ -14,8 +14,9 @@ from rloom.config.load import load_config
 from rloom.engines.base import Placement
 from rloom.errors import ModelError
 from rloom.models import logprobs
-from rloom.models.load import Lora, ModelSource, load_causal_lm, load_tokenizer
+from rloom.models.load import Lora, load_causal_lm, load_tokenizer
 from rloom.models.network import PolicyNetwork, ValueNetwork
+from rloom.models.source import ModelSource
 from rloom.trainer.assemble.models import pick_device, placement
 from tests.helpers import FAMILIES, WINDOW, a_batch, eager_model, policy, samples_of, save_model, tiny_model
 

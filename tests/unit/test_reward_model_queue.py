@@ -19,7 +19,8 @@ from rloom.packing import MicroBatching
 from rloom.rewards.base import Unit
 from rloom.runtime.group import LocalGroup
 from rloom.runtime.placement import REWARD, worker_layout
-from rloom.trainer.assemble.reward_model import check_reward_model, reward_scorer, reward_source
+from rloom.trainer.assemble.model_sources import reward_source
+from rloom.trainer.assemble.reward_model import check_reward_model, reward_scorer
 from rloom.trainer.reward_model import ModelQueue
 from rloom.types import Sample, Score
 from tests.classifiers import llama_config, random_classifier, sample, samples, save_classifier

@@ -8,7 +8,7 @@ from rloom import cli
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.errors import ConfigError
-from rloom.models.load import ModelSource
+from rloom.models.source import ModelSource
 from rloom.rollout.servers import arguments
 from rloom.rollout.servers.arguments import SglangSettings, server_args_fields, sglang_command, vllm_command
 from rloom.rollout.servers.launch import own_command

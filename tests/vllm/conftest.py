@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig
 
 from rloom.engines.local import LocalEngine
 from rloom.models.checkpoint_format import CheckpointFormat
-from rloom.models.load import ModelSource
 from rloom.models.network import PolicyNetwork
+from rloom.models.source import ModelSource
 from rloom.rollout.base import Completion, Request, Rollout
 from rloom.rollout.vllm.environment import is_installed, set_environment
 from tests.helpers import FAMILIES, save_model

@@ -12,8 +12,8 @@ import torch
 from rloom.batch import Batch
 from rloom.engines.local import LocalEngine
 from rloom.models.checkpoint_format import CheckpointFormat
-from rloom.models.load import ModelSource
 from rloom.models.network import PolicyNetwork
+from rloom.models.source import ModelSource
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.servers.arguments import VLLM_ENVIRONMENT, vllm_command
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rloom.errors import ConfigError
-from rloom.models.load import ModelSource
+from rloom.models.source import ModelSource
 from rloom.rollout.servers.launch import HOST, PORT
 from rloom.rollout.servers.vllm import EXTENSION
 

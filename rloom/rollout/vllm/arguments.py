@@ -10,7 +10,8 @@ from vllm import EngineArgs
 from vllm.config.lora import MaxLoRARanks
 
 from rloom.errors import ConfigError, ModelError
-from rloom.models.load import ModelSource, first_line
+from rloom.models.load import first_line
+from rloom.models.source import ModelSource
 
 KWARGS_KEY = "actor_rollout_ref.rollout.engine_kwargs"
 CPU_CACHE_BYTES = 1 << 30

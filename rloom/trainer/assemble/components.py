@@ -28,7 +28,8 @@ from rloom.rewards.mix import Mix
 from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
-from rloom.trainer.assemble.inputs import Given, Inputs, held_out_prompts, policy_source, read_inputs
+from rloom.trainer.assemble.inputs import Given, Inputs, held_out_prompts, read_inputs
+from rloom.trainer.assemble.model_sources import policy_source
 from rloom.trainer.assemble.models import (
     check_policy_family,
     check_rollout,

@@ -11,9 +11,10 @@ from transformers import PreTrainedTokenizerBase
 from rloom.config.schema import Config
 from rloom.data.chat import as_messages, render_chat, tokenize
 from rloom.errors import ConfigError, DataError
-from rloom.models.load import check_folder, load_tokenizer, read_config
+from rloom.models.load import load_tokenizer, read_config
+from rloom.models.source import check_folder
 from rloom.rollout.base import Request, Rollout, Sampling
-from rloom.trainer.assemble.inputs import policy_source
+from rloom.trainer.assemble.model_sources import policy_source
 from rloom.trainer.assemble.models import (
     check_policy_family,
     pick_device,
@@ -75,7 +76,7 @@ class TextGenerator:
 
 
 def context_of(config: Config) -> int | None:
-    """Tokens of prompt and answer together that the model supports, if its configuration tells."""
+    """Tokens of prompt and answer together that the model supports, if its configuration has the number."""
     source = policy_source(config)
     check_folder(source)
     try:

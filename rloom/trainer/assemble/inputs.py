@@ -11,8 +11,9 @@ from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
 from rloom.data.prompts import GivenRows, load_prompts
 from rloom.data.rows import Columns
 from rloom.errors import DataError
-from rloom.models.load import EMBEDDED as EMBEDDED_FOLDER
-from rloom.models.load import ModelSource, load_tokenizer
+from rloom.models.load import load_tokenizer
+from rloom.models.source import EMBEDDED as EMBEDDED_FOLDER
+from rloom.trainer.assemble.model_sources import policy_source
 from rloom.types import Prompt
 
 
@@ -39,31 +40,6 @@ def read_inputs(config: Config, given: Given) -> Inputs:
     tokenizer = load_tokenizer(policy_source(config))
     prompts = train_prompts(config, tokenizer, given.train)
     return Inputs(tokenizer, prompts, held_out_prompts(config, tokenizer, given.validation), given.reward)
-
-
-def policy_source(config: Config) -> ModelSource:
-    model = config.actor_rollout_ref.model
-    return ModelSource(
-        model.path,
-        trust_remote_code=model.trust_remote_code,
-        overrides=model.override_config,
-        longest=longest_sample(config),
-    )
-
-
-def longest_sample(config: Config) -> int:
-    return config.data.max_prompt_length + config.data.max_response_length
-
-
-def critic_source(config: Config) -> ModelSource:
-    critic, policy = config.critic, config.actor_rollout_ref.model
-    return ModelSource(
-        critic.model.path or policy.path,
-        key="critic.model.path",
-        trust_remote_code=critic.model.trust_remote_code or policy.trust_remote_code,
-        overrides={**({} if critic.model.path else policy.override_config), **critic.model.override_config},
-        longest=longest_sample(config),
-    )
 
 
 def train_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, given: GivenRows | None = None) -> list[Prompt]:

@@ -21,14 +21,15 @@ from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
 from rloom.families.family import Family, family_of
 from rloom.models.checkpoint_format import CheckpointFormat
-from rloom.models.load import Lora, ModelSource, check_folder, load_causal_lm
+from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
+from rloom.models.source import ModelSource, check_folder
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.limits import default_sequences
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.vllm.environment import check_installed, set_environment
-from rloom.trainer.assemble.inputs import critic_source, policy_source
+from rloom.trainer.assemble.model_sources import critic_source, policy_source
 from rloom.trainer.assemble.servers import check_servers, server_rollout
 
 if TYPE_CHECKING:

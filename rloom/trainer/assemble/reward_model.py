@@ -9,20 +9,15 @@ from rloom.families.classifier import scoring_layout
 from rloom.models.classifier import Classifier, load_classifier
 from rloom.models.classifier_scorer import ClassifierScorer
 from rloom.models.conversations import ConversationEncoder, length_limit
-from rloom.models.load import ModelSource, load_tokenizer, read_config
+from rloom.models.load import load_tokenizer, read_config
+from rloom.models.source import ModelSource
 from rloom.runtime.placement import Pool
+from rloom.trainer.assemble.model_sources import reward_source
 from rloom.trainer.assemble.models import pick_device, pick_dtype
 
 
 def has_reward_model(config: Config) -> bool:
     return config.reward_model.model_path is not None
-
-
-def reward_source(config: Config) -> ModelSource:
-    section = config.reward_model
-    assert section.model_path is not None  # has_reward_model
-    key = "reward_model.path" if section.path is not None else "reward_model.model.path"
-    return ModelSource(section.model_path, key=key, trust_remote_code=section.trusts_code)
 
 
 def check_reward_model(config: Config) -> None:

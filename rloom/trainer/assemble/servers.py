@@ -31,7 +31,7 @@ from rloom.rollout.servers.trtllm import TrtllmWire
 from rloom.rollout.servers.vllm import VllmWire
 from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
-from rloom.trainer.assemble.inputs import policy_source
+from rloom.trainer.assemble.model_sources import policy_source
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

@@ -21,13 +21,15 @@ from rloom.engines.base import AdamW, Engine
 from rloom.engines.distributed import join
 from rloom.errors import ConfigError
 from rloom.families.family import family_of
-from rloom.models.load import EMBEDDED as EMBEDDED_FOLDER
-from rloom.models.load import ModelSource, check_folder, load_tokenizer
+from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
+from rloom.models.source import EMBEDDED as EMBEDDED_FOLDER
+from rloom.models.source import check_folder
 from rloom.observe.metrics import device_peak_flops
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, WorkerLayout, WorkerSlot
 from rloom.trainer.assemble.components import config_text, schedule
+from rloom.trainer.assemble.model_sources import sft_source
 from rloom.trainer.assemble.models import Ranks, causal_network, make_engine, pick_device, placement
 from rloom.trainer.assemble.worker import FILES, GatheredFiles, ModelFiles, Rendezvous
 from rloom.trainer.identity import IDENTITY_FILE, Record
@@ -80,17 +82,6 @@ class SftComponents:
 
     def load_checkpoint(self, folder: Path) -> None:
         self.model.load(folder, frozenset(self.config.trainer.checkpoint.load_contents))
-
-
-def sft_source(config: SftConfig) -> ModelSource:
-    model = config.model
-    return ModelSource(
-        model.path,
-        key="model.path",
-        trust_remote_code=model.trust_remote_code,
-        overrides=model.override_config,
-        longest=config.data.max_length,
-    )
 
 
 def prepare_sft(config: SftConfig) -> SftInputs:

@@ -22,7 +22,7 @@ from rloom.models.network import PolicyNetwork
 from rloom.models.save import save_description, save_pretrained
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot
-from rloom.trainer.assemble.inputs import policy_source
+from rloom.trainer.assemble.model_sources import policy_source
 from rloom.trainer.assemble.models import (
     check_rollout,
     critic_engine,

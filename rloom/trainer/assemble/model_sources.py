@@ -1,0 +1,48 @@
+"""Where the models of a run come from, by its configuration. Imports no torch."""
+
+from rloom.config.schema import Config
+from rloom.config.sft_schema import SftConfig
+from rloom.models.source import ModelSource
+
+
+def policy_source(config: Config) -> ModelSource:
+    model = config.actor_rollout_ref.model
+    return ModelSource(
+        model.path,
+        trust_remote_code=model.trust_remote_code,
+        overrides=model.override_config,
+        longest=longest_sample(config),
+    )
+
+
+def longest_sample(config: Config) -> int:
+    return config.data.max_prompt_length + config.data.max_response_length
+
+
+def critic_source(config: Config) -> ModelSource:
+    critic, policy = config.critic, config.actor_rollout_ref.model
+    return ModelSource(
+        critic.model.path or policy.path,
+        key="critic.model.path",
+        trust_remote_code=critic.model.trust_remote_code or policy.trust_remote_code,
+        overrides={**({} if critic.model.path else policy.override_config), **critic.model.override_config},
+        longest=longest_sample(config),
+    )
+
+
+def reward_source(config: Config) -> ModelSource:
+    section = config.reward_model
+    assert section.model_path is not None
+    key = "reward_model.path" if section.path is not None else "reward_model.model.path"
+    return ModelSource(section.model_path, key=key, trust_remote_code=section.trusts_code)
+
+
+def sft_source(config: SftConfig) -> ModelSource:
+    model = config.model
+    return ModelSource(
+        model.path,
+        key="model.path",
+        trust_remote_code=model.trust_remote_code,
+        overrides=model.override_config,
+        longest=config.data.max_length,
+    )
