@@ -29,6 +29,12 @@ def clip_and_step(
 ) -> Tensor:
     """Clip the gradient, apply it if it is finite, and clear it. Returns its norm, on the device."""
     norm = whole_norm(get_total_norm([master.grad for master in masters if master.grad is not None]))
+    step_clipped(optimizer, settings, learning_rate, norm)
+    return norm
+
+
+def step_clipped(optimizer: torch.optim.Optimizer, settings: AdamW, learning_rate: float, norm: Tensor) -> None:
+    """Apply a gradient of this norm, if it is finite, and clear it."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     # The fused step divides gradients by grad_scale and does nothing if found_inf is 1 (torch's GradScaler sets these
@@ -37,7 +43,6 @@ def clip_and_step(
     optimizer.found_inf = (~torch.isfinite(norm)).to(norm.dtype)  # type: ignore[attr-defined]
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return norm
 
 
 def read_update(norm: Tensor, total: Shares) -> Update:

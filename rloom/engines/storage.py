@@ -12,9 +12,10 @@ Weights are named by parameter, moments `parameter/exp_avg`. Neither format cont
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ INDEX, INDEX_VERSION = "index.json", 1
 RANK_FILE = re.compile(r"rank_\d+\.safetensors")
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 ALIGNMENT = 8  # bytes, of a safetensors header
+ALL = slice(None)
 WAY_OUT = "take another checkpoint, or start anew with trainer.resume_mode=disable"
 
 Weights = Mapping[str, Tensor]
+OwnRows = tuple[tuple[int, ...], torch.dtype, tuple[int, int]]  # shape of the whole tensor, dtype, rows
 Moments = dict[int, dict[str, Tensor]]  # by the index of their parameter
 
 
@@ -86,6 +89,20 @@ def damaged(file: Path, fault: object) -> CheckpointError:
     return CheckpointError(f"{file} cannot be read: {fault}; {WAY_OUT}")
 
 
+def no_weights(folder: Path, kind: str) -> CheckpointError:
+    return CheckpointError(
+        f"{weights_file(folder, kind)} is missing: the checkpoint was saved without it (checkpoint.save_contents), "
+        "or with other LoRA settings; take a checkpoint that has it, or start anew with trainer.resume_mode=disable"
+    )
+
+
+def no_moments(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{weights_file(folder, OPTIMIZER)} is missing: the checkpoint was saved without it; "
+        "leave optimizer out of actor_rollout_ref.actor.checkpoint.load_contents to resume without it"
+    )
+
+
 def write_whole(folder: Path, kind: str, tensors: Weights) -> None:
     try:
         write_tensors(weights_file(folder, kind), tensors)
@@ -96,36 +113,62 @@ def write_whole(folder: Path, kind: str, tensors: Weights) -> None:
 def write_tensors(file: Path, tensors: Weights) -> None:
     """Write a safetensors file one tensor at a time, so that the host never holds a copy of all of them."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps each aligned
+    with tensor_file(file, {name: (tuple(tensors[name].shape), tensors[name].dtype) for name in order}) as write:
+        for name in order:
+            write(tensors[name])
+
+
+@contextmanager
+def tensor_file(
+    file: Path, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+) -> Iterator[Callable[[Tensor], None]]:
+    """A safetensors file for tensors of these shapes and dtypes, which are written in this order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name in order:
-        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
-        shape = list(tensors[name].shape)
-        header[name] = {"dtype": DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [start, end]}
+    for name, (shape, dtype) in tensors.items():
+        start, end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            numbers = tensors[name].detach().cpu().contiguous().reshape(-1)
+
+        def write(tensor: Tensor) -> None:
+            numbers = tensor.detach().cpu().contiguous().reshape(-1)
             stream.write(numbers.view(torch.uint8).numpy().data)
+
+        yield write
 
 
 def write_shards(folder: Path, kind: str, tensors: Weights) -> None:
     """Called on every rank. Each writes its rows to its own file; replicated rows are written by one rank."""
-    shards, rank = shards_of(folder, kind), dist.get_rank()
     own = {name: tensor for number, (name, tensor) in enumerate(tensors.items()) if is_writer(tensor, number)}
+    write_own(
+        folder,
+        kind,
+        {name: (tuple(tensor.shape), tensor.dtype, rows_of(tensor)) for name, tensor in own.items()},
+        lambda file: write_tensors(file, {name: local(tensor) for name, tensor in own.items()}),
+    )
+
+
+def write_own(folder: Path, kind: str, own: Mapping[str, OwnRows], write: Callable[[Path], None]) -> None:
+    """Called on every rank, with the rows that it writes. Rank 0 writes the index after all ranks have written."""
+    shards, rank = shards_of(folder, kind), dist.get_rank()
     file, failure = f"rank_{rank}.safetensors", None
     try:
         shards.mkdir(exist_ok=True)
-        write_tensors(shards / file, {name: local(tensor) for name, tensor in own.items()})
+        write(shards / file)
     except OSError as error:
         failure = f"rank {rank}: {error}"
+    entries = {
+        name: {"shape": list(shape), "dtype": DTYPES[dtype], "pieces": [asdict(Piece(file, *rows))]}
+        for name, (shape, dtype, rows) in own.items()
+    }
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (failure, {name: Piece(file, *rows_of(tensor)) for name, tensor in own.items()}))
+    dist.all_gather_object(gathered, (failure, entries))
     failures = [failure for failure, _ in gathered if failure is not None]
     if not failures:
-        failures = write_index(shards, tensors, [pieces for _, pieces in gathered])
+        failures = write_index(shards, [entries for _, entries in gathered])
     if failures:
         raise cannot_write(folder, failures[0])
 
@@ -141,18 +184,14 @@ def is_writer(tensor: Tensor, number: int) -> bool:
     return start < stop and all(coordinate[axis] == number % tensor.device_mesh.size(axis) for axis in replicated)
 
 
-def write_index(shards: Path, tensors: Weights, written: Sequence[Mapping[str, Piece]]) -> list[str]:
-    """Rank 0 writes the index after all ranks have written. Returns the failures, on every rank."""
+def write_index(shards: Path, written: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
+    """Rank 0 joins the pieces of all ranks. Returns the failures, on every rank."""
     failure: list[str | None] = [None]
     if dist.get_rank() == 0:
-        entries = {
-            name: {
-                "shape": list(tensor.shape),
-                "dtype": DTYPES[tensor.dtype],
-                "pieces": [asdict(pieces[name]) for pieces in written if name in pieces],
-            }
-            for name, tensor in tensors.items()
-        }
+        entries: dict[str, dict[str, Any]] = {}
+        for by_name in written:
+            for name, entry in by_name.items():
+                entries.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
         try:
             (shards / INDEX).write_text(json.dumps({"version": INDEX_VERSION, "tensors": entries}))
         except OSError as error:
@@ -179,10 +218,7 @@ def read_weights(folder: Path, kind: str, own: Weights) -> None:
     """Read into `own`: full tensors, or the shards of a rank."""
     saved = find_saved(folder, kind)
     if saved is None:
-        raise CheckpointError(
-            f"{weights_file(folder, kind)} is missing: the checkpoint was saved without it (checkpoint.save_contents), "
-            "or with other LoRA settings; take a checkpoint that has it, or start anew with trainer.resume_mode=disable"
-        )
+        raise no_weights(folder, kind)
     check_shapes(saved, own)
     read_tensors(saved, own)
 
@@ -191,10 +227,7 @@ def read_moments(folder: Path, own: Weights) -> Moments:
     """The moments of the parameters `own`, sharded like them. Parameters without saved moments get none."""
     saved = find_saved(folder, OPTIMIZER)
     if saved is None:
-        raise CheckpointError(
-            f"{weights_file(folder, OPTIMIZER)} is missing: the checkpoint was saved without it; "
-            "leave optimizer out of actor_rollout_ref.actor.checkpoint.load_contents to resume without it"
-        )
+        raise no_moments(folder)
     moments = {position: empty_moments(p) for position, (name, p) in enumerate(own.items()) if has_moments(saved, name)}
     names = list(own)
     targets = {moment(names[i], key): tensor for i, state in moments.items() for key, tensor in state.items()}
@@ -309,10 +342,7 @@ def read_tensors(saved: Saved, own: Weights) -> None:
 
 
 def read_piece(file: Path, stored: Any, name: str, saved: SavedTensor, piece: Piece, own: Tensor) -> None:
-    part = stored.get_slice(name)
-    found = tuple(part.get_shape()), part.get_dtype()
-    if found != (saved.shape_of(piece), saved.dtype) or saved.dtype not in DTYPES.values():
-        raise damaged(file, f"{name} is {found[1]} {found[0]} instead of {saved.dtype} {saved.shape_of(piece)}")
+    part = checked_slice(file, stored, name, saved, piece)
     target = local(own)
     if not saved.shape:
         target.copy_(stored.get_tensor(name))
@@ -320,6 +350,37 @@ def read_piece(file: Path, stored: Any, name: str, saved: SavedTensor, piece: Pi
     start, stop = rows_of(own)
     first, last = max(start, piece.start), min(stop, piece.stop)
     target[first - start : last - start].copy_(part[first - piece.start : last - piece.start])
+
+
+@torch.no_grad()
+def read_part(saved: Saved, name: str, index: Sequence[int | slice]) -> Tensor:
+    """A part of a saved tensor, whichever ranks wrote its rows. `index`: of its first dimensions."""
+    if name not in saved.tensors:
+        raise damaged(saved.source, f"it does not hold {name}")
+    tensor = saved.tensors[name]
+    first = index[0] if index else ALL
+    rows = range(tensor.shape[0] if tensor.shape else 1)
+    wanted = rows[first] if isinstance(first, slice) else range(first, first + 1)
+    parts = []
+    for piece in tensor.pieces:
+        start, stop = max(wanted.start, piece.start), min(wanted.stop, piece.stop)
+        if start < stop:
+            file = saved.folder / piece.file
+            with open_tensors(file) as stored:
+                part = checked_slice(file, stored, name, tensor, piece)
+                if not tensor.shape:
+                    return stored.get_tensor(name)  # type: ignore[no-any-return]
+                parts.append(part[(slice(start - piece.start, stop - piece.start), *index[1:])])
+    found = torch.cat(parts)
+    return found[0] if isinstance(first, int) else found
+
+
+def checked_slice(file: Path, stored: Any, name: str, saved: SavedTensor, piece: Piece) -> Any:
+    part = stored.get_slice(name)
+    found = tuple(part.get_shape()), part.get_dtype()
+    if found != (saved.shape_of(piece), saved.dtype) or saved.dtype not in DTYPES.values():
+        raise damaged(file, f"{name} is {found[1]} {found[0]} instead of {saved.dtype} {saved.shape_of(piece)}")
+    return part
 
 
 @contextmanager

@@ -14,7 +14,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rloom.batch import TokenOutputs
 from rloom.models.decoder import Decoder
-from rloom.models.head import HAS_TRITON, LogitOptions, fused_logprobs, fused_loss, linear_float32, sample_ranges
+from rloom.models.head import (
+    HAS_TRITON,
+    LogitOptions,
+    SampleRange,
+    fused_logprobs,
+    fused_loss,
+    linear_float32,
+    sample_ranges,
+)
 from rloom.models.logprobs import Logits, token_logprobs
 from rloom.transfer import send
 
@@ -218,28 +226,16 @@ class PolicyNetwork:
         weight_VH = self.fused_head_weight(tokens_T.device) if reference is None else None
         index_A = mask_T.nonzero().squeeze(1)
         ranges = [] if weight_VH is None else sample_ranges(index_A, length_N, len(weight_VH))
-        if weight_VH is None or not ranges:
-            return loss_fn(
-                self.token_outputs(tokens_T, length_N, mask_T, entropy_gradient=entropy_gradient, reference=reference),
-                ALL,
-                ALL,
+        if weight_VH is not None and ranges:
+            index_A = send(index_A, tokens_T.device)
+            hidden_AH = self.decoder.hidden(tokens_T, length_N)[index_A - 1]
+            return fused_token_loss(
+                hidden_AH, weight_VH, tokens_T, index_A, ranges, loss_fn, self.logit_options, entropy_gradient
             )
-        index_A = send(index_A, tokens_T.device)
-
-        def range_loss(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
-            samples = ranges[index]
-            first, last = samples.tokens.start, samples.tokens.stop
-            outputs = scatter_outputs(index_A[samples.answers] - first, last - first, TokenOutputs(logprobs, entropy))
-            return loss_fn(outputs, samples.rows, samples.tokens)
-
-        return fused_loss(
-            self.decoder.hidden(tokens_T, length_N)[index_A - 1],
-            weight_VH,
-            tokens_T[index_A],
-            self.logit_options,
-            [samples.answers for samples in ranges],
-            range_loss,
-            entropy_gradient=entropy_gradient,
+        return loss_fn(
+            self.token_outputs(tokens_T, length_N, mask_T, entropy_gradient=entropy_gradient, reference=reference),
+            ALL,
+            ALL,
         )
 
     def as_reference(self) -> Reference:
@@ -319,6 +315,35 @@ class ValueNetwork:
         reference: Reference | None = None,
     ) -> Tensor:
         return loss_fn(self.token_outputs(tokens_T, length_N, mask_T), ALL, ALL)
+
+
+def fused_token_loss(
+    hidden_AH: Tensor,
+    weight_VH: Tensor,
+    tokens_T: Tensor,
+    index_A: Tensor,  # of the tokens in the mask, on the device
+    ranges: Sequence[SampleRange],
+    loss_fn: LossFn,
+    options: LogitOptions,
+    entropy_gradient: bool,
+) -> Tensor:
+    """The sum of `loss_fn` over ranges of samples, each called while the range's logits exist (see head.py)."""
+
+    def range_loss(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
+        samples = ranges[index]
+        first, last = samples.tokens.start, samples.tokens.stop
+        outputs = scatter_outputs(index_A[samples.answers] - first, last - first, TokenOutputs(logprobs, entropy))
+        return loss_fn(outputs, samples.rows, samples.tokens)
+
+    return fused_loss(
+        hidden_AH,
+        weight_VH,
+        tokens_T[index_A],
+        options,
+        [samples.answers for samples in ranges],
+        range_loss,
+        entropy_gradient=entropy_gradient,
+    )
 
 
 def logit_scale(text: PreTrainedConfig) -> float:

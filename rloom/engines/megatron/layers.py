@@ -1,0 +1,166 @@
+"""The modules of a GPTModel that are rloom's: norm, attention over packed samples, router, and the layer around them.
+
+S tokens of this rank (a slice of them with sequence parallelism), T tokens of the micro-batch, packed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rloom.engines.megatron.core import (
+    MLP,
+    AttnMaskType,
+    ColumnParallelLinear,
+    MLPSubmodules,
+    ModuleSpec,
+    MoELayer,
+    MoESubmodules,
+    PackedSeqParams,
+    RowParallelLinear,
+    SelfAttention,
+    SelfAttentionSubmodules,
+    SequentialMLP,
+    TopKRouter,
+    TransformerConfig,
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    router_gating_linear,
+)
+from rloom.engines.megatron.shape import Shape
+from rloom.models.attention import AttentionOptions, PackedAttention
+
+
+@dataclass
+class PackedSamples(PackedSeqParams):  # type: ignore[misc]
+    """A micro-batch's samples, for the layers. megatron-core hands it to each of them and reads only `qkv_format`."""
+
+    qkv_format: str = "sbhd"  # tokens x one row x heads x head size
+    attend: PackedAttention | None = None
+    experts_SMK: Tensor | None = None  # the experts that the rollout chose; -1: the router chooses
+
+
+class Norm(nn.Module):
+    """RMSNorm in float32. megatron-core's own does not allow sequence parallelism without Transformer Engine."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        exact = hidden.float()
+        return self.weight * (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)).to(hidden.dtype)
+
+
+class PackedCoreAttention(nn.Module):
+    """Attention within each sample, on the heads of this rank."""
+
+    def __init__(self, shape: Shape, rotary_scale: float, layer_number: int) -> None:
+        super().__init__()
+        # transformers multiplies the rotated queries and keys by the factor of a scaled rotary embedding
+        self.scale = shape.head_size**-0.5 * rotary_scale**2
+        self.window = shape.windows[layer_number - 1]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        /,
+        *,
+        packed_seq_params: PackedSamples,
+        **_: Any,
+    ) -> Tensor:
+        """[T, 1, heads, size] each -> [T, 1, heads * size]"""
+        assert packed_seq_params.attend is not None
+        rows = [tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)]
+        out = packed_seq_params.attend(rows[0], rows[1], rows[2], AttentionOptions(self.scale, self.window))
+        return out.transpose(0, 1).flatten(2)
+
+
+class Replay:
+    """In place of megatron-core's RouterReplay, whose choices belong to the last micro-batch that was set."""
+
+    def __init__(self, experts_SK: Tensor) -> None:
+        self.experts_SK = experts_SK
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, groups: Any, group_topk: Any, compute: Any
+    ) -> tuple[Tensor, Tensor]:
+        own = compute(scores, topk, num_groups=groups, group_topk=group_topk)[1]
+        chosen = torch.where(self.experts_SK < 0, own, self.experts_SK.long())
+        return scores.gather(1, chosen), chosen
+
+
+class Router(TopKRouter):  # type: ignore[misc]
+    def gating(self, input: Tensor) -> Tensor:
+        """megatron-core's moves the weight to a GPU first."""
+        logits: Tensor = router_gating_linear(input, self.weight, self.bias, torch.float32)
+        return logits
+
+
+class Layer(TransformerLayer):  # type: ignore[misc]
+    recomputes = False  # keep the layer's input only, and run it again in the backward pass
+
+    def forward(self, hidden_states: Tensor, **arguments: Any) -> tuple[Tensor, Tensor | None]:
+        if self.recomputes and torch.is_grad_enabled():
+            found: tuple[Tensor, Tensor | None] = checkpoint(
+                self.run, hidden_states, arguments, use_reentrant=False, preserve_rng_state=False
+            )
+            return found
+        return self.run(hidden_states, arguments)
+
+    def run(self, hidden_states: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """The choices of the routers are set here, so that a recomputation gets those of its own micro-batch."""
+        if isinstance(self.mlp, MoELayer):
+            experts_SMK = arguments["packed_seq_params"].experts_SMK
+            chosen = None if experts_SMK is None else Replay(experts_SMK[:, self.layer_number - 1])
+            self.mlp.router.router_replay = chosen
+        found: tuple[Tensor, Tensor | None] = super().forward(hidden_states=hidden_states, **arguments)
+        return found
+
+
+def residual_add(training: bool, fused: bool) -> Any:
+    """In place of megatron-core's bias, dropout and add: there is neither bias nor dropout."""
+
+    def add(output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, dropout: float) -> Tensor:
+        return residual + output_with_bias[0]
+
+    return add
+
+
+def layer_spec(shape: Shape, rotary_scale: float) -> ModuleSpec:
+    def core_attention(*, layer_number: int, **_: Any) -> PackedCoreAttention:
+        return PackedCoreAttention(shape, rotary_scale, layer_number)
+
+    attention = SelfAttentionSubmodules(
+        linear_qkv=ColumnParallelLinear,
+        core_attention=core_attention,
+        linear_proj=RowParallelLinear,
+        q_layernorm=Norm if shape.qk_norm else None,
+        k_layernorm=Norm if shape.qk_norm else None,
+    )
+    return ModuleSpec(
+        module=Layer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=Norm,
+            self_attention=ModuleSpec(SelfAttention, {"attn_mask_type": AttnMaskType.causal}, attention),
+            self_attn_bda=residual_add,
+            pre_mlp_layernorm=Norm,
+            mlp=feed_forward(shape),
+            mlp_bda=residual_add,
+        ),
+    )
+
+
+def feed_forward(shape: Shape) -> ModuleSpec:
+    matrices = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    if shape.experts is None:
+        return ModuleSpec(module=MLP, submodules=matrices)
+    experts = ModuleSpec(module=SequentialMLP, submodules=matrices)
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, router=Router))

@@ -1,0 +1,145 @@
+"""One stage of a model as GPTModel of megatron-core. It has no weights: flat.py places them, weights.py reads them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rloom.batch import Batch
+from rloom.engines.megatron.core import GPTModel, TransformerBlockSubmodules, TransformerConfig
+from rloom.engines.megatron.groups import Groups
+from rloom.engines.megatron.layers import Layer, Norm, PackedSamples, layer_spec
+from rloom.engines.megatron.shape import Shape
+from rloom.errors import ConfigError
+from rloom.models.attention import PackedAttention
+
+
+class Stage(GPTModel):  # type: ignore[misc]
+    """Tokens, or the hidden states of the stage before, to hidden states."""
+
+    def setup_embeddings_and_output_layer(self) -> None:
+        """megatron-core copies tied weights between GPUs here; there are no weights yet."""
+
+    def forward(self, tokens_T: Tensor, packed: PackedSamples, rotary_T: Tensor, received: Tensor | None) -> Tensor:
+        """[S, 1, H]: S tokens, a slice of them with sequence parallelism."""
+        embedded = None
+        if self.pre_process:
+            embedded = self.embedding(input_ids=tokens_T.unsqueeze(0), position_ids=None)
+        else:
+            self.decoder.set_input_tensor(received)
+        hidden: Tensor = self.decoder(
+            hidden_states=embedded, attention_mask=None, rotary_pos_emb=rotary_T, packed_seq_params=packed
+        )
+        return hidden
+
+
+class Rotary:
+    """The angles of transformers' rotary embedding, with its scaling, for the tokens of a micro-batch."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        frequencies = module.inv_freq
+        assert isinstance(frequencies, Tensor)
+        self.frequencies = frequencies.to(device, torch.float32)
+        self.scale = float(module.attention_scaling)  # type: ignore[arg-type]
+
+    def angles(self, position_T: Tensor) -> Tensor:
+        """[T, 1, 1, head size]"""
+        half = position_T.float()[:, None] * self.frequencies
+        return torch.cat([half, half], -1)[:, None, None]
+
+
+def pack(host_batch: Batch, device_batch: Batch, multiple: int) -> tuple[Tensor, PackedAttention]:
+    """(tokens, attention). The tokens are padded to a multiple of the ranks that slice them."""
+    tokens_T = device_batch.tokens_T
+    padding = -len(tokens_T) % multiple
+    length_N = host_batch.length_N
+    if padding:  # a sample of its own, so that no other sample attends to it
+        tokens_T = nn.functional.pad(tokens_T, (0, padding))
+        length_N = torch.cat([length_N, length_N.new_tensor([padding])])
+    return tokens_T, PackedAttention(length_N, tokens_T.device)
+
+
+def build_stage(
+    shape: Shape,
+    groups: Groups,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    vocabulary: int,  # padded
+    rotary_scale: float,
+    recompute: bool,
+    overrides: Mapping[str, Any],
+) -> Stage:
+    """On the meta device."""
+    config = transformer_config(shape, groups, device, dtype, overrides)
+    layers = shape.layers // groups.sizes.pipeline
+    spec = TransformerBlockSubmodules([layer_spec(shape, rotary_scale)] * layers, layer_norm=Norm)
+    with torch.device("meta"):
+        stage = Stage(
+            config,
+            spec,
+            vocabulary,
+            max_sequence_length=0,  # of learned positions, which these models do not have
+            pre_process=groups.is_first,
+            post_process=groups.is_last,
+            share_embeddings_and_output_weights=shape.tied,
+            position_embedding_type="none",
+        )
+    for layer in stage.decoder.layers:
+        assert isinstance(layer, Layer)
+        layer.recomputes = recompute and config.recompute_granularity is None
+    return stage
+
+
+def transformer_config(
+    shape: Shape, groups: Groups, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, Any]
+) -> TransformerConfig:
+    sizes, experts = groups.sizes, shape.experts
+    settings: dict[str, Any] = dict(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.ffn,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.groups,
+        kv_channels=shape.head_size,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
+        gated_linear_unit=True,
+        activation_func=nn.functional.silu,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.epsilon,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=sizes.tensor,
+        pipeline_model_parallel_size=sizes.pipeline,
+        sequence_parallel=sizes.slices_tokens,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        perform_initialization=False,
+        use_cpu_initialization=True,  # or it creates parameters on a GPU, before they can be placed
+        gradient_accumulation_fusion=False,  # a kernel of apex
+        bias_activation_fusion=device.type == "cuda",
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,  # a kernel of Transformer Engine
+    )
+    if experts is not None:
+        settings |= dict(
+            num_moe_experts=experts.count,
+            moe_router_topk=experts.per_token,
+            moe_ffn_hidden_size=experts.ffn,
+            moe_router_pre_softmax=not experts.normalized,
+            moe_router_load_balancing_type="none",
+            moe_router_dtype="fp32",
+            moe_token_dispatcher_type="alltoall" if device.type == "cuda" else "allgather",
+            expert_model_parallel_size=sizes.expert,
+            expert_tensor_parallel_size=sizes.expert_tensor,
+        )
+    try:
+        return TransformerConfig(**settings | dict(overrides))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(
+            f"override_transformer_config={dict(overrides)}: megatron-core refuses it: {error}"
+        ) from error

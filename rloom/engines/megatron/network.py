@@ -1,0 +1,154 @@
+"""A micro-batch through this rank's stage: hidden states, and on the last stage the outputs of the role's head.
+
+T tokens of a micro-batch, A of them in the mask, H hidden size.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rloom.batch import Batch, TokenOutputs
+from rloom.engines.megatron.groups import Groups
+from rloom.engines.megatron.head import gather_tokens, vocabulary_parallel_outputs
+from rloom.engines.megatron.layers import PackedSamples
+from rloom.engines.megatron.layout import Layout
+from rloom.engines.megatron.model import Rotary, build_stage, pack
+from rloom.models.head import fused_logprobs, sample_ranges
+from rloom.models.network import (
+    ALL,
+    LossFn,
+    Network,
+    PolicyNetwork,
+    fused_token_loss,
+    kernels_run_on,
+    scatter_outputs,
+)
+from rloom.transfer import send
+
+
+class StageNetwork:
+    """`described`: the role's network without weights, for its configuration, temperature and rotary embedding."""
+
+    def __init__(
+        self,
+        described: Network,
+        layout: Layout,
+        groups: Groups,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        recompute: bool,
+        overrides: Mapping[str, Any],
+    ) -> None:
+        self.layout, self.groups = layout, groups
+        self.policy = described if isinstance(described, PolicyNetwork) else None
+        self.rotary = Rotary(described.decoder.body.rotary_emb, device)
+        self.stage = build_stage(
+            layout.shape,
+            groups,
+            device=device,
+            dtype=dtype,
+            vocabulary=layout.vocabulary,
+            rotary_scale=self.rotary.scale,
+            recompute=recompute,
+            overrides=overrides,
+        )
+        if self.policy is None and groups.is_last:
+            self.stage.output_layer = None
+            with torch.device("meta"):
+                self.stage.value_head = nn.Linear(layout.shape.hidden, 1, bias=False)
+
+    def received_shape(self, host_batch: Batch) -> tuple[int, int, int]:
+        """Of the hidden states that a stage passes to the next one."""
+        ranks = self.slicing_ranks
+        return -(-len(host_batch.tokens_T) // ranks), 1, self.layout.shape.hidden
+
+    @property
+    def slicing_ranks(self) -> int:
+        return self.groups.sizes.tensor if self.groups.sizes.slices_tokens else 1
+
+    def hidden(self, host_batch: Batch, device_batch: Batch, received: Tensor | None) -> Tensor:
+        tokens_T, attend = pack(host_batch, device_batch, self.slicing_ranks)
+        packed = PackedSamples(attend=attend)
+        hidden: Tensor = self.stage(tokens_T, packed, self.rotary.angles(attend.position_T), received)
+        return hidden
+
+    def masked(self, hidden_S1H: Tensor, host_batch: Batch) -> tuple[Tensor, Tensor]:
+        """(index_A, hidden_AH): the tokens in the mask, and the hidden states before them."""
+        index_A = send(host_batch.mask_T.nonzero().squeeze(1), hidden_S1H.device)
+        hidden_TH = gather_tokens(hidden_S1H, self.groups, partial_gradients=self.policy is not None)
+        return index_A, hidden_TH[index_A - 1]
+
+    def outputs(
+        self, hidden_S1H: Tensor, host_batch: Batch, device_batch: Batch, *, entropy_gradient: bool = False
+    ) -> TokenOutputs:
+        """On the last stage."""
+        index_A, hidden_AH = self.masked(hidden_S1H, host_batch)
+        target_A = device_batch.tokens_T[index_A]
+        found = self.head(hidden_AH, target_A, entropy_gradient=entropy_gradient)
+        return scatter_outputs(index_A, len(device_batch.tokens_T), found)
+
+    def head(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool) -> TokenOutputs:
+        if self.policy is None:
+            return TokenOutputs(self.stage.value_head(hidden_AH.float()).squeeze(1))
+        if self.can_fuse(hidden_AH.device):
+            options = self.policy.logit_options
+            return TokenOutputs(
+                *fused_logprobs(hidden_AH, self.head_weight, target_A, options, entropy_gradient=entropy_gradient)
+            )
+        first = self.groups.tensor.rank() * (self.layout.vocabulary // self.groups.sizes.tensor)
+        return vocabulary_parallel_outputs(
+            hidden_AH,
+            self.head_weight,
+            target_A,
+            self.groups.tensor,
+            first=first,
+            temperature=self.policy.temperature,
+            entropy_gradient=entropy_gradient,
+            chunked=self.policy.chunked,
+        )
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The rows of this rank, without those that pad the vocabulary."""
+        weight: Tensor = (
+            self.stage.shared_embedding_or_output_weight()
+            if self.layout.shape.tied
+            else (self.stage.output_layer.weight)
+        )
+        rows = len(weight)
+        return weight[: min(rows, self.layout.shape.vocabulary - self.groups.tensor.rank() * rows)]
+
+    def loss(
+        self,
+        hidden_S1H: Tensor,
+        host_batch: Batch,
+        device_batch: Batch,
+        loss_fn: LossFn,
+        *,
+        entropy_gradient: bool,
+    ) -> Tensor:
+        """On the last stage. Where this rank has the whole vocabulary, fused kernels compute the logits once."""
+        if self.policy is not None and self.can_fuse(hidden_S1H.device):
+            weight_VH, index_A = self.head_weight, host_batch.mask_T.nonzero().squeeze(1)
+            ranges = sample_ranges(index_A, host_batch.length_N, len(weight_VH))
+            if ranges:
+                index_A, hidden_AH = self.masked(hidden_S1H, host_batch)
+                return fused_token_loss(
+                    hidden_AH,
+                    weight_VH,
+                    device_batch.tokens_T,
+                    index_A,
+                    ranges,
+                    loss_fn,
+                    self.policy.logit_options,
+                    entropy_gradient,
+                )
+        return loss_fn(self.outputs(hidden_S1H, host_batch, device_batch, entropy_gradient=entropy_gradient), ALL, ALL)
+
+    def can_fuse(self, device: torch.device) -> bool:
+        return (
+            self.policy is not None and self.policy.chunked and self.groups.sizes.tensor == 1 and kernels_run_on(device)
+        )
