@@ -25,8 +25,6 @@ try:
         from megatron.core.transformer.mlp import MLP, MLPSubmodules
         from megatron.core.transformer.moe.experts import SequentialMLP
         from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
-        from megatron.core.transformer.moe.moe_utils import router_gating_linear
-        from megatron.core.transformer.moe.router import TopKRouter
         from megatron.core.transformer.spec_utils import ModuleSpec
         from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
         from megatron.core.transformer.transformer_config import TransformerConfig
@@ -51,7 +49,6 @@ __all__ = [
     "SelfAttention",
     "SelfAttentionSubmodules",
     "SequentialMLP",
-    "TopKRouter",
     "TransformerBlockSubmodules",
     "TransformerConfig",
     "TransformerLayer",
@@ -60,6 +57,5 @@ __all__ = [
     "gather_from_sequence_parallel_region",
     "parallel_state",
     "reduce_from_tensor_model_parallel_region",
-    "router_gating_linear",
     "tensor_parallel",
 ]

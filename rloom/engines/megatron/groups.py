@@ -1,16 +1,20 @@
-"""The process groups of megatron-core, and the parts of it that assume a GPU or random draws."""
+"""The process groups of megatron-core, and what it assumes of a process: a GPU, and random draws."""
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rloom.engines.megatron.core import parallel_state, tensor_parallel
 from rloom.engines.megatron.sizes import ModelParallel
+
+
+QUIET = (  # warnings in each pass that a user cannot act on: newer names in torch, and a setting of Transformer Engine
+    "`torch.distributed.(all_gather_into|reduce_scatter)_tensor` is deprecated",
+    "When using sequence parallelism it is recommended to set the environment variable",
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Groups:
 def make_groups(sizes: ModelParallel, device: torch.device) -> Groups:
     """Collective over all ranks; a second call in a process returns the same groups."""
     if not parallel_state.model_parallel_is_initialized():
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message)
         parallel_state.initialize_model_parallel(
             sizes.tensor,
             sizes.pipeline,
@@ -47,7 +53,8 @@ def make_groups(sizes: ModelParallel, device: torch.device) -> Groups:
             expert_tensor_parallel_size=sizes.expert_tensor,
             create_gloo_process_groups=False,
         )
-        parallel_state._GLOBAL_MEMORY_BUFFER = DeviceBuffer(device)
+        if device.type == "cpu":
+            use_cpu()
         tensor_parallel.random._CUDA_RNG_STATE_TRACKER = NoRandomness()
         tensor_parallel.random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     return Groups(
@@ -68,20 +75,9 @@ def in_embedding_group() -> bool:
     return bool(parallel_state.is_rank_in_embedding_group())
 
 
-class DeviceBuffer:
-    """megatron-core's buffer for gathered tokens, on the engine's device: its own is on a GPU always."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    def get_tensor(
-        self, tensor_shape: list[int], dtype: torch.dtype, name: str, mem_alloc_context: Any = None
-    ) -> Tensor:
-        size, key = prod(tensor_shape), (name, dtype)
-        if key not in self.buffers or self.buffers[key].numel() < size:
-            self.buffers[key] = torch.empty(size, dtype=dtype, device=self.device)
-        return self.buffers[key][:size].view(*tensor_shape)
+def use_cpu() -> None:
+    """megatron-core creates buffers on torch.cuda.current_device(), which fails in a process without a GPU."""
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
 
 
 class NoRandomness:

@@ -23,11 +23,9 @@ from rloom.engines.megatron.core import (
     SelfAttention,
     SelfAttentionSubmodules,
     SequentialMLP,
-    TopKRouter,
     TransformerConfig,
     TransformerLayer,
     TransformerLayerSubmodules,
-    router_gating_linear,
 )
 from rloom.engines.megatron.shape import Shape
 from rloom.models.attention import AttentionOptions, PackedAttention
@@ -97,13 +95,6 @@ class Replay:
         return scores.gather(1, chosen), chosen
 
 
-class Router(TopKRouter):  # type: ignore[misc]
-    def gating(self, input: Tensor) -> Tensor:
-        """megatron-core's moves the weight to a GPU first."""
-        logits: Tensor = router_gating_linear(input, self.weight, self.bias, torch.float32)
-        return logits
-
-
 class Layer(TransformerLayer):  # type: ignore[misc]
     recomputes = False  # keep the layer's input only, and run it again in the backward pass
 
@@ -163,4 +154,4 @@ def feed_forward(shape: Shape) -> ModuleSpec:
     if shape.experts is None:
         return ModuleSpec(module=MLP, submodules=matrices)
     experts = ModuleSpec(module=SequentialMLP, submodules=matrices)
-    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, router=Router))
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts))

@@ -1,5 +1,6 @@
 """One stage of a model as GPTModel of megatron-core. It has no weights: flat.py places them, weights.py reads them."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -138,7 +139,9 @@ def transformer_config(
             expert_tensor_parallel_size=sizes.expert_tensor,
         )
     try:
-        return TransformerConfig(**settings | dict(overrides))
+        with warnings.catch_warnings():  # of settings that are not given
+            warnings.simplefilter("ignore")
+            return TransformerConfig(**settings | dict(overrides))
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(
             f"override_transformer_config={dict(overrides)}: megatron-core refuses it: {error}"

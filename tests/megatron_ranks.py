@@ -1,0 +1,111 @@
+"""Megatron engines on the ranks of tests/ranks.py: what each rank runs, and how to look inside."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rloom.algos.aggregate import Counts
+from rloom.batch import TrainBatch
+from rloom.engines.base import AdamW, Placement
+from rloom.engines.megatron.core import parallel_state
+from rloom.engines.megatron.engine import MegatronEngine
+from rloom.engines.megatron.sizes import ModelParallel
+from rloom.models.source import ModelSource
+from rloom.packing import MicroBatching, share_rows
+from tests.engine_subjects import WHOLE, network_of
+from tests.helpers import ADAMW, CPU, Weights, train_batch
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Course:
+    """Three updates on one rank, or in one process."""
+
+    metrics: list[dict[str, float]]
+    norms: list[float]
+    gradients: list[Weights]
+    weights: Weights
+    scores_T: Tensor
+
+
+def megatron(
+    folder: Path,
+    sizes: ModelParallel,
+    *,
+    micro: MicroBatching = WHOLE,
+    adamw: AdamW | None = ADAMW,
+    critic: bool = False,
+    placement: Placement = CPU,
+    checkpointing: bool = False,
+    overrides: dict[str, Any] | None = None,
+) -> MegatronEngine:
+    network = network_of(folder, packed=True, checkpointing=False, lora=None, critic=critic, empty=True)
+    return MegatronEngine(
+        network,
+        ModelSource(str(folder)),
+        placement,
+        sizes,
+        key="actor_rollout_ref.actor.strategy",
+        scoring=micro,
+        training=micro,
+        optimizer=adamw,
+        recompute=checkpointing,
+        overrides=overrides,
+    )
+
+
+def on_ranks(rank: int, ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
+    """The process groups of one test are not those of the next."""
+    try:
+        return work(rank, ranks, *arguments)
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def copy_of(rank: int, ranks: int, sizes: ModelParallel) -> tuple[int, int]:
+    """(the replica of a rank, replicas)"""
+    copies = ranks // sizes.replica
+    return rank // sizes.tensor % copies, copies
+
+
+def own_rows(batch: TrainBatch, rank: int, ranks: int, sizes: ModelParallel) -> list[int]:
+    copy, copies = copy_of(rank, ranks, sizes)
+    return share_rows(batch.length_N.tolist(), copies, balance=True)[copy]
+
+
+def train(
+    rank: int, ranks: int, folder: Path, sizes: ModelParallel, objective: Any, settings: dict[str, Any]
+) -> Course:
+    engine, batch = megatron(folder, sizes, **settings), train_batch()
+    mine, counts = batch.select(own_rows(batch, rank, ranks, sizes)), Counts.of(batch, 16)
+    metrics, norms, gradients = [], [], []
+    for _ in range(STEPS):
+        engine.forward_backward(mine, objective, counts)
+        gradients.append(whole_gradients(engine))
+        update = engine.optim_step(0.01)
+        metrics.append(update.metrics)
+        norms.append(update.grad_norm)
+    weights = {name: weight.clone() for name, weight in engine.weights()}
+    return Course(metrics, norms, gradients if rank == 0 else [], weights, engine.score(mine))
+
+
+@torch.no_grad()
+def whole_gradients(engine: MegatronEngine) -> Weights:
+    """Summed over ranks as an update sums them, which changes nothing here."""
+    assert engine.optimizer is not None
+    values = {}
+    for flat in engine.flats:
+        assert flat.gradient is not None
+        before = flat.gradient.clone()
+        engine.optimizer.sum_partial(flat)
+        total = flat.gradient.clone()
+        flat.gradient.copy_(before)
+        dist.all_reduce(total, group=flat.group)
+        values |= dict(flat.views(total))
+    return {name: tensor.clone() for name, tensor in engine.weights_of.stream(values)}

@@ -1,0 +1,87 @@
+"""Ranks that divide a model with megatron-core do what one process does: gradients, updates, scores, checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rloom.algos.aggregate import Counts
+from rloom.algos.objectives import PolicyObjective, ValueObjective
+from rloom.algos.policy_losses import LossSettings
+from rloom.batch import token_indices
+from rloom.engines.megatron.sizes import ModelParallel
+from rloom.packing import MicroBatching
+from tests.engine_subjects import local, local_gradients, local_weights
+from tests.helpers import apart, assert_identical, assert_near, train_batch
+from tests.megatron_ranks import STEPS, Course, copy_of, on_ranks, own_rows, train
+from tests.ranks import RankProcesses
+
+SAME_UPDATE = 5e-4  # of the way, as in test_fsdp.py
+MICRO = MicroBatching(tokens=20)
+POLICY = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
+VALUES = ValueObjective(clip_range=0.01, aggregation="token-mean")
+TENSOR, PIPELINE, BOTH = ModelParallel(2), ModelParallel(1, 2), ModelParallel(2, 2)
+
+
+def in_one_process(folder: Path, objective: Any, **settings: Any) -> tuple[Course, dict[str, torch.Tensor]]:
+    engine, batch = local(folder, micro=MICRO, **settings), train_batch()
+    start, metrics, norms, gradients = local_weights(engine), [], [], []
+    for _ in range(STEPS):
+        engine.forward_backward(batch, objective, Counts.of(batch, 16))
+        gradients.append(local_gradients(engine))
+        update = engine.optim_step(0.01)
+        metrics.append(update.metrics)
+        norms.append(update.grad_norm)
+    return Course(metrics, norms, gradients, local_weights(engine), engine.score(batch)), start
+
+
+def check(
+    processes: RankProcesses,
+    folder: Path,
+    ranks: int,
+    sizes: ModelParallel,
+    objective: Any = POLICY,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    settings = settings or {}
+    expected, start = in_one_process(folder, objective, critic=settings.get("critic", False))
+    found = processes.run(ranks, on_ranks, train, folder, sizes, objective, {"micro": MICRO, **settings})
+    batch = train_batch()
+    firsts = {copy_of(rank, ranks, sizes)[0]: rank for rank in reversed(range(ranks))}  # first rank of each replica
+    for step in range(STEPS):
+        # float32 sums in another order; then Adam's first step takes a gradient's sign, however small it is
+        tolerance = 1e-5 if step == 0 else 5e-5
+        assert_near(found[0].gradients[step], expected.gradients[step], tolerance)
+        for rank in found:
+            assert rank.norms[step] == pytest.approx(expected.norms[step], rel=tolerance)
+        parts = [found[rank].metrics[step] for rank in firsts.values()]
+        total = {key: sum(part[key] for part in parts) for key in expected.metrics[step]}
+        assert total == pytest.approx(expected.metrics[step], rel=tolerance, abs=1e-6)
+    assert apart(found[0].weights, expected.weights, start) < SAME_UPDATE
+    for rank in found[1:]:
+        assert_identical(rank.weights, found[0].weights)
+    scores_T = torch.zeros(len(batch.tokens_T))
+    for rank in firsts.values():
+        rows = torch.tensor(own_rows(batch, rank, ranks, sizes))
+        scores_T[token_indices(batch.length_N, rows)] = found[rank].scores_T
+    torch.testing.assert_close(scores_T, expected.scores_T, atol=5e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "family"),
+    [
+        (TENSOR, 2, "qwen2"),
+        (PIPELINE, 2, "qwen3"),
+        (BOTH, 4, "llama"),
+    ],
+)
+def test_divided_models_learn_what_one_process_learns(
+    rank_processes: RankProcesses,
+    model_folder: Callable[[str], Path],
+    sizes: ModelParallel,
+    ranks: int,
+    family: str,
+) -> None:
+    check(rank_processes, model_folder(family), ranks, sizes)
