@@ -1,11 +1,13 @@
 """Ranks that divide a model with megatron-core do what one process does: gradients, updates, scores, checkpoints."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import MixtralConfig, Qwen3MoeConfig
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective, ValueObjective
@@ -14,7 +16,7 @@ from rloom.batch import token_indices
 from rloom.engines.megatron.sizes import ModelParallel
 from rloom.packing import MicroBatching
 from tests.engine_subjects import local, local_gradients, local_weights
-from tests.helpers import apart, assert_identical, assert_near, train_batch
+from tests.helpers import CPU, SHAPE, apart, assert_identical, assert_near, save_model, train_batch
 from tests.megatron_ranks import STEPS, Course, copy_of, on_ranks, own_rows, train
 from tests.ranks import RankProcesses
 
@@ -22,7 +24,6 @@ SAME_UPDATE = 5e-4  # of the way, as in test_fsdp.py
 MICRO = MicroBatching(tokens=20)
 POLICY = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
 VALUES = ValueObjective(clip_range=0.01, aggregation="token-mean")
-TENSOR, PIPELINE, BOTH = ModelParallel(2), ModelParallel(1, 2), ModelParallel(2, 2)
 
 
 def in_one_process(folder: Path, objective: Any, **settings: Any) -> tuple[Course, dict[str, torch.Tensor]]:
@@ -69,19 +70,52 @@ def check(
     torch.testing.assert_close(scores_T, expected.scores_T, atol=5e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "ranks", "family"),
-    [
-        (TENSOR, 2, "qwen2"),
-        (PIPELINE, 2, "qwen3"),
-        (BOTH, 4, "llama"),
-    ],
-)
+@dataclass(frozen=True)
+class Case:
+    ranks: int
+    sizes: ModelParallel
+    family: str
+    objective: Any = POLICY
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "tensor": Case(2, ModelParallel(2), "qwen2"),  # biases of queries, keys and values; an untied head
+    "tensor, whole sequences": Case(2, ModelParallel(2, sequence=False), "qwen3"),  # norms of queries and keys; tied
+    "pipeline": Case(2, ModelParallel(1, 2), "mistral"),  # sliding windows
+    "tensor and pipeline": Case(4, ModelParallel(2, 2), "qwen3"),
+    "data": Case(2, ModelParallel(), "llama"),
+    "tensor and data": Case(4, ModelParallel(2), "llama"),
+    "pipeline and data": Case(4, ModelParallel(1, 2), "qwen3"),
+    "critic": Case(4, ModelParallel(2, 2), "qwen2", VALUES, {"critic": True}),
+    "recomputed": Case(4, ModelParallel(2, 2), "qwen2", settings={"checkpointing": True}),
+    "offloaded": Case(
+        2,
+        ModelParallel(1, 2),
+        "qwen3",
+        settings={"placement": replace(CPU, offload_parameters=True, offload_optimizer=True)},
+    ),
+    "experts": Case(2, ModelParallel(expert=2), "qwen3_moe"),
+    "experts, tensor": Case(2, ModelParallel(2, expert=2, expert_tensor=1), "mixtral"),
+    "experts' tensors": Case(4, ModelParallel(2, expert=2, expert_tensor=2), "mixtral"),
+    "experts, pipeline": Case(4, ModelParallel(1, 2, expert=2), "qwen3_moe"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    dense = {family: model_folder(family) for family in ("qwen2", "qwen3", "llama", "mistral")}
+    experts = {"num_experts_per_tok": 2, "head_dim": 16}
+    shapes = {
+        "qwen3_moe": Qwen3MoeConfig(**SHAPE, **experts, num_experts=4, moe_intermediate_size=24, norm_topk_prob=True),
+        "mixtral": MixtralConfig(**SHAPE, **experts, num_local_experts=4),
+    }
+    return dense | {name: save_model(tmp_path_factory.mktemp(name), shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_divided_models_learn_what_one_process_learns(
-    rank_processes: RankProcesses,
-    model_folder: Callable[[str], Path],
-    sizes: ModelParallel,
-    ranks: int,
-    family: str,
+    rank_processes: RankProcesses, folders: dict[str, Path], name: str
 ) -> None:
-    check(rank_processes, model_folder(family), ranks, sizes)
+    case = CASES[name]
+    check(rank_processes, folders[case.family], case.ranks, case.sizes, case.objective, case.settings)

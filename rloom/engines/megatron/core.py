@@ -25,6 +25,7 @@ try:
         from megatron.core.transformer.mlp import MLP, MLPSubmodules
         from megatron.core.transformer.moe.experts import SequentialMLP
         from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+        from megatron.core.transformer.moe.router import TopKRouter
         from megatron.core.transformer.spec_utils import ModuleSpec
         from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
         from megatron.core.transformer.transformer_config import TransformerConfig
@@ -49,6 +50,7 @@ __all__ = [
     "SelfAttention",
     "SelfAttentionSubmodules",
     "SequentialMLP",
+    "TopKRouter",
     "TransformerBlockSubmodules",
     "TransformerConfig",
     "TransformerLayer",

@@ -4,7 +4,7 @@ A replica of the model is `tensor` x `pipeline` ranks, which get the same sample
 iteration over `weights` is collective. Weights are read from the model's files by each rank: no rank holds all of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -158,26 +158,38 @@ class MegatronEngine:
     def score_reference(self, batch: Batch) -> Tensor:
         raise TypeError("config/checks.py refuses LoRA with the Megatron engine")
 
-    def passes(self, count: int) -> int:
-        """The experts of a layer are on several replicas: all run as many passes as the one with most."""
-        return all_reduce_max(count) if self.groups.sizes.expert > 1 else count
+    def dummies(self, count: int) -> int:
+        """Passes to add to `count`. The experts of a layer are on several replicas: all run as many passes."""
+        return all_reduce_max(count) - count if self.groups.sizes.expert > 1 else 0
+
+    def pass_sizes(self, batches: Sequence[Batch]) -> list[int]:
+        """Tokens of each pass, with padding."""
+        multiple = self.network.slicing_ranks
+        sizes = [-(-len(batch.tokens_T) // multiple) * multiple for batch in batches]
+        if self.groups.sizes.expert == 1 or self.device.type == "cuda":
+            return sizes
+        # without a GPU, megatron-core exchanges the tokens of experts by all-gather, which requires equal sizes
+        largest = torch.tensor(sizes)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return [int(size) for size in largest]
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Tensor:
         self.network.stage.eval()
         micro_batches = split_batch(batch, self.scoring, self.device)
         passes = list(micro_batches)
-        passes += [dummy_pass(self.device)] * (self.passes(len(passes)) - len(passes))
+        passes += [dummy_pass(self.device)] * self.dummies(len(passes))
+        sizes = self.pass_sizes([host for host, _ in passes])
         outputs_T = [torch.zeros(len(host.tokens_T), device=self.device) for host, _ in passes]
 
         def forward(number: int, received: Tensor | None) -> Tensor:
-            hidden = self.network.hidden(*passes[number], received)
+            hidden = self.network.hidden(*passes[number], sizes[number], received)
             if self.groups.is_last:
                 outputs_T[number] = self.network.outputs(hidden, *passes[number]).output_T.float()
             return hidden
 
         with self.on_device():
-            self.pipeline.forward([self.network.received_shape(host) for host, _ in passes], forward)
+            self.pipeline.forward([self.network.passed_shape(size) for size in sizes], forward)
         return self.in_order(outputs_T[: len(micro_batches)], micro_batches.index_T)
 
     def in_order(self, outputs_T: list[Tensor], index_T: Tensor) -> Tensor:
@@ -198,13 +210,12 @@ class MegatronEngine:
             (host, device, partial(tally.loss_fn, CachedTrainBatch(**vars(device))))
             for host, device in split_batch(batch, self.training, self.device)
         ]
-        dummies = self.passes(len(passes)) - len(passes)
-        passes += [(*dummy_pass(self.device), zero_loss)] * dummies
-        gradient = objective.needs_entropy_gradient
+        passes += [(*dummy_pass(self.device), zero_loss)] * self.dummies(len(passes))
+        sizes, gradient = self.pass_sizes([host for host, _, _ in passes]), objective.needs_entropy_gradient
 
         def forward(number: int, received: Tensor | None) -> Tensor:
             host, device, loss_fn = passes[number]
-            hidden = self.network.hidden(host, device, received)
+            hidden = self.network.hidden(host, device, sizes[number], received)
             if not self.groups.is_last:
                 return hidden
             return self.network.loss(hidden, host, device, loss_fn, entropy_gradient=gradient)
@@ -212,7 +223,7 @@ class MegatronEngine:
         with self.on_device():
             for flat in self.flats:
                 flat.begin_gradient()
-            self.pipeline.forward_backward([self.network.received_shape(host) for host, _, _ in passes], forward)
+            self.pipeline.forward_backward([self.network.passed_shape(size) for size in sizes], forward)
 
     def optim_step(self, learning_rate: float) -> Update:
         assert self.optimizer is not None

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from rloom.engines.megatron.core import parallel_state, tensor_parallel
 from rloom.engines.megatron.sizes import ModelParallel
 
-
 QUIET = (  # warnings in each pass that a user cannot act on: newer names in torch, and a setting of Transformer Engine
     "`torch.distributed.(all_gather_into|reduce_scatter)_tensor` is deprecated",
     "When using sequence parallelism it is recommended to set the environment variable",

@@ -23,6 +23,7 @@ from rloom.engines.megatron.core import (
     SelfAttention,
     SelfAttentionSubmodules,
     SequentialMLP,
+    TopKRouter,
     TransformerConfig,
     TransformerLayer,
     TransformerLayerSubmodules,
@@ -95,6 +96,12 @@ class Replay:
         return scores.gather(1, chosen), chosen
 
 
+class Router(TopKRouter):  # type: ignore[misc]
+    def gating(self, input: Tensor) -> Tensor:
+        """In the dtype of the model, as in transformers and vLLM. megatron-core's needs Transformer Engine."""
+        return nn.functional.linear(input, self.weight)
+
+
 class Layer(TransformerLayer):  # type: ignore[misc]
     recomputes = False  # keep the layer's input only, and run it again in the backward pass
 
@@ -154,4 +161,4 @@ def feed_forward(shape: Shape) -> ModuleSpec:
     if shape.experts is None:
         return ModuleSpec(module=MLP, submodules=matrices)
     experts = ModuleSpec(module=SequentialMLP, submodules=matrices)
-    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts))
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, router=Router))

@@ -50,11 +50,10 @@ class Rotary:
         return torch.cat([half, half], -1)[:, None, None]
 
 
-def pack(host_batch: Batch, device_batch: Batch, multiple: int) -> tuple[Tensor, PackedAttention]:
-    """(tokens, attention). The tokens are padded to a multiple of the ranks that slice them."""
-    tokens_T = device_batch.tokens_T
-    padding = -len(tokens_T) % multiple
-    length_N = host_batch.length_N
+def pack(host_batch: Batch, device_batch: Batch, size: int) -> tuple[Tensor, PackedAttention]:
+    """The tokens, padded to `size`, and the attention within each sample."""
+    tokens_T, length_N = device_batch.tokens_T, host_batch.length_N
+    padding = size - len(tokens_T)
     if padding:  # a sample of its own, so that no other sample attends to it
         tokens_T = nn.functional.pad(tokens_T, (0, padding))
         length_N = torch.cat([length_N, length_N.new_tensor([padding])])
@@ -133,7 +132,6 @@ def transformer_config(
             moe_ffn_hidden_size=experts.ffn,
             moe_router_pre_softmax=not experts.normalized,
             moe_router_load_balancing_type="none",
-            moe_router_dtype="fp32",
             moe_token_dispatcher_type="alltoall" if device.type == "cuda" else "allgather",
             expert_model_parallel_size=sizes.expert,
             expert_tensor_parallel_size=sizes.expert_tensor,

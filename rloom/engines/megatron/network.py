@@ -60,17 +60,17 @@ class StageNetwork:
             with torch.device("meta"):
                 self.stage.value_head = nn.Linear(layout.shape.hidden, 1, bias=False)
 
-    def received_shape(self, host_batch: Batch) -> tuple[int, int, int]:
-        """Of the hidden states that a stage passes to the next one."""
-        ranks = self.slicing_ranks
-        return -(-len(host_batch.tokens_T) // ranks), 1, self.layout.shape.hidden
+    def passed_shape(self, size: int) -> tuple[int, int, int]:
+        """Of the hidden states that a stage passes to the next one, for a micro-batch of `size` tokens."""
+        return size // self.slicing_ranks, 1, self.layout.shape.hidden
 
     @property
     def slicing_ranks(self) -> int:
         return self.groups.sizes.tensor if self.groups.sizes.slices_tokens else 1
 
-    def hidden(self, host_batch: Batch, device_batch: Batch, received: Tensor | None) -> Tensor:
-        tokens_T, attend = pack(host_batch, device_batch, self.slicing_ranks)
+    def hidden(self, host_batch: Batch, device_batch: Batch, size: int, received: Tensor | None) -> Tensor:
+        """`size`: tokens with padding."""
+        tokens_T, attend = pack(host_batch, device_batch, size)
         packed = PackedSamples(attend=attend)
         hidden: Tensor = self.stage(tokens_T, packed, self.rotary.angles(attend.position_T), received)
         return hidden
