@@ -17,7 +17,7 @@ import torch
 from rloom.engines.distributed import join, leave
 from rloom.runtime.nodes import free_port
 from tests.groups import group_of, order_of
-from tests.helpers import FAMILIES, save_model
+from tests.helpers import FAMILIES, MIXTURES, save_model
 from tests.interpreter import kernels_interpreted
 from tests.ranks import RankProcesses
 
@@ -51,7 +51,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
     def folder(family: str) -> Path:
         if family not in made:
-            made[family] = save_model(tmp_path_factory.mktemp(family), FAMILIES[family]())
+            made[family] = save_model(tmp_path_factory.mktemp(family), {**FAMILIES, **MIXTURES}[family]())
         return made[family]
 
     return folder

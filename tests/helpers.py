@@ -17,11 +17,13 @@ from transformers import (
     GemmaConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from rloom.batch import TrainBatch
@@ -66,6 +68,14 @@ FAMILIES: Mapping[str, Callable[[], PreTrainedConfig]] = {
         **SHAPE, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW, layer_types=MIXED_LAYERS
     ),
     "mistral": lambda: MistralConfig(**SHAPE, sliding_window=WINDOW),
+}
+
+
+MIXTURES: Mapping[str, Callable[[], PreTrainedConfig]] = {  # of experts
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    ),
+    "mixtral": lambda: MixtralConfig(**SHAPE, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
 }
 
 

@@ -109,3 +109,44 @@ def whole_gradients(engine: MegatronEngine) -> Weights:
         dist.all_reduce(total, group=flat.group)
         values |= dict(flat.views(total))
     return {name: tensor.clone() for name, tensor in engine.weights_of.stream(values)}
+
+
+EVERYTHING = frozenset({"model", "optimizer"})
+
+
+def train_and_save(
+    rank: int, ranks: int, folder: Path, sizes: ModelParallel, objective: Any, steps: int, saved: Path
+) -> Weights:
+    engine = megatron(folder, sizes)
+    take_steps(engine, rank, ranks, sizes, objective, steps)
+    engine.save(saved, EVERYTHING)
+    return {name: weight.clone() for name, weight in engine.weights()}
+
+
+def resume(
+    rank: int, ranks: int, folder: Path, sizes: ModelParallel, objective: Any, steps: int, saved: Path
+) -> tuple[Weights, Weights]:
+    """(the weights after reading the checkpoint, those after `steps` more)"""
+    engine = megatron(folder, sizes)
+    engine.load(saved, EVERYTHING)
+    before = {name: weight.clone() for name, weight in engine.weights()}
+    take_steps(engine, rank, ranks, sizes, objective, steps)
+    return before, {name: weight.clone() for name, weight in engine.weights()}
+
+
+def take_steps(engine: MegatronEngine, rank: int, ranks: int, sizes: ModelParallel, objective: Any, steps: int) -> None:
+    batch = train_batch()
+    mine = batch.select(own_rows(batch, rank, ranks, sizes))
+    for _ in range(steps):
+        engine.forward_backward(mine, objective, Counts.of(batch, 16))
+        engine.optim_step(0.01)
+
+
+def read_and_stream(
+    rank: int, ranks: int, folder: Path, sizes: ModelParallel, dtype: torch.dtype
+) -> tuple[list[tuple[str, list[int], str]], Weights, float]:
+    """(manifest, weights, share of the model's numbers that this rank holds)"""
+    engine = megatron(folder, sizes, adamw=None, placement=Placement(torch.device("cpu"), dtype))
+    held = sum(flat.data.numel() for flat in engine.flats) / engine.size
+    weights = {name: weight.clone() for name, weight in engine.weights()}
+    return [tuple(spec) for spec in engine.manifest()], weights, held

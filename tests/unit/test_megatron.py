@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MixtralConfig, Qwen3MoeConfig
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective, ValueObjective
@@ -16,7 +15,7 @@ from rloom.batch import token_indices
 from rloom.engines.megatron.sizes import ModelParallel
 from rloom.packing import MicroBatching
 from tests.engine_subjects import local, local_gradients, local_weights
-from tests.helpers import CPU, SHAPE, apart, assert_identical, assert_near, save_model, train_batch
+from tests.helpers import CPU, apart, assert_identical, assert_near, train_batch
 from tests.megatron_ranks import STEPS, Course, copy_of, on_ranks, own_rows, train
 from tests.ranks import RankProcesses
 
@@ -102,20 +101,9 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folders(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    dense = {family: model_folder(family) for family in ("qwen2", "qwen3", "llama", "mistral")}
-    experts = {"num_experts_per_tok": 2, "head_dim": 16}
-    shapes = {
-        "qwen3_moe": Qwen3MoeConfig(**SHAPE, **experts, num_experts=4, moe_intermediate_size=24, norm_topk_prob=True),
-        "mixtral": MixtralConfig(**SHAPE, **experts, num_local_experts=4),
-    }
-    return dense | {name: save_model(tmp_path_factory.mktemp(name), shape) for name, shape in shapes.items()}
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_divided_models_learn_what_one_process_learns(
-    rank_processes: RankProcesses, folders: dict[str, Path], name: str
+    rank_processes: RankProcesses, model_folder: Callable[[str], Path], name: str
 ) -> None:
     case = CASES[name]
-    check(rank_processes, folders[case.family], case.ranks, case.sizes, case.objective, case.settings)
+    check(rank_processes, model_folder(case.family), case.ranks, case.sizes, case.objective, case.settings)

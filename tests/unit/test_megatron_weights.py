@@ -1,0 +1,166 @@
+"""Hugging Face tensors in a Megatron engine and back: bit for bit, from checkpoints of any split."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rloom.algos.aggregate import Counts
+from rloom.engines.megatron.sizes import ModelParallel
+from tests.engine_subjects import local, local_weights, sharded
+from tests.helpers import Weights, apart, assert_identical, train_batch
+from tests.megatron_ranks import EVERYTHING, on_ranks, read_and_stream, resume, train_and_save
+from tests.ranks import RankProcesses
+from tests.unit.test_megatron import POLICY
+
+SPLITS = {
+    "one rank": (1, ModelParallel()),
+    "tensor": (2, ModelParallel(2)),
+    "pipeline": (2, ModelParallel(1, 2)),
+    "both": (4, ModelParallel(2, 2)),
+}
+
+
+def parameters(folder: Path) -> Weights:
+    return local_weights(local(folder))
+
+
+@pytest.mark.parametrize(
+    ("split", "family", "dtype"),
+    [
+        ("one rank", "qwen3", torch.float32),  # tied, norms of queries and keys
+        ("tensor", "qwen2", torch.bfloat16),  # biases
+        ("pipeline", "qwen3", torch.bfloat16),
+        ("both", "llama", torch.float32),  # untied
+        ("both", "qwen3", torch.float32),
+    ],
+)
+def test_weights_return_as_they_were_read(
+    rank_processes: RankProcesses,
+    model_folder: Callable[[str], Path],
+    split: str,
+    family: str,
+    dtype: torch.dtype,
+) -> None:
+    ranks, sizes = SPLITS[split]
+    folder = model_folder(family)
+    expected = {name: weight.to(dtype) for name, weight in parameters(folder).items()}
+    for manifest, weights, _ in rank_processes.run(
+        ranks, on_ranks, read_and_stream, model_folder(family), sizes, dtype
+    ):
+        assert_identical(weights, expected)
+        assert manifest == [
+            (name, list(weight.shape), str(dtype).removeprefix("torch.")) for name, weight in weights.items()
+        ]
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_experts_return_as_they_were_read(
+    rank_processes: RankProcesses,
+    model_folder: Callable[[str], Path],
+    family: str,
+) -> None:
+    sizes = ModelParallel(2, expert=2, expert_tensor=2)
+    found = rank_processes.run(4, on_ranks, read_and_stream, model_folder(family), sizes, torch.float32)
+    for _, weights, _ in found:
+        assert_identical(weights, parameters(model_folder(family)))
+
+
+def test_no_rank_holds_the_whole_model(rank_processes: RankProcesses, model_folder: Callable[[str], Path]) -> None:
+    """An untied model on 2 x 2 ranks: each holds half of its stage's matrices, and its norms."""
+    found = rank_processes.run(4, on_ranks, read_and_stream, model_folder("llama"), ModelParallel(2, 2), torch.float32)
+    assert all(held < 0.27 for _, _, held in found)
+    assert sum(held for _, _, held in found) == pytest.approx(1.0, abs=0.01)  # norms are on two ranks
+
+
+@pytest.fixture(scope="module")
+def saved(
+    rank_processes: RankProcesses,
+    model_folder: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, Weights]:
+    """A checkpoint after two steps on two tensor-parallel ranks, and its weights."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    sizes = ModelParallel(2)
+    return folder, rank_processes.run(2, on_ranks, train_and_save, model_folder("qwen3"), sizes, POLICY, 2, folder)[0]
+
+
+@pytest.fixture(scope="module")
+def three_steps(model_folder: Callable[[str], Path]) -> tuple[Weights, Weights]:
+    """(before, after): in one process, without a checkpoint."""
+    engine, batch = local(model_folder("qwen3")), train_batch()
+    before = local_weights(engine)
+    for _ in range(3):
+        engine.forward_backward(batch, POLICY, Counts.of(batch, 16))
+        engine.optim_step(0.01)
+    return before, local_weights(engine)
+
+
+@pytest.mark.parametrize("split", ["pipeline", "both", "tensor"])
+def test_another_split_goes_on_from_a_checkpoint(
+    rank_processes: RankProcesses,
+    model_folder: Callable[[str], Path],
+    saved: tuple[Path, Weights],
+    three_steps: tuple[Weights, Weights],
+    split: str,
+) -> None:
+    ranks, sizes = SPLITS[split]
+    found = rank_processes.run(ranks, on_ranks, resume, model_folder("qwen3"), sizes, POLICY, 1, saved[0])
+    for before, after in found:
+        assert_identical(before, saved[1])
+        assert apart(after, three_steps[1], three_steps[0]) < 5e-4
+
+
+def test_one_process_goes_on_from_a_checkpoint(
+    model_folder: Callable[[str], Path],
+    saved: tuple[Path, Weights],
+    three_steps: tuple[Weights, Weights],
+) -> None:
+    engine, batch = local(model_folder("qwen3")), train_batch()
+    engine.load(saved[0], EVERYTHING)
+    assert_identical(local_weights(engine), saved[1])
+    engine.forward_backward(batch, POLICY, Counts.of(batch, 16))
+    engine.optim_step(0.01)
+    assert apart(local_weights(engine), three_steps[1], three_steps[0]) < 5e-4
+
+
+def test_a_checkpoint_of_one_process_is_read_by_ranks(
+    rank_processes: RankProcesses,
+    model_folder: Callable[[str], Path],
+    three_steps: tuple[Weights, Weights],
+    tmp_path: Path,
+) -> None:
+    engine, batch = local(model_folder("qwen3")), train_batch()
+    for _ in range(2):
+        engine.forward_backward(batch, POLICY, Counts.of(batch, 16))
+        engine.optim_step(0.01)
+    engine.save(tmp_path, EVERYTHING)
+    sizes = ModelParallel(2, 2)
+    for before, after in rank_processes.run(4, on_ranks, resume, model_folder("qwen3"), sizes, POLICY, 1, tmp_path):
+        assert_identical(before, local_weights(engine))
+        assert apart(after, three_steps[1], three_steps[0]) < 5e-4
+
+
+def shards(rank: int, ranks: int, folder: Path, saved: Path) -> Weights:
+    engine = sharded(folder)
+    engine.load(saved, EVERYTHING)
+    return {name: weight.clone() for name, weight in engine.weights()}
+
+
+def test_fsdp_reads_a_checkpoint_of_megatron(
+    rank_processes: RankProcesses,
+    model_folder: Callable[[str], Path],
+    saved: tuple[Path, Weights],
+) -> None:
+    for weights in rank_processes.run(2, shards, model_folder("qwen3"), saved[0]):
+        assert_identical(weights, saved[1])
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    rank_processes: RankProcesses,
+    model_folder: Callable[[str], Path],
+    saved: tuple[Path, Weights],
+) -> None:
+    with pytest.raises(AssertionError, match=r"resume with the model it was saved from"):
+        rank_processes.run(2, on_ranks, resume, model_folder("llama"), ModelParallel(2), POLICY, 0, saved[0])
