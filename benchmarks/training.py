@@ -2,18 +2,21 @@
 
     python benchmarks/training.py --shape qwen2.5-0.5b [--samples 128] [--tokens_per_pass 32768] [--checkpointing]
 
-rloom: float32 masters and moments, bfloat16 arithmetic, packed, log-probs in chunks. fsdp2: the same through the engine
-of several processes, as the only rank. The peer: transformers with sdpa attention in rows without padding, all logits
-at once, weights, gradients and moments in bfloat16 (half the bytes of rloom's, and the faster way for it).
+rloom: float32 masters and moments, bfloat16 arithmetic, packed, log-probs in chunks. fsdp2 and megatron: the same
+through the engines of several processes, as the only rank. The peer: transformers with sdpa attention in rows without
+padding, all logits at once, weights, gradients and moments in bfloat16 (half the bytes of rloom's, and the faster way
+for it).
 """
 
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from measuring import Stopwatch, held_gib, machine, note, peak_gib, pick_device, release, table
 from profiling import profile_once
 from shapes import SHAPES, Rates, Shape, add_shape_arguments, random_model, random_network, rates_of, training_flops
@@ -22,11 +25,13 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TrainBatch
-from rloom.engines.base import AdamW, Placement
+from rloom.engines.base import AdamW, Engine, Placement
 from rloom.engines.distributed import join, rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
-from rloom.models.network import Network
+from rloom.models.load import load_causal_lm
+from rloom.models.network import Network, PolicyNetwork
+from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from rloom.runtime.nodes import free_port
 from rloom.trainer.assemble.models import enable_checkpointing
@@ -90,8 +95,32 @@ def make_only_rank(given: argparse.Namespace) -> FSDPEngine:
     return FSDPEngine(network, placement, rank_mesh(placement.device), **settings)
 
 
+def make_megatron(given: argparse.Namespace) -> Engine:
+    """It reads its weights from files."""
+    from rloom.engines.megatron.engine import MegatronEngine
+    from rloom.engines.megatron.sizes import ModelParallel
+
+    network, placement, settings = network_and_settings(given)
+    if not dist.is_initialized():
+        join(0, 1, address=f"127.0.0.1:{free_port()}", device=placement.device)
+    with TemporaryDirectory() as folder:
+        network.module.save_pretrained(folder)  # type: ignore[operator]
+        described = PolicyNetwork(load_causal_lm(ModelSource(folder), empty=True), packed=True)
+        del network
+        release(placement.device)
+        return MegatronEngine(
+            described,
+            ModelSource(folder),
+            placement,
+            ModelParallel(),
+            key="--engines",
+            recompute=given.checkpointing,
+            **settings,
+        )
+
+
 class Ours:
-    def __init__(self, engine: LocalEngine | FSDPEngine, given: argparse.Namespace, batch: TrainBatch) -> None:
+    def __init__(self, engine: Engine, given: argparse.Namespace, batch: TrainBatch) -> None:
         self.engine = engine
         lengths = batch.length_N.tolist()
         passes = MicroBatching(tokens=given.tokens_per_pass).cut(lengths)
@@ -210,7 +239,7 @@ def parse() -> argparse.Namespace:
     add_shape_arguments(parser, "qwen2.5-0.5b")
     add_training_arguments(parser)
     parser.add_argument("--samples", type=int, default=128)
-    parser.add_argument("--engines", nargs="+", choices=("rloom", "fsdp2", "hf"), default=["rloom", "hf"])
+    parser.add_argument("--engines", nargs="+", choices=("rloom", "fsdp2", "megatron", "hf"), default=["rloom", "hf"])
     return parser.parse_args()
 
 
@@ -227,6 +256,7 @@ def main() -> None:
     builders: dict[str, Callable[[], Ours | HuggingFace]] = {
         "rloom": lambda: Ours(make_engine(given), given, batch),
         "fsdp2": lambda: Ours(make_only_rank(given), given, batch),
+        "megatron": lambda: Ours(make_megatron(given), given, batch),
         "hf": lambda: HuggingFace(given, batch),
     }
     results = [measure(name, build, given) for name, build in builders.items() if name in given.engines]

@@ -54,6 +54,7 @@ class MegatronEngine:
         training: MicroBatching | None = None,
         optimizer: AdamW | None = None,  # None: it is scored, never trained
         recompute: bool = False,
+        compiled: bool = False,
         overrides: Mapping[str, Any] | None = None,  # of megatron-core's TransformerConfig
     ) -> None:
         self.placement, self.scoring, self.training = placement, scoring, training
@@ -68,6 +69,7 @@ class MegatronEngine:
             device=placement.device,
             dtype=placement.dtype,
             recompute=recompute,
+            compiles=compiled and placement.device.type == "cuda",
             overrides=overrides or {},
         )
         self.shapes = {name: tuple(p.shape) for name, p in described.module.named_parameters()}

@@ -3,8 +3,10 @@
 S tokens of this rank (a slice of them with sequence parallelism), T tokens of the micro-batch, packed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +33,8 @@ from rloom.engines.megatron.core import (
 from rloom.engines.megatron.shape import Shape
 from rloom.models.attention import AttentionOptions, PackedAttention
 
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+
 
 @dataclass
 class PackedSamples(PackedSeqParams):  # type: ignore[misc]
@@ -38,11 +42,15 @@ class PackedSamples(PackedSeqParams):  # type: ignore[misc]
 
     qkv_format: str = "sbhd"  # tokens x one row x heads x head size
     attend: PackedAttention | None = None
+    cosine_T: Tensor | None = None  # [T, 1, 1, head size], of the rotary embedding
+    sine_T: Tensor | None = None
     experts_SMK: Tensor | None = None  # the experts that the rollout chose; -1: the router chooses
 
 
 class Norm(nn.Module):
     """RMSNorm in float32. megatron-core's own does not allow sequence parallelism without Transformer Engine."""
+
+    compiles = False
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__()
@@ -51,17 +59,39 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        exact = hidden.float()
-        return self.weight * (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)).to(hidden.dtype)
+        compute = compiled(normalize) if self.compiles else normalize
+        return compute(hidden, self.weight, self.eps)
+
+
+def normalize(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    exact = hidden.float()
+    return weight * (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(hidden.dtype)
+
+
+def rotate(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+    """The rotary embedding of the families in shape.py: the first half of a head's numbers with the second."""
+
+    def rotated(tensor: Tensor) -> Tensor:
+        first, second = tensor.chunk(2, -1)
+        return tensor * cosine + torch.cat([-second, first], -1) * sine
+
+    return rotated(query), rotated(key)
+
+
+@cache
+def compiled(function: Operation) -> Operation:
+    """One kernel instead of several."""
+    return cast(Operation, torch.compile(function, dynamic=True))
 
 
 class PackedCoreAttention(nn.Module):
-    """Attention within each sample, on the heads of this rank."""
+    """Rotary embedding and attention within each sample, on the heads of this rank."""
 
-    def __init__(self, shape: Shape, rotary_scale: float, layer_number: int) -> None:
+    compiles = False
+
+    def __init__(self, shape: Shape, layer_number: int) -> None:
         super().__init__()
-        # transformers multiplies the rotated queries and keys by the factor of a scaled rotary embedding
-        self.scale = shape.head_size**-0.5 * rotary_scale**2
+        self.scale = shape.head_size**-0.5
         self.window = shape.windows[layer_number - 1]
 
     def forward(
@@ -76,9 +106,11 @@ class PackedCoreAttention(nn.Module):
         **_: Any,
     ) -> Tensor:
         """[T, 1, heads, size] each -> [T, 1, heads * size]"""
-        assert packed_seq_params.attend is not None
+        attend, cosine, sine = packed_seq_params.attend, packed_seq_params.cosine_T, packed_seq_params.sine_T
+        assert attend is not None and cosine is not None and sine is not None
+        query, key = (compiled(rotate) if self.compiles else rotate)(query, key, cosine, sine)
         rows = [tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)]
-        out = packed_seq_params.attend(rows[0], rows[1], rows[2], AttentionOptions(self.scale, self.window))
+        out = attend(rows[0], rows[1], rows[2], AttentionOptions(self.scale, self.window))
         return out.transpose(0, 1).flatten(2)
 
 
@@ -132,9 +164,9 @@ def residual_add(training: bool, fused: bool) -> Any:
     return add
 
 
-def layer_spec(shape: Shape, rotary_scale: float) -> ModuleSpec:
+def layer_spec(shape: Shape) -> ModuleSpec:
     def core_attention(*, layer_number: int, **_: Any) -> PackedCoreAttention:
-        return PackedCoreAttention(shape, rotary_scale, layer_number)
+        return PackedCoreAttention(shape, layer_number)
 
     attention = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,

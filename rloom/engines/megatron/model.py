@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rloom.batch import Batch
 from rloom.engines.megatron.core import GPTModel, TransformerBlockSubmodules, TransformerConfig
 from rloom.engines.megatron.groups import Groups
-from rloom.engines.megatron.layers import Layer, Norm, PackedSamples, layer_spec
+from rloom.engines.megatron.layers import Layer, Norm, PackedCoreAttention, PackedSamples, layer_spec
 from rloom.engines.megatron.shape import Shape
 from rloom.errors import ConfigError
 from rloom.models.attention import PackedAttention
@@ -22,42 +22,38 @@ class Stage(GPTModel):  # type: ignore[misc]
     def setup_embeddings_and_output_layer(self) -> None:
         """megatron-core copies tied weights between GPUs here; there are no weights yet."""
 
-    def forward(self, tokens_T: Tensor, packed: PackedSamples, rotary_T: Tensor, received: Tensor | None) -> Tensor:
+    def forward(self, tokens_T: Tensor, packed: PackedSamples, received: Tensor | None) -> Tensor:
         """[S, 1, H]: S tokens, a slice of them with sequence parallelism."""
         embedded = None
         if self.pre_process:
             embedded = self.embedding(input_ids=tokens_T.unsqueeze(0), position_ids=None)
         else:
             self.decoder.set_input_tensor(received)
-        hidden: Tensor = self.decoder(
-            hidden_states=embedded, attention_mask=None, rotary_pos_emb=rotary_T, packed_seq_params=packed
-        )
+        hidden: Tensor = self.decoder(hidden_states=embedded, attention_mask=None, packed_seq_params=packed)
         return hidden
 
 
-class Rotary:
-    """The angles of transformers' rotary embedding, with its scaling, for the tokens of a micro-batch."""
+class Packer:
+    """Micro-batches for the layers. `rotary`: transformers' rotary embedding, with its scaling."""
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        frequencies = module.inv_freq
+    def __init__(self, rotary: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        frequencies, self.dtype = rotary.inv_freq, dtype
         assert isinstance(frequencies, Tensor)
         self.frequencies = frequencies.to(device, torch.float32)
-        self.scale = float(module.attention_scaling)  # type: ignore[arg-type]
+        self.scale = float(rotary.attention_scaling)  # type: ignore[arg-type]
 
-    def angles(self, position_T: Tensor) -> Tensor:
-        """[T, 1, 1, head size]"""
-        half = position_T.float()[:, None] * self.frequencies
-        return torch.cat([half, half], -1)[:, None, None]
-
-
-def pack(host_batch: Batch, device_batch: Batch, size: int) -> tuple[Tensor, PackedAttention]:
-    """The tokens, padded to `size`, and the attention within each sample."""
-    tokens_T, length_N = device_batch.tokens_T, host_batch.length_N
-    padding = size - len(tokens_T)
-    if padding:  # a sample of its own, so that no other sample attends to it
-        tokens_T = nn.functional.pad(tokens_T, (0, padding))
-        length_N = torch.cat([length_N, length_N.new_tensor([padding])])
-    return tokens_T, PackedAttention(length_N, tokens_T.device)
+    def pack(self, host_batch: Batch, device_batch: Batch, size: int) -> tuple[Tensor, PackedSamples]:
+        """The tokens, padded to `size`, and the samples that they belong to."""
+        tokens_T, length_N = device_batch.tokens_T, host_batch.length_N
+        padding = size - len(tokens_T)
+        if padding:  # a sample of its own, so that no other sample attends to it
+            tokens_T = nn.functional.pad(tokens_T, (0, padding))
+            length_N = torch.cat([length_N, length_N.new_tensor([padding])])
+        attend = PackedAttention(length_N, tokens_T.device)
+        half = attend.position_T.float()[:, None] * self.frequencies
+        angle_T = torch.cat([half, half], -1)[:, None, None]
+        cosine_T, sine_T = ((part * self.scale).to(self.dtype) for part in (angle_T.cos(), angle_T.sin()))
+        return tokens_T, PackedSamples(attend=attend, cosine_T=cosine_T, sine_T=sine_T)
 
 
 def build_stage(
@@ -67,14 +63,14 @@ def build_stage(
     device: torch.device,
     dtype: torch.dtype,
     vocabulary: int,  # padded
-    rotary_scale: float,
     recompute: bool,
+    compiles: bool,  # the operations between matmuls
     overrides: Mapping[str, Any],
 ) -> Stage:
     """On the meta device."""
     config = transformer_config(shape, groups, device, dtype, overrides)
     layers = shape.layers // groups.sizes.pipeline
-    spec = TransformerBlockSubmodules([layer_spec(shape, rotary_scale)] * layers, layer_norm=Norm)
+    spec = TransformerBlockSubmodules([layer_spec(shape)] * layers, layer_norm=Norm)
     with torch.device("meta"):
         stage = Stage(
             config,
@@ -86,9 +82,11 @@ def build_stage(
             share_embeddings_and_output_weights=shape.tied,
             position_embedding_type="none",
         )
-    for layer in stage.decoder.layers:
-        assert isinstance(layer, Layer)
-        layer.recomputes = recompute and config.recompute_granularity is None
+    for module in stage.modules():
+        if isinstance(module, Layer):
+            module.recomputes = recompute and config.recompute_granularity is None
+        if isinstance(module, Norm | PackedCoreAttention):
+            module.compiles = compiles
     return stage
 
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from rloom.batch import Batch, TokenOutputs
 from rloom.engines.megatron.groups import Groups
 from rloom.engines.megatron.head import gather_tokens, vocabulary_parallel_outputs
-from rloom.engines.megatron.layers import PackedSamples
 from rloom.engines.megatron.layout import Layout
-from rloom.engines.megatron.model import Rotary, build_stage, pack
+from rloom.engines.megatron.model import Packer, build_stage
 from rloom.models.head import fused_logprobs, sample_ranges
 from rloom.models.network import (
     ALL,
@@ -40,19 +39,20 @@ class StageNetwork:
         device: torch.device,
         dtype: torch.dtype,
         recompute: bool,
+        compiles: bool,
         overrides: Mapping[str, Any],
     ) -> None:
         self.layout, self.groups = layout, groups
         self.policy = described if isinstance(described, PolicyNetwork) else None
-        self.rotary = Rotary(described.decoder.body.rotary_emb, device)
+        self.packer = Packer(described.decoder.body.rotary_emb, device, dtype)
         self.stage = build_stage(
             layout.shape,
             groups,
             device=device,
             dtype=dtype,
             vocabulary=layout.vocabulary,
-            rotary_scale=self.rotary.scale,
             recompute=recompute,
+            compiles=compiles,
             overrides=overrides,
         )
         if self.policy is None and groups.is_last:
@@ -70,9 +70,8 @@ class StageNetwork:
 
     def hidden(self, host_batch: Batch, device_batch: Batch, size: int, received: Tensor | None) -> Tensor:
         """`size`: tokens with padding."""
-        tokens_T, attend = pack(host_batch, device_batch, size)
-        packed = PackedSamples(attend=attend)
-        hidden: Tensor = self.stage(tokens_T, packed, self.rotary.angles(attend.position_T), received)
+        tokens_T, packed = self.packer.pack(host_batch, device_batch, size)
+        hidden: Tensor = self.stage(tokens_T, packed, received)
         return hidden
 
     def masked(self, hidden_S1H: Tensor, host_batch: Batch) -> tuple[Tensor, Tensor]:
