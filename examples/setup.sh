@@ -3,9 +3,12 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [[ -z ${PYTHON:-} && -x $root/.venv/bin/python ]]; then
     PYTHON=$root/.venv/bin/python
-    # Several GPUs need Ray, an extra that is installed once. A smoke run without Ray has one process instead.
+    # Several GPUs need Ray, and some scripts megatron-core: extras that are installed once. A smoke run without Ray has
+    # one process instead.
     if [[ ${RLOOM_SMOKE:-} != 1 ]] && ! grep -q '^# GPUs: 1 x' "${BASH_SOURCE[1]}"; then
-        make --directory "$root" --no-print-directory --silent ray
+        extras=(ray)
+        grep -q 'strategy=megatron' "${BASH_SOURCE[1]}" && extras+=(megatron)
+        make --directory "$root" --no-print-directory --silent "${extras[@]}"
     fi
 fi
 if [[ -z ${PYTHON:-} ]]; then

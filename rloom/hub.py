@@ -44,6 +44,15 @@ def check_model(name: str, key: str) -> None:
         )
 
 
+def config_file(name: str, key: str) -> Path:
+    """config.json of a model, from the local cache or the hub."""
+    check_model(name, key)
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except Exception as error:
+        raise ModelError(f"{key}={name}: its config.json cannot be downloaded: {explain(error, name)}") from error
+
+
 def _go_offline() -> None:
     """Otherwise transformers repeats its request for each optional file: three minutes for a tokenizer."""
     constants.HF_HUB_OFFLINE = True

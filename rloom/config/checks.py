@@ -8,7 +8,10 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from rloom.config.algorithm_needs import HasEstimatorNeeds, Needs
+from rloom.config.batching import ranks_per_share
+from rloom.config.divisors import nearest_divisors
 from rloom.config.judge_section import judge_faults
+from rloom.config.megatron_checks import megatron_faults, megatron_notices, replay_faults
 from rloom.config.remote_section import remote_faults
 from rloom.config.reward_parts import reward_faults
 from rloom.config.rollout_section import RolloutSection
@@ -26,7 +29,7 @@ VLLM_SEQUENCES = 256  # max_num_seqs where it is null, as in rloom/rollout/limit
 def verify(config: Config, needs: Needs) -> None:
     """Check the keys, and log those that the user set and that have no effect in this run."""
     check(config, needs)
-    for notice in without_effect(config, needs).notices:
+    for notice in (*config.one_behaviour, *megatron_notices(config), *without_effect(config, needs).notices):
         log.warning(f"Note: {notice}")
 
 
@@ -57,6 +60,8 @@ def check(config: Config, needs: Needs) -> None:
         *machine_faults(config),
         *parallel_faults(config),
         *sequence_parallel_faults(config, needs.estimator),
+        *megatron_faults(config, critic=needs.estimator.needs_critic),
+        *replay_faults(config),
         *rollout_faults(config),
         *server_faults(config),
         *validation_faults(config),
@@ -110,7 +115,7 @@ def mini_batch_faults(config: Config) -> Iterator[str]:
 def micro_batch_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
     actor, critic, n = config.actor_rollout_ref.actor, config.critic, config.actor_rollout_ref.rollout.n
     longest = config.data.max_prompt_length + config.data.max_response_length
-    workers = actor_workers(config)
+    workers = config.actor_workers
     yield from role_micro_batch_faults(
         "actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, workers
     )
@@ -121,7 +126,7 @@ def micro_batch_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator
 
 def role_micro_batch_faults(name: str, role: Actor | Critic, samples: int, longest: int, workers: int) -> Iterator[str]:
     """`samples`: of a mini-batch. `longest`: maximum tokens of a sample."""
-    shared = role.ulysses_sequence_parallel_size
+    shared = role.ulysses_sequence_parallel_size  # of Megatron's ranks each has all tokens
     per_gpu, whole = role.ppo_micro_batch_size_per_gpu, role.ppo_micro_batch_size
     size, key = (whole, "ppo_micro_batch_size") if per_gpu is None else (per_gpu, "ppo_micro_batch_size_per_gpu")
     if per_gpu is not None and whole is not None:
@@ -145,13 +150,13 @@ def role_micro_batch_faults(name: str, role: Actor | Critic, samples: int, longe
             f"({name}.ppo_mini_batch_size × actor_rollout_ref.rollout.n); use {nearest_divisors(samples, size)}"
         )
     elif per_gpu is None:
-        yield from division_faults(f"{name}.ppo_micro_batch_size", size, workers // shared, samples)
+        shares = workers // ranks_per_share(role, workers)
+        yield from division_faults(f"{name}.ppo_micro_batch_size", size, shares, samples)
 
 
 def scoring_batch_faults(config: Config) -> Iterator[str]:
     """The older keys of scoring passes, which count the samples of all GPUs together."""
-    roles, workers = config.actor_rollout_ref, actor_workers(config)
-    shared = roles.actor.ulysses_sequence_parallel_size
+    roles, workers = config.actor_rollout_ref, config.actor_workers
     samples = config.data.train_batch_size * roles.rollout.n
     among: dict[str, tuple[RolloutSection | Ref, int]] = {
         "rollout": (roles.rollout, workers),
@@ -161,7 +166,7 @@ def scoring_batch_faults(config: Config) -> Iterator[str]:
         whole = section.log_prob_micro_batch_size
         if whole is not None and section.log_prob_micro_batch_size_per_gpu is None:
             key = f"actor_rollout_ref.{name}.log_prob_micro_batch_size"
-            yield from division_faults(key, whole, ranks // shared, samples)
+            yield from division_faults(key, whole, ranks // ranks_per_share(roles.actor, ranks), samples)
 
 
 def division_faults(key: str, size: int, ranks: int, samples: int) -> Iterator[str]:
@@ -194,7 +199,7 @@ def machine_faults(config: RunConfig) -> Iterator[str]:
 
 def parallel_faults(config: Config) -> Iterator[str]:
     actor, chosen = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    pools, workers = config.trainer.pools, actor_workers(config)
+    pools, workers = config.trainer.pools, config.actor_workers
     tensor_parallel, generating = chosen.tensor_model_parallel_size, pools.rollout or workers
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel}"
     if tensor_parallel > 1 and chosen.name in ("native", "hf"):
@@ -230,15 +235,10 @@ def parallel_faults(config: Config) -> Iterator[str]:
         )
 
 
-def actor_workers(config: Config) -> int:
-    pools = config.trainer.pools
-    return pools.actor or config.workers - sum(size for role, size in pools.own.items() if role != "actor")
-
-
 def sequence_parallel_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
     actor, critic, pools = config.actor_rollout_ref.actor, config.critic, config.trainer.pools
     packed = config.actor_rollout_ref.model.use_remove_padding
-    workers, reference = actor_workers(config), {"workers of trainer.pools.ref": pools.ref} if pools.ref else {}
+    workers, reference = config.actor_workers, {"workers of trainer.pools.ref": pools.ref} if pools.ref else {}
     owners = {"workers": workers, **reference}
     yield from role_sequence_parallel_faults(
         "actor_rollout_ref.actor", actor, owners, "actor_rollout_ref.model", packed
@@ -361,7 +361,7 @@ def reward_model_faults(config: Config) -> Iterator[str]:
         yield f"reward_model.label_weights={section.label_weights}: every score would be 0; give a weight above 0"
     if section.micro_batch_size is not None and section.micro_batch_size_per_gpu is None:
         samples = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-        ranks = config.trainer.pools.reward or actor_workers(config)
+        ranks = config.trainer.pools.reward or config.actor_workers
         yield from division_faults("reward_model.micro_batch_size", section.micro_batch_size, ranks, samples)
 
 
@@ -382,11 +382,3 @@ def warmup_faults(config: Config) -> Iterator[str]:
         first, second = optim.lr_warmup_steps, optim.warmup_steps
         if first is not None and second is not None and first != second:
             yield f"{name}.lr_warmup_steps={first} and {name}.warmup_steps={second} differ; keep one"
-
-
-def nearest_divisors(whole: int, wanted: int) -> str:
-    """ "64 or 128": the divisors of `whole` on either side of `wanted`."""
-    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
-    below = [d for d in divisors if d < wanted][-1:]
-    above = [d for d in divisors if d > wanted][:1]
-    return " or ".join(str(d) for d in below + above)

@@ -19,6 +19,7 @@ from rloom.config import faults, smoke
 from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
 from rloom.config.checks import check
 from rloom.config.keys import Root
+from rloom.config.one_behaviour import without_one_behaviour
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, Config
 from rloom.config.sft_schema import SftConfig
@@ -60,12 +61,11 @@ def load_config(
     """
     if not smoke.is_on(os.environ):
         return compose_config(overrides, values, config_path, config_name)
-    kept, dropped = smoke.without_megatron(overrides)
-    config = compose_config(kept, values, config_path, config_name)
+    config = compose_config(overrides, values, config_path, config_name)
     if not brings_own_algorithm(config):  # its requirements are known after its file is loaded
         check(config, declared_needs(config))
     changes = smoke.replacements(config, smoke.examine(os.environ))
-    print(smoke.description(config, changes, dropped), flush=True)
+    print(smoke.description(config, changes), flush=True)
     return with_changes(config, changes)
 
 
@@ -74,7 +74,7 @@ def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
     tree = config.model_dump()
     for path, value in changes.items():
         put(tree, path, value)
-    return validate(tree, given=smoke.still_given(config, changes))
+    return validate(tree, given=smoke.still_given(config, changes), one_behaviour=config.one_behaviour)
 
 
 def compose_config(
@@ -127,7 +127,8 @@ def composer(
             folder, config_name, [*set_values, *arguments, *further], schema=default_tree(root)
         )
         given = typed | written | known(values or (), root)
-        return validate(in_real_spelling(tree, typed, root), given=given, root=root), takes_presets
+        tree, notices = without_one_behaviour(in_real_spelling(tree, typed, root))
+        return validate(tree, given=given, one_behaviour=notices, root=root), takes_presets
 
     return composed
 
@@ -222,16 +223,18 @@ def compose(folder: Path, name: str, overrides: list[str], *, schema: Tree, reso
 
 
 @overload
-def validate(tree: Tree, given: frozenset[str] = ...) -> Config: ...
+def validate(tree: Tree, given: frozenset[str] = ..., one_behaviour: Sequence[str] = ...) -> Config: ...
 
 
 @overload
-def validate(tree: Tree, given: frozenset[str] = ..., *, root: type[C]) -> C: ...
+def validate(tree: Tree, given: frozenset[str] = ..., one_behaviour: Sequence[str] = ..., *, root: type[C]) -> C: ...
 
 
-def validate(tree: Tree, given: frozenset[str] = frozenset(), *, root: Root = Config) -> RunConfig:
+def validate(
+    tree: Tree, given: frozenset[str] = frozenset(), one_behaviour: Sequence[str] = (), *, root: Root = Config
+) -> RunConfig:
     try:
-        return root.model_validate(tree, context={"given": given})
+        return root.model_validate(tree, context={"given": given, "one_behaviour": one_behaviour})
     except ValidationError as error:
         raise ConfigError("\n".join(faults.sentences(error, root))) from None
 

@@ -56,6 +56,9 @@ class RolloutSection(Section):
     calculate_log_probs: bool = key(
         True, "Report the difference between the engine's log-probs and the trainer's, if the trainer computes them."
     )
+    enable_rollout_routing_replay: bool = key(
+        False, "Another name of `actor_rollout_ref.actor.router_replay.mode=R3`, which verl's commands set beside it."
+    )
     val_kwargs: ValKwargs = section(ValKwargs, "Sampling in validation.")
     engine_kwargs: dict[str, Any] = key(
         {}, "Further arguments of the engine. hf: of `generate`; vllm: of EngineArgs; sglang: of ServerArgs."

@@ -21,14 +21,21 @@ class RunConfig(Section):
         ray_kwargs: RayKwargs
 
     _given: frozenset[str] = PrivateAttr(default=frozenset())
+    _one_behaviour: tuple[str, ...] = PrivateAttr(default=())
 
     def model_post_init(self, context: Any) -> None:
         self._given = frozenset((context or {}).get("given", ()))
+        self._one_behaviour = tuple((context or {}).get("one_behaviour", ()))
 
     @property
     def given(self) -> frozenset[str]:
         """The keys that the user set, on the command line or in a YAML file, without defaults and presets."""
         return self._given
+
+    @property
+    def one_behaviour(self) -> tuple[str, ...]:
+        """Notices about verl's keys that the user set, and that rloom accepts without an effect."""
+        return self._one_behaviour
 
     def is_given(self, name: str) -> bool:
         """Whether the user set that key, or a key of that section."""

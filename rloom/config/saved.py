@@ -22,6 +22,7 @@ from rloom.config.sources import nested
 from rloom.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"  # written to the run directory and to every checkpoint
+MEGATRON_ROLES = {"actor_rollout_ref.actor": "1", "critic": "1", "actor_rollout_ref.ref": "null"}  # -> parallel sizes
 ONE_PROCESS = (  # replaces the run's values
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=1",
@@ -31,6 +32,12 @@ ONE_PROCESS = (  # replaces the run's values
     "critic.model.fsdp_config.fsdp_size=-1",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
     "critic.ulysses_sequence_parallel_size=1",
+    *(
+        f"{role}.megatron.{size}={value}"
+        for role, value in MEGATRON_ROLES.items()
+        for size in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+    ),
+    *(f"{role}.megatron.expert_tensor_parallel_size=null" for role in MEGATRON_ROLES),
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
 )
 SFT_ONE_PROCESS = (

@@ -7,8 +7,16 @@ any model is loaded. Values derived from several keys are properties; no code ch
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from rloom.config.megatron_section import (
+    CriticMegatron,
+    EngineMemory,
+    Megatron,
+    RefMegatron,
+    RouterReplay,
+    with_actor_sizes,
+)
 from rloom.config.reward_section import CustomRewardFunction, RewardModel
 from rloom.config.rollout_section import RolloutSection
 from rloom.config.run_config import RunConfig
@@ -111,17 +119,8 @@ class CriticOptim(Optim):
     lr: float = key(1e-5, "Learning rate; about ten times the actor's.", ge=0)
 
 
-class Sharding(Section):
-    param_offload: bool = key(
-        False, "Keep the parameters in host memory while they are not in use. No effect on a CPU."
-    )
-    optimizer_offload: bool = key(False, "Keep the optimizer state in host memory between updates.")
+class Sharding(EngineMemory):
     fsdp_size: int = key(-1, "Ranks that shard one copy of the weights. -1: all.", ge=-1)
-    dtype: Literal["auto", "float32", "bfloat16"] = key(
-        "auto",
-        "Data type of weights and computation; the optimizer keeps float32 copies. auto: bfloat16 on a GPU, float32 on "
-        "a CPU.",
-    )
 
 
 class Fsdp(Sharding):
@@ -160,8 +159,15 @@ class Checkpoint(Section):
     )
 
 
+STRATEGY = Literal["fsdp", "fsdp2", "megatron"]
+STRATEGIES = (
+    "Training engine. fsdp, fsdp2: FSDP2; megatron: tensor, pipeline and expert parallelism of megatron-core (extra "
+    "`megatron`). One worker runs neither and holds a whole model."
+)
+
+
 class Actor(Section):
-    strategy: Literal["fsdp", "fsdp2"] = key("fsdp", "Training engine. One process runs the same code unsharded.")
+    strategy: STRATEGY = key("fsdp", STRATEGIES)
     ppo_mini_batch_size: int = key(256, "Prompts per optimizer step; divides `data.train_batch_size`.", ge=1)
     ppo_micro_batch_size_per_gpu: int | None = key(
         None, "Samples per forward-backward pass. null: by token budget.", ge=1
@@ -200,8 +206,14 @@ class Actor(Section):
         ge=1,
     )
     optim: Optim = section(Optim, "The optimizer and its learning rate schedule.")
-    fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and data type.")
+    fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and data type, for strategy=fsdp.")
+    megatron: Megatron = section(Megatron, "Parallelism, offload and data type, for strategy=megatron.")
+    router_replay: RouterReplay = section(RouterReplay, "Experts of the rollout in training.")
     checkpoint: Checkpoint = section(Checkpoint, "Contents of checkpoints.")
+
+    @property
+    def engine_memory(self) -> EngineMemory:
+        return self.megatron if self.strategy == "megatron" else self.fsdp_config
 
 
 class Ref(Section):
@@ -212,7 +224,8 @@ class Ref(Section):
     )
     log_prob_max_token_len_per_gpu: int = key(16384, "Token budget of a forward pass.", ge=1)
     use_torch_compile: bool | None = key(None, "Compile the reference's layers on a GPU. null: the actor's value.")
-    fsdp_config: RefFsdp = section(RefFsdp, "Offload.")
+    fsdp_config: RefFsdp = section(RefFsdp, "Offload, if the actor's strategy is fsdp.")
+    megatron: RefMegatron = section(RefMegatron, "Offload, if the actor's strategy is megatron.")
 
 
 class ActorRolloutRef(Section):
@@ -233,7 +246,7 @@ class CriticModel(Section):
 
 class Critic(Section):
     enable: bool | None = key(None, "Train a critic. null: if the algorithm requires one.")
-    strategy: Literal["fsdp", "fsdp2"] = key("fsdp", "Training engine.")
+    strategy: STRATEGY = key("fsdp", "Training engine; that of the actor, if they share workers.")
     model: CriticModel = section(CriticModel, "The critic's model.")
     optim: CriticOptim = section(CriticOptim, "The optimizer and its learning rate schedule.")
     ppo_mini_batch_size: int | None = key(None, "Prompts per optimizer step. null: the actor's.", ge=1)
@@ -252,6 +265,11 @@ class Critic(Section):
     use_torch_compile: bool = key(True, "Compile the critic's layers on a GPU.")
     grad_clip: float = key(1.0, "Maximum norm of the gradient.", gt=0)
     shuffle: bool = key(False, "Shuffle the samples before they are split into mini-batches, in each epoch.")
+    megatron: CriticMegatron = section(CriticMegatron, "Parallelism, offload and data type, for strategy=megatron.")
+
+    @property
+    def engine_memory(self) -> EngineMemory:
+        return self.megatron if self.strategy == "megatron" else self.model.fsdp_config
 
 
 class KlCtrl(Section):
@@ -321,8 +339,23 @@ class AlgorithmSection(Section):
     filter_groups: FilterGroups = section(FilterGroups, "Dynamic sampling.")
 
 
+def section_of(tree: Any, name: str) -> Mapping[str, Any]:
+    """Before validation: a section can be missing, or another value."""
+    found = tree.get(name, {})
+    return found if isinstance(found, Mapping) else {}
+
+
 class Config(RunConfig):
-    other_names: ClassVar[Mapping[str, str]] = {"composite_reward": "reward_model.composite"}
+    other_names: ClassVar[Mapping[str, str]] = {
+        "composite_reward": "reward_model.composite",
+        "actor_rollout_ref.actor.megatron_config": "actor_rollout_ref.actor.megatron",
+        "actor_rollout_ref.ref.megatron_config": "actor_rollout_ref.ref.megatron",
+        "critic.megatron_config": "critic.megatron",
+        "actor_rollout_ref.actor.optim.lr_decay_style": "actor_rollout_ref.actor.optim.lr_scheduler_type",
+        "actor_rollout_ref.actor.optim.clip_grad": "actor_rollout_ref.actor.grad_clip",
+        "critic.optim.lr_decay_style": "critic.optim.lr_scheduler_type",
+        "critic.optim.clip_grad": "critic.grad_clip",
+    }
 
     data: Data = section(Data, "Prompts.")
     actor_rollout_ref: ActorRolloutRef = section(ActorRolloutRef, "The policy: model, training, reference, rollout.")
@@ -333,6 +366,15 @@ class Config(RunConfig):
     trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.")
     ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def size_critic(cls, tree: Any) -> Any:
+        """Sizes of the critic's Megatron engine that are null are the actor's."""
+        roles = section_of(tree, "actor_rollout_ref")
+        actor, critic = section_of(section_of(roles, "actor"), "megatron"), section_of(tree, "critic")
+        sizes = with_actor_sizes(section_of(critic, "megatron"), actor)
+        return {**tree, "critic": {**critic, "megatron": sizes}} if critic == tree.get("critic", {}) else tree
+
     @model_serializer(mode="wrap")
     def resolved(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Write out values that depend on which keys were given, since a saved configuration does not record those."""
@@ -342,8 +384,23 @@ class Config(RunConfig):
         return tree
 
     @property
+    def actor_workers(self) -> int:
+        pools = self.trainer.pools
+        return pools.actor or self.workers - sum(size for role, size in pools.own.items() if role != "actor")
+
+    @property
+    def critic_workers(self) -> int:
+        return self.trainer.pools.critic or self.actor_workers
+
+    @property
     def uses_reference(self) -> bool:
         return self.actor_rollout_ref.actor.use_kl_loss or self.kl_in_reward
+
+    @property
+    def replays_routing(self) -> bool:
+        """In training, tokens go to the experts that the rollout engine chose for them."""
+        roles = self.actor_rollout_ref
+        return roles.actor.router_replay.mode == "R3" or roles.rollout.enable_rollout_routing_replay
 
     @property
     def kl_in_reward(self) -> bool:

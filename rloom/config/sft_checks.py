@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from rloom.config.checks import division_faults, machine_faults, nearest_divisors, resume_faults
+from rloom.config.checks import division_faults, machine_faults, resume_faults
+from rloom.config.divisors import nearest_divisors
 from rloom.config.sft_schema import SftConfig
 from rloom.errors import ConfigError
 

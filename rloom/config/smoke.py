@@ -4,7 +4,7 @@ The given keys are checked first, as in every run. `replacements` then returns t
 values; `load_config` puts them on top of all others. Every other key stays as it is given.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,6 @@ from rloom.config.schema import EMBEDDED, Config
 from rloom.config.smoke_rewards import is_key_of_replaced_server, reward_changes, server_notes
 from rloom.config.smoke_sizes import MAX_WORKERS, size_changes
 from rloom.config.sources import leaf_keys
-from rloom.config.unsupported import MEGATRON, unsupported_key, unsupported_value
 from rloom.errors import ConfigError
 
 VARIABLE = "RLOOM_SMOKE"
@@ -34,6 +33,8 @@ OF_ANOTHER_MODEL = (  # keys whose values fit the model or the data files that t
     f"{MODEL}.lora_adapter_path",
     f"{MODEL}.custom_chat_template",
     "critic.model.override_config",
+    "actor_rollout_ref.actor.megatron.override_transformer_config",
+    "critic.megatron.override_transformer_config",
     "data.prompt_key",
     "data.reward_fn_key",
 )
@@ -70,17 +71,6 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
     return min(present, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
 
 
-def without_megatron(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(the overrides without those of the Megatron engine, the latter). The tiny model trains with FSDP instead."""
-    pairs = {text: text.lstrip("+").partition("=") for text in overrides}
-    dropped = [
-        text
-        for text, (key, _, value) in pairs.items()
-        if MEGATRON in (unsupported_key(key), unsupported_value(key, value))
-    ]
-    return [text for text in overrides if text not in dropped], dropped
-
-
 def replacements(config: Config, available: Available) -> dict[str, Any]:
     """The keys whose value changes -> the new value. `config` is checked."""
     gpus = 0 if config.trainer.device == "cpu" else available.gpus
@@ -106,6 +96,9 @@ def model_changes(config: Config) -> dict[str, Any]:
         changes["critic.model.path"] = EMBEDDED
     if model.lora_adapter_path is not None:
         changes[f"{MODEL}.lora_rank"] = model.lora_rank or LORA_RANK
+    if config.replays_routing:  # the tiny model has no experts
+        changes |= {"actor_rollout_ref.actor.router_replay.mode": "disabled"}
+        changes |= {f"{ROLLOUT}.enable_rollout_routing_replay": False}
     return changes
 
 
@@ -161,10 +154,9 @@ def defaults(section: str) -> dict[str, Any]:
     return {path: key.default for path, key in leaf_keys().items() if path.startswith(f"{section}.")}
 
 
-def description(config: Config, changes: Mapping[str, Any], dropped: Sequence[str]) -> str:
+def description(config: Config, changes: Mapping[str, Any]) -> str:
     worth_a_line = {path: value for path, value in changes.items() if not is_key_of_replaced_server(path, changes)}
-    lines = [f"  {text}: dropped, FSDP trains the tiny model" for text in dropped]
-    return "\n".join([replaced_text(config, worth_a_line, server_notes(config)), *lines])
+    return replaced_text(config, worth_a_line, server_notes(config))
 
 
 def replaced_text(config: RunConfig, changes: Mapping[str, Any], notes: Mapping[str, str]) -> str:

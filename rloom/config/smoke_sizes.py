@@ -6,6 +6,7 @@ Prompts and answers of a step become powers of two, so that two workers always g
 from dataclasses import dataclass
 from typing import Any
 
+from rloom.config.megatron_section import SIZES
 from rloom.config.schema import Actor, Config, Critic
 
 MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
@@ -63,7 +64,29 @@ def worker_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
     ):
         if section.fsdp_size != -1:
             changes[f"{path}.fsdp_size"] = min(section.fsdp_size, sizes.ranks(role))
-    return changes
+    return changes | megatron_changes(config, sizes)
+
+
+def megatron_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
+    """Two workers divide each layer if the given ones do, else the layers, if the given ones do. The tiny model has no
+    experts."""
+    changes: dict[str, Any] = {}
+    for path, role, name in ((ACTOR, config.actor_rollout_ref.actor, "actor"), (CRITIC, config.critic, "critic")):
+        tensor, pipeline = megatron_sizes(role, sizes.ranks(name))
+        changes |= {
+            f"{path}.megatron.tensor_model_parallel_size": tensor,
+            f"{path}.megatron.pipeline_model_parallel_size": pipeline,
+            f"{path}.megatron.expert_model_parallel_size": 1,
+            f"{path}.megatron.expert_tensor_parallel_size": None,
+        }
+    return changes | dict.fromkeys((f"{REF}.megatron.{name}" for name in SIZES), None)
+
+
+def megatron_sizes(role: Actor | Critic, ranks: int) -> tuple[int, int]:
+    given = role.megatron
+    if given.tensor_model_parallel_size > 1:
+        return ranks, 1
+    return 1, min(given.pipeline_model_parallel_size, ranks)
 
 
 def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, answer_tokens: int) -> dict[str, Any]:
@@ -72,8 +95,10 @@ def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, 
     updates = min(config.data.train_batch_size // mini_batch, MAX_UPDATES)
     prompts = sizes.prompts // updates
     ranks = sizes.ranks("actor" if name == ACTOR else "critic")
-    sharing = sequence_ranks(name, role, sizes)
-    changes: dict[str, Any] = {f"{name}.ulysses_sequence_parallel_size": sharing}
+    sequence = sequence_ranks(name, role, sizes)
+    tensor, pipeline = megatron_sizes(role, ranks)
+    sharing = tensor * pipeline if role.strategy == "megatron" else sequence
+    changes: dict[str, Any] = {f"{name}.ulysses_sequence_parallel_size": sequence}
     if role.ppo_mini_batch_size is not None:
         changes[f"{name}.ppo_mini_batch_size"] = prompts
     samples, shares = prompts * sizes.answers, max(1, ranks // sharing)
@@ -81,7 +106,7 @@ def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, 
         changes[f"{name}.ppo_micro_batch_size_per_gpu"] = power_of_two(role.ppo_micro_batch_size_per_gpu, samples)
     if role.ppo_micro_batch_size is not None:
         changes[f"{name}.ppo_micro_batch_size"] = max(shares, power_of_two(role.ppo_micro_batch_size, samples))
-    least = -(-(PROMPT_TOKENS + answer_tokens) // sharing)
+    least = -(-(PROMPT_TOKENS + answer_tokens) // sequence)
     changes[f"{name}.ppo_max_token_len_per_gpu"] = max(role.ppo_max_token_len_per_gpu, least)
     return changes
 

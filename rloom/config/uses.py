@@ -17,6 +17,7 @@ from rloom.config.use import Run, Use
 
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+OFFLOADED = ("param", "grad", "optimizer")
 ESTIMATOR, LOSS_MODE = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode"
 
 
@@ -105,6 +106,28 @@ def learning_rate_uses(section: str) -> list[Use]:
             ),
             f"{section}.lr_warmup_steps or warmup_steps overrides it with a number of steps",
             harmless=(0,),
+        ),
+    ]
+
+
+def engine_uses(strategy: str, of_fsdp: list[str], of_megatron: list[str]) -> list[Use]:
+    """The sections of the other training engine."""
+
+    def is_megatron(run: Run) -> bool:
+        return bool(value_at(run.config, strategy) == "megatron")
+
+    return [
+        Use(
+            of_fsdp,
+            lambda run: not is_megatron(run),
+            f"{{{strategy}}} does not read it; {of_megatron[0]} has its keys for offload and data type",
+            harmless=(False, -1, "auto"),
+        ),
+        Use(
+            of_megatron,
+            is_megatron,
+            f"{{{strategy}}} does not read it; set {strategy}=megatron",
+            error=True,
         ),
     ]
 
@@ -348,6 +371,25 @@ USES: list[Use] = [
         error=True,
         switch=f"{MODEL}.lora_rank",
     ),
+    *engine_uses(f"{ACTOR}.strategy", [f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"], [f"{ACTOR}.megatron"]),
+    Use(
+        [f"{REF}.megatron"],
+        lambda run: run.config.actor_rollout_ref.actor.strategy == "megatron",
+        f"{{{ACTOR}.strategy}} does not read it; set {ACTOR}.strategy=megatron",
+    ),
+    *engine_uses(f"{CRITIC}.strategy", [f"{CRITIC}.model.fsdp_config"], [f"{CRITIC}.megatron"]),
+    Use(
+        [f"{MODEL}.use_remove_padding", f"{MODEL}.use_fused_kernels"],
+        lambda run: run.config.actor_workers == 1 or run.config.actor_rollout_ref.actor.strategy != "megatron",
+        "the Megatron engine packs sequences and computes log-probs in chunks",
+        harmless=(True,),
+    ),
+    Use(
+        [f"{CRITIC}.model.use_remove_padding"],
+        lambda run: run.config.critic_workers == 1 or run.config.critic.strategy != "megatron",
+        "the Megatron engine packs sequences",
+        harmless=(True,),
+    ),
     *learning_rate_uses(f"{ACTOR}.optim"),
     *learning_rate_uses(f"{CRITIC}.optim"),
     *pass_size_uses(ACTOR, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
@@ -362,7 +404,9 @@ USES: list[Use] = [
             f"{section}.fsdp_config.param_offload"
             for section in (ACTOR, REF, f"{CRITIC}.model", f"{REWARD_MODEL}.model")
         ]
-        + [f"{section}.fsdp_config.optimizer_offload" for section in (ACTOR, f"{CRITIC}.model")],
+        + [f"{section}.fsdp_config.optimizer_offload" for section in (ACTOR, f"{CRITIC}.model")]
+        + [f"{section}.megatron.{what}_offload" for section in (ACTOR, CRITIC) for what in OFFLOADED]
+        + [f"{REF}.megatron.param_offload"],
         lambda run: not run.on_cpu,
         GPU_ONLY,
         harmless=(False,),

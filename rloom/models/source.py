@@ -1,5 +1,6 @@
 """Where a model comes from, and the faults of a folder that need no library to be found. Imports no torch."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,3 +58,18 @@ def check_folder(source: ModelSource) -> None:
             f"{source.key}={source.path}: the folder has no weights (*.safetensors); "
             f"it holds {', '.join(sorted(file.name for file in folder.iterdir())[:8])}. Download or copy them there"
         )
+
+
+def read_config(source: ModelSource) -> dict[str, Any]:
+    """config.json with the entries that the run replaces. Of a hub name, only that file is downloaded."""
+    if (Path(source.location) / "config.json").is_file():
+        file = Path(source.location) / "config.json"
+    else:
+        from rloom.hub import config_file
+
+        file = config_file(source.path, source.key)
+    try:
+        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{source.key}={source.path}: {file} cannot be read: {error}") from error
+    return {**fields, **source.overrides}

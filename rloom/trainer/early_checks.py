@@ -1,16 +1,19 @@
 """What can be checked before torch is imported, which takes seconds: files, folders and packages that a run needs."""
 
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from rloom.config.load import expand
+from rloom.config.megatron_checks import CRITIC, megatron_roles, uses_megatron
+from rloom.config.megatron_split import replay_fault, split_faults
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
 from rloom.config.sft_schema import SftConfig
 from rloom.errors import ConfigError, DataError, RewardError
 from rloom.extras import install_command
-from rloom.models.source import ModelSource, check_folder
+from rloom.models.source import ModelSource, check_folder, read_config
 from rloom.rollout.vllm.environment import check_installed
 from rloom.runtime.nodes import no_ray
 from rloom.startup import announce
@@ -22,6 +25,8 @@ from rloom.trainer.directory import run_directory
 def check_early(config: Config, *, critic: bool) -> None:
     """`critic`: whether the algorithm trains one."""
     check_extras(config)
+    if uses_megatron(config, critic=critic):
+        check_megatron_installed()
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "vllm" and not rollout.uses_servers:
         check_installed()
@@ -30,6 +35,7 @@ def check_early(config: Config, *, critic: bool) -> None:
     check_reward_function(config)
     for source in model_sources(config, critic=critic):
         check_folder(source)
+    check_split(config, critic=critic)
 
 
 def check_extras(config: RunConfig) -> None:
@@ -39,6 +45,34 @@ def check_extras(config: RunConfig) -> None:
     if "wandb" in config.trainer.loggers and find_spec("wandb") is None:
         way = f"remove it from trainer.logger, or install it: {install_command('wandb')}"
         raise ConfigError(f"trainer.logger='wandb' is not installed; {way}")
+
+
+def check_megatron_installed() -> None:
+    try:
+        version("megatron-core")
+    except PackageNotFoundError:
+        raise ConfigError(
+            "strategy=megatron with several workers needs the package megatron-core, the extra rloom[megatron]; "
+            f"install it: {install_command('megatron')}; or use strategy=fsdp"
+        ) from None
+
+
+def check_split(config: Config, *, critic: bool) -> None:
+    """Whether the models can be divided as the keys of the Megatron engine require, and have what router replay needs.
+
+    One worker holds a whole model of any family.
+    """
+    faults: list[str] = []
+    for role in megatron_roles(config, critic=critic):
+        source = critic_source(config) if role.path == CRITIC else policy_source(config)
+        if role.workers > 1:
+            faults += split_faults(role, read_config(source), f"{source.key}={source.path}")
+    if config.replays_routing:
+        source = policy_source(config)
+        fault = replay_fault(read_config(source), f"{source.key}={source.path}")
+        faults += [] if fault is None else [fault]
+    if faults:
+        raise ConfigError("\n".join(faults))
 
 
 def check_early_sft(config: SftConfig) -> None:

@@ -11,6 +11,8 @@ from tests.architecture.source import ROOT, modules, parse
 CONFIG_FILES = (
     "checks.py",
     "batching.py",
+    "megatron_checks.py",
+    "megatron_section.py",
     "schema.py",
     "trainer_section.py",
     "reward_model_section.py",

@@ -14,7 +14,7 @@ from rloom.config.dialects.kit import translate
 from rloom.config.keys import value_at
 from rloom.config.load import load_config
 from rloom.config.schema import Config
-from rloom.config.sources import entries
+from rloom.config.sources import entries, real_key
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
 from rloom.plan.batches import batches
@@ -25,8 +25,6 @@ from tests.documents.shell import Command, Started, commands, start
 
 PRINTED = copied()
 COMMANDS = list({command.name: command for command in commands(PRINTED)}.values())
-MEGATRON = [command for command in COMMANDS if "megatron" in command.text]
-TRAINS = [command for command in COMMANDS if command not in MEGATRON]
 
 
 @pytest.mark.skipif(not MISSION.is_dir(), reason="the documents are not beside this clone")
@@ -60,13 +58,13 @@ def last_values(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def named(start_of_text: str) -> Command:
-    [found] = [command for command in TRAINS if command.text.startswith(start_of_text)]
+    [found] = [command for command in COMMANDS if command.text.startswith(start_of_text)]
     return found
 
 
 SMALL_MEMORY = named("python3 -m rloom.trainer.main_ppo algorithm.adv_estimator=rloo data.train_batch_size=512 actor")
-EXAMPLE_2 = next(c for c in TRAINS if "tensor_model_parallel_size=2" in c.text)
-EXAMPLE_5 = next(c for c in TRAINS if "72B" in c.text)
+EXAMPLE_2 = next(c for c in COMMANDS if "tensor_model_parallel_size=2" in c.text)
+EXAMPLE_5 = next(c for c in COMMANDS if "72B" in c.text)
 NOTICES = {  # it offloads a reference, and has none
     SMALL_MEMORY: [
         "actor_rollout_ref.ref.fsdp_config.param_offload=True: no effect in this run, because there is no reference "
@@ -100,7 +98,7 @@ def test_tensor_parallelism_without_a_name_is_that_of_vllm(
 def test_the_rloo_commands_get_the_reference_that_document_003_describes(
     started: Callable[[Command], Started],
 ) -> None:
-    rloo = [command for command in TRAINS if command.document == "003" and "data.train_files" in command.text]
+    rloo = [command for command in COMMANDS if command.document == "003" and "data.train_files" in command.text]
     uses = {"kl_coef" in command.text: load_config(started(command).arguments).uses_reference for command in rloo}
     assert uses == {True: True, False: False}
 
@@ -139,14 +137,14 @@ def assert_kit_keys(command: Command, config: Config) -> None:
     assert bool(expected) == (command.is_kit and command.text != "./train.sh")
 
 
-@pytest.mark.parametrize("command", TRAINS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_a_command_passes_every_check_and_every_key_of_it_has_an_effect(
     command: Command, started: Callable[[Command], Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = started(command)
     config = configured(command, seen, monkeypatch)
     for key, given in last_values(seen.arguments).items():
-        read = value_at(config, key)
+        read = value_at(config, real_key(key))
         assert str(read) == given or read == yaml.safe_load(given) or read == float(given)
     needs = declared_needs(config)
     check(config, needs)
@@ -157,16 +155,13 @@ def test_a_command_passes_every_check_and_every_key_of_it_has_an_effect(
     assert f"= {samples:,} samples" in plan
 
 
-def test_megatron_is_refused_by_name() -> None:
-    """The engine is not in this version: the command of example 6 names every key that asks for it."""
-    [example_6] = [command for command in MEGATRON if "main_ppo" in command.text]
-    with pytest.raises(ConfigError) as caught:
-        config = load_config(example_6.text.split()[3:])
-        check(config, declared_needs(config))
-    asked = [word for word in example_6.text.split() if "megatron" in word]
-    lines = str(caught.value).splitlines()
-    assert len(lines) == len(asked) == 5
-    assert all(f"{word}: the Megatron engine is not in this version" in str(caught.value) for word in asked)
+def test_the_critic_of_example_6_is_divided_as_the_actor_is(started: Callable[[Command], Started]) -> None:
+    """The command gives the critic no pipeline stages, and it shares the eight workers with the actor."""
+    [example_6] = [command for command in COMMANDS if "megatron_config" in command.text]
+    config = load_config(started(example_6).arguments)
+    for role in (config.actor_rollout_ref.actor, config.critic):
+        assert (role.strategy, role.megatron.model_ranks) == ("megatron", 8)
+        assert (role.megatron.tensor_model_parallel_size, role.megatron.pipeline_model_parallel_size) == (4, 2)
 
 
 FRAGMENTS = [

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from rloom.config.algorithm_needs import declared_needs
-from rloom.config.checks import check, nearest_divisors
+from rloom.config.checks import check
+from rloom.config.divisors import nearest_divisors
 from rloom.config.keys import nearest
 from rloom.config.load import load_config
 from rloom.errors import ConfigError
@@ -72,10 +73,10 @@ def test_a_guess_is_near_or_there_is_none(unknown: str, meant: list[str]) -> Non
 
 
 def test_every_part_of_an_unknown_section_is_named_with_its_own_value() -> None:
-    error = load_error("+critic.megatron={type: a, model: m}", "+a.b.c=1")
+    error = load_error("+model.fsdp_config={type: a, model: m}", "+a.b.c=1")
     assert [line.partition(": ")[0] for line in error.splitlines()] == [
-        "critic.megatron.type='a'",
-        "critic.megatron.model='m'",
+        "model.fsdp_config.type='a'",
+        "model.fsdp_config.model='m'",
         "a.b.c",
     ]
 

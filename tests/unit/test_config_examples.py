@@ -13,7 +13,6 @@ from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.config.load import load_config
 from rloom.config.uses import without_effect
-from rloom.errors import ConfigError
 from rloom.plan.make import make_plan
 from rloom.plan.scaling import QWEN_7B
 
@@ -39,11 +38,11 @@ QWEN_05B = {  # of config.json
     "tie_word_embeddings": True,
 }
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MEGATRON = "ppo_trainer/run_qwen2-7b_math_megatron.sh"  # refused by name in this version
 SCRIPTS = {
     "ppo_trainer/run_gemma.sh": "gae",
     "ppo_trainer/run_qwen2-7b_seq_balance.sh": "gae",
     "ppo_trainer/run_qwen2-7b_rm.sh": "gae",
+    "ppo_trainer/run_qwen2-7b_math_megatron.sh": "gae",
     "rloo_trainer/run_qwen2-7b.sh": "rloo",
     "grpo_trainer/run_qwen2-7b.sh": "grpo",
     "grpo_trainer/run_qwen2-7b_lora.sh": "grpo",
@@ -53,6 +52,7 @@ GPUS = {  # what each names: (GPUs, GB of one)
     "ppo_trainer/run_gemma.sh": (2, 24),
     "ppo_trainer/run_qwen2-7b_seq_balance.sh": (8, 80),
     "ppo_trainer/run_qwen2-7b_rm.sh": (8, 80),
+    "ppo_trainer/run_qwen2-7b_math_megatron.sh": (8, 80),
     "rloo_trainer/run_qwen2-7b.sh": (8, 80),
     "grpo_trainer/run_qwen2-7b.sh": (8, 80),
     "grpo_trainer/run_qwen2-7b_lora.sh": (1, 80),
@@ -78,7 +78,7 @@ def command_of(script: str, folder: Path, *own: str) -> list[str]:
 
 
 def test_every_script_is_listed() -> None:
-    assert {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.glob("*_trainer/*.sh")} == {*SCRIPTS, MEGATRON}
+    assert {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.glob("*_trainer/*.sh")} == set(SCRIPTS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -87,8 +87,9 @@ def test_a_scripts_keys_compose_and_pass_every_check(script: str, tmp_path: Path
     assert (flag, module) == ("-m", "rloom.trainer.main_ppo")
     config = load_config(overrides)
     assert config.algorithm.adv_estimator == SCRIPTS[script]
-    data = "hh_rlhf" if "_rm" in script else "gsm8k"
-    assert config.data.train_files == f"/somewhere/data/{data}/train.parquet"
+    sources = ["gsm8k", "math"] if "math" in script else ["hh_rlhf" if "_rm" in script else "gsm8k"]
+    files = [f"/somewhere/data/{source}/train.parquet" for source in sources]
+    assert config.data.train_files == (files if len(files) > 1 else files[0])
     needs = declared_needs(config)
     check(config, needs)
     assert without_effect(config, needs).notices == []
@@ -121,13 +122,6 @@ def test_a_key_given_to_a_script_wins(script: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_can_be_executed(script: str) -> None:
     assert os.access(EXAMPLES / script, os.X_OK)
-
-
-def test_the_megatron_script_is_refused_by_name(tmp_path: Path) -> None:
-    _, _, *overrides = command_of(MEGATRON, tmp_path)
-    assert "actor_rollout_ref.actor.megatron_config.tensor_model_parallel_size=4" in overrides
-    with pytest.raises(ConfigError, match="the Megatron engine is not in this version of rloom; use strategy=fsdp"):
-        load_config(overrides)
 
 
 def test_another_model_has_a_directory_of_its_own(tmp_path: Path) -> None:

@@ -285,13 +285,49 @@ def test_a_fault_of_the_command_is_reported_as_without_it(monkeypatch: pytest.Mo
         load_config(["algorithm.adv_estimator=rloo", "data.train_files=x.parquet", f"{ROLLOUT}.n=1"])
 
 
-def test_megatron_is_dropped_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("RLOOM_SMOKE", "1")
-    keys = [f"{ACTOR}.strategy=megatron", f"{ACTOR}.megatron_config.tensor_model_parallel_size=4"]
-    assert load_config(keys).actor_rollout_ref.actor.strategy == "fsdp"
-    printed = capsys.readouterr().out
-    assert f"  {keys[0]}: dropped, FSDP trains the tiny model" in printed
-    assert f"  {keys[1]}: dropped, FSDP trains the tiny model" in printed
+MEGATRON = [f"{ACTOR}.strategy=megatron", "critic.strategy=megatron", "trainer.n_gpus_per_node=8"]
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "sizes"),  # tensor and pipeline parallel sizes
+    [
+        ((4, 2), 2, (2, 1)),
+        ((8, 1), 2, (2, 1)),
+        ((1, 8), 2, (1, 2)),
+        ((1, 1), 2, (1, 1)),
+        ((4, 2), 1, (1, 1)),
+    ],
+)
+def test_megatron_divides_the_tiny_model_over_the_workers_that_remain(
+    given: tuple[int, int], workers: int, sizes: tuple[int, int]
+) -> None:
+    tensor, pipeline = given
+    keys = [f"{ACTOR}.megatron.tensor_model_parallel_size={tensor}"]
+    keys += [f"{ACTOR}.megatron_config.pipeline_model_parallel_size={pipeline}"]
+    keys += [f"{ACTOR}.ppo_micro_batch_size=8", "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=null"]
+    keys += ["+critic.megatron.override_transformer_config.recompute_granularity=selective"]
+    config = load_config([*MEGATRON, *keys])
+    smaller = with_changes(config, replacements(config, Available(0, workers > 1, False, {})))
+    check(smaller, declared_needs(smaller))
+    for role in (smaller.actor_rollout_ref.actor, smaller.critic):
+        assert role.strategy == "megatron"
+        found = role.megatron
+        assert (found.tensor_model_parallel_size, found.pipeline_model_parallel_size) == sizes
+        assert found.override_transformer_config == {}
+    # all micro-batches together have a multiple of the groups of workers that hold a model
+    size, model_ranks = smaller.actor_rollout_ref.actor.ppo_micro_batch_size, sizes[0] * sizes[1]
+    assert size is not None and size % (workers // model_ranks) == 0
+
+
+def test_the_tiny_model_has_no_experts() -> None:
+    keys = [f"{ACTOR}.megatron.expert_model_parallel_size=4", f"{ACTOR}.megatron.expert_tensor_parallel_size=1"]
+    keys += [f"{ACTOR}.router_replay.mode=R3", f"{ROLLOUT}.enable_rollout_routing_replay=True"]
+    config = load_config([*MEGATRON, *keys])
+    assert config.replays_routing
+    smaller = with_changes(config, replacements(config, Available(0, True, False, {})))
+    assert not smaller.replays_routing
+    assert smaller.critic.megatron.expert_model_parallel_size == 1
+    assert smaller.actor_rollout_ref.actor.megatron.expert_tensor_parallel_size is None
 
 
 def test_other_keys_that_are_refused_stay_refused(monkeypatch: pytest.MonkeyPatch) -> None:

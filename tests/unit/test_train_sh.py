@@ -60,6 +60,12 @@ def test_several_workers_bring_ray(tmp_path: Path, arguments: list[str], variabl
     assert targets(tmp_path, *arguments, **variables) == ["runtime", "ray"]
 
 
+def test_megatron_brings_its_library(tmp_path: Path) -> None:
+    given = ["--n_gpus", "8", "actor_rollout_ref.actor.strategy=megatron", "critic.strategy=megatron"]
+    assert targets(tmp_path, *given) == ["runtime", "ray", "megatron"]
+    assert targets(tmp_path, *given, RLOOM_SMOKE="1") == ["runtime"]
+
+
 def test_a_judge_and_wandb_bring_their_libraries(tmp_path: Path) -> None:
     given = ["--use_api_reward", "--n_gpus", "8", "trainer.logger=[console,wandb]"]
     assert targets(tmp_path, *given) == ["runtime", "judge", "ray", "wandb"]
