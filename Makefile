@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# without bytecode of every file of every package: Python writes that of the files which are imported
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
 RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false

@@ -1,6 +1,7 @@
 """Compose the configuration with Hydra and validate it with the schema: overrides -> one frozen Config."""
 
 import os
+import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
@@ -40,7 +41,10 @@ from rloom.errors import ConfigError
 
 PACKAGED = Path(__file__).parent
 ENGINE = "actor_rollout_ref.rollout.name"
+VALUES = "+values@_global_=given"  # the argument that makes Hydra compose the stored values after all files
 HYDRAS_OWN = ("hydra", "preset", "values")  # names of Hydra and of our groups of files
+
+packaged_files: dict[tuple[str, tuple[str, ...], str], tuple[bytes, bool]] = {}  # name, preset, schema -> pickled tree
 
 C = TypeVar("C", bound=RunConfig)
 Compose = Callable[..., tuple[C, bool]]  # further arguments of Hydra -> the configuration, whether it takes presets
@@ -136,7 +140,7 @@ def composer(
 def store_values(values: Mapping[str, Any]) -> list[str]:
     """The arguments that make Hydra compose these values after all files."""
     ConfigStore.instance().store(group="values", name="given", node=nested({k: literal(v) for k, v in values.items()}))
-    return ["+values@_global_=given"]
+    return [VALUES]
 
 
 def literal(value: Any) -> Any:
@@ -208,18 +212,49 @@ def check_grammar(name: str, value: str) -> None:
 
 def compose(folder: Path, name: str, overrides: list[str], *, schema: Tree, resolve: bool = True) -> tuple[Tree, bool]:
     """The tree, and whether it uses presets: a YAML file without `defaults` does not."""
-    ConfigStore.instance().store(name="schema", node=schema)
-    search = [f"hydra.searchpath=[file://{PACKAGED}]"]  # makes ppo_trainer available to the user's YAML
     try:
-        with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
-            composed = hydra.compose(config_name=name, overrides=[*search, *overrides], return_hydra_config=True)
-        OmegaConf.set_struct(composed, False)
-        choices = composed.pop("hydra").runtime.choices
+        found = on_packaged_files(name, overrides, schema) if folder == PACKAGED else None
+        composed, takes_presets = found or by_hydra(folder, name, overrides, schema)
         tree = OmegaConf.to_container(composed, resolve=resolve)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"the configuration cannot be read: {str(error).strip()}") from error
     assert isinstance(tree, dict)
-    return {str(name): value for name, value in tree.items()}, "preset" in choices
+    return {str(name): value for name, value in tree.items()}, takes_presets
+
+
+def by_hydra(folder: Path, name: str, overrides: Sequence[str], schema: Tree) -> tuple[DictConfig, bool]:
+    ConfigStore.instance().store(name="schema", node=schema)
+    search = [f"hydra.searchpath=[file://{PACKAGED}]"]  # makes ppo_trainer available to the user's YAML
+    with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+        composed = hydra.compose(config_name=name, overrides=[*search, *overrides], return_hydra_config=True)
+    OmegaConf.set_struct(composed, False)
+    choices = composed.pop("hydra").runtime.choices
+    return composed, "preset" in choices
+
+
+def on_packaged_files(name: str, overrides: Sequence[str], schema: Tree) -> tuple[DictConfig, bool] | None:
+    """What `by_hydra` returns at a tenth of its time: Hydra reads the packaged files once in a process, and the keys
+    are set on a copy. None where Hydra has to decide: a key of no section, a value that cannot be merged."""
+    preset = tuple(text for text in overrides if not text.startswith("+"))
+    source = (name, preset, repr(schema))
+    if source not in packaged_files:
+        composed, takes_presets = by_hydra(PACKAGED, name, preset, schema)
+        packaged_files[source] = pickle.dumps(composed), takes_presets
+    content, takes_presets = packaged_files[source]
+    composed = pickle.loads(content)
+    try:
+        if VALUES in overrides:
+            given = ConfigStore.instance().load("values/given.yaml").node
+            if not set(given) <= set(schema):
+                return None
+            composed.merge_with(given)
+        for read in (OverridesParser.create().parse_override(text) for text in overrides if text.startswith("++")):
+            if read.package is not None or read.key_or_group.split(".")[0] not in schema:
+                return None
+            OmegaConf.update(composed, read.key_or_group, read.value(), merge=True, force_add=True)
+    except OmegaConfBaseException:
+        return None
+    return composed, takes_presets
 
 
 @overload

@@ -20,13 +20,13 @@ Row = dict[str, Any]
 SUFFIXES = (".parquet", ".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
 
-def read_rows(path: str | Path) -> list[Row]:
-    """All rows of a local file, as plain Python values."""
+def read_rows(path: str | Path, at_most: int | None = None) -> list[Row]:
+    """The rows of a local file, or the first `at_most` of them, as plain Python values."""
     file = locate(path)
     suffix = _suffix(file)
     try:
         if suffix == ".parquet":
-            rows = _read_parquet(file)
+            rows = _read_parquet(file, at_most)
         elif suffix in (".json", ".json.gz"):
             rows = _read_json(file)
         else:
@@ -40,7 +40,7 @@ def read_rows(path: str | Path) -> list[Row]:
         raise DataError(f"{file}: cannot be read ({error}); check its permissions, or copy it again") from error
     if not rows:
         raise DataError(f"{file}: holds no rows; write it again, or name another file")
-    return rows
+    return rows[:at_most]
 
 
 def locate(path: str | Path) -> Path:
@@ -78,9 +78,9 @@ def _or(words: tuple[str, ...]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _read_parquet(file: Path) -> list[Row]:
+def _read_parquet(file: Path, at_most: int | None) -> list[Row]:
     try:
-        rows = pq.read_table(file).to_pylist()
+        rows = pq.read_table(file).slice(length=at_most).to_pylist()  # most of the time is that of Python values
     except (pa.ArrowException, ValueError) as error:
         raise DataError(f"{file}: not a readable parquet file ({error}); write it again") from error
     return [{name: without_filled_keys(value) for name, value in row.items()} for row in rows]

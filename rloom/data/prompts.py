@@ -81,18 +81,19 @@ def read_all_rows(
     if max_samples is not None and max_samples < 1 and max_samples != -1:
         setting = field.replace("_files", "_max_samples")
         raise ConfigError(f"{setting}={max_samples}: leaves no prompts; use 1 or more, or -1 for all of them")
-    rows = _place(files.name, files.rows) if isinstance(files, GivenRows) else _read_files(files, field)
-    return rows if max_samples in (None, -1) else rows[:max_samples]
+    at_most = None if max_samples == -1 else max_samples
+    rows = _place(files.name, files.rows) if isinstance(files, GivenRows) else _read_files(files, field, at_most)
+    return rows[:at_most]
 
 
-def _read_files(files: str | Path | Sequence[str | Path], field: str) -> list[PlacedRow]:
+def _read_files(files: str | Path | Sequence[str | Path], field: str, at_most: int | None) -> list[PlacedRow]:
     paths = [files] if isinstance(files, str | Path) else list(files)
     if not paths:
         raise ConfigError(f"{field}=[]: names no file; give at least one parquet, json or jsonl file")
     rows: list[PlacedRow] = []
     for path in paths:
         try:
-            values = read_rows(path)
+            values = read_rows(path, at_most)
         except DataError as error:
             raise DataError(f"{field}: {error}") from error
         rows += _place(f"{field}: {path}", values, first=len(rows))

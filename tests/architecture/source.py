@@ -18,16 +18,23 @@ class Module:
     name: str  # rloom.config.load
     tree: ast.Module
 
-    def imports(self) -> Iterator[str]:
+    def imports(self) -> tuple[str, ...]:
         """Full names of what it imports, wherever in the file: `from rloom.config import load` -> rloom.config.load."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0 and node.module, f"{self.name}: imports are absolute"
-                yield from (qualified(node.module, alias.name) for alias in node.names)
-            elif isinstance(node, ast.Call) and called_name(node) in ("import_module", "_import"):
-                yield from (str(part.value) for part in node.args[:1] if isinstance(part, ast.Constant))
+        return imports_of(self)
+
+
+@cache
+def imports_of(module: Module) -> tuple[str, ...]:
+    names: list[str] = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{module.name}: imports are absolute"
+            names += [qualified(node.module, alias.name) for alias in node.names]
+        elif isinstance(node, ast.Call) and called_name(node) in ("import_module", "_import"):
+            names += [str(part.value) for part in node.args[:1] if isinstance(part, ast.Constant)]
+    return tuple(names)
 
 
 @cache
@@ -56,9 +63,13 @@ def qualified(package: str, name: str) -> str:
 
 
 def called_name(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+    """`f` of `f()` and of `a.f()`; an expression that is called has no name."""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
+@cache
 def parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), str(file))
 

@@ -33,6 +33,8 @@ def test_all_formats_give_the_same_rows(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     for name in ("a.json", "a.jsonl", "a.json.gz", "a.jsonl.gz", "a.parquet"):
         assert read_rows(tmp_path / name) == ROWS, name
+        assert read_rows(tmp_path / name, at_most=1) == ROWS[:1], name
+        assert read_rows(tmp_path / name, at_most=99) == ROWS, name
 
 
 def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> None:

@@ -124,6 +124,8 @@ def test_max_samples_takes_the_head_before_filtering(tmp_path: Path, tokenizer: 
     assert [(p.index, p.text) for p in kept] == [(0, ">a<"), (2, ">c<")]
     assert len(load(file, tokenizer, max_samples=-1, truncation="left")) == 4
     assert len(load(file, tokenizer, max_samples=99, truncation="left")) == 4
+    two = load([write(tmp_path / "b.json", [row("a"), row("b")]), file], tokenizer, max_samples=3)
+    assert [(p.index, p.text) for p in two] == [(0, ">a<"), (1, ">b<"), (2, ">a<")]
 
 
 def test_max_samples_of_nothing_is_refused(tmp_path: Path, tokenizer: Any) -> None:
