@@ -76,7 +76,7 @@ def test_recorded_experts_are_those_of_one_pass_by_transformers(folder: Path) ->
     assert_transformers_choices(folder, generated(rollout_of(folder)))
 
 
-@pytest.mark.parametrize("pages", [None, 7])  # 7 pages of 4 tokens: some answers are preempted and resumed
+@pytest.mark.parametrize("pages", [None, 6])  # 6 pages of 4 tokens: some answers are preempted and resumed
 def test_the_paged_path_records_the_same(graph_path: None, folder: Path, pages: int | None) -> None:
     rollout = rollout_of(folder)
     rollout.uses_graphs, rollout.page_tokens = True, 4
