@@ -4,13 +4,15 @@ Names end with their dimensions:
     T  tokens of all samples, packed: concatenated without padding
     N  samples
     L  tokens of one sample
+    M  layers of a mixture-of-experts model that have a router
+    K  experts that a router chooses for a token
 
 A quantity of token t (its log-prob, its advantage, the value of the state before it) is at index t. The first
 token of a sample has no context: its log-prob and value are 0, and it is never in the mask.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import torch
@@ -43,6 +45,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     finished: bool  # False if it reached the length limit
     score: Score
+    experts_LMK: Tensor | None = None  # as in Batch
 
     @property
     def mask_L(self) -> Tensor:
@@ -69,6 +72,9 @@ class Batch:
     group_N: Tensor  # int64, equal for the answers to one prompt
     score_N: Tensor  # float32, 0 where the score failed
     valid_N: Tensor  # bool, False where the score failed
+    # int16, iff routing is replayed: the experts that the rollout's routers chose when the token was the model's input.
+    # -1: the rollout did not compute it (the last token of a sample), and the trainer's router chooses.
+    experts_TMK: Tensor | None = field(default=None, kw_only=True)
 
     @classmethod
     def pack(cls, trajectories: Sequence[Trajectory]) -> "Batch":
@@ -80,6 +86,7 @@ class Batch:
             group_N=torch.tensor([t.group for t in trajectories]),
             score_N=torch.tensor([t.score.value or 0.0 for t in trajectories]),
             valid_N=torch.tensor([t.score.ok for t in trajectories]),
+            experts_TMK=pack_experts(trajectories),
         )
 
     def __len__(self) -> int:
@@ -101,10 +108,10 @@ class Batch:
         rows_N = torch.as_tensor(rows, dtype=torch.long, device=self.length_N.device)
         index_T = token_indices(self.length_N, rows_N)
         selected = {}
-        for field in fields(self):
-            tensor = getattr(self, field.name)
+        for name in (one.name for one in fields(self)):
+            tensor = getattr(self, name)
             if tensor is not None:
-                selected[field.name] = tensor[rows_N if field.name.endswith("_N") else index_T]
+                selected[name] = tensor[rows_N if name.endswith("_N") else index_T]
         return replace(self, **selected)
 
     def view(self, rows: slice, tokens: slice) -> Self:
@@ -112,6 +119,10 @@ class Batch:
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         views = {name: t[rows if name.endswith("_N") else tokens] for name, t in parts.items() if t is not None}
         return replace(self, **views)
+
+    def without_experts(self) -> Self:
+        """For the models whose routing is not replayed: the reference and the critic."""
+        return replace(self, experts_TMK=None)
 
     def to(self, device: torch.device) -> Self:
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -173,6 +184,22 @@ class TokenOutputs:
     output_T: Tensor  # a policy: the log-prob; a critic: the value of the state before the token
     entropy_T: Tensor | None = None  # iff policy: of the distribution the token was sampled from
     kl_T: Tensor | None = None  # iff requested: KL to the reference over the whole vocabulary
+    # iff routing is replayed: the share of the rollout's experts, for the token before, that the routers do not choose
+    routing_mismatch_T: Tensor | None = None
+
+
+def pack_experts(trajectories: Sequence[Trajectory]) -> Tensor | None:
+    """None if no trajectory has experts; -1 for the tokens of one that has none."""
+    shapes = {t.experts_LMK.shape[1:] for t in trajectories if t.experts_LMK is not None}
+    if not shapes:
+        return None
+    (shape,) = shapes
+    return torch.cat(
+        [
+            torch.full((len(t.tokens_L), *shape), -1, dtype=torch.int16) if t.experts_LMK is None else t.experts_LMK
+            for t in trajectories
+        ]
+    )
 
 
 def token_indices(length_N: Tensor, rows_N: Tensor) -> Tensor:

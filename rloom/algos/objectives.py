@@ -27,6 +27,8 @@ GAP_METRICS = (
     "rollout_corr/kl",
     "rollout_corr/k3_kl",
 )
+ROUTING_MISMATCH = "training/rollout_routing_mismatch"  # share of the rollout's experts that the trainer's routers lack
+FIRST_UPDATE_METRICS = (*GAP_METRICS, ROUTING_MISMATCH)
 
 
 class Objective(Protocol):
@@ -88,6 +90,8 @@ class PolicyObjective:
         # exactly on-policy, or in bypass mode: no earlier pass computed log-probs
         if self.measures_gap and (batch.old_logprobs_T is None or self.bypass):
             metrics |= self.gap(output_T.detach(), batch, counts)
+        if outputs.routing_mismatch_T is not None:
+            metrics[ROUTING_MISMATCH] = aggregate(outputs.routing_mismatch_T, batch, "token-mean", counts)
         if self.entropy_coefficient:
             loss = loss - self.entropy_coefficient * entropy
         if self.kl_coefficient is not None:

@@ -199,7 +199,9 @@ class FSDPEngine:
     def outputs(self, host_batch: Batch, device_batch: Batch) -> TokenOutputs:
         def compute() -> tuple[Tensor, Tensor | None]:
             found = (
-                self.network.token_outputs(device_batch.tokens_T, host_batch.length_N, host_batch.mask_T)
+                self.network.token_outputs(
+                    device_batch.tokens_T, host_batch.length_N, host_batch.mask_T, experts_TMK=device_batch.experts_TMK
+                )
                 if self.sequence_group is None
                 else sequence_parallel_outputs(self.network, host_batch, device_batch, self.sequence_group)
             )
@@ -225,6 +227,7 @@ class FSDPEngine:
                 loss_fn,
                 entropy_gradient=entropy_gradient,
                 reference=reference,
+                experts_TMK=device_batch.experts_TMK,
             )
             return (found,)
 

@@ -134,7 +134,9 @@ class LocalEngine:
             return score_batches(micro_batches, self.outputs)
 
     def outputs(self, host_batch: Batch, device_batch: Batch) -> TokenOutputs:
-        return self.network.token_outputs(device_batch.tokens_T, host_batch.length_N, host_batch.mask_T)
+        return self.network.token_outputs(
+            device_batch.tokens_T, host_batch.length_N, host_batch.mask_T, experts_TMK=device_batch.experts_TMK
+        )
 
     def loss(
         self,
@@ -152,6 +154,7 @@ class LocalEngine:
             loss_fn,
             entropy_gradient=entropy_gradient,
             reference=reference,
+            experts_TMK=device_batch.experts_TMK,
         )
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:

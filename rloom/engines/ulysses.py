@@ -34,6 +34,11 @@ class SequenceParallelGroup:
 def check_heads(network: Network, ranks: int, among: int, key: str) -> None:
     """Check that `ranks` of the `among` workers can share a sequence: each gets some of the heads."""
     heads = network.decoder.heads
+    if ranks > 1 and network.decoder.routing_shape is not None:
+        raise ConfigError(
+            f"{key}={ranks}: ranks that split a sequence do not replay the rollout's routing "
+            "(actor_rollout_ref.actor.router_replay.mode=R3); use 1, or mode=disabled"
+        )
     if ranks > 1 and not network.decoder.packed:
         raise ConfigError(
             f"{key}={ranks}: it splits packed samples, and {type(network.decoder.base).__name__} supports only one "
@@ -51,6 +56,7 @@ def new_sequence_parallel_group(network: Network, ranks: int) -> SequenceParalle
     """Collective: each `ranks` consecutive ranks become a group."""
     # the configuration's checks ensure it
     assert dist.get_world_size() % ranks == 0 and network.decoder.heads % ranks == 0 and network.decoder.packed
+    assert network.decoder.routing_shape is None
     group, _ = dist.new_subgroups(ranks)
     assert isinstance(group, dist.ProcessGroup)
     return SequenceParallelGroup(group.group_name, ranks, group.rank())

@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.attention import Attend, OpaqueAttention, PackedAttention, PaddedAttention, active
 from rloom.models.load import first_line
+from rloom.models.routing import PaddedRouting, Routing, RoutingReplay, RoutingShape, install_replay, routed
 from rloom.transfer import send
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Decoder:
         self.base: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
         self.body = body_of(self.base)
         self.packed = packed
+        self.routing_shape: RoutingShape | None = None  # iff `install_replay` was called
         self.layers: list[nn.Module] = [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
 
     @property
@@ -95,10 +97,23 @@ class Decoder:
     def without_adapter(self) -> AbstractContextManager[Any]:
         return self.model.disable_adapter() if isinstance(self.model, PeftModel) else nullcontext()
 
-    def hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
+    def install_replay(self) -> RoutingShape:
+        """Let passes record or replay the experts that the routers of a mixture-of-experts model choose."""
+        if self.routing_shape is None:
+            self.routing_shape = install_replay(self.body)
+        return self.routing_shape
+
+    def replay_of(self, experts_TMK: Tensor | None) -> RoutingReplay | None:
+        if experts_TMK is None:
+            return None
+        assert self.routing_shape is not None  # `install_replay` comes before the first pass
+        return RoutingReplay(experts_TMK, self.routing_shape)
+
+    def hidden(self, tokens_T: Tensor, length_N: Tensor, routing: Routing | None = None) -> Tensor:
         if not self.packed:
-            return self.padded(tokens_T, length_N)
-        return self.packed_hidden(tokens_T, PackedAttention(length_N, tokens_T.device))
+            return self.padded(tokens_T, length_N, routing=routing)
+        with routed(routing):
+            return self.packed_hidden(tokens_T, PackedAttention(length_N, tokens_T.device))
 
     def packed_hidden(self, tokens_T: Tensor, attend: Attend, position_T: Tensor | None = None) -> Tensor:
         """All samples in one row; `attend` separates them."""
@@ -107,17 +122,22 @@ class Decoder:
             position_T = attend.position_T
         return self.run(tokens_T.unsqueeze(0), position_T.unsqueeze(0), attend)[0]
 
-    def padded(self, tokens_T: Tensor, length_N: Tensor, attend: Attend | None = None) -> Tensor:
+    def padded(
+        self, tokens_T: Tensor, length_N: Tensor, attend: Attend | None = None, routing: Routing | None = None
+    ) -> Tensor:
         """One sample per row, padded at the end."""
         length_N = send(length_N, tokens_T.device)
         position = torch.arange(int(length_N.max()), device=tokens_T.device)
         mask = position < length_N[:, None]
         tokens = tokens_T.new_zeros(mask.shape)
         tokens[mask] = tokens_T
-        if self.own_attention:
-            hidden: Tensor = self.body(input_ids=tokens, attention_mask=mask.long(), use_cache=False).last_hidden_state
-            return hidden[mask]
-        return self.run(tokens, position.expand_as(tokens), attend or PaddedAttention())[mask]
+        with routed(None if routing is None else PaddedRouting(routing, mask)):
+            hidden: Tensor = (
+                self.body(input_ids=tokens, attention_mask=mask.long(), use_cache=False).last_hidden_state
+                if self.own_attention
+                else self.run(tokens, position.expand_as(tokens), attend or PaddedAttention())
+            )
+        return hidden[mask]
 
     def run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
         arguments = {"input_ids": tokens, "position_ids": position, "attend": attend, "use_cache": False}

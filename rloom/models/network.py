@@ -5,6 +5,7 @@ T tokens, packed, A of them in the mask, N samples, H hidden size, V vocabulary.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +65,7 @@ class Network(Protocol):
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,  # also the KL to it
+        experts_TMK: Tensor | None = None,  # that the routers have to use: see Batch
     ) -> TokenOutputs: ...
 
     def loss(
@@ -75,6 +77,7 @@ class Network(Protocol):
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
+        experts_TMK: Tensor | None = None,
     ) -> Tensor:
         """The sum of `loss_fn` over all samples, differentiable. It is called once, or once per range of samples."""
 
@@ -103,9 +106,17 @@ class PolicyNetwork:
     """A causal language model. Its output is the log-prob of each token at the sampling temperature."""
 
     def __init__(
-        self, model: PreTrainedModel | PeftModel, *, packed: bool, temperature: float = 1.0, chunked: bool = True
+        self,
+        model: PreTrainedModel | PeftModel,
+        *,
+        packed: bool,
+        temperature: float = 1.0,
+        chunked: bool = True,
+        replays_routing: bool = False,  # passes are given the experts that the rollout's routers chose
     ) -> None:
         self.decoder = Decoder(model, packed=packed)
+        if replays_routing:
+            self.decoder.install_replay()
         self.temperature = temperature
         self.chunked = chunked
         text = self.decoder.base.config.get_text_config()
@@ -179,13 +190,17 @@ class PolicyNetwork:
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
+        experts_TMK: Tensor | None = None,
     ) -> TokenOutputs:
         index_A = send(mask_T.nonzero().squeeze(1), tokens_T.device)
         frozen = None
         if reference is not None:
             frozen = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[index_A - 1]
-        hidden = self.decoder.hidden(tokens_T, length_N)[index_A - 1]
+        replay = self.decoder.replay_of(experts_TMK)
+        hidden = self.decoder.hidden(tokens_T, length_N, replay)[index_A - 1]
         outputs = self.head_outputs(hidden, tokens_T[index_A], entropy_gradient=entropy_gradient, frozen=frozen)
+        if replay is not None:
+            outputs = replace(outputs, routing_mismatch_T=replay.mismatch_T[index_A - 1])
         return scatter_outputs(index_A, len(tokens_T), outputs)
 
     def head_outputs(
@@ -221,6 +236,7 @@ class PolicyNetwork:
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
+        experts_TMK: Tensor | None = None,
     ) -> Tensor:
         """One range of samples at a time with the fused kernels, so that logits are computed once (see head.py)."""
         weight_VH = self.fused_head_weight(tokens_T.device) if reference is None else None
@@ -228,12 +244,29 @@ class PolicyNetwork:
         ranges = [] if weight_VH is None else sample_ranges(index_A, length_N, len(weight_VH))
         if weight_VH is not None and ranges:
             index_A = send(index_A, tokens_T.device)
-            hidden_AH = self.decoder.hidden(tokens_T, length_N)[index_A - 1]
+            replay = self.decoder.replay_of(experts_TMK)
+            hidden_AH = self.decoder.hidden(tokens_T, length_N, replay)[index_A - 1]
+            mismatch_A = None if replay is None else replay.mismatch_T[index_A - 1]
             return fused_token_loss(
-                hidden_AH, weight_VH, tokens_T, index_A, ranges, loss_fn, self.logit_options, entropy_gradient
+                hidden_AH,
+                weight_VH,
+                tokens_T,
+                index_A,
+                ranges,
+                loss_fn,
+                self.logit_options,
+                entropy_gradient,
+                mismatch_A,
             )
         return loss_fn(
-            self.token_outputs(tokens_T, length_N, mask_T, entropy_gradient=entropy_gradient, reference=reference),
+            self.token_outputs(
+                tokens_T,
+                length_N,
+                mask_T,
+                entropy_gradient=entropy_gradient,
+                reference=reference,
+                experts_TMK=experts_TMK,
+            ),
             ALL,
             ALL,
         )
@@ -296,8 +329,10 @@ class ValueNetwork:
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
+        experts_TMK: Tensor | None = None,
     ) -> TokenOutputs:
         index_A = send(mask_T.nonzero().squeeze(1), tokens_T.device)
+        assert experts_TMK is None  # the rollout has no critic whose routing could be replayed
         hidden = self.decoder.hidden(tokens_T, length_N)[index_A - 1]
         return scatter_outputs(index_A, len(tokens_T), self.head_outputs(hidden, tokens_T[index_A]))
 
@@ -313,8 +348,9 @@ class ValueNetwork:
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
+        experts_TMK: Tensor | None = None,
     ) -> Tensor:
-        return loss_fn(self.token_outputs(tokens_T, length_N, mask_T), ALL, ALL)
+        return loss_fn(self.token_outputs(tokens_T, length_N, mask_T, experts_TMK=experts_TMK), ALL, ALL)
 
 
 def fused_token_loss(
@@ -326,14 +362,17 @@ def fused_token_loss(
     loss_fn: LossFn,
     options: LogitOptions,
     entropy_gradient: bool,
+    routing_mismatch_A: Tensor | None = None,
 ) -> Tensor:
     """The sum of `loss_fn` over ranges of samples, each called while the range's logits exist (see head.py)."""
 
     def range_loss(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
         samples = ranges[index]
         first, last = samples.tokens.start, samples.tokens.stop
-        outputs = scatter_outputs(index_A[samples.answers] - first, last - first, TokenOutputs(logprobs, entropy))
-        return loss_fn(outputs, samples.rows, samples.tokens)
+        mismatch = None if routing_mismatch_A is None else routing_mismatch_A[samples.answers]
+        outputs = TokenOutputs(logprobs, entropy, routing_mismatch_T=mismatch)
+        scattered = scatter_outputs(index_A[samples.answers] - first, last - first, outputs)
+        return loss_fn(scattered, samples.rows, samples.tokens)
 
     return fused_loss(
         hidden_AH,
@@ -366,7 +405,7 @@ def kernels_run_on(device: torch.device) -> bool:
 def scatter_outputs(index_A: Tensor, tokens: int, outputs: TokenOutputs) -> TokenOutputs:
     """Outputs of the tokens at `index_A` among all tokens; 0 elsewhere."""
     zeros_T = outputs.output_T.new_zeros(tokens)
-    fields = (outputs.output_T, outputs.entropy_T, outputs.kl_T)
+    fields = (outputs.output_T, outputs.entropy_T, outputs.kl_T, outputs.routing_mismatch_T)
     scattered = [None if field_A is None else zeros_T.index_put((index_A,), field_A) for field_A in fields]
     assert scattered[0] is not None
     return TokenOutputs(scattered[0], *scattered[1:])

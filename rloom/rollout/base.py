@@ -53,6 +53,9 @@ class Completion:
     logprobs_L: Tensor  # float32
     finished: bool  # ended with a stop token
     version: int  # of the weights
+    experts_LMK: Tensor | None = (
+        None  # iff the engine records routing: of the prompt's tokens, then of these; see Batch
+    )
 
 
 class WeightOwner(Protocol):

@@ -151,7 +151,7 @@ class Training(StepLoop):
         metrics |= mismatch_metrics
         if roles.critic is not None:
             with self.stage("update_critic"):
-                metrics |= roles.critic.learn(train_batch, step, log.advance)
+                metrics |= roles.critic.learn(train_batch.without_experts(), step, log.advance)
         if step > s.critic_warmup:
             with self.stage("update_actor"):
                 metrics |= roles.policy.learn(train_batch, step, log.advance)
@@ -214,7 +214,12 @@ class Training(StepLoop):
             "ref": roles.reference,
             "values": roles.critic.scorer if roles.critic is not None else None,
         }
-        pending = {stage: scorer.start(batch) for stage, scorer in scorers.items() if scorer is not None}
+        others = batch.without_experts()  # only the policy repeats the rollout's routing
+        pending = {
+            stage: scorer.start(batch if stage == "old_log_prob" else others)
+            for stage, scorer in scorers.items()
+            if scorer is not None
+        }
         found: dict[str, Tensor] = {}
         if source is OldLogprobs.ROLLOUT:
             found["old_log_prob"] = batch.rollout_logprobs_T

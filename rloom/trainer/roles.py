@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.objectives import GAP_METRICS, Metrics, Objective
+from rloom.algos.objectives import FIRST_UPDATE_METRICS, Metrics, Objective
 from rloom.batch import Batch, TrainBatch, token_indices
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
@@ -130,7 +130,7 @@ class Learner:
             skipped += not update.applied
             if update.applied:
                 for key, value in {**update.metrics, f"{self.prefix}/grad_norm": update.grad_norm}.items():
-                    if done == 1 or key not in GAP_METRICS:
+                    if done == 1 or key not in FIRST_UPDATE_METRICS:
                         gathered[key].append(value)
             progress(done, total)
         means = {key: sum(values) / len(values) for key, values in gathered.items()}

@@ -52,6 +52,7 @@ class Answer:
             turns=(Turn(before, before + after, completion.version),),
             finished=completion.finished,
             score=score,
+            experts_LMK=completion.experts_LMK,
         )
 
 

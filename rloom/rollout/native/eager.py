@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rloom.models.network import PolicyNetwork
+from rloom.models.routing import routed, with_last_token
 from rloom.rollout.base import Request
 from rloom.rollout.native.sampler import sample_tokens, uniform_draws
 from rloom.rollout.native.scheduler import should_prefill
@@ -89,7 +90,11 @@ class EagerSession:
         length_P = torch.tensor([len(prompt) for prompt in prompts])
         tokens_T = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
         attend = PrefillAttention(length_P, self.cache, slot_S, prompt_S)
-        hidden_TH = self.network.decoder.packed_hidden(tokens_T, attend)
+        record = self.cache.new_record(len(tokens_T), self.device)
+        with routed(record):
+            hidden_TH = self.network.decoder.packed_hidden(tokens_T, attend)
+        if record is not None:
+            attend.write_experts(record.experts_TMK)
         last_P = (torch.cumsum(length_P, 0) - 1).to(self.device)
         self.write(slot_S, self.network.logits(hidden_TH[last_P])[prompt_S])
 
@@ -97,7 +102,11 @@ class EagerSession:
         slots_B = torch.arange(self.count, device=self.device)
         position_B = self.position_S[: self.count]
         attend = DecodeAttention(self.cache, position_B)
-        hidden_BH = self.network.decoder.packed_hidden(self.token_S[: self.count], attend, position_B)
+        record = self.cache.new_record(self.count, self.device)
+        with routed(record):
+            hidden_BH = self.network.decoder.packed_hidden(self.token_S[: self.count], attend, position_B)
+        if record is not None:
+            attend.write_experts(record.experts_TMK)
         self.write(slots_B, self.network.logits(hidden_BH))
 
     def admit(self) -> tuple[list[tuple[int, ...]], Tensor, Tensor]:
@@ -146,10 +155,18 @@ class EagerSession:
         finished = []
         for i, slot in enumerate(done):
             request, length = self.request_of[slot], lengths[i]
-            finished.append(Finished(request, tokens[i, :length].clone(), logprobs[i, :length].clone(), stopped[i]))
+            answer = tokens[i, :length].clone(), logprobs[i, :length].clone(), stopped[i]
+            finished.append(
+                Finished(request, *answer, self.experts_of(slot, len(self.requests[request].tokens) + length))
+            )
             del self.requests[request]
         self.close_gaps(set(done))
         return finished
+
+    def experts_of(self, slot: int, tokens: int) -> Tensor | None:
+        """Of a finished sequence with so many tokens. The last one was never the model's input."""
+        experts = self.cache.experts
+        return None if experts is None else with_last_token(experts[slot, : tokens - 1].cpu())
 
     def close_gaps(self, done: set[int]) -> None:
         kept = self.count - len(done)

@@ -40,11 +40,13 @@ class NativeRollout(Rollout):
         free_cache: bool,
         eager: bool = False,  # no captured graphs
         longest_prompt: int = 0,  # known beforehand, so that the cache need not grow later
+        records_routing: bool = False,  # completions have the experts that the model's routers chose
     ) -> None:
         self.network, self.owner, self.device = network, owner, owner.device
         self.max_sequences, self.max_prefill_tokens = max_sequences, max_prefill_tokens
         self.memory_share, self.free_cache = memory_share, free_cache
         self.eager, self.longest_prompt, self.page_tokens = eager, longest_prompt, PAGE_TOKENS
+        self.routing_shape = network.decoder.install_replay() if records_routing else None
         self.ids, self.version = count(), 0
         self.unfinished: set[int] = set()  # requests that `poll` has to report
         self.waiting: dict[int, Request] = {}  # for a session that they fit
@@ -90,7 +92,10 @@ class NativeRollout(Rollout):
             self.abort()
             raise
         self.unfinished.difference_update(one.request for one in finished)
-        return [Completion(*one, version=self.version) for one in finished]
+        return [
+            Completion(one.request, one.tokens_L, one.logprobs_L, one.stopped, self.version, one.experts_LMK)
+            for one in finished
+        ]
 
     def open_session(self) -> Session:
         """For the first request that waits, with memory for all that can join it."""
@@ -127,7 +132,7 @@ class NativeRollout(Rollout):
         length = prompt + max(request.sampling.max_new_tokens for request in requests)
         slots = min(self.max_sequences, len(requests))
         if self.slot_cache is None or (self.slot_cache.slots, self.slot_cache.length) != (slots, length):
-            self.slot_cache = SlotCache(slots, length)
+            self.slot_cache = SlotCache(slots, length, self.routing_shape)
         return self.slot_cache
 
     def decoder_for(self, requests: Sequence[Request]) -> "GraphDecoder":
@@ -180,7 +185,7 @@ class NativeRollout(Rollout):
             probe, zero = ShapeProbe(), torch.zeros(1, dtype=torch.long, device=self.device)
             with self.network.decoder.uncompiled_layers():
                 self.network.decoder.packed_hidden(zero, probe, zero)
-            self.shape = probe.shape()
+            self.shape = probe.shape(self.routing_shape)
         return self.shape
 
     def capacity(self, longest: int) -> int:

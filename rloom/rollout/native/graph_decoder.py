@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rloom.models.attention import OpaqueAttention, active
 from rloom.models.network import PolicyNetwork
+from rloom.models.routing import RoutingRecord, routed, with_last_token
 from rloom.rollout.native.graphs import Graphs, batch_of
 from rloom.rollout.native.kernels.sample import sample_and_record
 from rloom.rollout.native.page_table import PageTable
@@ -56,6 +57,7 @@ class GraphDecoder:
         self.graphs = Graphs(self.step, capture=capture and self.device.type == "cuda")
         self.rows: list[int] = []  # slots of the batch's rows, as the device has them
         self.copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.prefilled: torch.cuda.Event | None = None  # the last prefill pass, iff routing is recorded on a GPU
 
     def weights_stayed(self) -> bool:
         """Whether the weights are at the addresses that the graphs hold."""
@@ -80,8 +82,14 @@ class GraphDecoder:
         tokens_T = send(torch.tensor([token for one in tokens for token in one]), self.device)
         last_P = send(torch.cumsum(length_P, 0) - 1, self.device)
         attend = PromptAttention(length_P, slot_P, self.cache, self.slots, self.table)
-        with active(attend):
+        record = self.new_record(len(tokens_T))
+        with active(attend), routed(record):
             hidden_TH = self.network.decoder.packed_hidden(tokens_T, OPAQUE_ATTENTION, attend.position_T)
+        if record is not None:
+            self.write_experts(attend.index_T, record)
+            if self.copies is not None:
+                self.prefilled = torch.cuda.Event()
+                self.prefilled.record()
         sample_and_record(self.network.logits(hidden_TH[last_P]), source_B, slot_B, self.slots)
 
     @torch.no_grad()
@@ -89,9 +97,23 @@ class GraphDecoder:
         """One more token for each row. This is what a graph holds."""
         slot_B = self.slots.row_slot[:rows]
         token_B, position_B = self.slots.inputs(slot_B)
-        with active(AnswerAttention(self.cache, self.slots, self.table, slot_B)):
+        record = self.new_record(rows)
+        with active(AnswerAttention(self.cache, self.slots, self.table, slot_B)), routed(record):
             hidden_BH = self.network.decoder.packed_hidden(token_B, OPAQUE_ATTENTION, position_B)
+        if record is not None:
+            slot_index_B = slot_B.long()
+            self.write_experts(
+                self.table.places(slot_index_B, position_B, self.slots.prompt_length[slot_index_B]), record
+            )
         sample_and_record(self.network.logits(hidden_BH), self.slots.identity[:rows], slot_B, self.slots)
+
+    def new_record(self, tokens: int) -> RoutingRecord | None:
+        routing = self.cache.shape.routing
+        return None if routing is None else RoutingRecord(tokens, routing, self.device)
+
+    def write_experts(self, index_T: Tensor, record: RoutingRecord) -> None:
+        assert self.cache.experts is not None
+        self.cache.experts[index_T] = record.experts_TMK
 
     def run(self, answers: Sequence[RunningSequence], steps: int) -> None:
         rows = [answer.slot for answer in answers]
@@ -112,10 +134,7 @@ class GraphDecoder:
 
     def read_answers(self, sequences: Sequence[RunningSequence]) -> list[Finished]:
         """The tokens of sequences to which no step in flight writes, read on a stream of its own."""
-        stream: AbstractContextManager[Any] = (
-            torch.cuda.stream(self.copies) if self.copies is not None else nullcontext()
-        )
-        with stream:
+        with self.reading():
             slot = send(torch.tensor([sequence.slot for sequence in sequences]), self.device)
             written, stopped = self.slots.written[slot].tolist(), self.slots.stopped[slot].tolist()
             longest = max(written)
@@ -125,6 +144,27 @@ class GraphDecoder:
             Finished(sequence.request, tokens[i, :length].clone(), logprobs[i, :length].clone(), bool(stopped[i]))
             for i, (sequence, length) in enumerate(zip(sequences, written, strict=True))
         ]
+
+    def reading(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self.copies) if self.copies is not None else nullcontext()
+
+    def read_experts(self, sequence: RunningSequence, answer: Finished) -> Finished:
+        """The answer with the experts of all tokens but the last, which a step in flight may be computing.
+
+        Those of a resumed answer are the ones of its last prefill pass.
+        """
+        if self.cache.experts is None:
+            return answer
+        prompt = len(sequence.prompt.tokens)
+        position_L = torch.arange(prompt + len(answer.tokens_L) - 1)
+        with self.reading():
+            if self.copies is not None and self.prefilled is not None:
+                self.copies.wait_event(self.prefilled)  # it may write the experts of a shared prompt again
+            position_L = send(position_L, self.device)
+            slot_L = torch.full_like(position_L, sequence.slot)
+            index_L = self.table.places(slot_L, position_L, torch.full_like(position_L, prompt))
+            experts_LMK = self.cache.experts[index_L].cpu()
+        return answer._replace(experts_LMK=with_last_token(experts_LMK))
 
     def close(self) -> None:
         self.graphs.graphs.clear()

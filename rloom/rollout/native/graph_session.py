@@ -81,7 +81,8 @@ class GraphSession:
         done = snapshot.done()
         if not done:
             return []
-        finished = self.decoder.read_answers(done)
+        answers = zip(done, self.decoder.read_answers(done), strict=True)
+        finished = [self.decoder.read_experts(sequence, answer) for sequence, answer in answers]
         self.scheduler.release(done)
         return finished
 

@@ -12,6 +12,7 @@ class Finished(NamedTuple):
     tokens_L: Tensor
     logprobs_L: Tensor
     stopped: bool
+    experts_LMK: Tensor | None = None  # as in Completion
 
 
 class Session(Protocol):

@@ -7,15 +7,20 @@ import torch
 from torch import Tensor
 
 from rloom.models.attention import AttentionOptions, PackedAttention, attend_with_mask
+from rloom.models.routing import RoutingRecord, RoutingShape
 
 
 class SlotCache:
-    """Keys and values of every layer, [slots, key-value heads, length, size] each, allocated at the first write."""
+    """Keys and values of every layer, [slots, key-value heads, length, size] each, allocated at the first write.
 
-    def __init__(self, slots: int, length: int) -> None:
-        self.slots, self.length = slots, length
+    Also the experts of each token, [slots, length, layers, experts], if routing is recorded.
+    """
+
+    def __init__(self, slots: int, length: int, routing: RoutingShape | None = None) -> None:
+        self.slots, self.length, self.routing = slots, length, routing
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.experts: Tensor | None = None
 
     def reserve(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Allocate a layer from the shapes of its first keys and values; layers come in order.
@@ -29,8 +34,16 @@ class SlotCache:
                 cache.append(value.new_zeros(self.slots, tensor.shape[1], self.length, tensor.shape[3]))
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        for layer in (*self.keys, *self.values):
+        for layer in (*self.keys, *self.values, *([] if self.experts is None else [self.experts])):
             layer[target] = layer[source]
+
+    def new_record(self, tokens: int, device: torch.device) -> RoutingRecord | None:
+        """For a pass of so many tokens."""
+        if self.routing is None:
+            return None
+        if self.experts is None:
+            self.experts = torch.zeros(self.slots, self.length, *self.routing, dtype=torch.int16, device=device)
+        return RoutingRecord(tokens, self.routing, device)
 
 
 class PrefillAttention(PackedAttention):
@@ -52,6 +65,12 @@ class PrefillAttention(PackedAttention):
         self.cache.values[layer][self.slot_S, :, :longest] = self.pad_samples(value)[self.prompt_S]
         return super().__call__(query, key, value, options)
 
+    def write_experts(self, experts_TMK: Tensor) -> None:
+        assert self.cache.experts is not None
+        rows = experts_TMK.new_zeros(self.samples, self.longest, *experts_TMK.shape[1:])
+        rows[self.row_T, self.column_T] = experts_TMK
+        self.cache.experts[self.slot_S, : self.longest] = rows[self.prompt_S]
+
 
 class DecodeAttention:
     """The new token of each sequence attends to its slot."""
@@ -65,6 +84,10 @@ class DecodeAttention:
 
     def reset(self) -> None:
         self.layer = -1
+
+    def write_experts(self, experts_BMK: Tensor) -> None:
+        assert self.cache.experts is not None
+        self.cache.experts[self.row_B, self.position_B] = experts_BMK
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         self.layer += 1

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rloom.models.attention import AttentionOptions, PackedAttention
+from rloom.models.routing import RoutingShape
 from rloom.rollout.native.arena import Arena
 from rloom.rollout.native.page_table import PageTable
 from rloom.rollout.native.slots import Slots
@@ -20,17 +21,22 @@ class MixedLayerShapes(Exception):
 
 @dataclass(frozen=True)
 class TokenShape:
-    """The shape of one token's keys and values in the cache."""
+    """The shape of one token's keys and values in the cache, and of its experts where they are recorded."""
 
     layers: int
     heads: int
     key_size: int
     value_size: int  # smaller than key_size in DeepSeek
     dtype: torch.dtype
+    routing: RoutingShape | None = None
+
+    @property
+    def key_value_bytes(self) -> int:
+        return self.layers * self.heads * (self.key_size + self.value_size) * self.dtype.itemsize
 
     @property
     def bytes(self) -> int:
-        return self.layers * self.heads * (self.key_size + self.value_size) * self.dtype.itemsize
+        return self.key_value_bytes + (0 if self.routing is None else self.routing.bytes)
 
 
 class ShapeProbe:
@@ -47,15 +53,18 @@ class ShapeProbe:
     def reset(self) -> None:
         self.shapes.clear()
 
-    def shape(self) -> TokenShape:
+    def shape(self, routing: RoutingShape | None = None) -> TokenShape:
         if len(set(self.shapes)) != 1:
             sizes = sorted({one[:3] for one in self.shapes})
             raise MixedLayerShapes(f"this model's layers have different caches, (heads, key, value size): {sizes}")
-        return TokenShape(len(self.shapes), *self.shapes[0])
+        return TokenShape(len(self.shapes), *self.shapes[0], routing)
 
 
 class TokenCache:
-    """Keys and values, [layers, heads, tokens of all pages and of a spare one, size], in memory that `sleep` frees."""
+    """Keys and values, [layers, heads, tokens of all pages and of a spare one, size], in memory that `sleep` frees.
+
+    Also the experts of each token, [tokens, layers, experts], if routing is recorded: answers share their prompt's.
+    """
 
     def __init__(self, shape: TokenShape, pages: int, page_tokens: int, device: torch.device) -> None:
         self.shape, self.pages, self.page_tokens = shape, pages, page_tokens
@@ -64,9 +73,13 @@ class TokenCache:
         self.arena = Arena(size, device) if device.type == "cuda" else None
         memory = self.arena.tensor()[:size] if self.arena is not None else torch.zeros(size, dtype=torch.uint8)
         sizes = [shape.layers * shape.heads * tokens * one for one in (shape.key_size, shape.value_size)]
-        keys, values = memory.view(shape.dtype).split(sizes)
+        key_value_bytes = shape.key_value_bytes * tokens
+        keys, values = memory[:key_value_bytes].view(shape.dtype).split(sizes)
         self.keys = keys.view(shape.layers, shape.heads, tokens, shape.key_size)
         self.values = values.view(shape.layers, shape.heads, tokens, shape.value_size)
+        self.experts: Tensor | None = None
+        if shape.routing is not None:
+            self.experts = memory[key_value_bytes:].view(torch.int16).view(tokens, *shape.routing)
 
     @property
     def capacity_tokens(self) -> int:

@@ -23,6 +23,7 @@ from rloom.families.family import Family, family_of
 from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import Network, PolicyNetwork, ValueNetwork
+from rloom.models.routing import checkpoint_contexts
 from rloom.models.source import ModelSource, check_folder
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
@@ -224,7 +225,8 @@ def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Eng
 
 
 def enable_checkpointing(model: Any) -> None:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    settings = {"use_reentrant": False, "context_fn": checkpoint_contexts}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
     model.enable_input_require_grads()  # with LoRA no input would carry a gradient otherwise
 
 
