@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rloom.engines.megatron.core import parallel_state, tensor_parallel
 from rloom.engines.megatron.sizes import ModelParallel
@@ -87,3 +88,9 @@ class NoRandomness:
 
     def is_initialized(self) -> bool:
         return True
+
+    def get_states(self) -> dict[str, Tensor]:
+        return {}
+
+    def set_states(self, states: dict[str, Tensor]) -> None:
+        pass

@@ -84,7 +84,7 @@ def build_stage(
         )
     for module in stage.modules():
         if isinstance(module, Layer):
-            module.recomputes = recompute and config.recompute_granularity is None
+            module.recomputes = recompute
         if isinstance(module, Norm | PackedCoreAttention):
             module.compiles = compiles
     return stage

@@ -10,19 +10,16 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.registry import resolve_algorithm
-from rloom.config.batching import scoring_batching, training_batching
+from rloom.config.batching import model_ranks, scoring_batching, training_batching
+from rloom.config.megatron_section import EngineMemory
 from rloom.config.run_config import RunConfig
-from rloom.config.schema import Actor, Config, Critic, Model, Optim, Sharding
+from rloom.config.schema import Actor, Config, Critic, Model, Optim
 from rloom.engines.base import AdamW, Engine, Placement
-from rloom.engines.distributed import rank_mesh
-from rloom.engines.fsdp import FSDPEngine
-from rloom.engines.local import LocalEngine
-from rloom.engines.ulysses import check_heads
 from rloom.errors import ConfigError
 from rloom.families.family import Family, family_of
 from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.load import Lora, load_causal_lm
-from rloom.models.network import Network, PolicyNetwork, ValueNetwork
+from rloom.models.network import PolicyNetwork, ValueNetwork
 from rloom.models.routing import checkpoint_contexts
 from rloom.models.source import ModelSource, check_folder
 from rloom.rollout.base import Rollout, WeightOwner
@@ -30,6 +27,7 @@ from rloom.rollout.hf import HfRollout
 from rloom.rollout.limits import default_sequences
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.vllm.environment import check_installed, set_environment
+from rloom.trainer.assemble.engines import Ranks, make_engine, reads_own_part
 from rloom.trainer.assemble.model_sources import critic_source, policy_source
 from rloom.trainer.assemble.servers import check_servers, server_rollout
 
@@ -47,9 +45,9 @@ def pick_device(config: RunConfig) -> torch.device:
     return torch.device("cuda", 0) if wanted != "cpu" and torch.cuda.is_available() else torch.device("cpu")
 
 
-def placement(config: RunConfig, fsdp: Sharding) -> Placement:
+def placement(config: RunConfig, memory: EngineMemory) -> Placement:
     device = pick_device(config)
-    return Placement(device, pick_dtype(device, fsdp.dtype), fsdp.param_offload, fsdp.optimizer_offload)
+    return Placement(device, pick_dtype(device, memory.dtype), memory.param_offload, memory.optimizer_offload)
 
 
 def pick_dtype(device: torch.device, name: str) -> torch.dtype:
@@ -74,41 +72,12 @@ def sequence_ranks(role: Actor | Critic, ranks: int) -> int:
     return 1 if ranks == 1 else role.ulysses_sequence_parallel_size
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """How the ranks of a role divide its model and its batches."""
-
-    count: int = 1
-    shards: int = -1  # ranks that hold one copy of the weights; -1: all
-    sequence: int = 1  # ranks that divide a sequence
-    role: str = ""  # section of the configuration, for error messages
-
-
-def local_engine(network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
-    return LocalEngine(network, where, **settings)
-
-
-def fsdp_engine(network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
-    check_heads(network, ranks.sequence, ranks.count, f"{ranks.role}.ulysses_sequence_parallel_size")
-    mesh = rank_mesh(where.device, ranks.shards)
-    return FSDPEngine(network, where, mesh, sequence_ranks=ranks.sequence, **settings)
-
-
-ONE_PROCESS = "one process"
-ENGINES: dict[str, Callable[..., Engine]] = {ONE_PROCESS: local_engine, "fsdp": fsdp_engine, "fsdp2": fsdp_engine}
-
-
-def make_engine(strategy: str, network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
-    """One rank holds a whole model, whatever the strategy."""
-    return ENGINES[ONE_PROCESS if ranks.count == 1 else strategy](network, where, ranks, **settings)
-
-
 def adamw(optim: Optim, grad_clip: float) -> AdamW:
     return AdamW(optim.weight_decay, optim.betas, grad_clip)
 
 
 def policy_network(config: Config, *, dtype: torch.dtype = torch.float32, empty: bool = False) -> PolicyNetwork:
-    """Empty: rank 0 has read the model and broadcasts its weights."""
+    """Empty: it has no weights; they come from rank 0, or each rank reads its part."""
     model, checkpointing = (
         config.actor_rollout_ref.model,
         config.actor_rollout_ref.actor.fsdp_config.gradient_checkpointing,
@@ -149,6 +118,19 @@ def causal_network(
     return network
 
 
+def actor_ranks(config: Config, ranks: int) -> Ranks:
+    """Of actor and reference."""
+    actor = config.actor_rollout_ref.actor
+    return Ranks(
+        ranks,
+        actor.fsdp_config.fsdp_size,
+        sequence_ranks(actor, ranks),
+        "actor_rollout_ref.actor",
+        actor.megatron,
+        policy_source(config),
+    )
+
+
 def policy_engine(
     config: Config,
     network: PolicyNetwork,
@@ -158,14 +140,16 @@ def policy_engine(
     ranks: int = 1,
 ) -> Engine:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    shared = sequence_ranks(actor, ranks)
+    shared, divided = sequence_ranks(actor, ranks), model_ranks(actor, ranks)
     return make_engine(
         actor.strategy,
         network,
-        placement(config, actor.fsdp_config),
-        Ranks(ranks, actor.fsdp_config.fsdp_size, shared, "actor_rollout_ref.actor"),
-        scoring=scoring_batching(rollout, ranks, shared),
-        training=training_batching(actor, ranks, shared),
+        placement(config, actor.engine_memory),
+        Ranks(
+            ranks, actor.fsdp_config.fsdp_size, shared, "actor_rollout_ref.actor", actor.megatron, policy_source(config)
+        ),
+        scoring=scoring_batching(rollout, ranks, shared, divided),
+        training=training_batching(actor, ranks, shared, divided),
         optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
         reference=reference,
         compiled=actor.use_torch_compile,
@@ -181,11 +165,17 @@ def has_reference_model(config: Config) -> bool:
     return config.uses_reference and not config.actor_rollout_ref.model.has_lora
 
 
+def offloads_reference(config: Config) -> bool:
+    roles = config.actor_rollout_ref
+    return (roles.ref.megatron if roles.actor.strategy == "megatron" else roles.ref.fsdp_config).param_offload
+
+
 def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Engine:
     model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
     actor = config.actor_rollout_ref.actor
-    where = placement(config, actor.fsdp_config)
-    shared, source = sequence_ranks(actor, ranks), policy_source(config)
+    where = placement(config, actor.engine_memory)
+    shared, divided, source = sequence_ranks(actor, ranks), model_ranks(actor, ranks), policy_source(config)
+    empty = empty or reads_own_part(actor, ranks)
     layout = family_of(source).layout(packed=model.use_remove_padding)
     return make_engine(
         actor.strategy,
@@ -195,9 +185,11 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
             temperature=config.actor_rollout_ref.rollout.temperature,
             chunked=model.use_fused_kernels,
         ),
-        Placement(where.device, where.dtype, offload_parameters=ref.fsdp_config.param_offload),
-        Ranks(ranks, actor.fsdp_config.fsdp_size, shared, "actor_rollout_ref.actor"),
-        scoring=scoring_batching(ref, ranks, shared),
+        Placement(where.device, where.dtype, offload_parameters=offloads_reference(config)),
+        Ranks(
+            ranks, actor.fsdp_config.fsdp_size, shared, "actor_rollout_ref.actor", actor.megatron, policy_source(config)
+        ),
+        scoring=scoring_batching(ref, ranks, shared, divided),
         compiled=actor.use_torch_compile if ref.use_torch_compile is None else ref.use_torch_compile,
     )
 
@@ -205,18 +197,19 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
 def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Engine:
     critic, source = config.critic, critic_source(config)
     layout = family_of(source).layout(packed=critic.model.use_remove_padding)
+    empty = empty or reads_own_part(critic, ranks)
     network = ValueNetwork(load_causal_lm(source, empty=empty, attention=layout.attention), packed=layout.packed)
     fsdp = critic.model.fsdp_config
     checkpointing = fsdp.gradient_checkpointing
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
         enable_checkpointing(network.decoder.base)
     shared = sequence_ranks(critic, ranks)
-    batching = training_batching(critic, ranks, shared)
+    batching = training_batching(critic, ranks, shared, model_ranks(critic, ranks))
     return make_engine(
         critic.strategy,
         network,
-        placement(config, fsdp),
-        Ranks(ranks, fsdp.fsdp_size, shared, "critic"),
+        placement(config, critic.engine_memory),
+        Ranks(ranks, fsdp.fsdp_size, shared, "critic", critic.megatron, source),
         scoring=batching,
         training=batching,
         optimizer=adamw(critic.optim, critic.grad_clip),
@@ -276,7 +269,7 @@ def vllm_rollout(
 def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":
     from rloom.rollout.vllm.arguments import VllmSettings
 
-    rollout, where = config.actor_rollout_ref.rollout, placement(config, config.actor_rollout_ref.actor.fsdp_config)
+    rollout, where = config.actor_rollout_ref.rollout, placement(config, config.actor_rollout_ref.actor.engine_memory)
     return VllmSettings(
         source=policy_source(config),
         device=where.device,
@@ -302,7 +295,7 @@ def servers(
     *,
     gpus: Sequence[str],
 ) -> Rollout:
-    where, rollout = placement(config, config.actor_rollout_ref.actor.fsdp_config), config.actor_rollout_ref.rollout
+    where, rollout = placement(config, config.actor_rollout_ref.actor.engine_memory), config.actor_rollout_ref.rollout
     arguments: dict[str, Any] = {}
     if rollout.name == "vllm" and rollout.starts_servers:
         from rloom.rollout.vllm.arguments import engine_arguments
@@ -352,7 +345,7 @@ def check_rollout(config: Config) -> None:
     """On the machine that generates, before weights are read."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.uses_servers:
-        where = placement(config, config.actor_rollout_ref.actor.fsdp_config)
+        where = placement(config, config.actor_rollout_ref.actor.engine_memory)
         check_servers(config, where.device, where.dtype)
     if rollout.name == "vllm" and rollout.starts_servers is not False:
         check_installed()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rloom.config.batching import ranks_per_share
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, WorkerError
@@ -24,7 +25,6 @@ from rloom.trainer.assemble.models import (
     needs_critic,
     rollout_backend,
     rollout_has_own_model,
-    sequence_ranks,
 )
 from rloom.trainer.assemble.reward_model import has_reward_model
 from rloom.trainer.assemble.rewards import queue_of, spread_source
@@ -173,7 +173,7 @@ def build(
 
     def trained(role: str, section: Actor | Critic) -> cluster.RayGroup:
         pool = layout.pool_of(role)
-        return group(role, pool, sequence_ranks(section, pool.size))
+        return group(role, pool, ranks_per_share(section, pool.size))
 
     actor, rollout, reward = (layout.pool_of(role) for role in (ACTOR, ROLLOUT, REWARD))
     scoring = workers[reward.first : reward.first + reward.size] if has_reward_model(config) else ()

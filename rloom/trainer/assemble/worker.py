@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rloom.config.schema import Config
+from rloom.config.schema import Actor, Config, Critic
 from rloom.data.chat import stop_token_ids
 from rloom.engines.base import Engine
 from rloom.engines.distributed import Broadcast, join
@@ -22,6 +22,7 @@ from rloom.models.network import PolicyNetwork
 from rloom.models.save import save_description, save_pretrained
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot
+from rloom.trainer.assemble.engines import rank_of, reads_own_part
 from rloom.trainer.assemble.model_sources import policy_source
 from rloom.trainer.assemble.models import (
     check_rollout,
@@ -59,6 +60,11 @@ class Worker:
     def shares_gpu(self) -> bool:
         return self.layout.gpus_per_worker < 1
 
+    @property
+    def trained_role(self) -> Actor | Critic:
+        """The section that divides the ranks of the pool. Roles that share workers are divided in one way."""
+        return self.config.critic if self.slot.pool.roles == (CRITIC,) else self.config.actor_rollout_ref.actor
+
     def build(self, rendezvous: Rendezvous) -> dict[str, int]:
         """Load the models, all ranks of a pool together. Returns the number of parameters by role."""
         pool, config = self.slot.pool, self.config
@@ -70,9 +76,11 @@ class Worker:
             check_rollout(config)
         divides_engine = ROLLOUT in pool.roles and config.actor_rollout_ref.rollout.workers_per_engine > 1
         if pool.size > 1 and (learns or divides_engine):
-            join(self.slot.rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
+            rank = rank_of(self.trained_role, self.slot.rank, pool.size)
+            join(rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
         empty = self.slot.rank > 0  # rank 0 reads the model and broadcasts its weights
-        network = policy_network(config, empty=empty) if ACTOR in pool.roles else None
+        described = empty or reads_own_part(config.actor_rollout_ref.actor, pool.size)
+        network = policy_network(config, empty=described) if ACTOR in pool.roles else None
         if REFERENCE in pool.roles and has_reference_model(config):
             self.roles[REFERENCE] = reference_engine(config, ranks=pool.size, empty=empty)
         if network is not None:
@@ -97,7 +105,7 @@ class Worker:
     def add_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
         """On the actor's own parameters if this worker holds all of them; otherwise on a copy."""
         if network is None or not self.slot.alone:
-            dtype = placement(self.config, self.config.actor_rollout_ref.actor.fsdp_config).dtype
+            dtype = placement(self.config, self.config.actor_rollout_ref.actor.engine_memory).dtype
             network = policy_network(self.config, dtype=dtype)
             owner: WeightOwner = GenerationCopy(
                 network, dtype, self.config.actor_rollout_ref.actor.use_torch_compile, self.device

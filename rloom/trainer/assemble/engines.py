@@ -1,0 +1,92 @@
+"""The training engine of a role, by its strategy."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rloom.config.megatron_section import Megatron
+from rloom.config.schema import Actor, Critic
+from rloom.engines.base import Engine, Placement
+from rloom.engines.distributed import rank_mesh
+from rloom.engines.fsdp import FSDPEngine
+from rloom.engines.local import LocalEngine
+from rloom.engines.megatron.sizes import ModelParallel
+from rloom.engines.ulysses import check_heads
+from rloom.models.network import Network
+from rloom.models.source import ModelSource
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How the ranks of a role divide its model and its batches."""
+
+    count: int = 1
+    shards: int = -1  # ranks that hold one copy of the weights; -1: all
+    sequence: int = 1  # ranks that divide a sequence
+    role: str = ""  # section of the configuration, for error messages
+    megatron: Megatron | None = None  # how they divide the model's matrices and layers
+    source: ModelSource | None = None  # of the weights, where each rank reads its part
+
+
+def local_engine(network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
+    return LocalEngine(network, where, **settings)
+
+
+def fsdp_engine(network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
+    check_heads(network, ranks.sequence, ranks.count, f"{ranks.role}.ulysses_sequence_parallel_size")
+    mesh = rank_mesh(where.device, ranks.shards)
+    return FSDPEngine(network, where, mesh, sequence_ranks=ranks.sequence, **settings)
+
+
+def megatron_engine(
+    network: Network, where: Placement, ranks: Ranks, *, reference: Engine | None = None, **settings: Any
+) -> Engine:
+    """`reference` is for a KL over the whole vocabulary, which the configuration's checks refuse here."""
+    from rloom.engines.megatron.engine import MegatronEngine  # an extra
+
+    section, source = ranks.megatron, ranks.source
+    assert section is not None and source is not None
+    return MegatronEngine(
+        network,
+        source,
+        where,
+        model_parallel(section),
+        key=f"{ranks.role}.strategy",
+        recompute=section.recomputes_layers(checkpointing=network.decoder.base.is_gradient_checkpointing),
+        overrides=section.transformer_config(),
+        **settings,
+    )
+
+
+def model_parallel(section: Megatron) -> ModelParallel:
+    return ModelParallel(
+        tensor=section.tensor_model_parallel_size,
+        pipeline=section.pipeline_model_parallel_size,
+        expert=section.expert_model_parallel_size,
+        expert_tensor=section.expert_tensor_parallel_size,
+        sequence=section.sequence_parallel,
+    )
+
+
+def reads_own_part(role: Actor | Critic, ranks: int) -> bool:
+    """Whether each rank reads its part of the weights from the model's files; else rank 0 reads all."""
+    return ranks > 1 and role.strategy == "megatron"
+
+
+def rank_of(role: Actor | Critic, worker: int, workers: int) -> int:
+    """The rank of a worker in the process group of its pool."""
+    return model_parallel(role.megatron).rank_of(worker, workers) if reads_own_part(role, workers) else worker
+
+
+ONE_PROCESS = "one process"
+ENGINES: dict[str, Callable[..., Engine]] = {
+    ONE_PROCESS: local_engine,
+    "fsdp": fsdp_engine,
+    "fsdp2": fsdp_engine,
+    "megatron": megatron_engine,
+}
+
+
+def make_engine(strategy: str, network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
+    """One rank holds a whole model, whatever the strategy."""
+    return ENGINES[ONE_PROCESS if ranks.count == 1 else strategy](network, where, ranks, **settings)
