@@ -89,6 +89,7 @@ def policy_network(config: Config, *, dtype: torch.dtype = torch.float32, empty:
         checkpointing=model.enable_gradient_checkpointing if checkpointing is None else checkpointing,
         dtype=dtype,
         empty=empty,
+        replays_routing=config.replays_routing,
     )
 
 
@@ -100,6 +101,7 @@ def causal_network(
     checkpointing: bool,
     dtype: torch.dtype = torch.float32,
     empty: bool = False,
+    replays_routing: bool = False,
 ) -> PolicyNetwork:
     lora = (
         Lora(model.lora_rank, model.lora_alpha, model.target_modules, model.lora_adapter_path)
@@ -112,6 +114,7 @@ def causal_network(
         packed=layout.packed,
         temperature=temperature,
         chunked=model.use_fused_kernels,
+        replays_routing=replays_routing,
     )
     if checkpointing:
         enable_checkpointing(network.decoder.base)
@@ -252,6 +255,7 @@ def native_rollout(
         free_cache=rollout.free_cache_engine,
         eager=rollout.enforce_eager,
         longest_prompt=config.data.max_prompt_length,
+        records_routing=config.replays_routing,
     )
 
 
