@@ -1,5 +1,6 @@
 """Shared by all tests: folders of tiny models, processes that become ranks, and kernels that run without a GPU."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: order_of(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay: the garbage collector need not look at them again and again
 
 
 @pytest.hookimpl(optionalhook=True)

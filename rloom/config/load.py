@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -11,6 +12,7 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -157,7 +159,7 @@ def overrides_tree(overrides: Sequence[str], root: Root = Config) -> Tree:
     tree = OmegaConf.create({})
     try:
         for text in overrides:
-            read = OverridesParser.create().parse_override(as_addition(text, root))
+            read = parsed(as_addition(text, root))
             OmegaConf.update(tree, read.key_or_group, read.value(), force_add=True)
         found = OmegaConf.to_container(tree, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
@@ -191,14 +193,20 @@ def as_addition(override: str, root: Root = Config) -> str:
 
 def given_on_command_line(arguments: Sequence[str], root: Root) -> frozenset[str]:
     """The keys that `++key=value` arguments set; a dictionary sets the keys in it."""
-    read = [OverridesParser.create().parse_override(text) for text in arguments]
+    read = [parsed(text) for text in arguments]
     paths = (entry.path for one in read for entry in entries({one.key_or_group: one.value()}, root=root))
     return known(paths, root)
 
 
+@lru_cache(maxsize=1024)
+def parsed(override: str) -> Override:
+    """Each is needed several times, and parsing takes most of the time of composing."""
+    return OverridesParser.create().parse_override(override)
+
+
 def check_grammar(name: str, value: str) -> None:
     try:
-        read = OverridesParser.create().parse_override(f"{name}={value}")
+        read = parsed(f"++{name}={value}")
     except HydraException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
@@ -248,7 +256,7 @@ def on_packaged_files(name: str, overrides: Sequence[str], schema: Tree) -> tupl
             if not set(given) <= set(schema):
                 return None
             composed.merge_with(given)
-        for read in (OverridesParser.create().parse_override(text) for text in overrides if text.startswith("++")):
+        for read in (parsed(text) for text in overrides if text.startswith("++")):
             if read.package is not None or read.key_or_group.split(".")[0] not in schema:
                 return None
             OmegaConf.update(composed, read.key_or_group, read.value(), merge=True, force_add=True)
