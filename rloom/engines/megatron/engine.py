@@ -185,10 +185,10 @@ class MegatronEngine:
         outputs_T = [torch.zeros(len(host.tokens_T), device=self.device) for host, _ in passes]
 
         def forward(number: int, received: Tensor | None) -> Tensor:
-            hidden = self.network.hidden(*passes[number], sizes[number], received)
+            stage = self.network.hidden(*passes[number], sizes[number], received)
             if self.groups.is_last:
-                outputs_T[number] = self.network.outputs(hidden, *passes[number]).output_T.float()
-            return hidden
+                outputs_T[number] = self.network.outputs(stage, *passes[number]).output_T.float()
+            return stage.hidden_S1H
 
         with self.on_device():
             self.pipeline.forward([self.network.passed_shape(size) for size in sizes], forward)
@@ -217,10 +217,10 @@ class MegatronEngine:
 
         def forward(number: int, received: Tensor | None) -> Tensor:
             host, device, loss_fn = passes[number]
-            hidden = self.network.hidden(host, device, sizes[number], received)
+            stage = self.network.hidden(host, device, sizes[number], received)
             if not self.groups.is_last:
-                return hidden
-            return self.network.loss(hidden, host, device, loss_fn, entropy_gradient=gradient)
+                return stage.hidden_S1H
+            return self.network.loss(stage, host, device, loss_fn, entropy_gradient=gradient)
 
         with self.on_device():
             for flat in self.flats:

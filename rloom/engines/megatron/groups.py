@@ -13,6 +13,7 @@ from rloom.engines.megatron.sizes import ModelParallel
 
 QUIET = (  # warnings in each pass that a user cannot act on: newer names in torch, and a setting of Transformer Engine
     "`torch.distributed.(all_gather_into|reduce_scatter)_tensor` is deprecated",
+    "`sequence_parallel` is set to `True`, but tensor model parallel size is 1",  # of the experts
     "When using sequence parallelism it is recommended to set the environment variable",
 )
 

@@ -32,6 +32,7 @@ from rloom.engines.megatron.core import (
 )
 from rloom.engines.megatron.shape import Shape
 from rloom.models.attention import AttentionOptions, PackedAttention
+from rloom.models.routing import NO_CHOICE
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
@@ -45,6 +46,7 @@ class PackedSamples(PackedSeqParams):  # type: ignore[misc]
     cosine_T: Tensor | None = None  # [T, 1, 1, head size], of the rotary embedding
     sine_T: Tensor | None = None
     experts_SMK: Tensor | None = None  # the experts that the rollout chose; -1: the router chooses
+    mismatch_S: Tensor | None = None  # share of them that the routers of this stage would not have chosen
 
 
 class Norm(nn.Module):
@@ -115,17 +117,22 @@ class PackedCoreAttention(nn.Module):
 
 
 class Replay:
-    """In place of megatron-core's RouterReplay, whose choices belong to the last micro-batch that was set."""
+    """A layer's choices of the rollout. megatron-core's RouterReplay has those of one micro-batch at a time only."""
 
-    def __init__(self, experts_SK: Tensor) -> None:
-        self.experts_SK = experts_SK
+    def __init__(self, packed: PackedSamples, layer: int, layers: int) -> None:
+        assert packed.experts_SMK is not None and packed.mismatch_S is not None
+        self.experts_SK, self.mismatch_S, self.layers = packed.experts_SMK[:, layer], packed.mismatch_S, layers
 
     def get_replay_topk(
         self, scores: Tensor, topk: int, groups: Any, group_topk: Any, compute: Any
     ) -> tuple[Tensor, Tensor]:
-        own = compute(scores, topk, num_groups=groups, group_topk=group_topk)[1]
-        chosen = torch.where(self.experts_SK < 0, own, self.experts_SK.long())
-        return scores.gather(1, chosen), chosen
+        own_SK = compute(scores, topk, num_groups=groups, group_topk=group_topk)[1]
+        given_SK = self.experts_SK.long()
+        is_given_S1 = given_SK[:, :1] != NO_CHOICE
+        differs_SK = (given_SK[:, :, None] != own_SK[:, None, :]).all(-1) & is_given_S1
+        self.mismatch_S += differs_SK.sum(-1) / (topk * self.layers)
+        chosen_SK = given_SK.where(is_given_S1, own_SK)
+        return scores.gather(1, chosen_SK), chosen_SK
 
 
 class Router(TopKRouter):  # type: ignore[misc]
@@ -148,9 +155,10 @@ class Layer(TransformerLayer):  # type: ignore[misc]
     def run(self, hidden_states: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """The choices of the routers are set here, so that a recomputation gets those of its own micro-batch."""
         if isinstance(self.mlp, MoELayer):
-            experts_SMK = arguments["packed_seq_params"].experts_SMK
-            chosen = None if experts_SMK is None else Replay(experts_SMK[:, self.layer_number - 1])
-            self.mlp.router.router_replay = chosen
+            packed, layers = arguments["packed_seq_params"], self.config.num_layers
+            stages = self.config.pipeline_model_parallel_size
+            replayed = None if packed.experts_SMK is None else Replay(packed, self.layer_number - 1, layers // stages)
+            self.mlp.router.router_replay = replayed
         found: tuple[Tensor, Tensor | None] = super().forward(hidden_states=hidden_states, **arguments)
         return found
 

@@ -4,7 +4,8 @@ T tokens of a micro-batch, A of them in the mask, H hidden size.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from rloom.batch import Batch, TokenOutputs
 from rloom.engines.megatron.groups import Groups
 from rloom.engines.megatron.head import gather_tokens, vocabulary_parallel_outputs
-from rloom.engines.megatron.layout import Layout
+from rloom.engines.megatron.layout import Layout, share
 from rloom.engines.megatron.model import Packer, build_stage
 from rloom.models.head import fused_logprobs, sample_ranges
 from rloom.models.network import (
@@ -24,7 +25,23 @@ from rloom.models.network import (
     kernels_run_on,
     scatter_outputs,
 )
+from rloom.models.routing import NO_CHOICE
 from rloom.transfer import send
+
+
+class StageOutput(NamedTuple):
+    """S tokens of this rank."""
+
+    hidden_S1H: Tensor
+    mismatch_S: Tensor | None  # share of replayed experts that the stage's routers would not have chosen
+
+
+class Answered(NamedTuple):
+    """The tokens in the mask."""
+
+    index_A: Tensor
+    hidden_AH: Tensor  # before each
+    mismatch_A: Tensor | None
 
 
 class StageNetwork:
@@ -68,25 +85,36 @@ class StageNetwork:
     def slicing_ranks(self) -> int:
         return self.groups.sizes.tensor if self.groups.sizes.slices_tokens else 1
 
-    def hidden(self, host_batch: Batch, device_batch: Batch, size: int, received: Tensor | None) -> Tensor:
+    def hidden(self, host_batch: Batch, device_batch: Batch, size: int, received: Tensor | None) -> StageOutput:
         """`size`: tokens with padding."""
         tokens_T, packed = self.packer.pack(host_batch, device_batch, size)
+        if device_batch.experts_TMK is not None:
+            experts_TMK = device_batch.experts_TMK
+            padding = experts_TMK.new_full((size - len(experts_TMK), *experts_TMK.shape[1:]), NO_CHOICE)
+            own = share(self.groups.tensor.rank() % self.slicing_ranks, size // self.slicing_ranks)
+            packed.experts_SMK = torch.cat([experts_TMK, padding])[own]
+            packed.mismatch_S = torch.zeros(len(packed.experts_SMK), device=tokens_T.device)
         hidden: Tensor = self.stage(tokens_T, packed, received)
-        return hidden
+        return StageOutput(hidden, packed.mismatch_S)
 
-    def masked(self, hidden_S1H: Tensor, host_batch: Batch) -> tuple[Tensor, Tensor]:
-        """(index_A, hidden_AH): the tokens in the mask, and the hidden states before them."""
-        index_A = send(host_batch.mask_T.nonzero().squeeze(1), hidden_S1H.device)
-        hidden_TH = gather_tokens(hidden_S1H, self.groups, partial_gradients=self.policy is not None)
-        return index_A, hidden_TH[index_A - 1]
+    def answered(self, stage: StageOutput, host_batch: Batch) -> Answered:
+        before_A = host_batch.mask_T.nonzero().squeeze(1) - 1
+        before_A = send(before_A, stage.hidden_S1H.device)
+        hidden_TH = gather_tokens(stage.hidden_S1H, self.groups, partial_gradients=self.policy is not None)
+        mismatch_A = None
+        if stage.mismatch_S is not None:
+            mismatch_A = gather_tokens(stage.mismatch_S[:, None, None], self.groups, partial_gradients=False)[:, 0]
+            mismatch_A = mismatch_A[before_A]
+        return Answered(before_A + 1, hidden_TH[before_A], mismatch_A)
 
     def outputs(
-        self, hidden_S1H: Tensor, host_batch: Batch, device_batch: Batch, *, entropy_gradient: bool = False
+        self, stage: StageOutput, host_batch: Batch, device_batch: Batch, *, entropy_gradient: bool = False
     ) -> TokenOutputs:
         """On the last stage."""
-        index_A, hidden_AH = self.masked(hidden_S1H, host_batch)
+        index_A, hidden_AH, mismatch_A = self.answered(stage, host_batch)
         target_A = device_batch.tokens_T[index_A]
         found = self.head(hidden_AH, target_A, entropy_gradient=entropy_gradient)
+        found = replace(found, routing_mismatch_T=mismatch_A)
         return scatter_outputs(index_A, len(device_batch.tokens_T), found)
 
     def head(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool) -> TokenOutputs:
@@ -112,17 +140,14 @@ class StageNetwork:
     @property
     def head_weight(self) -> Tensor:
         """The rows of this rank, without those that pad the vocabulary."""
-        weight: Tensor = (
-            self.stage.shared_embedding_or_output_weight()
-            if self.layout.shape.tied
-            else (self.stage.output_layer.weight)
-        )
+        tied = self.layout.shape.tied
+        weight: Tensor = self.stage.shared_embedding_or_output_weight() if tied else self.stage.output_layer.weight
         rows = len(weight)
         return weight[: min(rows, self.layout.shape.vocabulary - self.groups.tensor.rank() * rows)]
 
     def loss(
         self,
-        hidden_S1H: Tensor,
+        stage: StageOutput,
         host_batch: Batch,
         device_batch: Batch,
         loss_fn: LossFn,
@@ -130,22 +155,16 @@ class StageNetwork:
         entropy_gradient: bool,
     ) -> Tensor:
         """On the last stage. Where this rank has the whole vocabulary, fused kernels compute the logits once."""
-        if self.policy is not None and self.can_fuse(hidden_S1H.device):
+        if self.policy is not None and self.can_fuse(stage.hidden_S1H.device):
             weight_VH, index_A = self.head_weight, host_batch.mask_T.nonzero().squeeze(1)
             ranges = sample_ranges(index_A, host_batch.length_N, len(weight_VH))
             if ranges:
-                index_A, hidden_AH = self.masked(hidden_S1H, host_batch)
+                index_A, hidden_AH, mismatch_A = self.answered(stage, host_batch)
+                options, tokens_T = self.policy.logit_options, device_batch.tokens_T
                 return fused_token_loss(
-                    hidden_AH,
-                    weight_VH,
-                    device_batch.tokens_T,
-                    index_A,
-                    ranges,
-                    loss_fn,
-                    self.policy.logit_options,
-                    entropy_gradient,
+                    hidden_AH, weight_VH, tokens_T, index_A, ranges, loss_fn, options, entropy_gradient, mismatch_A
                 )
-        return loss_fn(self.outputs(hidden_S1H, host_batch, device_batch, entropy_gradient=entropy_gradient), ALL, ALL)
+        return loss_fn(self.outputs(stage, host_batch, device_batch, entropy_gradient=entropy_gradient), ALL, ALL)
 
     def can_fuse(self, device: torch.device) -> bool:
         return (
