@@ -43,6 +43,7 @@ def megatron(
     critic: bool = False,
     placement: Placement = CPU,
     checkpointing: bool = False,
+    compiled: bool = False,
     overrides: dict[str, Any] | None = None,
 ) -> MegatronEngine:
     network = network_of(folder, packed=True, checkpointing=False, lora=None, critic=critic, empty=True)
@@ -56,6 +57,7 @@ def megatron(
         training=micro,
         optimizer=adamw,
         recompute=checkpointing,
+        compiled=compiled,
         overrides=overrides,
     )
 

@@ -33,6 +33,11 @@ EXACT = (  # what a GPU rounds differently from run to run stays far below what 
     "trainer.test_freq=3",  # greedy answers after training
 )
 TWO = ("trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_cpus=4", "ray_kwargs.ray_init.num_gpus=1")
+MEGATRON = (
+    "actor_rollout_ref.actor.strategy=megatron",
+    "actor_rollout_ref.actor.megatron.dtype=float32",
+    "critic.megatron.dtype=float32",
+)
 ULYSSES = (
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
     "critic.ulysses_sequence_parallel_size=2",
@@ -108,6 +113,8 @@ def answers(folder: Path) -> str:
         ("two workers", TWO),
         ("shared sequences", (*TWO, *ULYSSES)),
         ("rollout apart", (*TWO, "trainer.pools.rollout=1")),
+        ("tensors", (*TWO, *MEGATRON, "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2")),
+        ("stages", (*TWO, *MEGATRON, "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2")),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
