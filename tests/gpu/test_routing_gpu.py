@@ -82,16 +82,18 @@ def generated(network: PolicyNetwork, owner: LocalEngine, *, eager: bool = False
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("eager", [True, False])
-def test_recorded_experts_are_those_of_transformers(folder: Path, eager: bool, compiled: bool) -> None:
-    """In float32, but for choices that are decided by rounding."""
+@pytest.mark.parametrize(("eager", "dtype", "same"), [(True, torch.float32, 0.99), (False, torch.bfloat16, 0.95)])
+def test_recorded_experts_are_those_of_transformers(
+    folder: Path, eager: bool, dtype: torch.dtype, same: float, compiled: bool
+) -> None:
+    """Of transformers in float32, but for choices that rounding decides. Graphs capture experts in bfloat16 only."""
     network, model = policy(folder, replays_routing=True), eager_model(folder)
-    completions = generated(network, engine(network, torch.float32, compiled=compiled), eager=eager)
+    completions = generated(network, engine(network, dtype, compiled=compiled), eager=eager)
     for request, completion in zip(REQUESTS, completions, strict=True):
         expected = chosen_by_transformers(model, [*request.tokens, *completion.tokens_L.tolist()])[:-1]
         found = completion.experts_LMK
         assert found is not None and (found[-1] == -1).all()
-        assert float((found[:-1].sort(-1).values == expected.sort(-1).values).float().mean()) > 0.99
+        assert float((found[:-1].sort(-1).values == expected.sort(-1).values).float().mean()) > same
 
 
 @pytest.mark.parametrize("compiled", [False, True])

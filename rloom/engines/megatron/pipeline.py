@@ -32,7 +32,7 @@ class Pipeline:
         self.stage, self.stages = groups.pipeline.rank(), groups.pipeline.size()
         self.is_first, self.is_last = groups.is_first, groups.is_last
         # gloo does not send the memory of a GPU
-        on_host = device.type == "cuda" and dist.get_backend(self.group) == "gloo"
+        on_host = device.type == "cuda" and "nccl" not in dist.get_backend(self.group)
         self.wire = torch.device("cpu") if on_host else device
 
     def forward(self, shapes: Sequence[Shape], forward: Forward) -> None:
