@@ -11,7 +11,7 @@ SIZES = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )
-RECOMPUTE_LAYERS = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
 # entries of TransformerConfig that select kernels and buffers; rloom's model has one implementation of each
 ONE_IMPLEMENTATION = frozenset(
     {
@@ -55,7 +55,6 @@ class Megatron(EngineMemory):
     sequence_parallel: bool = key(
         True, "Divide the tokens between layers over the TP ranks: less activation memory. No effect with TP 1."
     )
-    grad_offload: bool = key(False, "Keep the gradients in host memory while they are not in use. No effect on a CPU.")
     override_transformer_config: dict[str, Any] = key(
         {},
         "Entries of megatron-core's TransformerConfig, such as recompute_granularity. Without a recompute_granularity, "
@@ -81,20 +80,24 @@ class Megatron(EngineMemory):
         """What is in host memory while it is not in use."""
         switches = {
             "parameters": self.param_offload,
-            "gradients": self.grad_offload,
             "optimizer state": self.optimizer_offload,
         }
         return [what for what, is_on in switches.items() if is_on]
 
-    def transformer_config(self, *, checkpointing: bool) -> dict[str, Any]:
-        """The entries of megatron-core's TransformerConfig that the keys determine."""
-        given = {name: v for name, v in self.override_transformer_config.items() if name not in ONE_IMPLEMENTATION}
-        recompute = RECOMPUTE_LAYERS if checkpointing and "recompute_granularity" not in given else {}
-        return {**recompute, **given}
+    def transformer_config(self) -> dict[str, Any]:
+        """The entries of megatron-core's TransformerConfig that the user set and that have an effect."""
+        own = RECOMPUTE if self.recompute_granularity == "full" else ()
+        given = self.override_transformer_config.items()
+        return {name: value for name, value in given if name not in ONE_IMPLEMENTATION and name not in own}
+
+    @property
+    def recompute_granularity(self) -> str | None:
+        granularity: str | None = self.override_transformer_config.get("recompute_granularity")
+        return granularity
 
     def recomputes_layers(self, *, checkpointing: bool) -> bool:
-        """Only the inputs of layers are saved for the backward pass."""
-        return self.transformer_config(checkpointing=checkpointing).get("recompute_granularity") == "full"
+        """Only the inputs of layers are saved for the backward pass. rloom's layers do it themselves."""
+        return checkpointing if self.recompute_granularity is None else self.recompute_granularity == "full"
 
 
 class CriticMegatron(Megatron):

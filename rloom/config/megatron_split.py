@@ -34,7 +34,6 @@ def model_sizes(fields: Mapping[str, Any]) -> ModelSizes:
     tensors = {
         "num_attention_heads": heads,
         "num_key_value_heads": fields.get("num_key_value_heads") or heads,
-        "vocab_size": fields["vocab_size"],
     }
     inner = "moe_intermediate_size" if "moe_intermediate_size" in fields else "intermediate_size"
     mlp = {inner: int(fields[inner])}

@@ -35,6 +35,7 @@ MEGATRON = {
     "use_distributed_optimizer": OneBehaviour(
         "masters and moments are always divided over the data-parallel ranks", same=(True,)
     ),
+    "grad_offload": OneBehaviour("gradients exist only while a mini-batch is trained on"),
     "use_dist_checkpointing": OneBehaviour(
         "weights are read from the Hugging Face folder of model.path, and checkpoints are rloom's own", same=(False,)
     ),
@@ -69,7 +70,6 @@ KEYS: Mapping[str, OneBehaviour] = {
         f"{REF}.megatron.{name}": OneBehaviour("the reference has the actor's value")
         for name in ("sequence_parallel", "override_transformer_config", "dtype")
     },
-    **{f"{REF}.megatron.{name}": OneBehaviour("the reference is not trained") for name in ("grad_offload",)},
     **{f"{section}.optim.{name}": rule for section in (ACTOR, CRITIC) for name, rule in OPTIMIZER.items()},
     **{f"{section}.load_weight": only(True) for section in (ACTOR, CRITIC, REF)},
     f"{ACTOR}.router_replay.record_file": only(None),
