@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from rloom.config.megatron_section import Megatron
 from rloom.models.limits import LOGITS_AT_ONCE
-from rloom.plan.architecture import FAMILIES
 from rloom.plan.models import FLOAT32, ModelPlan
 
 Parts = dict[str, float]  # part -> bytes
@@ -33,7 +32,7 @@ def rank_layers(model: ModelPlan) -> int:
 def rank_parameters(model: ModelPlan) -> float:
     """Norms are whole on every rank of a stage. The first stage has the embedding, the last one the head."""
     size, tensor = model.architecture, section(model).tensor_model_parallel_size
-    norms = FAMILIES[size.family].norms * size.hidden
+    norms = size.norm_parameters
     layers = rank_layers(model) * ((size.layer_parameters - norms) / tensor + norms)
     embedding = size.embedding / tensor if model.is_first_stage else 0.0
     if not model.is_last_stage:
@@ -138,12 +137,12 @@ def offloaded_bytes(model: ModelPlan) -> float:
 
 def description(keys: Megatron, ranks: int) -> str:
     copies = ranks // keys.model_ranks
-    text = f"Megatron TP {keys.tensor_model_parallel_size} × PP {keys.pipeline_model_parallel_size}"
-    text += f": {'one copy' if copies == 1 else f'{copies} copies'} over {keys.model_ranks} ranks"
-    if keys.expert_model_parallel_size > 1:
-        text += f", experts over EP {keys.expert_model_parallel_size} × TP {keys.expert_tensor_ranks}"
+    text = f"Megatron TP {keys.tensor_model_parallel_size} × PP {keys.pipeline_model_parallel_size}: "
+    text += f"{'one copy' if copies == 1 else f'{copies} copies, each'} over {keys.model_ranks} ranks"
     if copies > 1:
-        text += f", optimizer state over {copies * keys.model_ranks}"
+        text += "; they divide the optimizer state"
+    if keys.expert_model_parallel_size > 1:
+        text += f"; experts over EP {keys.expert_model_parallel_size} × TP {keys.expert_tensor_ranks}"
     if keys.offloaded:
         text += f"; on the host between uses: {', '.join(keys.offloaded)}"
     return text

@@ -60,7 +60,7 @@ class Memory:
     cache: CachePlan
 
     def total(self, phase: str) -> float:
-        return sum(self.phases[phase].values())
+        return held_bytes(self.phases[phase])
 
     @property
     def peak(self) -> str:
@@ -83,7 +83,7 @@ def memory(
     gpu_bytes: float,
     reward: RewardPlan | None = None,
 ) -> Memory:
-    """Of a GPU; with a pipeline, of one of the stage that needs most: the first or the last."""
+    """Of a GPU; with a pipeline, in each phase of one of the stage that needs most: the first or the last."""
     stages = [0] if actor.megatron is None else sorted({0, actor.megatron.pipeline_model_parallel_size - 1})
     found = [
         memory_of_stage(
@@ -96,7 +96,12 @@ def memory(
         )
         for stage in stages
     ]
-    return max(found, key=lambda each: each.peak_bytes)
+    phases = {phase: max((each.phases[phase] for each in found), key=held_bytes) for phase in found[0].phases}
+    return Memory(gpu_bytes, phases, min((each.cache for each in found), key=lambda cache: cache.room))
+
+
+def held_bytes(parts: Parts) -> float:
+    return sum(parts.values())
 
 
 def memory_of_stage(
