@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # PPO: Qwen2 7B on GSM8K and MATH, with Megatron's tensor and pipeline parallelism.
 # GPUs: 8 x 80 GB
-# This version of rloom has no Megatron engine: the script ends with an error that names the keys. The same run with
-# FSDP, which shards the weights over all GPUs: run_qwen2-7b_seq_balance.sh. RLOOM_SMOKE=1 drops the Megatron keys.
+# The eight GPUs hold one copy of actor and critic: each layer on four, half of the layers on each four (docs/megatron.md).
 set -euo pipefail
 gsm8k=${GSM8K:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k
 math=${MATH:-$HOME/data/math}  # python examples/data_preprocess/math.py --local_dir $HOME/data/math

@@ -17,7 +17,7 @@ from rloom.config.use import Run, Use
 
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
-OFFLOADED = ("param", "grad", "optimizer")
+OFFLOADED = ("param", "optimizer")
 ESTIMATOR, LOSS_MODE = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode"
 
 

@@ -91,8 +91,13 @@ class Architecture:
             biases += self.hidden
         if self.mlp_bias:
             biases += 2 * self.intermediate + self.hidden
-        norms = family.norms * self.hidden + (2 * self.head_size if family.head_norms else 0)
-        return numbers + biases + norms
+        return numbers + biases + self.norm_parameters
+
+    @property
+    def norm_parameters(self) -> int:
+        """Of a layer."""
+        family = FAMILIES[self.family]
+        return family.norms * self.hidden + (2 * self.head_size if family.head_norms else 0)
 
     @property
     def embedding(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rloom.config.batching import training_batching
+from rloom.config.batching import model_ranks, training_batching
 from rloom.config.schema import Actor, Config, Critic
 from rloom.packing import MicroBatching, share_sizes
 from rloom.runtime.placement import ACTOR, ROLLOUT, worker_layout
@@ -47,6 +47,7 @@ class Batches:
     prompts: int
     n: int
     ranks: int  # that hold the actor
+    shares: int  # parts of a batch: ranks, or groups of ranks that divide a model with Megatron
     engines: int
     tensor_parallel: int  # GPUs of an engine
     prompt_tokens: int  # of the longest prompt
@@ -77,7 +78,7 @@ class Batches:
         return self.samples * self.longest
 
     def scoring_passes(self, batching: MicroBatching) -> PassPlan:
-        return plan_passes(largest_share(self.samples, self.ranks), batching, self.longest)
+        return plan_passes(largest_share(self.samples, self.shares), batching, self.longest)
 
 
 def largest_share(rows: int, workers: int) -> int:
@@ -92,6 +93,7 @@ def batches(config: Config, *, critic: bool) -> Batches:
         prompts=config.data.train_batch_size,
         n=rollout.n,
         ranks=ranks,
+        shares=shares_of(actor, ranks),
         engines=layout.pool_of(ROLLOUT).size // rollout.tensor_model_parallel_size,
         tensor_parallel=rollout.tensor_model_parallel_size,
         prompt_tokens=config.data.max_prompt_length,
@@ -101,8 +103,13 @@ def batches(config: Config, *, critic: bool) -> Batches:
     )
 
 
+def shares_of(role: Actor | Critic, ranks: int) -> int:
+    return max(1, ranks // model_ranks(role, ranks))
+
+
 def updates(config: Config, section: Actor | Critic, ranks: int, prompts: int, epochs: int) -> Updates:
     samples = prompts * config.actor_rollout_ref.rollout.n
     longest = config.data.max_prompt_length + config.data.max_response_length
-    passes = plan_passes(largest_share(samples, ranks), training_batching(section, ranks), longest)
+    batching = training_batching(section, ranks, model_ranks=model_ranks(section, ranks))
+    passes = plan_passes(largest_share(samples, shares_of(section, ranks)), batching, longest)
     return Updates(prompts, samples, passes, config.data.train_batch_size // prompts, epochs)

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 from rloom.config.algorithm_needs import Needs, declared_needs
 from rloom.config.checks import verify
+from rloom.config.megatron_checks import CRITIC, megatron_roles
+from rloom.config.megatron_split import split_faults
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 from rloom.models.context import check_context
-from rloom.plan.architecture import UnknownSize
+from rloom.plan.architecture import UnknownSize, read_fields
 from rloom.plan.batches import Batches, batches
 from rloom.plan.memory import GIB, Memory, memory
-from rloom.plan.models import FLOAT32, ModelPlan, actor_plan, critic_plan
+from rloom.plan.models import FLOAT32, ModelPlan, actor_plan, critic_model, critic_plan, policy_model
 from rloom.plan.reward_model import RewardPlan, reward_plan
 from rloom.plan.timing import StepTime, step_time
 
@@ -43,6 +45,7 @@ def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
         raise ConfigError(f"--gpu_memory={gpu_gib}: give the GiB of one GPU, a number above 0")
     needs = declared_needs(config)
     verify(config, needs)
+    check_splits(config, critic=needs.estimator.needs_critic)
     sizes = batches(config, critic=needs.estimator.needs_critic)
     reward, unknown = counted_reward(config, sizes)
     try:
@@ -52,6 +55,20 @@ def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
     if config.trainer.device == "cpu":
         return Plan(config, needs, sizes, None, ("Memory and time are counted for GPUs, and trainer.device=cpu",))
     return Plan(config, needs, sizes, costs, (*notes(config, costs), *unknown))
+
+
+def check_splits(config: Config, *, critic: bool) -> None:
+    """By config.json, where it is present."""
+    faults: list[str] = []
+    for role in megatron_roles(config, critic=critic):
+        path, key, overrides = critic_model(config) if role.path == CRITIC else policy_model(config)
+        try:
+            fields = {**read_fields(path, key), **overrides}
+        except UnknownSize:
+            continue
+        faults += split_faults(role, fields, f"{key}={path}") if role.workers > 1 else []
+    if faults:
+        raise ConfigError("\n".join(faults))
 
 
 def counted_reward(config: Config, sizes: Batches) -> tuple[RewardPlan | None, list[str]]:
@@ -79,6 +96,8 @@ def notes(config: Config, costs: Costs) -> list[str]:
         found.append(f"Time is left out: {why}")
     elif costs.actor.parameters < SMALLEST_MEASURED / 2:
         found.append("The smallest model measured has 494 M parameters: a step of one this small takes longer")
+    if costs.actor.megatron is not None:
+        found.append("Activations of the Megatron engine are counted as those of compiled layers; eager ones take more")
     if config.trainer.pools.own:
         found.append("Memory and time are those of a worker that holds all roles; with pools both are lower")
     if config.reward_model.model_path is not None and costs.time is not None:

@@ -6,11 +6,12 @@ always takes more. The reward model has a phase of its own, since no update hold
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rloom.config.schema import Config
 from rloom.engines.limits import UNREDUCED_SHARE
 from rloom.models.limits import LOGITS_AT_ONCE
+from rloom.plan import megatron
 from rloom.plan.batches import Batches
 from rloom.plan.models import FLOAT32, ModelPlan
 from rloom.plan.reward_model import RewardPlan
@@ -59,7 +60,7 @@ class Memory:
     cache: CachePlan
 
     def total(self, phase: str) -> float:
-        return sum(self.phases[phase].values())
+        return held_bytes(self.phases[phase])
 
     @property
     def peak(self) -> str:
@@ -81,6 +82,35 @@ def memory(
     critic: ModelPlan | None,
     gpu_bytes: float,
     reward: RewardPlan | None = None,
+) -> Memory:
+    """Of a GPU; with a pipeline, in each phase of one of the stage that needs most: the first or the last."""
+    stages = [0] if actor.megatron is None else sorted({0, actor.megatron.pipeline_model_parallel_size - 1})
+    found = [
+        memory_of_stage(
+            config,
+            sizes,
+            replace(actor, stage=stage),
+            None if critic is None else replace(critic, stage=stage),
+            gpu_bytes,
+            reward,
+        )
+        for stage in stages
+    ]
+    phases = {phase: max((each.phases[phase] for each in found), key=held_bytes) for phase in found[0].phases}
+    return Memory(gpu_bytes, phases, min((each.cache for each in found), key=lambda cache: cache.room))
+
+
+def held_bytes(parts: Parts) -> float:
+    return sum(parts.values())
+
+
+def memory_of_stage(
+    config: Config,
+    sizes: Batches,
+    actor: ModelPlan,
+    critic: ModelPlan | None,
+    gpu_bytes: float,
+    reward: RewardPlan | None,
 ) -> Memory:
     rest, compared = reference(config, actor)
     common: Parts = {"beside torch's allocator": OUTSIDE_ALLOCATOR}
@@ -159,21 +189,25 @@ def stored(model: ModelPlan) -> Parts:
 
 def at_rest(model: ModelPlan) -> Parts:
     """What stays on the GPU between uses."""
+    if model.megatron is not None:
+        return megatron.at_rest(model)
     parts = stored(model)
-    if model.fsdp.param_offload:
+    if model.keys.param_offload:
         parts["weights"] = parts["masters"] = 0
-    if model.fsdp.optimizer_offload or (model.fsdp.param_offload and model.sharded):
+    if model.keys.optimizer_offload or (model.keys.param_offload and model.sharded):
         parts["moments"] = 0
     return parts
 
 
 def in_passes(model: ModelPlan, gpu_bytes: float) -> Parts:
     """Forward and backward over a mini-batch, at the end of its last pass but one."""
+    if model.megatron is not None:
+        return megatron.in_passes(model)
     parts, passes = at_rest(model), model.updates.passes
     if model.sharded:
         parts["gathered layers"] = gathered(model)
         unreduced = FLOAT32 * model.trainable if passes.count > 1 and reduces_once(model, gpu_bytes) else 0
-        shard = 0 if model.fsdp.param_offload else FLOAT32 * model.trainable / model.shards
+        shard = 0 if model.keys.param_offload else FLOAT32 * model.trainable / model.shards
         parts["gradients"] = unreduced + shard
     else:
         parts["weights"] = model.number_bytes * model.parameters
@@ -185,7 +219,9 @@ def in_passes(model: ModelPlan, gpu_bytes: float) -> Parts:
 
 def in_optimizer_step(model: ModelPlan) -> Parts:
     """The optimizer needs all of its state on the GPU; sharded parameters on the host are updated there."""
-    if model.sharded and model.fsdp.param_offload:
+    if model.megatron is not None:
+        return megatron.in_optimizer_step(model)
+    if model.sharded and model.keys.param_offload:
         return {}
     return {**stored(model), "gradients": FLOAT32 * model.trainable / model.shards}
 
@@ -224,8 +260,12 @@ def reference(config: Config, actor: ModelPlan) -> tuple[float, float]:
     """(at rest, in the actor's passes): a frozen copy if KL is used. With LoRA there is none: the adapter is off."""
     if not config.uses_reference or not actor.trains_all:
         return 0, 0
+    ref = config.actor_rollout_ref.ref
+    if actor.megatron is not None:
+        rest = 0 if ref.megatron.param_offload else megatron.stored(actor)["weights"]
+        return rest, rest
     weights = actor.number_bytes * actor.parameters / actor.shards
-    rest = 0 if config.actor_rollout_ref.ref.fsdp_config.param_offload else weights
+    rest = 0 if ref.fsdp_config.param_offload else weights
     section = config.actor_rollout_ref.actor
     if section.use_kl_loss and section.kl_loss_type == "full":
         return rest, weights + (gathered(actor) if actor.sharded else 0)

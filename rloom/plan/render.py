@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from rloom.config.batching import scoring_batching
-from rloom.config.schema import Fsdp
+from rloom.config.schema import Actor, Critic, Fsdp
 from rloom.plan.batches import Batches, Updates
 from rloom.plan.make import Costs, Plan
+from rloom.plan.megatron import description
 from rloom.plan.memory import CRITIC_PASSES, CRITIC_STEP, GIB, Memory
-from rloom.plan.models import FLOAT32, ModelPlan, shards_of
+from rloom.plan.models import FLOAT32, ModelPlan, divided_by_megatron, shards_of
 from rloom.plan.reward_model import RewardPlan
 from rloom.plan.timing import THROUGH_DRIVER, Stage, StepTime
 
@@ -92,9 +93,10 @@ def placement_lines(plan: Plan) -> Iterator[str]:
     nodes, gpus = count(trainer.nnodes, "node"), count(trainer.n_gpus_per_node, "GPU")
     yield line("workers", f"{nodes} × {gpus} = {config.workers}: {how}")
     yield line("roles", ", ".join(role_names(plan)))
-    yield line("actor's weights", sharding(config.actor_rollout_ref.actor.fsdp_config, ranks))
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    yield line("actor's weights", division(actor, actor.fsdp_config, ranks))
     if plan.needs.estimator.needs_critic:
-        yield line("critic's weights", sharding(config.critic.model.fsdp_config, ranks))
+        yield line("critic's weights", division(critic, critic.model.fsdp_config, ranks))
 
 
 def pools(plan: Plan) -> str:
@@ -122,10 +124,13 @@ def role_names(plan: Plan) -> Iterator[str]:
     yield f"{config.actor_rollout_ref.rollout.name} rollout engine" + (f" × {engines}" if engines > 1 else "")
 
 
-def sharding(fsdp: Fsdp, ranks: int) -> str:
+def division(role: Actor | Critic, fsdp: Fsdp, ranks: int) -> str:
     if ranks == 1:
         return "whole on its GPU"
-    shards = shards_of(fsdp, ranks)
+    megatron = divided_by_megatron(role, ranks)
+    if megatron is not None:
+        return description(megatron, ranks)
+    shards = shards_of(fsdp.fsdp_size, ranks)
     copies = ranks // shards
     return f"FSDP2: one copy over {shards} ranks" + (f", {copies} copies" if copies > 1 else "")
 
@@ -192,16 +197,20 @@ def way_out(costs: Costs) -> str:
     parts = memory.phases[memory.peak]
     largest = max(parts, key=lambda name: parts[name])
     model = costs.critic if memory.peak in (CRITIC_PASSES, CRITIC_STEP) and costs.critic is not None else costs.actor
-    if largest == "moments" and model.fsdp.optimizer_offload:
+    if largest == "moments" and model.keys.optimizer_offload:
         return "share over more GPUs: one process brings the offloaded state back for the optimizer's step"
     return {
         "activations": "lower ppo_max_token_len_per_gpu or the micro-batch size, or enable gradient checkpointing",
-        "moments": "set fsdp_config.optimizer_offload=True, or share over more GPUs",
+        "moments": f"set {engine_keys(model)}.optimizer_offload=True, or share over more GPUs",
         "key-value cache": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
         "head": "set actor_rollout_ref.model.use_fused_kernels=True",
         "reward model": "lower reward_model.forward_max_token_len_per_gpu, or set trainer.pools.reward",
         "gradients": "share over more GPUs, or take a mini-batch in one pass",
     }.get(largest, f"the largest part: {largest}; share over more GPUs, offload it, train LoRA, or a smaller model")
+
+
+def engine_keys(model: ModelPlan) -> str:
+    return "fsdp_config" if model.megatron is None else "megatron"
 
 
 def time_lines(time: StepTime) -> Iterator[str]:

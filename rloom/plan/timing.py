@@ -5,12 +5,13 @@ full length, that ranks have equal shares, and that no transfer overlaps with ar
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.batching import scoring_batching, training_batching
 from rloom.config.schema import Config
+from rloom.plan import megatron
 from rloom.plan.batches import Batches, PassPlan
 from rloom.plan.memory import Memory, reduces_once
 from rloom.plan.models import FLOAT32, ModelPlan
@@ -92,21 +93,30 @@ class Links:
         moved = 2 * part * (replicas - 1) / replicas
         return moved / (NVLINK if self.ranks <= self.per_node else INFINIBAND), moved
 
+    def transfer(self, transfers: Iterable[megatron.Transfer]) -> tuple[float, float]:
+        """(seconds, bytes) of transfers after each other: over NVLink if they stay within a machine."""
+        seconds = moved = 0.0
+        for each in transfers:
+            seconds += each.received / (NVLINK if each.span <= self.per_node else INFINIBAND)
+            moved += each.received
+        return seconds, moved
+
 
 def step_time(
     config: Config, needs: Needs, sizes: Batches, actor: ModelPlan, critic: ModelPlan | None, memory: Memory
 ) -> StepTime:
     links, section = Links(sizes.ranks, config.trainer.n_gpus_per_node), config.actor_rollout_ref
+    shared = sizes.ranks // sizes.shares
     scorings = []
     if needs_old_logprobs(config, needs.loss):
-        passes = sizes.scoring_passes(scoring_batching(section.rollout, sizes.ranks))
+        passes = sizes.scoring_passes(scoring_batching(section.rollout, sizes.ranks, model_ranks=shared))
         scorings.append(scoring(OLD_LOGPROBS, sizes, actor, passes, links))
     if config.kl_in_reward or (section.actor.use_kl_loss and section.actor.kl_loss_type != "full"):
-        passes = sizes.scoring_passes(scoring_batching(section.ref, sizes.ranks))
+        passes = sizes.scoring_passes(scoring_batching(section.ref, sizes.ranks, model_ranks=shared))
         scorings.append(scoring("reference", sizes, actor, passes, links))
     updates = [update(ACTOR_UPDATE, sizes, actor, links, memory)]
     if critic is not None:
-        passes = sizes.scoring_passes(training_batching(config.critic, sizes.ranks))
+        passes = sizes.scoring_passes(training_batching(config.critic, sizes.ranks, model_ranks=shared))
         scorings.append(scoring("values", sizes, critic, passes, links))
         updates.insert(0, update("critic update", sizes, critic, links, memory))
     stages = [generation(config, needs, sizes, actor, memory), *scorings, *updates]
@@ -156,6 +166,10 @@ def training_share(parameters: int) -> float:
 def scoring(name: str, sizes: Batches, model: ModelPlan, passes: PassPlan, links: Links) -> Stage:
     """A forward pass over all samples. Each micro-batch gathers every layer; embeddings and head are gathered once."""
     compute_s = forward_s(model, sizes.tokens / sizes.ranks, sizes.longest)
+    if model.megatron is not None:
+        transfers = megatron.between_layers(model, sizes.tokens / sizes.shares, forwards=1, backwards=0)
+        seconds, moved = links.transfer(transfers)
+        return Stage(name, compute_s * megatron.bubble(model, passes.count), seconds, moved)
     layers = model.parameters - model.outer
     seconds, moved = links.gather(model.number_bytes * (passes.count * layers + model.outer), model.shards)
     return Stage(name, compute_s, seconds, moved)
@@ -167,6 +181,8 @@ def update(name: str, sizes: Batches, model: ModelPlan, links: Links, memory: Me
     Transfers: each pass gathers every layer twice, embeddings and head once. Float32 gradients are summed over shards,
     then over replicas, once a mini-batch or in each pass (`reduces_once`). Offloaded bytes go to the GPU and back.
     """
+    if model.megatron is not None:
+        return megatron_update(name, sizes, model, links)
     updates, gradient = model.updates, FLOAT32 * model.trainable
     passes = updates.passes.count * updates.count
     tokens = sizes.tokens / sizes.ranks * updates.epochs
@@ -182,9 +198,25 @@ def update(name: str, sizes: Batches, model: ModelPlan, links: Links, memory: Me
     return Stage(name, compute_s, gathering[0] + reducing[0] + replicas[0] + offloaded / PCIE, moved)
 
 
+def megatron_update(name: str, sizes: Batches, model: ModelPlan, links: Links) -> Stage:
+    """The stages of a pipeline are idle at its beginning and end, in each mini-batch."""
+    updates, forwards = model.updates, 2 if model.checkpointing else 1
+    compute_s = (forwards + 2) * forward_s(model, sizes.tokens / sizes.ranks * updates.epochs, sizes.longest)
+    compute_s *= megatron.bubble(model, updates.passes.count)
+    compute_s += updates.count * optimizer_bytes(model) / MEMORY_BANDWIDTH
+    tokens = sizes.tokens / sizes.shares * updates.epochs
+    steps = [megatron.between_copies(model)] * updates.count
+    seconds, moved = links.transfer([*megatron.between_layers(model, tokens, forwards, backwards=1), *steps])
+    offloaded = updates.count * megatron.offloaded_bytes(model)
+    return Stage(name, compute_s, seconds + offloaded / PCIE, moved + offloaded)
+
+
 def optimizer_bytes(model: ModelPlan) -> float:
     """Gradient read; master and both moments read and written; the weight of the arithmetic written."""
-    return (7 * FLOAT32 + model.number_bytes) * model.trainable / model.shards
+    parameters = model.trainable / model.shards
+    if model.megatron is not None:
+        parameters = megatron.rank_parameters(model) / model.copies
+    return (7 * FLOAT32 + model.number_bytes) * parameters
 
 
 def offloaded_bytes(model: ModelPlan, passes: int, sums: int) -> float:
@@ -192,11 +224,11 @@ def offloaded_bytes(model: ModelPlan, passes: int, sums: int) -> float:
     the passes and once, with their masters, for the optimizer. Sharded weights go to the GPU twice a pass, and
     gradients to the host as often as they are summed."""
     moved = 0.0
-    if model.fsdp.optimizer_offload and not (model.sharded and model.fsdp.param_offload):
+    if model.keys.optimizer_offload and not (model.sharded and model.keys.param_offload):
         moved += model.updates.count * 2 * 2 * FLOAT32 * model.trainable / model.shards
-    if model.fsdp.param_offload and model.sharded:
+    if model.keys.param_offload and model.sharded:
         moved += FLOAT32 * (2 * passes * model.parameters + sums * model.trainable) / model.shards
-    elif model.fsdp.param_offload:
+    elif model.keys.param_offload:
         masters = FLOAT32 * model.trainable if model.number_bytes < FLOAT32 else 0
         moved += model.updates.count * (4 * model.number_bytes * model.parameters + 2 * masters)
     return moved

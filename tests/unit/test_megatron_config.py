@@ -60,7 +60,7 @@ def test_both_spellings_are_the_same_section(section: str, tmp_path: Path) -> No
         "defaults: [ppo_trainer, _self_]\n"
         "actor_rollout_ref:\n  actor:\n    strategy: megatron\n"
         f"    {section}: {{tensor_model_parallel_size: 2, param_offload: true}}\n"
-        f"critic: {{strategy: megatron, {section}: {{grad_offload: true}}}}\n"
+        f"critic: {{strategy: megatron, {section}: {{optimizer_offload: true}}}}\n"
         "trainer: {n_gpus_per_node: 8}\n"
     )
     typed = f"{ACTOR}.{section}.pipeline_model_parallel_size=4"
@@ -68,34 +68,32 @@ def test_both_spellings_are_the_same_section(section: str, tmp_path: Path) -> No
     check(config, declared_needs(config))
     actor, critic = config.actor_rollout_ref.actor.megatron, config.critic.megatron
     assert (actor.tensor_model_parallel_size, actor.pipeline_model_parallel_size, actor.model_ranks) == (2, 4, 8)
-    assert (actor.offloaded, critic.offloaded) == (["parameters"], ["gradients"])
+    assert (actor.offloaded, critic.offloaded) == (["parameters"], ["optimizer state"])
     assert (critic.tensor_model_parallel_size, critic.pipeline_model_parallel_size) == (2, 4)  # null: the actor's
     assert f"{ACTOR}.megatron.tensor_model_parallel_size" in config.given
     assert "critic.megatron.tensor_model_parallel_size" not in config.given
 
 
 def test_recomputation_follows_gradient_checkpointing_unless_it_is_given() -> None:
-    keys = f"{ACTOR}.megatron.override_transformer_config"
-    default = passed(*BOTH).actor_rollout_ref.actor.megatron
-    given = passed(*BOTH, f"+{keys}={{recompute_granularity: selective, apply_rope_fusion: true}}")
-    assert default.transformer_config(checkpointing=False) == {}
-    assert default.transformer_config(checkpointing=True) == {
-        "recompute_granularity": "full",
-        "recompute_method": "uniform",
-        "recompute_num_layers": 1,
+    keys = f"+{ACTOR}.megatron.override_transformer_config"
+    entries = {
+        "{}": ({}, [False, True]),  # what megatron-core gets; whether layers are recomputed without and with the key
+        "{recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1}": ({}, [True, True]),
+        "{recompute_granularity: selective, apply_rope_fusion: true}": (
+            {"recompute_granularity": "selective"},
+            [False, False],
+        ),
     }
-    section = given.actor_rollout_ref.actor.megatron
-    assert section.transformer_config(checkpointing=True) == {"recompute_granularity": "selective"}
-    assert [default.recomputes_layers(checkpointing=True), section.recomputes_layers(checkpointing=True)] == [
-        True,
-        False,
-    ]
+    for text, (passed_on, recomputes) in entries.items():
+        section = passed(*BOTH, f"{keys}={text}").actor_rollout_ref.actor.megatron
+        assert section.transformer_config() == passed_on
+        assert [section.recomputes_layers(checkpointing=on) for on in (False, True)] == recomputes
 
 
 def test_verls_keys_with_one_behaviour_here_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
     silent = {"context_parallel_size": 1, "virtual_pipeline_model_parallel_size": "null", "forward_only": True}
     silent |= {"use_distributed_optimizer": True, "use_dist_checkpointing": False, "use_remove_padding": True}
-    notices = {"use_mbridge": True, "seed": 42, "use_distributed_optimizer": False}
+    notices = {"use_mbridge": True, "seed": 42, "use_distributed_optimizer": False, "grad_offload": True}
     keys = [f"{REF}.megatron.{name}={value}" for name, value in silent.items()]
     keys += [f"{ACTOR}.megatron.{name}={value}" for name, value in notices.items()]
     keys += [f"{ACTOR}.optim.optimizer=adam", f"{ACTOR}.load_weight=True"]
@@ -271,9 +269,9 @@ OF_MODEL = "of actor_rollout_ref.model.path=FOLDER"
             "TP × PP that work with it on 8 workers: 2 × 4, 4 × 2, 1 × 4, 2 × 2, 4 × 1, 1 × 2, ...",
         ),
         (
-            {**QWEN_7B, "vocab_size": 152065, "intermediate_size": 18945},
+            {**QWEN_7B, "vocab_size": 152065, "intermediate_size": 18945},  # the vocabulary is padded
             [*GRPO, *sizes(2, 1)],
-            f"tensor_model_parallel_size=2 does not divide vocab_size=152065 and intermediate_size=18945 {OF_MODEL}; "
+            f"{ACTOR}.megatron.tensor_model_parallel_size=2 does not divide intermediate_size=18945 {OF_MODEL}; "
             "TP × PP that work with it on 8 workers: 1 × 2, 1 × 1, 1 × 4",
         ),
         (
