@@ -45,13 +45,25 @@ def judge() -> Iterator[dict[str, str]]:
 
 
 # With the tiny model and data they run what another command of the documents runs: the same script or example with
-# another learning rate, micro-batch or number of the machine.
+# another model, batch, learning rate, number of the machine or text for the judge. `test_commands.py` checks their keys.
+GSM8K = "data.train_files=$HOME/data/gsm8k/train.parquet data.val_files=$HOME/data/gsm8k/test.parquet"
+GAE = "001 python3 -m rloom.trainer.main_ppo algorithm.adv_estimator=gae"
 REPEATED = (
-    "002 N_GPUS=8 NNODES=2 NODE_RANK=1",
+    "002 N_GPUS=8 NNODES=2",
+    "002 ./train.sh --batch_size 128",
+    "002 ./train.sh --model Qwen/Qwen2.5-7B",
+    *(f"002 ./train.sh --use_api_reward --rm_prompt_preset {name}" for name in ("math", "dialogue", "safety")),
     "004 bash run_gemma.sh",
     "001 bash examples/ppo_trainer/run_gemma.sh trainer",
     "001 bash examples/ppo_trainer/run_gemma.sh actor",
+    f"{GAE} {GSM8K} data.train_batch_size=512",
+    f"{GAE} data.train_files=$HOME/data/hh_rlhf/train.parquet actor_rollout_ref",  # run_qwen2-7b_rm.sh has its keys
+    "003 python3 -m rloom.trainer.main_ppo algorithm.adv_estimator=rloo data.train_files=$HOME/data/math/train.parquet",
 )
+
+
+def test_every_command_that_is_left_out_is_one() -> None:
+    assert [name for name in REPEATED if not any(command.name.startswith(name) for command in COMMANDS)] == []
 
 
 def marked(command: Command) -> Any:
