@@ -246,7 +246,7 @@ class CriticModel(Section):
 
 class Critic(Section):
     enable: bool | None = key(None, "Train a critic. null: if the algorithm requires one.")
-    strategy: STRATEGY = key("fsdp", "Training engine; that of the actor, if they share workers.")
+    strategy: STRATEGY = key(None, "Training engine. null: the actor's.")
     model: CriticModel = section(CriticModel, "The critic's model.")
     optim: CriticOptim = section(CriticOptim, "The optimizer and its learning rate schedule.")
     ppo_mini_batch_size: int | None = key(None, "Prompts per optimizer step. null: the actor's.", ge=1)
@@ -368,12 +368,14 @@ class Config(RunConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def size_critic(cls, tree: Any) -> Any:
-        """Sizes of the critic's Megatron engine that are null are the actor's."""
-        roles = section_of(tree, "actor_rollout_ref")
-        actor, critic = section_of(section_of(roles, "actor"), "megatron"), section_of(tree, "critic")
-        sizes = with_actor_sizes(section_of(critic, "megatron"), actor)
-        return {**tree, "critic": {**critic, "megatron": sizes}} if critic == tree.get("critic", {}) else tree
+    def critic_as_actor(cls, tree: Any) -> Any:
+        """The critic's engine and its sizes, where they are null, are the actor's."""
+        actor, critic = section_of(section_of(tree, "actor_rollout_ref"), "actor"), section_of(tree, "critic")
+        if critic != tree.get("critic", {}):
+            return tree
+        sizes = with_actor_sizes(section_of(critic, "megatron"), section_of(actor, "megatron"))
+        strategy = critic.get("strategy") or actor.get("strategy", Actor.model_fields["strategy"].default)
+        return {**tree, "critic": {**critic, "strategy": strategy, "megatron": sizes}}
 
     @model_serializer(mode="wrap")
     def resolved(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
