@@ -173,6 +173,10 @@ def several_workers(here: Installation) -> Feature:
     return library(here, "several workers (Ray)", "ray", "ray")
 
 
+def megatron(here: Installation) -> Feature:
+    return library(here, "strategy=megatron", "megatron-core", "megatron")
+
+
 def judge(package: str, provider: str) -> Callable[[Installation], Feature]:
     return lambda here: library(here, f"judge: {provider}", package, "judge")
 
@@ -200,6 +204,7 @@ def wandb(here: Installation) -> Feature:
 ENGINES = {"native": native, "hf": hf, "vllm": vllm, "sglang": server("sglang"), "trtllm": server("trtllm")}
 OTHERS: tuple[Callable[[Installation], Feature], ...] = (
     several_workers,
+    megatron,
     judge("openai", "openai"),
     judge("anthropic", "claude"),
     judge("google-genai", "gemini"),

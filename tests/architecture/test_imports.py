@@ -18,7 +18,7 @@ CONFIG = tuple(
     f"rloom.config.{name}"
     for name in (
         *("algorithm_needs", "batching", "checks", "load", "reward_parts", "run_config", "saved", "schema"),
-        *("megatron_checks", "megatron_split", "sft_checks", "sft_schema"),
+        *("megatron_checks", "megatron_section", "megatron_split", "sft_checks", "sft_schema"),
     )
 )
 LOOP = tuple(

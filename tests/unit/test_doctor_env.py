@@ -199,6 +199,7 @@ def test_this_installation_trains() -> None:
     assert (done.returncode, report["works"]) == (0, True), report["features"][0]
     states = {feature["name"]: feature["state"] for feature in report["features"]}
     assert states["rollout.name=native"] == states["rollout.name=hf"] == states["several workers (Ray)"] == "works"
+    assert states["strategy=megatron"] == "works"
 
 
 def test_what_rloom_declares_is_read_from_its_project_file() -> None:

@@ -153,7 +153,7 @@ def test_values_that_would_give_another_result_are_refused(key: str, what: str) 
             f"critic.megatron.tensor_model_parallel_size=2: actor and critic share their workers, and {ACTOR}.megatron."
             "tensor_model_parallel_size=4; use the same value, or give the critic workers of its own (trainer.pools.",
         ),
-        ([f"{ACTOR}.strategy=megatron", BOTH[2]], "use the same strategy, or give the critic workers of its own"),
+        ([BOTH[0], BOTH[2], "critic.strategy=fsdp"], "use the same strategy, or give the critic workers of its own"),
         ([*GRPO, f"{ACTOR}.megatron.expert_tensor_parallel_size=4"], "use 1, or null for tensor_model_parallel_size=1"),
         (
             [*GRPO, *sizes(2, 2), f"{ACTOR}.megatron.expert_model_parallel_size=4"],
@@ -211,7 +211,8 @@ def test_workers_of_its_own_let_the_critic_be_divided_in_another_way() -> None:
     keys = [*BOTH, *sizes(2, 2), *sizes(1, 2, "critic"), "trainer.pools.critic=4"]
     config = passed(*keys)
     assert (model_ranks(config.actor_rollout_ref.actor, 4), model_ranks(config.critic, 4)) == (4, 2)
-    assert passed(f"{ACTOR}.strategy=megatron", BOTH[2], "trainer.pools.critic=4", *sizes(2, 2))
+    assert passed(BOTH[0], BOTH[2], "critic.strategy=fsdp", "trainer.pools.critic=4", *sizes(2, 2))
+    assert passed(BOTH[0], BOTH[2]).critic.strategy == "megatron"  # null: the actor's
 
 
 def test_ranks_that_divide_a_model_get_the_same_samples_and_each_has_all_tokens() -> None:
