@@ -40,7 +40,7 @@ class EngineMemory(Section):
 class Megatron(EngineMemory):
     tensor_model_parallel_size: int = key(
         1,
-        "Ranks that divide every layer (TP). Divides the model's attention heads, key-value heads, MLP and vocabulary.",
+        "Ranks that divide every layer (TP). Divides the model's attention heads and MLP.",
         ge=1,
     )
     pipeline_model_parallel_size: int = key(

@@ -24,6 +24,7 @@ class ModelSizes:
 
     layers: Mapping[str, int]  # what pipeline stages divide
     tensors: Mapping[str, int]  # what tensor parallel ranks divide
+    key_value_heads: int  # tensor parallel ranks divide them, or they divide the ranks
     experts: Mapping[str, int]  # what expert parallel ranks divide; empty: no experts
     expert_tensors: Mapping[str, int]  # what the tensor parallel ranks of an expert divide
 
@@ -31,15 +32,13 @@ class ModelSizes:
 def model_sizes(fields: Mapping[str, Any]) -> ModelSizes:
     experts = {name: int(fields[name]) for name in EXPERTS if fields.get(name)}
     heads = fields["num_attention_heads"]
-    tensors = {
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.get("num_key_value_heads") or heads,
-    }
+    tensors = {"num_attention_heads": heads}
     inner = "moe_intermediate_size" if "moe_intermediate_size" in fields else "intermediate_size"
     mlp = {inner: int(fields[inner])}
     return ModelSizes(
         layers={"num_hidden_layers": fields["num_hidden_layers"]},
         tensors=tensors if experts else tensors | mlp,
+        key_value_heads=fields.get("num_key_value_heads") or heads,
         experts=experts,
         expert_tensors=mlp if experts else {},
     )
@@ -69,6 +68,12 @@ def split_faults(role: MegatronRole, fields: Mapping[str, Any], source: str) -> 
     section = role.section
     fit = f"of {source}; TP × PP that work with it on {count(role.workers)}: {shown(fitting(sizes, role), section)}"
     yield from remainders(role, "tensor_model_parallel_size", section.tensor_model_parallel_size, sizes.tensors, fit)
+    tensor = section.tensor_model_parallel_size
+    if not shares_heads(sizes, tensor):
+        yield (
+            f"{role.key}.tensor_model_parallel_size={tensor} neither divides num_key_value_heads="
+            f"{sizes.key_value_heads} nor is a multiple of it, {fit}"
+        )
     yield from remainders(role, "pipeline_model_parallel_size", section.pipeline_model_parallel_size, sizes.layers, fit)
     experts = section.expert_model_parallel_size
     if experts > 1 and not sizes.experts:
@@ -80,6 +85,10 @@ def split_faults(role: MegatronRole, fields: Mapping[str, Any], source: str) -> 
     yield from remainders(
         role, "expert_tensor_parallel_size", section.expert_tensor_ranks, sizes.expert_tensors, way_out
     )
+
+
+def shares_heads(sizes: ModelSizes, tensor: int) -> bool:
+    return sizes.key_value_heads % tensor == 0 or tensor % sizes.key_value_heads == 0
 
 
 def remainders(role: MegatronRole, name: str, size: int, numbers: Mapping[str, int], way_out: str) -> Iterator[str]:
@@ -100,6 +109,7 @@ def fitting(sizes: ModelSizes, role: MegatronRole) -> list[tuple[int, int]]:
         for size in divisors(role.workers)
         for tensor in divisors(size)
         if all(number % tensor == 0 for number in sizes.tensors.values())
+        and shares_heads(sizes, tensor)
         and all(number % (size // tensor) == 0 for number in sizes.layers.values())
     ]
 

@@ -32,7 +32,14 @@ from rloom.engines.base import AdamW, Engine, Placement, TensorSpec, Update, dty
 from rloom.engines.broadcast import allocate_shards, broadcast_weights, weights_to_broadcast
 from rloom.engines.distributed import SHARDS, all_gather_rows, all_reduce_max, all_reduce_norm
 from rloom.engines.limits import UNREDUCED_SHARE
-from rloom.engines.micro_batches import MicroBatches, accumulate_gradients, score_batches, split_batch
+from rloom.engines.micro_batches import (
+    MicroBatches,
+    accumulate_gradients,
+    dummy_pass,
+    score_batches,
+    split_batch,
+    zero_loss,
+)
 from rloom.engines.optim import clip_and_step, load_moments, make_optimizer, move_moments, read_update
 from rloom.engines.storage import (
     ADAPTER,
@@ -369,24 +376,6 @@ def sharded_parameters(module: nn.Module) -> dict[str, DTensor]:
         assert isinstance(parameter, DTensor)  # fully_shard made it one
         found[name] = parameter
     return found
-
-
-def dummy_pass(device: torch.device) -> tuple[Batch, Batch]:
-    """A pass of two tokens whose result is not used, to take part in the collectives of other ranks."""
-    host_batch = Batch(
-        tokens_T=torch.zeros(2, dtype=torch.long),
-        mask_T=torch.tensor([False, True]),
-        rollout_logprobs_T=torch.zeros(2),
-        length_N=torch.tensor([2]),
-        group_N=torch.zeros(1, dtype=torch.long),
-        score_N=torch.zeros(1),
-        valid_N=torch.tensor([False]),
-    )
-    return host_batch, host_batch.to(device)
-
-
-def zero_loss(outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor:
-    return outputs.output_T.sum() * 0.0
 
 
 def like(parameter: DTensor, shard: Tensor) -> DTensor:

@@ -124,3 +124,21 @@ class CachedTrainBatch(TrainBatch):
     @cached_property
     def loss_mask_T(self) -> Tensor:
         return super().loss_mask_T
+
+
+def dummy_pass(device: torch.device) -> tuple[Batch, Batch]:
+    """A pass of two tokens whose result is not used, to take part in the collectives of other ranks."""
+    host_batch = Batch(
+        tokens_T=torch.zeros(2, dtype=torch.long),
+        mask_T=torch.tensor([False, True]),
+        rollout_logprobs_T=torch.zeros(2),
+        length_N=torch.tensor([2]),
+        group_N=torch.zeros(1, dtype=torch.long),
+        score_N=torch.zeros(1),
+        valid_N=torch.tensor([False]),
+    )
+    return host_batch, host_batch.to(device)
+
+
+def zero_loss(outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor:
+    return outputs.output_T.sum() * 0.0

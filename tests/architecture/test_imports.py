@@ -100,6 +100,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
     "rloom.doctor": ("rloom", "rloom.doctor", "rloom.errors", "rloom.extras", "rloom.rewards.sandbox"),
     "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
+    "rloom.engines.megatron": ("rloom.engines.megatron", *ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
     "rloom.rollout": ("rloom.rollout.base", "rloom.models", *NOUNS),
     "rloom.rollout.native": (
         "rloom.rollout.native",
@@ -213,7 +214,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "matplotlib": ("rloom.observe.curve",),
     "rich": ("rloom.observe", "rloom.doctor.env"),
     "torch.distributed": (
-        *(f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses")),
+        *(f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses", "megatron")),
         "rloom.runtime.torchrun",  # calls among the ranks that torchrun has started
         "rloom.rollout.vllm.executor",  # a rank of vLLM in the workers' process group
     ),
@@ -226,7 +227,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "vllm": ("rloom.rollout.vllm",),
     "sglang": (),
     "tensorrt_llm": (),
-    "megatron": (),
+    "megatron": ("rloom.engines.megatron.core",),
 }
 
 WITHOUT_TORCH = (

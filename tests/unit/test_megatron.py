@@ -81,6 +81,7 @@ class Case:
 CASES = {
     "tensor": Case(2, ModelParallel(2), "qwen2"),  # biases of queries, keys and values; an untied head
     "tensor, whole sequences": Case(2, ModelParallel(2, sequence=False), "qwen3"),  # norms of queries and keys; tied
+    "more ranks than key-value heads": Case(4, ModelParallel(4), "qwen3"),
     "pipeline": Case(2, ModelParallel(1, 2), "mistral"),  # sliding windows
     "tensor and pipeline": Case(4, ModelParallel(2, 2), "qwen3"),
     "data": Case(2, ModelParallel(), "llama"),

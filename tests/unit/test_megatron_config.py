@@ -259,9 +259,15 @@ OF_MODEL = "of actor_rollout_ref.model.path=FOLDER"
         (
             QWEN_7B,  # 28 layers, 28 heads, 4 key-value heads
             [*GRPO, *sizes(8, 1)],
-            f"{ACTOR}.megatron.tensor_model_parallel_size=8 does not divide num_attention_heads=28 and "
-            f"num_key_value_heads=4 {OF_MODEL}; TP × PP that work with it on 8 workers: 4 × 2, 2 × 4, 4 × 1, 2 × 2, "
+            f"{ACTOR}.megatron.tensor_model_parallel_size=8 does not divide num_attention_heads=28 "
+            f"{OF_MODEL}; TP × PP that work with it on 8 workers: 4 × 2, 2 × 4, 4 × 1, 2 × 2, "
             "1 × 4, 2 × 1, ...",
+        ),
+        (
+            {**QWEN_7B, "num_attention_heads": 24, "num_key_value_heads": 3},
+            [*GRPO, *sizes(2, 1)],
+            f"{ACTOR}.megatron.tensor_model_parallel_size=2 neither divides num_key_value_heads=3 nor is a multiple of "
+            f"it, {OF_MODEL}; TP × PP that work with it on 8 workers: 1 × 2, 1 × 1, 1 × 4",
         ),
         (
             QWEN_7B,

@@ -201,5 +201,9 @@ def test_the_text_has_the_split(tmp_path: Path) -> None:
 
 
 def test_a_split_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tensor_model_parallel_size=4 does not divide num_key_value_heads=2"):
-        plan_of(tmp_path, f"{ACTOR}.megatron.tensor_model_parallel_size=4")
+    with pytest.raises(ConfigError, match="pipeline_model_parallel_size=8 does not divide num_hidden_layers=4"):
+        plan_of(
+            tmp_path,
+            f"{ACTOR}.megatron.tensor_model_parallel_size=1",
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=8",
+        )

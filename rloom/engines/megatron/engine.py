@@ -19,7 +19,6 @@ from rloom.algos.objectives import Objective, Shares
 from rloom.batch import Batch, TrainBatch
 from rloom.engines.base import AdamW, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.distributed import all_reduce_max
-from rloom.engines.fsdp import dummy_pass, zero_loss
 from rloom.engines.megatron.checkpoints import read_checkpoint, read_moments, write_model, write_moments
 from rloom.engines.megatron.flat import FlatParameters, place_parameters
 from rloom.engines.megatron.groups import Groups, make_groups
@@ -30,7 +29,7 @@ from rloom.engines.megatron.pipeline import Pipeline
 from rloom.engines.megatron.shape import shape_of
 from rloom.engines.megatron.sizes import ModelParallel
 from rloom.engines.megatron.weights import StageWeights
-from rloom.engines.micro_batches import CachedTrainBatch, ObjectiveLoss, split_batch
+from rloom.engines.micro_batches import CachedTrainBatch, ObjectiveLoss, dummy_pass, split_batch, zero_loss
 from rloom.engines.optim import read_update
 from rloom.models.network import LossFn, Network, PolicyNetwork, Reference
 from rloom.models.source import ModelSource

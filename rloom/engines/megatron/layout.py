@@ -78,11 +78,11 @@ class Layout:
 
     def layer_parameters(self) -> Iterator[Parameter]:
         shape, tensor = self.shape, self.sizes.tensor
-        queries, keys = shape.heads * shape.head_size // tensor, shape.groups * shape.head_size // tensor
+        queries = shape.heads * shape.head_size // tensor
         yield Parameter("input_layernorm.weight", (shape.hidden,), divided=False)
-        yield Parameter("self_attention.linear_qkv.weight", (queries + 2 * keys, shape.hidden), divided=True)
+        yield Parameter("self_attention.linear_qkv.weight", (self.qkv_rows, shape.hidden), divided=True)
         if shape.qkv_bias:
-            yield Parameter("self_attention.linear_qkv.bias", (queries + 2 * keys,), divided=True)
+            yield Parameter("self_attention.linear_qkv.bias", (self.qkv_rows,), divided=True)
         if shape.qk_norm:
             yield Parameter("self_attention.q_layernorm.weight", (shape.head_size,), divided=False)
             yield Parameter("self_attention.k_layernorm.weight", (shape.head_size,), divided=False)
@@ -137,17 +137,25 @@ class Layout:
         return [Block(prefix + WHOLE[inner], (ALL,), (ALL,))]
 
     def qkv_blocks(self, prefix: str, kind: str, rank: int) -> Iterator[Block]:
-        """megatron-core keeps the query heads of a key-value head and that head's key and value together."""
+        """megatron-core puts a key-value head's query heads, key and value together; each rank has an equal part of the
+        rows. With more ranks than key-value heads, a part ends between the heads of a group."""
         size, queries = self.shape.head_size, self.shape.query_heads_per_group
-        groups = self.shape.groups // self.sizes.tensor
-        for local in range(groups):
-            group, first = rank * groups + local, local * (queries + 2)
+        own = share(rank, self.qkv_rows)
+        tail = (ALL,) if kind == "weight" else ()
+        end = 0  # of the rows of all ranks
+        for group in range(self.shape.groups):
             for name, of, heads in (("q", group * queries, queries), ("k", group, 1), ("v", group, 1)):
-                rows = slice(of * size, (of + heads) * size)
-                own = slice(first * size, (first + heads) * size)
-                tail = (ALL,) if kind == "weight" else ()
-                yield Block(f"{prefix}self_attn.{name}_proj.{kind}", (rows, *tail), (own, *tail))
-                first += heads
+                start, end = end, end + heads * size
+                first, last = max(start, own.start), min(end, own.stop)
+                if first < last:
+                    rows = slice(of * size + first - start, of * size + last - start)
+                    here = slice(first - own.start, last - own.start)
+                    yield Block(f"{prefix}self_attn.{name}_proj.{kind}", (rows, *tail), (here, *tail))
+
+    @property
+    def qkv_rows(self) -> int:
+        """Of a rank."""
+        return (self.shape.heads + 2 * self.shape.groups) * self.shape.head_size // self.sizes.tensor
 
     def expert_blocks(self, prefix: str, local: int, matrix: str, part: Part) -> Iterator[Block]:
         """transformers keeps the experts of a layer in one tensor: [experts, rows, columns]."""

@@ -1,8 +1,7 @@
 """The sizes of a model, from its Hugging Face configuration, for the families that the Megatron engine supports."""
 
 from dataclasses import dataclass
-
-from transformers import PreTrainedConfig
+from typing import Any
 
 from rloom.errors import ModelError
 
@@ -38,8 +37,8 @@ class Shape:
         return self.heads // self.groups
 
 
-def shape_of(config: PreTrainedConfig, *, key: str, has_vocabulary_head: bool = True) -> Shape:
-    """`key`: of the strategy, for error messages."""
+def shape_of(config: Any, *, key: str, has_vocabulary_head: bool = True) -> Shape:
+    """`config`: transformers' configuration of the model. `key`: of the strategy, for error messages."""
     family = config.model_type
     if family not in FAMILIES:
         raise ModelError(f"{key}=megatron: it supports {', '.join(FAMILIES)}, not {family}; use fsdp2")
@@ -63,7 +62,7 @@ def shape_of(config: PreTrainedConfig, *, key: str, has_vocabulary_head: bool = 
     )
 
 
-def window(config: PreTrainedConfig, layer: int) -> int | None:
+def window(config: Any, layer: int) -> int | None:
     types = getattr(config, "layer_types", None)
     if types is not None and types[layer] != "sliding_attention":
         return None
@@ -71,7 +70,7 @@ def window(config: PreTrainedConfig, layer: int) -> int | None:
     return size
 
 
-def experts_of(config: PreTrainedConfig, key: str) -> Experts | None:
+def experts_of(config: Any, key: str) -> Experts | None:
     if config.model_type == "mixtral":
         return Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, True)
     if config.model_type != "qwen3_moe":
