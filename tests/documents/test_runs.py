@@ -45,7 +45,7 @@ def judge() -> Iterator[dict[str, str]]:
 
 
 # With the tiny model and data they run what another command of the documents runs: the same script or example with
-# another model, batch, learning rate, number of the machine or text for the judge. `test_commands.py` checks their keys.
+# another model, batch, learning rate, number of the machine or text for the judge. test_commands.py checks their keys.
 GSM8K = "data.train_files=$HOME/data/gsm8k/train.parquet data.val_files=$HOME/data/gsm8k/test.parquet"
 GAE = "001 python3 -m rloom.trainer.main_ppo algorithm.adv_estimator=gae"
 REPEATED = (
