@@ -26,16 +26,20 @@ APART = (
 LONGEST = (
     "ray",
     "ranks",
-    "e2e/test_sft",
     "e2e/test_servers",
-    "unit/test_native_graph_decoder",
-    "unit/test_train_batch",
+    "e2e/test_sft",
     "unit/test_compiled",
-    "unit/test_rewards_code",
+    "unit/test_native_graph_decoder",
+    "contract/test_engine_contract",
+    "unit/test_sandbox",
+    "contract/test_rollout_contract",
+    "unit/test_train_batch",
+    "unit/test_servers_client",
     "unit/test_judge_faults",
+    "unit/test_rewards_code",
+    "unit/test_rewards_pool",
     "e2e/test_chat",
     "e2e/test_mismatch",
-    "unit/test_rewards_pool",
 )
 
 
