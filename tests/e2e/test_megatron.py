@@ -11,6 +11,7 @@ from tests.e2e.test_ray import GAE, assert_near, numbers, with_workers  # noqa: 
 
 pytestmark = pytest.mark.slow
 ACTOR = "actor_rollout_ref.actor"
+ROLES = GAE[:2]  # actor, critic and reference; no validation
 Run = Callable[..., Path]
 
 
@@ -26,7 +27,7 @@ def split(tensor: int, pipeline: int) -> tuple[str, ...]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Actor, critic and reference in one process."""
     directory = tmp_path_factory.mktemp("alone")
-    train(directory, 3, *GAE)
+    train(directory, 3, *ROLES)
     return directory
 
 
@@ -35,13 +36,13 @@ def test_four_ranks_that_divide_the_models_compute_what_one_process_computes(
     alone: Path,
 ) -> None:
     """Actor, critic and reference are on two tensor-parallel ranks in each of two stages."""
-    assert_near(numbers(with_workers(4, 3, *GAE, *split(2, 2))), numbers(alone))
+    assert_near(numbers(with_workers(4, 3, *ROLES, *split(2, 2))), numbers(alone))
 
 
 def test_a_run_goes_on_with_another_split_and_in_one_process(with_workers: Run, alone: Path) -> None:  # noqa: F811
-    with_workers(2, 1, *GAE, *split(2, 1), name="run")
-    with_workers(2, 2, *GAE, *split(1, 2), name="run")
-    assert_near(numbers(with_workers(1, 3, *GAE, name="run")), numbers(alone))
+    with_workers(2, 1, *ROLES, *split(2, 1), name="run")
+    with_workers(2, 2, *ROLES, *split(1, 2), name="run")
+    assert_near(numbers(with_workers(1, 3, *ROLES, name="run")), numbers(alone))
 
 
 @pytest.mark.long
