@@ -9,6 +9,9 @@ import pytest
 from transformers import Qwen2Config, Qwen3Config
 
 from rloom.config.load import load_config
+from rloom.engines.megatron.layout import Layout
+from rloom.engines.megatron.shape import shape_of
+from rloom.engines.megatron.sizes import ModelParallel
 from rloom.errors import ConfigError
 from rloom.plan import megatron
 from rloom.plan.make import Plan, make_plan
@@ -145,14 +148,11 @@ def test_a_critic_has_no_logits_and_a_tied_embedding_is_on_both_ends(tmp_path: P
 def test_the_engine_has_the_parameters_that_are_counted(
     family: type[Any], tensor: int, pipeline: int, tied: bool, tmp_path: Path
 ) -> None:
-    layout = pytest.importorskip("rloom.engines.megatron.layout")
-    shape = pytest.importorskip("rloom.engines.megatron.shape")
-    sizes = pytest.importorskip("rloom.engines.megatron.sizes")
     config = family(**{**MODEL, "tie_word_embeddings": tied, "head_dim": 16, "model_type": family.model_type})
     keys = [f"{ACTOR}.megatron.tensor_model_parallel_size={tensor}"]
     keys += [f"{ACTOR}.megatron.pipeline_model_parallel_size={pipeline}"]
     actor = actor_of(plan_of(tmp_path, *keys, model={**config.to_dict(), "use_sliding_window": False}))
-    divided = layout.Layout(shape.shape_of(config, key="key"), sizes.ModelParallel(tensor, pipeline), True)
+    divided = Layout(shape_of(config, key="key"), ModelParallel(tensor, pipeline), True)
     for stage in (0, pipeline - 1):
         held = 0
         for parameter in divided.parameters(stage):
