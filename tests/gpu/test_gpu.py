@@ -299,7 +299,7 @@ def test_judging_in_parts_never_waits_for_the_device(
     network.module.to(CUDA, torch.bfloat16)
     there, counts = batch.to(CUDA), Counts.of(batch, 16)
     hidden_TH = torch.randn(len(batch.tokens_T), 32, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
-    monkeypatch.setattr(network.decoder, "hidden", lambda tokens_T, length_N: hidden_TH)
+    monkeypatch.setattr(network.decoder, "hidden", lambda tokens_T, length_N, routing: hidden_TH)
     monkeypatch.setattr(head, "LOGITS_AT_ONCE", 25 * VOCABULARY)
 
     def judge(outputs: TokenOutputs, rows: slice, tokens: slice) -> torch.Tensor:

@@ -46,16 +46,21 @@ def in_one_process(folder: Path, dtype: torch.dtype) -> tuple[Course, dict[str, 
     return course(engine, 0, 1), start
 
 
-def check(found: Course, expected: Course, start: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """With the tolerances of test_two_ranks.py, for its reasons."""
-    exact = dtype == torch.float32
-    for step, whole in enumerate(expected.metrics if exact else expected.metrics[:1]):
-        assert found.metrics[step] == pytest.approx(whole, rel=1e-3 if exact else 0.1, abs=1e-4 if exact else 0.05)
-    assert float((found.scores_T - expected.scores_T).abs().mean()) < (1e-4 if exact else 0.1)
-    steps = 2 if exact else 1
-    # in bfloat16 a rounding moves tokens of these small models across the edge of the clip range: up to 18 % measured
-    assert found.norms[:steps] == pytest.approx(expected.norms[:steps], rel=1e-3 if exact else 0.3)
-    assert apart(found.weights, expected.weights, start) < (0.01 if exact else 0.3)
+def check(found: Course, folder: Path, dtype: torch.dtype) -> None:
+    """In float32 one process gives the same numbers. In bfloat16 log-probs are as near to float32's as those of one
+    process; after an update rounding has moved tokens of these small models across the edge of the clip range."""
+    exact, start = in_one_process(folder, torch.float32)
+    if dtype == torch.float32:
+        assert found.norms == pytest.approx(exact.norms, rel=1e-3)
+        for metrics, expected in zip(found.metrics, exact.metrics, strict=True):
+            assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        assert float((found.scores_T - exact.scores_T).abs().mean()) < 1e-4
+        assert apart(found.weights, exact.weights, start) < 0.01
+        return
+    rounded, _ = in_one_process(folder, dtype)
+    assert found.metrics[0] == pytest.approx(rounded.metrics[0], rel=0.1, abs=0.05)
+    far, usual = (float((one.scores_T - exact.scores_T).abs().mean()) for one in (found, rounded))
+    assert far < 1.5 * usual
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -63,13 +68,12 @@ def test_one_rank_over_nccl_learns_what_one_process_learns(
     model_folder: Callable[[str], Path], dtype: torch.dtype
 ) -> None:
     """Fused head, compiled norms and rotary embedding."""
-    expected, start = in_one_process(model_folder("qwen3"), dtype)
     join(0, 1, address=f"127.0.0.1:{free_port()}", device=CUDA)
     try:
         found = on_ranks(0, 1, on_a_rank, model_folder("qwen3"), ModelParallel(), dtype, {"compiled": True})
     finally:
         leave()
-    check(found, expected, start, dtype)
+    check(found, model_folder("qwen3"), dtype)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +94,8 @@ def test_two_ranks_on_one_gpu_learn_what_one_process_learns(
     dtype: torch.dtype,
     more: dict[str, Any],
 ) -> None:
-    expected, start = in_one_process(model_folder(family), dtype)
     for found in processes.run(2, on_ranks, on_a_rank, model_folder(family), sizes, dtype, more):
-        check(found, expected, start, dtype)
+        check(found, model_folder(family), dtype)
 
 
 def test_offloaded_buffers_leave_the_gpu(processes: RankProcesses, model_folder: Callable[[str], Path]) -> None:
