@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("ray")
-from tests.e2e.runs import records, train
-from tests.e2e.test_ray import GAE, assert_near, numbers, with_workers  # noqa: F401
+from tests.e2e.runs import records, train, weights
+from tests.e2e.test_ray import GAE, assert_near, numbers, whole, with_workers  # noqa: F401
 
 pytestmark = pytest.mark.slow
 ACTOR = "actor_rollout_ref.actor"
@@ -40,7 +41,11 @@ def test_four_ranks_that_divide_the_models_compute_what_one_process_computes(
 
 
 def test_a_run_goes_on_with_another_split_and_in_one_process(with_workers: Run, alone: Path) -> None:  # noqa: F811
-    with_workers(2, 1, *ROLES, *split(2, 1), name="run")
+    first = with_workers(2, 1, *ROLES, *split(2, 1), name="run")
+    exported, expected = whole(first, first / "hf", step=1), weights(alone, 1)
+    assert exported.keys() == expected.keys()
+    for name, tensor in exported.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=1e-3)
     with_workers(2, 2, *ROLES, *split(1, 2), name="run")
     assert_near(numbers(with_workers(1, 3, *ROLES, name="run")), numbers(alone))
 

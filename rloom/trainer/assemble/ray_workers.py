@@ -109,9 +109,24 @@ def shrink_layout(config: RunConfig, layout: WorkerLayout) -> WorkerLayout:
                 f"{left} of {layout.nodes} machines are left, and none came back within {patience:.0f} s; "
                 "the same command goes on from the last checkpoint when they are there again"
             ) from None
+        smaller = worker_layout(left, layout.per_node, {}, gpus_per_worker=layout.gpus_per_worker)
+        check_copies(config, smaller.workers)
         print(f"{left} of {layout.nodes} machines are left: going on with them", flush=True)
-        return worker_layout(left, layout.per_node, {}, gpus_per_worker=layout.gpus_per_worker)
+        return smaller
     return layout
+
+
+def check_copies(config: RunConfig, workers: int) -> None:
+    """Whether the workers that are left can hold whole copies of the model, or whole sequences."""
+    roles = (config.actor_rollout_ref.actor, config.critic) if isinstance(config, Config) else ()
+    for role in roles:
+        ranks = ranks_per_share(role, workers)
+        if workers % ranks:
+            raise WorkerError(
+                f"{workers} workers are left, and {ranks} of them together hold a copy of the model: they do not "
+                "divide. The same command goes on from the last checkpoint when the machines are there again, or with "
+                "other sizes"
+            )
 
 
 def node_share(config: RunConfig, layout: WorkerLayout) -> dict[str, float]:
