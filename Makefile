@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# without bytecode of every file of every package: Python writes that of the files which are imported
+# pip compiles in one process; COMPILE uses all cores, and passes over files for other versions of Python
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
-unexport PYTHONDONTWRITEBYTECODE
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false
@@ -24,10 +24,12 @@ $(RUNTIME): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once) ..."
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.extra-%: $(RUNTIME)
 	$(PIP) --editable '.[$*]'
+	@$(COMPILE)
 	@touch $@
 
 # all at once: on a new clone pip resolves the packages one time
@@ -36,6 +38,7 @@ $(SETUP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once) ..."
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable '.[dev]'
+	@$(COMPILE)
 	@touch $(RUNTIME) $@
 
 check: setup

@@ -253,8 +253,11 @@ def test_it_closes_while_calls_hang(type: str) -> None:
     with serving(plan=lambda number: "hang") as server:
         scorer = BackgroundScorer(judge_for(server, type, concurrency=4))
         futures = [scorer.submit([(worth(score),)]) for score in range(1, 11)]
-        while len(server.received) < 4:
+        for _ in range(3000):  # of 10 ms
+            if len(server.received) >= 4:
+                break
             asyncio.run(asyncio.sleep(0.01))
+        assert len(server.received) == 4
         scorer.close()
     assert all(future.cancelled() for future in futures)
     del scorer, futures
