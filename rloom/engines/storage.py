@@ -13,7 +13,7 @@ Weights are named by parameter, moments `parameter/exp_avg`. Neither format cont
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -152,11 +152,15 @@ def write_shards(folder: Path, kind: str, tensors: Weights) -> None:
 
 
 def write_own(folder: Path, kind: str, own: Mapping[str, OwnRows], write: Callable[[Path], None]) -> None:
-    """Called on every rank, with the rows that it writes. Rank 0 writes the index after all ranks have written."""
+    """Called on every rank, with the rows that it writes. Rank 0 writes the index after all ranks have written.
+
+    `write` is called on every rank, also without a folder to write to: it may be collective.
+    """
     shards, rank = shards_of(folder, kind), dist.get_rank()
     file, failure = f"rank_{rank}.safetensors", None
-    try:
+    with suppress(OSError):  # opening the file fails, too
         shards.mkdir(exist_ok=True)
+    try:
         write(shards / file)
     except OSError as error:
         failure = f"rank {rank}: {error}"

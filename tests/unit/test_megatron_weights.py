@@ -8,6 +8,7 @@ import torch
 
 from rloom.algos.aggregate import Counts
 from rloom.engines.megatron.sizes import ModelParallel
+from rloom.errors import CheckpointError
 from tests.engine_subjects import local, local_weights, sharded
 from tests.helpers import Weights, apart, assert_identical, train_batch
 from tests.megatron_ranks import EVERYTHING, on_ranks, read_and_stream, resume, train_and_save
@@ -164,3 +165,18 @@ def test_a_checkpoint_of_another_model_is_refused(
 ) -> None:
     with pytest.raises(AssertionError, match=r"resume with the model it was saved from"):
         rank_processes.run(2, on_ranks, resume, model_folder("llama"), ModelParallel(2), POLICY, 0, saved[0])
+
+
+def test_a_file_that_one_rank_cannot_write_is_an_error_on_every_rank(
+    rank_processes: RankProcesses, model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The other ranks gather with that rank: they must not wait for it forever."""
+    (tmp_path / "model_shards" / "rank_1.safetensors").mkdir(parents=True)
+    for message in rank_processes.run(2, on_ranks, save_error, model_folder("qwen3"), tmp_path):
+        assert "cannot be written: rank 1: [Errno 21] Is a directory" in message
+
+
+def save_error(rank: int, ranks: int, folder: Path, saved: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        train_and_save(rank, ranks, folder, ModelParallel(2), POLICY, 0, saved)
+    return str(caught.value)

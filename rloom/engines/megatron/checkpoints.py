@@ -66,16 +66,15 @@ def write_tensors(
     own = {name: shape for number, (name, shape) in enumerate(shapes.items()) if number % ranks == rank}
 
     def write(file: Path) -> None:
-        failure: OSError | None = None
-        with tensor_file(file, {name: (shape, torch.float32) for name, shape in own.items()}) as write_one:
-            for name, tensor in tensors:  # to the end, whatever fails: it is collective
-                try:
-                    if name in own and failure is None:
+        opened, left = tensor_file(file, {name: (shape, torch.float32) for name, shape in own.items()}), iter(tensors)
+        try:
+            with opened as write_one:
+                for name, tensor in left:
+                    if name in own:
                         write_one(tensor.float())
-                except OSError as error:
-                    failure = error
-        if failure is not None:
-            raise failure
+        finally:
+            for _ in left:  # whatever failed here: gathering them is collective
+                pass
 
     rows = {name: (shape, torch.float32, (0, shape[0] if shape else 1)) for name, shape in own.items()}
     write_own(folder, kind, rows, write)

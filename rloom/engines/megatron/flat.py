@@ -129,5 +129,5 @@ def place_parameters(module: nn.Module, flats: list[FlatParameters]) -> None:
         for name, parameter in flat.parameters.items():
             path, _, attribute = name.rpartition(".")
             owner = module.get_submodule(path)
-            vars(parameter).update(vars(getattr(owner, attribute)))  # megatron-core's marks
+            vars(parameter).update(vars(getattr(owner, attribute)))  # attributes that megatron-core sets
             setattr(owner, attribute, parameter)

@@ -11,7 +11,7 @@ from torch import Tensor
 from rloom.engines.megatron.core import parallel_state, tensor_parallel
 from rloom.engines.megatron.sizes import ModelParallel
 
-QUIET = (  # warnings in each pass that a user cannot act on: newer names in torch, and a setting of Transformer Engine
+IGNORED_WARNINGS = (  # of each pass: newer names in torch, and a variable for Transformer Engine
     "`torch.distributed.(all_gather_into|reduce_scatter)_tensor` is deprecated",
     "`sequence_parallel` is set to `True`, but tensor model parallel size is 1",  # of the experts
     "When using sequence parallelism it is recommended to set the environment variable",
@@ -45,7 +45,7 @@ class Groups:
 def make_groups(sizes: ModelParallel, device: torch.device) -> Groups:
     """Collective over all ranks; a second call in a process returns the same groups."""
     if not parallel_state.model_parallel_is_initialized():
-        for message in QUIET:
+        for message in IGNORED_WARNINGS:
             warnings.filterwarnings("ignore", message)
         parallel_state.initialize_model_parallel(
             sizes.tensor,

@@ -12,8 +12,9 @@ from rloom.engines.megatron.flat import FlatParameters
 from rloom.engines.megatron.groups import Groups
 from rloom.engines.megatron.layout import Parameter
 from rloom.engines.optim import make_optimizer, move_moments, step_clipped
+from rloom.engines.storage import MOMENTS as SAVED_STATE
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+STEP, *MOMENTS = SAVED_STATE
 EMBEDDINGS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
@@ -95,13 +96,13 @@ class DistributedAdamW:
     def steps(self) -> Tensor | None:
         """Steps made so far; None before the first."""
         states = [self.optimizer.state.get(flat.master) for flat in self.flats if flat.master is not None]
-        return states[0]["step"] if states and states[0] else None
+        return states[0][STEP] if states and states[0] else None
 
     def load(self, steps: Tensor, read: Callable[[str, str], Tensor]) -> None:
         """`read`: (parameter, key) -> that moment, whole."""
         for flat in self.flats:
             assert flat.master is not None
-            state: dict[str, Tensor] = {"step": steps.to(flat.master.device, torch.float32)}
+            state: dict[str, Tensor] = {STEP: steps.to(flat.master.device, torch.float32)}
             state |= {key: torch.zeros_like(flat.master.data) for key in MOMENTS}
             for name in flat.shapes:
                 for key in MOMENTS:

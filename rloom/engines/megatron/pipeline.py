@@ -33,7 +33,7 @@ class Pipeline:
         self.is_first, self.is_last = groups.is_first, groups.is_last
         # gloo does not send the memory of a GPU
         on_host = device.type == "cuda" and "nccl" not in dist.get_backend(self.group)
-        self.wire = torch.device("cpu") if on_host else device
+        self.message_device = torch.device("cpu") if on_host else device
 
     def forward(self, shapes: Sequence[Shape], forward: Forward) -> None:
         for number, shape in enumerate(shapes):
@@ -80,9 +80,11 @@ class Pipeline:
             (self.is_last, self.stage + 1, send_next, receive_next),
         )
         for absent, stage, sent, shape in neighbours:
-            buffer = None if absent or shape is None else torch.empty(shape, dtype=self.dtype, device=self.wire)
+            buffer = (
+                None if absent or shape is None else torch.empty(shape, dtype=self.dtype, device=self.message_device)
+            )
             if sent is not None and not absent:
-                message = sent.detach().to(self.wire).contiguous()
+                message = sent.detach().to(self.message_device).contiguous()
                 operations.append(dist.P2POp(dist.isend, message, group=self.group, group_peer=stage))
             if buffer is not None:
                 operations.append(dist.P2POp(dist.irecv, buffer, group=self.group, group_peer=stage))
