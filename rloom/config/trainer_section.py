@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from rloom.config.section import Section, key, section
 
-LOGGER = Literal["console", "tensorboard", "wandb", "file"]
+LOGGER = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow", "trackio", "file"]
 
 
 class Pools(Section):
@@ -108,7 +108,9 @@ class Trainer(RunTrainer):
     log_rollouts: bool = key(
         False, "Write every training answer with its group, tokens, log-probs and advantages to `events.jsonl`."
     )
-    log_val_generations: int = key(0, "Number of answers to print after each validation.", ge=0)
+    log_val_generations: int = key(
+        0, "Number of answers to print after each validation, and to record as a table in the trackers.", ge=0
+    )
     rollout_mismatch_warning: float | None = key(
         0.01,
         "Warn if `rollout_corr/k3_kl`, the KL per token of rollout engine and trainer, is above this. null: never.",

@@ -342,8 +342,7 @@ class Training(StepLoop):
         rows = self.roles.sampler.rows(answers, step)
         if self.settings.validation_dir is not None:
             log.dump_rollouts(self.settings.validation_dir, step, rows)
-        for row in rows[: self.settings.shown_answers]:
-            log.message(f"  [{row['score']}] {row['input']!r} -> {row['output']!r} (expected {row['gts']!r})")
+        log.validation_answers(step, rows[: self.settings.shown_answers])
         return metrics
 
     def resume(self, checkpoint: Path, *, keep_position: bool = True) -> None:

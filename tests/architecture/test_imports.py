@@ -77,6 +77,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.config": (
         "rloom.config",
         "rloom.errors",
+        "rloom.extras",
         "rloom.language",
         "rloom.packing",
         "rloom.algos.needs",
@@ -208,9 +209,12 @@ HOMES: dict[str, tuple[str, ...]] = {
     "math_verify": ("rloom.rewards.rules",),
     "latex2sympy2_extended": ("rloom.rewards.rules",),
     "sympy": ("rloom.rewards.rules",),
-    "wandb": ("rloom.observe.trackers",),
-    "tensorboard": ("rloom.observe.trackers",),
-    "torch.utils.tensorboard": ("rloom.observe.trackers",),
+    "wandb": ("rloom.observe.trackers.wandb",),
+    "swanlab": ("rloom.observe.trackers.swanlab",),
+    "mlflow": ("rloom.observe.trackers.mlflow",),
+    "trackio": ("rloom.observe.trackers.trackio",),
+    "tensorboard": ("rloom.observe.trackers.tensorboard",),
+    "torch.utils.tensorboard": ("rloom.observe.trackers.tensorboard",),
     "matplotlib": ("rloom.observe.curve",),
     "rich": ("rloom.observe", "rloom.doctor.env"),
     "torch.distributed": (

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rloom.observe.display import Display
 from rloom.observe.runlog import RunLog
-from rloom.observe.trackers import FileTracker
+from rloom.observe.trackers.file import FileTracker
 from rloom.types import Score
 
 
