@@ -2,7 +2,7 @@
 
 Every line has `time` (seconds since 1970) and `event`; all but `end` have `step`:
 
-    run          a process has started training after `step` (0: from the beginning)
+    run          a process has started training after `step` (0: from the beginning): `total_steps`, `host`, `pid`
     stage_begin  `stage`: gen, reward, old_log_prob, update_actor, ...
     stage_end    `stage`, `seconds`
     rollout      one answer (trainer.log_rollouts=True): `group`, `version`, `prompt`, `tokens`, `logprobs`,
