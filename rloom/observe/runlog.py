@@ -1,5 +1,7 @@
 """The log of a run: metrics, the time of each stage, events. It writes the log files of the run directory."""
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,9 +34,11 @@ class RunLog:
         *,
         trackers: Sequence[Tracker],
         display: Display,
+        total_steps: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.run_dir = run_dir
+        self._total_steps = total_steps
         self._trackers = trackers
         self._display = display
         self._clock = clock
@@ -61,7 +65,7 @@ class RunLog:
         """`resumed`: whether the run continues from a checkpoint; trackers then continue its curves."""
         display = Display(total_steps=total_steps, total_epochs=total_epochs, quiet="console" not in loggers)
         start = Start(run_dir, project, experiment, config, resumed, report=display.message)
-        return cls(run_dir, trackers=make_trackers(loggers, start), display=display)
+        return cls(run_dir, trackers=make_trackers(loggers, start), display=display, total_steps=total_steps)
 
     @property
     def metrics_file(self) -> Path:
@@ -154,7 +158,9 @@ class RunLog:
         """Forget what was logged after `step`: a resumed run will log it anew. -1 forgets everything."""
         truncate_metrics(self.metrics_file, step)
         self.begin_step(max(step, 0))
-        self.events.write("run", step=max(step, 0))
+        self.events.write(
+            "run", step=max(step, 0), total_steps=self._total_steps, host=socket.gethostname(), pid=os.getpid()
+        )
         self._first_accuracies = _first_accuracies(self.metrics_file)
 
     def close(self, *, failed: bool = False) -> None:

@@ -1,8 +1,10 @@
 """Names and values as MLflow accepts them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from rloom.observe.run_folder import flat_config
 
 MAX_NAME = 250
 MAX_PARAM = 500  # of servers before version 2; newer ones accept 6,000. `config.yaml` has the whole value
@@ -20,12 +22,4 @@ def metric_name(name: str) -> str:
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:
     """The configuration as MLflow's parameters: dotted keys, short texts."""
-    return {metric_name(key): str(value)[:MAX_PARAM] for key, value in _leaves(config)}
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return {metric_name(key): str(value)[:MAX_PARAM] for key, value in flat_config(config).items()}
