@@ -128,6 +128,26 @@ COMMANDS = {
             )
         ],
     ),
+    "runs": Command(
+        "rloom.cli.runs",
+        [
+            (
+                "[DIR]",
+                "list runs with state, step, reward and accuracy; default: checkpoints",
+                "列出各次训练的状态、步数、奖励和准确率；默认目录 checkpoints",
+            )
+        ],
+    ),
+    "compare": Command(
+        "rloom.cli.compare",
+        [
+            (
+                "RUN RUN ...",
+                "compare runs: configuration, accuracy, metrics at equal steps",
+                "比较多次训练：配置、准确率、相同步数的指标",
+            )
+        ],
+    ),
     "doctor": Command(
         "rloom.cli.doctor",
         [
