@@ -221,7 +221,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tensorboard": ("rloom.observe.trackers.tensorboard",),
     "torch.utils.tensorboard": ("rloom.observe.trackers.tensorboard",),
     "matplotlib": ("rloom.observe.curve",),
-    "rich": ("rloom.observe", "rloom.doctor.env"),
+    "rich": ("rloom.observe", "rloom.doctor.env", "rloom.cli.runs", "rloom.cli.compare"),
     "torch.distributed": (
         *(f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses", "megatron")),
         "rloom.runtime.torchrun",  # calls among the ranks that torchrun has started
