@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from rloom.observe.compare import AccuracyComparison, Comparison, MetricComparison, Point
     from rloom.observe.run_folder import RunFolder
 
+WIDTH_OF_A_FILE = 160
 MAX_VALUE = 60  # characters of a value of the configuration
+CURVE_WIDTH = 12
+FIXED_WIDTH, STEP_WIDTH = 42, 12  # of the names and curves, and of one step, in the table of metrics
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,7 +62,7 @@ def render(found: "Comparison", runs: Sequence["RunFolder"]) -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 200
+        console.width = WIDTH_OF_A_FILE
     names = ascii_uppercase[: len(runs)]
     for name, run in zip(names, runs, strict=True):
         state = run.state
@@ -73,16 +77,14 @@ def render(found: "Comparison", runs: Sequence["RunFolder"]) -> None:
         console.print("\nValidation accuracy (%)", style="bold")
         console.print(accuracy_table(found.accuracy, names))
     console.print("\nMetrics at equal steps", style="bold")
-    for metric in found.metrics:
-        console.print()
-        console.print(metric_table(metric, names))
-    console.print("\nThe numbers in brackets are the differences to A.", style="dim")
+    for table in metric_tables(found.metrics, names, console.width):
+        console.print(table)
 
 
 def new_table(*columns: str) -> "Table":
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
         table.add_column(name, overflow="fold")
     return table
@@ -137,14 +139,26 @@ def accuracy_cells(points: Sequence["Point | None"], *, own_steps: bool) -> list
     return cells
 
 
-def metric_table(metric: "MetricComparison", names: str) -> "Table":
-    table = new_table(metric.label, *names)
-    table.add_row("", *curves(metric))
-    for step, values in zip(metric.steps, metric.rows, strict=True):
-        cells = [number(values[0])]
-        cells += [f"{number(value)} ({signed(value - values[0])})" for value in values[1:]]
-        table.add_row(f"step {step}", *cells)
-    return table
+def metric_tables(metrics: Sequence["MetricComparison"], names: str, width: int) -> Iterator["Table"]:
+    """One table for the metrics that the runs have at the same steps; a column a step, as many as fit."""
+    for steps, together in groupby(metrics, key=lambda metric: tuple(metric.steps)):
+        shown = spread(len(steps), (width - FIXED_WIDTH) // STEP_WIDTH)
+        table = new_table("", "", "", *(f"step {steps[index]}" for index in shown))
+        for metric in together:
+            rows = [metric.rows[index] for index in shown]
+            for number_of_run, (name, curve) in enumerate(zip(names, curves(metric), strict=True)):
+                values = [row[number_of_run] for row in rows]
+                table.add_row("" if number_of_run else metric.label, name, curve, *map(number, values))
+            for number_of_run, name in enumerate(names[1:], start=1):
+                differences = [row[number_of_run] - row[0] for row in rows]
+                table.add_row("", f"{name}-{names[0]}", "", *map(signed, differences), style="dim")
+        yield table
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Up to `most` indices below `count`, evenly spread, with the first and the last."""
+    most = max(2, min(most, count))
+    return sorted({round((count - 1) * part / (most - 1)) for part in range(most)}) if count else []
 
 
 def curves(metric: "MetricComparison") -> list[str]:
@@ -153,7 +167,7 @@ def curves(metric: "MetricComparison") -> list[str]:
 
     everything = [value for series in metric.series for value in series.values()]
     low, high = min(everything), max(everything)
-    return [sparkline([series[step] for step in sorted(series)], low, high) for series in metric.series]
+    return [sparkline([series[step] for step in sorted(series)], low, high, CURVE_WIDTH) for series in metric.series]
 
 
 def number(value: float) -> str:

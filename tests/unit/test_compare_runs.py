@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rloom import cli
+from rloom.cli.compare import spread
 from rloom.observe.compare import Point, compare, compare_configs, tenths
 from rloom.observe.run_folder import RunFolder
 from rloom.observe.sparkline import sparkline
@@ -89,8 +90,19 @@ def test_two_runs_in_the_terminal(runs: list[Path], capsys: pytest.CaptureFixtur
     assert "new.key - 1" in lines
     assert "openai/gsm8k step 2, the last of all 75.0 50.0 (-25.0)" in lines
     assert "openai/gsm8k last 50.0 at 4 50.0 (+0.0) at 2" in lines
-    assert "step 2 0.2 0.5 (+0.3)" in lines
-    assert "▁▃▄▆ ▄█" in lines  # one scale: the second run reaches higher
+    start = lines.index("step 1 step 2")
+    assert lines[start + 1 : start + 4] == [
+        "reward A ▁▃▄▆ 0.1 0.2",
+        "B ▄█ 0.3 0.5",  # one scale: the second run reaches higher
+        "B-A +0.2 +0.3",
+    ]
+
+
+def test_as_many_steps_are_shown_as_fit() -> None:
+    assert spread(11, 4) == [0, 3, 7, 10]
+    assert spread(3, 9) == [0, 1, 2]
+    assert spread(5, 0) == [0, 4]
+    assert (spread(1, 9), spread(0, 9)) == ([0], [])
 
 
 def test_three_runs_as_json(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
