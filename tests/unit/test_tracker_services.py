@@ -1,13 +1,18 @@
 """SwanLab, MLflow and Trackio: what is written is read back with their own readers."""
 
+import importlib
 import json
-from collections.abc import Iterator
+import shutil
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rloom.config.load import load_config
 from rloom.observe.trackers import Start, Tracker, make_trackers
+from rloom.observe.trackers.base import silent
+from rloom.trainer.run import run
 
 COLUMNS = ["input", "output", "score"]
 ROWS = [["2+2", "<b>4</b>", 1.0], ["2+3", "4\n", None]]
@@ -122,20 +127,23 @@ def test_a_swanlab_service_out_of_reach_means_offline_and_a_reached_one_is_conti
 
 
 @pytest.fixture(scope="module")
-def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One database for all tests: MLflow creates its tables in seconds."""
-    pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
-    pytest.importorskip("sqlalchemy", reason="the extra mlflow is not installed")
-    yield f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+    for module in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(module, reason="the extra mlflow is not installed")
+    folder = tmp_path_factory.mktemp("mlflow")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    with chdir(folder), silent():  # artifacts are in ./mlruns of the place where a process opened the database first
+        importlib.import_module("mlflow").MlflowClient(uri).search_experiments()
+    return uri
 
 
 @pytest.fixture
-def mlflow(mlflow_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def mlflow(mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     import mlflow
 
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
-    monkeypatch.chdir(tmp_path)  # artifacts of a database are in ./mlruns
     return mlflow
 
 
@@ -189,18 +197,20 @@ def test_a_resumed_run_continues_its_mlflow_run_and_a_new_one_does_not(
 
 @pytest.mark.filterwarnings("ignore::Warning")
 def test_an_mlflow_server_out_of_reach_means_a_database_in_the_run_directory(
-    mlflow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mlflow: Any, mlflow_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "run").mkdir()
+    shutil.copy(mlflow_uri.removeprefix("sqlite:///"), tmp_path / "run" / "mlflow.db")  # saves creating the tables
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")  # a port where nothing listens
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     said: list[str] = []
-    run_of("mlflow", Start(tmp_path / "run", "p", "e", CONFIG, report=said.append), {1: 0.5})
+    run_of("mlflow", Start(tmp_path / "run", "away", "e", CONFIG, report=said.append), {1: 0.5})
     (line,) = said
     local = f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}"
     assert line.endswith(f"recording in {local}; `mlflow ui --backend-store-uri {local}` shows it")
     assert "127.0.0.1:9" in line and "secret" not in line
     client = mlflow.MlflowClient(local)
-    (run,) = client.search_runs([client.get_experiment_by_name("p").experiment_id])
+    (run,) = client.search_runs([client.get_experiment_by_name("away").experiment_id])
     assert run.data.metrics["critic/score/mean"] == 0.5
     assert len(list(tmp_path.glob("run/mlflow_artifacts/*/artifacts/val/generations.json"))) == 1
 
@@ -267,3 +277,18 @@ def test_a_trackio_service_that_cannot_be_used_means_the_local_database(
     assert line.startswith("trackio: http://127.0.0.1:9: Self-hosted logging requires a write token")
     assert f"recording in {tmp_path / 'trackio'}" in line
     assert trackio_values(trackio, "p") == [[(1, 0.5, None), (1, None, 0.25)]]
+
+
+# ---- a run
+
+
+def test_a_run_gives_answers_of_its_validation_to_the_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "events"))
+    keys = {"val_only": True, "logger": "tensorboard", "log_val_generations": 2, "default_local_dir": tmp_path / "run"}
+    run(load_config([*(f"trainer.{key}={value}" for key, value in keys.items()), "data.val_max_samples=4"]))
+    events = accumulator.EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    (event,) = events.Tensors("val/generations/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert (event.step, text.count("**output**"), text.count("**gts**")) == (0, 2, 2)
