@@ -141,6 +141,7 @@ class GrowingRun:
         *,
         total_steps: int,
         config: Mapping[str, Any] = CONFIG,
+        after: int = 0,
         process: int | None = None,
         interval_s: float = 0.5,
     ) -> None:
@@ -152,7 +153,7 @@ class GrowingRun:
         self.last_step = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._grow, name="growing-run")
-        self.begin(0, process)
+        self.begin(after, process)
 
     def begin(self, after: int, process: int | None = None) -> None:
         """A process starts or resumes."""
