@@ -1,7 +1,7 @@
 """`rloom view` on a run of real size: seconds of a cold start and of each request, size of the answers, peak memory.
 
     python -m benchmarks.view                                     writes 1,000 steps x 128 prompts x 8 answers, and asks
-    python -m benchmarks.view --steps 100 --folder /tmp/big       keeps the run for the next call
+    python -m benchmarks.view --steps 100 --folder FOLDER     keeps the run for the next call
 
 The viewer is a process of its own, as for a user. `again` is the same request once more.
 """
