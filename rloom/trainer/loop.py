@@ -18,6 +18,7 @@ from rloom.algos.packed import sum_by_sample
 from rloom.algos.registry import Algorithm
 from rloom.batch import Batch, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
+from rloom.diagnosis.live import LiveDiagnosis
 from rloom.observe.events import rollout_fields
 from rloom.observe.metrics import batch_metrics, part_metrics, throughput, utilisation
 from rloom.observe.mismatch import MismatchMonitor
@@ -123,9 +124,10 @@ class Training(StepLoop):
         write_checkpoint: Callable[[Path], None],
         load_checkpoint: Callable[[Path], None],
         after_step: AfterStep = go_on,
+        diagnosis: LiveDiagnosis | None = None,
     ) -> None:
         state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
-        super().__init__(settings, state, log, checkpoints, write_checkpoint, after_step)
+        super().__init__(settings, state, log, checkpoints, write_checkpoint, after_step, diagnosis)
         self.roles, self.stream, self.load_checkpoint = roles, stream, load_checkpoint
         self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
 
