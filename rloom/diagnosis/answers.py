@@ -147,14 +147,9 @@ def length_drift(history: History) -> Finding | None:
 
 
 def becomes_better(history: History) -> bool:
-    """By an accuracy, where there is one beside the reward: longer answers may be better ones.
-
-    A reward alone says nothing here: it may be the reason for the length.
-    """
+    """By an accuracy: longer answers may be better. A reward says nothing here, it may be what changes the length."""
     validation = history.validation
     if len(validation) >= 2:
         return validation.values[-1] > validation.values[0]
     accuracy = history.series("reward/acc").trend
-    if accuracy is not None:
-        return accuracy.rises
-    return history.score_rises and not history.config.get("custom_reward_function.path")
+    return accuracy is not None and accuracy.rises

@@ -30,10 +30,11 @@ ORDER = (
     Check(reward.REWARD_CONSTANT, reward.reward_constant),
     Check(reward.FAILURES, reward.reward_failures),
     Check(numerics.LEARNING_RATE, numerics.learning_rate_zero),
-    Check(credit.EQUAL_GROUPS, credit.equal_groups),
     Check(numerics.GRADIENT, numerics.gradient_explosion),
     Check(policy.CLIP, policy.clip_high),
     Check(policy.KL_FAULT, policy.kl_high),
+    Check(reward.COLLAPSE, reward.reward_collapse),
+    Check(credit.EQUAL_GROUPS, credit.equal_groups),
     Check(policy.STATIC, policy.policy_static),
     Check(answers.REPETITION, answers.repetition),
     Check(policy.ENTROPY_LOW, policy.entropy_collapse),
@@ -51,11 +52,14 @@ ORDER = (
 CHECKS: Mapping[str, Check] = {check.fault.kind: check for check in ORDER}
 
 NO_SIGNAL = frozenset({"equal_groups", "policy_static", "critic_stuck", "credit_decay", "entropy_collapse"})
+RUINED = frozenset({"repetition", "answers_cut", "length_drift", "entropy_explosion", "reward_falls"})
 # kind -> kinds that are only its consequences, and are left out beside it
 EXPLAINS: Mapping[str, frozenset[str]] = {
     "nonfinite": frozenset({"gradient_explosion", "run_failed", "policy_static", "critic_stuck", "credit_decay"}),
+    "rollout_mismatch": frozenset({"reward_collapse", "reward_falls", "entropy_explosion"}),
     "reward_zero": NO_SIGNAL | {"reward_hacked", "length_drift"},
     "reward_constant": NO_SIGNAL | {"reward_hacked", "length_drift"},
+    "reward_collapse": NO_SIGNAL | RUINED,
     "learning_rate_zero": frozenset({"policy_static", "credit_decay", "critic_stuck"}),
     "equal_groups": frozenset({"policy_static", "entropy_collapse"}),
     "policy_static": frozenset({"credit_decay"}),

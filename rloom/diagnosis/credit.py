@@ -1,14 +1,13 @@
 """Advantages that carry no information, or that do not reach the first tokens of an answer."""
 
-import math
-
+from rloom.algos.discount import SMALLEST_WEIGHT, discount, reach
 from rloom.diagnosis.finding import Change, Fault, Finding, Severity, Text
 from rloom.diagnosis.history import FEWEST_CERTAIN, FEWEST_STEPS, RESPONSE_LENGTH, ROLLOUT, SCORE, History
 from rloom.diagnosis.series import FEWEST_OF_A_TREND, Series
 
 EQUAL_SHARE = 0.9  # of the prompts: fewer than one in ten has anything to learn from
+EQUAL_AT_FIRST = 0.75
 EQUAL_CERTAIN = 0.97
-SMALLEST_WEIGHT = 0.05  # of the final reward in the advantage of the first token
 WEIGHT_CERTAIN = 0.001
 
 EQUAL_GROUPS = Fault(
@@ -44,9 +43,10 @@ CREDIT = Fault(
 
 def equal_groups(history: History) -> Finding | None:
     share = history.series("rollout/equal_groups")
-    if not history.compares_answers or len(share) < FEWEST_STEPS or share.tail.mean < EQUAL_SHARE:
+    if not history.compares_answers or len(share) < FEWEST_STEPS:
         return None
-    if history.score_rises:  # it has learned the task
+    # equal only at the end: it has learned the task, or it has collapsed, which other checks find
+    if share.head.mean < EQUAL_AT_FIRST or share.tail.mean < EQUAL_SHARE or history.score_rises:
         return None
     equal, score = share.tail.mean, history.series(SCORE)
     evidence = [
@@ -85,21 +85,10 @@ def equal_causes(history: History) -> list[Text]:
     return [*causes, *(cause for cause in (SAME_ANSWERS, FEW_ANSWERS, COARSE) if cause not in causes)]
 
 
-def decay_of(history: History) -> float | None:
-    """The factor per token between the reward and the advantage of an earlier token; None: there is none."""
-    gamma, lam = history.number("algorithm.gamma", 1.0), history.number("algorithm.lam", 1.0)
-    factor = {"gae": gamma * lam, "reinforce_plus_plus": gamma, "remax": gamma}.get(history.estimator, 1.0)
-    return factor if factor < 1 else None
-
-
-def reach(decay: float) -> int:
-    """Tokens before the reward whose advantage has at least SMALLEST_WEIGHT of it."""
-    return int(math.log(SMALLEST_WEIGHT) / math.log(decay)) if decay > 0 else 0
-
-
 def credit_decay(history: History) -> Finding | None:
-    decay, length = decay_of(history), history.series(RESPONSE_LENGTH)
-    if decay is None or len(length) < FEWEST_OF_A_TREND:
+    gamma, lam = history.number("algorithm.gamma", 1.0), history.number("algorithm.lam", 1.0)
+    decay, length = discount(history.estimator, gamma, lam), history.series(RESPONSE_LENGTH)
+    if decay >= 1 or len(length) < FEWEST_OF_A_TREND:
         return None
     weight = decay**length.mean
     if weight >= SMALLEST_WEIGHT or history.score_rises:

@@ -1,5 +1,7 @@
 """How far the policy moves: KL, clip fraction, entropy, and the mismatch with the rollout engine."""
 
+import math
+
 from rloom.diagnosis.finding import Change, Fault, Finding, Severity, Text
 from rloom.diagnosis.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, figures, rounded
 from rloom.diagnosis.numerics import learning_rate_key, lower_learning_rate
@@ -7,9 +9,10 @@ from rloom.observe.mismatch import CAUSES, CAUSES_CHINESE, CORRECTION, FIGURE, T
 
 KL = ("actor/reward_kl_penalty", "actor/kl_loss")
 KL_HIGH, KL_CERTAIN = 0.1, 0.2  # the documents: 0.001 to 0.1, never above 0.1 to 0.2
-CLIP_HIGH, CLIP_CERTAIN = 0.3, 0.4  # the documents: at most 0.3
+CLIP_HIGH = 0.3  # the documents: at most 0.3
 RATIO_LOW, RATIO_HIGH = 0.8, 1.2
 PPO_KL_HIGH = 0.1
+LARGE_SHARE = 0.2  # of the steps, and two of them: a single one may be chance
 PPO_KL_STATIC = 1e-6  # between the policies before and after several updates
 KL_STATIC = 1e-5  # to the reference: a hundredth of the documents' range
 COLLAPSED = 0.1  # of the entropy at first
@@ -107,39 +110,36 @@ def kl_high(history: History) -> Finding | None:
 
 
 def clip_high(history: History) -> Finding | None:
-    clipped, ratio = history.series("actor/pg_clipfrac"), history.series("actor/ppo_ratio")
-    moved = history.series("actor/ppo_kl")
-    evidence, certain = [], False
-    if len(clipped) >= FEWEST_STEPS and clipped.tail.mean > CLIP_HIGH:
-        certain = len(clipped) >= FEWEST_CERTAIN and clipped.tail.mean > CLIP_CERTAIN
+    """Of all steps: one update that is far too large can end all learning, and those after it are small."""
+    limits = {
+        "actor/pg_clipfrac": (-math.inf, CLIP_HIGH, Text("at most 0.3 is healthy", "不超过 0.3 为健康")),
+        "actor/ppo_ratio": (RATIO_LOW, RATIO_HIGH, Text("0.8 to 1.2 is healthy", "健康范围 0.8–1.2")),
+        "actor/ppo_kl": (-PPO_KL_HIGH, PPO_KL_HIGH, Text("near 0 is healthy", "接近 0 为健康")),
+    }
+    evidence, bad = [], set[int]()
+    for name, (low, high, healthy) in limits.items():
+        series = history.series(name)
+        pairs = list(zip(series.steps, series.values, strict=True))
+        outside = [(step, value) for step, value in pairs if not low <= value <= high]
+        if len(series) < FEWEST_STEPS or len(outside) < max(2, LARGE_SHARE * len(series)):
+            continue
+        bad |= {step for step, _ in outside}
+        step, worst = max(outside, key=lambda pair: abs(pair[1]))
         evidence.append(
             Text(
-                f"actor/pg_clipfrac: {clipped.tail.mean:.3g} on average over the last {len(clipped.tail)} steps "
-                "(at most 0.3 is healthy)",
-                f"actor/pg_clipfrac：最后 {len(clipped.tail)} 步平均 {clipped.tail.mean:.3g}（不超过 0.3 为健康）",
-            )
-        )
-    if len(ratio) >= FEWEST_STEPS and not RATIO_LOW <= ratio.tail.median <= RATIO_HIGH:
-        evidence.append(
-            Text(
-                f"actor/ppo_ratio: {ratio.tail.median:.3g} (0.8 to 1.2 is healthy)",
-                f"actor/ppo_ratio：{ratio.tail.median:.3g}（健康范围 0.8–1.2）",
-            )
-        )
-    if len(moved) >= FEWEST_STEPS and moved.tail.median > PPO_KL_HIGH:
-        evidence.append(
-            Text(
-                f"actor/ppo_kl: {moved.tail.median:.3g} between the policies before and after the updates of a step",
-                f"actor/ppo_kl：{moved.tail.median:.3g}（一步更新前后的策略之间）",
+                f"{name} is out of range in {len(outside)} of {len(series)} steps, {worst:.3g} in step {step} "
+                f"({healthy.english})",
+                f"{name} 在 {len(series)} 步中有 {len(outside)} 步超出范围，"
+                f"第 {step} 步为 {worst:.3g}（{healthy.chinese}）",
             )
         )
     if not evidence:
         return None
-    span = clipped.tail.span if len(clipped) else ratio.tail.span
     epochs = Change(f"{ACTOR}.ppo_epochs", 1, Text("one pass over each batch", "每批数据只更新一遍"))
     repeated = history.number(f"{ACTOR}.ppo_epochs", 1) > 1
     changes = [*([epochs] if repeated else []), lower_learning_rate(history)]
-    return CLIP.found(span, evidence, changes, certain=certain)
+    certain = len(bad) >= max(FEWEST_STEPS, len(history.steps) / 2)
+    return CLIP.found((min(bad), max(bad)), evidence, changes, certain=certain)
 
 
 def policy_static(history: History) -> Finding | None:

@@ -1,6 +1,7 @@
 """Rewards without information, rewards that fail, rewards that are not the goal, rewards that fall again."""
 
 import math
+from statistics import fmean
 
 from rloom.diagnosis.finding import Change, Fault, Finding, Severity, Text
 from rloom.diagnosis.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History
@@ -11,6 +12,8 @@ FAILED_SHARE = 0.01  # of all answers; a judge may fail now and then
 FAILED_CERTAIN = 0.05
 HIGHEST_ACCURACY = 0.95  # that need not rise any more
 RISE = 0.05  # of the reward's range: smaller rises say nothing about what it rewards
+COLLAPSED = 0.25  # of the height above the lowest score that the first steps had
+COLLAPSE_ERRORS = 2.5  # standard errors of the mean score of one step
 PEAK_ERRORS = 4.0  # standard errors from peak to end: the highest of many means is high by chance
 PEAK_SHARE = 0.2  # of the peak
 
@@ -96,6 +99,17 @@ FALLS = Fault(
         Text("advantages are noisy: few answers in a step", "优势噪声大：每步回答数太少"),
     ),
     (SCORE, "val-core"),
+)
+COLLAPSE = Fault(
+    "reward_collapse",
+    Severity.ERROR,
+    Text("The reward has collapsed", "奖励崩溃"),
+    (
+        Text("the learning rate is too high: a few updates have ruined the policy", "学习率过高：几次更新就毁掉了策略"),
+        Text("too many updates on one batch", "同一批数据更新次数过多"),
+        Text("a resumed run has other data, another reward or a damaged model", "恢复训练后数据、奖励或模型不同"),
+    ),
+    (SCORE,),
 )
 
 
@@ -236,6 +250,28 @@ def rising_parts(history: History) -> list[Text]:
         for name, t in parts.items()
         if t is not None and t.rises
     ]
+
+
+def reward_collapse(history: History) -> Finding | None:
+    """In the second half of the run every step is far below the best of the first steps, and near the lowest score."""
+    score, spread = history.series(SCORE), history.series("critic/score/std")
+    found = extremes(history)
+    if found is None or len(spread) != len(score):
+        return None
+    lowest, early, late = min(found[0].values), score.head, score.values[len(score) // 2 :]
+    best = max(early.values)
+    place = early.values.index(best)
+    error = spread.values[place] / math.sqrt(max(history.answers_per_step, 1))
+    left = max(late) - lowest
+    if left > COLLAPSED * (best - lowest) or best - fmean(late) <= COLLAPSE_ERRORS * error or best <= lowest:
+        return None
+    step, last = score.steps[place], score.steps[-1]
+    evidence = Text(
+        f"{SCORE}: {best:.3g} in step {step}, {fmean(late):.3g} on average from step {score.steps[len(score) // 2]} on",
+        f"{SCORE}：第 {step} 步 {best:.3g}，第 {score.steps[len(score) // 2]} 步之后平均 {fmean(late):.3g}",
+    )
+    changes = [lower_learning_rate(history, 10.0), *fall_changes(history)[1:]]
+    return COLLAPSE.found((step, last), [evidence], changes, certain=len(score) >= FEWEST_CERTAIN)
 
 
 def reward_falls(history: History) -> Finding | None:

@@ -83,7 +83,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.rewards.judge.addresses",
         "rloom.runtime.placement",
     ),
-    "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors", "rloom.packing", "rloom.runtime.placement", *LIMITS),
+    "rloom.plan": (
+        "rloom.plan",
+        "rloom.algos.discount",
+        "rloom.config",
+        "rloom.errors",
+        "rloom.packing",
+        "rloom.runtime.placement",
+        *LIMITS,
+    ),
     "rloom.families": ("rloom.families", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": ("rloom.algos", *NOUNS),
     "rloom.models": (
@@ -100,6 +108,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
     "rloom.diagnosis": (
         "rloom.diagnosis",
+        "rloom.algos.discount",
         "rloom.algos.needs",
         "rloom.language",
         *(f"rloom.observe.{name}" for name in ("events", "mismatch", "run_folder")),
@@ -242,6 +251,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 
 WITHOUT_TORCH = (
     *BOTTOM,
+    "rloom.algos.discount",
     "rloom.algos.needs",
     "rloom.runtime.placement",
     "rloom.config",
