@@ -42,8 +42,8 @@ ORDER = (
     Check(answers.CUT, answers.answers_cut),
     Check(reward.HACKED, reward.reward_hacked),
     Check(answers.LENGTH, answers.length_drift),
-    Check(critic.CRITIC_STUCK, critic.critic_stuck),
     Check(credit.CREDIT, credit.credit_decay),
+    Check(critic.CRITIC_STUCK, critic.critic_stuck),
     Check(numerics.SFT_LOSS, numerics.loss_not_falling),
     Check(reward.FALLS, reward.reward_falls),
     Check(resources.SLOW, resources.slow_stage),
@@ -63,6 +63,7 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
     "learning_rate_zero": frozenset({"policy_static", "credit_decay", "critic_stuck"}),
     "equal_groups": frozenset({"policy_static", "entropy_collapse"}),
     "policy_static": frozenset({"credit_decay"}),
+    "credit_decay": frozenset({"critic_stuck"}),  # the critic's targets lack the reward in the same way
     "repetition": frozenset({"answers_cut", "length_drift"}),
     "answers_cut": frozenset({"length_drift"}),
 }

@@ -14,7 +14,7 @@ from rloom.observe.run_folder import RunFolder
 
 def run(paths: Sequence[Path], *, as_json: bool) -> int:
     """0: nothing wrong, 1: findings."""
-    reports = [Report.of(RunFolder(path)) for path in paths]
+    reports = [Report.of(RunFolder(path), path) for path in paths]
     if as_json:
         found = [report.as_json() for report in reports]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=2, ensure_ascii=False))

@@ -138,7 +138,7 @@ def clip_high(history: History) -> Finding | None:
     epochs = Change(f"{ACTOR}.ppo_epochs", 1, Text("one pass over each batch", "每批数据只更新一遍"))
     repeated = history.number(f"{ACTOR}.ppo_epochs", 1) > 1
     changes = [*([epochs] if repeated else []), lower_learning_rate(history)]
-    certain = len(bad) >= max(FEWEST_STEPS, len(history.steps) / 2)
+    certain = len(bad) >= max(FEWEST_CERTAIN, len(history.steps) / 2)
     return CLIP.found((min(bad), max(bad)), evidence, changes, certain=certain)
 
 

@@ -23,7 +23,7 @@ EVIDENCE, CAUSES, CHANGES = Text("Evidence", "依据"), Text("Likely causes", "�
 
 @dataclass(frozen=True)
 class Report:
-    run: Path
+    run: Path  # as it was given
     steps: int  # of training
     state: str
     findings: Sequence[Finding]
@@ -31,12 +31,12 @@ class Report:
     unchecked: Sequence[str]  # kinds whose metrics the run does not have
 
     @classmethod
-    def of(cls, folder: RunFolder) -> "Report":
+    def of(cls, folder: RunFolder, given: Path | None = None) -> "Report":
         history = History.of(folder)
         names = history.names
         applies = {kind: check.applies(names) for kind, check in CHECKS.items()}
         return cls(
-            folder.path,
+            given or folder.path,
             len(history.steps),
             folder.state.status.value,
             diagnose(history),

@@ -1,6 +1,7 @@
 """Short runs of the embedded model: each of the ill ones has one planted fault, the healthy ones have none."""
 
 import re
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
@@ -161,6 +162,15 @@ def wrong_weights(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NativeRollout, "load_weights", load_wrongly)
 
 
+def memory_of_now(patch: pytest.MonkeyPatch) -> None:
+    """On a CPU the metric is the peak of the process, which may be that of tests before."""
+
+    def now(device: torch.device) -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    patch.setattr("rloom.observe.metrics.peak_memory_bytes", now)
+
+
 ILL: Mapping[str, Plant] = {
     "reward function returns 0": Plant("reward_zero", reward=always(0.0)),
     "reward function returns 0.5": Plant("reward_constant", reward=always(0.5)),
@@ -192,7 +202,7 @@ ILL: Mapping[str, Plant] = {
     "critic with a learning rate of 1e-10": Plant("critic_stuck", {**GAE, "critic.optim.lr": 1e-10}, steps=TREND),
     "reward for short answers": Plant("length_drift", {f"{ACTOR}.optim.lr": 1e-3}, steps=20, reward=short),
     "reward for the format": Plant("reward_hacked", {f"{ACTOR}.optim.lr": 1e-3}, steps=16, reward=by_format),
-    "reward function keeps memory": Plant("memory_growth", steps=TREND, reward=leaking),
+    "reward function keeps memory": Plant("memory_growth", steps=TREND, reward=leaking, patch=memory_of_now),
     "learning rate 25 times too high": Plant("reward_collapse", {f"{ACTOR}.optim.lr": 5e-3}, steps=8),
 }
 HEALTHY: Mapping[str, Plant] = {
