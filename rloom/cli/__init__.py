@@ -152,10 +152,15 @@ COMMANDS = {
         "rloom.cli.doctor",
         [
             (
+                "RUN ...",
+                "what is wrong with a run, why, and which keys to change",
+                "诊断一次训练：问题、原因和应修改的配置",
+            ),
+            (
                 "env",
                 "what is installed, what works here, and what to install for the rest",
                 "检查已安装的依赖和本机可用的功能",
-            )
+            ),
         ],
     ),
     "view": Command(

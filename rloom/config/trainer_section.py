@@ -70,6 +70,9 @@ class RunTrainer(Section):
     resume_from_path: str | None = key(None, "A `global_step_N` folder.")
     balance_batch: bool = key(True, "Divide a batch among workers by tokens instead of by samples.")
     max_nonfinite_updates: int = key(3, "Stop after this many consecutive updates with a non-finite gradient.", ge=1)
+    diagnose: bool = key(
+        True, "Warn on the console when a fault of the run is certain; `rloom doctor RUN` has the rest. False: never."
+    )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "Device. auto: a GPU if there is one.")
 
     @field_validator("logger", mode="before")

@@ -175,7 +175,8 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         status = "finished" if kind is None else "interrupted" if kind is KeyboardInterrupt else kind.__name__
-        self.events.write("end", status=status)
+        message = {} if error is None or status == "interrupted" else {"message": str(error)}
+        self.events.write("end", status=status, **message)
         self.close(failed=kind is not None)
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -86,7 +86,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.rewards.judge.addresses",
         "rloom.runtime.placement",
     ),
-    "rloom.plan": ("rloom.plan", "rloom.config", "rloom.errors", "rloom.packing", "rloom.runtime.placement", *LIMITS),
+    "rloom.plan": (
+        "rloom.plan",
+        "rloom.algos.discount",
+        "rloom.config",
+        "rloom.errors",
+        "rloom.packing",
+        "rloom.runtime.placement",
+        *LIMITS,
+    ),
     "rloom.families": ("rloom.families", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": ("rloom.algos", *NOUNS),
     "rloom.models": (
@@ -103,6 +111,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
     "rloom.dumps": ("rloom.dumps", "rloom.observe.json_lines", "rloom.observe.records", *NOUNS),
     "rloom.view": ("rloom.view", "rloom.dumps", "rloom.diagnosis", "rloom.observe", "rloom.errors"),
+    "rloom.diagnosis": (
+        "rloom.diagnosis",
+        "rloom.algos.discount",
+        "rloom.algos.needs",
+        "rloom.language",
+        *(f"rloom.observe.{name}" for name in ("events", "mismatch", "run_folder")),
+        *BOTTOM,
+    ),
     "rloom.doctor": ("rloom", "rloom.doctor", "rloom.errors", "rloom.extras", "rloom.rewards.sandbox"),
     "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
     "rloom.engines.megatron": ("rloom.engines.megatron", *ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
@@ -137,6 +153,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "rloom.algos",
             "rloom.data",
             "rloom.dumps",
+            "rloom.diagnosis.live",
             "rloom.observe",
             "rloom.rewards.failures",
             "rloom.rewards.mix",
@@ -154,6 +171,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         name: (
             *DOORS,
             *LOOP,
+            "rloom.diagnosis.live",
             *BACKENDS,
             *RUNTIME,
             *CONFIG,
@@ -185,6 +203,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "rloom.cli",
             *DOORS,
             *BACKENDS,
+            "rloom.diagnosis",
             "rloom.doctor",
             "rloom.view",
             "rloom.config",
@@ -223,7 +242,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tensorboard": ("rloom.observe.trackers.tensorboard",),
     "torch.utils.tensorboard": ("rloom.observe.trackers.tensorboard",),
     "matplotlib": ("rloom.observe.curve",),
-    "rich": ("rloom.observe", "rloom.doctor.env", "rloom.cli.runs", "rloom.cli.compare"),
+    "rich": ("rloom.observe", "rloom.diagnosis.command", "rloom.doctor.env", "rloom.cli.runs", "rloom.cli.compare"),
     "torch.distributed": (
         *(f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses", "megatron")),
         "rloom.runtime.torchrun",  # calls among the ranks that torchrun has started
@@ -243,6 +262,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 
 WITHOUT_TORCH = (
     *BOTTOM,
+    "rloom.algos.discount",
     "rloom.algos.needs",
     "rloom.runtime.placement",
     "rloom.config",
@@ -252,6 +272,7 @@ WITHOUT_TORCH = (
     "rloom.rewards",
     "rloom.console",
     "rloom.startup",
+    "rloom.diagnosis",
     "rloom.doctor",
     "rloom.view",
     "rloom.cli",
