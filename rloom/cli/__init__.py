@@ -128,6 +128,26 @@ COMMANDS = {
             )
         ],
     ),
+    "runs": Command(
+        "rloom.cli.runs",
+        [
+            (
+                "[DIR]",
+                "list runs with state, step, reward and accuracy; default: checkpoints",
+                "列出各次训练的状态、步数、奖励和准确率；默认目录 checkpoints",
+            )
+        ],
+    ),
+    "compare": Command(
+        "rloom.cli.compare",
+        [
+            (
+                "RUN RUN ...",
+                "compare runs: configuration, accuracy, metrics at equal steps",
+                "比较多次训练：配置、准确率、相同步数的指标",
+            )
+        ],
+    ),
     "doctor": Command(
         "rloom.cli.doctor",
         [
@@ -141,6 +161,16 @@ COMMANDS = {
                 "what is installed, what works here, and what to install for the rest",
                 "检查已安装的依赖和本机可用的功能",
             ),
+        ],
+    ),
+    "view": Command(
+        "rloom.cli.view",
+        [
+            (
+                "RUN ...",
+                "runs in the browser: curves, answers token by token, validations; also while they run",
+                "在浏览器中查看训练：曲线、逐 token 的回答、验证结果；训练进行中也可查看",
+            )
         ],
     ),
     "completion": Command(

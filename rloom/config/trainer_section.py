@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from rloom.config.section import Section, key, section
 
-LOGGER = Literal["console", "tensorboard", "wandb", "file"]
+LOGGER = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow", "trackio", "file"]
 
 
 class Pools(Section):
@@ -109,9 +109,19 @@ class Trainer(RunTrainer):
     rollout_data_dir: str | None = key(None, "Folder for training answers and scores, one jsonl file per step.")
     validation_data_dir: str | None = key(None, "Folder for validation answers and scores, likewise.")
     log_rollouts: bool = key(
-        False, "Write every training answer with its group, tokens, log-probs and advantages to `events.jsonl`."
+        True,
+        "Write every answer with its score, tokens, log-probs, advantages, entropies and ratios to `rollouts/` in the "
+        "run directory, for `rloom view`.",
     )
-    log_val_generations: int = key(0, "Number of answers to print after each validation.", ge=0)
+    log_rollouts_gb: float | None = key(
+        2.0,
+        "GiB that `rollouts/` may have. Beyond that, steps in between are removed: the rest is spread evenly over the "
+        "run. null: no limit.",
+        gt=0,
+    )
+    log_val_generations: int = key(
+        0, "Number of answers to print after each validation, and to record as a table in the trackers.", ge=0
+    )
     rollout_mismatch_warning: float | None = key(
         0.01,
         "Warn if `rollout_corr/k3_kl`, the KL per token of rollout engine and trainer, is above this. null: never.",

@@ -114,6 +114,7 @@ def run_once(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) ->
                 config=config.model_dump(mode="json"),
                 total_steps=parts.settings.total_steps,
                 total_epochs=-(-parts.settings.total_steps // parts.stream.steps_per_epoch),
+                resumed=start is not None,
             ) as log:
                 return job.train(parts, log, checkpoints, start, how)
 

@@ -50,7 +50,9 @@ LIMITS = (
     "rloom.engines.limits",
     "rloom.rollout.limits",
 )  # what `rloom plan` counts with
-BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "observe"))
+BACKENDS = tuple(
+    f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "dumps", "observe")
+)
 ASSEMBLE = ("rloom.trainer.assemble", "rloom.trainer.identity", "rloom.trainer.sft_identity")
 DOORS = tuple(
     f"rloom.trainer.{name}"
@@ -77,6 +79,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.config": (
         "rloom.config",
         "rloom.errors",
+        "rloom.extras",
         "rloom.language",
         "rloom.packing",
         "rloom.algos.needs",
@@ -106,6 +109,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.rewards.sandbox": ("rloom.rewards.framing", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.hub", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
+    "rloom.dumps": ("rloom.dumps", "rloom.observe.json_lines", "rloom.observe.records", *NOUNS),
+    "rloom.view": ("rloom.view", "rloom.dumps", "rloom.diagnosis", "rloom.observe", "rloom.errors"),
     "rloom.diagnosis": (
         "rloom.diagnosis",
         "rloom.algos.discount",
@@ -147,6 +152,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             *PROTOCOLS,
             "rloom.algos",
             "rloom.data",
+            "rloom.dumps",
             "rloom.diagnosis.live",
             "rloom.observe",
             "rloom.rewards.failures",
@@ -199,6 +205,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             *BACKENDS,
             "rloom.diagnosis",
             "rloom.doctor",
+            "rloom.view",
             "rloom.config",
             "rloom.plan",
             "rloom.console",
@@ -223,15 +230,19 @@ HOMES: dict[str, tuple[str, ...]] = {
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
     "httpx": ("rloom.rewards.remote_http", "rloom.rewards.judge.providers", "rloom.rollout.servers.http"),
-    "pyarrow": ("rloom.data",),
+    "pyarrow": ("rloom.data", "rloom.dumps"),
+    "tokenizers": ("rloom.dumps.pieces", "rloom.models", "rloom.families"),
     "math_verify": ("rloom.rewards.rules",),
     "latex2sympy2_extended": ("rloom.rewards.rules",),
     "sympy": ("rloom.rewards.rules",),
-    "wandb": ("rloom.observe.trackers",),
-    "tensorboard": ("rloom.observe.trackers",),
-    "torch.utils.tensorboard": ("rloom.observe.trackers",),
+    "wandb": ("rloom.observe.trackers.wandb",),
+    "swanlab": ("rloom.observe.trackers.swanlab",),
+    "mlflow": ("rloom.observe.trackers.mlflow",),
+    "trackio": ("rloom.observe.trackers.trackio",),
+    "tensorboard": ("rloom.observe.trackers.tensorboard",),
+    "torch.utils.tensorboard": ("rloom.observe.trackers.tensorboard",),
     "matplotlib": ("rloom.observe.curve",),
-    "rich": ("rloom.observe", "rloom.diagnosis.command", "rloom.doctor.env"),
+    "rich": ("rloom.observe", "rloom.diagnosis.command", "rloom.doctor.env", "rloom.cli.runs", "rloom.cli.compare"),
     "torch.distributed": (
         *(f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses", "megatron")),
         "rloom.runtime.torchrun",  # calls among the ranks that torchrun has started
@@ -263,6 +274,7 @@ WITHOUT_TORCH = (
     "rloom.startup",
     "rloom.diagnosis",
     "rloom.doctor",
+    "rloom.view",
     "rloom.cli",
     "rloom.models.source",
     "rloom.trainer.main_ppo",
@@ -331,6 +343,8 @@ def test_no_backend_imports_another_of_its_kind() -> None:
         "rloom.config.load",
         "rloom.cli",
         "rloom.cli.evaluate",
+        "rloom.cli.view",
+        "rloom.view.server",
         "rloom.trainer.main_ppo",
         "rloom.trainer.sft_trainer",
         "rloom.rewards.pool_worker",
