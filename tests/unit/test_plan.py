@@ -406,31 +406,6 @@ def test_what_is_offloaded_crosses_to_the_gpu_and_back(folder: Path) -> None:
     assert timing.offloaded_bytes(lora, passes=5, sums=3) == 4 * (10 * lora.parameters + 3 * lora.trainable) / 8
 
 
-@pytest.mark.parametrize(
-    ("keys", "advice"),
-    [
-        # 0.95^58 = 0.051, 0.95^59 = 0.0485
-        (("algorithm.lam=0.95",), "algorithm.lam=0.95: the reward reaches about the last 58 tokens of an answer"),
-        # 0.99^298 = 0.0500, 0.99^299 = 0.0495
-        (
-            ("algorithm.adv_estimator=remax", "algorithm.gamma=0.99"),
-            "algorithm.gamma=0.99: the reward reaches about the last 298 tokens of an answer",
-        ),
-        (("algorithm.lam=1.0",), None),
-        (("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2"), None),
-        (("algorithm.lam=0.95", "data.max_response_length=48"), None),  # 0.95^48 = 0.085
-    ],
-)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_reward_that_cannot_reach_the_first_tokens_is_a_note(
-    folder: Path, keys: tuple[str, ...], advice: str | None, device: str
-) -> None:
-    notes = plan_of(folder, "data.max_response_length=512", *keys, f"trainer.device={device}").notes
-    found = [note for note in notes if "the reward reaches" in note]
-    assert [note.split(" (5 %")[0] for note in found] == ([] if advice is None else [advice])
-    assert all("answers may have 512; if they are longer than that, use algorithm." in note for note in found)
-
-
 def test_time_is_left_out_where_nothing_was_measured_or_nothing_fits(folder: Path) -> None:
     exact = plan_of(folder, "algorithm.lam=1.0", "actor_rollout_ref.actor.fsdp_config.dtype=float32")
     assert exact.costs is not None and exact.costs.time is None
