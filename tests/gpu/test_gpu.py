@@ -4,6 +4,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,11 @@ def test_compiled_layers_train_and_write_as_the_others(family_folder: Path, dtyp
     # the compiler rounds to bfloat16 less often; with random weights every token is an unlikely one
     assert float(apart.max()) < 1e-4 if dtype == torch.float32 else float(apart.mean()) < 0.05
     for engine in (plain, compiled):
-        engine.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
+        engine.forward_backward(batch, replace(REINFORCE, records_tokens=True), Counts.of(batch, 16))
+        recorded = engine.tally.read_outputs()
+        assert recorded is not None
+        difference = (recorded.output_T - engine.score(batch))[batch.mask_T].abs()
+        assert float(difference.max()) < (1e-3 if dtype == torch.float32 else 0.2)
     one, other = (torch.cat([g.flatten().float() for g in gradients(engine).values()]) for engine in (plain, compiled))
     assert float((other - one).norm() / one.norm()) < (1e-3 if dtype == torch.float32 else 0.1)
     if dtype == torch.float32:
@@ -319,7 +324,7 @@ def test_a_gradient_is_gathered_without_waiting_for_the_device(model_folder: Cal
     for mode in ("default", "error"):  # the first time the kernels are compiled
         torch.cuda.set_sync_debug_mode(mode)
         try:
-            engine.forward_backward(batch, REINFORCE, Counts.of(batch, 16))
+            engine.forward_backward(batch, replace(REINFORCE, records_tokens=True), Counts.of(batch, 16))
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert engine.optim_step(0.01).metrics["actor/entropy"] > 0
