@@ -130,8 +130,8 @@ class Step:
         with watch.stage("advantages"):
             train_batch = grpo_train_batch(batch)
         with watch.stage("update"):
-            self.learner.accumulate(train_batch)
-            done = self.learner.apply(LEARNING_RATE)
+            shares = self.learner.accumulate(train_batch)
+            done = self.learner.apply(LEARNING_RATE, shares)
             assert done.applied
         with watch.stage("weights"):
             self.sampler.sync_weights(number)

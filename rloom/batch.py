@@ -46,6 +46,7 @@ class Trajectory:
     finished: bool  # False if it reached the length limit
     score: Score
     experts_LMK: Tensor | None = None  # as in Batch
+    text: str = ""  # the policy's tokens, decoded without special ones
 
     @property
     def mask_L(self) -> Tensor:
@@ -186,6 +187,25 @@ class TokenOutputs:
     kl_T: Tensor | None = None  # iff requested: KL to the reference over the whole vocabulary
     # iff routing is replayed: the share of the rollout's experts, for the token before, that the routers do not choose
     routing_mismatch_T: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """What the policy computed for each token in the last update of a step that used it; not differentiable."""
+
+    entropy_T: Tensor  # 0 where no update used the token
+    ratio_T: Tensor  # of its probability to that of the old policy; 1 if the update was on-policy
+
+    @classmethod
+    def empty(cls, tokens: int) -> "TokenRecord":
+        return cls(torch.zeros(tokens), torch.ones(tokens))
+
+    def put(self, index_T: Tensor, outputs: TokenOutputs, old_logprobs_T: Tensor | None) -> None:
+        """`outputs`: of the tokens at `index_T`. `old_logprobs_T`: of the whole batch."""
+        assert outputs.entropy_T is not None  # a policy's
+        self.entropy_T[index_T] = outputs.entropy_T
+        if old_logprobs_T is not None:
+            self.ratio_T[index_T] = (outputs.output_T - old_logprobs_T[index_T]).exp()
 
 
 def pack_experts(trajectories: Sequence[Trajectory]) -> Tensor | None:

@@ -35,6 +35,10 @@ class Objective(Protocol):
     @property
     def needs_entropy_gradient(self) -> bool: ...
 
+    @property
+    def records_tokens(self) -> bool:
+        """Whether an update also returns the model's output for each token."""
+
     def prepare(self, mini: TrainBatch) -> TrainBatch:
         """Compute what depends on the whole mini-batch, before it is split."""
 
@@ -56,6 +60,7 @@ class PolicyObjective:
     kl_estimator: str
     measures_gap: bool = True  # report the difference to the rollout engine's log-probs if no earlier stage did
     bypass: bool = False  # the old log-probs are the rollout engine's, so no earlier stage did
+    records_tokens: bool = False
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -128,6 +133,10 @@ class SupervisedObjective:
     def needs_entropy_gradient(self) -> bool:
         return False
 
+    @property
+    def records_tokens(self) -> bool:
+        return False
+
     def prepare(self, mini: TrainBatch) -> TrainBatch:
         return mini
 
@@ -147,6 +156,10 @@ class ValueObjective:
 
     @property
     def needs_entropy_gradient(self) -> bool:
+        return False
+
+    @property
+    def records_tokens(self) -> bool:
         return False
 
     def prepare(self, mini: TrainBatch) -> TrainBatch:

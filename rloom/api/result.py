@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rloom.observe.curve import draw_learning_curve
 from rloom.observe.display import validation_accuracies
-from rloom.observe.events import EVENTS_FILE, Event, metrics_by_step, read_events
+from rloom.observe.events import Event
 from rloom.observe.records import METRICS_FILE
+from rloom.observe.run_folder import RunFolder
 from rloom.trainer.export import export
 from rloom.trainer.launch import Outcome
 from rloom.trainer.run import CURVE
@@ -58,12 +59,12 @@ class TrainResult:
 
 def result_of(outcome: Outcome) -> TrainResult:
     assert outcome.checkpoint is not None  # a run that trains saves its last step
-    events = read_events(outcome.directory / EVENTS_FILE)
+    run = RunFolder(outcome.directory)
     return TrainResult(
         run_dir=outcome.directory,
         checkpoint=outcome.checkpoint,
-        history=metrics_by_step(events),
-        validation=last_validation(events),
+        history=run.metrics,
+        validation=last_validation(run.events),
         stopped_early=outcome.stopped_early,
     )
 

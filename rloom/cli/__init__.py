@@ -138,6 +138,16 @@ COMMANDS = {
             )
         ],
     ),
+    "view": Command(
+        "rloom.cli.view",
+        [
+            (
+                "RUN ...",
+                "runs in the browser: curves, answers token by token, validations; also while they run",
+                "在浏览器中查看训练：曲线、逐 token 的回答、验证结果；训练进行中也可查看",
+            )
+        ],
+    ),
     "completion": Command(
         "rloom.cli.completion",
         [("bash|zsh|fish", "print a script that completes commands, flags and keys", "打印 shell 自动补全脚本")],

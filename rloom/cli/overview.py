@@ -8,6 +8,7 @@ Lines = Sequence[tuple[str, str, str]]  # (words, meaning in English, in Chinese
 # (title in English, in Chinese) -> commands; a command in no group is listed under the last title
 GROUPS: Mapping[tuple[str, str], Sequence[str]] = {
     ("Train", "训练"): ("train", "kit", "openrlhf", "sft", "plan"),
+    ("Look at runs", "查看训练"): ("view",),
     ("Use a checkpoint", "使用检查点"): ("eval", "export", "chat"),
     ("Prepare and check", "准备与检查"): ("config", "data", "reward", "judge", "doctor"),
     ("More", "其他"): ("completion", "help"),
@@ -37,6 +38,7 @@ VARIABLES: Lines = [
     ("HF_TOKEN", "token for gated models of the hub", "Hub 的访问令牌"),
     ("NO_COLOR", "any value: no colours", "设为任意值：不使用颜色"),
     ("RLOOM_SMOKE", "1: two steps with a tiny model and data, to try a command", "1：用极小的模型和数据试运行两步"),
+    ("RLOOM_VIEW_TOKEN", "the token of `rloom view`, instead of a new one", "`rloom view` 的令牌，默认每次新生成"),
     (
         "TENSORBOARD_DIR",
         "folder of TensorBoard's events; else runs/PROJECT/EXPERIMENT",

@@ -106,7 +106,15 @@ class Trainer(RunTrainer):
     rollout_data_dir: str | None = key(None, "Folder for training answers and scores, one jsonl file per step.")
     validation_data_dir: str | None = key(None, "Folder for validation answers and scores, likewise.")
     log_rollouts: bool = key(
-        False, "Write every training answer with its group, tokens, log-probs and advantages to `events.jsonl`."
+        True,
+        "Write every answer with its score, tokens, log-probs, advantages, entropies and ratios to `rollouts/` in the "
+        "run directory, for `rloom view`.",
+    )
+    log_rollouts_gb: float | None = key(
+        2.0,
+        "GiB that `rollouts/` may have. Beyond that, steps in between are removed: the rest is spread evenly over the "
+        "run. null: no limit.",
+        gt=0,
     )
     log_val_generations: int = key(0, "Number of answers to print after each validation.", ge=0)
     rollout_mismatch_warning: float | None = key(

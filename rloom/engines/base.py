@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective
-from rloom.batch import Batch, TrainBatch
+from rloom.batch import Batch, TokenOutputs, TrainBatch
 from rloom.models.network import Reference
 
 
@@ -47,6 +47,7 @@ class Update:
     grad_norm: float
     applied: bool
     metrics: Metrics = field(default_factory=dict)  # this worker's summands of the mini-batch's metrics
+    outputs: TokenOutputs | None = None  # iff the objective records them: of this worker's tokens, on the host
 
 
 class TensorSpec(NamedTuple):

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.objectives import Objective, Shares
+from rloom.algos.objectives import Objective
 from rloom.batch import Batch, TokenOutputs, TrainBatch
 from rloom.engines.base import AdamW, Engine, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.broadcast import allocate_shards, broadcast_weights, weights_to_broadcast
@@ -34,6 +34,7 @@ from rloom.engines.distributed import SHARDS, all_gather_rows, all_reduce_max, a
 from rloom.engines.limits import UNREDUCED_SHARE
 from rloom.engines.micro_batches import (
     MicroBatches,
+    Tally,
     accumulate_gradients,
     dummy_pass,
     score_batches,
@@ -94,7 +95,7 @@ class FSDPEngine:
         self.reference: Engine = reference or self
         self.module = network.module
         self.adamw = optimizer
-        self.metric_shares: Shares = {}  # of the batches whose gradient is accumulated
+        self.tally = Tally()  # of the batches whose gradient is accumulated
         trainable = [name for name, p in self.module.named_parameters() if p.requires_grad]
         self.kind = MODEL if len(trainable) == sum(1 for _ in self.module.parameters()) else ADAPTER
         self.dtypes = self.cast_frozen()
@@ -273,7 +274,7 @@ class FSDPEngine:
         with self.compared(objective) as reference:
             loss = partial(self.loss, entropy_gradient=objective.needs_entropy_gradient, reference=reference)
             passes = self.reduce_in_last(micro_batches, most)
-            accumulate_gradients(passes, loss, objective, counts, self.metric_shares)
+            accumulate_gradients(passes, loss, self.tally.begin(objective, counts, micro_batches))
             for number in range(len(micro_batches), most):  # every rank runs as many passes: they are collective
                 self.begin_pass(last=number == most - 1)
                 loss(*dummy_pass(self.device), zero_loss).backward()
@@ -315,8 +316,8 @@ class FSDPEngine:
         )
         if visiting:
             move_moments(self.optimizer, torch.device("cpu"))
-        metric_shares, self.metric_shares = self.metric_shares, {}
-        return read_update(norm, metric_shares)
+        tally, self.tally = self.tally, Tally()
+        return read_update(norm, tally)
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:

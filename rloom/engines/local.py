@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.objectives import Objective, Shares
+from rloom.algos.objectives import Objective
 from rloom.batch import Batch, TokenOutputs, TrainBatch
 from rloom.engines.base import AdamW, Engine, Placement, TensorSpec, Update, dtype_name
-from rloom.engines.micro_batches import accumulate_gradients, score_batches, split_batch
+from rloom.engines.micro_batches import Tally, accumulate_gradients, score_batches, split_batch
 from rloom.engines.optim import clip_and_step, load_moments, make_optimizer, move_moments, read_update
 from rloom.engines.storage import (
     ADAPTER,
@@ -49,7 +49,7 @@ class LocalEngine:
         self.scoring, self.training = scoring, training
         self.module = network.module
         self.accumulated: dict[str, Tensor] = {}  # gradients of masters that are copies
-        self.metric_shares: Shares = {}  # of the batches whose gradient is accumulated
+        self.tally = Tally()  # of the batches whose gradient is accumulated
         self.adamw = optimizer
         # with LoRA only the adapter is trained and saved
         self.trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
@@ -166,7 +166,7 @@ class LocalEngine:
         )
         with self.on_device(), compared as reference:
             loss = partial(self.loss, entropy_gradient=objective.needs_entropy_gradient, reference=reference)
-            accumulate_gradients(micro_batches, loss, objective, counts, self.metric_shares)
+            accumulate_gradients(micro_batches, loss, self.tally.begin(objective, counts, micro_batches))
 
     def optim_step(self, learning_rate: float) -> Update:
         assert self.optimizer is not None and self.adamw is not None
@@ -176,8 +176,8 @@ class LocalEngine:
             self.accumulated = {}
             norm = clip_and_step(self.optimizer, self.masters.values(), self.adamw, learning_rate)
             self.copy_masters()
-        metric_shares, self.metric_shares = self.metric_shares, {}
-        return read_update(norm, metric_shares)
+        tally, self.tally = self.tally, Tally()
+        return read_update(norm, tally)
 
     @torch.no_grad()
     def copy_masters(self) -> None:

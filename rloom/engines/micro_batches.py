@@ -1,7 +1,7 @@
 """Run a batch as micro-batches: split it, run a pass for each, and restore the order of the samples."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Generic, Protocol, TypeVar
 
@@ -78,39 +78,88 @@ def score_batches(micro_batches: MicroBatches[B], outputs: ForwardFn) -> Tensor:
 
 
 def accumulate_gradients(
-    passes: Iterable[tuple[TrainBatch, TrainBatch]],
-    loss: MicroBatchLoss,
-    objective: Objective,
-    counts: Counts,
-    total: Shares,
+    passes: Iterable[tuple[TrainBatch, TrainBatch]], loss: MicroBatchLoss, objective_loss: "ObjectiveLoss"
 ) -> None:
-    """Accumulate the gradient of all passes in the parameters, and the objective's metrics in `total`.
+    """Accumulate the gradient of all passes in the parameters.
 
     No tensor is read on the host here, as that would synchronise with the device.
     """
-    tally = ObjectiveLoss(objective, counts, total)
+    first_token = 0
     for host_batch, device_batch in passes:
-        loss(host_batch, device_batch, partial(tally.loss_fn, CachedTrainBatch(**vars(device_batch)))).backward()
+        loss(host_batch, device_batch, objective_loss.of_pass(device_batch, first_token)).backward()
+        first_token += len(host_batch.tokens_T)
 
 
-def read_metrics(total: Shares) -> Metrics:
-    """Read all metrics with one device synchronisation."""
-    numbers = torch.stack([value.double() for value in total.values()]).tolist() if total else []
-    return dict(zip(total, numbers, strict=True))
+@dataclass(frozen=True)
+class Recorded:
+    """A model's outputs for the tokens of a batch, on the device, in the order of the passes."""
+
+    index_T: Tensor  # as in MicroBatches
+    output_T: Tensor
+    entropy_T: Tensor
+
+    @classmethod
+    def empty(cls, index_T: Tensor, device: torch.device) -> "Recorded":
+        zeros_T = torch.zeros(len(index_T), device=device)
+        return cls(index_T, zeros_T, zeros_T.clone())
+
+    def put(self, first_token: int, outputs: TokenOutputs) -> None:
+        assert outputs.entropy_T is not None  # only a policy's outputs are recorded
+        part = slice(first_token, first_token + len(outputs.output_T))
+        self.output_T[part] = outputs.output_T.detach()
+        self.entropy_T[part] = outputs.entropy_T.detach()
+
+    def read(self) -> TokenOutputs:
+        """In the order of the batch, on the host."""
+        numbers_2T = torch.stack([self.output_T, self.entropy_T]).cpu()
+        ordered_2T = torch.empty_like(numbers_2T)
+        ordered_2T[:, self.index_T] = numbers_2T
+        return TokenOutputs(*ordered_2T)
+
+
+@dataclass
+class Tally:
+    """What the passes of one update report, on the device until it is read: the objective's metrics, and the model's
+    output for each token if the objective records them."""
+
+    shares: Shares = field(default_factory=dict)
+    recorded: Recorded | None = None
+
+    def begin(self, objective: Objective, counts: Counts, micro_batches: MicroBatches[TrainBatch]) -> "ObjectiveLoss":
+        if objective.records_tokens:
+            self.recorded = Recorded.empty(micro_batches.index_T, micro_batches.device_batch.tokens_T.device)
+        return ObjectiveLoss(objective, counts, self)
+
+    def read_metrics(self) -> Metrics:
+        """With one device synchronisation."""
+        numbers = torch.stack([value.double() for value in self.shares.values()]).tolist() if self.shares else []
+        return dict(zip(self.shares, numbers, strict=True))
+
+    def read_outputs(self) -> TokenOutputs | None:
+        return None if self.recorded is None else self.recorded.read()
 
 
 @dataclass(frozen=True)
 class ObjectiveLoss:
-    """Calls the objective and sums up its metrics."""
+    """Calls the objective for each pass and adds to the tally."""
 
     objective: Objective
     counts: Counts
-    total: Shares
+    tally: Tally
 
-    def loss_fn(self, device_batch: TrainBatch, outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor:
+    def of_pass(self, device_batch: TrainBatch, first_token: int) -> LossFn:
+        """`first_token`: of the micro-batch, among those of all micro-batches."""
+        return partial(self._loss, CachedTrainBatch(**vars(device_batch)), first_token)
+
+    def _loss(
+        self, device_batch: TrainBatch, first_token: int, outputs: TokenOutputs, rows: slice, tokens: slice
+    ) -> Tensor:
         loss, shares = self.objective(outputs, device_batch.view(rows, tokens), self.counts)
+        total = self.tally.shares
         for name, value in shares.items():
-            self.total[name] = self.total[name] + value if name in self.total else value
+            total[name] = total[name] + value if name in total else value
+        if self.tally.recorded is not None:
+            self.tally.recorded.put(first_token + (tokens.start or 0), outputs)
         return loss
 
 

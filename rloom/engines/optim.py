@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from rloom.algos.objectives import Shares
 from rloom.engines.base import AdamW, Update
-from rloom.engines.micro_batches import read_metrics
+from rloom.engines.micro_batches import Tally
 
 EPSILON = 1e-6  # added to the norm, as in torch.nn.utils.clip_grad_norm_
 
@@ -45,10 +44,10 @@ def step_clipped(optimizer: torch.optim.Optimizer, settings: AdamW, learning_rat
     optimizer.zero_grad(set_to_none=True)
 
 
-def read_update(norm: Tensor, total: Shares) -> Update:
+def read_update(norm: Tensor, tally: Tally) -> Update:
     """Called after all kernels of an update are launched: the reads synchronise with the device."""
     value = float(norm)
-    return Update(value, math.isfinite(value), read_metrics(total))
+    return Update(value, math.isfinite(value), tally.read_metrics(), tally.read_outputs())
 
 
 def move_moments(optimizer: torch.optim.Optimizer, device: torch.device) -> None:

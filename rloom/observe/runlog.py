@@ -1,5 +1,7 @@
 """The log of a run: metrics, the time of each stage, events. It writes the log files of the run directory."""
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,9 +32,11 @@ class RunLog:
         *,
         trackers: Sequence[Tracker],
         display: Display,
+        total_steps: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.run_dir = run_dir
+        self._total_steps = total_steps
         self._trackers = trackers
         self._display = display
         self._clock = clock
@@ -59,7 +63,7 @@ class RunLog:
         trackers = make_trackers(
             loggers, run_dir=run_dir, project=project, experiment=experiment, config=config, report=display.message
         )
-        return cls(run_dir, trackers=trackers, display=display)
+        return cls(run_dir, trackers=trackers, display=display, total_steps=total_steps)
 
     @property
     def metrics_file(self) -> Path:
@@ -141,7 +145,9 @@ class RunLog:
         """Forget what was logged after `step`: a resumed run will log it anew. -1 forgets everything."""
         truncate_metrics(self.metrics_file, step)
         self.begin_step(max(step, 0))
-        self.events.write("run", step=max(step, 0))
+        self.events.write(
+            "run", step=max(step, 0), total_steps=self._total_steps, host=socket.gethostname(), pid=os.getpid()
+        )
         self._first_accuracies = _first_accuracies(self.metrics_file)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from rloom.trainer.checkpoint import Checkpoints, read_state, verify_checkpoint
 log = logging.getLogger(__name__)
 KEY = "trainer.default_local_dir"
 LOCK = ".lock"
+WRITTEN = (METRICS_FILE, EVENTS_FILE, "rollouts")  # by a run, beside checkpoints
 OWNER = ".lock.owner"  # on file systems without flock: host and process id of the run
 
 
@@ -175,6 +176,6 @@ def last_of_this_run(config: RunConfig, checkpoints: Checkpoints) -> Path | None
 def set_aside_later(checkpoints: Checkpoints, start: Path | None) -> None:
     """Move away what an earlier run wrote after the starting point, so that it is not overwritten."""
     if start is None:
-        checkpoints.set_aside(0, *(checkpoints.directory / name for name in (METRICS_FILE, EVENTS_FILE)))
+        checkpoints.set_aside(0, *(checkpoints.directory / name for name in WRITTEN))
     else:
         checkpoints.set_aside(after=int(read_state(start)["step"]))

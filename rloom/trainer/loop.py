@@ -16,9 +16,10 @@ from rloom.algos.kl import KlControl, kl_estimator, mean_sample_kl, token_reward
 from rloom.algos.objectives import Metrics
 from rloom.algos.packed import sum_by_sample
 from rloom.algos.registry import Algorithm
-from rloom.batch import Batch, TrainBatch, Trajectory
+from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
-from rloom.observe.events import rollout_fields
+from rloom.dumps.table import training_table, validation_table
+from rloom.dumps.writer import DumpWriter
 from rloom.observe.metrics import batch_metrics, part_metrics, throughput, utilisation
 from rloom.observe.mismatch import MismatchMonitor
 from rloom.observe.runlog import RunLog
@@ -72,7 +73,6 @@ class Settings:
     validate_first: bool
     shown_answers: int
     rollout_dir: Path | None
-    log_rollouts: bool  # to events.jsonl
     validation_dir: Path | None
     device: torch.device
     peak_flops: float | None  # of all devices together, where it is known
@@ -106,6 +106,7 @@ class StepResult:
     train_batch: TrainBatch
     rewards_T: Tensor
     metrics: Metrics
+    record: TokenRecord | None = None  # iff the policy was updated and its tokens are dumped
 
 
 class Training(StepLoop):
@@ -122,11 +123,12 @@ class Training(StepLoop):
         checkpoints: Checkpoints,
         write_checkpoint: Callable[[Path], None],
         load_checkpoint: Callable[[Path], None],
+        dumps: DumpWriter | None,
         after_step: AfterStep = go_on,
     ) -> None:
         state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
         super().__init__(settings, state, log, checkpoints, write_checkpoint, after_step)
-        self.roles, self.stream, self.load_checkpoint = roles, stream, load_checkpoint
+        self.roles, self.stream, self.load_checkpoint, self.dumps = roles, stream, load_checkpoint, dumps
         self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
 
     def step(self, step: int) -> "StepResult":
@@ -152,15 +154,16 @@ class Training(StepLoop):
         if roles.critic is not None:
             with self.stage("update_critic"):
                 metrics |= roles.critic.learn(train_batch.without_experts(), step, log.advance)
+        record = None if self.dumps is None or step <= s.critic_warmup else TokenRecord.empty(len(batch.tokens_T))
         if step > s.critic_warmup:
             with self.stage("update_actor"):
-                metrics |= roles.policy.learn(train_batch, step, log.advance)
+                metrics |= roles.policy.learn(train_batch, step, log.advance, record)
 
         # 4. Send the new weights to the rollout engines.
         with self.stage("update_weights"):
             roles.sampler.sync_weights(version=step)
         self.state, self.updates_at_state = self.state_after(step, kl), self.updates
-        return StepResult(trajectories, train_batch, rewards_T, metrics)
+        return StepResult(trajectories, train_batch, rewards_T, metrics, record)
 
     def state_after(self, step: int, kl: KlControl) -> State:
         return State(step=step, kl=kl, stream=self.stream.state(), reward=self.roles.sampler.reward.state())
@@ -310,9 +313,8 @@ class Training(StepLoop):
         )
         if s.rollout_dir is not None:
             log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(result.trajectories, step))
-        if s.log_rollouts:
-            for fields in rollout_fields(result.trajectories, train_batch):
-                log.events.write("rollout", step=step, **fields)
+        if self.dumps is not None:
+            self.dumps.write("train", step, training_table(result.trajectories, train_batch, result.record))
         tokens = len(train_batch.tokens_T)
         metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
@@ -339,6 +341,8 @@ class Training(StepLoop):
         self.report_failures(answers)
         metrics = evaluator.metrics(answers)
         log.validation(step, metrics)
+        if self.dumps is not None:
+            self.dumps.write("validation", step, validation_table(answers, Batch.pack(answers)))
         rows = self.roles.sampler.rows(answers, step)
         if self.settings.validation_dir is not None:
             log.dump_rollouts(self.settings.validation_dir, step, rows)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import FIRST_UPDATE_METRICS, Metrics, Objective
-from rloom.batch import Batch, TrainBatch, token_indices
+from rloom.batch import Batch, TokenOutputs, TokenRecord, TrainBatch, token_indices
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
 from rloom.packing import share_rows
@@ -59,6 +59,24 @@ class Scorer:
 
     def score(self, batch: Batch) -> Tensor:
         return self.start(batch).wait()
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The rows of a mini-batch that each share of a group has."""
+
+    length_N: Tensor  # of the mini-batch
+    rows: Sequence[Sequence[int]]
+
+    def merged(self, outputs: Sequence[TokenOutputs | None]) -> TokenOutputs | None:
+        """Outputs of the whole mini-batch, given those of each share. None: they were not recorded."""
+        merged_2T = torch.zeros(2, int(self.length_N.sum()))
+        for rows, found in zip(self.rows, outputs, strict=True):
+            if found is None or found.entropy_T is None:
+                return None
+            index_T = token_indices(self.length_N, torch.tensor(rows, dtype=torch.long))
+            merged_2T[:, index_T] = torch.stack([found.output_T, found.entropy_T])
+        return TokenOutputs(*merged_2T)
 
 
 @dataclass(frozen=True)
@@ -118,15 +136,23 @@ class Learner:
     def scorer(self) -> Scorer:
         return Scorer(self.group, self.balance)
 
-    def learn(self, batch: TrainBatch, step: int, progress: Progress = no_progress) -> Metrics:
+    def learn(
+        self,
+        batch: TrainBatch,
+        step: int,
+        progress: Progress = no_progress,
+        record: TokenRecord | None = None,  # gets the outputs of each token, if the objective records them
+    ) -> Metrics:
         """All optimizer steps of one batch; metrics are averaged over them, except those of the first step only."""
         learning_rate, total = self.schedule.at(step), self.mini_batching.updates(batch)
         gathered: dict[str, list[float]] = defaultdict(list)
         skipped = 0
         for done, rows in enumerate(self.mini_batching.mini_batches(batch, step), start=1):
-            self.accumulate(batch.select(rows))
-            update = self.apply(learning_rate)
+            shares = self.accumulate(batch.select(rows))
+            update = self.apply(learning_rate, shares)
             self.watch(update)
+            if record is not None and update.outputs is not None:
+                record.put(token_indices(batch.length_N, rows), update.outputs, batch.old_logprobs_T)
             skipped += not update.applied
             if update.applied:
                 for key, value in {**update.metrics, f"{self.prefix}/grad_norm": update.grad_norm}.items():
@@ -136,20 +162,25 @@ class Learner:
         means = {key: sum(values) / len(values) for key, values in gathered.items()}
         return {**means, f"{self.prefix}/lr": learning_rate, f"{self.prefix}/nonfinite_updates": float(skipped)}
 
-    def accumulate(self, mini: TrainBatch) -> None:
+    def accumulate(self, mini: TrainBatch) -> "Shares":
         """The gradient of one mini-batch, of which each worker computes a share."""
         mini = self.objective.prepare(mini)
         counts = Counts.of(mini, self.mini_batching.horizon)
-        shares = share_rows(mini.length_N.tolist(), self.group.shares, balance=self.balance)
-        self.group.each("forward_backward", [(mini.select(rows), self.objective, counts) for rows in shares])
+        rows = share_rows(mini.length_N.tolist(), self.group.shares, balance=self.balance)
+        self.group.each("forward_backward", [(mini.select(share), self.objective, counts) for share in rows])
+        return Shares(mini.length_N, rows)
 
-    def apply(self, learning_rate: float) -> Update:
+    def apply(self, learning_rate: float, shares: "Shares") -> Update:
         """An optimizer step on every worker. Their metrics are summands of the mini-batch's."""
         self.updates += 1
         updates: list[Update] = self.group.call("optim_step", learning_rate)
         parts = [update.metrics for update in updates]
         names = dict.fromkeys(name for part in parts for name in part)  # a worker without a share has none
-        return replace(updates[0], metrics={name: sum(part.get(name, 0.0) for part in parts) for name in names})
+        return replace(
+            updates[0],
+            metrics={name: sum(part.get(name, 0.0) for part in parts) for name in names},
+            outputs=shares.merged([update.outputs for update in updates]),
+        )
 
     def watch(self, update: Update) -> None:
         self.nonfinite_in_a_row = 0 if update.applied else self.nonfinite_in_a_row + 1

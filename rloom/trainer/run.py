@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,12 @@ import torch
 from rloom.config.algorithm_needs import brings_own_algorithm
 from rloom.config.checks import late_notices, notices_on_a_cpu, verify
 from rloom.config.schema import Config
+from rloom.dumps.index import limit_bytes
+from rloom.dumps.layout import FOLDER
+from rloom.dumps.writer import DumpWriter
 from rloom.observe.curve import draw_learning_curve
 from rloom.observe.display import validation_accuracies
-from rloom.observe.events import EVENTS_FILE, metrics_by_step, read_events
+from rloom.observe.run_folder import RunFolder
 from rloom.observe.runlog import RunLog
 from rloom.runtime.placement import WorkerLayout
 from rloom.trainer.assemble.components import Components, open_components, prepare, resolved_needs
@@ -100,29 +103,48 @@ def train(
     how: Continuation | None,
     after_step: AfterStep,
 ) -> Outcome:
-    training = Training(
-        parts.settings,
-        parts.roles,
-        parts.stream,
-        parts.kl,
-        log,
-        checkpoints,
-        parts.write_checkpoint,
-        parts.load_checkpoint,
-        after_step,
-    )
-    continue_from(training, log, start, how)
-    if config.trainer.val_only:
-        training.validate(training.state.step)
-        return Outcome(checkpoints.directory, start)
-    for notice in late_notices(config, parts.settings.total_steps):
-        logger.warning(f"Note: {notice}")
-    return run_to_end(
-        training,
-        log,
-        start,
-        opening=opening(config, parts),
-        summary=lambda: summary(log, checkpoints),
+    with ExitStack() as stack:
+        dumps = dump_writer(config, parts, log)
+        if dumps is not None:
+            stack.enter_context(closing(dumps))
+        training = Training(
+            parts.settings,
+            parts.roles,
+            parts.stream,
+            parts.kl,
+            log,
+            checkpoints,
+            parts.write_checkpoint,
+            parts.load_checkpoint,
+            dumps,
+            after_step,
+        )
+        continue_from(training, log, start, how)
+        if config.trainer.val_only:
+            training.validate(training.state.step)
+            return Outcome(checkpoints.directory, start)
+        if dumps is not None and start is not None:
+            dumps.remove_after(training.state.step)
+        for notice in late_notices(config, parts.settings.total_steps):
+            logger.warning(f"Note: {notice}")
+        return run_to_end(
+            training,
+            log,
+            start,
+            opening=opening(config, parts),
+            summary=lambda: summary(log, checkpoints),
+        )
+
+
+def dump_writer(config: Config, parts: Components, log: RunLog) -> DumpWriter | None:
+    trainer = config.trainer
+    if not trainer.log_rollouts or trainer.val_only:
+        return None
+    return DumpWriter(
+        log.run_dir / FOLDER,
+        limit=limit_bytes(trainer.log_rollouts_gb),
+        report=lambda message: log.warning(message, kind="rollouts"),
+        save_tokenizer=parts.save_tokenizer,
     )
 
 
@@ -147,7 +169,7 @@ def use_of_reference(config: Config) -> str:
 
 
 def summary(log: RunLog, checkpoints: Checkpoints) -> str:
-    lines = accuracy_lines(metrics_by_step(read_events(log.run_dir / EVENTS_FILE)))
+    lines = accuracy_lines(RunFolder(log.run_dir).metrics)
     picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
     lines.append(f"Learning curve: {picture}")
     newest = checkpoints.path(checkpoints.steps()[-1])  # the last step is always saved

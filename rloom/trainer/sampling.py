@@ -69,11 +69,10 @@ class Sampler:
 
     def rows(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
         """The rows of a dump."""
-        texts = self.decode([t.answer_tokens for t in trajectories])
         return [
             {
                 "input": t.prompt.text,
-                "output": text,
+                "output": t.text,
                 "gts": t.prompt.ground_truth,
                 "score": t.score.value,
                 "reason": t.score.reason,
@@ -82,7 +81,7 @@ class Sampler:
                 "step": step,
                 **t.score.parts,
             }
-            for t, text in zip(trajectories, texts, strict=True)
+            for t in trajectories
         ]
 
 

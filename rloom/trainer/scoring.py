@@ -39,6 +39,7 @@ class Answer:
     prompt: Prompt
     group: int
     completion: Completion
+    text: str
     places: Sequence[Place]  # one for each part of the reward
 
     def trajectory(self, score: Score) -> Trajectory:
@@ -53,6 +54,7 @@ class Answer:
             finished=completion.finished,
             score=score,
             experts_LMK=completion.experts_LMK,
+            text=self.text,
         )
 
 
@@ -138,6 +140,7 @@ class Scoring:
         self.reward, self.decode = reward, decode
         self.parts = [PartScoring(part, answers_per_group) for part in reward.parts]
         self.generated: dict[int, Generated] = {}
+        self.texts: dict[int, str] = {}  # by row
         self._arriving: SimpleQueue[Generated | None] = SimpleQueue()
         self._error: BaseException | None = None
         self._cancelled = False
@@ -164,7 +167,9 @@ class Scoring:
     def pending(self) -> PendingTrajectories:
         """After the context is closed: all answers in the order of their rows."""
         answers = [
-            Answer(found.prompt, found.group, found.completion, [part.places[row] for part in self.parts])
+            Answer(
+                found.prompt, found.group, found.completion, self.texts[row], [part.places[row] for part in self.parts]
+            )
             for row, found in sorted(self.generated.items())
         ]
         return PendingTrajectories(answers, self.reward)
@@ -197,9 +202,11 @@ class Scoring:
 
     def _decoded(self, arrived: Sequence[Generated]) -> list[Decoded]:
         tokens = [tuple(found.completion.tokens_L.tolist()) for found in arrived]
+        texts = self.decode(tokens)
+        self.texts |= {found.row: text for found, text in zip(arrived, texts, strict=True)}
         return [
             Decoded(found.row, found.group, sample_of(found.prompt, own, text))
-            for found, own, text in zip(arrived, tokens, self.decode(tokens), strict=True)
+            for found, own, text in zip(arrived, tokens, texts, strict=True)
         ]
 
 

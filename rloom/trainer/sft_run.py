@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rloom.config.sft_schema import SftConfig
 from rloom.observe.curve import draw_learning_curve
-from rloom.observe.events import EVENTS_FILE, metrics_by_step, read_events
+from rloom.observe.run_folder import RunFolder
 from rloom.observe.runlog import RunLog
 from rloom.runtime.placement import WorkerLayout
 from rloom.trainer.assemble.sft import SftComponents, SftInputs, open_sft, prepare_sft
@@ -82,7 +82,7 @@ def opening(config: SftConfig, parts: SftComponents) -> str:
 
 
 def summary(log: RunLog, checkpoints: Checkpoints) -> str:
-    lines = loss_lines(metrics_by_step(read_events(log.run_dir / EVENTS_FILE)))
+    lines = loss_lines(RunFolder(log.run_dir).metrics)
     picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
     newest = checkpoints.path(checkpoints.steps()[-1])  # the last step is always saved
     return "\n".join(

@@ -50,7 +50,9 @@ LIMITS = (
     "rloom.engines.limits",
     "rloom.rollout.limits",
 )  # what `rloom plan` counts with
-BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "observe"))
+BACKENDS = tuple(
+    f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "dumps", "observe")
+)
 ASSEMBLE = ("rloom.trainer.assemble", "rloom.trainer.identity", "rloom.trainer.sft_identity")
 DOORS = tuple(
     f"rloom.trainer.{name}"
@@ -98,6 +100,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.rewards.sandbox": ("rloom.rewards.framing", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.hub", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
     "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
+    "rloom.dumps": ("rloom.dumps", "rloom.observe.json_lines", "rloom.observe.records", *NOUNS),
+    "rloom.view": ("rloom.view", "rloom.dumps", "rloom.diagnosis", "rloom.observe", "rloom.errors"),
     "rloom.doctor": ("rloom", "rloom.doctor", "rloom.errors", "rloom.extras", "rloom.rewards.sandbox"),
     "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
     "rloom.engines.megatron": ("rloom.engines.megatron", *ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
@@ -131,6 +135,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             *PROTOCOLS,
             "rloom.algos",
             "rloom.data",
+            "rloom.dumps",
             "rloom.observe",
             "rloom.rewards.failures",
             "rloom.rewards.mix",
@@ -180,6 +185,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             *DOORS,
             *BACKENDS,
             "rloom.doctor",
+            "rloom.view",
             "rloom.config",
             "rloom.plan",
             "rloom.console",
@@ -204,7 +210,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
     "httpx": ("rloom.rewards.remote_http", "rloom.rewards.judge.providers", "rloom.rollout.servers.http"),
-    "pyarrow": ("rloom.data",),
+    "pyarrow": ("rloom.data", "rloom.dumps"),
+    "tokenizers": ("rloom.dumps.pieces", "rloom.models", "rloom.families"),
     "math_verify": ("rloom.rewards.rules",),
     "latex2sympy2_extended": ("rloom.rewards.rules",),
     "sympy": ("rloom.rewards.rules",),
@@ -242,6 +249,7 @@ WITHOUT_TORCH = (
     "rloom.console",
     "rloom.startup",
     "rloom.doctor",
+    "rloom.view",
     "rloom.cli",
     "rloom.models.source",
     "rloom.trainer.main_ppo",
@@ -310,6 +318,8 @@ def test_no_backend_imports_another_of_its_kind() -> None:
         "rloom.config.load",
         "rloom.cli",
         "rloom.cli.evaluate",
+        "rloom.cli.view",
+        "rloom.view.server",
         "rloom.trainer.main_ppo",
         "rloom.trainer.sft_trainer",
         "rloom.rewards.pool_worker",

@@ -73,9 +73,9 @@ def learn(who: Learner, batch: TrainBatch, step: int) -> dict[str, float]:
 def taught(subject: Subject, *engines: Engine, objective: Any = OBJECTIVE) -> tuple[list[Weights], dict[str, float]]:
     """The gradient that the lesson leaves in each engine, and its metrics."""
     who = learner(*engines, objective=objective)
-    who.accumulate(train_batch())
+    shares = who.accumulate(train_batch())
     gradients = [subject.gradients(engine) for engine in engines]
-    return gradients, who.apply(0.0).metrics
+    return gradients, who.apply(0.0, shares).metrics
 
 
 SPLITS = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rloom.observe.events import EVENTS_FILE, read_events
+from rloom.observe.run_folder import RunFolder
 from rloom.rollout.native.engine import NativeRollout
 from tests.e2e.runs import records, train
 
@@ -17,7 +17,7 @@ BYPASS = ("algorithm.adv_estimator=grpo", "algorithm.rollout_correction.bypass_m
 
 
 def warnings_of(run: Path) -> list[dict[str, object]]:
-    return [event for event in read_events(run / EVENTS_FILE) if event["event"] == "warning"]
+    return [event for event in RunFolder(run).events if event["event"] == "warning"]
 
 
 @pytest.fixture

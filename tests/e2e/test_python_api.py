@@ -13,7 +13,7 @@ import pytest
 
 import rloom
 from rloom.errors import CheckpointError, ConfigError, DataError, RewardError
-from rloom.observe.events import EVENTS_FILE, read_events
+from rloom.observe.run_folder import RunFolder
 from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 from tests.architecture.source import ROOT
 from tests.e2e.runs import SMALL, command, records
@@ -62,7 +62,7 @@ def test_the_result_and_the_callbacks_have_what_the_run_wrote(tmp_path: Path) ->
     assert result.run_dir == tmp_path and result.checkpoint == tmp_path / "global_step_2"
     assert [record["step"] for record in result.history] == [0, 1, 2]
     assert not result.stopped_early and result.steps == 2
-    events = read_events(tmp_path / EVENTS_FILE)
+    events = RunFolder(tmp_path).events
     logged = {event["step"]: event["metrics"] for event in events if event["event"] == "step"}
     validations = [event["metrics"] for event in events if event["event"] == "validation"]
     for step in (1, 2):

@@ -19,7 +19,7 @@ from transformers import (
 
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
 from rloom.models.source import EMBEDDED
-from rloom.observe.events import EVENTS_FILE, read_events
+from rloom.observe.run_folder import RunFolder
 from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 from rloom.trainer.export import export
 from tests.e2e.runs import records, same, train, weights
@@ -153,7 +153,7 @@ def test_old_log_probs_of_the_rollout_rewards_of_whole_groups_and_answers_in_the
     [record] = records(tmp_path / "run")
     assert "timing_s/old_log_prob" not in record and record["critic/score/mean"] == 1.25
     assert abs(record["actor/ppo_kl"]) < 1e-2  # to the engine's log-probs, in the first of two updates nearly 0
-    events = read_events(tmp_path / "run" / EVENTS_FILE)
+    events = RunFolder(tmp_path / "run").events
     answers = [event for event in events if event["event"] == "rollout"]
     assert [answer["group"] for answer in answers] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [answer["score"] for answer in answers] == [1.0, 1.5] * 4

@@ -8,8 +8,8 @@ import torch
 
 from rloom.algos.correction import k3_kl
 from rloom.observe.display import Display
-from rloom.observe.events import EVENTS_FILE, read_events
 from rloom.observe.mismatch import MismatchMonitor, MismatchWarning
+from rloom.observe.run_folder import RunFolder
 from rloom.observe.runlog import RunLog
 
 
@@ -71,7 +71,7 @@ def test_the_warning_is_printed_and_an_event(tmp_path: Path, capsys: pytest.Capt
         log.begin_step(7)
         log.warning(**warning.fields)
     assert "rollout_corr/k3_kl 0.5 is above" in " ".join(capsys.readouterr().out.split())
-    event = read_events(tmp_path / EVENTS_FILE)[0]
+    event = RunFolder(tmp_path).events[0]
     assert {name: event[name] for name in event if name not in ("time", "message")} == {
         "event": "warning",
         "step": 7,

@@ -6,7 +6,7 @@ iteration over `weights` is collective. Weights are read from the model's files 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.objectives import Objective, Shares
+from rloom.algos.objectives import Objective
 from rloom.batch import Batch, TrainBatch
 from rloom.engines.base import AdamW, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.distributed import all_reduce_max
@@ -29,7 +29,7 @@ from rloom.engines.megatron.pipeline import Pipeline
 from rloom.engines.megatron.shape import shape_of
 from rloom.engines.megatron.sizes import ModelParallel
 from rloom.engines.megatron.weights import StageWeights
-from rloom.engines.micro_batches import CachedTrainBatch, ObjectiveLoss, dummy_pass, split_batch, zero_loss
+from rloom.engines.micro_batches import Tally, dummy_pass, split_batch, zero_loss
 from rloom.engines.optim import read_update
 from rloom.models.network import LossFn, Network, PolicyNetwork, Reference
 from rloom.models.source import ModelSource
@@ -78,7 +78,7 @@ class MegatronEngine:
         place_parameters(self.network.stage, self.flats)
         self.read(source, config.model_type)
         self.pipeline = Pipeline(self.groups, placement.device, placement.dtype)
-        self.metric_shares: Shares = {}  # of the batches whose gradient is accumulated; on the last stage
+        self.tally = Tally()  # of the batches whose gradient is accumulated; on the last stage
         self.optimizer: DistributedAdamW | None = None
         if optimizer is not None:
             self.optimizer = DistributedAdamW(
@@ -206,10 +206,12 @@ class MegatronEngine:
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
         assert self.training is not None  # required with an optimizer
         self.network.stage.train()
-        tally = ObjectiveLoss(objective, counts, self.metric_shares)
+        micro_batches = split_batch(batch, self.training, self.device)
+        objective_loss = self.tally.begin(objective, counts, micro_batches)
+        first_tokens = accumulate(micro_batches.tokens, initial=0)
         passes: Passes = [
-            (host, device, partial(tally.loss_fn, CachedTrainBatch(**vars(device))))
-            for host, device in split_batch(batch, self.training, self.device)
+            (host, device, objective_loss.of_pass(device, first))
+            for first, (host, device) in zip(first_tokens, micro_batches, strict=False)
         ]
         passes += [(*dummy_pass(self.device), zero_loss)] * self.dummies(len(passes))
         sizes, gradient = self.pass_sizes([host for host, _, _ in passes]), objective.needs_entropy_gradient
@@ -235,8 +237,8 @@ class MegatronEngine:
                 self.optimizer.move_moments(self.device)
             norm = self.optimizer.step(learning_rate)
         self.store()
-        metric_shares, self.metric_shares = self.metric_shares, {}
-        return self.from_last_stage(read_update(norm, metric_shares))
+        tally, self.tally = self.tally, Tally()
+        return self.from_last_stage(read_update(norm, tally))
 
     def from_last_stage(self, update: Update) -> Update:
         """The metrics of the objective are computed on the last stage; the first one's result counts."""

@@ -74,6 +74,7 @@ class Components:
     kl: KlControl
     files: Group
     identity: Record
+    tokenizer: PreTrainedTokenizerBase
 
     def write_checkpoint(self, folder: Path) -> None:
         contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.save_contents)
@@ -85,6 +86,12 @@ class Components:
         self.files.call("describe", folder / "actor")
         if "hf_model" in contents:
             self.files.call("write_pretrained", folder / "actor" / "huggingface")
+
+    def save_tokenizer(self, file: Path) -> None:
+        """As one file that needs no transformers to be read. A tokenizer that is written in Python has none."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            backend.save(str(file))
 
     def load_checkpoint(self, folder: Path) -> None:
         contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.load_contents)
@@ -129,7 +136,14 @@ def open_components(
             workers=groups.all_workers,
         )
         yield Components(
-            config, settings(config, total, groups), roles, stream, kl_control(config), groups.files, identity
+            config,
+            settings(config, total, groups),
+            roles,
+            stream,
+            kl_control(config),
+            groups.files,
+            identity,
+            tokenizer,
         )
 
 
@@ -226,7 +240,6 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         validate_first=trainer.val_before_train,
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
-        log_rollouts=trainer.log_rollouts,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
         device=groups.device,
         peak_flops=groups.peak_flops,
@@ -295,6 +308,7 @@ def policy_learner(config: Config, group: Group, parameters: int, total_steps: i
             kl_estimator=actor.kl_loss_type,
             measures_gap=config.actor_rollout_ref.rollout.calculate_log_probs,
             bypass=config.algorithm.rollout_correction.bypass_mode,
+            records_tokens=config.trainer.log_rollouts,
         ),
         mini_batching=mini_batching(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
         schedule=schedule(actor.optim, total_steps),

@@ -22,7 +22,7 @@ def check_agreement(rollout: Rollout, actor: Engine, name: str, longest: int, te
     prompt = tuple(range(FIRST_TOKEN, FIRST_TOKEN + min(TOKENS, longest - 1)))
     sampling = Sampling(min(TOKENS, longest - len(prompt)), temperature=temperature, ignore_eos=True)
     [(_, completion)] = rollout.generate([Request(prompt, sampling, seed=0)])
-    answer = Answer(Prompt(0, (), "", prompt, ""), 0, completion, ()).trajectory(Score(1.0))
+    answer = Answer(Prompt(0, (), "", prompt, ""), 0, completion, "", ()).trajectory(Score(1.0))
     batch = Batch.pack([answer])
     difference = float((actor.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs().mean())
     if not difference <= LARGEST_DIFFERENCE:  # nan, too

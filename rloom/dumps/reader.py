@@ -1,0 +1,174 @@
+"""Reads the dumps of a run, one step at a time, also while the run writes them. Imports no torch."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rloom.dumps.index import Index
+from rloom.dumps.layout import FOLDER, KINDS, TOKEN_COLUMNS, TOKENIZER, Kind, file_name
+from rloom.dumps.pieces import TokenTexts
+from rloom.errors import DataError
+
+SUMMARY_COLUMNS = ["group", "index", "data_source", "prompt", "ground_truth", "score", "accuracy", "length"]
+
+
+@dataclass(frozen=True)
+class PromptSummary:
+    """A prompt of a step. Scores are over the answers whose score did not fail."""
+
+    group: int
+    index: int  # row in the data set
+    data_source: str
+    text: str
+    ground_truth: str | None
+    answers: int
+    mean: float | None
+    best: float | None
+    worst: float | None
+    spread: float | None  # standard deviation, 0 for a single answer
+    accuracy: float | None  # mean
+    failed: int
+    length: float  # mean, tokens
+
+
+@dataclass(frozen=True)
+class Piece:
+    text: str
+    masked: bool  # a token of the environment, such as a tool's output
+
+
+@dataclass(frozen=True)
+class DumpedAnswer:
+    text: str
+    pieces: list[Piece] | None  # None: the tokens cannot be turned into text
+    logprobs: list[float | None] | None
+    advantages: list[float | None] | None
+    entropy: list[float | None] | None
+    ratio: list[float | None] | None
+    score: float | None
+    accuracy: float | None
+    parts: dict[str, float]
+    reason: str | None
+    detail: str | None
+    prediction: str | None
+    finished: bool
+    version: int
+    turns: list[tuple[int, int]]
+    length: int
+
+
+@dataclass(frozen=True)
+class PromptAtStep:
+    step: int
+    group: int
+    answers: int
+    mean: float | None
+
+
+class Dumps:
+    def __init__(self, run: Path) -> None:
+        self._folder = run / FOLDER
+        self._index = Index(self._folder)
+        self._texts = TokenTexts(self._folder / TOKENIZER)
+
+    def refresh(self) -> bool:
+        """Whether there was anything new."""
+        return self._index.refresh()
+
+    def steps(self, kind: Kind) -> list[int]:
+        return self._index.steps(kind)
+
+    def prompts(self, kind: Kind, step: int) -> list[PromptSummary]:
+        """In the order of their groups."""
+        rows = self._read(kind, step, SUMMARY_COLUMNS).to_pylist()
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for row in rows:
+            groups.setdefault(row["group"], []).append(row)
+        return [_summary(group) for group in groups.values()]
+
+    def texts(self, kind: Kind, step: int) -> dict[int, list[str]]:
+        """The answers of each group, to search in."""
+        found: dict[int, list[str]] = {}
+        for row in self._read(kind, step, ["group", "output"]).to_pylist():
+            found.setdefault(row["group"], []).append(row["output"])
+        return found
+
+    def answers(self, kind: Kind, step: int, group: int) -> list[DumpedAnswer]:
+        """Empty if the step has no such group."""
+        table = self._read(kind, step, None, group)
+        return [self._answer(row) for row in table.to_pylist()]
+
+    def history(self, kind: Kind, index: int) -> list[PromptAtStep]:
+        """The steps whose dump has the prompt, from the index alone."""
+        return list(self._history(kind, index))
+
+    def _history(self, kind: Kind, index: int) -> Iterator[PromptAtStep]:
+        for step in self.steps(kind):
+            entry = self._index.entries[kind, step]
+            for place, prompt in enumerate(entry.prompts):
+                if prompt == index:
+                    yield PromptAtStep(step, entry.groups[place], entry.answers[place], entry.means[place])
+
+    def _read(self, kind: Kind, step: int, columns: Sequence[str] | None, group: int | None = None) -> pa.Table:
+        if kind not in KINDS or (kind, step) not in self._index.entries:
+            raise DataError(f"there is no dump of {kind} step {step} in {self._folder}")
+        filters = None if group is None else [("group", "=", group)]
+        try:
+            return pq.read_table(self._folder / file_name(kind, step), columns=columns, filters=filters)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"the dump of {kind} step {step} cannot be read: {error}") from error
+
+    def _answer(self, row: dict[str, Any]) -> DumpedAnswer:
+        ends = row["turns"]
+        turns = list(zip(ends[::2], ends[1::2], strict=True))
+        texts = self._texts.split(row["tokens"])
+        own = {place for start, stop in turns for place in range(start, stop)}
+        pieces = None if texts is None else [Piece(text, place not in own) for place, text in enumerate(texts)]
+        return DumpedAnswer(
+            text=row["output"],
+            pieces=pieces,
+            **{name: _numbers(row[name]) for name in TOKEN_COLUMNS},
+            score=row["score"],
+            accuracy=row["accuracy"],
+            parts=json.loads(row["parts"]) if row["parts"] else {},
+            reason=row["reason"],
+            detail=row["detail"],
+            prediction=row["prediction"],
+            finished=row["finished"],
+            version=row["version"],
+            turns=turns,
+            length=row["length"],
+        )
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> PromptSummary:
+    first, scores = rows[0], [row["score"] for row in rows if row["score"] is not None]
+    accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    return PromptSummary(
+        group=first["group"],
+        index=first["index"],
+        data_source=first["data_source"],
+        text=first["prompt"],
+        ground_truth=first["ground_truth"],
+        answers=len(rows),
+        mean=statistics.fmean(scores) if scores else None,
+        best=max(scores, default=None),
+        worst=min(scores, default=None),
+        spread=(statistics.stdev(scores) if len(scores) > 1 else 0.0) if scores else None,
+        accuracy=statistics.fmean(accuracies) if accuracies else None,
+        failed=len(rows) - len(scores),
+        length=statistics.fmean(row["length"] for row in rows),
+    )
+
+
+def _numbers(values: Sequence[float] | None) -> list[float | None] | None:
+    if values is None:
+        return None
+    return [float(value) if math.isfinite(value) else None for value in values]

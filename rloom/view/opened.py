@@ -1,0 +1,92 @@
+"""The runs that are shown. Each is read as far as it is written, whenever a request asks for it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from rloom.errors import DataError
+from rloom.observe.events import EVENTS_FILE
+from rloom.observe.run_folder import RunFolder, is_run, run_directories
+from rloom.view.faults import NotFound
+
+if TYPE_CHECKING:
+    from rloom.dumps.reader import Dumps
+
+
+class OpenedRun:
+    """A run's files are read one request after another, and at first when a request needs them."""
+
+    def __init__(self, number: int, path: Path) -> None:
+        self.number, self.path = number, path
+        self._lock = Lock()
+        self._folder: RunFolder | None = None
+        self._dumps: Dumps | None = None
+        self._opened_ms = int(time.time() * 1000)
+
+    @contextmanager
+    def folder(self) -> Iterator[RunFolder]:
+        """Up to date, and not read by another thread meanwhile."""
+        with self._lock:
+            if not is_run(self.path):
+                raise NotFound(f"{self.path} is no run directory any more")
+            if self._folder is None:
+                self._folder = RunFolder(self.path)
+            else:
+                self._folder.refresh()
+            yield self._folder
+
+    @contextmanager
+    def dumps(self) -> "Iterator[Dumps]":
+        from rloom.dumps.reader import Dumps  # pyarrow: half of the time that the command would need to start
+
+        with self._lock:
+            if self._dumps is None:
+                self._dumps = Dumps(self.path)
+            else:
+                self._dumps.refresh()
+            yield self._dumps
+
+    def generation(self, folder: RunFolder) -> int:
+        """Differs when steps were removed, and from that of a viewer that was started before."""
+        return self._opened_ms + folder.generation
+
+
+class OpenedRuns:
+    """Runs are numbered as they are found; a number stays that of its run. Folders above runs are searched again."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._roots = [path.absolute() for path in paths]
+        self._runs: list[OpenedRun] = []
+        self._lock = Lock()
+        self.search()
+        for given, root in zip(paths, self._roots, strict=True):
+            if not any(run.path.is_relative_to(root) for run in self._runs):
+                raise DataError(
+                    f"{given} is no run directory and has none below it; "
+                    "give the folder of trainer.default_local_dir (checkpoints/PROJECT/EXPERIMENT)"
+                    if given.is_dir()
+                    else f"{given} is no folder; give a run directory, or a folder above several"
+                )
+
+    def search(self) -> list[OpenedRun]:
+        with self._lock:
+            known = {run.path for run in self._runs}
+            found = {path for root in self._roots for path in run_directories(root)} - known
+            for path in sorted(found, key=_written, reverse=True):
+                self._runs.append(OpenedRun(len(self._runs), path))
+            return list(self._runs)
+
+    def __getitem__(self, number: int) -> OpenedRun:
+        if number >= len(self._runs):
+            raise NotFound(f"there is no run {number}")
+        return self._runs[number]
+
+
+def _written(run: Path) -> float:
+    try:
+        return (run / EVENTS_FILE).stat().st_mtime
+    except OSError:
+        return 0.0

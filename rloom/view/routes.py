@@ -1,0 +1,59 @@
+"""Address -> the function that answers it. Runs, steps, groups and rows are whole numbers; nothing else is accepted."""
+
+import re
+from collections.abc import Callable, Mapping
+
+from rloom.view.answers import group_answers
+from rloom.view.comparison import comparison
+from rloom.view.faults import NotFound
+from rloom.view.findings import findings
+from rloom.view.history import prompt_history
+from rloom.view.json_text import Json
+from rloom.view.metrics import metrics
+from rloom.view.opened import OpenedRun, OpenedRuns
+from rloom.view.prompts import prompts
+from rloom.view.query import MOST_DIGITS, Query
+from rloom.view.runs import config, dumped_steps, list_runs
+from rloom.view.stages import stages
+from rloom.view.validation import validation
+
+API = "/api/"
+NUMBER = f"[0-9]{{1,{MOST_DIGITS}}}"
+KIND = "train|validation"
+
+OfAll = Callable[[OpenedRuns, Query], Json]
+OfRun = Callable[[OpenedRun, Mapping[str, str], Query], Json]
+
+OF_ALL: Mapping[str, OfAll] = {
+    "/api/runs": lambda runs, query: list_runs(runs),
+    "/api/compare": comparison,
+}
+OF_RUN: Mapping[str, OfRun] = {
+    "metrics": lambda run, at, query: metrics(run, query),
+    "stages": lambda run, at, query: stages(run, query),
+    "config": lambda run, at, query: config(run),
+    "dumps": lambda run, at, query: dumped_steps(run),
+    "findings": lambda run, at, query: findings(run),
+    "validation": lambda run, at, query: validation(run, query),
+    f"(?P<kind>{KIND})/(?P<step>{NUMBER})/prompts": lambda run, at, query: prompts(
+        run, at["kind"], int(at["step"]), query
+    ),
+    f"(?P<kind>{KIND})/(?P<step>{NUMBER})/prompts/(?P<group>{NUMBER})": lambda run, at, query: group_answers(
+        run, at["kind"], int(at["step"]), int(at["group"])
+    ),
+    f"prompts/(?P<index>{NUMBER})/history": lambda run, at, query: prompt_history(run, "train", int(at["index"])),
+    f"validation/prompts/(?P<index>{NUMBER})/history": lambda run, at, query: prompt_history(
+        run, "validation", int(at["index"])
+    ),
+}
+PATTERNS = [(re.compile(f"/api/runs/(?P<run>{NUMBER})/{path}"), function) for path, function in OF_RUN.items()]
+
+
+def answer(runs: OpenedRuns, path: str, query: Query) -> Json:
+    if path in OF_ALL:
+        return OF_ALL[path](runs, query)
+    for pattern, function in PATTERNS:
+        found = pattern.fullmatch(path)
+        if found is not None:
+            return function(runs[int(found["run"])], found.groupdict(), query)
+    raise NotFound("there is no such address")
