@@ -1,0 +1,84 @@
+"""The web page of `rloom view`: plain files without markup from data, without requests to others, in two languages."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import ROOT
+
+PAGE = ROOT / "rloom" / "view" / "page"
+FILES = sorted(PAGE.iterdir())
+SCRIPTS = [file for file in FILES if file.suffix == ".js"]
+MAX_LINES_A_FILE = 450
+# What would parse an answer as markup or run it, and any address of another server. Answers are shown through text
+# nodes only.
+FORBIDDEN = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|setHTML|DOMParser|srcdoc"
+    r"|\beval\b|new Function|javascript:|https?://|['\"(]//\w|\bimportScripts\b|WebSocket|sendBeacon"
+)
+ENTRY = re.compile(r'^  "([\w.]+)": (\[.*?\]),$', re.M | re.S)
+USED = re.compile(r'"([a-z]+\.[a-z_]+)"')
+USED_PREFIX = re.compile(r"\bt\(\s*`([\w.]+)\$\{")
+
+
+def read(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def texts() -> dict[str, list[str]]:
+    return {key: json.loads(re.sub(r",\s*\]$", "]", pair)) for key, pair in ENTRY.findall(read(PAGE / "texts.js"))}
+
+
+def placeholders(text: str) -> list[str]:
+    return sorted(re.findall(r"\{(\w+)\}", text))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_nothing_parses_markup_runs_text_or_asks_another_server(file: Path) -> None:
+    assert FORBIDDEN.findall(read(file)) == []
+
+
+def test_the_rule_finds_what_it_forbids() -> None:
+    for line in ("a.innerHTML = x", "eval(x)", 'fetch("https://a.b")', 'import "//a.b/c.js"', "document.write(x)"):
+        assert FORBIDDEN.search(line), line
+    assert not FORBIDDEN.search('node.textContent = text; // "a" / "b"')
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_no_file_is_over_450_lines(file: Path) -> None:
+    assert len(read(file).splitlines()) <= MAX_LINES_A_FILE
+
+
+def test_the_policy_of_the_server_allows_all_of_the_first_page() -> None:
+    page = read(PAGE / "index.html")
+    assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=", page) == []
+    named = re.findall(r'(?:src|href)="([\w.]+)"', page)
+    assert [name for name in named if not (PAGE / name).is_file()] == []
+    assert {file.name for file in FILES if file.suffix == ".css"} <= set(named)
+
+
+def test_every_module_is_imported_and_exists() -> None:
+    imported = {name for file in SCRIPTS for name in re.findall(r'from "\./([\w.]+)"', read(file))}
+    assert imported | {"main.js", "theme.js"} == {file.name for file in SCRIPTS}
+
+
+def test_every_text_is_in_both_languages_with_the_same_values() -> None:
+    table = texts()
+    assert len(table) == len(re.findall(r'^  "[\w.]+":', read(PAGE / "texts.js"), re.M)) > 150
+    for key, pair in table.items():
+        assert len(pair) == 2 and all(text.strip() for text in pair), key
+        assert placeholders(pair[0]) == placeholders(pair[1]), key
+    same = {key for key, (english, chinese) in table.items() if english == chinese}
+    assert same == set()
+
+
+def test_every_text_that_is_used_exists_and_every_text_is_used() -> None:
+    known = set(texts())
+    code = "\n".join(read(file) for file in SCRIPTS if file.name != "texts.js")
+    prefixes = tuple(USED_PREFIX.findall(code))
+    named = set(USED.findall(code))
+    assert {key for key in re.findall(r'\bt\(\s*"([\w.]+)"', code) if key not in known} == set()
+    assert [prefix for prefix in prefixes if not any(key.startswith(prefix) for key in known)] == []
+    assert {key for key in known if key not in named and not key.startswith(prefixes)} == set()
