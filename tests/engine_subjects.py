@@ -1,14 +1,17 @@
 """The engines under test: how to build each, and how to look inside. Another joins by one entry in ENGINES."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rloom.engines.base import AdamW, Placement
+from rloom.algos.objectives import PolicyObjective
+from rloom.batch import TrainBatch
+from rloom.engines.base import AdamW, Placement, Update
 from rloom.engines.distributed import rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
@@ -112,3 +115,15 @@ ENGINES: Mapping[str, Subject] = {
     "sharded": Subject(sharded, sharded_gradients, sharded_weights),
 }
 NEED_RANKS = ("sharded",)
+
+
+def recording(objective: Any) -> Any:
+    """The objective, which also records the outputs of tokens if it is a policy's."""
+    return replace(objective, records_tokens=True) if isinstance(objective, PolicyObjective) else objective
+
+
+def check_recorded(update: Update, batch: TrainBatch, before_T: Tensor) -> None:
+    """An update recorded the log-probs that the model gave the batch before it. A critic's is not recorded."""
+    if update.outputs is not None:
+        torch.testing.assert_close(update.outputs.output_T[batch.mask_T], before_T[batch.mask_T], rtol=1e-3, atol=1e-4)
+        assert update.outputs.entropy_T is not None and bool((update.outputs.entropy_T[batch.mask_T] > 0).all())

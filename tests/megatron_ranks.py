@@ -17,7 +17,7 @@ from rloom.engines.megatron.engine import MegatronEngine
 from rloom.engines.megatron.sizes import ModelParallel
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching, share_rows
-from tests.engine_subjects import WHOLE, network_of
+from tests.engine_subjects import WHOLE, check_recorded, network_of, recording
 from tests.helpers import ADAMW, CPU, Weights, train_batch
 
 STEPS = 3
@@ -88,9 +88,11 @@ def train(
     mine, counts = batch.select(own_rows(batch, rank, ranks, sizes)), Counts.of(batch, 16)
     metrics, norms, gradients = [], [], []
     for _ in range(STEPS):
-        engine.forward_backward(mine, objective, counts)
+        before_T = engine.score(mine)
+        engine.forward_backward(mine, recording(objective), counts)
         gradients.append(whole_gradients(engine))
         update = engine.optim_step(0.01)
+        check_recorded(update, mine, before_T)
         metrics.append(update.metrics)
         norms.append(update.grad_norm)
     weights = {name: weight.clone() for name, weight in engine.weights()}

@@ -100,6 +100,13 @@ class Dumps:
             found.setdefault(row["group"], []).append(row["output"])
         return found
 
+    def first_answers(self, kind: Kind, step: int) -> dict[int, tuple[str, float | None]]:
+        """Text and score of the first answer of each group."""
+        found: dict[int, tuple[str, float | None]] = {}
+        for row in self._read(kind, step, ["group", "output", "score"]).to_pylist():
+            found.setdefault(row["group"], (row["output"], row["score"]))
+        return found
+
     def answers(self, kind: Kind, step: int, group: int) -> list[DumpedAnswer]:
         """Empty if the step has no such group."""
         table = self._read(kind, step, None, group)

@@ -8,10 +8,11 @@ from rloom.view.opened import OpenedRun
 from rloom.view.prompts import prompt_json, prompts_of
 
 if TYPE_CHECKING:
+    from rloom.dumps.layout import Kind
     from rloom.dumps.reader import DumpedAnswer
 
 
-def group_answers(run: OpenedRun, kind: str, step: int, group: int) -> Json:
+def group_answers(run: OpenedRun, kind: "Kind", step: int, group: int) -> Json:
     with run.dumps() as dumps:
         prompts = {prompt.group: prompt for prompt in prompts_of(dumps, kind, step)}
         if group not in prompts:
@@ -31,7 +32,9 @@ def group_answers(run: OpenedRun, kind: str, step: int, group: int) -> Json:
 def answer_json(answer: "DumpedAnswer") -> Json:
     return {
         "text": answer.text,
-        "pieces": [{"text": piece.text, "masked": piece.masked} for piece in answer.tokens] or None,
+        "pieces": None
+        if answer.pieces is None
+        else [{"text": piece.text, "masked": piece.masked} for piece in answer.pieces],
         "logprobs": answer.logprobs,
         "advantages": answer.advantages,
         "entropy": answer.entropy,
@@ -45,5 +48,5 @@ def answer_json(answer: "DumpedAnswer") -> Json:
         "finished": answer.finished,
         "version": answer.version,
         "turns": [list(turn) for turn in answer.turns],
-        "length": len(answer.tokens),
+        "length": answer.length,
     }

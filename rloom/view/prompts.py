@@ -11,6 +11,7 @@ from rloom.view.paging import paged
 from rloom.view.query import Query
 
 if TYPE_CHECKING:
+    from rloom.dumps.layout import Kind
     from rloom.dumps.reader import Dumps, PromptSummary
 
 ORDERS = ("asc", "desc")
@@ -27,14 +28,14 @@ KEYS: "dict[str, Callable[[PromptSummary], Any]]" = {
 }
 
 
-def prompts(run: OpenedRun, kind: str, step: int, query: Query) -> Json:
+def prompts(run: OpenedRun, kind: "Kind", step: int, query: Query) -> Json:
     key = KEYS[query.choice("sort", tuple(KEYS))]
     descending = query.choice("order", ORDERS) == "desc"
     with run.dumps() as dumps:
         every = prompts_of(dumps, kind, step)
         kept = [prompt for prompt in every if fits(prompt, query)]
         if query.text("text"):
-            groups = groups_with(dumps, kind, step, query.text("text"))
+            groups = groups_with(dumps, kind, step, kept, query.text("text"))
             kept = [prompt for prompt in kept if prompt.group in groups]
     numbers, shown = paged(in_order(kept, key, descending), query)
     sources = sorted({prompt.data_source for prompt in every})
@@ -47,7 +48,7 @@ def prompts(run: OpenedRun, kind: str, step: int, query: Query) -> Json:
     }
 
 
-def prompts_of(dumps: "Dumps", kind: str, step: int) -> "Sequence[PromptSummary]":
+def prompts_of(dumps: "Dumps", kind: "Kind", step: int) -> "Sequence[PromptSummary]":
     if step not in dumps.steps(kind):
         raise NotFound(f"the run has no dump of the answers of {kind} step {step}")
     return dumps.prompts(kind, step)
@@ -64,14 +65,14 @@ def fits(prompt: "PromptSummary", query: Query) -> bool:
     return mean is not None and (least is None or mean >= least) and (most is None or mean <= most)
 
 
-def groups_with(dumps: "Dumps", kind: str, step: int, text: str) -> set[int]:
+def groups_with(dumps: "Dumps", kind: "Kind", step: int, prompts: "Sequence[PromptSummary]", text: str) -> set[int]:
     """Whose prompt, or any answer to it, contains the text, in any case."""
     wanted = text.casefold()
+    answers = dumps.texts(kind, step)
     return {
         prompt.group
-        for prompt in dumps.prompts(kind, step)
-        if wanted in prompt.text.casefold()
-        or any(wanted in answer.text.casefold() for answer in dumps.answers(kind, step, prompt.group))
+        for prompt in prompts
+        if any(wanted in searched.casefold() for searched in (prompt.text, *answers.get(prompt.group, [])))
     }
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from rloom.view.answers import group_answers
 from rloom.view.comparison import comparison
@@ -17,17 +18,25 @@ from rloom.view.runs import config, dumped_steps, list_runs
 from rloom.view.stages import stages
 from rloom.view.validation import validation
 
+if TYPE_CHECKING:
+    from rloom.dumps.layout import Kind
+
 API = "/api/"
-NUMBER = f"[0-9]{{1,{MOST_DIGITS}}}"
-KIND = "train|validation"
+KIND = "(?P<kind>train|validation)"
 
 OfAll = Callable[[OpenedRuns, Query], Json]
-OfRun = Callable[[OpenedRun, Mapping[str, str], Query], Json]
+OfRun = Callable[[OpenedRun, Mapping[str, str], Query], Json]  # with the parts of the address
 
 OF_ALL: Mapping[str, OfAll] = {
     "/api/runs": lambda runs, query: list_runs(runs),
     "/api/compare": comparison,
 }
+
+
+def number(name: str) -> str:
+    return f"(?P<{name}>[0-9]{{1,{MOST_DIGITS}}})"
+
+
 OF_RUN: Mapping[str, OfRun] = {
     "metrics": lambda run, at, query: metrics(run, query),
     "stages": lambda run, at, query: stages(run, query),
@@ -35,18 +44,16 @@ OF_RUN: Mapping[str, OfRun] = {
     "dumps": lambda run, at, query: dumped_steps(run),
     "findings": lambda run, at, query: findings(run),
     "validation": lambda run, at, query: validation(run, query),
-    f"(?P<kind>{KIND})/(?P<step>{NUMBER})/prompts": lambda run, at, query: prompts(
-        run, at["kind"], int(at["step"]), query
+    f"{KIND}/{number('step')}/prompts": lambda run, at, query: prompts(run, kind(at), int(at["step"]), query),
+    f"{KIND}/{number('step')}/prompts/{number('group')}": lambda run, at, query: group_answers(
+        run, kind(at), int(at["step"]), int(at["group"])
     ),
-    f"(?P<kind>{KIND})/(?P<step>{NUMBER})/prompts/(?P<group>{NUMBER})": lambda run, at, query: group_answers(
-        run, at["kind"], int(at["step"]), int(at["group"])
-    ),
-    f"prompts/(?P<index>{NUMBER})/history": lambda run, at, query: prompt_history(run, "train", int(at["index"])),
-    f"validation/prompts/(?P<index>{NUMBER})/history": lambda run, at, query: prompt_history(
+    f"prompts/{number('index')}/history": lambda run, at, query: prompt_history(run, "train", int(at["index"])),
+    f"validation/prompts/{number('index')}/history": lambda run, at, query: prompt_history(
         run, "validation", int(at["index"])
     ),
 }
-PATTERNS = [(re.compile(f"/api/runs/(?P<run>{NUMBER})/{path}"), function) for path, function in OF_RUN.items()]
+PATTERNS = [(re.compile(f"/api/runs/{number('run')}/{path}"), function) for path, function in OF_RUN.items()]
 
 
 def answer(runs: OpenedRuns, path: str, query: Query) -> Json:
@@ -57,3 +64,7 @@ def answer(runs: OpenedRuns, path: str, query: Query) -> Json:
         if found is not None:
             return function(runs[int(found["run"])], found.groupdict(), query)
     raise NotFound("there is no such address")
+
+
+def kind(at: Mapping[str, str]) -> "Kind":
+    return "train" if at["kind"] == "train" else "validation"

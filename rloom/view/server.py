@@ -55,7 +55,6 @@ class ViewServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: ViewServer
-    headers: Message  # type: ignore[assignment]
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "rloom", ""
     timeout = IDLE_S

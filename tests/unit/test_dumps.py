@@ -108,6 +108,10 @@ def test_texts_are_grouped_by_prompt(dumps: Dumps) -> None:
     assert dumps.texts("train", 1) == {0: ["ab", "ab"], 1: [""]}
 
 
+def test_the_first_answer_of_each_prompt_has_its_text_and_score(dumps: Dumps) -> None:
+    assert dumps.first_answers("train", 1) == {0: ("ab", 1.0), 1: ("", None)}
+
+
 def test_the_history_of_a_prompt_comes_from_the_index(dumps: Dumps, tmp_path: Path) -> None:
     (tmp_path / "rollouts" / "train" / "1.parquet").unlink()
     assert dumps.history("train", 17) == [PromptAtStep(step=1, group=0, answers=2, mean=0.5)]

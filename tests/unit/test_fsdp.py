@@ -21,7 +21,7 @@ from rloom.errors import CheckpointError, ConfigError
 from rloom.models.load import Lora
 from rloom.packing import MicroBatching, share_rows
 from rloom.trainer.checkpoint import Checkpoints, verify_checkpoint
-from tests.engine_subjects import ENGINES, network_of
+from tests.engine_subjects import ENGINES, check_recorded, network_of, recording
 from tests.helpers import CPU, Weights, apart, assert_identical, assert_near, train_batch
 from tests.ranks import RankProcesses
 
@@ -69,9 +69,11 @@ def accumulate_gradients(name: str, rank: int, ranks: int, folders: dict[str, Pa
     start = {name: weight.clone() for name, weight in engine.weights()}
     metrics, norms, gradients = [], [], []
     for _ in range(2):
-        engine.forward_backward(mine, case.objective, counts)
+        before_T = engine.score(mine)
+        engine.forward_backward(mine, recording(case.objective), counts)
         gradients.append(subject.gradients(engine))
         update = engine.optim_step(0.01)
+        check_recorded(update, mine, before_T)
         metrics.append(update.metrics)
         norms.append(update.grad_norm)
     scores_T, reference_T = engine.score(mine), engine.score_reference(mine)

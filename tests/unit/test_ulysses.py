@@ -25,7 +25,7 @@ from rloom.errors import ConfigError
 from rloom.models.load import Lora
 from rloom.packing import MicroBatching, share_rows
 from rloom.trainer.assemble.models import sequence_ranks
-from tests.engine_subjects import ENGINES
+from tests.engine_subjects import ENGINES, check_recorded, recording
 from tests.helpers import SHAPE, Weights, apart, assert_identical, assert_near, policy, save_model, train_batch
 from tests.ranks import RankProcesses
 
@@ -101,9 +101,10 @@ def accumulate_gradients(
     mine, counts = batch.select(share(batch, rank, ranks, together)), Counts.of(batch, 16)
     start = {name: weight.clone() for name, weight in engine.weights()}
     before_T = engine.score(mine)
-    engine.forward_backward(mine, case.objective, counts)
+    engine.forward_backward(mine, recording(case.objective), counts)
     gradients = subject.gradients(engine)
     update = engine.optim_step(0.01)
+    check_recorded(update, mine, before_T)
     after_T = engine.score(mine)
     return Course(update.metrics, gradients, update.grad_norm, start, dict(engine.weights()), before_T, after_T)
 
