@@ -82,3 +82,26 @@ def test_every_text_that_is_used_exists_and_every_text_is_used() -> None:
     assert {key for key in re.findall(r'\bt\(\s*"([\w.]+)"', code) if key not in known} == set()
     assert [prefix for prefix in prefixes if not any(key.startswith(prefix) for key in known)] == []
     assert {key for key in known if key not in named and not key.startswith(prefixes)} == set()
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_has_the_contrast_of_wcag_aa_in_both_themes(theme: int) -> None:
+    found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", read(PAGE / "style.css"))
+    colours = {name: pair[theme] for name, *pair in found}
+    assert contrast("#000000", "#ffffff") == 21
+    for text in ("ink", "muted", "accent", "good", "bad", "error", "warning"):
+        for behind in ("back", "panel", "raised", "sunken"):
+            assert contrast(colours[text], colours[behind]) >= 4.5, (text, behind)
+    for line in (f"c{i}" for i in range(10)):  # graphics need less
+        assert contrast(colours[line], colours["panel"]) >= 3, line

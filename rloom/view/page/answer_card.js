@@ -6,7 +6,10 @@ import { scoreMark } from "./score.js";
 import { t } from "./texts.js";
 import { colourTokens, marked, tokenNodes } from "./tokens.js";
 
-// Thousands of tokens are made only for answers near the visible part of the page.
+const TOKENS_AT_ONCE = 1500; // an element for each of 20,000 tokens would take the browser seconds
+const AHEAD_PX = 800;
+
+// Tokens are made only for answers near the visible part of the page.
 const nearby = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) entry.target.card.showTokens();
 }, { rootMargin: "600px" });
@@ -37,9 +40,26 @@ export class AnswerCard {
     nearby.unobserve(this.node);
     if (this.tokens) return;
     this.tokens = true;
-    replace(this.text, tokenNodes(this.answer));
-    this.inspector.attach(this.text, this.answer);
+    this.made = 0;
+    this.rest = el("span", {}); // what has no tokens yet
+    replace(this.text, this.rest);
+    this.makeTokens();
+    this.text.addEventListener("scroll", () => this.onScroll(), { passive: true });
+    this.inspector.attach(this.text, this.answer, (i) => { while (i >= this.made) this.makeTokens(); });
+  }
+
+  makeTokens() {
+    const { pieces } = this.answer;
+    const end = Math.min(pieces.length, this.made + TOKENS_AT_ONCE);
+    this.rest.before(...tokenNodes(this.answer, this.made, end));
+    this.rest.textContent = pieces.slice(end).map((piece) => piece.text).join("");
+    this.made = end;
     colourTokens(this.text, this.answer, this.colour, this.scale);
+  }
+
+  onScroll() {
+    const below = () => this.rest.getBoundingClientRect().top - this.text.getBoundingClientRect().bottom;
+    while (this.made < this.answer.pieces.length && below() < AHEAD_PX) this.makeTokens();
   }
 
   setColour(name, scale) {

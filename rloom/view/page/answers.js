@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { AnswerCard } from "./answer_card.js";
 import { button, el, field, link, replace, select } from "./dom.js";
-import { fixed, number } from "./format.js";
+import { fixed } from "./format.js";
 import { promptBox } from "./prompt_box.js";
 import { scoreMark } from "./score.js";
 import { remember, remembered } from "./settings.js";
@@ -76,7 +76,7 @@ class Answers {
       move("‹", this.previous, t("answers.previous")), move("›", this.next, t("answers.next")),
       el("dl", { class: "facts" },
         fact(t("prompts.mean"), scoreMark(prompt.mean)), fact(t("prompts.spread"), fixed(prompt.spread, 2)),
-        fact(t("prompts.length"), number(prompt.length)), fact(t("prompts.source"), prompt.data_source),
+        fact(t("prompts.length"), fixed(prompt.length, 1)), fact(t("prompts.source"), prompt.data_source),
         prompt.failed ? fact(t("prompts.failed"), `${prompt.failed} / ${prompt.answers}`) : null),
       el("span", { class: "spacer" }), link(this.historyHash(), t("answers.history"), { id: "history" }));
   }

@@ -103,6 +103,7 @@ class App {
     drawTop(this);
     replace(this.main, made.node);
     this.main.dataset.page = page;
+    this.main.dataset.shown = location.hash; // which page this is the content of, once it is drawn
     this.keys.page = made.keys ?? {};
     this.keys.rows = made.rows ?? [];
     const base = `#/run/${this.runId ?? this.runs[0]?.id}`;

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { button, debounced, el, emptyState, field, link, replace, select, setText } from "./dom.js";
-import { fixed, NONE, number, score } from "./format.js";
+import { fixed, NONE, score } from "./format.js";
 import { RowCursor } from "./keys.js";
 import { pager } from "./pager.js";
 import { Query } from "./query.js";
@@ -148,8 +148,8 @@ class Prompts {
       el("td", { class: "number" }, score(prompt.best)), el("td", { class: "number" }, score(prompt.worst)),
       el("td", { class: "number" }, fixed(prompt.spread, 2)),
       el("td", { class: prompt.failed ? "number failed" : "number muted" }, prompt.failed ? `${prompt.failed} / ${prompt.answers}` : "0"),
-      el("td", { class: "number" }, number(prompt.length)), el("td", { class: "nowrap" }, prompt.data_source ?? NONE),
-      el("td", { class: "excerpt" }, el("span", {}, prompt.text.slice(0, 400))));
+      el("td", { class: "number" }, fixed(prompt.length, 1)), el("td", { class: "nowrap" }, prompt.data_source ?? NONE),
+      el("td", { class: "excerpt" }, el("span", {}, excerpt(prompt.text))));
   }
 
   async updateSteps() {
@@ -158,4 +158,9 @@ class Prompts {
     this.steps = train;
     if (!this.choice.contains(document.activeElement)) this.drawChoice();
   }
+}
+
+// The beginning of a prompt; marks of the chat template (<|im_start|>) are pale, so that the question is found at once.
+function excerpt(text) {
+  return text.slice(0, 400).split(/(<\|[^|>]*\|>)/).map((part) => (/^<\|.*\|>$/.test(part) ? el("span", { class: "template" }, part) : part));
 }

@@ -52,18 +52,19 @@ export function levelOf(name, value, scale) {
   return strength > 0 ? `p${level}` : `n${level}`;
 }
 
-// The answer's text as one element for each token. Newlines get a visible mark by CSS; the text itself is unchanged.
-export function tokenNodes(answer) {
+// Tokens `from` to `to` as one element each. Newlines get a visible mark by CSS; the text itself is unchanged.
+export function tokenNodes(answer, from, to) {
   const starts = new Map((answer.turns ?? []).map(([start], i) => [start, i + 1]));
   const several = starts.size > 1;
   const nodes = [];
-  let masked = false;
-  answer.pieces.forEach((piece, i) => {
+  let masked = from > 0 && answer.pieces[from - 1].masked;
+  for (let i = from; i < to; i += 1) {
+    const piece = answer.pieces[i];
     if (several && starts.has(i)) nodes.push(el("span", { class: "turn", "data-label": t("token.turn", { n: starts.get(i) }) }));
     if (piece.masked && !masked) nodes.push(el("span", { class: "turn tool", "data-label": t("token.tool") }));
     masked = piece.masked;
     nodes.push(el("span", { class: masked ? "token masked" : "token", "data-i": i }, marked(piece.text)));
-  });
+  }
   return nodes;
 }
 
@@ -87,11 +88,13 @@ export class TokenInspector {
     this.node = el("div", { class: "inspector", role: "status", hidden: true });
   }
 
-  attach(box, answer) {
+  // `make(i)`: called before token i is selected, which may not be in the document yet
+  attach(box, answer, make) {
     let at = -1;
     const select = (i) => {
       box.querySelector(".token.selected")?.classList.remove("selected");
       at = Math.min(answer.pieces.length - 1, Math.max(0, i));
+      make(at);
       const node = box.querySelector(`[data-i="${at}"]`);
       node.classList.add("selected");
       node.scrollIntoView({ block: "nearest" });

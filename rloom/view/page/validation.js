@@ -77,7 +77,8 @@ class Validation {
     if (asked !== this.asked) return;
     this.drawOutcomes(answer.counts);
     this.drawSources(answer.by_source);
-    setText(this.count, t("prompts.count", { n: answer.shown }));
+    const key = answer.unscored ? "validation.unscored" : "prompts.count";
+    setText(this.count, t(key, { n: answer.shown, unscored: answer.unscored }));
     replace(this.rows, answer.rows.length ? answer.rows.map((row) => this.row(row, before, after)) : emptyState(t("validation.no_rows"), t("prompts.none_hint")));
     replace(this.pages, pager(answer, (page) => this.change({ page }).then(() => scrollTo(0, 0))));
     this.cursor.at = -1;
