@@ -1,9 +1,11 @@
 """A whole GRPO step by stage: generation, rewards, advantages, update and optimizer, with the trainer's own pieces.
 
-    python benchmarks/step.py --shape qwen2.5-0.5b [--prompts 128] [--answers 8] [--engine vllm]
+    python benchmarks/step.py --shape qwen2.5-0.5b [--prompts 128] [--answers 8] [--engine vllm] [--dump]
 
 Random weights, so the reward is a stand-in (a random 0 or 1 at once) and no text is decoded. No KL, exactly on-policy,
 one update a step. With --engine vllm, vLLM generates in the same process and sleeps while the policy is trained.
+With --dump, as many steps again follow that write their answers as trainer.log_rollouts=True does, with a stand-in for
+each text.
 """
 
 import argparse
@@ -12,9 +14,12 @@ import math
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
+import torch
 from measuring import Stopwatch, machine, note, outside_gib, peak_gib, pick_device, release, table, used_gib
 from profiling import profile_once
 from shapes import (
@@ -33,7 +38,10 @@ from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
 from rloom.algos.kl import token_rewards
 from rloom.algos.objectives import Metrics
 from rloom.algos.registry import ALGORITHMS
-from rloom.batch import Batch, TrainBatch
+from rloom.batch import Batch, TokenRecord, TrainBatch
+from rloom.dumps.index import Index
+from rloom.dumps.table import training_table
+from rloom.dumps.writer import DumpWriter
 from rloom.engines.local import LocalEngine
 from rloom.engines.weight_sync import WeightSync
 from rloom.models.checkpoint_format import CheckpointFormat
@@ -50,7 +58,8 @@ from rloom.trainer.roles import Learner, MiniBatching
 from rloom.trainer.sampling import Sampler
 from rloom.types import Prompt, SampleGroup, Score
 
-STAGES = ("generation", "reward and pack", "advantages", "update", "weights")
+STAGES = ("generation", "reward and pack", "advantages", "update", "weights", "dump")
+TEXT = "The answer is 42, since 6 times 7 is 42. " * 50  # 2,050 characters: 512 tokens of English
 TRL = (
     "TRL 1.16 took 68 s with its own generation and 70 s with vLLM colocated for 128 prompts × 8 answers × 512 tokens\n"
     "of the 0.5B shape (micro-batch 32, gradient checkpointing): measured elsewhere on the same kind of GPU, one H200."
@@ -75,7 +84,7 @@ class RandomScores:
 
 
 def no_text(answers: Sequence[Sequence[int]]) -> list[str]:
-    return [""] * len(answers)
+    return [f"{number} {TEXT}" for number in range(len(answers))]
 
 
 def nobody(done: int, total: int) -> None:
@@ -107,6 +116,12 @@ class Step:
             balance=True,
             max_nonfinite=1,
         )
+        self.dumps: DumpWriter | None = None
+
+    def start_dumping(self, folder: Path) -> None:
+        """From here on each step writes its answers."""
+        self.learner.objective = replace(OBJECTIVE, records_tokens=True)
+        self.dumps = DumpWriter(folder, limit=math.inf, report=note)
 
     def look_at_memory(self, done: int, total: int) -> None:
         """With the first answer: while the cache is there. It is given back before the update."""
@@ -126,7 +141,8 @@ class Step:
             release(self.device)  # what torch's allocator caches would hide what the engine has released
             self.asleep_gib = used_gib(self.device)
         with watch.stage("reward and pack"):
-            batch = Batch.pack(pending.scored(nobody))
+            trajectories = pending.scored(nobody)
+            batch = Batch.pack(trajectories)
         with watch.stage("advantages"):
             train_batch = grpo_train_batch(batch)
         with watch.stage("update"):
@@ -135,6 +151,12 @@ class Step:
             assert done.applied
         with watch.stage("weights"):
             self.sampler.sync_weights(number)
+        with watch.stage("dump"):
+            if self.dumps is not None:
+                assert done.outputs is not None
+                record = TokenRecord.empty(len(batch.tokens_T))
+                record.put(torch.arange(len(batch.tokens_T)), done.outputs, train_batch.old_logprobs_T)
+                self.dumps.write("train", number, partial(training_table, trajectories, train_batch, record))
         return watch.seconds, done.metrics
 
 
@@ -208,6 +230,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--answers", type=int, default=8)
     parser.add_argument("--engine", choices=("native", "vllm"), default="native")
     parser.add_argument("--prefill_tokens", type=int, default=16384, help="in one pass (%(default)s)")
+    parser.add_argument("--dump", action="store_true", help="further steps that write their answers")
     parser.add_argument("--memory_share", type=float, default=0.5, help="of the GPU for the cache (%(default)s)")
     return parser.parse_args()
 
@@ -218,13 +241,18 @@ def main() -> None:
     release(device)
     step = Step(given)
     rows, metrics, best = [], Metrics(), {stage: math.inf for stage in STAGES}
-    for number in range(given.repeat + 1):
+    folder = Path(tempfile.mkdtemp(prefix="rloom_dumps_"))
+    for number in range(given.repeat * (2 if given.dump else 1) + 1):
+        if number == given.repeat + 1:
+            step.start_dumping(folder)
         seconds, metrics = step.take(number)
-        name = "warm-up" if number == 0 else str(number)
+        name = "warm-up" if number == 0 else f"{number}{', dumped' if step.dumps is not None else ''}"
         if number:
             best = {stage: min(best[stage], seconds[stage]) for stage in STAGES}
         rows.append([name, *(f"{seconds[stage]:.2f}" for stage in STAGES), f"{sum(seconds.values()):.2f}"])
         note(" · ".join([f"step {name}", *(f"{stage} {seconds[stage]:.2f} s" for stage in STAGES)]))
+    if step.dumps is not None:
+        step.dumps.close()
     peak = peak_gib(device)
     if given.profile:
         print(f"{profile_once(lambda: step.take(given.repeat + 1), device, given.profile)}\n")
@@ -247,6 +275,9 @@ def main() -> None:
         f"Peak of torch's allocator {peak:.1f} GiB; while generating, {step.cache_gib:.1f} GiB of cache and "
         f"graphs beside it. Rollout beside trainer: {', '.join(gaps)}."
     )
+    sizes = [entry.bytes / 2**20 for entry in Index(folder).entries.values()]
+    if sizes:
+        print(f"A dump has {max(sizes):.2f} MiB, {max(sizes) * 2**20 / tokens:.2f} bytes a token.")
     print(TRL)
 
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:  # they import torch, which readers of a dump do not need
 LARGEST = np.finfo(np.float16).max
 
 
-def validation_table(trajectories: "Sequence[Trajectory]", batch: "Batch") -> pa.Table:
+def validation_table(trajectories: "Sequence[Trajectory]") -> pa.Table:
+    from rloom.batch import Batch
+
+    batch = Batch.pack(trajectories)
     return _table(trajectories, batch, {"logprobs": batch.rollout_logprobs_T})
 
 

@@ -1,4 +1,4 @@
-"""Writes dumps beside the training loop: a thread compresses and writes while the next step is generated."""
+"""Writes dumps beside the training loop: a thread packs, compresses and writes while the next step is generated."""
 
 import threading
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class DumpWriter:
     """Example:
 
     writer = DumpWriter(run_dir / "rollouts", limit=2 * 1024**3, report=print)
-    writer.write("train", 1, training_table(trajectories, batch, record))
+    writer.write("train", 1, partial(training_table, trajectories, batch, record))
     writer.close()  # waits until everything is written
     """
 
@@ -38,9 +38,9 @@ class DumpWriter:
         self._jobs: Queue[Callable[[], None] | None] = Queue(WAITING)
         self._thread: threading.Thread | None = None
 
-    def write(self, kind: Kind, step: int, table: pa.Table) -> None:
-        """Returns before the table is written. It replaces an earlier dump of the step."""
-        self._start(lambda: self._write(kind, step, table))
+    def write(self, kind: Kind, step: int, make_table: Callable[[], pa.Table]) -> None:
+        """Returns before the table is made. It replaces an earlier dump of the step."""
+        self._start(lambda: self._write(kind, step, make_table()))
 
     def remove_after(self, step: int) -> None:
         """A run goes on from `step`: it will write later steps anew."""
@@ -63,10 +63,13 @@ class DumpWriter:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except (OSError, pa.ArrowException) as error:
+            except Exception as error:  # of any kind: a run does not end for its dump
                 if not self._has_failed:
                     self._has_failed = True
-                    self._report(f"Answers cannot be written to {self._folder}: {error}. The run goes on without them.")
+                    reason = f"{type(error).__name__}: {error}"
+                    self._report(
+                        f"Answers cannot be written to {self._folder} ({reason}); the run goes on without them"
+                    )
 
     @property
     def index(self) -> Index:

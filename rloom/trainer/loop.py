@@ -314,7 +314,7 @@ class Training(StepLoop):
         if s.rollout_dir is not None:
             log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(result.trajectories, step))
         if self.dumps is not None:
-            self.dumps.write("train", step, training_table(result.trajectories, train_batch, result.record))
+            self.dumps.write("train", step, partial(training_table, result.trajectories, train_batch, result.record))
         tokens = len(train_batch.tokens_T)
         metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
@@ -342,7 +342,7 @@ class Training(StepLoop):
         metrics = evaluator.metrics(answers)
         log.validation(step, metrics)
         if self.dumps is not None:
-            self.dumps.write("validation", step, validation_table(answers, Batch.pack(answers)))
+            self.dumps.write("validation", step, partial(validation_table, answers))
         rows = self.roles.sampler.rows(answers, step)
         if self.settings.validation_dir is not None:
             log.dump_rollouts(self.settings.validation_dir, step, rows)

@@ -1,6 +1,7 @@
 """The dumps of answers: what is written, what is read, and which steps stay when the folder is full."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -67,8 +68,8 @@ def writer(run: Path, limit: float = math.inf) -> DumpWriter:
 @pytest.fixture
 def dumps(tmp_path: Path) -> Dumps:
     out = writer(tmp_path)
-    out.write("train", 1, training_table(trajectories(), train_batch(), record()))
-    out.write("validation", 0, validation_table(trajectories(), Batch.pack(trajectories())))
+    out.write("train", 1, partial(training_table, trajectories(), train_batch(), record()))
+    out.write("validation", 0, partial(validation_table, trajectories()))
     out.close()
     return Dumps(tmp_path)
 
@@ -141,7 +142,7 @@ def test_half_a_surrogate_pair_in_the_data_is_replaced(tmp_path: Path) -> None:
         Score(1.0), text="x",
     )]  # fmt: skip
     out = writer(tmp_path)
-    out.write("validation", 0, validation_table(odd, Batch.pack(odd)))
+    out.write("validation", 0, partial(validation_table, odd))
     out.close()
     assert Dumps(tmp_path).prompts("validation", 0)[0].text == "a?b"
 
@@ -157,7 +158,7 @@ def test_a_number_beyond_float16_is_the_largest_of_it(tmp_path: Path) -> None:
 def test_a_resumed_run_replaces_later_steps(tmp_path: Path) -> None:
     out = writer(tmp_path)
     for step in (1, 2, 3):
-        out.write("train", step, training_table(trajectories(), train_batch(), record()))
+        out.write("train", step, partial(training_table, trajectories(), train_batch(), record()))
     out.close()
     dumps = Dumps(tmp_path)
     again = writer(tmp_path)
@@ -169,13 +170,13 @@ def test_a_resumed_run_replaces_later_steps(tmp_path: Path) -> None:
 
 def test_a_line_of_the_index_that_a_crash_cut_short_is_skipped(tmp_path: Path) -> None:
     out = writer(tmp_path)
-    out.write("train", 1, training_table(trajectories(), train_batch(), record()))
+    out.write("train", 1, partial(training_table, trajectories(), train_batch(), record()))
     out.close()
     with (tmp_path / "rollouts" / "index.jsonl").open("a") as index:
         index.write('{"kind": "train", "st')
     assert Dumps(tmp_path).steps("train") == [1]
     again = writer(tmp_path)
-    again.write("train", 2, training_table(trajectories(), train_batch(), record()))
+    again.write("train", 2, partial(training_table, trajectories(), train_batch(), record()))
     again.close()
     assert Dumps(tmp_path).steps("train") == [1, 2]
 
@@ -200,7 +201,7 @@ def test_validations_are_removed_after_training_steps() -> None:
 
 
 def test_the_writer_keeps_the_folder_within_its_limit(tmp_path: Path) -> None:
-    table = training_table(trajectories(), train_batch(), record())
+    table = partial(training_table, trajectories(), train_batch(), record())
     out = writer(tmp_path)
     out.write("train", 1, table)
     out.close()
@@ -219,7 +220,7 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_the_run_goes_on(tm
     reports: list[str] = []
     out = DumpWriter(tmp_path / "rollouts", limit=math.inf, report=reports.append)
     for step in (1, 2):
-        out.write("train", step, training_table(trajectories(), train_batch(), record()))
+        out.write("train", step, partial(training_table, trajectories(), train_batch(), record()))
     out.close()
     assert len(reports) == 1 and str(tmp_path / "rollouts") in reports[0]
 
