@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +122,9 @@ def write_hostile_run(folder: Path) -> Path:
         text = HOSTILE[place % len(HOSTILE)]
         row |= {"data_source": HOSTILE[place // ANSWERS % 4], "ground_truth": text, "prediction": text, "detail": text}
         row |= {"parts": json.dumps({text: 1.0}), "reason": text if row["score"] is None else None}
-    run.dumps.write("train", 1, table(rows))
+    run.dumps.write("train", 1, partial(table, rows))
     for step in (0, 1):
-        run.dumps.write("validation", step, table([{**row, **NO_TRAINING} for row in rows]))
+        run.dumps.write("validation", step, partial(table, [{**row, **NO_TRAINING} for row in rows]))
     run.events.write("warning", time=START, step=1, kind="<i>kind</i>", message=HOSTILE[1])
     run.log_step(1, {"critic/score/mean": 0.5, "reward/<b>part</b>/mean": 1.0})
     run.log_validation(1, {"val-core/<img src=x onerror=alert(1)>/acc/mean@4": 0.5})
@@ -141,6 +141,7 @@ class GrowingRun:
         *,
         total_steps: int,
         config: Mapping[str, Any] = CONFIG,
+        after: int = 0,
         process: int | None = None,
         interval_s: float = 0.5,
     ) -> None:
@@ -152,7 +153,7 @@ class GrowingRun:
         self.last_step = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._grow, name="growing-run")
-        self.begin(0, process)
+        self.begin(after, process)
 
     def begin(self, after: int, process: int | None = None) -> None:
         """A process starts or resumes."""
@@ -178,7 +179,7 @@ class GrowingRun:
                 self.events.write("stage_end", time=begin + 3.0, step=step, stage="sync_weights", seconds=2.0)
             self.events.write("stage_end", time=begin + start + seconds, step=step, stage=stage, seconds=seconds)
         rows = train_rows(step)
-        self.dumps.write("train", step, table(rows))
+        self.dumps.write("train", step, partial(table, rows))
         self.log_step(step, step_metrics(step, rows))
         if step in VALIDATED:
             self.write_validation(step)
@@ -186,7 +187,7 @@ class GrowingRun:
 
     def write_validation(self, step: int) -> None:
         rows = validation_rows(step)
-        self.dumps.write("validation", step, table(rows))
+        self.dumps.write("validation", step, partial(table, rows))
         metrics = {}
         for source in ("sums", "colours"):
             known = [r["accuracy"] for r in rows if r["data_source"] == source and r["accuracy"] is not None]

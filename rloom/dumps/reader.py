@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rloom.dumps.index import Index
-from rloom.dumps.layout import FOLDER, KINDS, TOKEN_COLUMNS, TOKENIZER, Kind, file_name
+from rloom.dumps.layout import FOLDER, KINDS, SCHEMA, TOKEN_COLUMNS, TOKENIZER, Kind, file_name
 from rloom.dumps.pieces import TokenTexts
 from rloom.errors import DataError
 
@@ -128,9 +128,18 @@ class Dumps:
             raise DataError(f"there is no dump of {kind} step {step} in {self._folder}")
         filters = None if group is None else [("group", "=", group)]
         try:
-            return pq.read_table(self._folder / file_name(kind, step), columns=columns, filters=filters)
-        except (OSError, pa.ArrowException) as error:
+            table = pq.read_table(
+                self._folder / file_name(kind, step),
+                columns=columns,
+                filters=filters,
+                page_checksum_verification=True,
+            )
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             raise DataError(f"the dump of {kind} step {step} cannot be read: {error}") from error
+        wanted = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
+        if not table.schema.equals(wanted):
+            raise DataError(f"the dump of {kind} step {step} cannot be read: it has other columns")
+        return table
 
     def _answer(self, row: dict[str, Any]) -> DumpedAnswer:
         ends = row["turns"]

@@ -1,9 +1,10 @@
 """Writes dumps beside the training loop: a thread packs, compresses and writes while the next step is generated."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +14,8 @@ from rloom.dumps.layout import INDEX, TOKENIZER, Kind, file_name
 
 WAITING = 2  # dumps in memory; if the disk is slower than that, the loop waits
 ROWS_TOGETHER = 64  # are compressed together: a reader of one prompt decompresses no more
+# without checksums, a damaged page can be read as other numbers
+FORMAT: Mapping[str, Any] = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
 
 
 class DumpWriter:
@@ -86,7 +89,7 @@ class DumpWriter:
         file.parent.mkdir(exist_ok=True)
         draft = file.with_suffix(".writing")
         try:
-            pq.write_table(table, draft, compression="zstd", compression_level=1, row_group_size=ROWS_TOGETHER)
+            pq.write_table(table, draft, row_group_size=ROWS_TOGETHER, **FORMAT)
             size = draft.stat().st_size
             draft.replace(file)  # a reader sees a whole file or none
         finally:

@@ -1,0 +1,197 @@
+"""The viewer beside a run that writes, was killed or resumed, and with files that are damaged or gone."""
+
+import random
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rloom.errors import DataError
+from rloom.view.opened import OpenedRuns
+from tests.view_client import Viewer, viewing
+from tests.view_runs import GrowingRun, cut_last_line, write_killed_run, write_run
+
+RUN = "/api/runs/0"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "sums" / "grpo"
+
+
+@pytest.fixture
+def growing(folder: Path) -> Iterator[GrowingRun]:
+    run = GrowingRun(folder, total_steps=8)
+    yield run
+    run.dumps.close()
+
+
+def dumped(viewer: Viewer, step: int) -> None:
+    """Wait for the thread that writes dumps."""
+    deadline = time.monotonic() + 30
+    while step not in viewer.get(f"{RUN}/dumps")["train"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_running_run_is_followed(growing: GrowingRun, folder: Path) -> None:
+    with viewing([folder]) as viewer:
+        begun = viewer.get(f"{RUN}/metrics")
+        assert (begun["steps"], begun["state"]["status"], begun["state"]["total_steps"]) == ([], "running", 8)
+        assert viewer.get(f"{RUN}/dumps") == {"train": [], "validation": []}
+        assert viewer.fault(f"{RUN}/validation") == (404, "the run has no dump of a validation yet")
+        for step in (1, 2):
+            growing.write_step(step)
+            later = viewer.get(f"{RUN}/metrics?generation={begun['generation']}&after={step}")
+            assert (later["complete"], later["steps"], later["state"]["step"]) == (False, [step], step)
+            dumped(viewer, step)
+            assert viewer.get(f"{RUN}/train/{step}/prompts")["total"] == 6
+        growing.log_validation(2, {"val-core/sums/acc/mean@1": 0.5})
+        later = viewer.get(f"{RUN}/metrics?generation={begun['generation']}&after=2")
+        assert later["metrics"]["val-core/sums/acc/mean@1"] == [0.5]
+        growing.close()
+        assert viewer.get("/api/runs")["runs"][0]["state"]["status"] == "finished"
+
+
+def test_a_resumed_run_replaces_the_later_steps_of_the_one_before(growing: GrowingRun, folder: Path) -> None:
+    with viewing([folder]) as viewer:
+        for step in (1, 2, 3):
+            growing.write_step(step)
+        before = viewer.get(f"{RUN}/metrics")
+        dumped(viewer, 3)
+        growing.begin(after=1)
+        resumed = viewer.get(f"{RUN}/metrics?generation={before['generation']}&after=3")
+        assert (resumed["complete"], resumed["steps"]) == (True, [0, 1])
+        assert resumed["generation"] != before["generation"]
+        growing.write_step(2)
+        dumped(viewer, 2)
+        assert viewer.get(f"{RUN}/dumps")["train"] == [1, 2]
+        assert [at["step"] for at in viewer.get(f"{RUN}/prompts/7/history")["steps"]] == [1]
+
+
+def test_lines_cut_short_are_left_out_and_what_follows_them_is_read(tmp_path: Path) -> None:
+    folder = write_killed_run(tmp_path / "sums" / "killed")
+    with viewing([folder]) as viewer:
+        found = viewer.get(f"{RUN}/metrics")
+        assert (found["steps"], found["state"]["status"], found["state"]["step"]) == ([0, 1, 2, 3], "killed", 3)
+        assert viewer.get(f"{RUN}/dumps") == {"train": [1, 2, 3], "validation": [0]}
+        resumed = GrowingRun(folder, total_steps=8, after=3)
+        resumed.write_step(4)
+        resumed.close()
+        assert viewer.get(f"{RUN}/metrics")["steps"] == [0, 1, 2, 3, 4]
+        assert viewer.get(f"{RUN}/dumps") == {"train": [1, 2, 3, 4], "validation": [0, 4]}
+
+
+def test_a_stage_that_has_begun_has_no_length_yet(growing: GrowingRun, folder: Path) -> None:
+    growing.write_step(1)
+    growing.events.write("stage_begin", time=1_790_000_100.0, step=2, stage="gen")
+    with viewing([folder]) as viewer:
+        gen = {"stage": "gen", "start": 0.0, "seconds": None, "depth": 0}
+        assert viewer.get(f"{RUN}/stages?step=2") == {"step": 2, "begin": 1_790_000_100.0, "stages": [gen]}
+        growing.begin(after=1)  # another process
+        growing.events.write("stage_begin", time=1_790_000_200.0, step=2, stage="gen")
+        assert viewer.get(f"{RUN}/stages?step=2")["begin"] == 1_790_000_200.0
+
+
+def test_a_dump_that_vanishes_is_an_error_and_the_others_stay(folder: Path) -> None:
+    write_run(folder, steps=4)
+    with viewing([folder]) as viewer:
+        assert viewer.get(f"{RUN}/train/3/prompts")["total"] == 6
+        (folder / "rollouts" / "train" / "3.parquet").unlink()
+        for path in ("train/3/prompts", "train/3/prompts/0", "train/3/prompts?text=x"):
+            status, error = viewer.fault(f"{RUN}/{path}")
+            assert status == 404 and error.startswith("the dump of train step 3 cannot be read: ")
+        # of its steps 1 and 3, the text of the prompt is in the one that is left
+        assert [at["step"] for at in viewer.get(f"{RUN}/prompts/7/history")["steps"]] == [1, 3]
+        (folder / "rollouts" / "train" / "1.parquet").unlink()
+        assert viewer.fault(f"{RUN}/prompts/7/history")[0] == 404
+        assert viewer.get(f"{RUN}/train/2/prompts")["total"] == 6
+
+
+def test_a_damaged_dump_is_an_error_or_left_out_and_never_a_wrong_number(folder: Path) -> None:
+    write_run(folder, steps=1)
+    file = folder / "rollouts" / "train" / "1.parquet"
+    whole = file.read_bytes()
+    draw = random.Random(0)
+    paths = [f"{RUN}/train/1/prompts", *(f"{RUN}/train/1/prompts/{group}" for group in (0, 5))]
+    with viewing([folder]) as viewer:
+        right = {path: viewer.get(path) for path in paths}
+        for length in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+            file.write_bytes(whole[:length])
+            assert {viewer.ask(path).status for path in paths} == {404}
+        footer = int.from_bytes(whole[-8:-4], "little") + 8  # names and places of columns; has no checksum
+        for _ in range(60):
+            place = draw.randrange(len(whole) - footer)
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << draw.randrange(8))]) + whole[place + 1 :])
+            for path in paths:
+                answer = viewer.ask(path)
+                assert answer.status == 404 or answer.json() == right[path], (place, path, answer.body[:300])
+        file.write_bytes(whole)
+        assert viewer.get(paths[0]) == right[paths[0]]
+
+
+def test_files_that_are_no_longer_what_they_were_do_not_stop_the_viewer(folder: Path) -> None:
+    write_run(folder, steps=2)
+    with viewing([folder]) as viewer:
+        (folder / "config.yaml").write_text("algorithm: [unclosed")
+        assert viewer.get(f"{RUN}/config") == {"config": {}}
+        (folder / "rollouts" / "tokenizer.json").write_text("{")
+        answer = viewer.get(f"{RUN}/train/1/prompts/0")["answers"][0]
+        assert answer["pieces"] is None and answer["text"] and len(answer["logprobs"]) == answer["length"]
+        (folder / "rollouts" / "index.jsonl").write_bytes(b"\xff\xfe\n[1]\n{}\nnull\n")
+        assert viewer.get(f"{RUN}/dumps") == {"train": [], "validation": []}
+        shutil.rmtree(folder)
+        assert viewer.fault(f"{RUN}/metrics") == (404, f"{folder} is no run directory any more")
+        assert viewer.get("/api/runs") == {"runs": []}
+
+
+def test_a_run_that_begins_below_the_folder_gets_the_next_number(tmp_path: Path) -> None:
+    write_run(tmp_path / "sums" / "first", steps=1)
+    with viewing([tmp_path]) as viewer:
+        assert [run["name"] for run in viewer.get("/api/runs")["runs"]] == ["sums/first"]
+        time.sleep(0.1)  # folders are not searched all the time
+        write_run(tmp_path / "sums" / "a_second", steps=1)
+        found = {run["id"]: run["name"] for run in viewer.get("/api/runs")["runs"]}
+        assert found == {0: "sums/first", 1: "sums/a_second"}
+        assert viewer.get("/api/runs/1/metrics")["steps"] == [0, 1]
+
+
+def test_many_requests_at_once_while_the_run_writes_see_whole_steps(folder: Path) -> None:
+    faults: list[str] = []
+
+    def look(viewer: Viewer, stop: threading.Event) -> None:
+        while not stop.is_set():
+            found = viewer.get(f"{RUN}/metrics")
+            if any(len(values) != len(found["steps"]) for values in found["metrics"].values()):
+                faults.append("metrics")
+            for step in viewer.get(f"{RUN}/dumps")["train"]:
+                if viewer.get(f"{RUN}/train/{step}/prompts")["total"] != 6:
+                    faults.append(f"prompts of {step}")
+
+    with GrowingRun(folder, total_steps=8, interval_s=0.01) as run, viewing([folder]) as viewer:
+        stop = threading.Event()
+        threads = [threading.Thread(target=look, args=(viewer, stop)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        dumped(viewer, run.total_steps)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert faults == []
+
+
+def test_a_path_without_runs_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty is no run directory and has none below it; give the folder of"):
+        OpenedRuns([tmp_path / "empty"])
+    with pytest.raises(DataError, match=r"absent is no folder; give a run directory"):
+        OpenedRuns([tmp_path / "absent"])
+    write_run(tmp_path / "sums" / "grpo", steps=1)
+    cut_last_line(tmp_path / "sums" / "grpo")
+    with pytest.raises(DataError, match="empty is no run directory"):
+        OpenedRuns([tmp_path, tmp_path / "empty"])
+    both = OpenedRuns([tmp_path, tmp_path / "sums", tmp_path / "sums" / "grpo"]).search()
+    assert [run.path for run in both] == [tmp_path / "sums" / "grpo"]
