@@ -199,7 +199,7 @@ export class Chart {
     const group = svg("g", { class: "series", vars: { "--colour": one.colour } });
     if (line !== y && this.drawn(one) !== one.y) group.append(svg("path", { class: "raw", d: this.path(x, y) }));
     group.append(svg("path", { class: "line", d: this.path(x, line) }));
-    if (x.length <= 40) x.forEach((step, i) => group.append(svg("circle", { r: 2.25, cx: this.xScale.at(step), cy: this.yScale.at(line[i]) })));
+    if (x.length <= (this.spec.points ? 60 : 20)) x.forEach((step, i) => group.append(svg("circle", { r: 2.25, cx: this.xScale.at(step), cy: this.yScale.at(line[i]) })));
     return group;
   }
 
