@@ -28,4 +28,4 @@ def trajectories(requests: Sequence[Request], completions: Sequence[Completion])
     """Each in a group of its own, with score 1."""
     prompts = [Prompt(0, (), "", request.tokens, "s") for request in requests]
     pairs = enumerate(zip(prompts, completions, strict=True))
-    return [Answer(prompt, row, completion, ()).trajectory(Score(1.0)) for row, (prompt, completion) in pairs]
+    return [Answer(prompt, row, completion, "", ()).trajectory(Score(1.0)) for row, (prompt, completion) in pairs]

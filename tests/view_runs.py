@@ -21,6 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import yaml
 from tokenizers import Tokenizer
@@ -29,7 +30,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from rloom.dumps.layout import FOLDER, INDEX, SCHEMA
+from rloom.dumps.layout import FOLDER, INDEX, SCHEMA, TOKEN_COLUMNS
 from rloom.dumps.writer import DumpWriter
 from rloom.observe.events import EVENTS_FILE, EventLog
 from rloom.observe.records import METRICS_FILE, append_metrics
@@ -362,3 +363,57 @@ def _whole(value: Any) -> Any:
 
 def _fail(message: str) -> None:
     raise AssertionError(message)
+
+
+def write_big_run(folder: Path, *, steps: int, prompts: int, answers: int, tokens: int) -> Path:
+    """A run of real size: every step has its own scores, log-probs and order of prompts."""
+    run = GrowingRun(folder, total_steps=steps)
+    draw = np.random.default_rng(0)
+    rows = prompts * answers
+    length_N = draw.integers(tokens // 2, tokens + tokens // 2, rows)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(length_N)]).astype(np.int32))
+    words = tokenizer().encode(prompt_text(2) + answer_text(2, 1, 1, 1.0)).ids
+    texts = [tokenizer().decode(draw.choice(words, length).tolist()) for length in length_N]
+    for step in range(1, steps + 1):
+        run.dumps.write("train", step, partial(_big_table, draw, prompts, answers, texts, offsets, words))
+        for stage, (start, seconds) in STAGES.items():
+            at = {"step": step, "stage": stage}
+            run.events.write("stage_begin", time=START + STEP_S * step + start, **at)
+            run.events.write("stage_end", time=START + STEP_S * step + start + seconds, seconds=seconds, **at)
+        run.log_step(step, {f"group{i % 7}/metric_{i}/mean": draw.random() for i in range(120)})
+    run.close()
+    return folder
+
+
+def _big_table(
+    draw: np.random.Generator, prompts: int, answers: int, texts: list[str], offsets: pa.Array, words: list[int]
+) -> pa.Table:
+    rows, total = len(texts), offsets[-1].as_py()
+    score_N = (draw.random(rows) < np.repeat(draw.random(prompts), answers)).astype(np.float64)
+    index_N = np.repeat(draw.permutation(20 * prompts)[:prompts], answers)
+    short_N = np.diff(offsets.to_numpy())
+
+    def numbers() -> pa.Array:
+        return pa.ListArray.from_arrays(offsets, pa.array(draw.standard_normal(total).astype(np.float16)))
+
+    columns = {
+        "group": np.repeat(np.arange(prompts), answers),
+        "index": index_N,
+        "data_source": ["sums"] * rows,
+        "prompt": [prompt_text(2 * index) for index in index_N.tolist()],
+        "ground_truth": [str(index) for index in index_N.tolist()],
+        "output": texts,
+        "score": score_N,
+        "accuracy": score_N,
+        "finished": draw.random(rows) < 0.9,
+        "version": np.zeros(rows),
+        "length": short_N,
+        "turns": [[0, length] for length in short_N.tolist()],
+        "tokens": pa.ListArray.from_arrays(offsets, pa.array(draw.choice(words, total).astype(np.int32))),
+        **{name: numbers() for name in TOKEN_COLUMNS},
+    }
+    made = [
+        columns[f.name] if isinstance(columns.get(f.name), pa.Array) else pa.array(columns.get(f.name, [None] * rows))
+        for f in SCHEMA
+    ]
+    return pa.table([column.cast(f.type) for column, f in zip(made, SCHEMA, strict=True)], schema=SCHEMA)

@@ -8,8 +8,8 @@ Lines = Sequence[tuple[str, str, str]]  # (words, meaning in English, in Chinese
 # (title in English, in Chinese) -> commands; a command in no group is listed under the last title
 GROUPS: Mapping[tuple[str, str], Sequence[str]] = {
     ("Train", "训练"): ("train", "kit", "openrlhf", "sft", "plan"),
-    ("Look at runs", "查看训练"): ("view",),
     ("Use a checkpoint", "使用检查点"): ("eval", "export", "chat"),
+    ("Look at runs", "查看训练"): ("view",),
     ("Prepare and check", "准备与检查"): ("config", "data", "reward", "judge", "doctor"),
     ("More", "其他"): ("completion", "help"),
 }

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def view(given: argparse.Namespace) -> int:
     from rloom.view.access import Access, choose_token
-    from rloom.view.opened import OpenedRuns
+    from rloom.view.opened import OpenedRuns, preload
 
     if given.host != ADDRESS:
         raise ConfigError(
@@ -56,6 +56,7 @@ def view(given: argparse.Namespace) -> int:
     access = Access(choose_token(os.environ))
     with listen(given.port, OpenedRuns([Path(run).expanduser() for run in given.run]), access) as server:
         print(greeting(server.server_port, access.token, is_chinese(os.environ)), flush=True)
+        preload()
         if not given.no_open and has_display(os.environ):
             import webbrowser
 

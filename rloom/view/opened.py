@@ -3,8 +3,9 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from rloom.errors import DataError
@@ -14,6 +15,11 @@ from rloom.view.faults import NotFound
 
 if TYPE_CHECKING:
     from rloom.dumps.reader import Dumps
+
+
+def preload() -> None:
+    """Import what the first request for a dump needs, while the browser opens."""
+    Thread(target=import_module, args=("rloom.dumps.reader",), name="preload", daemon=True).start()
 
 
 class OpenedRun:

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rloom.observe.display import validation_accuracies
-from rloom.observe.run_folder import RunFolder, RunState, flat_config
+from rloom.observe.run_folder import RunFolder, RunState, Status, flat_config
 from rloom.view.faults import NotFound
 from rloom.view.json_text import Json
 from rloom.view.opened import OpenedRun, OpenedRuns
@@ -22,14 +23,22 @@ def list_runs(runs: OpenedRuns) -> Json:
                 listed.append({"id": run.number, **describe(folder)})
         except NotFound:  # removed since
             continue
+        except OSError as error:
+            listed.append({"id": run.number, **unreadable(run.path, error)})
     return {"runs": listed}
+
+
+def unreadable(path: Path, error: OSError) -> Json:
+    state = RunState(Status.UNKNOWN, step=0, total_steps=None, started=None, updated=None, error=str(error))
+    unknown: Json = {"algorithm": None, "model": None, "kind": "rl", "reward": None, "accuracy": {}}
+    return {"name": "/".join(path.parts[-2:]), "path": str(path), "state": state_json(state), **unknown}
 
 
 def describe(folder: RunFolder) -> Json:
     flat = flat_config(folder.config)
     metrics = folder.metrics
-    kind = "sft" if "algorithm.adv_estimator" not in flat and _is_supervised(metrics) else "rl"
-    model = flat.get("actor_rollout_ref.model.path") or flat.get("model.path") or flat.get("model.partial_pretrain")
+    kind = "sft" if "model" in folder.config and "algorithm" not in folder.config else "rl"
+    model = flat.get("actor_rollout_ref.model.path") or flat.get("model.path")
     return {
         "name": folder.name,
         "path": str(folder.path),
@@ -78,7 +87,3 @@ def plain(value: Any) -> Json:
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     return str(value)
-
-
-def _is_supervised(metrics: Sequence[Mapping[str, float]]) -> bool:
-    return any("train/loss" in step for step in metrics)

@@ -50,11 +50,12 @@ class ViewServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):  # the browser has left
-            print(f"rloom view: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"rloom view: {type(error).__name__}: {str(error)!a}", file=sys.stderr)
 
 
 class Handler(BaseHTTPRequestHandler):
     server: ViewServer
+    headers = Message()  # of a request whose headers cannot be read
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "rloom", ""
     timeout = IDLE_S
@@ -72,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
             status, content_type, content = HTTPStatus.NOT_FOUND, JSON, to_json({"error": str(error)})
         except Exception as error:  # a bug: the page and the terminal name it, the server goes on
             message = f"internal error: {type(error).__name__}: {error}"
-            print(f"rloom view: {self.path.partition('?')[0]}: {message}", file=sys.stderr)
+            print(f"rloom view: {self.path.partition('?')[0]!a}: {message!a}", file=sys.stderr)
             status, content_type, content = HTTPStatus.INTERNAL_SERVER_ERROR, JSON, to_json({"error": message})
         self._send(status, content_type, content, cookie)
 
@@ -111,9 +112,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, content_type: str, content: bytes, more: Mapping[str, str]) -> None:
         headers = {**HEADERS, "Content-Type": content_type, **more}
-        headers_given: Message | None = getattr(self, "headers", None)  # none if they could not be read
-        accepted = "" if headers_given is None else headers_given.get("Accept-Encoding", "")
-        if len(content) >= COMPRESSED_FROM and "gzip" in accepted:
+        if len(content) >= COMPRESSED_FROM and "gzip" in self.headers.get("Accept-Encoding", ""):
             content = gzip.compress(content, compresslevel=1, mtime=0)
             headers["Content-Encoding"] = "gzip"
         self.send_response(status)

@@ -49,6 +49,7 @@ def completed(script: Path, line: str, folder: Path | None = None) -> list[str]:
         ("rloom data ch", ["check"]),
         ("rloom data check --tok", ["--tokenizer"]),
         ("rloom doctor env --j", ["--json"]),
+        ("rloom view --no", ["--no-open"]),
         ("rloom completion f", ["fish"]),
         ("rloom help me", ["metrics"]),
         ("rloom kit --rm_a", ["--rm_api_type"]),

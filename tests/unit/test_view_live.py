@@ -148,6 +148,45 @@ def test_files_that_are_no_longer_what_they_were_do_not_stop_the_viewer(folder: 
         assert viewer.get("/api/runs") == {"runs": []}
 
 
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
+    write_run(tmp_path / "sums" / "first", steps=1)
+    (tmp_path / "sums" / "second" / "events.jsonl").mkdir(parents=True)
+    (tmp_path / "sums" / "second" / "config.yaml").write_text("model: {path: tiny}")
+    with viewing([tmp_path]) as viewer:
+        found = {run["name"]: run for run in viewer.get("/api/runs")["runs"]}
+        assert found["sums/first"]["state"]["status"] == "finished"
+        state = found["sums/second"]["state"]
+        assert (state["status"], state["step"]) == ("unknown", 0) and "Is a directory" in state["error"]
+        assert viewer.fault(f"/api/runs/{found['sums/second']['id']}/metrics")[0] == 404
+
+
+def test_supervised_fine_tuning_is_told_from_reinforcement_learning(folder: Path) -> None:
+    run = GrowingRun(folder, total_steps=2, config={"model": {"path": "tiny"}, "trainer": {"seed": 1}})
+    run.log_step(1, {"train/loss": 2.5})
+    run.close()
+    with viewing([folder]) as viewer:
+        (found,) = viewer.get("/api/runs")["runs"]
+        assert [found[name] for name in ("kind", "algorithm", "model", "reward", "accuracy")] == [
+            *("sft", "sft", "tiny", None, {}),
+        ]
+
+
+def test_an_internal_error_is_json_and_one_line_in_the_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(folder, steps=1)
+
+    def broken(run: object) -> None:
+        raise RuntimeError("a bug \x1b[31m")
+
+    with viewing([folder]) as viewer:
+        monkeypatch.setattr("rloom.view.routes.config", broken)
+        assert viewer.fault(f"{RUN}/config") == (500, "internal error: RuntimeError: a bug \x1b[31m")
+        assert viewer.ask(f"{RUN}/dumps").status == 200
+    said = capsys.readouterr().err
+    assert said == "rloom view: '/api/runs/0/config': 'internal error: RuntimeError: a bug \\x1b[31m'\n"
+
+
 def test_a_run_that_begins_below_the_folder_gets_the_next_number(tmp_path: Path) -> None:
     write_run(tmp_path / "sums" / "first", steps=1)
     with viewing([tmp_path]) as viewer:
