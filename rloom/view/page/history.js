@@ -46,7 +46,8 @@ class History {
     replace(this.head, el("div", { class: "page-head" }, el("h1", {}, t("history.title", { index: answer.index })),
       el("span", { class: "muted" }, t("history.count", { n: answer.steps.length })), el("span", { class: "muted" }, answer.data_source ?? "")), promptBox(answer));
     if (!answer.steps.length) return void replace(this.columns, emptyState(t("history.none")));
-    this.chart.set([{ name: "", colour: colour(0), x: answer.steps.map((one) => one.step), y: answer.steps.map((one) => one.mean ?? 0) }]);
+    const scored = answer.steps.filter((one) => one.mean !== null); // null: every score failed
+    this.chart.set([{ name: "", colour: colour(0), x: scored.map((one) => one.step), y: scored.map((one) => one.mean) }]);
     await this.drawColumns();
   }
 
