@@ -12,10 +12,10 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: runtime judge megatron ray wandb setup check types rules quick test test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
+.PHONY: runtime judge megatron ray wandb swanlab mlflow trackio setup check types rules quick test test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
 
 runtime: $(RUNTIME)
-judge megatron ray wandb: %: $(VENV)/.extra-%
+judge megatron ray wandb swanlab mlflow trackio: %: $(VENV)/.extra-%
 setup: $(SETUP)
 
 # torch first and pinned: a looser request may pull another build with gigabytes of extras

@@ -3,13 +3,15 @@
 #   ./train.sh --model Qwen/Qwen2.5-0.5B-Instruct --lr 5e-7 data.train_files=train.parquet
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-# Libraries that only some runs need are extras: the providers' SDKs, megatron-core, Ray for several workers, wandb.
+# Libraries that only some runs need are extras: the providers' SDKs, megatron-core, Ray for several workers, trackers.
 setup=(runtime)
 given=" --n_gpus ${N_GPUS:-1} trainer.nnodes=${NNODES:-1} $* "
 [[ "${RLOOM_SMOKE:-0}" == 1 ]] && given=""  # a smoke run replaces what needs them
 [[ "$given" =~ \ (--use_api_reward|reward_model\.api\.enable=[Tt]rue)\  ]] && setup+=(judge)
 [[ "$given" =~ (--n_gpus|trainer\.n_gpus_per_node|trainer\.nnodes)[\ =]([2-9]|[1-9][0-9]) ]] && setup+=(ray)
 [[ "$given" =~ strategy=megatron ]] && setup+=(megatron)
-[[ "$given" =~ \ trainer\.logger=[^\ ]*wandb ]] && setup+=(wandb)
+for tracker in wandb swanlab mlflow trackio; do
+  [[ "$given" =~ \ trainer\.logger=[^\ ]*$tracker ]] && setup+=("$tracker")
+done
 make --directory "$root" --no-print-directory --silent "${setup[@]}"
 RLOOM_KIT_DIR="$root" exec "$root/.venv/bin/rloom" kit "$@"

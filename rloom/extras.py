@@ -8,6 +8,7 @@ from pathlib import Path
 CLONE = Path(__file__).parents[1]
 
 
+TRACKERS = ("wandb", "swanlab", "mlflow", "trackio")  # values of trainer.logger: each is a module and an extra
 UNPINNED = {"vllm"}  # pins torch and others itself, and other versions than constraints.txt
 
 

@@ -128,14 +128,39 @@ COMMANDS = {
             )
         ],
     ),
+    "runs": Command(
+        "rloom.cli.runs",
+        [
+            (
+                "[DIR]",
+                "list runs with state, step, reward and accuracy; default: checkpoints",
+                "列出各次训练的状态、步数、奖励和准确率；默认目录 checkpoints",
+            )
+        ],
+    ),
+    "compare": Command(
+        "rloom.cli.compare",
+        [
+            (
+                "RUN RUN ...",
+                "compare runs: configuration, accuracy, metrics at equal steps",
+                "比较多次训练：配置、准确率、相同步数的指标",
+            )
+        ],
+    ),
     "doctor": Command(
         "rloom.cli.doctor",
         [
             (
+                "RUN ...",
+                "what is wrong with a run, why, and which keys to change",
+                "诊断一次训练：问题、原因和应修改的配置",
+            ),
+            (
                 "env",
                 "what is installed, what works here, and what to install for the rest",
                 "检查已安装的依赖和本机可用的功能",
-            )
+            ),
         ],
     ),
     "view": Command(

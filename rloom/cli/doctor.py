@@ -1,29 +1,39 @@
-"""`rloom doctor env`"""
+"""`rloom doctor RUN ...` and `rloom doctor env`"""
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args
 
 from rloom.cli.parsing import epilog
 from rloom.console import run_safely
 
+ENVIRONMENT = "env"
+
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("rloom doctor", description="Check this machine's installation.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    environment = commands.add_parser(
-        "env",
-        help="what is installed, and what works here",
-        description="Packages, GPUs and features, with the command that installs what is missing.",
-        **epilog("rloom doctor env --json", "0 training with the defaults works · 1 it does not"),
+    parser = argparse.ArgumentParser(
+        "rloom doctor",
+        description="What is wrong with a run and what to try; `rloom doctor env` checks this machine's installation.",
+        **epilog(
+            "rloom doctor checkpoints/rloom_examples/default",
+            "0 nothing wrong · 1 findings, or training does not work here · 2 not a run directory",
+        ),
     )
-    environment.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help=f"run directory, of a finished or a running run; or {ENVIRONMENT}"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: one object, or a list for several runs")
     given = parser.parse_args(arguments)
 
     def run() -> int:
-        from rloom.config.rollout_section import RolloutSection
-        from rloom.doctor import env
+        if given.runs == [ENVIRONMENT]:
+            from rloom.config.rollout_section import RolloutSection
+            from rloom.doctor import env
 
-        return env.run(get_args(RolloutSection.model_fields["name"].annotation), as_json=given.json)
+            return env.run(get_args(RolloutSection.model_fields["name"].annotation), as_json=given.json)
+        from rloom.diagnosis import command
+
+        return command.run([Path(name).expanduser() for name in given.runs], as_json=given.json)
 
     return run_safely(run)

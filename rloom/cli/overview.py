@@ -9,8 +9,8 @@ Lines = Sequence[tuple[str, str, str]]  # (words, meaning in English, in Chinese
 GROUPS: Mapping[tuple[str, str], Sequence[str]] = {
     ("Train", "训练"): ("train", "kit", "openrlhf", "sft", "plan"),
     ("Use a checkpoint", "使用检查点"): ("eval", "export", "chat"),
-    ("Look at runs", "查看训练"): ("view",),
-    ("Prepare and check", "准备与检查"): ("config", "data", "reward", "judge", "doctor"),
+    ("Look at runs", "查看训练"): ("view", "runs", "compare", "doctor"),
+    ("Prepare and check", "准备与检查"): ("config", "data", "reward", "judge"),
     ("More", "其他"): ("completion", "help"),
 }
 EXIT_CODES: Lines = [

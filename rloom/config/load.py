@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from rloom.config import faults, smoke
 from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
 from rloom.config.checks import check
-from rloom.config.keys import Root
+from rloom.config.keys import Root, all_keys
 from rloom.config.one_behaviour import without_one_behaviour
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, Config
@@ -188,7 +188,17 @@ def as_addition(override: str, root: Root = Config) -> str:
     if value.startswith("~/"):  # Hydra's grammar does not accept it without quotes
         value = f"'{value}'"
     check_grammar(name, value)
+    check_no_list_above(name, root)
     return f"++{name}={value}"
+
+
+def check_no_list_above(name: str, root: Root) -> None:
+    """`trainer.logger.x`: where trainer.logger holds a list, OmegaConf reads `x` as an index."""
+    parts = name.split(".")
+    for parent in (".".join(parts[:length]) for length in range(1, len(parts))):
+        key = all_keys(root).get(parent)
+        if key is not None and not {"list", "tuple"}.isdisjoint(key.kind.split(" or ")):
+            raise ConfigError(f"{name}: {parent} takes {key.kind} and has no keys below it; set {parent} itself")
 
 
 def given_on_command_line(arguments: Sequence[str], root: Root) -> frozenset[str]:

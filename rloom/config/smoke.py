@@ -17,6 +17,7 @@ from rloom.config.smoke_rewards import is_key_of_replaced_server, reward_changes
 from rloom.config.smoke_sizes import MAX_WORKERS, size_changes
 from rloom.config.sources import leaf_keys
 from rloom.errors import ConfigError
+from rloom.extras import TRACKERS
 
 VARIABLE = "RLOOM_SMOKE"
 STEPS, TRAINING_ROWS, VALIDATION_ROWS, VALIDATION_ANSWERS, LORA_RANK = 2, 64, 16, 4, 8
@@ -132,7 +133,7 @@ def run_changes(config: Config) -> dict[str, Any]:
         "trainer.default_local_dir": folder,
         "trainer.resume_mode": "disable",
         "trainer.resume_from_path": None,
-        "trainer.logger": [name for name in trainer.loggers if name != "wandb"] or ["console"],
+        "trainer.logger": [name for name in trainer.loggers if name not in TRACKERS] or ["console"],
     }
     if config.has_held_out_prompts:
         changes["trainer.test_freq"] = min(trainer.test_freq, STEPS)

@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from rloom.config.section import Section, key, section
 
-LOGGER = Literal["console", "tensorboard", "wandb", "file"]
+LOGGER = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow", "trackio", "file"]
 
 
 class Pools(Section):
@@ -70,6 +70,9 @@ class RunTrainer(Section):
     resume_from_path: str | None = key(None, "A `global_step_N` folder.")
     balance_batch: bool = key(True, "Divide a batch among workers by tokens instead of by samples.")
     max_nonfinite_updates: int = key(3, "Stop after this many consecutive updates with a non-finite gradient.", ge=1)
+    diagnose: bool = key(
+        True, "Warn on the console when a fault of the run is certain; `rloom doctor RUN` has the rest. False: never."
+    )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "Device. auto: a GPU if there is one.")
 
     @field_validator("logger", mode="before")
@@ -116,7 +119,9 @@ class Trainer(RunTrainer):
         "run. null: no limit.",
         gt=0,
     )
-    log_val_generations: int = key(0, "Number of answers to print after each validation.", ge=0)
+    log_val_generations: int = key(
+        0, "Number of answers to print after each validation, and to record as a table in the trackers.", ge=0
+    )
     rollout_mismatch_warning: float | None = key(
         0.01,
         "Warn if `rollout_corr/k3_kl`, the KL per token of rollout engine and trainer, is above this. null: never.",

@@ -14,6 +14,7 @@ from rloom.config.keys import value_at
 from rloom.config.reward_uses import REWARD_MODEL, REWARD_USES
 from rloom.config.schema import Config
 from rloom.config.use import Run, Use
+from rloom.extras import TRACKERS
 
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -137,7 +138,7 @@ def names_the_run(key: str) -> Callable[[Run], bool]:
 
     def used(run: Run) -> bool:
         trainer = run.config.trainer
-        named = not {"wandb", "tensorboard"}.isdisjoint(trainer.loggers)
+        named = not {*TRACKERS, "tensorboard"}.isdisjoint(trainer.loggers)
         return named or value_at(run.config, key) in trainer.default_local_dir
 
     return used

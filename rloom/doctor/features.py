@@ -7,7 +7,7 @@ from enum import Enum
 from rloom.doctor.machine import Machine
 from rloom.doctor.packages import Probe, conflicts, declared, installed_version, required_by
 from rloom.errors import RloomError
-from rloom.extras import install_command
+from rloom.extras import TRACKERS, install_command
 from rloom.rewards.sandbox.client import Sandbox
 from rloom.rewards.sandbox.settings import Limits
 
@@ -197,8 +197,10 @@ def sandbox(here: Installation) -> Feature:
     return Feature(name, State.LIMITED, faults, "see docs/code_rewards.md; reward_model.sandbox.isolation=required")
 
 
-def wandb(here: Installation) -> Feature:
-    return library(here, "logger: wandb", "wandb", "wandb")
+def tracker(name: str) -> Callable[[Installation], Feature]:
+    # the package mlflow requires mlflow-skinny, too
+    package = "mlflow-skinny" if name == "mlflow" else name
+    return lambda here: library(here, f"logger: {name}", package, name)
 
 
 ENGINES = {"native": native, "hf": hf, "vllm": vllm, "sglang": server("sglang"), "trtllm": server("trtllm")}
@@ -210,7 +212,7 @@ OTHERS: tuple[Callable[[Installation], Feature], ...] = (
     judge("google-genai", "gemini"),
     judge("dashscope", "dashscope"),
     sandbox,
-    wandb,
+    *map(tracker, TRACKERS),
 )
 
 

@@ -9,7 +9,7 @@ Every line has `time` (seconds since 1970) and `event`; all but `end` have `step
     validation   `metrics`
     warning      `kind`, `message`; a rollout mismatch also has `metric`, `value`, `threshold`, `engine_versions`,
                  `trainer_version`
-    end          `status`: finished, interrupted, or the type of the error
+    end          `status`: finished, interrupted, or the type of the error, then with `message`
 """
 
 import json

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rloom.batch import TrainBatch
+from rloom.batch import Batch, TrainBatch
 from rloom.types import Score
 
 # Dense bf16 FLOP/s by a word in the device's name; the first match is used.
@@ -37,6 +37,10 @@ PEAK_FLOPS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
+
+# of `rollout/repetition`: a few milliseconds at any batch size
+REPETITION_ANSWERS, REPETITION_TOKENS, FOUR = 64, 512, 4
+HASH_FACTOR = 6364136223846793005
 
 
 def batch_metrics(batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bool] | None = None) -> dict[str, float]:
@@ -63,7 +67,49 @@ def batch_metrics(batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bo
         metrics |= _explained_variance(batch.values_T[loss_mask_T], batch.returns_T[loss_mask_T])
     if finished:
         metrics["response_length/clip_ratio"] = finished.count(False) / len(finished)
-    return _finite(metrics)
+    return _finite(metrics | equal_groups(batch) | repetition(batch))
+
+
+def equal_groups(batch: Batch) -> dict[str, float]:
+    """`rollout/equal_groups`: share of the prompts whose answers all have the same score; in groups they have no
+    advantage. Of the prompts with two valid answers or more."""
+    score_N = batch.score_N[batch.valid_N]
+    groups, group_N = batch.group_N[batch.valid_N].unique(return_inverse=True)
+    ends_G = [
+        score_N.new_zeros(len(groups)).scatter_reduce(0, group_N, score_N, reduce=end, include_self=False)
+        for end in ("amin", "amax")
+    ]
+    compared_G = group_N.bincount(minlength=len(groups)) > 1
+    if not compared_G.any():
+        return {}
+    return {"rollout/equal_groups": float((ends_G[0] == ends_G[1])[compared_G].double().mean())}
+
+
+def repetition(batch: Batch) -> dict[str, float]:
+    """`rollout/repetition`: share of the groups of four tokens that occurred before in the same answer.
+
+    Mean over at most 64 answers, of the last 512 tokens of each: loops are at the end.
+    """
+    rows = torch.arange(0, len(batch), max(1, -(-len(batch) // REPETITION_ANSWERS)))
+    part = batch.select(rows)
+    token_T, sample_T = part.tokens_T[part.mask_T], part.sample_T[part.mask_T]
+    count_N = sample_T.bincount(minlength=len(part))
+    place_T = torch.arange(len(sample_T)) - (count_N.cumsum(0) - count_N)[sample_T]
+    late_T = place_T >= (count_N - REPETITION_TOKENS)[sample_T]
+    token_T, sample_T = token_T[late_T], sample_T[late_T]
+    gram_T = torch.zeros_like(token_T[FOUR - 1 :])
+    for start in range(FOUR):  # a hash modulo 2^64: equal groups have equal numbers
+        gram_T = gram_T * HASH_FACTOR + token_T[start : len(token_T) - FOUR + 1 + start]
+    sample_G = sample_T[FOUR - 1 :]
+    inside_G = sample_T[: len(sample_G)] == sample_G
+    total_N = sample_G[inside_G].bincount(minlength=len(part))
+    if not total_N.any():
+        return {}
+    # the number of the answer in the upper bits, so that one sort finds the different groups of all answers
+    keys_G = (sample_G[inside_G] << 56) | (gram_T[inside_G] & ((1 << 56) - 1))
+    different_N = (keys_G.unique() >> 56).bincount(minlength=len(part))
+    share_N = 1 - different_N[total_N > 0].double() / total_N[total_N > 0]
+    return {"rollout/repetition": float(share_N.mean())}
 
 
 def part_metrics(scores: Sequence[Score]) -> dict[str, float]:

@@ -23,6 +23,16 @@ CAUSES = (  # the most common first
     f"the engine or its KV cache is quantised (fp8): {ROLLOUT}.engine_kwargs",
     "a LoRA adapter is not in the engine, or was merged in another data type: actor_rollout_ref.model.lora_rank",
 )
+CAUSES_CHINESE = (  # the same, in the same order
+    f"数据类型不同：对比 {ACTOR}.fsdp_config.dtype 与引擎的数据类型"
+    f"（{ROLLOUT}.engine_kwargs；native 和 hf 与训练端相同）",
+    f"引擎的 attention、norm 或 MoE 路由使用了不同的算子："
+    f"与 {ROLLOUT}.name=native 或 {ROLLOUT}.enforce_eager=True 对比",
+    "引擎使用的是另一份权重：{versions}",
+    f"引擎的 log-prob 不是 {ROLLOUT}.temperature 下、全词表、top_p 与 top_k 之前的值",
+    f"引擎或其 KV cache 经过量化（fp8）：{ROLLOUT}.engine_kwargs",
+    "LoRA adapter 不在引擎中，或以另一种数据类型合并：actor_rollout_ref.model.lora_rank",
+)
 WAY_OUT = (
     f"Until the cause is found, {CORRECTION}.rollout_is=token weights the loss, and {CORRECTION}.rollout_rs=sequence "
     f"with rollout_rs_threshold=2 rejects answers. {THRESHOLD_KEY}=null switches this warning off."

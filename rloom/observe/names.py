@@ -62,6 +62,18 @@ NAMES = (
     MetricName("tokens/s", "train/tokens_per_s", "of supervised fine-tuning: is stable", "监督微调的速度：保持稳定"),
     MetricName("entropy", "actor/entropy", "falls slowly", "缓慢下降"),
     MetricName("len", "response_length/mean", "is stable", "保持稳定"),
+    MetricName(
+        "equal groups",
+        "rollout/equal_groups",
+        "well below 1: prompts whose answers score the same have no advantage",
+        "明显低于 1：回答得分相同的提示词没有优势",
+    ),
+    MetricName(
+        "repetition",
+        "rollout/repetition",
+        "below 0.5: the share of groups of four tokens that an answer repeats",
+        "低于 0.5：同一回答中重复的四 token 片段所占比例",
+    ),
     MetricName("failed", "reward/failed", "absent", "不出现"),
     MetricName("epoch", "training/epoch", "of the metric: counted from 0", "指标中从 0 开始计数"),
     MetricName(

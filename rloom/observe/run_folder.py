@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -47,7 +47,7 @@ class RunFolder:
         self.path = path.absolute()
         if not is_run(self.path):
             raise DataError(f"{path} is no run directory: it has none of {', '.join(MARKS)}")
-        self.name = "/".join(self.path.parts[-2:])
+        self.name = run_name(self.path)
         self.generation = 0  # changes when steps are removed: a resumed run writes them anew
         self.events: list[Event] = []  # in effect
         self._metrics: dict[int, dict[str, float]] = {}
@@ -69,15 +69,12 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """As in config.yaml, nested; empty if the file is missing or damaged."""
-        file = self.path / CONFIG_FILE
         try:
-            written = file.stat().st_mtime_ns
-            if written != self._config_time:
-                loaded = yaml.load(file.read_text(encoding="utf-8"), Loader=_LOADER)
-                self._config = loaded if isinstance(loaded, dict) else {}
-                self._config_time = written
-        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            written = (self.path / CONFIG_FILE).stat().st_mtime_ns
+        except OSError:
             return {}
+        if written != self._config_time:
+            self._config, self._config_time = read_config(self.path), written
         return self._config
 
     @property
@@ -87,23 +84,7 @@ class RunFolder:
 
     @property
     def state(self) -> RunState:
-        run = next((event for event in reversed(self.events) if event["event"] == "run"), None)
-        end = next((event for event in reversed(self.events) if event["event"] in ("run", "end")), None)
-        steps = [event["step"] for event in self.events if event["event"] == "step"]
-        updated = self.events[-1].get("time") if self.events else None
-        status, error = Status.UNKNOWN, None
-        if end is not None and end["event"] == "end":
-            status, error = ended(str(end.get("status")))
-        elif run is not None:
-            status = unfinished(run, updated)
-        return RunState(
-            status,
-            step=max(steps, default=0 if run is None else run["step"]),
-            total_steps=None if run is None else run.get("total_steps"),
-            started=None if run is None else run.get("time"),
-            updated=updated,
-            error=error,
-        )
+        return state_of(self.events)
 
     def _add(self, event: Event) -> None:
         if event["event"] == "run":
@@ -122,8 +103,43 @@ class RunFolder:
         self._metrics = {number: found for number, found in self._metrics.items() if number <= step}
 
 
+def state_of(events: Sequence[Event]) -> RunState:
+    """`events`: in effect, or the newest of them with the last `run` before them."""
+    run = next((event for event in reversed(events) if event["event"] == "run"), None)
+    end = next((event for event in reversed(events) if event["event"] in ("run", "end")), None)
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    updated = events[-1].get("time") if events else None
+    status, error = Status.UNKNOWN, None
+    if end is not None and end["event"] == "end":
+        status, error = ended(str(end.get("status")))
+    elif run is not None:
+        status = unfinished(run, updated)
+    return RunState(
+        status,
+        step=max(steps, default=0 if run is None else run["step"]),
+        total_steps=None if run is None else run.get("total_steps"),
+        started=None if run is None else run.get("time"),
+        updated=updated,
+        error=error,
+    )
+
+
 def is_run(folder: Path) -> bool:
     return any((folder / mark).is_file() for mark in MARKS)
+
+
+def run_name(path: Path) -> str:
+    """PROJECT/EXPERIMENT, as the default run directory is named."""
+    return "/".join(path.parts[-2:])
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.yaml of a run directory, nested; empty if the file is missing or damaged."""
+    try:
+        loaded = yaml.load((path / CONFIG_FILE).read_text(encoding="utf-8"), Loader=_LOADER)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
 
 
 def find_runs(root: Path) -> list[RunFolder]:

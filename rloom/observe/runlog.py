@@ -13,8 +13,10 @@ from rloom.observe.display import Display, validation_accuracies
 from rloom.observe.events import EVENTS_FILE, EventLog
 from rloom.observe.records import METRICS_FILE, read_metrics, truncate_metrics, write_rows
 from rloom.observe.reward_summary import reward_summary
-from rloom.observe.trackers import Tracker, make_trackers
+from rloom.observe.trackers import Start, Tracker, cell, make_trackers
 from rloom.types import Score
+
+VALIDATION_ANSWERS = "val/generations"  # the name of the table in the trackers, as in verl
 
 
 class RunLog:
@@ -58,12 +60,12 @@ class RunLog:
         config: Mapping[str, Any],
         total_steps: int | None = None,
         total_epochs: int | None = None,
+        resumed: bool = False,
     ) -> Self:
+        """`resumed`: whether the run continues from a checkpoint; trackers then continue its curves."""
         display = Display(total_steps=total_steps, total_epochs=total_epochs, quiet="console" not in loggers)
-        trackers = make_trackers(
-            loggers, run_dir=run_dir, project=project, experiment=experiment, config=config, report=display.message
-        )
-        return cls(run_dir, trackers=trackers, display=display, total_steps=total_steps)
+        start = Start(run_dir, project, experiment, config, resumed, report=display.message)
+        return cls(run_dir, trackers=make_trackers(loggers, start), display=display, total_steps=total_steps)
 
     @property
     def metrics_file(self) -> Path:
@@ -122,6 +124,17 @@ class RunLog:
         self._display.validation(step, metrics, first=self._first_accuracies)
         self._first_accuracies = {**accuracies, **self._first_accuracies}
 
+    def validation_answers(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print some answers of a validation, and give them to the trackers as a table. `rows`: those of a dump."""
+        if not rows:
+            return
+        for row in rows:
+            self._display.message(f"  [{row['score']}] {row['input']!r} -> {row['output']!r} (expected {row['gts']!r})")
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[cell(row.get(name)) for name in columns] for row in rows]
+        for tracker in self._trackers:
+            tracker.table(step, VALIDATION_ANSWERS, columns, cells)
+
     def show_first_rewards(self, scores: Sequence[tuple[str, Score]]) -> None:
         """Print, once after each start, the rewards of each data source. `scores`: with the data source of each."""
         if not self._has_shown_rewards:
@@ -150,10 +163,10 @@ class RunLog:
         )
         self._first_accuracies = _first_accuracies(self.metrics_file)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self._display.clear()
         for tracker in self._trackers:
-            tracker.close()
+            tracker.close(failed=failed)
 
     def __enter__(self) -> Self:
         return self
@@ -162,8 +175,9 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         status = "finished" if kind is None else "interrupted" if kind is KeyboardInterrupt else kind.__name__
-        self.events.write("end", status=status)
-        self.close()
+        message = {} if error is None or status == "interrupted" else {"message": str(error)}
+        self.events.write("end", status=status, **message)
+        self.close(failed=kind is not None)
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rloom.algos.discount import SMALLEST_WEIGHT, discount, reach
 from rloom.config.algorithm_needs import Needs, declared_needs
 from rloom.config.checks import verify
 from rloom.config.megatron_checks import CRITIC, megatron_roles
@@ -51,10 +52,11 @@ def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
     try:
         costs = estimate(config, needs, sizes, gpu_gib, reward)
     except UnknownSize as error:
-        return Plan(config, needs, sizes, None, (f"Memory and time are left out: {error}",))
+        return Plan(config, needs, sizes, None, (f"Memory and time are left out: {error}", *advice(config, needs)))
     if config.trainer.device == "cpu":
-        return Plan(config, needs, sizes, None, ("Memory and time are counted for GPUs, and trainer.device=cpu",))
-    return Plan(config, needs, sizes, costs, (*notes(config, costs), *unknown))
+        reason = "Memory and time are counted for GPUs, and trainer.device=cpu"
+        return Plan(config, needs, sizes, None, (reason, *advice(config, needs)))
+    return Plan(config, needs, sizes, costs, (*notes(config, costs), *unknown, *advice(config, needs)))
 
 
 def check_splits(config: Config, *, critic: bool) -> None:
@@ -87,6 +89,22 @@ def estimate(config: Config, needs: Needs, sizes: Batches, gpu_gib: float, rewar
     measured = all(model.number_bytes < FLOAT32 for model in (actor, critic) if model is not None)
     time = step_time(config, needs, sizes, actor, critic, held) if held.fits and measured else None
     return Costs(actor, critic, reward, held, time)
+
+
+def advice(config: Config, needs: Needs) -> list[str]:
+    """On keys that make learning slow."""
+    algorithm, longest = config.algorithm, config.data.max_response_length
+    factor = discount(algorithm.adv_estimator, algorithm.gamma, algorithm.lam)
+    if factor >= 1 or factor**longest >= SMALLEST_WEIGHT:
+        return []
+    values = {"algorithm.gamma": algorithm.gamma, "algorithm.lam": algorithm.lam}
+    used = [key for key, value in values.items() if value < 1 and key.split(".")[1] in needs.estimator.reads]
+    given = " ".join(f"{key}={values[key]:g}" for key in used)
+    whole = " ".join(f"{key}=1.0" for key in used)
+    return [
+        f"{given}: the reward reaches about the last {reach(factor)} tokens of an answer (5 % of it at the first of "
+        f"them), and answers may have {longest:,}; if they are longer than that, use {whole}"
+    ]
 
 
 def notes(config: Config, costs: Costs) -> list[str]:

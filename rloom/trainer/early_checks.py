@@ -12,7 +12,7 @@ from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
 from rloom.config.sft_schema import SftConfig
 from rloom.errors import ConfigError, DataError, RewardError
-from rloom.extras import install_command
+from rloom.extras import TRACKERS, install_command
 from rloom.models.source import ModelSource, check_folder, read_config
 from rloom.rollout.vllm.environment import check_installed
 from rloom.runtime.nodes import no_ray
@@ -42,9 +42,10 @@ def check_extras(config: RunConfig) -> None:
     """The optional libraries of this run, other than its rollout engine."""
     if config.uses_ray and find_spec("ray") is None:
         raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node"))
-    if "wandb" in config.trainer.loggers and find_spec("wandb") is None:
-        way = f"remove it from trainer.logger, or install it: {install_command('wandb')}"
-        raise ConfigError(f"trainer.logger='wandb' is not installed; {way}")
+    for name in TRACKERS:
+        if name in config.trainer.loggers and find_spec(name) is None:
+            way = f"remove it from trainer.logger, or install it: {install_command(name)}"
+            raise ConfigError(f"trainer.logger={name!r} is not installed; {way}")
 
 
 def check_megatron_installed() -> None:

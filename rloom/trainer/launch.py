@@ -11,7 +11,9 @@ from typing import Any, Protocol
 from rloom.atomic import replace_text
 from rloom.config.run_config import RunConfig
 from rloom.config.saved import CONFIG_FILE
+from rloom.diagnosis.live import LiveDiagnosis
 from rloom.errors import WorkerError
+from rloom.observe.run_folder import flat_config
 from rloom.observe.runlog import RunLog
 from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
@@ -112,6 +114,7 @@ def run_once(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) ->
                 config=config.model_dump(mode="json"),
                 total_steps=parts.settings.total_steps,
                 total_epochs=-(-parts.settings.total_steps // parts.stream.steps_per_epoch),
+                resumed=start is not None,
             ) as log:
                 return job.train(parts, log, checkpoints, start, how)
 
@@ -135,6 +138,10 @@ def remaining_layout(config: RunConfig, layout: WorkerLayout) -> WorkerLayout:
     from rloom.trainer.assemble.ray_workers import shrink_layout
 
     return shrink_layout(config, layout)
+
+
+def live_diagnosis(config: RunConfig) -> LiveDiagnosis | None:
+    return LiveDiagnosis(flat_config(config.model_dump(mode="json"))) if config.trainer.diagnose else None
 
 
 def continue_from(loop: StepLoop, log: RunLog, start: Path | None, how: Continuation | None) -> None:

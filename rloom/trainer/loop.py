@@ -18,6 +18,7 @@ from rloom.algos.packed import sum_by_sample
 from rloom.algos.registry import Algorithm
 from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
+from rloom.diagnosis.live import LiveDiagnosis
 from rloom.dumps.table import training_table, validation_table
 from rloom.dumps.writer import DumpWriter
 from rloom.observe.metrics import batch_metrics, part_metrics, throughput, utilisation
@@ -125,9 +126,10 @@ class Training(StepLoop):
         load_checkpoint: Callable[[Path], None],
         dumps: DumpWriter | None,
         after_step: AfterStep = go_on,
+        diagnosis: LiveDiagnosis | None = None,
     ) -> None:
         state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
-        super().__init__(settings, state, log, checkpoints, write_checkpoint, after_step)
+        super().__init__(settings, state, log, checkpoints, write_checkpoint, after_step, diagnosis)
         self.roles, self.stream, self.load_checkpoint, self.dumps = roles, stream, load_checkpoint, dumps
         self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
 
@@ -346,8 +348,7 @@ class Training(StepLoop):
         rows = self.roles.sampler.rows(answers, step)
         if self.settings.validation_dir is not None:
             log.dump_rollouts(self.settings.validation_dir, step, rows)
-        for row in rows[: self.settings.shown_answers]:
-            log.message(f"  [{row['score']}] {row['input']!r} -> {row['output']!r} (expected {row['gts']!r})")
+        log.validation_answers(step, rows[: self.settings.shown_answers])
         return metrics
 
     def resume(self, checkpoint: Path, *, keep_position: bool = True) -> None:

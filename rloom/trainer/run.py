@@ -25,7 +25,7 @@ from rloom.trainer.assemble.inputs import Given, Inputs
 from rloom.trainer.assemble.models import needs_critic
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.identity import Continuation, Record, compare, describe
-from rloom.trainer.launch import Outcome, continue_from, run_job, run_to_end
+from rloom.trainer.launch import Outcome, continue_from, live_diagnosis, run_job, run_to_end
 from rloom.trainer.loop import Training
 from rloom.trainer.steps import AfterStep, go_on
 
@@ -118,6 +118,7 @@ def train(
             parts.load_checkpoint,
             dumps,
             after_step,
+            live_diagnosis(config),
         )
         continue_from(training, log, start, how)
         if config.trainer.val_only:

@@ -11,6 +11,7 @@ import torch
 from rloom.batch import TrainBatch
 from rloom.data.examples import Example
 from rloom.data.stream import RowStream
+from rloom.diagnosis.live import LiveDiagnosis
 from rloom.observe.metrics import throughput, utilisation
 from rloom.observe.runlog import RunLog
 from rloom.runtime.group import Group
@@ -52,8 +53,9 @@ class SftTraining(StepLoop):
         checkpoints: Checkpoints,
         write_checkpoint: Callable[[Path], None],
         load_checkpoint: Callable[[Path], None],
+        diagnosis: LiveDiagnosis | None = None,
     ) -> None:
-        super().__init__(settings, SftState(0, stream.state()), log, checkpoints, write_checkpoint)
+        super().__init__(settings, SftState(0, stream.state()), log, checkpoints, write_checkpoint, diagnosis=diagnosis)
         self.model, self.stream, self.held_out, self.workers = model, stream, held_out, workers
         self.load_checkpoint = load_checkpoint
 

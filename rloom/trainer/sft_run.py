@@ -13,7 +13,7 @@ from rloom.runtime.placement import WorkerLayout
 from rloom.trainer.assemble.sft import SftComponents, SftInputs, open_sft, prepare_sft
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.identity import Continuation, Record
-from rloom.trainer.launch import Outcome, continue_from, run_job, run_to_end
+from rloom.trainer.launch import Outcome, continue_from, live_diagnosis, run_job, run_to_end
 from rloom.trainer.run import CURVE
 from rloom.trainer.sft_identity import compare_sft, describe_sft
 from rloom.trainer.sft_loop import SftTraining
@@ -61,6 +61,7 @@ class SupervisedTraining:
             checkpoints,
             parts.write_checkpoint,
             parts.load_checkpoint,
+            live_diagnosis(self.config),
         )
         continue_from(training, log, start, how)
         return run_to_end(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rloom.algos.objectives import Metrics
+from rloom.diagnosis.live import LiveDiagnosis, live_message
 from rloom.errors import CheckpointError, RloomError, WorkerError
 from rloom.observe.runlog import RunLog
 from rloom.trainer.checkpoint import Checkpoints
@@ -57,10 +58,11 @@ class StepLoop(ABC):
         checkpoints: Checkpoints,
         write_checkpoint: Callable[[Path], None],
         after_step: AfterStep = go_on,
+        diagnosis: LiveDiagnosis | None = None,  # None: no warnings about the course of the run
     ) -> None:
         self.settings, self.state, self.log = settings, state, log
         self.checkpoints, self.write_checkpoint = checkpoints, write_checkpoint
-        self.after_step = after_step
+        self.after_step, self.diagnosis = after_step, diagnosis
         self.interrupted = False  # by a signal
         self.stopped = False  # by `after_step`
         self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
@@ -108,6 +110,7 @@ class StepLoop(ABC):
             metrics = completed.metrics
             if due(self.settings.validate_every, step, last):
                 metrics = metrics | self.validate(step)
+            self.warn_of_faults(step, metrics)
             if last or due(self.settings.save_every, step, last):
                 self.save()
             self.stopped = not self.after_step(step, metrics, completed.rows)
@@ -116,6 +119,11 @@ class StepLoop(ABC):
         except Exception as error:
             error.add_note(self.save_after(error))
             raise
+
+    def warn_of_faults(self, step: int, metrics: Metrics) -> None:
+        for finding in self.diagnosis.check(step, metrics) if self.diagnosis is not None else ():
+            message = live_message(finding, self.log.run_dir)
+            self.log.warning(message, kind=f"diagnosis/{finding.kind}", finding=finding.as_json())
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -32,7 +32,7 @@ def imports_of(module: Module) -> tuple[str, ...]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{module.name}: imports are absolute"
             names += [qualified(node.module, alias.name) for alias in node.names]
-        elif isinstance(node, ast.Call) and called_name(node) in ("import_module", "_import"):
+        elif isinstance(node, ast.Call) and called_name(node) in ("import_module", "import_library"):
             names += [str(part.value) for part in node.args[:1] if isinstance(part, ast.Constant)]
     return tuple(names)
 

@@ -43,7 +43,7 @@ def completed(script: Path, line: str, folder: Path | None = None) -> list[str]:
     ("line", "found"),
     [
         ("rloom tr", ["train"]),
-        ("rloom co", ["config", "completion"]),
+        ("rloom co", ["config", "compare", "completion"]),
         ("rloom --ver", ["--version"]),
         ("rloom data ", ["prepare", "check", "show", "--help"]),
         ("rloom data ch", ["check"]),

@@ -117,8 +117,16 @@ def test_the_composing_librarys_own_names_are_no_keys(name: str) -> None:
         (f"{ACTOR}.entropy_coeff=nan", (f"{ACTOR}.entropy_coeff=nan", "finite number")),
         (f"{ACTOR}.optim.betas=[0.9,1.0]", (f"{ACTOR}.optim.betas=1.0", "less than 1", "by default [0.9, 0.999]")),
         (f"{ACTOR}.optim.betas=[0.9]", (f"{ACTOR}.optim.betas=[0.9]", "by default [0.9, 0.999]")),
-        ("trainer.logger=wand", ("trainer.logger='wand'", "it takes console|tensorboard|wandb|file")),
-        ("trainer.logger=[console,wand]", ("trainer.logger=", "wand", "it takes console|tensorboard|wandb|file")),
+        (
+            "trainer.logger=wand",
+            ("trainer.logger='wand'", "it takes console|tensorboard|wandb|swanlab|mlflow|trackio|file"),
+        ),
+        (
+            "trainer.logger=[console,wand]",
+            ("trainer.logger=", "wand", "it takes console|tensorboard|wandb|swanlab|mlflow|trackio|file"),
+        ),
+        ("trainer.logger.x=1", ("trainer.logger.x: trainer.logger takes", "set trainer.logger itself")),
+        (f"{ACTOR}.optim.betas.x=1", (f"{ACTOR}.optim.betas.x: {ACTOR}.optim.betas takes tuple",)),
         ("algorithm.kl_ctrl.type=slow", ("algorithm.kl_ctrl.type='slow'", "it takes fixed|adaptive")),
     ],
 )

@@ -4,12 +4,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rloom.batch import TrainBatch
+from rloom.batch import Batch, TrainBatch
 from rloom.observe.metrics import (
     batch_metrics,
     device_peak_flops,
+    equal_groups,
     part_metrics,
     peak_flops_by_name,
+    repetition,
     throughput,
     utilisation,
 )
@@ -35,6 +37,47 @@ def batch() -> TrainBatch:
         values_T=torch.tensor([9.0, 9, 1, 1, 9, 4, 9, 9, 9, 9]),
         returns_T=torch.tensor([9.0, 9, 2, 0, 9, 4, 9, 9, 9, 9]),
     )
+
+
+def answers(*tokens: list[int], group: list[int], score: list[float], valid: list[bool]) -> Batch:
+    """Answers, each with a prompt of one token."""
+    prompted = [[0, *answer] for answer in tokens]
+    return Batch(
+        tokens_T=torch.tensor([token for sample in prompted for token in sample]),
+        mask_T=torch.tensor([place > 0 for sample in prompted for place in range(len(sample))]),
+        rollout_logprobs_T=torch.zeros(sum(map(len, prompted))),
+        length_N=torch.tensor([len(sample) for sample in prompted]),
+        group_N=torch.tensor(group),
+        score_N=torch.tensor(score),
+        valid_N=torch.tensor(valid),
+    )
+
+
+def test_equal_groups_is_the_share_of_prompts_whose_valid_answers_score_the_same() -> None:
+    batch = answers(
+        *([[1]] * 9),
+        group=[4, 4, 7, 7, 2, 2, 5, 5, 9],
+        score=[1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0],
+        valid=[True, True, True, True, True, True, True, False, True],
+    )
+    # 4 and 2 are equal, 7 is not; 5 and 9 have one valid answer, which has no other to be compared with
+    assert equal_groups(batch) == {"rollout/equal_groups": pytest.approx(2 / 3)}
+    assert equal_groups(batch.select([8])) == {}
+
+
+def test_repetition_is_the_share_of_groups_of_four_tokens_that_occurred_before() -> None:
+    looped, plain, short = [1, 2, 1, 2, 1, 2, 1], [1, 2, 3, 4, 5], [1, 2, 1]
+    batch = answers(looped, plain, short, group=[0, 1, 2], score=[0.0] * 3, valid=[True] * 3)
+    # 1212 2121 1212 2121: two of four; 1234 2345: none of two; the third has no group of four. Groups that two answers
+    # share are no repetition.
+    assert repetition(batch) == {"rollout/repetition": pytest.approx((0.5 + 0.0) / 2)}
+    assert repetition(batch.select([2])) == {}
+
+
+def test_repetition_of_many_long_answers_is_that_of_a_part_of_them() -> None:
+    long = [*range(1, 1001), *([7] * 512)]  # the loop at the end fills the part that is looked at
+    batch = answers(*([long] * 100), group=[0] * 100, score=[0.0] * 100, valid=[True] * 100)
+    assert repetition(batch) == {"rollout/repetition": pytest.approx(1 - 1 / 509)}
 
 
 REWARDS_T = torch.tensor([0.0, 0, -0.25, 1, 0, 0.5, 0, 7, 7, 7])
@@ -70,6 +113,7 @@ def test_every_documented_number_of_a_batch(batch: TrainBatch) -> None:
             "prompt_length/max": 2.0,
             "prompt_length/min": 1.0,
             "reward/failed": 1.0,
+            "rollout/equal_groups": 0.0,  # 1 and 0.5; the other prompt has no valid answer
         }
     )
 

@@ -1,7 +1,8 @@
 import json
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from rloom.observe.display import Display
 from rloom.observe.runlog import RunLog
-from rloom.observe.trackers import FileTracker
+from rloom.observe.trackers.file import FileTracker
 from rloom.types import Score
 
 
@@ -194,3 +195,42 @@ def test_the_rewards_of_the_first_step_are_shown_once_by_data_source(
     assert capsys.readouterr().out == (
         "Rewards: openai/gsm8k 1 of 3 correct (33.3 %); mine 2 answers, mean 0.5, std 0.354, 1 failed\n"
     )
+
+
+def test_answers_of_a_validation_are_printed_and_given_to_the_trackers_as_a_table(tmp_path: Path) -> None:
+    class Tables(FileTracker):
+        tables: ClassVar[list[Any]] = []
+
+        def table(self, step: int, name: str, columns: Any, rows: Any) -> None:
+            self.tables.append((step, name, columns, rows))
+
+    paper = Console(file=StringIO(), width=80)
+    log = RunLog(tmp_path, trackers=[Tables(tmp_path)], display=Display(paper, total_steps=4))
+    rows = [
+        {"input": "2+2", "output": "4", "gts": "4", "score": 1.0, "format": 0.5},
+        {"input": "2+3", "output": "six", "gts": ["5"], "score": 0.0},
+    ]
+    log.validation_answers(3, [])
+    log.validation_answers(4, rows)
+    assert isinstance(paper.file, StringIO)
+    assert paper.file.getvalue().splitlines()[0] == "  [1.0] '2+2' -> '4' (expected '4')"
+    columns = ["input", "output", "gts", "score", "format"]
+    cells = [["2+2", "4", "4", 1.0, 0.5], ["2+3", "six", '["5"]', 0.0, None]]
+    assert Tables.tables == [(4, "val/generations", columns, cells)]
+
+
+def test_trackers_hear_whether_the_run_ended_as_planned(tmp_path: Path) -> None:
+    heard: list[bool] = []
+
+    class Listener(FileTracker):
+        def close(self, *, failed: bool = False) -> None:
+            heard.append(failed)
+
+    for error in (None, KeyboardInterrupt, ValueError):
+        with (
+            suppress(KeyboardInterrupt, ValueError),
+            RunLog(tmp_path, trackers=[Listener(tmp_path)], display=Display(total_steps=4, quiet=True)),
+        ):
+            if error is not None:
+                raise error
+    assert heard == [False, True, True]

@@ -3,22 +3,29 @@ import math
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rloom.errors import ConfigError
-from rloom.observe import trackers
 from rloom.observe.records import read_metrics, truncate_metrics
-from rloom.observe.trackers import FileTracker, TensorboardTracker, WandbTracker, make_trackers, tensorboard_folder
+from rloom.observe.trackers import Start, Tracker, make_trackers
+from rloom.observe.trackers.file import FileTracker
+from rloom.observe.trackers.tensorboard import TensorboardTracker, folder_of
+from rloom.observe.trackers.wandb import WandbTracker, logged_in
 
 
 def lines(run_dir: Path) -> list[Any]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def make(names: list[str], run_dir: Path) -> list[trackers.Tracker]:
-    return make_trackers(names, run_dir=run_dir, project="p", experiment="e", config={"a": 1})
+def make(names: list[str], run_dir: Path) -> list[Tracker]:
+    return make_trackers(names, Start(run_dir, "p", "e", {"a": 1}))
+
+
+def start_wandb(run_dir: Path, said: list[str], *, resumed: bool = False) -> WandbTracker:
+    return WandbTracker(Start(run_dir, "p", "e", {"lr": 0.1}, resumed, said.append))
 
 
 def test_the_file_holds_one_object_a_line_as_soon_as_it_is_logged(tmp_path: Path) -> None:
@@ -75,15 +82,18 @@ def test_the_file_is_written_whatever_the_loggers(tmp_path: Path) -> None:
 
 
 def test_an_unknown_logger_is_named_with_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.logger=\['console', 'mlflow'\].*'mlflow'.*'tensorboard'"):
-        make(["console", "mlflow"], tmp_path)
+    with pytest.raises(ConfigError, match=r"trainer\.logger=\['console', 'comet'\].*'comet'.*'tensorboard'"):
+        make(["console", "comet"], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_package_is_an_error_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"trainer\.logger.*'wandb'.*-m pip install .*\[wandb\]"):
-        make(["wandb"], tmp_path)
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow", "trackio"])
+def test_a_missing_package_is_an_error_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"trainer\.logger.*'{name}'.*-m pip install .*\[{name}\]"):
+        make([name], tmp_path)
 
 
 # ---- TensorBoard: what is written is read back by its own reader
@@ -124,10 +134,25 @@ def test_tensorboard_does_not_show_a_resumed_step_twice(tmp_path: Path, monkeypa
 
 def test_each_run_directory_has_a_tensorboard_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
-    assert tensorboard_folder(Path("/data/checkpoints/p/e"), "p", "e") == Path("runs/p/e")
-    assert tensorboard_folder(Path("/data/run7"), "p", "e") == Path("runs/p/e/run7")
+    assert folder_of(Path("/data/checkpoints/p/e"), "p", "e") == Path("runs/p/e")
+    assert folder_of(Path("/data/run7"), "p", "e") == Path("runs/p/e/run7")
     monkeypatch.setenv("TENSORBOARD_DIR", "/logs/mine")
-    assert tensorboard_folder(Path("/data/run7"), "p", "e") == Path("/logs/mine")
+    assert folder_of(Path("/data/run7"), "p", "e") == Path("/logs/mine")
+
+
+def test_tensorboard_shows_answers_as_text_and_renders_none_of_their_markup(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tracker = TensorboardTracker(tmp_path)
+    tracker.table(4, "val/generations", ["output", "score"], [["# no title\n| no table |", 0.5], ["", None]])
+    tracker.close()
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    (event,) = events.Tensors("val/generations/text_summary")
+    assert event.step == 4
+    assert event.tensor_proto.string_val[0].decode() == (
+        "**output**\n\n    # no title\n    | no table |\n\n**score**\n\n    0.5"
+        "\n\n---\n\n**output**\n\n    \n\n**score**\n\n    None"
+    )
 
 
 def test_a_tensorboard_that_logged_nothing_leaves_nothing(tmp_path: Path) -> None:
@@ -153,9 +178,10 @@ def test_without_a_login_wandb_records_offline_and_says_so_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said: list[str] = []
-    tracker = WandbTracker(tmp_path / "run", project="p", experiment="e", config={"lr": 0.1}, report=said.append)
+    tracker = start_wandb(tmp_path / "run", said)
     tracker.log(1, {"critic/score/mean": 0.5})
     tracker.log(1, {"val-core/s/acc/mean@1": 0.5})
+    tracker.table(1, "val/generations", ["output", "score"], [["four", 1.0], ["five", None]])
     tracker.log(2, {"critic/score/mean": 0.75})
     tracker.close()
     assert len(said) == 1
@@ -166,6 +192,8 @@ def test_without_a_login_wandb_records_offline_and_says_so_once(
         time.sleep(0.1)
     assert b"critic/score/mean" in content
     assert b"val-core/s/acc/mean@1" in content
+    (table,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/media/table/val/generations_*.table.json")
+    assert json.loads(table.read_text())["data"] == [["four", 1.0], ["five", None]]
     assert capfd.readouterr() == ("", "")
 
 
@@ -176,7 +204,7 @@ def test_a_wish_to_stay_offline_is_obeyed_without_a_word(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", mode)
     said: list[str] = []
-    tracker = WandbTracker(tmp_path, project="p", experiment="e", config={}, report=said.append)
+    tracker = start_wandb(tmp_path, said)
     tracker.log(1, {"x": 1.0})
     tracker.close()
     assert said == []
@@ -185,15 +213,15 @@ def test_a_wish_to_stay_offline_is_obeyed_without_a_word(
 
 @pytest.mark.usefixtures("no_login")
 def test_a_login_is_an_entry_for_the_host_or_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not trackers._logged_in("api.wandb.ai")
+    assert not logged_in("api.wandb.ai")
     (tmp_path / "netrc").write_text("machine wandb.example.org\n  login user\n  password nothing\n")
-    assert trackers._logged_in("wandb.example.org")
-    assert not trackers._logged_in("api.wandb.ai")
+    assert logged_in("wandb.example.org")
+    assert not logged_in("api.wandb.ai")
     (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password nothing\n")
-    assert trackers._logged_in("api.forge.coreweave.com")  # the same server under its newer name
-    assert not trackers._logged_in("wandb.example.org")
+    assert logged_in("api.forge.coreweave.com")  # the same server under its newer name
+    assert not logged_in("wandb.example.org")
     monkeypatch.setenv("WANDB_API_KEY", "nothing")
-    assert trackers._logged_in("wandb.example.org")
+    assert logged_in("wandb.example.org")
 
 
 @pytest.mark.usefixtures("no_login")
@@ -210,8 +238,24 @@ def test_a_server_out_of_reach_means_offline_too(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(wandb, "init", init)
     said: list[str] = []
-    WandbTracker(tmp_path, project="p", experiment="e", config={}, report=said.append)
+    start_wandb(tmp_path, said)
     assert modes == [None, "offline"]
     assert said == [
         f"wandb: no way to the server; recording offline in {tmp_path / 'wandb'}; upload it later with `wandb sync`"
     ]
+
+
+@pytest.mark.usefixtures("no_login")
+def test_a_resumed_run_continues_its_wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    wandb = pytest.importorskip("wandb")
+    given: list[tuple[Any, Any]] = []
+
+    def init(**arguments: Any) -> Any:
+        given.append((arguments.get("id"), arguments.get("resume")))
+        return SimpleNamespace(id=f"run{len(given)}", url=None)
+
+    monkeypatch.setattr(wandb, "init", init)
+    for resumed in (True, False, True):  # the first has nothing to continue, the second begins anew
+        start_wandb(tmp_path, [], resumed=resumed)
+    assert given == [(None, None), (None, None), ("run2", "allow")]

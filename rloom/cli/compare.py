@@ -1,0 +1,179 @@
+"""`rloom compare RUN RUN ...`"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, Any
+
+from rloom.cli.parsing import epilog
+from rloom.console import run_safely
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rloom.observe.compare import AccuracyComparison, Comparison, MetricComparison, Point
+    from rloom.observe.run_folder import RunFolder
+
+WIDTH_OF_A_FILE = 160
+MAX_VALUE = 60  # characters of a value of the configuration
+CURVE_WIDTH = 12
+FIXED_WIDTH, STEP_WIDTH = 42, 12  # of the names and curves, and of one step, in the table of metrics
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "rloom compare",
+        description="Compare runs: configuration, validation accuracy, metrics at equal steps. Differences are to the "
+        "first run.",
+        **epilog("rloom compare checkpoints/math/ppo checkpoints/math/grpo"),
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory; two or more")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
+    if not 2 <= len(given.runs) <= len(ascii_uppercase):
+        parser.error(f"it takes 2 to {len(ascii_uppercase)} runs")
+
+    def run() -> int:
+        return show(given.runs, as_json=given.json)
+
+    return run_safely(run)
+
+
+def show(paths: Sequence[Path], *, as_json: bool) -> int:
+    from rloom.config.sources import leaf_keys
+    from rloom.observe.compare import compare
+    from rloom.observe.run_folder import RunFolder
+
+    runs = [RunFolder(path) for path in paths]
+    found = compare(runs, {path: key.default for path, key in leaf_keys().items()})
+    if as_json:
+        print(json.dumps({"runs": [str(run.path) for run in runs], **asdict(found)}, indent=2, ensure_ascii=False))
+        return 0
+    render(found, runs)
+    return 0
+
+
+def render(found: "Comparison", runs: Sequence["RunFolder"]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH_OF_A_FILE
+    names = ascii_uppercase[: len(runs)]
+    for name, run in zip(names, runs, strict=True):
+        state = run.state
+        steps = f"step {state.step}" if state.total_steps is None else f"step {state.step} of {state.total_steps}"
+        console.print(f"{name}  {run.path}  {state.status}, {steps}", soft_wrap=True, markup=False)
+    console.print("\nConfiguration", style="bold")
+    if found.config:
+        console.print(config_table(found, names))
+    else:
+        console.print("no key differs")
+    if found.accuracy:
+        console.print("\nValidation accuracy (%)", style="bold")
+        console.print(accuracy_table(found.accuracy, names))
+    console.print("\nMetrics at equal steps", style="bold")
+    for table in metric_tables(found.metrics, names, console.width):
+        console.print(table)
+
+
+def new_table(*columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def config_table(found: "Comparison", names: str) -> "Table":
+    from rich.text import Text
+
+    table = new_table("key", *names)
+    for each in found.config:
+        cells = [
+            Text(short(value) + (" (default)" if is_default else "") if present else "-")
+            for value, present, is_default in zip(each.values, each.present, each.is_default, strict=True)
+        ]
+        table.add_row(Text(each.key), *cells)
+    return table
+
+
+def short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 4]} ..."
+
+
+def accuracy_table(found: Sequence["AccuracyComparison"], names: str) -> "Table":
+    from rich.text import Text
+
+    table = new_table("source", "", *names)
+    for each in found:
+        for title, points, own_steps in accuracy_rows(each):
+            table.add_row(Text(each.source), title, *accuracy_cells(points, own_steps=own_steps))
+    return table
+
+
+def accuracy_rows(found: "AccuracyComparison") -> Iterator[tuple[str, Sequence["Point | None"], bool]]:
+    """Title, points, and whether the points are at different steps."""
+    if found.common_steps:
+        yield f"step {found.common_steps[0]}", found.first_common, False
+        if len(found.common_steps) > 1:
+            yield f"step {found.common_steps[-1]}, the last of all", found.last_common, False
+    yield "best", found.best, True
+    yield "last", found.last, True
+
+
+def accuracy_cells(points: Sequence["Point | None"], *, own_steps: bool) -> list[str]:
+    cells = []
+    for index, point in enumerate(points):
+        text = "" if point is None else f"{100 * point.value:.1f}"
+        first = points[0]
+        if index and point is not None and first is not None:
+            text += f" ({100 * (point.value - first.value):+.1f})"
+        cells.append(f"{text} at {point.step}" if own_steps and point is not None else text)
+    return cells
+
+
+def metric_tables(metrics: Sequence["MetricComparison"], names: str, width: int) -> Iterator["Table"]:
+    """One table for the metrics that the runs have at the same steps; a column a step, as many as fit."""
+    for steps, together in groupby(metrics, key=lambda metric: tuple(metric.steps)):
+        shown = spread(len(steps), (width - FIXED_WIDTH) // STEP_WIDTH)
+        table = new_table("", "", "", *(f"step {steps[index]}" for index in shown))
+        for metric in together:
+            rows = [metric.rows[index] for index in shown]
+            for number_of_run, (name, curve) in enumerate(zip(names, curves(metric), strict=True)):
+                values = [row[number_of_run] for row in rows]
+                table.add_row("" if number_of_run else metric.label, name, curve, *map(number, values))
+            for number_of_run, name in enumerate(names[1:], start=1):
+                differences = [row[number_of_run] - row[0] for row in rows]
+                table.add_row("", f"{name}-{names[0]}", "", *map(signed, differences), style="dim")
+        yield table
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Up to `most` indices below `count`, evenly spread, with the first and the last."""
+    most = max(2, min(most, count))
+    return sorted({round((count - 1) * part / (most - 1)) for part in range(most)}) if count else []
+
+
+def curves(metric: "MetricComparison") -> list[str]:
+    """Of the whole runs, on one scale."""
+    from rloom.observe.sparkline import sparkline
+
+    everything = [value for series in metric.series for value in series.values()]
+    low, high = min(everything), max(everything)
+    return [sparkline([series[step] for step in sorted(series)], low, high, CURVE_WIDTH) for series in metric.series]
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def signed(value: float) -> str:
+    text = number(value)
+    return text if text.startswith("-") else f"+{text}"

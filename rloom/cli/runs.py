@@ -1,0 +1,108 @@
+"""`rloom runs [DIR]`"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloom.cli.parsing import epilog
+from rloom.console import run_safely
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rloom.observe.run_summary import RunSummary
+
+DEFAULT_ROOT = "checkpoints"  # the folder of the default trainer.default_local_dir
+STYLES = {"running": "green", "failed": "red", "killed": "red", "interrupted": "yellow"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "rloom runs",
+        description="List the runs below a folder, the last written first.",
+        **epilog("rloom runs checkpoints/my_project"),
+    )
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path(DEFAULT_ROOT), metavar="DIR", help="default: %(default)s"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON list, one object a run")
+    given = parser.parse_args(arguments)
+
+    def run() -> int:
+        return show(given.folder, as_json=given.json)
+
+    return run_safely(run)
+
+
+def show(folder: Path, *, as_json: bool) -> int:
+    from rloom.errors import DataError
+    from rloom.observe.run_summary import summaries
+
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}; name the folder of the runs: rloom runs DIR")
+    found = summaries(folder)
+    if as_json:
+        print(json.dumps([as_object(each) for each in found], indent=2, ensure_ascii=False))
+        return 0
+    if not found:
+        print(f"There is no run in {folder} or below; `rloom runs DIR` looks in another folder.")
+        return 0
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # of a file or a pipe: one line a run
+    console.print(table(found, now=time.time()))
+    return 0
+
+
+def as_object(summary: "RunSummary") -> dict[str, Any]:
+    return {**asdict(summary), "path": str(summary.path)}
+
+
+def table(found: Sequence["RunSummary"], *, now: float) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("run", "state", "step", "reward", "validation accuracy", "algorithm", "model", "written"):
+        shown.add_column(name, justify="right" if name in ("step", "reward") else "left", overflow="fold")
+    for each in found:
+        state = each.state
+        status = f"{state.status}: {state.error}" if state.error else str(state.status)
+        shown.add_row(
+            Text(each.name),
+            Text(status, style=STYLES.get(state.status, "")),
+            Text(str(state.step) if state.total_steps is None else f"{state.step}/{state.total_steps}"),
+            Text("" if each.reward is None else f"{each.reward:.3f}"),
+            Text("\n".join(accuracy_lines(each))),
+            Text(each.algorithm or ""),
+            Text("/".join(Path(each.model).parts[-2:]) if each.model else ""),
+            Text("" if state.updated is None else age(now - state.updated)),
+        )
+    return shown
+
+
+def accuracy_lines(summary: "RunSummary") -> list[str]:
+    """`gsm8k 31.2 → 58.7 % (best 60.1 at 40)`"""
+    lines = []
+    for source, found in summary.accuracy.items():
+        text = f"{source.rpartition('/')[2]} {100 * found.first:.1f}"
+        if found.last_step != found.first_step:
+            text += f" → {100 * found.last:.1f}"
+        text += " %"
+        if found.best > max(found.first, found.last):
+            text += f" (best {100 * found.best:.1f} at {found.best_step})"
+        lines.append(text)
+    return lines
+
+
+def age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"

@@ -1,0 +1,154 @@
+"""A run in one line: state, last reward, accuracy. Files are searched, not parsed: hundreds of runs take seconds."""
+
+import json
+import mmap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rloom.observe.display import validation_accuracies
+from rloom.observe.events import EVENTS_FILE, Event
+from rloom.observe.records import METRICS_FILE
+from rloom.observe.run_folder import RunState, read_config, run_directories, run_name, state_of
+
+# as EventLog writes them; inside a text the quotes would be escaped
+RUN_EVENT, STEP_EVENT = b'"event": "run"', b'"event": "step"'
+REWARD = "critic/score/mean"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Of one data source, in the validations of a run."""
+
+    first: float
+    first_step: int
+    last: float
+    last_step: int
+    best: float
+    best_step: int
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    path: Path
+    name: str
+    state: RunState
+    reward: float | None  # mean score of the last step
+    accuracy: Mapping[str, Accuracy]  # by data source
+    algorithm: str | None
+    model: str | None
+
+
+def summarize(path: Path) -> RunSummary:
+    config = read_config(path)
+    reward, validations = read_ends(path / METRICS_FILE)
+    return RunSummary(
+        path,
+        run_name(path),
+        state_of(last_events(path / EVENTS_FILE)),
+        reward,
+        accuracies(validations),
+        algorithm_of(config),
+        model_of(config),
+    )
+
+
+def summaries(root: Path) -> list[RunSummary]:
+    """Of every run directory at `root` and below, the last written first."""
+    found = [summarize(folder.absolute()) for folder in run_directories(root)]
+    return sorted(found, key=lambda summary: summary.state.updated or 0.0, reverse=True)
+
+
+def algorithm_of(config: Mapping[str, Any]) -> str | None:
+    """The estimator; `sft` for supervised fine-tuning, whose configuration has no section of that name."""
+    if "algorithm" in config:
+        return _at(config, "algorithm.adv_estimator")
+    return "sft" if "model" in config else None
+
+
+def model_of(config: Mapping[str, Any]) -> str | None:
+    return _at(config, "actor_rollout_ref.model.path") or _at(config, "model.path")
+
+
+def accuracies(validations: Mapping[int, Mapping[str, float]]) -> dict[str, Accuracy]:
+    """`validations`: metrics by step, in the order of the steps."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for step, metrics in validations.items():
+        for source, value in validation_accuracies(metrics).items():
+            curves.setdefault(source, []).append((step, value))
+    found = {}
+    for source, curve in curves.items():
+        (first_step, first), (last_step, last) = curve[0], curve[-1]
+        best_step, best = max(curve, key=lambda point: point[1])
+        found[source] = Accuracy(first, first_step, last, last_step, best, best_step)
+    return found
+
+
+def read_ends(file: Path) -> tuple[float | None, dict[int, dict[str, float]]]:
+    """The last reward and all validations of a metrics.jsonl. The other lines are not parsed."""
+    validations: dict[int, dict[str, float]] = {}
+    with mapped(file) as text:
+        rewards = (row.get(REWARD) for row in rows_with(text, REWARD.encode(), backwards=True))
+        reward = next((value for value in rewards if value is not None), None)
+        for row in rows_with(text, b'"val-core/'):
+            known = {name: value for name, value in row.items() if value is not None}
+            validations.setdefault(int(row["step"]), {}).update(known)
+    return reward, dict(sorted(validations.items()))
+
+
+def last_events(file: Path) -> list[Event]:
+    """The event of the process that ran last, its last step, and its last event."""
+    with mapped(file) as text:
+        run = text.rfind(RUN_EVENT)
+        if run < 0:
+            return []
+        step = text.rfind(STEP_EVENT, run)
+        last = text.rfind(b"\n", 0, text.rfind(b"\n"))  # of the last complete line: the end of the one before
+        lines = [line_at(text, position) for position in (run, step, last + 1) if position >= 0]
+    return [row for row in map(parsed, dict.fromkeys(lines)) if row is not None]
+
+
+@contextmanager
+def mapped(file: Path) -> Iterator[mmap.mmap | bytes]:
+    """A file that is searched without reading it into Python; empty if there is none."""
+    try:
+        with file.open("rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            yield text
+    except (FileNotFoundError, ValueError):  # an empty file cannot be mapped
+        yield b""
+
+
+def rows_with(text: mmap.mmap | bytes, word: bytes, *, backwards: bool = False) -> Iterator[dict[str, Any]]:
+    """The rows of a file of JSON lines that hold `word`, one after the other."""
+    position = text.rfind(word) if backwards else text.find(word)
+    while position >= 0:
+        row = parsed(line_at(text, position))
+        if row is not None:
+            yield row
+        if backwards:
+            position = text.rfind(word, 0, text.rfind(b"\n", 0, position) + 1)
+        else:
+            end = text.find(b"\n", position)
+            position = text.find(word, end) if end >= 0 else -1
+
+
+def line_at(text: mmap.mmap | bytes, position: int) -> bytes:
+    end = text.find(b"\n", position)
+    return text[text.rfind(b"\n", 0, position) + 1 : end if end >= 0 else None]
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:  # being written, or cut short by a crash
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _at(config: Mapping[str, Any], path: str) -> str | None:
+    found: Any = config
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return None if found is None else str(found)

@@ -1,0 +1,412 @@
+"""The checks of a run, on histories made by hand: a healthy one, and the same with one fault each."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rloom import cli
+from rloom.config.keys import all_keys
+from rloom.config.load import load_config
+from rloom.diagnosis.checks import CHECKS, EXPLAINS, diagnose
+from rloom.diagnosis.finding import Finding, Severity
+from rloom.diagnosis.history import History
+from rloom.diagnosis.live import FIRST_STEPS, LAST_STEPS, LiveDiagnosis, live_message
+from rloom.diagnosis.series import Series
+from rloom.observe.events import EVENTS_FILE, EventLog
+from tests.architecture.source import ROOT
+
+STEPS = 20
+KEYS: Mapping[str, Any] = {
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.gamma": 1.0,
+    "algorithm.lam": 0.95,
+    "data.train_batch_size": 64,
+    "data.max_response_length": 512,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 16,
+    "actor_rollout_ref.actor.optim.lr": 1e-6,
+    "actor_rollout_ref.rollout.n": 8,
+    "actor_rollout_ref.rollout.temperature": 1.0,
+    "critic.optim.lr": 1e-5,
+}
+Values = Mapping[str, Callable[[int], float] | float | None]  # by step; None: not measured
+
+
+def of_the_step(step: int) -> dict[str, float]:
+    """A healthy one. Neighbouring steps differ a little."""
+    jitter = 0.01 * (-1) ** step
+    return {
+        "critic/score/mean": 0.3 + 0.015 * step + jitter,
+        "critic/score/min": 0.0,
+        "critic/score/max": 1.0,
+        "critic/score/std": 0.45,
+        "reward/failed": 0.0,
+        "actor/entropy": 0.5 - 0.005 * step,
+        "actor/pg_clipfrac": 0.02,
+        "actor/ppo_kl": 0.001 + jitter / 100,
+        "actor/ppo_ratio": 1.0,
+        "actor/grad_norm": 0.5 + jitter,
+        "actor/lr": 1e-6,
+        "actor/nonfinite_updates": 0.0,
+        "response_length/mean": 200 + 100 * jitter,
+        "response_length/clip_ratio": 0.02,
+        "rollout/repetition": 0.05,
+        "rollout/equal_groups": 0.3,
+        "rollout_corr/k3_kl": 1e-4,
+        "timing_s/gen": 5.0,
+        "timing_s/update_actor": 4.0,
+        "timing_s/reward": 0.1,
+        "timing_s/step": 10.0,
+        "perf/max_memory_allocated_gb": 40.0,
+    }
+
+
+def critic_of_the_step(step: int) -> dict[str, float]:
+    return {
+        "critic/vf_loss": 0.3 / (1 + 0.2 * step),
+        "critic/vf_explained_var": 0.02 * step,
+        "critic/values/mean": 0.3 + 0.015 * step,
+    }
+
+
+def history(values: Values | None = None, keys: Mapping[str, Any] | None = None, steps: int = STEPS) -> History:
+    """The healthy one with other values and keys."""
+    config = {**KEYS, **(keys or {})}
+    records = []
+    for step in range(1, steps + 1):
+        record = of_the_step(step) | (critic_of_the_step(step) if config["algorithm.adv_estimator"] == "gae" else {})
+        for name, value in (values or {}).items():
+            record.pop(name, None)
+            if value is not None:
+                record[name] = value(step) if callable(value) else value
+        records.append({**record, "step": float(step)})
+    return History(records, config)
+
+
+def ended(status: str, message: str) -> History:
+    known = history()
+    return History(known.metrics, known.config, [{"event": "end", "status": status, "message": message}])
+
+
+def flat(step: int) -> float:
+    return 0.3 + 0.02 * (-1) ** step
+
+
+def fallen(step: int) -> float:
+    return 0.3 + 0.03 * min(step, 10) - 0.03 * max(0, step - 10)
+
+
+GAE = {"algorithm.adv_estimator": "gae"}
+SFT = {
+    name: None for name in of_the_step(1) if name.startswith(("critic/", "actor/", "rollout", "response", "reward/"))
+}
+ILL: Mapping[str, Callable[[], History]] = {
+    "nonfinite": lambda: history({"actor/nonfinite_updates": lambda step: float(step == 7)}),
+    "out_of_memory": lambda: ended("TrainingError", "the GPU ran out of memory in the actor's update: ..."),
+    "run_failed": lambda: ended("WorkerError", "worker 3 died"),
+    "rollout_mismatch": lambda: history({"rollout_corr/k3_kl": 0.05}),
+    "reward_zero": lambda: history({f"critic/score/{name}": 0.0 for name in ("mean", "max", "min", "std")}),
+    "reward_constant": lambda: history({f"critic/score/{name}": 0.7 for name in ("mean", "max", "min")}),
+    "reward_failures": lambda: history({"reward/failed": lambda step: 30.0 * (step % 2)}),
+    "learning_rate_zero": lambda: history({"actor/lr": 0.0}),
+    "gradient_explosion": lambda: history({"actor/grad_norm": lambda step: 0.5 * 1.5**step}),
+    "clip_high": lambda: history({"actor/pg_clipfrac": 0.45}),
+    "kl_high": lambda: history({"actor/kl_loss": lambda step: 0.02 * step}),
+    "reward_collapse": lambda: history({"critic/score/mean": lambda step: 0.4 if step < 5 else 0.01}),
+    "equal_groups": lambda: history({"rollout/equal_groups": 0.95, "critic/score/mean": flat}),
+    "policy_static": lambda: history(
+        {"actor/ppo_kl": 1e-9, "actor/pg_clipfrac": 0.0, "actor/kl_loss": 1e-8, "critic/score/mean": flat}
+    ),
+    "repetition": lambda: history({"rollout/repetition": lambda step: 0.05 * step}),
+    "entropy_collapse": lambda: history(
+        {"actor/entropy": lambda step: 0.5 / step**2, "critic/score/mean": flat}
+    ),
+    "entropy_explosion": lambda: history({"actor/entropy": lambda step: 0.3 * step, "critic/score/mean": flat}),
+    "answers_cut": lambda: history({"response_length/clip_ratio": 0.6}),
+    "reward_hacked": lambda: history({"reward/acc": flat, "reward/format": lambda step: 0.05 * step}),
+    "length_drift": lambda: history({"response_length/mean": lambda step: 200.0 + 20 * step}),
+    "critic_stuck": lambda: history(
+        {"critic/vf_loss": flat, "critic/vf_explained_var": 0.0, "critic/values/mean": 0.0}, GAE
+    ),
+    "credit_decay": lambda: history({"critic/score/mean": flat}, GAE),
+    "loss_not_falling": lambda: history({**SFT, "train/loss": lambda step: 2.0 + 0.01 * step}),
+    "reward_falls": lambda: history({"critic/score/mean": fallen}),
+    "slow_stage": lambda: history({"timing_s/reward": 6.0}),
+    "memory_growth": lambda: history({"perf/max_memory_allocated_gb": lambda step: 40.0 + step}),
+}  # fmt: skip
+
+
+def kinds(found: History) -> list[str]:
+    return [finding.kind for finding in diagnose(found)]
+
+
+# Each fault
+
+
+@pytest.mark.parametrize("keys", [{}, GAE, {"algorithm.adv_estimator": "rloo"}], ids=["grpo", "gae", "rloo"])
+@pytest.mark.parametrize("steps", [1, 5, 12, 20, 200])
+def test_nothing_is_wrong_with_a_healthy_run(keys: Mapping[str, Any], steps: int) -> None:
+    assert kinds(history(keys=keys, steps=steps)) == []
+
+
+def test_there_is_an_ill_history_for_every_check() -> None:
+    assert ILL.keys() == CHECKS.keys()
+
+
+@pytest.mark.parametrize("kind", ILL)
+def test_the_fault_is_named_first(kind: str) -> None:
+    assert kinds(ILL[kind]())[:1] == [kind]
+
+
+@pytest.mark.parametrize("kind", ILL)
+def test_a_finding_has_numbers_steps_and_both_languages(kind: str) -> None:
+    finding = diagnose(ILL[kind]())[0]
+    first, last = finding.steps
+    assert 1 <= first <= last <= STEPS + 1
+    assert finding.causes
+    for text in (finding.title, *finding.evidence, *finding.causes, *(change.why for change in finding.changes)):
+        assert text.english.isascii() or not re.search("[一-鿿]", text.english)
+        assert re.search("[一-鿿]", text.chinese) or text.english == text.chinese
+    assert any(re.search(r"\d", text.english) for text in finding.evidence)
+    assert json.loads(json.dumps(finding.as_json()))["kind"] == kind
+
+
+@pytest.mark.parametrize("kind", ILL)
+def test_the_keys_to_change_exist_and_their_values_are_valid(kind: str) -> None:
+    for finding in diagnose(ILL[kind]()):
+        assert {change.key for change in finding.changes} <= all_keys().keys()
+        for change in finding.changes:
+            load_config(["algorithm.adv_estimator=grpo", "data.max_response_length=256", change.assignment])
+
+
+# Certain cases
+
+
+def test_a_kl_near_zero_is_no_fault_while_the_reward_rises() -> None:
+    still = {"actor/ppo_kl": 1e-9, "actor/pg_clipfrac": 0.0, "actor/kl_loss": 1e-8}
+    assert kinds(history(still)) == []
+
+
+def test_ratio_and_clip_fraction_say_nothing_with_one_update_a_step() -> None:
+    one = {"actor/ppo_kl": 0.0, "actor/ppo_ratio": 1.0, "actor/pg_clipfrac": 0.0, "critic/score/mean": flat}
+    assert kinds(history(one, {"actor_rollout_ref.actor.ppo_mini_batch_size": 64})) == []
+    assert kinds(history(one)) == ["policy_static"]
+
+
+def test_equal_groups_of_a_learned_task_are_no_fault() -> None:
+    assert kinds(history({"rollout/equal_groups": lambda step: min(1.0, 0.2 + 0.05 * step)})) == []
+
+
+def test_low_entropy_of_a_solved_task_is_no_fault() -> None:
+    solved = {"actor/entropy": lambda step: 0.5 / step**2, "critic/score/mean": lambda step: 0.96 + 0.001 * (step % 2)}
+    assert kinds(history(solved)) == []
+
+
+def test_longer_answers_are_no_fault_while_the_accuracy_rises() -> None:
+    longer: Values = {"response_length/mean": lambda step: 200.0 + 20 * step}
+    better: Values = {**longer, "reward/acc": lambda step: 0.3 + 0.015 * step + 0.01 * (-1) ** step}
+    assert kinds(history(longer)) == ["length_drift"] and kinds(history(better)) == []
+
+
+def test_lam_matters_only_for_long_answers_of_gae() -> None:
+    assert kinds(history({"critic/score/mean": flat}, GAE)) == ["credit_decay"]
+    assert kinds(history({"critic/score/mean": flat, "response_length/mean": 20.0}, GAE)) == []
+    assert kinds(history({"critic/score/mean": flat}, {**GAE, "algorithm.lam": 1.0})) == []
+    assert kinds(history({"critic/score/mean": flat})) == []  # grpo
+
+
+def test_a_peak_of_memory_that_rises_now_and_then_is_no_leak() -> None:
+    assert kinds(history({"perf/max_memory_allocated_gb": lambda step: 40.0 + 5 * (step // 7)})) == []
+
+
+def test_a_fall_of_the_validation_accuracy_is_found() -> None:
+    accuracy: Values = {"val-core/gsm8k/acc/mean@1": lambda step: 0.6 if step < 10 else 0.3}
+    [finding] = diagnose(history(accuracy))[-1:]
+    assert finding.kind == "reward_falls" and "validation accuracy: 0.6 at step 1, 0.3 at step 20" in (
+        text.english for text in finding.evidence
+    )
+
+
+def test_an_accuracy_in_validation_shows_a_reward_that_is_not_the_goal() -> None:
+    assert kinds(history({"val-core/gsm8k/acc/mean@1": lambda step: 0.6 - 0.001 * step})) == ["reward_hacked"]
+
+
+def test_failures_of_a_judge_have_its_causes_first() -> None:
+    found = diagnose(history({"reward/failed": 30.0}, {"reward_model.api.enable": True}))
+    assert found[0].causes[0].english.startswith("the judge or server refuses requests")
+    assert found[0].changes[0].key == "reward_model.api.concurrency"
+
+
+def test_a_stage_of_a_short_step_is_no_finding() -> None:
+    short: Values = {"timing_s/step": 0.05, "timing_s/gen": 0.01, "timing_s/update_actor": 0.0, "timing_s/reward": 0.04}
+    assert kinds(history(short)) == []
+
+
+# Consequences
+
+
+def test_a_reward_of_0_explains_what_follows_from_it() -> None:
+    values: Values = {f"critic/score/{name}": 0.0 for name in ("mean", "max", "min", "std")}
+    found = history(
+        {**values, "rollout/equal_groups": 1.0, "critic/vf_explained_var": 0.0, "critic/vf_loss": flat}, GAE
+    )
+    assert kinds(found) == ["reward_zero"]
+
+
+def test_answers_that_are_all_cut_off_explain_a_reward_of_0() -> None:
+    values: Values = {f"critic/score/{name}": 0.0 for name in ("mean", "max", "min", "std")}
+    [finding] = diagnose(history({**values, "response_length/clip_ratio": 1.0, "rollout/equal_groups": 1.0}))
+    assert finding.kind == "answers_cut" and finding.severity is Severity.ERROR
+    assert finding.changes[0].assignment == "data.max_response_length=1024"
+
+
+def test_what_a_finding_explains_are_kinds_that_exist() -> None:
+    assert EXPLAINS.keys() <= CHECKS.keys() and set().union(*EXPLAINS.values()) <= CHECKS.keys()
+
+
+# Series
+
+
+def test_a_trend_compares_thirds_in_units_of_the_scatter() -> None:
+    trend = Series(tuple(range(1, 10)), (0.0, 2.0, 0.0, 2.0, 0.0, 2.0, 0.0, 2.0, 0.0)).trend
+    assert trend is not None and trend.first == pytest.approx(2 / 3) and trend.last == pytest.approx(2 / 3)
+    # neighbours differ by 2: a single value has a standard deviation of sqrt(4 / 2), a mean of three sqrt(2 / 3)
+    assert trend.error == pytest.approx((2 / 3 + 2 / 3) ** 0.5)
+    assert not trend.rises and not trend.falls
+    assert Series(tuple(range(1, 9)), (1.0,) * 8).trend is None
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    found = History([{"step": 1, "actor/entropy": float("nan")}, {"step": 2, "actor/entropy": 0.5}], {})
+    assert found.series("actor/entropy") == Series((2,), (0.5,))
+
+
+# A running run
+
+
+def reports(found: History) -> list[tuple[int, Finding]]:
+    live = LiveDiagnosis(found.config)
+    return [(int(r["step"]), finding) for r in found.metrics for finding in live.check(int(r["step"]), r)]
+
+
+def test_a_running_run_reports_each_kind_once() -> None:
+    [(step, finding)] = reports(history({"actor/pg_clipfrac": 0.45}, steps=40))
+    assert step == 10 and finding.kind == "clip_high"
+    message = live_message(finding, Path("runs/p/e"))
+    assert message.splitlines() == [
+        "Warning: Updates change the policy too much: actor/pg_clipfrac is out of range in 10 of 10 steps, 0.45 in "
+        "step 1 (at most 0.3 is healthy).",
+        "Try actor_rollout_ref.actor.optim.lr=5e-07.",
+        "rloom doctor runs/p/e has the evidence, the causes and further keys.",
+    ]
+
+
+@pytest.mark.parametrize("keys", [{}, GAE], ids=["grpo", "gae"])
+def test_a_healthy_run_reports_nothing(keys: Mapping[str, Any]) -> None:
+    assert reports(history(keys=keys, steps=200)) == []
+
+
+def test_the_mismatch_has_a_warning_of_its_own() -> None:
+    assert reports(history({"rollout_corr/k3_kl": 0.05})) == []
+
+
+def test_a_run_of_any_length_keeps_the_same_number_of_steps() -> None:
+    live = LiveDiagnosis(KEYS)
+    for record in history(steps=500).metrics:
+        live.check(int(record["step"]), record)
+    assert len(live._records) == FIRST_STEPS + LAST_STEPS
+    assert [record["step"] for record in live._records[:11]] == [*range(1, 11), 451]
+
+
+# The command
+
+
+def written(folder: Path, found: History) -> Path:
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(nested(found.config)))
+    log = EventLog(folder / EVENTS_FILE)
+    log.write("run", step=0)
+    for record in found.metrics:
+        metrics = {name: value for name, value in record.items() if name != "step"}
+        log.write("step", step=int(record["step"]), metrics=metrics)
+    log.write("end", status="finished")
+    return folder
+
+
+def nested(flat_keys: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in flat_keys.items():
+        *sections, name = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return tree
+
+
+@pytest.fixture(autouse=True)
+def english(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+
+
+def test_the_command_prints_findings_and_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = written(tmp_path / "run", ILL["reward_zero"]())
+    assert cli.main(["doctor", str(run)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [str(run), "20 steps, finished; 23 kinds of faults checked, 1 finding"]
+    assert "1. ERROR The reward is always 0  [reward_zero, steps 1–20]" in lines
+    assert "     critic/score/max is 0 in all 20 steps: none of about 10,240 answers scored" in lines
+    assert any(line.startswith("     trainer.log_val_generations=5 ") for line in lines)
+
+
+def test_the_command_is_in_the_users_language(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert cli.main(["doctor", str(written(tmp_path / "run", ILL["reward_zero"]()))]) == 1
+    assert "1. 错误 奖励始终为 0  [reward_zero, 第 1–20 步]" in capsys.readouterr().out
+
+
+def test_a_healthy_run_says_what_was_checked_and_ends_with_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["doctor", str(written(tmp_path / "run", history()))]) == 0
+    printed = capsys.readouterr().out
+    assert "Nothing wrong found.\nChecked: nonfinite, " in printed
+    assert "Not checked, because the run does not measure it: kl_high, critic_stuck, loss_not_falling" in printed
+
+
+def test_too_few_steps_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", str(written(tmp_path / "run", history(steps=3)))]) == 0
+    printed = capsys.readouterr().out
+    assert "Too few steps for all checks: 3; levels need 5 steps, trends 9." in printed
+    assert "Nothing wrong" not in printed
+
+
+def test_json_of_one_run_and_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ill, well = written(tmp_path / "ill", ILL["kl_high"]()), written(tmp_path / "well", history())
+    assert cli.main(["doctor", str(well), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == []
+    assert cli.main(["doctor", str(ill), str(well), "--json"]) == 1
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["findings"][0]["kind"] == "kl_high" and first["findings"][0]["changes"][0] == {
+        "key": "actor_rollout_ref.actor.optim.lr",
+        "value": 5e-07,
+        "why": {"en": "half the learning rate", "zh": "学习率减半"},
+    }
+    assert second["steps"] == 20 and second["state"] == "finished"
+
+
+def test_another_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", str(tmp_path)]) == 2
+    assert "is no run directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", ["doctor.md", "doctor.zh.md"])
+def test_the_guide_lists_every_finding_in_the_order_of_the_checks(page: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M)
+    assert rows == list(CHECKS)
