@@ -62,6 +62,9 @@ def test_the_policy_of_the_server_allows_all_of_the_first_page() -> None:
 def test_every_module_is_imported_and_exists() -> None:
     imported = {name for file in SCRIPTS for name in re.findall(r'from "\./([\w.]+)"', read(file))}
     assert imported | {"main.js", "theme.js"} == {file.name for file in SCRIPTS}
+    # without the list the browser learns of a module only after it has read the one that imports it
+    preloaded = re.findall(r'rel="modulepreload" href="([\w.]+)"', read(PAGE / "index.html"))
+    assert preloaded == sorted(imported)
 
 
 def test_every_text_is_in_both_languages_with_the_same_values() -> None:

@@ -162,6 +162,7 @@ def test_findings_are_listed_at_the_top_and_explained_on_their_page(
 ) -> None:
     monkeypatch.setattr("rloom.view.routes.findings", lambda run: FOUND)
     page.open("finished")
+    page.wait(lambda: page.texts(".findings-short li"))
     assert page.texts(".findings-short li") == ["!warningThe KL is below <0.001>steps 1 to 8"]
     page.one(".findings-short a").click()
     page.wait(lambda: page.text("main h1") == "Findings")

@@ -51,22 +51,30 @@ export class AnswerCard {
   makeTokens() {
     const { pieces } = this.answer;
     const end = Math.min(pieces.length, this.made + TOKENS_AT_ONCE);
-    this.rest.before(...tokenNodes(this.answer, this.made, end));
+    const nodes = tokenNodes(this.answer, this.made, end);
+    this.rest.before(...nodes);
     this.rest.textContent = pieces.slice(end).map((piece) => piece.text).join("");
     this.made = end;
-    colourTokens(this.text, this.answer, this.colour, this.scale);
+    colourTokens(nodes, this.answer, this.colour, this.scale);
   }
 
   onScroll() {
-    const below = () => this.rest.getBoundingClientRect().top - this.text.getBoundingClientRect().bottom;
-    while (this.made < this.answer.pieces.length && below() < AHEAD_PX) this.makeTokens();
+    if (this.growing || this.made >= this.answer.pieces.length) return;
+    const below = this.rest.getBoundingClientRect().top - this.text.getBoundingClientRect().bottom;
+    if (below > AHEAD_PX) return;
+    this.growing = true;
+    this.makeTokens();
+    requestAnimationFrame(() => { // one part a frame: the page stays usable
+      this.growing = false;
+      this.onScroll();
+    });
   }
 
   setColour(name, scale) {
     this.colour = name;
     this.scale = scale;
     this.text.classList.toggle("coloured", name !== "");
-    if (this.tokens) colourTokens(this.text, this.answer, name, scale);
+    if (this.tokens) colourTokens(this.text.querySelectorAll(".token"), this.answer, name, scale);
   }
 }
 

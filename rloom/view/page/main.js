@@ -57,6 +57,8 @@ class App {
     document.addEventListener("visibilitychange", () => !document.hidden && this.tick());
     // the token is in a cookie by now; without it the address can be shown to others
     if (location.search) window.history.replaceState(null, "", location.pathname + location.hash);
+    const opened = /^#\/run\/(\d+)/.exec(location.hash);
+    if (opened) storeOf(Number(opened[1])).refresh().catch(() => {}); // beside the list of runs; `navigate` reports errors
     await this.loadRuns();
     if (this.runs.length === 1 && parse().path === "/") window.history.replaceState(null, "", `#/run/${this.runs[0].id}`);
     await this.navigate();

@@ -15,8 +15,8 @@ const FINDINGS_SHOWN = 4;
 
 export async function overview(app) {
   const view = new Overview(app);
-  await view.loadFindings().catch(() => {});
   view.update();
+  view.loadFindings().catch(() => {}); // curves do not wait for it
   return {
     node: view.node,
     update: () => view.update(),

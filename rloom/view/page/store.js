@@ -20,7 +20,13 @@ export class RunStore {
     this.last = "";
   }
 
-  async refresh() {
+  // Calls at the same time share one request.
+  refresh() {
+    this.pending ??= this.load().finally(() => (this.pending = null));
+    return this.pending;
+  }
+
+  async load() {
     const known = this.generation !== null && this.steps.length > 0;
     const after = known ? { generation: this.generation, after: this.steps.at(-1) } : {};
     this.merge(await get(`runs/${this.id}/metrics`, after));

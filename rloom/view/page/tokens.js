@@ -72,9 +72,10 @@ export function marked(text) {
   return text.split(/(\n)/).filter(Boolean).map((part) => (part === "\n" ? el("span", { class: "newline" }, "\n") : part));
 }
 
-export function colourTokens(box, answer, name, scale) {
+export function colourTokens(nodes, answer, name, scale) {
   const values = name && answer[QUANTITIES[name].field];
-  for (const node of box.querySelectorAll(".token")) {
+  for (const node of nodes) {
+    if (!node.classList.contains("token")) continue; // the mark of a turn
     const i = Number(node.dataset.i);
     const level = values && !answer.pieces[i].masked ? levelOf(name, values[i], scale) : "";
     const wanted = `token${answer.pieces[i].masked ? " masked" : ""}${level ? ` ${level}` : ""}`;
