@@ -124,9 +124,9 @@ class Training(StepLoop):
         checkpoints: Checkpoints,
         write_checkpoint: Callable[[Path], None],
         load_checkpoint: Callable[[Path], None],
-        dumps: DumpWriter | None,
         after_step: AfterStep = go_on,
         diagnosis: LiveDiagnosis | None = None,
+        dumps: DumpWriter | None = None,
     ) -> None:
         state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
         super().__init__(settings, state, log, checkpoints, write_checkpoint, after_step, diagnosis)

@@ -116,9 +116,9 @@ def train(
             checkpoints,
             parts.write_checkpoint,
             parts.load_checkpoint,
-            dumps,
             after_step,
             live_diagnosis(config),
+            dumps,
         )
         continue_from(training, log, start, how)
         if config.trainer.val_only:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.batch import TokenOutputs, TokenRecord, TrainBatch
+from rloom.batch import TokenOutputs, TrainBatch
 from rloom.engines.base import AdamW, Engine
 from rloom.errors import CheckpointError, TrainingError
 from rloom.models.load import Lora
@@ -227,32 +227,6 @@ def test_an_update_moves_probability_to_what_was_rewarded(subject: Subject, fold
     metrics = learn(who, batch, step=1)
     assert float(who.scorer.score(batch)[batch.loss_mask_T].mean()) > before + 0.1
     assert metrics["actor/lr"] == 0.001 and metrics["actor/nonfinite_updates"] == 0
-
-
-@pytest.mark.parametrize("split", ["eight", "by tokens", "padded", "checkpointed"])
-def test_an_update_records_the_log_probs_and_entropies_that_it_computed(
-    subject: Subject, folder: Path, split: str
-) -> None:
-    """In the order of the batch, whatever the mini-batches, micro-batches and workers."""
-    batch, objective = train_batch(), replace(OBJECTIVE, records_tokens=True)
-    assert batch.old_logprobs_T is not None
-    alone, pair = subject.build(folder), [subject.build(folder, **SPLITS[split]) for _ in range(2)]
-    before_T = alone.score(batch)
-    records = [TokenRecord.empty(len(batch.tokens_T)) for _ in range(2)]
-    metrics = learner(alone, objective=objective, rate=0.0).learn(batch, 1, record=records[0])
-    learner(*pair, objective=objective, rate=0.0).learn(batch, 1, record=records[1])
-    expected_T = (before_T - batch.old_logprobs_T).exp()
-    for record in records:
-        torch.testing.assert_close(record.ratio_T[batch.mask_T], expected_T[batch.mask_T], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(record.entropy_T, records[0].entropy_T, rtol=1e-4, atol=1e-5)
-    valid_T = batch.loss_mask_T
-    assert float(records[0].entropy_T[valid_T].mean()) == pytest.approx(metrics["actor/entropy"], rel=0.05)
-
-
-def test_tokens_are_not_recorded_unless_the_objective_records_them(subject: Subject, folder: Path) -> None:
-    engine = subject.build(folder)
-    learner(engine).accumulate(train_batch())
-    assert engine.optim_step(0.0).outputs is None
 
 
 def poisoned() -> TrainBatch:
