@@ -1,33 +1,48 @@
-"""Two or more runs beside each other."""
+"""Two or more runs beside each other. Values of a run are in the order of `runs`."""
 
-from rloom.observe.run_folder import flat_config
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from rloom.observe.compare import Point, accuracy_curves, compare_accuracies, compare_configs
 from rloom.view.faults import BadRequest
 from rloom.view.json_text import Json
 from rloom.view.opened import OpenedRuns
 from rloom.view.query import Query, shown, whole_number
-from rloom.view.runs import accuracies, plain
+from rloom.view.runs import plain
 
 MOST_RUNS = 20
 
 
 def comparison(runs: OpenedRuns, query: Query) -> Json:
     numbers = numbers_of(query.text("runs"))
-    configs, measured = [], []
-    for number in numbers:
-        with runs[number].folder() as folder:
-            configs.append(flat_config(folder.config))
-            measured.append(accuracies(folder.metrics))
-    keys = sorted({key for config in configs for key in config})
-    different = [(key, [plain(config.get(key)) for config in configs]) for key in keys]
-    sources = sorted({source for found in measured for source in found})
+    with ExitStack() as locks:
+        # always in the same order: two requests that wait for each other's run would wait for ever
+        folders = {number: locks.enter_context(runs[number].folder()) for number in sorted(numbers)}
+        configs = [folders[number].config for number in numbers]
+        metrics = [folders[number].metrics for number in numbers]
+    curves = [accuracy_curves(rows) for rows in metrics]
     return {
         "runs": numbers,
-        "config": [{"key": key, "values": values} for key, values in different if any(v != values[0] for v in values)],
+        "config": [
+            {"key": found.key, "values": [plain(value) for value in found.values], "present": found.present}
+            for found in compare_configs(configs, {})
+        ],
         "accuracy": [
-            {"source": source, **{w: [f.get(source, {}).get(w) for f in measured] for w in ("first", "best", "last")}}
-            for source in sources
+            {
+                "source": found.source,
+                "first": [next(iter(curve.get(found.source, {}).items()), None) for curve in curves],
+                "best": points(found.best),
+                "last": points(found.last),
+                "first_common": points(found.first_common),
+                "last_common": points(found.last_common),
+            }
+            for found in compare_accuracies(metrics)
         ],
     }
+
+
+def points(found: Sequence[Point | None]) -> list[tuple[int, float] | None]:
+    return [None if point is None else (point.step, point.value) for point in found]
 
 
 def numbers_of(text: str) -> list[int]:

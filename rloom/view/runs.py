@@ -1,18 +1,16 @@
 """The list of runs, the configuration of one, and the steps whose answers it has dumped."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rloom.observe.display import validation_accuracies
-from rloom.observe.run_folder import RunFolder, RunState, Status, flat_config
+from rloom.observe.compare import accuracy_curves
+from rloom.observe.run_folder import RunFolder, RunState, Status, flat_config, run_name
+from rloom.observe.run_summary import REWARD, algorithm_of, model_of
 from rloom.view.faults import NotFound
 from rloom.view.json_text import Json
 from rloom.view.opened import OpenedRun, OpenedRuns
-
-REWARD = "critic/score/mean"
 
 
 def list_runs(runs: OpenedRuns) -> Json:
@@ -31,21 +29,18 @@ def list_runs(runs: OpenedRuns) -> Json:
 def unreadable(path: Path, error: OSError) -> Json:
     state = RunState(Status.UNKNOWN, step=0, total_steps=None, started=None, updated=None, error=str(error))
     unknown: Json = {"algorithm": None, "model": None, "kind": "rl", "reward": None, "accuracy": {}}
-    return {"name": "/".join(path.parts[-2:]), "path": str(path), "state": state_json(state), **unknown}
+    return {"name": run_name(path), "path": str(path), "state": state_json(state), **unknown}
 
 
 def describe(folder: RunFolder) -> Json:
-    flat = flat_config(folder.config)
-    metrics = folder.metrics
-    kind = "sft" if "model" in folder.config and "algorithm" not in folder.config else "rl"
-    model = flat.get("actor_rollout_ref.model.path") or flat.get("model.path")
+    metrics, algorithm = folder.metrics, algorithm_of(folder.config)
     return {
         "name": folder.name,
         "path": str(folder.path),
         "state": state_json(folder.state),
-        "algorithm": "sft" if kind == "sft" else flat.get("algorithm.adv_estimator"),
-        "model": model,
-        "kind": kind,
+        "algorithm": algorithm,
+        "model": model_of(folder.config),
+        "kind": "sft" if algorithm == "sft" else "rl",
         "reward": next((step[REWARD] for step in reversed(metrics) if REWARD in step), None),
         "accuracy": accuracies(metrics),
     }
@@ -57,14 +52,10 @@ def state_json(state: RunState) -> Json:
 
 def accuracies(metrics: Sequence[Mapping[str, float]]) -> Json:
     """(step, value) of the first, last and best validation of each data source; the first of equal ones is the best."""
-    series: dict[str, list[tuple[int, float]]] = {}
-    for step in metrics:
-        for source, value in validation_accuracies(step).items():
-            if math.isfinite(value):
-                series.setdefault(source, []).append((int(step["step"]), value))
+    curves = {source: list(curve.items()) for source, curve in accuracy_curves(metrics).items()}
     return {
         source: {"first": points[0], "last": points[-1], "best": max(points, key=lambda point: point[1])}
-        for source, points in series.items()
+        for source, points in curves.items()
     }
 
 

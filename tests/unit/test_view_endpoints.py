@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from rloom.diagnosis.report import Report
+from rloom.observe.run_folder import RunFolder
 from tests.view_client import Viewer, viewing
 from tests.view_runs import (
     ANSWERS,
@@ -337,7 +339,10 @@ def test_runs_are_compared_by_configuration_and_accuracy(viewer: Viewer) -> None
         "sums": ([[0, 0.4], [0, 0.4]], [[8, 1.0], [0, 0.4]]),
         "colours": ([[0, pytest.approx(2 / 3)]] * 2, [[8, 0.25], [0, pytest.approx(2 / 3)]]),
     }
+    (sums,) = (row for row in found["accuracy"] if row["source"] == "sums")
+    assert sums["best"] == [[8, 1.0], [0, 0.4]] and sums["first_common"] == sums["last_common"] == [[0, 0.4]] * 2
     different = viewer.get(f"/api/compare?runs={number(viewer, 'hostile/run')},{first}")["config"]
+    assert {row["key"]: row["present"] for row in different}["custom.<b>0</b>"] == [True, False]
     assert {row["key"]: row["values"] for row in different}["custom.<b>0</b>"] == [HOSTILE[0], None]
 
 
@@ -346,6 +351,15 @@ def test_a_comparison_needs_the_numbers_of_runs(viewer: Viewer, runs: str) -> No
     status, error = viewer.fault(f"/api/compare?runs={runs}")
     assert status == 400 and error.startswith("runs=")
     assert viewer.fault("/api/compare?runs=0,7") == (404, "there is no run 7")
+
+
+def test_findings_are_those_of_the_doctor(viewer: Viewer, folder: Path, run: str) -> None:
+    found = viewer.get(f"{run}/findings")
+    assert (found["steps"], found["state"]) == (8, "finished")
+    assert found == Report.of(RunFolder(folder / "sums" / "grpo")).as_json()
+    for finding in found["findings"]:
+        assert {"kind", "severity", "steps", "title", "evidence", "causes", "changes"} <= finding.keys()
+        assert finding["title"].keys() == {"en", "zh"}
 
 
 def test_large_answers_are_compressed_for_who_accepts_it(viewer: Viewer, run: str) -> None:
