@@ -58,6 +58,16 @@ export class ChartGroup {
     this.redraw();
   }
 
+  // First and last step of all charts: the same step is at the same place on each of them.
+  extent() {
+    let [low, high] = [Infinity, -Infinity];
+    for (const chart of this.charts) {
+      for (const { x } of chart.series) if (x.length) [low, high] = [Math.min(low, x[0]), Math.max(high, x.at(-1))];
+    }
+    if (low > high) return [0, 1];
+    return low === high ? [low - 1, high + 1] : [low, high];
+  }
+
   redraw() {
     for (const chart of this.charts) chart.redraw();
   }
@@ -128,12 +138,7 @@ export class Chart {
   }
 
   domain() {
-    if (this.group.zoom) return this.group.zoom;
-    const all = this.series.filter((one) => one.x.length);
-    if (!all.length) return [0, 1];
-    const low = Math.min(...all.map((one) => one.x[0]));
-    const high = Math.max(...all.map((one) => one.x.at(-1)));
-    return low === high ? [low - 1, high + 1] : [low, high];
+    return this.group.zoom ?? this.group.extent();
   }
 
   drawn(one) {

@@ -30,10 +30,11 @@ class History {
     this.query = new Query(query, { before: "", after: "" });
     this.group = new ChartGroup(0);
     this.chart = new Chart(this.group, { title: t("history.mean"), points: true, id: "history" });
+    this.chartBox = el("div", { class: "chart-grid one" }, this.chart.node);
     this.head = el("div", {});
     this.choice = el("div", { class: "toolbar" });
     this.columns = el("div", { class: "two" });
-    this.node = el("section", { class: "page" }, this.head, el("div", { class: "chart-grid one" }, this.chart.node), this.choice, this.columns);
+    this.node = el("section", { class: "page" }, this.head, this.chartBox, this.choice, this.columns);
     this.count = -1;
     this.loaded = new Map();
   }
@@ -46,6 +47,7 @@ class History {
     replace(this.head, el("div", { class: "page-head" }, el("h1", {}, t("history.title", { index: answer.index })),
       el("span", { class: "muted" }, t("history.count", { n: answer.steps.length })), el("span", { class: "muted" }, answer.data_source ?? "")), promptBox(answer));
     if (!answer.steps.length) return void replace(this.columns, emptyState(t("history.none")));
+    this.chartBox.hidden = this.choice.hidden = answer.steps.length < 2;
     const scored = answer.steps.filter((one) => one.mean !== null); // null: every score failed
     this.chart.set([{ name: "", colour: colour(0), x: scored.map((one) => one.step), y: scored.map((one) => one.mean) }]);
     await this.drawColumns();
@@ -88,7 +90,7 @@ class History {
     if (pair.some((at, i) => at !== this.chosen()[i])) return; // others were chosen meanwhile
     const same = pair[0].step === pair[1].step;
     const changes = !same && both[0].length && both[1].length ? compareWords(both[0][0].text, both[1][0].text) : null;
-    replace(this.columns, pair.map((at, i) => this.column(at, both[i], changes?.[i], i === 0 ? "removed" : "added")));
+    replace(this.columns, (this.count === 1 ? [pair[0]] : pair).map((at, i) => this.column(at, both[i], changes?.[i], i === 0 ? "removed" : "added")));
   }
 
   column(at, answers, changes, change) {

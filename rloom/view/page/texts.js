@@ -199,7 +199,7 @@ export const TEXTS = {
   "token.masked": ["Of the environment: masked in the loss.", "来自环境，不计入损失。"],
   "token.place": ["token {i} of {n}", "第 {i} 个 token，共 {n} 个"],
   "history.title": ["Prompt {index} over steps", "提示词 {index} 在各步"],
-  "history.count": ["seen at {n} steps", "出现于 {n} 步"],
+  "history.count": ["steps with its answers: {n}", "有其回答的步数：{n}"],
   "history.mean": ["Mean score", "平均分数"],
   "history.none": ["This prompt was not used yet", "此提示词还没有用过"],
   "history.before": ["Left", "左"],

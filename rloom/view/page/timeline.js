@@ -16,9 +16,10 @@ export class Timeline {
     this.runId = runId;
     this.group = group; // its cursor and zoom are those of the charts
     this.steps = [];
+    this.series = []; // its bars do not widen the axis of the curves
     this.stages = []; // {name, colour, y}
     this.chosen = null;
-    this.smoothed = new Map();
+    this.smoothed = new Map(); // as a chart has it: bars are never smoothed
     this.width = 0;
     this.legend = el("div", { class: "legend" });
     this.svg = svg("svg", { role: "img", height: HEIGHT, "aria-label": t("timeline.title"), tabindex: "0" });
