@@ -150,6 +150,6 @@ def becomes_better(history: History) -> bool:
     """By an accuracy: longer answers may be better. A reward says nothing here, it may be what changes the length."""
     validation = history.validation
     if len(validation) >= 2:
-        return validation.values[-1] > validation.values[0]
+        return max(validation.values[1:]) > validation.values[0]
     accuracy = history.series("reward/acc").trend
     return accuracy is not None and accuracy.rises

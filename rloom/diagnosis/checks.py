@@ -1,7 +1,7 @@
 """All checks, the most fundamental first, and what a finding explains."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 from rloom.diagnosis import answers, credit, critic, numerics, policy, resources, reward
 from rloom.diagnosis.finding import Fault, Finding, Severity
@@ -13,7 +13,7 @@ class Check:
     fault: Fault
     find: Callable[[History], Finding | None]
 
-    def applies(self, names: set[str]) -> bool:
+    def applies(self, names: Collection[str]) -> bool:
         """`names`: of the metrics that the run has."""
         wanted = self.fault.metrics
         return not wanted or any(name.startswith(wanted) for name in names)
@@ -69,6 +69,13 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
 }
 
 
+def changes_of(finding: Finding, history: History) -> Finding:
+    """Supervised fine-tuning has fewer keys than RL training; its config.yaml has all of them."""
+    if not history.is_supervised:
+        return finding
+    return replace(finding, changes=tuple(change for change in finding.changes if change.key in history.config))
+
+
 def diagnose(history: History) -> list[Finding]:
     """What is wrong with a run, the most fundamental fault first; without what is only a consequence of another."""
     found = {kind: finding for kind, check in CHECKS.items() if (finding := check.find(history)) is not None}
@@ -80,4 +87,4 @@ def diagnose(history: History) -> list[Finding]:
         explained_by_cut = NO_SIGNAL if consequences else frozenset()
         found = {kind: finding for kind, finding in found.items() if kind not in explained_by_cut}
     explained = {kind for finding in found for kind in EXPLAINS.get(finding, ())}
-    return [finding for kind, finding in found.items() if kind not in explained]
+    return [changes_of(finding, history) for kind, finding in found.items() if kind not in explained]

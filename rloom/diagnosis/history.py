@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -30,48 +31,52 @@ class History:
     def of(cls, run: RunFolder) -> "History":
         return cls(run.metrics, flat_config(run.config), run.events)
 
-    def series(self, *names: str) -> Series:
-        """Of the first name that was measured, over training steps; a value that is not finite is left out."""
-        for name in names:
-            found = [
-                (int(record["step"]), record[name])
-                for record in self.metrics
-                if name in record and record["step"] > 0 and math.isfinite(record[name])
-            ]
-            if found:
-                steps, values = zip(*found, strict=True)
-                return Series(steps, values)
-        return Series()
+    @cached_property
+    def columns(self) -> dict[str, Series]:
+        """Each metric over the steps that have it; a value that is not finite is left out."""
+        found: dict[str, tuple[list[int], list[float]]] = {}
+        for record in self.metrics:
+            step = int(record["step"])
+            for name, value in record.items():
+                if math.isfinite(value):
+                    steps, values = found.setdefault(name, ([], []))
+                    steps.append(step)
+                    values.append(value)
+        return {name: Series(tuple(steps), tuple(values)) for name, (steps, values) in found.items() if name != "step"}
 
-    @property
+    def series(self, *names: str) -> Series:
+        """Of the first name that was measured, over training steps."""
+        found = next((self.columns[name] for name in names if name in self.columns), Series())
+        return found if not len(found) or found.steps[0] > 0 else found.after(0)
+
+    @cached_property
     def steps(self) -> list[int]:
         """Of training."""
         return [int(record["step"]) for record in self.metrics if record["step"] > 0]
 
-    @property
-    def names(self) -> set[str]:
-        return {name for record in self.metrics for name in record}
-
-    @property
+    @cached_property
     def validation(self) -> Series:
         """Mean accuracy of all data sources; the validation before training has step 0."""
-        found = {
-            int(record["step"]): [
-                value for name, value in record.items() if name.startswith("val-core/") and "/acc/" in name
-            ]
-            for record in self.metrics
-        }
-        measured = {step: fmean(values) for step, values in found.items() if values}
-        return Series(tuple(measured), tuple(measured.values()))
+        found: dict[int, list[float]] = defaultdict(list)
+        for name, series in self.columns.items():
+            if name.startswith("val-core/") and "/acc/" in name:
+                for step, value in zip(series.steps, series.values, strict=True):
+                    found[step].append(value)
+        return Series(tuple(sorted(found)), tuple(fmean(found[step]) for step in sorted(found)))
 
-    def matching(self, prefix: str, suffix: str) -> dict[str, Series]:
-        names = {name for name in self.names if name.startswith(prefix) and name.endswith(suffix)}
+    def matching(self, prefix: str, suffix: str = "") -> dict[str, Series]:
+        names = [name for name in self.columns if name.startswith(prefix) and name.endswith(suffix)]
         return {name: self.series(name) for name in sorted(names)}
 
     def number(self, key: str, default: float) -> float:
         """Of a key. A run of an older version, or one without config.yaml, may lack it."""
         value = self.config.get(key)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    @property
+    def is_supervised(self) -> bool:
+        """A run of `rloom sft`."""
+        return "optim.lr" in self.config
 
     @property
     def estimator(self) -> str:
@@ -99,19 +104,10 @@ class History:
         last = next((event for event in reversed(self.events) if event["event"] in ("run", "end")), None)
         return last if last is not None and last["event"] == "end" else None
 
-    @property
+    @cached_property
     def score_rises(self) -> bool:
         trend = self.series(SCORE).trend
         return trend is not None and trend.rises
-
-    def sums(self, prefix: str) -> dict[str, float]:
-        """Totals over all steps, by what follows the prefix."""
-        found: dict[str, float] = defaultdict(float)
-        for record in self.metrics:
-            for name, value in record.items():
-                if name.startswith(prefix):
-                    found[name.removeprefix(prefix)] += value
-        return dict(found)
 
 
 def rounded(value: float) -> float:

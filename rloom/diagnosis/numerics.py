@@ -83,7 +83,7 @@ LEARNING_RATE = Fault(
 
 
 def learning_rate_key(history: History) -> str:
-    return "optim.lr" if "optim.lr" in history.config else f"{ACTOR}.optim.lr"
+    return "optim.lr" if history.is_supervised else f"{ACTOR}.optim.lr"
 
 
 def lower_learning_rate(history: History, factor: float = 2.0) -> Change:

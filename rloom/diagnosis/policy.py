@@ -5,6 +5,7 @@ import math
 from rloom.diagnosis.finding import Change, Fault, Finding, Severity, Text
 from rloom.diagnosis.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, figures, rounded
 from rloom.diagnosis.numerics import learning_rate_key, lower_learning_rate
+from rloom.diagnosis.series import FEWEST_OF_A_TREND
 from rloom.observe.mismatch import CAUSES, CAUSES_CHINESE, CORRECTION, FIGURE, THRESHOLD_KEY
 
 KL = ("actor/reward_kl_penalty", "actor/kl_loss")
@@ -14,7 +15,7 @@ RATIO_LOW, RATIO_HIGH = 0.8, 1.2
 PPO_KL_HIGH = 0.1
 LARGE_SHARE = 0.2  # of the steps, and two of them: a single one may be chance
 PPO_KL_STATIC = 1e-6  # between the policies before and after several updates
-KL_STATIC = 1e-5  # to the reference: a hundredth of the documents' range
+KL_STATIC = 1e-6  # to the reference: a thousandth of the documents' range
 COLLAPSED = 0.1  # of the entropy at first
 ENTROPY_NONE = 1e-3  # nats: almost every token has one choice
 ENTROPY_RISE, ENTROPY_RISE_NATS = 3.0, 1.0
@@ -146,10 +147,12 @@ def policy_static(history: History) -> Finding | None:
     """With one update a step, ratio and ppo_kl are 1 and 0 by definition: then only a KL to the reference can tell."""
     moved, kl = history.series("actor/ppo_kl"), history.series(*KL)
     measured = []
-    if history.updates_per_step > 1 and len(moved) >= FEWEST_STEPS:
+    if len(history.steps) < FEWEST_OF_A_TREND:  # whether the reward rises is not known yet
+        return None
+    if history.updates_per_step > 1 and len(moved):
         measured.append(("actor/ppo_kl", moved, PPO_KL_STATIC))
-    if len(kl) >= FEWEST_STEPS + 1:  # before the first update policy and reference are equal
-        measured.append((next(name for name in KL if name in history.names), kl.after(kl.steps[0]), KL_STATIC))
+    if len(kl) > 1:  # before the first update policy and reference are equal
+        measured.append((next(name for name in KL if name in history.columns), kl.after(kl.steps[0]), KL_STATIC))
     if not measured or any(max(map(abs, series.tail.values)) > limit for _, series, limit in measured):
         return None
     if any(history.series("actor/pg_clipfrac").values) or history.score_rises:

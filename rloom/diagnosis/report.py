@@ -33,8 +33,7 @@ class Report:
     @classmethod
     def of(cls, folder: RunFolder, given: Path | None = None) -> "Report":
         history = History.of(folder)
-        names = history.names
-        applies = {kind: check.applies(names) for kind, check in CHECKS.items()}
+        applies = {kind: check.applies(history.columns) for kind, check in CHECKS.items()}
         return cls(
             given or folder.path,
             len(history.steps),

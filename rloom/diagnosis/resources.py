@@ -66,8 +66,9 @@ def slow_stage(history: History) -> Finding | None:
     steps = history.series("timing_s/step")
     if len(steps) < FEWEST_STEPS:
         return None
-    warm = History([record for record in history.metrics if record["step"] > steps.steps[0]], history.config)
-    seconds = warm.sums("timing_s/")  # without the first step, which compiles
+    first = steps.steps[0]  # it compiles
+    timings = {name.removeprefix("timing_s/"): series for name, series in history.matching("timing_s/").items()}
+    seconds = {name: sum(series.after(first).values) for name, series in timings.items()}
     beside = seconds.get("testing", 0.0) + seconds.get("save_checkpoint", 0.0)  # not part of `step`
     total, count = seconds.get("step", 0.0) + beside, len(steps) - 1
     if total / count < SHORTEST_S:

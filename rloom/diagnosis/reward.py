@@ -11,6 +11,7 @@ from rloom.diagnosis.series import Series, Trend
 FAILED_SHARE = 0.01  # of all answers; a judge may fail now and then
 FAILED_CERTAIN = 0.05
 HIGHEST_ACCURACY = 0.95  # that need not rise any more
+CLEAR_FALL = 0.02  # of the accuracy between two validations
 RISE = 0.05  # of the reward's range: smaller rises say nothing about what it rewards
 COLLAPSED = 0.25  # of the height above the lowest score that the first steps had
 COLLAPSE_ERRORS = 2.5  # standard errors of the mean score of one step
@@ -205,11 +206,13 @@ def accuracies(history: History) -> tuple[str, Trend] | None:
     acc, score = history.series("reward/acc"), history.series(SCORE)
     if acc.trend is not None and acc.values != score.values:
         return "reward/acc", acc.trend
-    validation = history.validation
-    if len(validation) < 2 or not history.series(SCORE).values:
+    if len(history.validation) < 2:
         return None
-    name = next(name for name in sorted(history.names) if name.startswith("val-core/"))
-    return name, Trend(validation.values[0], validation.values[-1], 0.0)
+    first, *later = history.validation.values
+    if len(later) == 1 and later[0] > first - CLEAR_FALL:  # two validations differ by chance
+        return None
+    name = next(name for name in sorted(history.columns) if name.startswith("val-core/"))
+    return name, Trend(first, max(later), 0.0)
 
 
 def reward_hacked(history: History) -> Finding | None:
@@ -244,7 +247,7 @@ def reward_hacked(history: History) -> Finding | None:
 def rising_parts(history: History) -> list[Text]:
     """The parts of the reward that rise, such as one for the format."""
     known = ("reward/acc", "reward/failed", "reward/workers_replaced")
-    parts = {name: s.trend for name, s in history.matching("reward/", "").items() if name not in known}
+    parts = {name: s.trend for name, s in history.matching("reward/").items() if name not in known}
     return [
         Text(f"{name}: {t.first:.3g} at first, {t.last:.3g} at last", f"{name}：开始 {t.first:.3g}，最后 {t.last:.3g}")
         for name, t in parts.items()

@@ -195,7 +195,7 @@ ILL: Mapping[str, Plant] = {
         "clip_high", {f"{ACTOR}.ppo_epochs": 4, f"{ACTOR}.ppo_mini_batch_size": 2, f"{ACTOR}.optim.lr": 3e-3}
     ),
     "learning rate of 1e-10": Plant(
-        "policy_static", {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.optim.lr": 1e-10}, steps=FIVE + 1
+        "policy_static", {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.optim.lr": 1e-10}, steps=9
     ),
     "slow reward function": Plant("slow_stage", reward=slow),
     "lam of 0.3": Plant("credit_decay", {**GAE, "algorithm.lam": 0.3}, steps=TREND),

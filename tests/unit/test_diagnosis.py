@@ -235,6 +235,22 @@ def test_an_accuracy_in_validation_shows_a_reward_that_is_not_the_goal() -> None
     assert kinds(history({"val-core/gsm8k/acc/mean@1": lambda step: 0.6 - 0.001 * step})) == ["reward_hacked"]
 
 
+def test_two_validations_that_differ_by_chance_show_nothing() -> None:
+    once: Values = {"val-core/gsm8k/acc/mean@1": None}
+    found = history(once)
+    records = [dict(record) for record in found.metrics]
+    records[0]["val-core/gsm8k/acc/mean@1"], records[-1]["val-core/gsm8k/acc/mean@1"] = 0.6, 0.595
+    assert kinds(History(records, found.config)) == []
+    records[-1]["val-core/gsm8k/acc/mean@1"] = 0.5
+    assert kinds(History(records, found.config)) == ["reward_hacked"]
+
+
+def test_a_run_of_supervised_fine_tuning_is_told_its_own_keys() -> None:
+    values: Values = {**SFT, "train/nonfinite_updates": lambda step: float(step == 7), "train/loss": lambda s: 2 / s}
+    [finding] = diagnose(history(values, {"optim.lr": 1e-5}))
+    assert [change.assignment for change in finding.changes] == ["optim.lr=5e-06"]
+
+
 def test_failures_of_a_judge_have_its_causes_first() -> None:
     found = diagnose(history({"reward/failed": 30.0}, {"reward_model.api.enable": True}))
     assert found[0].causes[0].english.startswith("the judge or server refuses requests")

@@ -407,10 +407,10 @@ def test_what_is_offloaded_crosses_to_the_gpu_and_back(folder: Path) -> None:
 
 
 def test_time_is_left_out_where_nothing_was_measured_or_nothing_fits(folder: Path) -> None:
-    exact = plan_of(folder, "actor_rollout_ref.actor.fsdp_config.dtype=float32")
+    exact = plan_of(folder, "algorithm.lam=1.0", "actor_rollout_ref.actor.fsdp_config.dtype=float32")
     assert exact.costs is not None and exact.costs.time is None
     assert exact.notes == ("Time is left out: rates were measured in bfloat16 only",)
-    crowded = plan_of(folder, gpu_gib=10)
+    crowded = plan_of(folder, "algorithm.lam=1.0", gpu_gib=10)
     assert crowded.notes == ("Time is left out: it does not fit",)
     assert plan_of(None, "trainer.device=cpu").costs is None
 
