@@ -10,6 +10,10 @@ TOGETHER: Mapping[str, str] = {
     "unit/test_fsdp": "ranks",
     "unit/test_ulysses": "ranks",
     "contract/test_group_contract": "ranks",
+    # one browser
+    "browser/test_overview": "browser",
+    "browser/test_answers": "browser",
+    "browser/test_safety_and_looks": "browser",
 }
 # no costly fixtures: any process takes any of their tests
 APART = (

@@ -1,0 +1,106 @@
+// One answer: score and its parts, how it ended, its text or tokens, the judge's words.
+
+import { el, replace } from "./dom.js";
+import { number, score } from "./format.js";
+import { scoreMark } from "./score.js";
+import { t } from "./texts.js";
+import { colourTokens, marked, tokenNodes } from "./tokens.js";
+
+const TOKENS_AT_ONCE = 1500; // an element for each of 20,000 tokens would take the browser seconds
+const AHEAD_PX = 800;
+
+// Tokens are made only for answers near the visible part of the page.
+const nearby = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (entry.isIntersecting) entry.target.card.showTokens();
+}, { rootMargin: "600px" });
+
+export class AnswerCard {
+  constructor(answer, inspector, title = t("answer.title", { n: answer.number })) {
+    this.answer = answer;
+    this.inspector = inspector;
+    this.colour = "";
+    this.scale = 1;
+    this.text = el("div", { class: "text answer-text", tabindex: "0", role: "group", "aria-label": title }, marked(answer.text));
+    this.node = el("article", { class: "card answer", "data-answer": answer.number },
+      el("header", {}, el("h3", {}, title), scoreMark(answer.score, { title: t("answer.score") }), verdict(answer), el("span", { class: "spacer" }),
+        el("span", { class: "muted nowrap" }, t("answer.tokens", { n: answer.length }))),
+      badges(answer), parts(answer), this.text, words(answer));
+    if (answer.pieces) {
+      this.node.card = this;
+      nearby.observe(this.node);
+    }
+  }
+
+  close() {
+    nearby.unobserve(this.node);
+  }
+
+  // Replaces the plain text by the same text as tokens.
+  showTokens() {
+    nearby.unobserve(this.node);
+    if (this.tokens) return;
+    this.tokens = true;
+    this.made = 0;
+    this.rest = el("span", {}); // what has no tokens yet
+    replace(this.text, this.rest);
+    this.makeTokens();
+    this.text.addEventListener("scroll", () => this.onScroll(), { passive: true });
+    this.inspector.attach(this.text, this.answer, (i) => { while (i >= this.made) this.makeTokens(); });
+  }
+
+  makeTokens() {
+    const { pieces } = this.answer;
+    const end = Math.min(pieces.length, this.made + TOKENS_AT_ONCE);
+    const nodes = tokenNodes(this.answer, this.made, end);
+    this.rest.before(...nodes);
+    this.rest.textContent = pieces.slice(end).map((piece) => piece.text).join("");
+    this.made = end;
+    colourTokens(nodes, this.answer, this.colour, this.scale);
+  }
+
+  onScroll() {
+    if (this.growing || this.made >= this.answer.pieces.length) return;
+    const below = this.rest.getBoundingClientRect().top - this.text.getBoundingClientRect().bottom;
+    if (below > AHEAD_PX) return;
+    this.growing = true;
+    this.makeTokens();
+    requestAnimationFrame(() => { // one part a frame: the page stays usable
+      this.growing = false;
+      this.onScroll();
+    });
+  }
+
+  setColour(name, scale) {
+    this.colour = name;
+    this.scale = scale;
+    this.text.classList.toggle("coloured", name !== "");
+    if (this.tokens) colourTokens(this.text.querySelectorAll(".token"), this.answer, name, scale);
+  }
+}
+
+function verdict(answer) {
+  if (answer.accuracy === null || answer.accuracy === undefined) return null;
+  const right = answer.accuracy > 0.5;
+  return el("span", { class: right ? "verdict right" : "verdict wrong" }, right ? `✓ ${t("answer.right")}` : `✗ ${t("answer.wrong")}`);
+}
+
+function badges(answer) {
+  const given = answer.prediction !== null && answer.prediction !== undefined;
+  return el("div", { class: "badges" },
+    el("span", { class: answer.finished ? "tag" : "tag warn" }, answer.finished ? t("answer.finished") : t("answer.cut_off")),
+    answer.version === null || answer.version === undefined ? null : el("span", { class: "tag", title: t("answer.version_hint") }, t("answer.version", { n: answer.version })),
+    answer.turns?.length > 1 ? el("span", { class: "tag" }, t("answer.turns", { n: answer.turns.length })) : null,
+    given ? el("span", { class: "tag prediction" }, t("answer.prediction"), " ", el("code", {}, String(answer.prediction))) : null);
+}
+
+function parts(answer) {
+  const entries = Object.entries(answer.parts ?? {});
+  if (!entries.length) return null;
+  return el("dl", { class: "parts" }, entries.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, Number.isInteger(value) ? score(value) : number(value)))));
+}
+
+function words(answer) {
+  const failed = answer.reason ? el("p", { class: "reason" }, el("b", {}, t("answer.failed")), " ", answer.reason) : null;
+  const judge = answer.detail ? el("details", { open: answer.detail.length < 400 }, el("summary", {}, t("answer.judge")), el("div", { class: "text judge" }, marked(answer.detail))) : null;
+  return failed || judge ? el("footer", {}, failed, judge) : null;
+}

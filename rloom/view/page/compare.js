@@ -1,0 +1,134 @@
+// Runs beside each other: curves overlaid, differences of the configuration, accuracy by source.
+
+import { get } from "./api.js";
+import { Chart, ChartGroup } from "./charts.js";
+import { chartsOf, colour, labelOf } from "./chart_specs.js";
+import { button, el, emptyState, field, link, replace, setText } from "./dom.js";
+import { fixed, NONE, percent, value } from "./format.js";
+import { remember, remembered } from "./settings.js";
+import { storeOf } from "./store.js";
+import { t } from "./texts.js";
+
+export async function compare(app, { path }) {
+  const ids = path[0].split(",").filter(Boolean).map(Number).filter((id) => app.run(id));
+  const view = new Compare(app, [...new Set(ids)]);
+  await view.load();
+  return { node: view.node, live: view.live(), update: () => view.update(), close: () => view.group.close(), keys: { Escape: () => view.group.setZoom(null) }, rows: [["Esc", t("keys.reset_zoom")]] };
+}
+
+class Compare {
+  constructor(app, ids) {
+    this.app = app;
+    this.ids = ids;
+    this.group = new ChartGroup(Number(remembered("smoothing", "0.5")));
+    this.charts = new Map();
+    this.grid = el("div", { class: "chart-grid" });
+    this.accuracyBox = el("div", {});
+    this.configBox = el("div", {});
+    this.versions = "";
+    this.node = el("section", { class: "page" }, el("div", { class: "page-head" }, el("h1", {}, t("compare.title"))), this.choices(),
+      ids.length < 2 ? emptyState(t("compare.few"), t("compare.few_hint")) : [this.accuracyBox, this.toolbar(), this.grid, this.configBox]);
+  }
+
+  // A run's colour is that of its place in the list of all runs, on every chart and whichever are chosen.
+  colourOf(id) {
+    return colour(this.app.runs.findIndex((run) => run.id === id));
+  }
+
+  // Without the project where the experiments' names differ: a legend has little room.
+  labelOf(id) {
+    const short = (run) => run.name.split("/").at(-1);
+    const names = this.ids.map((one) => short(this.app.run(one)));
+    return new Set(names).size === names.length ? short(this.app.run(id)) : this.app.run(id).name;
+  }
+
+  live() {
+    return this.ids.some((id) => storeOf(id).state?.status === "running");
+  }
+
+  choices() {
+    const chosen = new Set(this.ids);
+    const toggle = (id) => {
+      if (chosen.has(id)) chosen.delete(id);
+      else chosen.add(id);
+      location.hash = `#/compare/${this.app.runs.map((run) => run.id).filter((one) => chosen.has(one)).join(",")}`;
+    };
+    return el("fieldset", { class: "run-choices" }, el("legend", { class: "visually-hidden" }, t("compare.choose")), this.app.runs.map((run) =>
+      el("label", { class: "run-choice", vars: { "--colour": this.colourOf(run.id) } },
+        el("input", { type: "checkbox", checked: chosen.has(run.id), value: run.id, on: { change: () => toggle(run.id) } }), el("i", { class: "square" }), run.name,
+        el("span", { class: "muted" }, t(`status.${run.state.status}`)))));
+  }
+
+  toolbar() {
+    const shown = el("output", { class: "smoothing" }, fixed(this.group.smoothing, 2));
+    const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: this.group.smoothing, on: { input: (event) => {
+      const weight = Number(event.target.value);
+      setText(shown, fixed(weight, 2));
+      remember("smoothing", String(weight));
+      this.group.setSmoothing(weight);
+    } } });
+    const reset = button(t("overview.reset_zoom"), () => this.group.setZoom(null), { disabled: true });
+    this.group.onZoom = (zoom) => (reset.disabled = zoom === null);
+    return el("div", { class: "toolbar" }, field(t("overview.smoothing"), slider), shown, reset);
+  }
+
+  async load() {
+    if (this.ids.length < 2) return;
+    const [answer] = await Promise.all([get("compare", { runs: this.ids.join(",") }), ...this.ids.map((id) => storeOf(id).refresh())]);
+    replace(this.accuracyBox, this.accuracy(answer.accuracy));
+    replace(this.configBox, this.config(answer.config));
+    this.draw();
+  }
+
+  async update() {
+    if (this.ids.length < 2) return;
+    await Promise.all(this.ids.map((id) => storeOf(id).refresh()));
+    const before = this.versions;
+    this.draw();
+    if (before !== this.versions) replace(this.accuracyBox, this.accuracy((await get("compare", { runs: this.ids.join(",") })).accuracy));
+  }
+
+  draw() {
+    const versions = this.ids.map((id) => storeOf(id).version).join();
+    if (versions === this.versions) return;
+    this.versions = versions;
+    const names = [...new Set(this.ids.flatMap((id) => [...storeOf(id).columns.keys()]))];
+    for (const spec of chartsOf(names)) this.drawSpec(spec);
+  }
+
+  // One chart for each metric; of metrics that share a chart in the overview (lengths), the first one.
+  drawSpec(spec) {
+    for (const name of spec.pattern || spec.id === "grad_norm" ? spec.names : spec.names.slice(0, 1)) {
+      if (!this.charts.has(name)) {
+        const label = spec.names.length > 1 && (spec.pattern || spec.id === "grad_norm") ? ` · ${labelOf(spec, name)}` : "";
+        const chart = new Chart(this.group, { ...spec, id: name, title: t(`chart.${spec.id}`) + label, metric: name });
+        this.charts.set(name, chart);
+        this.grid.append(chart.node);
+      }
+      const series = this.ids.map((id) => ({ name: this.labelOf(id), colour: this.colourOf(id), ...storeOf(id).series(name) }));
+      this.charts.get(name).set(series.filter((one) => one.x.length));
+    }
+  }
+
+  heads() {
+    return this.ids.map((id) => el("th", { scope: "col" }, el("span", { class: "key", vars: { "--colour": this.colourOf(id) } }, el("i", { class: "square" }), link(`#/run/${id}`, this.app.run(id).name))));
+  }
+
+  accuracy(rows) {
+    const cell = ({ first, best, last }) => (last
+      ? [`${percent(first[1])} → `, el("b", {}, percent(last[1])), el("small", { class: "muted" }, ` ${t("compare.best", { value: percent(best[1]), step: best[0] })}`)] : NONE);
+    return el("section", { class: "block" }, el("h2", {}, t("compare.accuracy")), rows.length
+      ? el("div", { class: "table-box" }, el("table", { class: "accuracy" },
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("prompts.source")), this.heads())),
+        el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, row.source),
+          this.ids.map((_, i) => el("td", {}, cell({ first: row.first[i], best: row.best[i], last: row.last[i] }))))))))
+      : el("p", { class: "muted" }, t("validation.none")));
+  }
+
+  config(rows) {
+    return el("section", { class: "block" }, el("h2", {}, t("compare.config"), el("span", { class: "count" }, String(rows.length))), rows.length
+      ? el("div", { class: "table-box tall" }, el("table", { class: "config" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("compare.key")), this.heads())),
+        el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, row.key)), row.values.map((one) => el("td", {}, el("code", {}, value(one)))))))))
+      : el("p", { class: "muted" }, t("compare.same")));
+  }
+}

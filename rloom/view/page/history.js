@@ -1,0 +1,108 @@
+// One prompt over the steps: its mean score, and its answers at two steps side by side.
+
+import { get } from "./api.js";
+import { Chart, ChartGroup } from "./charts.js";
+import { colour } from "./chart_specs.js";
+import { compareWords } from "./diff.js";
+import { el, emptyState, field, link, replace, select } from "./dom.js";
+import { score } from "./format.js";
+import { promptBox } from "./prompt_box.js";
+import { Query } from "./query.js";
+import { scoreMark } from "./score.js";
+import { t } from "./texts.js";
+import { marked } from "./tokens.js";
+
+export async function history(app, { path, query }) {
+  const [kind, index] = [path[1] === "prompt" ? "train" : "validation", Number(path[2])];
+  const address = kind === "train" ? `runs/${app.runId}/prompts/${index}/history` : `runs/${app.runId}/validation/prompts/${index}/history`;
+  const view = new History(app, kind, address, query);
+  await view.update();
+  return {
+    node: view.node, update: () => view.update(), close: () => view.group.close(),
+    keys: { "[": () => view.move(-1), "]": () => view.move(1) },
+    rows: [["[ ]", t("keys.history_steps")]],
+  };
+}
+
+class History {
+  constructor(app, kind, address, query) {
+    Object.assign(this, { app, kind, address });
+    this.query = new Query(query, { before: "", after: "" });
+    this.group = new ChartGroup(0);
+    this.chart = new Chart(this.group, { title: t("history.mean"), points: true, id: "history" });
+    this.chartBox = el("div", { class: "chart-grid one" }, this.chart.node);
+    this.head = el("div", {});
+    this.choice = el("div", { class: "toolbar" });
+    this.columns = el("div", { class: "two" });
+    this.node = el("section", { class: "page" }, this.head, this.chartBox, this.choice, this.columns);
+    this.count = -1;
+    this.loaded = new Map();
+  }
+
+  async update() {
+    const answer = await get(this.address);
+    if (answer.steps.length === this.count) return;
+    this.count = answer.steps.length;
+    this.answer = answer;
+    replace(this.head, el("div", { class: "page-head" }, el("h1", {}, t("history.title", { index: answer.index })),
+      el("span", { class: "muted" }, t("history.count", { n: answer.steps.length })), el("span", { class: "muted" }, answer.data_source ?? "")), promptBox(answer));
+    if (!answer.steps.length) return void replace(this.columns, emptyState(t("history.none")));
+    this.chartBox.hidden = this.choice.hidden = answer.steps.length < 2;
+    const scored = answer.steps.filter((one) => one.mean !== null); // null: every score failed
+    this.chart.set([{ name: "", colour: colour(0), x: scored.map((one) => one.step), y: scored.map((one) => one.mean) }]);
+    await this.drawColumns();
+  }
+
+  // The two chosen steps; the first and the last unless others were chosen.
+  chosen() {
+    const { steps } = this.answer;
+    const find = (text, otherwise) => steps.find((one) => String(one.step) === String(text)) ?? otherwise;
+    return [find(this.query.values.before, steps[0]), find(this.query.values.after, steps.at(-1))];
+  }
+
+  move(by) {
+    const { steps } = this.answer;
+    const next = steps[steps.indexOf(this.chosen()[1]) + by];
+    if (next) this.choose({ after: next.step });
+  }
+
+  choose(change) {
+    this.query.set(change);
+    return this.drawColumns();
+  }
+
+  async answersOf(at) {
+    if (!this.loaded.has(at.step)) {
+      const found = await get(`runs/${this.app.runId}/${this.kind}/${at.step}/prompts/${at.group}`);
+      this.loaded.set(at.step, found.answers);
+    }
+    return this.loaded.get(at.step);
+  }
+
+  async drawColumns() {
+    const pair = this.chosen();
+    const options = this.answer.steps.map((one) => [one.step, t("history.option", { step: one.step, mean: score(one.mean) })]);
+    replace(this.choice, ["before", "after"].map((name, i) =>
+      field(t(`history.${name}`), select(options, pair[i].step, (step) => this.choose({ [name]: step }), { id: `history-${name}` }))),
+    el("span", { class: "muted hint" }, t("history.hint")));
+    // a step whose answers were thinned out has only its mean
+    const both = await Promise.all(pair.map((at) => this.answersOf(at).catch(() => [])));
+    if (pair.some((at, i) => at !== this.chosen()[i])) return; // others were chosen meanwhile
+    const same = pair[0].step === pair[1].step;
+    const changes = !same && both[0].length && both[1].length ? compareWords(both[0][0].text, both[1][0].text) : null;
+    replace(this.columns, (this.count === 1 ? [pair[0]] : pair).map((at, i) => this.column(at, both[i], changes?.[i], i === 0 ? "removed" : "added")));
+  }
+
+  column(at, answers, changes, change) {
+    const kind = this.kind === "train" ? "step" : "validation";
+    return el("section", { class: "column", "data-step": at.step },
+      el("header", { class: "section-head" }, el("h2", {}, link(`#/run/${this.app.runId}/${kind}/${at.step}/prompt/${at.group}`, t("answers.step", { step: at.step }))),
+        scoreMark(at.mean), el("span", { class: "muted" }, t("history.answers", { n: at.answers }))),
+      answers.length ? answers.map((answer, i) => el("article", { class: "card answer" },
+        el("header", {}, el("h3", {}, t("answer.title", { n: i + 1 })), scoreMark(answer.score), el("span", { class: "spacer" }),
+          answer.finished ? null : el("span", { class: "tag warn" }, t("answer.cut_off")), el("span", { class: "muted nowrap" }, t("answer.tokens", { n: answer.length }))),
+        el("div", { class: "text answer-text", tabindex: "0" }, i === 0 && changes
+          ? changes.map((part) => (part.changed ? el(change === "removed" ? "del" : "ins", {}, marked(part.text)) : marked(part.text)))
+          : marked(answer.text)))) : emptyState(t("history.gone")));
+  }
+}

@@ -1,0 +1,135 @@
+// Validation at two steps: which prompts were fixed, which were broken, and both answers.
+
+import { get } from "./api.js";
+import { button, debounced, el, emptyState, field, link, replace, select, setText } from "./dom.js";
+import { percent } from "./format.js";
+import { RowCursor } from "./keys.js";
+import { pager } from "./pager.js";
+import { Query } from "./query.js";
+import { scoreMark } from "./score.js";
+import { t } from "./texts.js";
+import { marked } from "./tokens.js";
+
+const DEFAULTS = { before: "", after: "", outcome: "all", text: "", source: "", page: 0, size: 20 };
+const OUTCOMES = ["fixed", "broken", "right", "wrong"];
+const MARKS = { fixed: "↑", broken: "↓", right: "✓", wrong: "✗" };
+
+export async function validation(app, { query }) {
+  const dumps = await get(`runs/${app.runId}/dumps`);
+  if (!dumps.validation.length) return none(app);
+  const view = new Validation(app, dumps.validation, query);
+  await view.load();
+  return {
+    node: view.node, update: () => view.updateSteps(), keys: view.cursor.keys(),
+    rows: [["j k", t("keys.move")], ["Enter", t("keys.open_prompt")]],
+  };
+}
+
+function none(app) {
+  return {
+    node: el("section", { class: "page" }, emptyState(t("validation.none"), t("validation.none_hint")), el("p", { class: "empty" }, el("code", {}, "trainer.test_freq=5 trainer.log_rollouts=True"))),
+    async update() {
+      if ((await get(`runs/${app.runId}/dumps`)).validation.length) await app.navigate();
+    },
+  };
+}
+
+class Validation {
+  constructor(app, steps, query) {
+    this.app = app;
+    this.steps = steps;
+    this.query = new Query(query, DEFAULTS);
+    this.choice = el("div", { class: "step-choice" });
+    this.outcomes = el("div", { class: "outcomes", role: "group", "aria-label": t("validation.outcome") });
+    this.bySource = el("div", {});
+    this.rows = el("div", { class: "pairs" });
+    this.pages = el("div", {});
+    this.count = el("span", { class: "muted", "aria-live": "polite" });
+    this.cursor = new RowCursor(() => [...this.rows.querySelectorAll(".pair")], (row) => (location.hash = row.dataset.href));
+    const filter = el("input", { type: "search", value: this.query.values.text, autocomplete: "off", placeholder: t("prompts.filter_hint"),
+      on: { input: debounced((event) => this.change({ text: event.target.value.trim(), page: 0 })) } });
+    this.node = el("section", { class: "page" }, el("div", { class: "page-head" }, el("h1", {}, t("validation.title")), this.choice),
+      this.outcomes, this.bySource, el("div", { class: "toolbar" }, field(t("prompts.filter"), filter, { class: "field grow" }), this.count), this.rows, this.pages);
+    this.drawChoice();
+  }
+
+  pair() {
+    const { before, after } = this.query.values;
+    return [before === "" ? this.steps[0] : Number(before), after === "" ? this.steps.at(-1) : Number(after)];
+  }
+
+  drawChoice() {
+    const options = this.steps.map((step) => [step, step === 0 ? t("validation.start") : t("answers.step", { step })]);
+    const [before, after] = this.pair();
+    replace(this.choice, field(t("validation.before"), select(options, before, (step) => this.change({ before: step, page: 0 }), { id: "before" })),
+      field(t("validation.after"), select(options, after, (step) => this.change({ after: step, page: 0 }), { id: "after" })));
+  }
+
+  async change(changes) {
+    this.query.set(changes);
+    await this.load().catch((error) => setText(this.count, this.app.explain(error)));
+  }
+
+  async load() {
+    const asked = (this.asked = Symbol("request"));
+    const [before, after] = this.pair();
+    const answer = await get(`runs/${this.app.runId}/validation`, { ...this.query.values, before, after });
+    if (asked !== this.asked) return;
+    this.drawOutcomes(answer.counts);
+    this.drawSources(answer.by_source);
+    const key = answer.unscored ? "validation.unscored" : "prompts.count";
+    setText(this.count, t(key, { n: answer.shown, unscored: answer.unscored }));
+    replace(this.rows, answer.rows.length ? answer.rows.map((row) => this.row(row, before, after)) : emptyState(t("validation.no_rows"), t("prompts.none_hint")));
+    replace(this.pages, pager(answer, (page) => this.change({ page }).then(() => scrollTo(0, 0))));
+    this.cursor.at = -1;
+  }
+
+  drawOutcomes(counts) {
+    const total = OUTCOMES.reduce((sum, name) => sum + counts[name], 0);
+    const choice = (name, n) => button([el("span", { class: "outcome-name" }, name === "all" ? t("outcome.all") : `${MARKS[name]} ${t(`outcome.${name}`)}`),
+      el("b", {}, String(n)), el("small", {}, name === "all" ? "" : percent(total ? n / total : 0))], () => this.change({ outcome: name, page: 0 }),
+    { "data-outcome": name, "aria-pressed": String(this.query.values.outcome === name), title: name === "all" ? null : t(`outcome.${name}_hint`) });
+    replace(this.outcomes, OUTCOMES.map((name) => choice(name, counts[name])), choice("all", total));
+  }
+
+  drawSources(sources) {
+    const names = Object.keys(sources);
+    if (!names.length) return void replace(this.bySource);
+    const accuracy = (row, before) => {
+      const total = OUTCOMES.reduce((sum, name) => sum + row[name], 0);
+      return total ? (row.right + (before ? row.broken : row.fixed)) / total : null;
+    };
+    const choose = (name) => this.change({ source: this.query.values.source === name ? "" : name, page: 0 });
+    replace(this.bySource, el("div", { class: "table-box" }, el("table", { class: "by-source" },
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("prompts.source")), ["validation.accuracy_before", "validation.accuracy_after", "validation.change"].map((key) => el("th", { class: "number", scope: "col" }, t(key))),
+        OUTCOMES.map((name) => el("th", { class: "number", scope: "col" }, t(`outcome.${name}`))))),
+      el("tbody", {}, names.map((name) => {
+        const [first, last] = [accuracy(sources[name], true), accuracy(sources[name], false)];
+        const change = `${last >= first ? "+" : "−"}${(100 * Math.abs(last - first)).toFixed(1)}`;
+        return el("tr", {}, el("td", {}, button(name, () => choose(name), { class: "quiet", "aria-pressed": String(this.query.values.source === name) })),
+          el("td", { class: "number" }, percent(first)), el("td", { class: "number strong" }, percent(last)), el("td", { class: "number" }, change),
+          OUTCOMES.map((outcome) => el("td", { class: "number" }, String(sources[name][outcome]))));
+      })))));
+  }
+
+  row(row, before, after) {
+    const href = (step, side) => `#/run/${this.app.runId}/validation/${step}/prompt/${side.group}`;
+    const side = (step, one, key) => el("div", { class: "side" }, el("header", {}, one ? link(href(step, one), t(key, { step })) : el("span", {}, t(key, { step })), scoreMark(one?.mean)),
+      el("div", { class: "text", tabindex: "0" }, one ? marked(one.answer ?? "") : ""));
+    return el("article", { class: "card pair", "data-outcome": row.outcome, "data-href": row.after ? href(after, row.after) : "" },
+      el("header", {}, el("span", { class: "outcome", "data-outcome": row.outcome }, `${MARKS[row.outcome]} ${t(`outcome.${row.outcome}`)}`),
+        el("span", { class: "muted" }, row.data_source), el("span", { class: "spacer" }), link(`#/run/${this.app.runId}/validation-prompt/${row.index}`, t("answers.history"))),
+      el("div", { class: "text question" }, marked(row.text)),
+      row.ground_truth ? el("p", { class: "expected-line" }, el("span", { class: "muted" }, t("prompt.expected")), " ", el("code", {}, String(row.ground_truth))) : null,
+      el("div", { class: "two" }, side(before, row.before, "answers.step"), side(after, row.after, "answers.step")));
+  }
+
+  // A new validation: it is shown at once if the last one was, by default.
+  async updateSteps() {
+    const { validation: steps } = await get(`runs/${this.app.runId}/dumps`);
+    if (steps.join() === this.steps.join()) return;
+    this.steps = steps;
+    if (!this.choice.contains(document.activeElement)) this.drawChoice();
+    if (this.query.values.after === "" && this.query.values.page === 0 && scrollY < 50) await this.load();
+  }
+}

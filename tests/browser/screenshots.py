@@ -1,0 +1,73 @@
+"""Make the pictures of docs/view.md again: python -m tests.browser.screenshots RUNS [FOLDER]
+
+RUNS is a folder above two or more runs of `rloom train` with validations; the first one that is listed is shown.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from tests.browser import chromium
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images" / "view"
+WIDTH = 1280
+MOST_BYTES = 200_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=IMAGES)
+    given = parser.parse_args()
+    programs = chromium.programs()
+    assert programs is not None, "needs chromium and chromedriver"
+    given.folder.mkdir(parents=True, exist_ok=True)
+    with chromium.serving([given.runs]) as server, tempfile.TemporaryDirectory() as profile:
+        browser = chromium.start(*programs, Path(profile))
+        try:
+            take_all(chromium.Page(browser, f"http://127.0.0.1:{server.server_port}"), given.folder)
+        finally:
+            browser.quit()
+
+
+def take_all(page: chromium.Page, folder: Path) -> None:
+    page.enter()
+    shown = max(page.runs, key=lambda name: len(dumped(page, page.runs[name], "train")))
+    run = page.runs[shown]
+    steps = dumped(page, run, "train")
+    mixed = most_spread(page, run, steps[1])
+    ids = ",".join(str(number) for number in sorted(page.runs.values()))
+    pictures = (
+        ("overview", f"{shown}", 1000, "light"),
+        ("overview-dark", f"{shown}", 1000, "dark"),
+        ("prompts", f"{shown}/step/{steps[2]}?sort=spread&order=desc", 720, "light"),
+        ("answers", f"{shown}/step/{steps[1]}/prompt/{mixed}", 860, "light"),
+        ("validation", f"{shown}/validation?outcome=fixed", 800, "light"),
+        ("compare", f"#/compare/{ids}", 900, "dark"),
+    )
+    for name, place, height, scheme in pictures:
+        take(page, folder / f"{name}.png", place, WIDTH, height, scheme)
+    take(page, folder / "phone.png", f"{shown}/step/{steps[1]}/prompt/{mixed}", 390, 844, "light")
+
+
+def take(page: chromium.Page, file: Path, place: str, width: int, height: int, scheme: str) -> None:
+    page.size(width, height)
+    page.prefer(scheme)
+    page.open(place)
+    time.sleep(0.8)  # charts are drawn once they are seen
+    page.browser.save_screenshot(str(file))
+    assert file.stat().st_size < MOST_BYTES, f"{file} has {file.stat().st_size} bytes"
+
+
+def dumped(page: chromium.Page, run: int, kind: str) -> list[int]:
+    return page.script(f"return fetch('/api/runs/{run}/dumps').then(answer => answer.json())")[kind]
+
+
+def most_spread(page: chromium.Page, run: int, step: int) -> int:
+    address = f"/api/runs/{run}/train/{step}/prompts?sort=spread&order=desc&size=1"
+    return page.script(f"return fetch('{address}').then(answer => answer.json())")["prompts"][0]["group"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Runs and the overview of one, in a browser."""
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+
+from tests.browser.chromium import Page
+from tests.view_runs import STEPS, step_metrics, train_rows
+
+FOUND = {
+    "steps": 8,
+    "findings": [
+        {
+            "kind": "kl_low",
+            "severity": "warning",
+            "steps": [1, 8],
+            "title": {"en": "The KL is below <0.001>", "zh": "KL 低于 <0.001>"},
+            "evidence": [{"en": "0.0004 in 8 steps", "zh": "8 步中为 0.0004"}],
+            "causes": [{"en": "a small learning rate", "zh": "学习率过小"}],
+            "changes": [{"key": "actor.optim.lr", "value": "3e-6", "why": {"en": "three times as much", "zh": "三倍"}}],
+        }
+    ],
+}
+
+
+def chart(name: str, rest: str = "") -> str:
+    return f'[data-chart="{name}"] {rest}'
+
+
+def hover(page: Page, selector: str, share: float) -> None:
+    """The pointer at a share of the element's width."""
+    node = page.one(selector)
+    page.script("arguments[0].scrollIntoView({block: 'center'})", node)
+    offset = int((share - 0.5) * node.rect["width"])
+    ActionChains(page.browser).move_to_element_with_offset(node, offset, 0).perform()
+
+
+def smooth(page: Page, weight: float) -> None:
+    slider = page.one("#smoothing")
+    page.script("arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", slider, weight)
+
+
+def test_the_list_has_every_run_with_its_state_and_numbers(page: Page) -> None:
+    page.open("#/")
+    rows = {row[1].split("/")[-1]: row for row in page.table()}
+    assert set(rows) == {"finished", "other", "killed", "hostile", "long", "bare"}
+    assert rows["finished"][2:4] == ["finished", "8 / 8"]
+    assert rows["other"][2:4] == ["interrupted", "4 / 8"]
+    assert rows["other"][6].startswith("rloo")
+    assert "40.0\u202f% → 100.0\u202f% sums" in rows["finished"][5]
+
+
+def test_tiles_and_curves_have_the_numbers_of_the_run(page: Page) -> None:
+    page.open("finished")
+    last = step_metrics(STEPS, train_rows(STEPS))
+    tiles = dict(zip(page.texts(".tiles dt"), page.texts(".tiles dd"), strict=True))
+    assert tiles["Reward"].startswith(f"{last['critic/score/mean']:.3f}")
+    assert tiles["Tokens a second"].startswith("1008")
+    assert page.text(".run-head progress + span").startswith("step 8 of 8")
+    page.wait(lambda: page.all(chart("reward", ".line")))
+    assert page.text(chart("reward", ".value")) == f"{last['critic/score/mean']:.3f}"
+    assert len(page.all(chart("entropy", "circle"))) == STEPS
+    assert sorted(page.texts(chart("accuracy", ".name"))) == ["colours", "sums"]
+
+
+def test_the_cursor_shows_the_same_step_on_all_charts(page: Page) -> None:
+    page.open("finished")
+    hover(page, chart("entropy", ".plot > svg"), 0.5)
+    step = int(page.wait(lambda: page.text(chart("entropy", ".cursor-step"))))
+    assert page.text(chart("reward", ".cursor-step")) == str(step)
+    assert page.text(chart("entropy", ".value")) == f"{1 / step:.3f}"
+    assert page.text(chart("ppo_kl", ".value")) == f"{0.001 * step:.4f}"
+
+
+def test_dragging_zooms_all_charts_and_the_button_resets(page: Page) -> None:
+    page.open("long")
+    svg = page.one(chart("reward", ".plot > svg"))
+    width = svg.rect["width"]
+    ActionChains(page.browser).move_to_element_with_offset(svg, int(-width / 4), 0).click_and_hold().move_by_offset(
+        int(width / 4), 0
+    ).release().perform()
+    page.wait(lambda: page.one("#reset-zoom").is_enabled())
+    for name in ("reward", "kl"):
+        labels = [int(text) for text in page.texts(chart(name, ".axes text[text-anchor=middle]"))]
+        assert min(labels) >= 150 and max(labels) <= 600
+    page.one("#reset-zoom").click()
+    page.wait(lambda: "1000" in page.texts(chart("kl", ".axes text")))
+
+
+def test_a_thousand_steps_are_drawn_with_a_few_points_a_pixel_and_keep_the_peak(page: Page) -> None:
+    page.open("long")
+    smooth(page, 0)
+    path = page.wait(lambda: page.one(chart("reward", ".line")).get_attribute("d"))
+    points = [tuple(map(float, point.split())) for point in path[1:].split("L")]
+    width = page.one(chart("reward", ".plot > svg")).rect["width"]
+    assert 300 < len(points) <= 4 * width
+    highest = min(y for _, y in points)  # pixels count from the top
+    assert sum(y == highest for _, y in points) == 1
+    assert page.texts(chart("reward", ".raw")) == []
+    smooth(page, 0.9)
+    assert len(page.all(chart("reward", ".raw"))) == 1
+
+
+def test_healthy_ranges_are_shaded_and_the_axis_of_the_kl_is_logarithmic(page: Page) -> None:
+    page.open("long")
+    page.wait(lambda: page.all(chart("kl", ".band")))
+    assert page.text(chart("kl", ".healthy")) == "healthy 0.001 to 0.1"
+    button = page.one(chart("kl", "figcaption button"))
+    assert button.get_attribute("aria-pressed") == "true"
+    assert "0.01" in page.texts(chart("kl", ".axes text"))
+    page.script("arguments[0].click()", button)
+    assert "0.06" in page.texts(chart("kl", ".axes text"))
+
+
+def test_the_filter_finds_metrics_by_their_names(page: Page) -> None:
+    page.open("finished")
+    page.one(".others")
+    page.press("/", "clipfrac")
+    page.wait(lambda: page.texts(".others figure .chart-title") == ["actor/pg_clipfrac"])
+    page.one("main input[type=search]").clear()
+
+
+def test_a_step_of_the_time_line_shows_its_stages(page: Page) -> None:
+    page.open("finished")
+    hover(page, ".timeline .plot > svg", 0.5)
+    page.one(".timeline .plot > svg").click()
+    page.wait(lambda: page.texts(".stage-name"))
+    assert page.texts(".stage-name") == ["gen", "sync_weights", "reward", "old_log_prob", "update_actor"]
+    assert page.texts(".stage-list .number") == ["20.0 s", "2.00 s", "4.00 s", "3.00 s", "10.0 s"]
+    assert page.texts(".stage-list .inner .stage-name") == ["sync_weights"]
+
+
+def test_a_killed_run_is_shown_as_killed_and_a_half_written_line_is_not_shown(page: Page) -> None:
+    page.open("killed")
+    assert page.text(".run-head .badge") == "killed"
+    assert page.text(".run-head .note").startswith("The log of the run has no end")
+    assert page.text(".run-head progress + span").startswith("step 3 of 8")
+    assert "99" not in page.texts(chart("reward", ".axes text"))
+    page.open("killed/step/last")
+    assert page.script("return [...document.querySelector('#step').options].map(one => one.value)") == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("bare", "No step has ended yet"),
+        ("bare/step/last", "trainer.log_rollouts=True"),
+        ("bare/validation", "trainer.test_freq=5"),
+        ("long/step/last", "trainer.log_rollouts=True"),
+        ("#/run/99", "There is no run 99."),
+        ("#/elsewhere", "There is no such page."),
+        ("#/compare/", "Choose two or more runs"),
+    ],
+)
+def test_a_page_without_data_says_why(page: Page, place: str, says: str) -> None:
+    page.open(place)
+    assert any(says in text for text in page.texts(".empty"))
+
+
+def test_findings_are_listed_at_the_top_and_explained_on_their_page(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rloom.view.routes.findings", lambda run: FOUND)
+    page.open("finished")
+    page.wait(lambda: page.texts(".findings-short li"))
+    assert page.texts(".findings-short li") == ["!warningThe KL is below <0.001>steps 1 to 8"]
+    page.one(".findings-short a").click()
+    page.wait(lambda: page.text("main h1") == "Findings")
+    assert page.texts(".finding li")[:2] == ["0.0004 in 8 steps", "a small learning rate"]
+    assert page.texts(".finding .key-value") == ["actor.optim.lr=3e-6"]
+    monkeypatch.setattr("rloom.view.routes.findings", lambda run: {"steps": 8, "findings": []})
+    page.wait(lambda: page.tick() or page.texts(".empty h2") == ["Nothing wrong was found"])
+
+
+def test_runs_are_compared_by_curves_configuration_and_accuracy(page: Page) -> None:
+    ids = [page.runs[name] for name in ("finished", "other")]
+    page.open(f"#/compare/{ids[0]},{ids[1]}")
+    page.wait(lambda: len(page.all(chart("actor/entropy", ".line"))) == 2)
+    assert page.texts(chart("actor/entropy", ".name")) == ["finished", "other"]
+    assert page.texts(chart("actor/entropy", ".value")) == ["0.125", "0.250"]
+    rows = {row[0]: row[1:] for row in page.table("table.config tbody")}
+    assert rows["algorithm.adv_estimator"] == ["grpo", "rloo"]
+    assert rows["algorithm.lam"] == ["0.95", "1"]
+    assert "algorithm.gamma" not in rows
+    accuracy = {row[0]: row[1] for row in page.table("table.accuracy tbody")}
+    assert set(accuracy) == {"colours", "sums"}
+    box = page.one(f".run-choices input[value='{ids[1]}']")
+    page.script("arguments[0].click()", box)
+    page.wait(lambda: "Choose two or more runs" in page.text("main"))
