@@ -23,6 +23,7 @@ APART = (
     "e2e/test_examples",
     "documents/test_runs",
     "e2e/test_bad_input",
+    "e2e/test_doctor_runs",
     "unit/test_families",
     "gpu/test_gpu",
     "gpu/test_family_passes",
@@ -30,6 +31,7 @@ APART = (
 LONGEST = (
     "ray",
     "ranks",
+    "browser",
     "e2e/test_servers",
     "e2e/test_sft",
     "unit/test_compiled",
