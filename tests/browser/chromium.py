@@ -137,7 +137,14 @@ class Page:
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", values)
 
     def offline(self, value: bool) -> None:
-        limits = {"offline": value, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        self._network(offline=value, latency_ms=0)
+
+    def latency(self, milliseconds: int) -> None:
+        """Of every answer of the server."""
+        self._network(offline=False, latency_ms=milliseconds)
+
+    def _network(self, *, offline: bool, latency_ms: int) -> None:
+        limits = {"offline": offline, "latency": latency_ms, "downloadThroughput": -1, "uploadThroughput": -1}
         self.browser.execute_cdp_cmd("Network.enable", {})
         self.browser.execute_cdp_cmd("Network.emulateNetworkConditions", limits)
 

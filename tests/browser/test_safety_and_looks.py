@@ -71,6 +71,18 @@ def test_the_page_follows_a_run_that_writes(page: Page, folder: Path) -> None:
     page.enter()
 
 
+def test_a_page_that_is_left_still_asks_for_its_own_run(page: Page) -> None:
+    """While the next page waits for its answers, the old one may be updated. A wrong request is logged as an error."""
+    for place in ("finished", "finished/step/last", "finished/validation", "finished/findings"):
+        page.open(place)
+        page.latency(200)
+        page.script("location.hash = '#/compare/0,1'")
+        page.script("return new Promise(done => setTimeout(done, 50))")
+        page.tick()
+        page.script("return new Promise(done => setTimeout(done, 400))")
+        page.latency(0)
+
+
 def test_a_lost_connection_is_shown_until_the_server_is_back(page: Page) -> None:
     page.open("finished")
     page.offline(True)

@@ -19,10 +19,11 @@ const ORDERS = {
 };
 
 export async function answers(app, { path }) {
+  const { runId } = app; // of this page: the app may have gone on to another before an answer arrives
   const [kind, step, group] = [path[1], Number(path[2]), Number(path[3])];
-  const answer = await get(`runs/${app.runId}/${kind === "step" ? "train" : kind}/${step}/prompts/${group}`);
-  const view = new Answers(app, kind, step, answer);
-  const open = (other) => other !== null && (location.hash = `#/run/${app.runId}/${kind}/${step}/prompt/${other}`);
+  const answer = await get(`runs/${runId}/${kind === "step" ? "train" : kind}/${step}/prompts/${group}`);
+  const view = new Answers(runId, kind, step, answer);
+  const open = (other) => other !== null && (location.hash = `#/run/${runId}/${kind}/${step}/prompt/${other}`);
   const [previous, next] = [() => open(answer.previous), () => open(answer.next)];
   return {
     node: view.node,
@@ -33,8 +34,8 @@ export async function answers(app, { path }) {
 }
 
 class Answers {
-  constructor(app, kind, step, { prompt, answers: given, previous, next }) {
-    Object.assign(this, { app, kind, step, prompt, previous, next });
+  constructor(runId, kind, step, { prompt, answers: given, previous, next }) {
+    Object.assign(this, { runId, kind, step, prompt, previous, next });
     this.given = given.map((answer, i) => ({ ...answer, number: i + 1 }));
     this.quantities = available(given);
     this.inspector = new TokenInspector();
@@ -59,17 +60,17 @@ class Answers {
   }
 
   listHash() {
-    return this.kind === "step" ? `#/run/${this.app.runId}/step/${this.step}` : `#/run/${this.app.runId}/validation`;
+    return this.kind === "step" ? `#/run/${this.runId}/step/${this.step}` : `#/run/${this.runId}/validation`;
   }
 
   historyHash() {
-    return `#/run/${this.app.runId}/${this.kind === "step" ? "prompt" : "validation-prompt"}/${this.prompt.index}`;
+    return `#/run/${this.runId}/${this.kind === "step" ? "prompt" : "validation-prompt"}/${this.prompt.index}`;
   }
 
   head() {
     const { prompt } = this;
     const move = (text, group, label) => (group === null ? el("span", { class: "button disabled" }, text)
-      : link(`#/run/${this.app.runId}/${this.kind}/${this.step}/prompt/${group}`, text, { class: "button", "aria-label": label, title: label }));
+      : link(`#/run/${this.runId}/${this.kind}/${this.step}/prompt/${group}`, text, { class: "button", "aria-label": label, title: label }));
     return el("div", { class: "page-head" },
       el("h1", {}, link(this.listHash(), this.kind === "step" ? t("answers.step", { step: this.step }) : t("answers.validation", { step: this.step })),
         el("span", { class: "muted" }, " / "), t("answers.prompt", { group: prompt.group })),

@@ -8,10 +8,11 @@ import { inLanguage, language, t } from "./texts.js";
 const MARKS = { error: "✕", warning: "!", note: "i" }; // a sign beside the colour
 
 export async function findings(app) {
+  const { runId } = app; // of this page: the app may have gone on to another before an answer arrives
   const node = el("section", { class: "page narrow" });
   let last = "";
   const update = async () => {
-    const answer = await get(`runs/${app.runId}/findings`);
+    const answer = await get(`runs/${runId}/findings`);
     const text = JSON.stringify([answer, language()]);
     if (text === last) return;
     last = text;

@@ -13,9 +13,10 @@ import { t } from "./texts.js";
 import { marked } from "./tokens.js";
 
 export async function history(app, { path, query }) {
+  const { runId } = app; // of this page: the app may have gone on to another before an answer arrives
   const [kind, index] = [path[1] === "prompt" ? "train" : "validation", Number(path[2])];
-  const address = kind === "train" ? `runs/${app.runId}/prompts/${index}/history` : `runs/${app.runId}/validation/prompts/${index}/history`;
-  const view = new History(app, kind, address, query);
+  const address = kind === "train" ? `runs/${runId}/prompts/${index}/history` : `runs/${runId}/validation/prompts/${index}/history`;
+  const view = new History(runId, kind, address, query);
   await view.update();
   return {
     node: view.node, update: () => view.update(), close: () => view.group.close(),
@@ -25,8 +26,8 @@ export async function history(app, { path, query }) {
 }
 
 class History {
-  constructor(app, kind, address, query) {
-    Object.assign(this, { app, kind, address });
+  constructor(runId, kind, address, query) {
+    Object.assign(this, { runId, kind, address });
     this.query = new Query(query, { before: "", after: "" });
     this.group = new ChartGroup(0);
     this.chart = new Chart(this.group, { title: t("history.mean"), points: true, id: "history" });
@@ -73,7 +74,7 @@ class History {
 
   async answersOf(at) {
     if (!this.loaded.has(at.step)) {
-      const found = await get(`runs/${this.app.runId}/${this.kind}/${at.step}/prompts/${at.group}`);
+      const found = await get(`runs/${this.runId}/${this.kind}/${at.step}/prompts/${at.group}`);
       this.loaded.set(at.step, found.answers);
     }
     return this.loaded.get(at.step);
@@ -96,7 +97,7 @@ class History {
   column(at, answers, changes, change) {
     const kind = this.kind === "train" ? "step" : "validation";
     return el("section", { class: "column", "data-step": at.step },
-      el("header", { class: "section-head" }, el("h2", {}, link(`#/run/${this.app.runId}/${kind}/${at.step}/prompt/${at.group}`, t("answers.step", { step: at.step }))),
+      el("header", { class: "section-head" }, el("h2", {}, link(`#/run/${this.runId}/${kind}/${at.step}/prompt/${at.group}`, t("answers.step", { step: at.step }))),
         scoreMark(at.mean), el("span", { class: "muted" }, t("history.answers", { n: at.answers }))),
       answers.length ? answers.map((answer, i) => el("article", { class: "card answer" },
         el("header", {}, el("h3", {}, t("answer.title", { n: i + 1 })), scoreMark(answer.score), el("span", { class: "spacer" }),

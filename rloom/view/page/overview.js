@@ -29,6 +29,7 @@ export async function overview(app) {
 class Overview {
   constructor(app) {
     this.app = app;
+    this.runId = app.runId; // the app may have gone on to another page before an answer arrives
     this.store = app.store();
     this.group = new ChartGroup(Number(remembered("smoothing", "0.5")));
     this.charts = new Map(); // id -> {chart, names}
@@ -84,7 +85,7 @@ class Overview {
 
   drawHead() {
     const { state } = this.store;
-    const run = this.app.run();
+    const run = this.app.run(this.runId);
     const text = JSON.stringify([state, language(), state.status === "running" ? Math.floor(Date.now() / 1000) : 0]);
     if (text === this.headText) return;
     this.headText = text;
@@ -201,8 +202,8 @@ class Overview {
   }
 
   async loadFindings() {
-    const { findings } = await get(`runs/${this.app.runId}/findings`);
-    const href = `#/run/${this.app.runId}/findings`;
+    const { findings } = await get(`runs/${this.runId}/findings`);
+    const href = `#/run/${this.runId}/findings`;
     const text = JSON.stringify([findings, language()]);
     if (text === this.findingsText) return;
     this.findingsText = text;

@@ -15,11 +15,12 @@ const NUMERIC = new Set(["group", "mean", "best", "worst", "spread", "failed", "
 const LARGEST_FIRST = new Set(["mean", "best", "worst", "spread", "failed", "length"]);
 
 export async function prompts(app, { path, query }) {
-  const dumps = await get(`runs/${app.runId}/dumps`);
+  const { runId } = app; // of this page: the app may have gone on to another before an answer arrives
+  const dumps = await get(`runs/${runId}/dumps`);
   if (!dumps.train.length) return noDumps(app);
   const step = path[1] === "last" ? dumps.train.at(-1) : Number(path[1]);
-  if (path[1] === "last") history.replaceState(null, "", `#/run/${app.runId}/step/${step}`);
-  const view = new Prompts(app, step, dumps.train, query);
+  if (path[1] === "last") history.replaceState(null, "", `#/run/${runId}/step/${step}`);
+  const view = new Prompts(app, runId, step, dumps.train, query);
   await view.load();
   return {
     node: view.node,
@@ -32,15 +33,16 @@ export async function prompts(app, { path, query }) {
 function noDumps(app) {
   const page = { node: el("section", { class: "page" }, emptyState(t("dumps.none"), t("dumps.none_hint")), el("p", { class: "empty" }, el("code", {}, "trainer.log_rollouts=True"))) };
   page.update = async () => {
-    const dumps = await get(`runs/${app.runId}/dumps`);
+    const dumps = await get(`runs/${runId}/dumps`);
     if (dumps.train.length) await app.navigate(); // the first dump appeared
   };
   return page;
 }
 
 class Prompts {
-  constructor(app, step, steps, query) {
+  constructor(app, runId, step, steps, query) {
     this.app = app;
+    this.runId = runId;
     this.step = step;
     this.steps = steps;
     this.query = new Query(query, DEFAULTS);
@@ -84,7 +86,7 @@ class Prompts {
   address(step) {
     const text = new URLSearchParams(this.query.text());
     text.delete("page");
-    return `#/run/${this.app.runId}/step/${step}${text.size ? `?${text}` : ""}`;
+    return `#/run/${this.runId}/step/${step}${text.size ? `?${text}` : ""}`;
   }
 
   go(by) {
@@ -109,7 +111,7 @@ class Prompts {
 
   async load() {
     const asked = (this.asked = Symbol("request"));
-    const answer = await get(`runs/${this.app.runId}/train/${this.step}/prompts`, this.query.values);
+    const answer = await get(`runs/${this.runId}/train/${this.step}/prompts`, this.query.values);
     if (asked !== this.asked) return; // a later request is under way
     this.shown = answer.shown;
     setText(this.count, answer.shown === answer.total ? t("prompts.count", { n: answer.total }) : t("prompts.count_of", { n: answer.shown, total: answer.total }));
@@ -141,7 +143,7 @@ class Prompts {
   }
 
   row(prompt) {
-    const href = `#/run/${this.app.runId}/step/${this.step}/prompt/${prompt.group}`;
+    const href = `#/run/${this.runId}/step/${this.step}/prompt/${prompt.group}`;
     return el("tr", { "data-href": href, on: { click: (event) => { if (!event.target.closest("a") && !String(getSelection())) location.hash = href; } } },
       el("td", { class: "number" }, link(href, String(prompt.group))),
       el("td", { class: "number" }, scoreMark(prompt.mean)),
@@ -153,7 +155,7 @@ class Prompts {
   }
 
   async updateSteps() {
-    const { train } = await get(`runs/${this.app.runId}/dumps`);
+    const { train } = await get(`runs/${this.runId}/dumps`);
     if (train.join() === this.steps.join()) return;
     this.steps = train;
     if (!this.choice.contains(document.activeElement)) this.drawChoice();

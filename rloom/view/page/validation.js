@@ -15,9 +15,10 @@ const OUTCOMES = ["fixed", "broken", "right", "wrong"];
 const MARKS = { fixed: "↑", broken: "↓", right: "✓", wrong: "✗" };
 
 export async function validation(app, { query }) {
-  const dumps = await get(`runs/${app.runId}/dumps`);
+  const { runId } = app; // of this page: the app may have gone on to another before an answer arrives
+  const dumps = await get(`runs/${runId}/dumps`);
   if (!dumps.validation.length) return none(app);
-  const view = new Validation(app, dumps.validation, query);
+  const view = new Validation(app, runId, dumps.validation, query);
   await view.load();
   return {
     node: view.node, update: () => view.updateSteps(), keys: view.cursor.keys(),
@@ -29,14 +30,15 @@ function none(app) {
   return {
     node: el("section", { class: "page" }, emptyState(t("validation.none"), t("validation.none_hint")), el("p", { class: "empty" }, el("code", {}, "trainer.test_freq=5 trainer.log_rollouts=True"))),
     async update() {
-      if ((await get(`runs/${app.runId}/dumps`)).validation.length) await app.navigate();
+      if ((await get(`runs/${runId}/dumps`)).validation.length) await app.navigate();
     },
   };
 }
 
 class Validation {
-  constructor(app, steps, query) {
+  constructor(app, runId, steps, query) {
     this.app = app;
+    this.runId = runId;
     this.steps = steps;
     this.query = new Query(query, DEFAULTS);
     this.choice = el("div", { class: "step-choice" });
@@ -73,7 +75,7 @@ class Validation {
   async load() {
     const asked = (this.asked = Symbol("request"));
     const [before, after] = this.pair();
-    const answer = await get(`runs/${this.app.runId}/validation`, { ...this.query.values, before, after });
+    const answer = await get(`runs/${this.runId}/validation`, { ...this.query.values, before, after });
     if (asked !== this.asked) return;
     this.drawOutcomes(answer.counts);
     this.drawSources(answer.by_source);
@@ -113,12 +115,12 @@ class Validation {
   }
 
   row(row, before, after) {
-    const href = (step, side) => `#/run/${this.app.runId}/validation/${step}/prompt/${side.group}`;
+    const href = (step, side) => `#/run/${this.runId}/validation/${step}/prompt/${side.group}`;
     const side = (step, one, key) => el("div", { class: "side" }, el("header", {}, one ? link(href(step, one), t(key, { step })) : el("span", {}, t(key, { step })), scoreMark(one?.mean)),
       el("div", { class: "text", tabindex: "0" }, one ? marked(one.answer ?? "") : ""));
     return el("article", { class: "card pair", "data-outcome": row.outcome, "data-href": row.after ? href(after, row.after) : "" },
       el("header", {}, el("span", { class: "outcome", "data-outcome": row.outcome }, `${MARKS[row.outcome]} ${t(`outcome.${row.outcome}`)}`),
-        el("span", { class: "muted" }, row.data_source), el("span", { class: "spacer" }), link(`#/run/${this.app.runId}/validation-prompt/${row.index}`, t("answers.history"))),
+        el("span", { class: "muted" }, row.data_source), el("span", { class: "spacer" }), link(`#/run/${this.runId}/validation-prompt/${row.index}`, t("answers.history"))),
       el("div", { class: "text question" }, marked(row.text)),
       row.ground_truth ? el("p", { class: "expected-line" }, el("span", { class: "muted" }, t("prompt.expected")), " ", el("code", {}, String(row.ground_truth))) : null,
       el("div", { class: "two" }, side(before, row.before, "answers.step"), side(after, row.after, "answers.step")));
@@ -126,7 +128,7 @@ class Validation {
 
   // A new validation: it is shown at once if the last one was, by default.
   async updateSteps() {
-    const { validation: steps } = await get(`runs/${this.app.runId}/dumps`);
+    const { validation: steps } = await get(`runs/${this.runId}/dumps`);
     if (steps.join() === this.steps.join()) return;
     this.steps = steps;
     if (!this.choice.contains(document.activeElement)) this.drawChoice();
