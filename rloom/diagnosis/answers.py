@@ -27,6 +27,10 @@ CUT = Fault(
     ),
     ("response_length/clip_ratio",),
 )
+DAMAGED = Text(
+    "the model is damaged, or its chat template is wrong: `rloom chat MODEL` shows it",
+    "模型损坏或对话模板错误：可用 `rloom chat MODEL` 检查",
+)
 REPETITION = Fault(
     "repetition",
     Severity.WARNING,
@@ -35,6 +39,7 @@ REPETITION = Fault(
         Text("the reward pays for repeated text (length, a counted phrase)", "奖励鼓励了重复文本（长度、计数短语）"),
         Text("updates are too large: the policy has degenerated", "更新幅度过大，策略已退化"),
         Text("the temperature is too low for this model", "采样温度对该模型过低"),
+        DAMAGED,
     ),
     ("rollout/repetition",),
 )
@@ -107,7 +112,15 @@ def repetition(history: History) -> Finding | None:
         Change(f"{ACTOR}.use_kl_loss", True, Text("stay closer to the reference", "约束在参考模型附近")),
     ]
     certain = len(repeated) >= FEWEST_CERTAIN and repeated.tail.mean > REPEATED_CERTAIN
-    return REPETITION.found(repeated.tail.span, evidence, changes, certain=certain)
+    from_the_start = repeated.head.mean > REPEATED
+    return REPETITION.found(
+        repeated.span if from_the_start else repeated.tail.span,
+        evidence,
+        changes,
+        certain=certain,
+        causes=(DAMAGED, *REPETITION.causes[:-1]) if from_the_start else None,
+        severity=Severity.ERROR if from_the_start else None,
+    )
 
 
 def length_drift(history: History) -> Finding | None:

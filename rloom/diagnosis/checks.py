@@ -79,12 +79,8 @@ def changes_of(finding: Finding, history: History) -> Finding:
 def diagnose(history: History) -> list[Finding]:
     """What is wrong with a run, the most fundamental fault first; without what is only a consequence of another."""
     found = {kind: finding for kind, check in CHECKS.items() if (finding := check.find(history)) is not None}
-    cut = found.get("answers_cut")
-    if cut is not None and cut.severity is Severity.ERROR:  # no answer is complete, so none can score
-        consequences = {"reward_zero", "reward_constant"} & found.keys()
-        rest = {kind: finding for kind, finding in found.items() if kind not in consequences}
-        found = {"answers_cut": cut, **rest} if consequences else found
-        explained_by_cut = NO_SIGNAL if consequences else frozenset()
-        found = {kind: finding for kind, finding in found.items() if kind not in explained_by_cut}
-    explained = {kind for finding in found for kind in EXPLAINS.get(finding, ())}
+    explained = {consequence for kind in found for consequence in EXPLAINS.get(kind, ())}
+    for kind in ("repetition", "answers_cut"):
+        if kind in found and found[kind].severity is Severity.ERROR and kind not in explained:
+            explained |= NO_SIGNAL | {"reward_zero", "reward_constant"}  # no answer is complete, so none can score
     return [changes_of(finding, history) for kind, finding in found.items() if kind not in explained]

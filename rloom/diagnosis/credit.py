@@ -77,8 +77,9 @@ def equal_groups(history: History) -> Finding | None:
 def equal_causes(history: History) -> list[Text]:
     high, low = history.series("critic/score/max"), history.series("critic/score/min")
     score, entropy = history.series(SCORE), history.series("actor/entropy")
-    width = max(high.values) - min(low.values) if len(high) else 0.0
-    place = (score.tail.mean - min(low.values)) / width if width else 0.5
+    place = 0.5  # of the mean score between the lowest and the highest
+    if len(score) and len(high) and len(low) and max(high.values) > min(low.values):
+        place = (score.tail.mean - min(low.values)) / (max(high.values) - min(low.values))
     causes = [TOO_HARD] if place < 0.1 else [TOO_EASY] if place > 0.9 else []
     if len(entropy) and entropy.tail.mean < 0.01:
         causes.insert(0, SAME_ANSWERS)

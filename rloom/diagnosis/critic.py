@@ -28,14 +28,13 @@ CRITIC_STUCK = Fault(
 def critic_stuck(history: History) -> Finding | None:
     loss, explained = history.series("critic/vf_loss"), history.series("critic/vf_explained_var")
     trend = loss.trend
-    if trend is None or len(explained) < 3 or trend.falls:
+    values, score, spread = (history.series(name) for name in ("critic/values/mean", SCORE, "critic/score/std"))
+    if trend is None or trend.falls or min(map(len, (explained, values, score, spread))) < 3:
         return None
     known = explained.tail.median
     if known > EXPLAINED:
         return None
-    values, score = history.series("critic/values/mean"), history.series(SCORE)
-    std = max(history.series("critic/score/std").tail.mean, 1e-9)
-    bias = abs(values.tail.mean - score.tail.mean) / std
+    bias = abs(values.tail.mean - score.tail.mean) / max(spread.tail.mean, 1e-9)
     idle = len(loss) >= LONG_RUN and not history.score_rises
     if bias < BIAS and known > WORSE_THAN_MEAN and not idle:
         return None

@@ -124,7 +124,7 @@ def stage_changes(history: History, stage: str) -> list[Change]:
 def memory_growth(history: History) -> Finding | None:
     """A peak never falls. So ask for growth that goes on: in most of the steps after the first third."""
     memory = history.series("perf/max_memory_allocated_gb")
-    if len(memory) < MEMORY_STEPS:
+    if len(memory) < MEMORY_STEPS or min(memory.values) <= 0:
         return None
     later = memory.values[memory.third :]
     rises = [after > before for before, after in pairwise(later)]

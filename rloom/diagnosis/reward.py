@@ -117,7 +117,7 @@ COLLAPSE = Fault(
 def extremes(history: History) -> tuple[Series, Series] | None:
     """Lowest and highest score of each step."""
     low, high = history.series("critic/score/min"), history.series("critic/score/max")
-    return (low, high) if len(high) >= FEWEST_STEPS else None
+    return (low, high) if min(len(low), len(high)) >= FEWEST_STEPS else None
 
 
 def reward_zero(history: History) -> Finding | None:
@@ -259,7 +259,7 @@ def reward_collapse(history: History) -> Finding | None:
     """In the second half of the run every step is far below the best of the first steps, and near the lowest score."""
     score, spread = history.series(SCORE), history.series("critic/score/std")
     found = extremes(history)
-    if found is None or len(spread) != len(score):
+    if found is None or len(score) < FEWEST_STEPS or len(spread) != len(score):
         return None
     lowest, early, late = min(found[0].values), score.head, score.values[len(score) // 2 :]
     best = max(early.values)

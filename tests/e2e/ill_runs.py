@@ -2,6 +2,7 @@
 
 import re
 import resource
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import rloom
@@ -19,6 +21,7 @@ from rloom.rollout.native.engine import NativeRollout
 from rloom.trainer import loop
 
 Reward = Callable[[str, Any], Any]  # (answer, ground truth) -> score
+EMBEDDED = Path(rloom.__file__).parent / "assets" / "embedded" / "model"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 BASE: Mapping[str, Any] = {
     "algorithm.adv_estimator": "grpo",
@@ -45,10 +48,13 @@ class Plant:
     steps: int = FIVE
     reward: Callable[[], Reward] | None = None  # makes the function: it may have a state
     patch: Callable[[pytest.MonkeyPatch], None] | None = None
+    damages_the_model: bool = False
 
 
 def run(plant: Plant, directory: Path, seed: int = 1) -> Path:
     own = {"trainer.default_local_dir": directory, "trainer.total_training_steps": plant.steps, "data.seed": seed}
+    if plant.damages_the_model:
+        own["actor_rollout_ref.model.path"] = damaged_model(directory.with_name(f"{directory.name}-model"))
     given = {} if plant.reward is None else {"reward": as_rloom_calls_it(plant.reward())}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
@@ -136,6 +142,18 @@ def by_format() -> Reward:
 # Stand-ins
 
 
+def damaged_model(folder: Path) -> Path:
+    """The embedded model without attention: a token depends on the one before alone, so that answers loop."""
+    shutil.copytree(EMBEDDED, folder, dirs_exist_ok=True)
+    weights = load_file(EMBEDDED / "model.safetensors")
+    save_file(
+        {name: tensor * ("self_attn.o_proj" not in name) for name, tensor in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    return folder
+
+
 def nan_rewards(patch: pytest.MonkeyPatch) -> None:
     """From the third step on."""
     calls = iter(range(10**9))
@@ -182,8 +200,10 @@ ILL: Mapping[str, Plant] = {
     "rewards become NaN": Plant("nonfinite", patch=nan_rewards),
     "engine has other weights": Plant("rollout_mismatch", patch=wrong_weights),
     "answers of at most 8 tokens": Plant("answers_cut", {"data.max_response_length": 8}),
-    "answers go on after their end": Plant(
-        "repetition", {f"{ROLLOUT}.ignore_eos": True, "data.max_response_length": 72}
+    "model without attention": Plant(
+        "repetition",
+        {"data.max_prompt_length": 64, "data.max_response_length": 72, f"{ROLLOUT}.temperature": 0.3},
+        damages_the_model=True,
     ),
     "temperature of 0.01": Plant(
         "entropy_collapse", {"algorithm.adv_estimator": "reinforce_plus_plus", f"{ROLLOUT}.temperature": 0.01}
@@ -206,11 +226,11 @@ ILL: Mapping[str, Plant] = {
     "learning rate 25 times too high": Plant("reward_collapse", {f"{ACTOR}.optim.lr": 5e-3}, steps=8),
 }
 HEALTHY: Mapping[str, Plant] = {
-    "gae": Plant(None, GAE, steps=TREND),
-    "grpo": Plant(None, {f"{ACTOR}.use_kl_loss": True}, steps=TREND),
-    "rloo": Plant(None, {"algorithm.adv_estimator": "rloo"}, steps=TREND),
+    "gae": Plant(None, GAE, steps=10),
+    "grpo": Plant(None, {f"{ACTOR}.use_kl_loss": True}, steps=10),
+    "rloo": Plant(None, {"algorithm.adv_estimator": "rloo"}, steps=10),
     "reinforce_plus_plus": Plant(
-        None, {"algorithm.adv_estimator": "reinforce_plus_plus", f"{ACTOR}.ppo_mini_batch_size": 2}, steps=TREND
+        None, {"algorithm.adv_estimator": "reinforce_plus_plus", f"{ACTOR}.ppo_mini_batch_size": 2}, steps=10
     ),
     "dapo": Plant(
         None,
@@ -220,6 +240,6 @@ HEALTHY: Mapping[str, Plant] = {
             "reward_model.overlong_buffer.enable": True,
             "reward_model.overlong_buffer.len": 8,
         },
-        steps=TREND,
+        steps=10,
     ),
 }

@@ -1,8 +1,9 @@
 """`rloom doctor` on real runs of the embedded model: twenty with a planted fault each, and five healthy ones.
 
-Measured with three seeds: docs/doctor.md. The runs of `LONG` take most of the time; `make test-long` has them.
+The runs of `LONG` are in `make test-long`, because all of them take two minutes. docs/doctor.md has their results.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ from rloom.observe.run_folder import RunFolder
 from tests.e2e.ill_runs import HEALTHY, ILL, Plant, run
 
 LONG = {
-    *("answers go on after their end", "four passes over each batch", "KL without weight, high learning rate"),
+    *("model without attention", "four passes over each batch", "KL without weight, high learning rate"),
     *("learning rate 25 times too high", "critic with a learning rate of 1e-10", "reward function keeps memory"),
-    *("reward function returns 0.5", "slow reward function", "temperature of 0.01"),
+    *(
+        "reward function returns 0",
+        "reward function returns 0.5",
+        "reward for short answers",
+        "slow reward function",
+        "temperature of 0.01",
+    ),
     *("rloo", "reinforce_plus_plus", "dapo"),
 }
 
@@ -50,12 +57,11 @@ def test_nothing_is_wrong_with_a_healthy_run(tmp_path: Path, name: str) -> None:
 
 
 def test_a_running_run_warns_of_what_is_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plant = Plant(
-        "reward_zero", {"data.max_response_length": 16}, steps=10, reward=ILL["reward function returns 0"].reward
-    )
-    _, [warning] = diagnosed(plant, tmp_path / "on")
+    plant = replace(ILL["reward function returns 0"], steps=10)
+    found, [warning] = diagnosed(plant, tmp_path)
+    assert found == ["reward_zero"]
     assert warning["kind"] == "diagnosis/reward_zero" and warning["step"] == 10
     assert warning["finding"]["steps"] == [1, 10]
     printed = capsys.readouterr().out
     assert "Warning: The reward is always 0: critic/score/max is 0 in all 10 steps" in printed
-    assert f"rloom doctor {tmp_path / 'on'} has the evidence" in printed
+    assert f"rloom doctor {tmp_path} has the evidence" in printed

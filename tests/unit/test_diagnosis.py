@@ -280,6 +280,13 @@ def test_answers_that_are_all_cut_off_explain_a_reward_of_0() -> None:
     assert finding.changes[0].assignment == "data.max_response_length=1024"
 
 
+def test_answers_that_loop_from_the_start_explain_a_reward_of_0() -> None:
+    values: Values = {f"critic/score/{name}": 0.0 for name in ("mean", "max", "min", "std")}
+    [finding] = diagnose(history({**values, "rollout/repetition": 0.8, "response_length/clip_ratio": 1.0}))
+    assert finding.kind == "repetition" and finding.severity is Severity.ERROR
+    assert finding.causes[0].english.startswith("the model is damaged")
+
+
 def test_what_a_finding_explains_are_kinds_that_exist() -> None:
     assert EXPLAINS.keys() <= CHECKS.keys() and set().union(*EXPLAINS.values()) <= CHECKS.keys()
 
