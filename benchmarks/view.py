@@ -3,7 +3,8 @@
     python -m benchmarks.view                                     writes 1,000 steps x 128 prompts x 8 answers, and asks
     python -m benchmarks.view --steps 100 --folder FOLDER     keeps the run for the next call
 
-The viewer is a process of its own, as for a user. `again` is the same request once more.
+The viewer is a process of its own, as for a user. `again` is the same request once more. With Chromium and its driver,
+also the time until pages are drawn. TensorBoard reads the same metrics from its own files, for comparison.
 """
 
 import argparse
@@ -15,10 +16,13 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.measuring import note, table
+from rloom.observe.run_folder import RunFolder
+from tests.browser import chromium
 from tests.view_runs import write_big_run
 
 TOKEN = "token-of-the-benchmark"
@@ -40,20 +44,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_big_run(folder, steps=given.steps, **sizes)
         written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         note(f"{folder}: {written / 2**20:.0f} MiB")
-        print(measure(folder, given.steps))
+        print(f"{measure_requests(folder, given.steps)}\n")
+        found = [*measure_pages(folder, given.steps), *measure_tensorboard(folder)]
+        print(table(["", "s"], [[name, f"{seconds:.2f}"] for name, seconds in found]))
     return 0
 
 
-def measure(folder: Path, steps: int) -> str:
-    started = time.perf_counter()
+@contextmanager
+def viewer(folder: Path) -> Iterator[tuple[str, int]]:
+    """Address and process id."""
     command = [sys.executable, "-m", "rloom", "view", str(folder), "--port", "0", "--no-open"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "RLOOM_VIEW_TOKEN": TOKEN}
-    )
+    environment = {**os.environ, "RLOOM_VIEW_TOKEN": TOKEN}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        rows = [["start", f"{time.perf_counter() - started:.3f}", "", "", f"{peak_mib(process.pid):.0f}"]]
+        yield process.stdout.readline().strip(), process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def measure_requests(folder: Path, steps: int) -> str:
+    started = time.perf_counter()
+    with viewer(folder) as (address, process):
+        rows = [["start", f"{time.perf_counter() - started:.3f}", "", "", f"{peak_mib(process):.0f}"]]
         run, middle = "/api/runs/0", steps // 2
         for path in (
             *("/", "/api/runs", f"{run}/metrics", f"{run}/dumps", f"{run}/train/{steps}/prompts"),
@@ -62,11 +76,48 @@ def measure(folder: Path, steps: int) -> str:
             f"{run}/findings",
         ):
             (first, size), (again, _) = fetch(address, path), fetch(address, path)
-            rows.append([path, f"{first:.3f}", f"{again:.3f}", f"{size / 1024:.0f}", f"{peak_mib(process.pid):.0f}"])
-    finally:
-        process.terminate()
-        process.wait()
+            rows.append([path, f"{first:.3f}", f"{again:.3f}", f"{size / 1024:.0f}", f"{peak_mib(process):.0f}"])
     return table(["request", "s", "again", "KiB", "peak MiB"], rows)
+
+
+def measure_pages(folder: Path, steps: int) -> Iterator[tuple[str, float]]:
+    """From the address to the drawn page, in a viewer and a browser that have just started."""
+    programs = chromium.programs()
+    if programs is None:
+        note("no Chromium with its driver: pages are not measured")
+        return
+    with tempfile.TemporaryDirectory() as profile, viewer(folder) as (address, _):
+        browser = chromium.start(*programs, Path(profile))
+        try:
+            step = f"#/run/0/step/{steps}"
+            for name, place in (("overview", ""), ("a step", step), ("a prompt", f"{step}/prompt/3")):
+                started = time.perf_counter()
+                browser.get(f"{address}{place}")
+                while not browser.execute_script("return document.querySelector('main')?.dataset.shown"):
+                    time.sleep(0.01)
+                yield f"{name}, drawn", time.perf_counter() - started
+                browser.get("about:blank")
+        finally:
+            browser.quit()
+
+
+def measure_tensorboard(folder: Path) -> Iterator[tuple[str, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    metrics = RunFolder(folder).metrics
+    with tempfile.TemporaryDirectory() as events:
+        with SummaryWriter(events) as writer:
+            for record in metrics:
+                for name, value in record.items():
+                    writer.add_scalar(name, value, int(record["step"]))
+        started = time.perf_counter()
+        accumulator = EventAccumulator(events, size_guidance={"scalars": 0}).Reload()
+        points = sum(len(accumulator.Scalars(tag)) for tag in accumulator.Tags()["scalars"])
+        yield f"TensorBoard reads the same {points:,} points", time.perf_counter() - started
+    started = time.perf_counter()
+    RunFolder(folder)
+    yield "rloom reads them, with stages", time.perf_counter() - started
 
 
 def fetch(address: str, path: str) -> tuple[float, int]:
