@@ -121,7 +121,15 @@ class StepLoop(ABC):
             raise
 
     def warn_of_faults(self, step: int, metrics: Metrics) -> None:
-        for finding in self.diagnosis.check(step, metrics) if self.diagnosis is not None else ():
+        if self.diagnosis is None:
+            return
+        try:
+            found = self.diagnosis.check(step, metrics)
+        except Exception as error:  # a fault of a check: a run does not end for it
+            self.diagnosis = None
+            self.log.warning(f"The checks of this run are off: {type(error).__name__}: {error}", kind="diagnosis")
+            return
+        for finding in found:
             message = live_message(finding, self.log.run_dir)
             self.log.warning(message, kind=f"diagnosis/{finding.kind}", finding=finding.as_json())
 

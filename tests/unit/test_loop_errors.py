@@ -14,6 +14,7 @@ from rloom.algos.objectives import Metrics
 from rloom.config.keys import all_keys
 from rloom.errors import CheckpointError, ModelError, RewardError, RloomError, TrainingError, WorkerError
 from rloom.observe.display import Display
+from rloom.observe.run_folder import RunFolder
 from rloom.observe.runlog import RunLog
 from rloom.rewards.mix import Mix
 from rloom.trainer.checkpoint import Checkpoints
@@ -168,3 +169,17 @@ def test_memory_that_runs_out_on_a_worker_names_them_too(training: Planted) -> N
 def test_every_key_that_an_error_names_exists() -> None:
     named = re.findall(r"(?:actor_rollout_ref|critic|trainer)(?:\.\w+)+", str(STAGE_KEYS))
     assert len(named) > 20 and set(named) <= all_keys().keys()
+
+
+def test_a_check_of_the_run_that_fails_is_reported_once_and_the_run_goes_on(training: Planted) -> None:
+    class Broken:
+        def check(self, step: int, metrics: Metrics) -> list[Any]:
+            raise ZeroDivisionError("no steps")
+
+    training.diagnosis, training.act = cast(Any, Broken()), lambda: None
+    training.run()
+    assert training.state.step == 5
+    events = RunFolder(training.log.run_dir).events
+    assert [event["message"] for event in events if event["event"] == "warning"] == [
+        "The checks of this run are off: ZeroDivisionError: no steps"
+    ]
