@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 USER_ERRORS = "2 an error that you can correct"
+RUNS_FOLDER = "checkpoints"  # trainer.default_local_dir is below it by default
 
 
 def epilog(example: str, exit_codes: str = f"0 done · {USER_ERRORS}") -> dict[str, Any]:

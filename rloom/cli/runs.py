@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloom.cli.parsing import epilog
+from rloom.cli.parsing import RUNS_FOLDER, epilog
 from rloom.console import run_safely
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from rloom.observe.run_summary import RunSummary
 
-DEFAULT_ROOT = "checkpoints"  # the folder of the default trainer.default_local_dir
 STYLES = {"running": "green", "failed": "red", "killed": "red", "interrupted": "yellow"}
 
 
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         **epilog("rloom runs checkpoints/my_project"),
     )
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path(DEFAULT_ROOT), metavar="DIR", help="default: %(default)s"
+        "folder", nargs="?", type=Path, default=Path(RUNS_FOLDER), metavar="DIR", help="default: %(default)s"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list, one object a run")
     given = parser.parse_args(arguments)

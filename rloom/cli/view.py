@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloom.cli.parsing import epilog
+from rloom.cli.parsing import RUNS_FOLDER, epilog
 from rloom.console import OK, run_safely
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rloom.view.opened import OpenedRuns
     from rloom.view.server import ViewServer
 
-USUAL_FOLDER = "checkpoints"  # trainer.default_local_dir is below it by default
 FIRST_PORT, TRIED_PORTS = 8817, 20
 LAST_PORT = 65_535
 ADDRESS = "127.0.0.1"
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         **epilog("rloom view checkpoints/rloom/gsm8k", "0 ended by ctrl-C · 2 an error that you can correct"),
     )
     parser.add_argument(
-        "run", nargs="*", default=[USUAL_FOLDER], help=f"a run directory, or a folder above several ({USUAL_FOLDER})"
+        "run", nargs="*", default=[RUNS_FOLDER], help=f"a run directory, or a folder above several ({RUNS_FOLDER})"
     )
     parser.add_argument(
         "--port", type=int, help=f"of {ADDRESS}; 0: any free one (default: {FIRST_PORT}, or the next that is free)"

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -69,10 +70,11 @@ class DumpWriter:
             except Exception as error:  # of any kind: a run does not end for its dump
                 if not self._has_failed:
                     self._has_failed = True
-                    reason = f"{type(error).__name__}: {error}"
-                    self._report(
-                        f"Answers cannot be written to {self._folder} ({reason}); the run goes on without them"
-                    )
+                    self._report_failure(f"{type(error).__name__}: {error}")
+
+    def _report_failure(self, reason: str) -> None:
+        with suppress(Exception):  # a full disk takes no report either, and this thread must not end
+            self._report(f"Answers cannot be written to {self._folder} ({reason}); the run goes on without them")
 
     @property
     def index(self) -> Index:

@@ -37,12 +37,13 @@ class JsonLines:
             self._position, self._inode = 0, None
             return Appended([], replaced)
         self._position += len(complete) + len(newline)
-        return Appended(list(filter(None, map(_row, complete.split(b"\n")))), replaced)
+        return Appended(list(filter(None, map(parse_row, complete.split(b"\n")))), replaced)
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """None: cut short by a crash, being written, or not UTF-8."""
     try:
         row = json.loads(line)
-    except ValueError:  # cut short by a crash, or not UTF-8
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None

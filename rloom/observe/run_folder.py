@@ -29,6 +29,11 @@ class Status(StrEnum):
     KILLED = "killed"  # its process is gone and wrote no `end`
     UNKNOWN = "unknown"  # no step yet, or the process is on another machine and has written nothing for some time
 
+    @property
+    def is_final(self) -> bool:
+        """It stays until the run is started again."""
+        return self in (Status.FINISHED, Status.INTERRUPTED, Status.FAILED, Status.KILLED)
+
 
 @dataclass(frozen=True)
 class RunState:
@@ -140,12 +145,6 @@ def read_config(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
-
-
-def find_runs(root: Path) -> list[RunFolder]:
-    """Every run directory at `root` and below, the last written first."""
-    runs = [RunFolder(folder) for folder in run_directories(root)]
-    return sorted(runs, key=lambda run: run.state.updated or 0.0, reverse=True)
 
 
 def run_directories(root: Path) -> Iterator[Path]:

@@ -1,6 +1,5 @@
 """A run in one line: state, last reward, accuracy. Files are searched, not parsed: hundreds of runs take seconds."""
 
-import json
 import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any
 
 from rloom.observe.display import validation_accuracies
 from rloom.observe.events import EVENTS_FILE, Event
+from rloom.observe.json_lines import parse_row
 from rloom.observe.records import METRICS_FILE
 from rloom.observe.run_folder import RunState, read_config, run_directories, run_name, state_of
 
@@ -107,7 +107,7 @@ def last_events(file: Path) -> list[Event]:
         step = text.rfind(STEP_EVENT, run)
         last = text.rfind(b"\n", 0, text.rfind(b"\n"))  # of the last complete line: the end of the one before
         lines = [line_at(text, position) for position in (run, step, last + 1) if position >= 0]
-    return [row for row in map(parsed, dict.fromkeys(lines)) if row is not None]
+    return [row for row in map(parse_row, dict.fromkeys(lines)) if row is not None]
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def rows_with(text: mmap.mmap | bytes, word: bytes, *, backwards: bool = False) 
     """The rows of a file of JSON lines that hold `word`, one after the other."""
     position = text.rfind(word) if backwards else text.find(word)
     while position >= 0:
-        row = parsed(line_at(text, position))
+        row = parse_row(line_at(text, position))
         if row is not None:
             yield row
         if backwards:
@@ -137,14 +137,6 @@ def rows_with(text: mmap.mmap | bytes, word: bytes, *, backwards: bool = False) 
 def line_at(text: mmap.mmap | bytes, position: int) -> bytes:
     end = text.find(b"\n", position)
     return text[text.rfind(b"\n", 0, position) + 1 : end if end >= 0 else None]
-
-
-def parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:  # being written, or cut short by a crash
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _at(config: Mapping[str, Any], path: str) -> str | None:

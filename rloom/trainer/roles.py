@@ -62,7 +62,7 @@ class Scorer:
 
 
 @dataclass(frozen=True)
-class Shares:
+class RowShares:
     """The rows of a mini-batch that each share of a group has."""
 
     length_N: Tensor  # of the mini-batch
@@ -162,15 +162,15 @@ class Learner:
         means = {key: sum(values) / len(values) for key, values in gathered.items()}
         return {**means, f"{self.prefix}/lr": learning_rate, f"{self.prefix}/nonfinite_updates": float(skipped)}
 
-    def accumulate(self, mini: TrainBatch) -> "Shares":
+    def accumulate(self, mini: TrainBatch) -> "RowShares":
         """The gradient of one mini-batch, of which each worker computes a share."""
         mini = self.objective.prepare(mini)
         counts = Counts.of(mini, self.mini_batching.horizon)
         rows = share_rows(mini.length_N.tolist(), self.group.shares, balance=self.balance)
         self.group.each("forward_backward", [(mini.select(share), self.objective, counts) for share in rows])
-        return Shares(mini.length_N, rows)
+        return RowShares(mini.length_N, rows)
 
-    def apply(self, learning_rate: float, shares: "Shares") -> Update:
+    def apply(self, learning_rate: float, shares: "RowShares") -> Update:
         """An optimizer step on every worker. Their metrics are summands of the mini-batch's."""
         self.updates += 1
         updates: list[Update] = self.group.call("optim_step", learning_rate)

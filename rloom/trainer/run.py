@@ -1,6 +1,7 @@
 """A run of RL training: what it reads and builds, its first line and its summary. `launch.py` has the rest."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
@@ -124,8 +125,8 @@ def train(
         if config.trainer.val_only:
             training.validate(training.state.step)
             return Outcome(checkpoints.directory, start)
-        if dumps is not None and start is not None:
-            dumps.remove_after(training.state.step)
+        if start is not None:
+            remove_dumps_after(training.state.step, dumps, log.run_dir)
         for notice in late_notices(config, parts.settings.total_steps):
             logger.warning(f"Note: {notice}")
         return run_to_end(
@@ -135,6 +136,15 @@ def train(
             opening=opening(config, parts),
             summary=lambda: summary(log, checkpoints),
         )
+
+
+def remove_dumps_after(step: int, dumps: DumpWriter | None, run_dir: Path) -> None:
+    """Also if this run writes none: those of the replaced steps would be shown as its own."""
+    if dumps is not None:
+        dumps.remove_after(step)
+        return
+    with closing(DumpWriter(run_dir / FOLDER, limit=math.inf, report=logger.warning)) as former:
+        former.remove_after(step)
 
 
 def dump_writer(config: Config, parts: Components, log: RunLog) -> DumpWriter | None:

@@ -20,25 +20,25 @@ def comparison(runs: OpenedRuns, query: Query) -> Json:
         folders = {number: locks.enter_context(runs[number].folder()) for number in sorted(numbers)}
         configs = [folders[number].config for number in numbers]
         metrics = [folders[number].metrics for number in numbers]
-    curves = [accuracy_curves(rows) for rows in metrics]
-    return {
-        "runs": numbers,
-        "config": [
-            {"key": found.key, "values": [plain(value) for value in found.values], "present": found.present}
-            for found in compare_configs(configs, {})
-        ],
-        "accuracy": [
-            {
-                "source": found.source,
-                "first": [next(iter(curve.get(found.source, {}).items()), None) for curve in curves],
-                "best": points(found.best),
-                "last": points(found.last),
-                "first_common": points(found.first_common),
-                "last_common": points(found.last_common),
-            }
-            for found in compare_accuracies(metrics)
-        ],
-    }
+        curves = [accuracy_curves(rows) for rows in metrics]
+        return {
+            "runs": numbers,
+            "config": [
+                {"key": found.key, "values": [plain(value) for value in found.values], "present": found.present}
+                for found in compare_configs(configs, {})
+            ],
+            "accuracy": [
+                {
+                    "source": found.source,
+                    "first": [next(iter(curve.get(found.source, {}).items()), None) for curve in curves],
+                    "best": points(found.best),
+                    "last": points(found.last),
+                    "first_common": points(found.first_common),
+                    "last_common": points(found.last_common),
+                }
+                for found in compare_accuracies(metrics)
+            ],
+        }
 
 
 def points(found: Sequence[Point | None]) -> list[tuple[int, float] | None]:

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 
 from rloom.errors import DataError
 from rloom.observe.events import EVENTS_FILE
-from rloom.observe.run_folder import RunFolder, is_run, run_directories
+from rloom.observe.records import METRICS_FILE
+from rloom.observe.run_folder import CONFIG_FILE, RunFolder, is_run, run_directories
+from rloom.observe.run_summary import RunSummary, summarize
 from rloom.view.faults import NotFound
 
 if TYPE_CHECKING:
     from rloom.dumps.reader import Dumps
+
+
+WRITTEN = (EVENTS_FILE, METRICS_FILE, CONFIG_FILE)  # that a summary is made of
 
 
 def preload() -> None:
@@ -30,6 +35,8 @@ class OpenedRun:
         self._lock = Lock()
         self._folder: RunFolder | None = None
         self._dumps: Dumps | None = None
+        self._summary: RunSummary | None = None
+        self._summarised: list[tuple[int, int]] = []  # state of the files when `_summary` was made
         self._opened_ms = int(time.time() * 1000)
 
     @contextmanager
@@ -54,6 +61,17 @@ class OpenedRun:
             else:
                 self._dumps.refresh()
             yield self._dumps
+
+    def summary(self) -> RunSummary:
+        """In one line. Without reading all of the run: a list may have hundreds."""
+        with self._lock:
+            if not is_run(self.path):
+                raise NotFound(f"{self.path} is no run directory any more")
+            written = [_status(self.path / name) for name in WRITTEN]
+            # whether a process still runs is seen in no file
+            if self._summary is None or written != self._summarised or not self._summary.state.status.is_final:
+                self._summary, self._summarised = summarize(self.path), written
+            return self._summary
 
     def generation(self, folder: RunFolder) -> int:
         """Differs when steps were removed, and from that of a viewer that was started before."""
@@ -95,6 +113,15 @@ class OpenedRuns:
         if number >= len(self._runs):
             raise NotFound(f"there is no run {number}")
         return self._runs[number]
+
+
+def _status(file: Path) -> tuple[int, int]:
+    """(time of the last write, size), or zeros if there is no such file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
 
 
 def _written(run: Path) -> float:

@@ -1,13 +1,12 @@
 """The list of runs, the configuration of one, and the steps whose answers it has dumped."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rloom.observe.compare import accuracy_curves
-from rloom.observe.run_folder import RunFolder, RunState, Status, flat_config, run_name
-from rloom.observe.run_summary import REWARD, algorithm_of, model_of
+from rloom.observe.run_folder import RunState, Status, flat_config, run_name
+from rloom.observe.run_summary import RunSummary
 from rloom.view.faults import NotFound
 from rloom.view.json_text import Json
 from rloom.view.opened import OpenedRun, OpenedRuns
@@ -17,8 +16,7 @@ def list_runs(runs: OpenedRuns) -> Json:
     listed = []
     for run in runs.search():
         try:
-            with run.folder() as folder:
-                listed.append({"id": run.number, **describe(folder)})
+            listed.append({"id": run.number, **describe(run.summary())})
         except NotFound:  # removed since
             continue
         except OSError as error:
@@ -32,31 +30,28 @@ def unreadable(path: Path, error: OSError) -> Json:
     return {"name": run_name(path), "path": str(path), "state": state_json(state), **unknown}
 
 
-def describe(folder: RunFolder) -> Json:
-    metrics, algorithm = folder.metrics, algorithm_of(folder.config)
+def describe(run: RunSummary) -> Json:
     return {
-        "name": folder.name,
-        "path": str(folder.path),
-        "state": state_json(folder.state),
-        "algorithm": algorithm,
-        "model": model_of(folder.config),
-        "kind": "sft" if algorithm == "sft" else "rl",
-        "reward": next((step[REWARD] for step in reversed(metrics) if REWARD in step), None),
-        "accuracy": accuracies(metrics),
+        "name": run.name,
+        "path": str(run.path),
+        "state": state_json(run.state),
+        "algorithm": run.algorithm,
+        "model": run.model,
+        "kind": "sft" if run.algorithm == "sft" else "rl",
+        "reward": run.reward,
+        "accuracy": {
+            source: {
+                "first": (found.first_step, found.first),
+                "last": (found.last_step, found.last),
+                "best": (found.best_step, found.best),
+            }
+            for source, found in run.accuracy.items()
+        },
     }
 
 
 def state_json(state: RunState) -> Json:
     return asdict(state)
-
-
-def accuracies(metrics: Sequence[Mapping[str, float]]) -> Json:
-    """(step, value) of the first, last and best validation of each data source; the first of equal ones is the best."""
-    curves = {source: list(curve.items()) for source, curve in accuracy_curves(metrics).items()}
-    return {
-        source: {"first": points[0], "last": points[-1], "best": max(points, key=lambda point: point[1])}
-        for source, points in curves.items()
-    }
 
 
 def config(run: OpenedRun) -> Json:

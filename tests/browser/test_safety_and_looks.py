@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import view_runs
 from tests.browser.chromium import Page, serving
 from tests.view_runs import HOSTILE, GrowingRun
 
@@ -69,6 +70,29 @@ def test_the_page_follows_a_run_that_writes(page: Page, folder: Path) -> None:
         assert live.script("return window.loaded") == 1
         assert live.console() == []
     page.enter()
+
+
+def test_pages_without_answers_show_the_first_ones_when_they_are_written(page: Page, folder: Path) -> None:
+    run = GrowingRun(folder / "starting", total_steps=2)
+    run.events.write("step", time=view_runs.START, step=1, metrics={"critic/score/mean": 0.5})
+    with serving([folder / "starting"]) as server:
+        live = Page(page.browser, f"http://127.0.0.1:{server.server_port}")
+        live.enter()
+        live.open("starting/step/last")
+        assert "trainer.log_rollouts=True" in live.text("main")
+        run.write_step(1)
+        live.wait(lambda: live.tick() or live.text("main h1") == "Step 1")
+        run.close()
+        assert live.console() == []
+    page.enter()
+
+
+def test_an_axis_of_values_that_differ_by_rounding_has_few_ticks(page: Page) -> None:
+    found = page.browser.execute_async_script(
+        "const [done] = arguments; import('/curves.js').then(({ ticks, valueDomain }) =>"
+        "done([ticks([0.3, 0.1 + 0.2], 5).length, ticks(valueDomain([0.3, 0.1 + 0.2], {}), 5)]))"
+    )
+    assert found[0] <= 50 and found[1] == [0.28, 0.3, 0.32]
 
 
 def test_a_page_that_is_left_still_asks_for_its_own_run(page: Page) -> None:

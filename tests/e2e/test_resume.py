@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from rloom.dumps.reader import Dumps
 from rloom.engines.local import LocalEngine
 from tests.e2e.runs import command, fork, records, same, train, weights
 
@@ -35,6 +36,8 @@ def test_two_steps_and_one_more_equal_three_bit_for_bit(tmp_path: Path) -> None:
     for role in ("actor", "critic"):
         assert same(weights(whole, 3, role), weights(parts, 3, role))
         assert not same(weights(whole, 2, role), weights(whole, 3, role))
+    assert Dumps(parts).steps("train") == [1, 2, 3]
+    assert Dumps(parts).answers("train", 3, 0) == Dumps(whole).answers("train", 3, 0)
     coefficients = [record["actor/kl_coef"] for record in records(parts)]
     assert coefficients == [record["actor/kl_coef"] for record in records(whole)]
     assert len(set(coefficients)) > 1, "the adaptive coefficient moved, so the resume had something to lose"
@@ -49,8 +52,10 @@ def test_resume_from_an_earlier_checkpoint_sets_later_ones_aside(tmp_path: Path)
         "algorithm.adv_estimator=rloo",
         "trainer.resume_mode=resume_path",
         f"trainer.resume_from_path={tmp_path / 'global_step_1'}",
+        "trainer.log_rollouts=False",
     )
     assert same(third, weights(tmp_path, 3))
+    assert Dumps(tmp_path).steps("train") == [1]  # the others were of steps that this run has replaced
     [aside] = tmp_path.glob("superseded-*")
     assert sorted(path.name for path in aside.iterdir()) == ["global_step_2", "global_step_3"]
     assert [record["training/global_step"] for record in records(tmp_path)] == [1, 2, 3]

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
+from rloom.dumps.reader import Dumps
 from rloom.models.source import EMBEDDED
 from rloom.observe.run_folder import RunFolder
 from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
@@ -148,16 +149,20 @@ def test_old_log_probs_of_the_rollout_rewards_of_whole_groups_and_answers_in_the
         "algorithm.rollout_correction.bypass_mode=True",
         f"custom_reward_function.path={file}",
         "reward_model.reward_manager=batch",
-        "trainer.log_rollouts=True",
     )
     [record] = records(tmp_path / "run")
     assert "timing_s/old_log_prob" not in record and record["critic/score/mean"] == 1.25
     assert abs(record["actor/ppo_kl"]) < 1e-2  # to the engine's log-probs, in the first of two updates nearly 0
+    dumps = Dumps(tmp_path / "run")
+    answers = [answer for group in range(4) for answer in dumps.answers("train", 1, group)]
+    assert [answer.score for answer in answers] == [1.0, 1.5] * 4
+    for answer in answers:
+        assert answer.pieces and answer.logprobs and answer.advantages and answer.entropy and answer.ratio
+        assert "".join(piece.text for piece in answer.pieces).startswith(answer.text)
+        numbers = (answer.logprobs, answer.advantages, answer.entropy, answer.ratio)
+        assert {len(values) for values in numbers} == {len(answer.pieces)} == {answer.length}
+    assert {round(answer.advantages[0], 2) for answer in answers if answer.advantages} == {-0.71, 0.71}
     events = RunFolder(tmp_path / "run").events
-    answers = [event for event in events if event["event"] == "rollout"]
-    assert [answer["group"] for answer in answers] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [answer["score"] for answer in answers] == [1.0, 1.5] * 4
-    assert all(len(answer["tokens"]) == len(answer["logprobs"]) == len(answer["advantages"]) for answer in answers)
     assert events[0]["event"] == "run" and events[-1]["status"] == "finished"
 
 

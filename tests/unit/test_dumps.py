@@ -225,6 +225,19 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_the_run_goes_on(tm
     assert len(reports) == 1 and str(tmp_path / "rollouts") in reports[0]
 
 
+def test_a_report_that_fails_does_not_stop_the_writer(tmp_path: Path) -> None:
+    """On a full disk the warning cannot be written either. If the thread ended, the fourth write would wait."""
+    (tmp_path / "rollouts").write_text("a file")
+
+    def fail(message: str) -> None:
+        raise OSError("No space left on device")
+
+    out = DumpWriter(tmp_path / "rollouts", limit=math.inf, report=fail)
+    for step in range(8):
+        out.write("train", step, partial(training_table, trajectories(), train_batch(), record()))
+    out.close()
+
+
 def test_a_dump_is_a_plain_parquet_file(dumps: Dumps, tmp_path: Path) -> None:
     rows = pq.read_table(tmp_path / "rollouts" / "train" / "1.parquet").to_pylist()
     assert [row["output"] for row in rows] == ["ab", "ab", ""]

@@ -12,7 +12,7 @@ import pytest
 from rloom.errors import DataError
 from rloom.observe.events import EventLog
 from rloom.observe.json_lines import JsonLines
-from rloom.observe.run_folder import RunFolder, Status, find_runs, flat_config
+from rloom.observe.run_folder import RunFolder, Status, flat_config, run_directories
 
 HERE = {"host": socket.gethostname(), "pid": os.getpid()}
 
@@ -108,12 +108,12 @@ def test_a_run_that_was_started_again_after_an_error_is_running(tmp_path: Path) 
     assert RunFolder(tmp_path).state.status is Status.RUNNING
 
 
-def test_runs_below_a_folder_are_found_the_last_written_first(tmp_path: Path) -> None:
+def test_runs_below_a_folder_are_found_and_not_searched_for_others(tmp_path: Path) -> None:
     log_of(tmp_path / "p" / "one").write("end", status="finished")
     log_of(tmp_path / "p" / "two")
     (tmp_path / "p" / "two" / "global_step_1").mkdir()
     (tmp_path / "p" / "two" / "global_step_1" / "config.yaml").write_text("{}")
-    assert [run.name for run in find_runs(tmp_path)] == ["p/two", "p/one"]
+    assert list(run_directories(tmp_path)) == [tmp_path / "p" / "one", tmp_path / "p" / "two"]
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:

@@ -50,9 +50,29 @@ def test_a_failure_is_reported_once_and_the_service_is_tried_again_after_a_minut
     tracker.close(failed=True)
     assert service.calls == [1, 4, "failed"]
     assert said == [
-        "mlflow: https://host refused; the run goes on, and tries again every 60 s",
+        "mlflow: https://host refused; the run goes on, and tries again later",
         "mlflow: 2 calls failed or were left out; metrics.jsonl has all metrics",
     ]
+
+
+def test_a_service_that_takes_a_minute_to_fail_is_tried_again_after_ten() -> None:
+    now = [0.0]
+
+    class Slow(Service):
+        def _call(self, what: Any) -> None:
+            now[0] += 60.0
+            super()._call(what)
+
+    service = Slow()
+    service.away = True
+    tracker = GuardedTracker("mlflow", service, lambda line: None, clock=lambda: now[0])
+    tracker.log(1, {})  # fails at 60 s
+    now[0] = 659.0
+    tracker.log(2, {})
+    assert now[0] == 659.0
+    now[0] = 660.0
+    tracker.log(3, {})
+    assert now[0] == 720.0
 
 
 def test_the_end_is_tried_even_right_after_a_failure() -> None:

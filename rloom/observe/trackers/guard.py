@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rloom.observe.trackers.base import Cell, Tracker, first_line
 
-PAUSE_S = 60.0  # after a failure: a service out of reach may cost seconds at each call
+PAUSE_S = 60.0  # after a failure, at least
+PAUSE_FACTOR = 10.0  # of the time that the failed call took: a service out of reach may cost a minute at each call
 
 
 class GuardedTracker:
@@ -20,7 +21,7 @@ class GuardedTracker:
     ) -> None:
         self.name, self.tracker = name, tracker
         self._report, self._clock = report, clock
-        self._failed_at: float | None = None
+        self._next_attempt: float | None = None  # not before; None: at once
         self._lost = 0
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -30,21 +31,21 @@ class GuardedTracker:
         self._attempt(lambda: self.tracker.table(step, name, columns, rows))
 
     def close(self, *, failed: bool = False) -> None:
-        self._failed_at = None  # one last attempt
+        self._next_attempt = None  # one last attempt
         self._attempt(lambda: self.tracker.close(failed=failed))
         if self._lost:
             self._report(f"{self.name}: {self._lost} calls failed or were left out; metrics.jsonl has all metrics")
 
     def _attempt(self, call: Callable[[], None]) -> None:
-        if self._failed_at is not None and self._clock() < self._failed_at + PAUSE_S:
+        started = self._clock()
+        if self._next_attempt is not None and started < self._next_attempt:
             self._lost += 1
             return
         try:
             call()
         except Exception as error:  # of a library and a service that the training does not depend on
             if not self._lost:
-                self._report(
-                    f"{self.name}: {first_line(error)}; the run goes on, and tries again every {PAUSE_S:.0f} s"
-                )
-            self._failed_at = self._clock()
+                self._report(f"{self.name}: {first_line(error)}; the run goes on, and tries again later")
+            failed = self._clock()
+            self._next_attempt = failed + max(PAUSE_S, PAUSE_FACTOR * (failed - started))
             self._lost += 1

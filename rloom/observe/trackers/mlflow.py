@@ -11,7 +11,7 @@ from rloom.observe.trackers.mlflow_values import metric_name, params
 
 PARAMS_PER_REQUEST = 100  # the server refuses more
 # MLflow's own values let a server out of reach stop a run for minutes.
-PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+TIME_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")  # also: it was deleted
 NO_BARS = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
 
@@ -20,7 +20,7 @@ class MlflowTracker:
     """A resumed run continues its MLflow run. MLflow keeps both values of a step that is logged twice."""
 
     def __init__(self, given: Start) -> None:
-        for name, value in {**PATIENCE, **NO_BARS}.items():
+        for name, value in {**TIME_LIMITS, **NO_BARS}.items():
             os.environ.setdefault(name, value)
         with silent():
             self._mlflow = import_library("mlflow", logger="mlflow")

@@ -159,7 +159,7 @@ export class Chart {
     });
     const inside = visible.flatMap(({ x, y }) => y.filter((_, i) => x[i] >= domain[0] && x[i] <= domain[1]));
     const yDomain = curves.valueDomain(inside.length ? inside : visible.flatMap(({ y }) => y), { log: this.log, band: this.spec.band });
-    if (this.spec.most !== undefined) yDomain[1] = Math.min(yDomain[1], Math.max(this.spec.most, ...inside));
+    if (this.spec.most !== undefined) yDomain[1] = Math.min(yDomain[1], inside.reduce((most, value) => Math.max(most, value), this.spec.most));
     this.xScale = curves.linear(domain, [MARGIN.left, this.width - MARGIN.right]);
     this.yScale = (this.log ? curves.logarithmic : curves.linear)(yDomain, [HEIGHT - MARGIN.bottom, MARGIN.top]);
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);

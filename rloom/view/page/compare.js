@@ -2,10 +2,10 @@
 
 import { get } from "./api.js";
 import { Chart, ChartGroup } from "./charts.js";
+import { chartToolbar, rememberedSmoothing } from "./chart_toolbar.js";
 import { chartsOf, colour, labelOf } from "./chart_specs.js";
-import { button, el, emptyState, field, link, replace, setText } from "./dom.js";
-import { fixed, NONE, percent, value } from "./format.js";
-import { remember, remembered } from "./settings.js";
+import { el, emptyState, link, replace } from "./dom.js";
+import { NONE, percent, value } from "./format.js";
 import { storeOf } from "./store.js";
 import { t } from "./texts.js";
 
@@ -20,14 +20,14 @@ class Compare {
   constructor(app, ids) {
     this.app = app;
     this.ids = ids;
-    this.group = new ChartGroup(Number(remembered("smoothing", "0.5")));
+    this.group = new ChartGroup(rememberedSmoothing());
     this.charts = new Map();
     this.grid = el("div", { class: "chart-grid" });
     this.accuracyBox = el("div", {});
     this.configBox = el("div", {});
     this.versions = "";
     this.node = el("section", { class: "page" }, el("div", { class: "page-head" }, el("h1", {}, t("compare.title"))), this.choices(),
-      ids.length < 2 ? emptyState(t("compare.few"), t("compare.few_hint")) : [this.accuracyBox, this.toolbar(), this.grid, this.configBox]);
+      ids.length < 2 ? emptyState(t("compare.few"), t("compare.few_hint")) : [this.accuracyBox, chartToolbar(this.group), this.grid, this.configBox]);
   }
 
   // A run's colour is that of its place in the list of all runs, on every chart and whichever are chosen.
@@ -57,19 +57,6 @@ class Compare {
       el("label", { class: "run-choice", vars: { "--colour": this.colourOf(run.id) } },
         el("input", { type: "checkbox", checked: chosen.has(run.id), value: run.id, on: { change: () => toggle(run.id) } }), el("i", { class: "square" }), run.name,
         el("span", { class: "muted" }, t(`status.${run.state.status}`)))));
-  }
-
-  toolbar() {
-    const shown = el("output", { class: "smoothing" }, fixed(this.group.smoothing, 2));
-    const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: this.group.smoothing, on: { input: (event) => {
-      const weight = Number(event.target.value);
-      setText(shown, fixed(weight, 2));
-      remember("smoothing", String(weight));
-      this.group.setSmoothing(weight);
-    } } });
-    const reset = button(t("overview.reset_zoom"), () => this.group.setZoom(null), { disabled: true });
-    this.group.onZoom = (zoom) => (reset.disabled = zoom === null);
-    return el("div", { class: "toolbar" }, field(t("overview.smoothing"), slider), shown, reset);
   }
 
   async load() {

@@ -71,15 +71,17 @@ export function logarithmic([low, high], range) {
   return { at: (value) => inner.at(Math.log10(value)), invert: (pixel) => 10 ** inner.invert(pixel) };
 }
 
+const MOST_TICKS = 50;
+
 // Round numbers (1, 2 or 5 times a power of ten) within the domain, about `count` of them.
 export function ticks([low, high], count, whole = false) {
   const rough = (high - low) / Math.max(1, count) || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   let step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.7);
   if (whole) step = Math.max(1, step);
-  const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) found.push(k * step);
-  return found.map((value) => Number(value.toPrecision(12)));
+  const first = Math.ceil(low / step - 1e-9);
+  const found = Array.from({ length: Math.min(MOST_TICKS, Math.floor((high - low) / step) + 2) }, (_, k) => (first + k) * step);
+  return found.filter((value) => value <= high + step * 1e-9).map((value) => Number(value.toPrecision(12)));
 }
 
 export function logTicks([low, high], count) {
@@ -110,6 +112,8 @@ export function valueDomain(values, { log, band }) {
     if (band && band[0] > 0) [low, high] = [Math.min(low, band[0]), Math.max(high, band[1])];
     return [low / 1.25, high * 1.25];
   }
-  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  // values that differ by rounding alone are one value
+  const span = high - low > 1e-9 * Math.abs(high) ? high - low : 0;
+  const room = span * 0.06 || Math.abs(high) * 0.1 || 1;
   return [low >= 0 && low < room * 4 ? 0 : low - room, high + room];
 }

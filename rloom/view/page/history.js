@@ -86,7 +86,7 @@ class History {
     replace(this.choice, ["before", "after"].map((name, i) =>
       field(t(`history.${name}`), select(options, pair[i].step, (step) => this.choose({ [name]: step }), { id: `history-${name}` }))),
     el("span", { class: "muted hint" }, t("history.hint")));
-    // a step whose answers were thinned out has only its mean
+    // a step whose answers were removed, since the folder was full, has only its mean
     const both = await Promise.all(pair.map((at) => this.answersOf(at).catch(() => [])));
     if (pair.some((at, i) => at !== this.chosen()[i])) return; // others were chosen meanwhile
     const same = pair[0].step === pair[1].step;

@@ -87,6 +87,7 @@ class App {
       made = await route.page(this, { path: route.found.slice(1), query });
     } catch (error) {
       if (turn !== this.turn) return;
+      this.runId = this.run(runId) ? runId : null;
       made = { node: emptyState(t("error.title"), this.explain(error)) };
     }
     if (turn !== this.turn) return void made.close?.();

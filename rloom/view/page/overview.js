@@ -2,11 +2,11 @@
 
 import { get } from "./api.js";
 import { Chart, ChartGroup } from "./charts.js";
+import { chartToolbar, rememberedSmoothing } from "./chart_toolbar.js";
 import { chartsOf, colour, labelOf, otherMetrics } from "./chart_specs.js";
-import { button, debounced, el, emptyState, field, link, replace, setText } from "./dom.js";
+import { debounced, el, emptyState, field, link, replace, setText } from "./dom.js";
 import { findingTitle } from "./findings.js";
-import { duration, fixed, NONE, number, percent, seconds, time } from "./format.js";
-import { remember, remembered } from "./settings.js";
+import { duration, NONE, number, percent, seconds, time } from "./format.js";
 import { elapsed } from "./shell.js";
 import { language, t } from "./texts.js";
 import { Timeline } from "./timeline.js";
@@ -31,10 +31,9 @@ class Overview {
     this.app = app;
     this.runId = app.runId; // the app may have gone on to another page before an answer arrives
     this.store = app.store();
-    this.group = new ChartGroup(Number(remembered("smoothing", "0.5")));
+    this.group = new ChartGroup(rememberedSmoothing());
     this.charts = new Map(); // id -> {chart, names}
     this.version = -1;
-    this.findingsStep = -1;
     this.head = el("div", { class: "run-head" });
     this.tiles = el("dl", { class: "tiles" });
     this.findings = el("div", { class: "findings-short" });
@@ -42,25 +41,11 @@ class Overview {
     this.timeline = new Timeline(app.runId, this.group);
     this.others = el("div", { class: "others" });
     this.filter = el("input", { type: "search", autocomplete: "off", spellcheck: "false", on: { input: debounced(() => this.drawOthers(), 120) } });
-    this.body = el("div", {}, this.toolbar(), this.main, this.timeline.node,
+    this.body = el("div", {}, chartToolbar(this.group, t("overview.zoom_hint")), this.main, this.timeline.node,
       el("section", { "aria-label": t("overview.others") },
         el("div", { class: "section-head" }, el("h2", {}, t("overview.others")), field(t("overview.filter"), this.filter, { class: "field grow" })), this.others));
     this.empty = emptyState(t("overview.no_steps"), t("overview.no_steps_hint"));
     this.node = el("section", { class: "page" }, this.head, this.tiles, this.findings, this.body, this.empty);
-  }
-
-  toolbar() {
-    const shown = el("output", { class: "smoothing" }, fixed(this.group.smoothing, 2));
-    const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: this.group.smoothing, id: "smoothing", on: { input: (event) => {
-      const weight = Number(event.target.value);
-      setText(shown, fixed(weight, 2));
-      remember("smoothing", String(weight));
-      this.group.setSmoothing(weight);
-    } } });
-    const reset = button(t("overview.reset_zoom"), () => this.group.setZoom(null), { id: "reset-zoom", disabled: true });
-    this.group.onZoom = (zoom) => (reset.disabled = zoom === null);
-    return el("div", { class: "toolbar" }, field(t("overview.smoothing"), slider), shown, reset,
-      el("span", { class: "muted hint" }, t("overview.zoom_hint")));
   }
 
   async update() {

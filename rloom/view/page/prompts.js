@@ -17,7 +17,7 @@ const LARGEST_FIRST = new Set(["mean", "best", "worst", "spread", "failed", "len
 export async function prompts(app, { path, query }) {
   const { runId } = app; // of this page: the app may have gone on to another before an answer arrives
   const dumps = await get(`runs/${runId}/dumps`);
-  if (!dumps.train.length) return noDumps(app);
+  if (!dumps.train.length) return noDumps(app, runId);
   const step = path[1] === "last" ? dumps.train.at(-1) : Number(path[1]);
   if (path[1] === "last") history.replaceState(null, "", `#/run/${runId}/step/${step}`);
   const view = new Prompts(app, runId, step, dumps.train, query);
@@ -30,7 +30,7 @@ export async function prompts(app, { path, query }) {
   };
 }
 
-function noDumps(app) {
+function noDumps(app, runId) {
   const page = { node: el("section", { class: "page" }, emptyState(t("dumps.none"), t("dumps.none_hint")), el("p", { class: "empty" }, el("code", {}, "trainer.log_rollouts=True"))) };
   page.update = async () => {
     const dumps = await get(`runs/${runId}/dumps`);

@@ -1,7 +1,7 @@
 // The bar above every page: run, pages of the run, state, language, theme, keys.
 
 import { button, el, link, replace, select, setText } from "./dom.js";
-import { duration, number } from "./format.js";
+import { number } from "./format.js";
 import { setTheme, theme, THEMES } from "./settings.js";
 import { language, setLanguage, t } from "./texts.js";
 
@@ -57,7 +57,7 @@ function themeLabel() {
   return t("nav.theme", { name: t(`theme.${theme()}`) });
 }
 
-// Status, step of total, and time since the last sign of the run.
+// Status, and step of total.
 export function stateBadge() {
   return el("span", { class: "badge", id: "state" });
 }
@@ -75,8 +75,4 @@ export function updateBadge(badge, state) {
 export function elapsed(state) {
   if (!state.started) return null;
   return (state.status === "running" ? Date.now() / 1000 : state.updated) - state.started;
-}
-
-export function elapsedText(state) {
-  return duration(elapsed(state));
 }

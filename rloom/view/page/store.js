@@ -48,7 +48,7 @@ export class RunStore {
     while (kept > 0 && this.steps[kept - 1] >= first) kept -= 1;
     const total = kept + answer.steps.length;
     this.steps.length = kept;
-    this.steps.push(...answer.steps);
+    for (const step of answer.steps) this.steps.push(step);
     for (const name of Object.keys(answer.metrics)) if (!this.columns.has(name)) this.columns.set(name, []);
     for (const [name, column] of this.columns) {
       column.length = Math.min(column.length, kept);

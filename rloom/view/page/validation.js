@@ -17,7 +17,7 @@ const MARKS = { fixed: "↑", broken: "↓", right: "✓", wrong: "✗" };
 export async function validation(app, { query }) {
   const { runId } = app; // of this page: the app may have gone on to another before an answer arrives
   const dumps = await get(`runs/${runId}/dumps`);
-  if (!dumps.validation.length) return none(app);
+  if (!dumps.validation.length) return none(app, runId);
   const view = new Validation(app, runId, dumps.validation, query);
   await view.load();
   return {
@@ -26,7 +26,7 @@ export async function validation(app, { query }) {
   };
 }
 
-function none(app) {
+function none(app, runId) {
   return {
     node: el("section", { class: "page" }, emptyState(t("validation.none"), t("validation.none_hint")), el("p", { class: "empty" }, el("code", {}, "trainer.test_freq=5 trainer.log_rollouts=True"))),
     async update() {
