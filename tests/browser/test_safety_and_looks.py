@@ -92,7 +92,7 @@ def test_an_axis_of_values_that_differ_by_rounding_has_few_ticks(page: Page) -> 
         "const [done] = arguments; import('/curves.js').then(({ ticks, valueDomain }) =>"
         "done([ticks([0.3, 0.1 + 0.2], 5).length, ticks(valueDomain([0.3, 0.1 + 0.2], {}), 5)]))"
     )
-    assert found[0] <= 50 and found[1] == [0.28, 0.3, 0.32]
+    assert found[0] <= 50 and found[1] == [0.27, 0.28, 0.29, 0.3, 0.31, 0.32, 0.33]
 
 
 def test_a_page_that_is_left_still_asks_for_its_own_run(page: Page) -> None:
