@@ -17,7 +17,7 @@ import pytest
 
 from rloom import __version__
 from rloom.cli import openrlhf
-from rloom.observe.trackers import make_trackers
+from rloom.observe.trackers import Start, make_trackers
 from tests.documents.printed import ROOT, copied
 from tests.documents.shell import PROGRAMS, sets_only
 from tests.hub_server import hub_server
@@ -101,9 +101,7 @@ def test_a_program_prints_what_the_document_promises(statement: str, environment
 
 def test_tensorboard_shows_a_run_where_the_document_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    trackers = make_trackers(
-        ["tensorboard"], run_dir=tmp_path / "checkpoints" / "p" / "e", project="p", experiment="e", config={}
-    )
+    trackers = make_trackers(["tensorboard"], Start(tmp_path / "checkpoints" / "p" / "e", "p", "e", {}))
     for tracker in trackers:
         tracker.log(1, {"critic/score/mean": 0.5})
         tracker.close()

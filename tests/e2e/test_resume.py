@@ -80,6 +80,7 @@ def test_starting_anew_keeps_what_the_old_run_left(tmp_path: Path) -> None:
         "global_step_1",
         "global_step_2",
         "metrics.jsonl",
+        "rollouts",
     ]
 
 

@@ -136,7 +136,7 @@ def test_rollout_correction_weighs_and_rejects(tmp_path: Path) -> None:
     assert record["rollout_corr/rollout_rs_masked_fraction"] == 0
 
 
-def test_old_log_probs_of_the_rollout_rewards_of_whole_groups_and_answers_in_the_events(tmp_path: Path) -> None:
+def test_old_log_probs_of_the_rollout_rewards_of_whole_groups_and_their_dumps(tmp_path: Path) -> None:
     file = tmp_path / "shorter.py"
     file.write_text(
         "def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n"

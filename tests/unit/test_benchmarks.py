@@ -147,7 +147,7 @@ def test_the_reward_model_benchmark_gets_equal_scores_in_every_way(run: Callable
 @pytest.mark.slow
 def test_the_step_benchmark_runs_on_a_cpu(run: Callable[..., str]) -> None:
     printed = run("step.py", *SMALL, "--prompts", "3")
-    assert "| step | generation | reward and pack | advantages | update | weights | total |" in printed
+    assert "| step | generation | reward and pack | advantages | update | weights | dump | total |" in printed
     (row,) = [line for line in printed.splitlines() if line.startswith("| 1 |")]
     *stages, total = [float(cell) for cell in row.strip("| ").split(" | ")[1:]]
     assert sum(stages) == pytest.approx(total, abs=0.03) and total > 0  # each is rounded to a hundredth

@@ -32,6 +32,8 @@ def test_it_prints_the_address_serves_the_run_and_ends_quietly_with_ctrl_c(run: 
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "LC_ALL": "C", "RLOOM_VIEW_TOKEN": ""},
+        # a background process of a shell, as a test run may be, ignores ctrl-C, and so do its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stdout is not None
@@ -46,8 +48,12 @@ def test_it_prints_the_address_serves_the_run_and_ends_quietly_with_ctrl_c(run: 
         assert answer.status == 200 and b'"sums/grpo"' in answer.read()  # the connection stays open
     finally:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-    connection.close()
+        try:
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.wait()
+            connection.close()
     assert (process.returncode, out.strip(), err) == (0, "", "")
 
 
