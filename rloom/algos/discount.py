@@ -2,7 +2,9 @@
 
 import math
 
-SMALLEST_WEIGHT = 0.05  # of the reward in the advantage of a token: below it, the token learns next to nothing
+SMALLEST_WEIGHT = (
+    0.05  # of the reward in the advantage of a token: below it, the reward hardly changes the token's probability
+)
 
 
 def discount(estimator: str, gamma: float, lam: float) -> float:

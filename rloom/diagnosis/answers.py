@@ -1,14 +1,16 @@
 """Answers that are cut off, repeat themselves, or change in length."""
 
 from rloom.diagnosis.finding import Change, Fault, Finding, Severity, Text
-from rloom.diagnosis.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, RESPONSE_LENGTH, History
+from rloom.diagnosis.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, RESPONSE_LENGTH, SCORE, History
 from rloom.diagnosis.numerics import lower_learning_rate
+from rloom.diagnosis.series import Series, Trend, correlation_of_changes
 
 CUT_SHARE, CUT_CERTAIN = 0.25, 0.5
 CUT_ALMOST_ALL = 0.9  # no answer can be complete: it explains a reward of 0
 REPEATED, REPEATED_CERTAIN = 0.5, 0.65  # share of the groups of four tokens that occurred before in the same answer
 DRIFT = 1.5  # times the length at first
 DRIFT_CERTAIN = 2.0
+FOLLOWS = 0.8  # correlation of the changes of reward and length from step to step: the reward pays for length
 
 CUT = Fault(
     "answers_cut",
@@ -46,7 +48,7 @@ REPETITION = Fault(
 LENGTH = Fault(
     "length_drift",
     Severity.WARNING,
-    Text("The length of the answers drifts, and they become no better", "回答长度漂移，但质量没有提高"),
+    Text("The length of the answers drifts, and no accuracy rises", "回答长度漂移，且没有准确率上升"),
     (
         Text(
             "the reward pays for length, in itself or through a judge that prefers it", "奖励直接或通过评分模型偏好长度"
@@ -55,7 +57,7 @@ LENGTH = Fault(
             "the loss gives long and short answers different weight (loss_agg_mode)",
             "损失对长短回答的权重不同（loss_agg_mode）",
         ),
-        Text("the policy avoids the task: shorter answers lose less", "策略回避任务：更短的回答损失更小"),
+        Text("a wrong short answer has a higher reward than a wrong long one", "同样答错时，短回答的奖励高于长回答"),
     ),
     (RESPONSE_LENGTH,),
 )
@@ -107,7 +109,7 @@ def repetition(history: History) -> Finding | None:
         )
     ]
     changes = [
-        Change("trainer.log_val_generations", 5, Text("look at the answers", "查看回答内容")),
+        Change("trainer.log_val_generations", 5, Text("look at the answers", "查看回答内容"), "higher"),
         lower_learning_rate(history),
         Change(f"{ACTOR}.use_kl_loss", True, Text("stay closer to the reference", "约束在参考模型附近")),
     ]
@@ -129,14 +131,18 @@ def length_drift(history: History) -> Finding | None:
     if trend is None or not (trend.rises or trend.falls):
         return None
     factor = max(trend.last, 1e-9) / max(trend.first, 1e-9)
-    if 1 / DRIFT < factor < DRIFT or becomes_better(history):
+    if 1 / DRIFT < factor < DRIFT:
+        return None
+    quality = no_better(history, length)
+    if quality is None:
         return None
     evidence = [
         Text(
             f"{RESPONSE_LENGTH}: {trend.first:.0f} tokens in the first third of the steps, "
             f"{trend.last:.0f} in the last",
             f"{RESPONSE_LENGTH}：前三分之一步平均 {trend.first:.0f} token，后三分之一 {trend.last:.0f}",
-        )
+        ),
+        quality,
     ]
     grows = factor > 1
     changes = (
@@ -159,10 +165,33 @@ def length_drift(history: History) -> Finding | None:
     return LENGTH.found(length.span, evidence, changes, certain=certain)
 
 
-def becomes_better(history: History) -> bool:
-    """By an accuracy: longer answers may be better. A reward says nothing here, it may be what changes the length."""
+def no_better(history: History, length: Series) -> Text | None:
+    """Evidence that the answers become no better; None: they do, or it is not known.
+
+    A reward that rises without an accuracy says nothing, unless it changes with the length in each step: then the
+    reward is what changes the length.
+    """
+    accuracy, score = accuracy_of(history), history.series(SCORE).trend
+    if accuracy is not None:
+        name, trend = accuracy
+        words = f"{name}: {trend.first:.3g} at first, {trend.last:.3g} at last"
+        return None if trend.rises else Text(words, f"{name}：开始 {trend.first:.3g}，最后 {trend.last:.3g}")
+    if score is None or not score.rises:
+        return Text("no accuracy is measured, and the reward does not rise", "没有准确率指标，奖励也没有上升")
+    follows = correlation_of_changes(history.series(SCORE), length)
+    grows = length.tail.mean > length.head.mean
+    if (follows if grows else -follows) < FOLLOWS:
+        return None
+    return Text(
+        f"no accuracy is measured, and {SCORE} changes with the length from step to step (correlation {follows:.2f})",
+        f"没有准确率指标，且 {SCORE} 逐步随长度变化（相关系数 {follows:.2f}）",
+    )
+
+
+def accuracy_of(history: History) -> tuple[str, Trend] | None:
+    """Of validation, else of training."""
     validation = history.validation
     if len(validation) >= 2:
-        return max(validation.values[1:]) > validation.values[0]
-    accuracy = history.series("reward/acc").trend
-    return accuracy is not None and accuracy.rises
+        return "validation accuracy", Trend(validation.values[0], max(validation.values[1:]), 0.0)
+    trend = history.series("reward/acc").trend
+    return None if trend is None else ("reward/acc", trend)

@@ -52,14 +52,14 @@ ORDER = (
 CHECKS: Mapping[str, Check] = {check.fault.kind: check for check in ORDER}
 
 NO_SIGNAL = frozenset({"equal_groups", "policy_static", "critic_stuck", "credit_decay", "entropy_collapse"})
-RUINED = frozenset({"repetition", "answers_cut", "length_drift", "entropy_explosion", "reward_falls"})
+AFTER_COLLAPSE = frozenset({"repetition", "answers_cut", "length_drift", "entropy_explosion", "reward_falls"})
 # kind -> kinds that are only its consequences, and are left out beside it
 EXPLAINS: Mapping[str, frozenset[str]] = {
     "nonfinite": frozenset({"gradient_explosion", "run_failed", "policy_static", "critic_stuck", "credit_decay"}),
     "rollout_mismatch": frozenset({"reward_collapse", "reward_falls", "entropy_explosion"}),
     "reward_zero": NO_SIGNAL | {"reward_hacked", "length_drift"},
     "reward_constant": NO_SIGNAL | {"reward_hacked", "length_drift"},
-    "reward_collapse": NO_SIGNAL | RUINED,
+    "reward_collapse": NO_SIGNAL | AFTER_COLLAPSE,
     "learning_rate_zero": frozenset({"policy_static", "credit_decay", "critic_stuck"}),
     "equal_groups": frozenset({"policy_static", "entropy_collapse"}),
     "policy_static": frozenset({"credit_decay"}),
@@ -69,18 +69,34 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
 }
 
 
-def changes_of(finding: Finding, history: History) -> Finding:
-    """Supervised fine-tuning has fewer keys than RL training; its config.yaml has all of them."""
-    if not history.is_supervised:
-        return finding
-    return replace(finding, changes=tuple(change for change in finding.changes if change.key in history.config))
+def with_real_changes(finding: Finding, history: History) -> Finding:
+    """Without values that the run has already, and without keys that it does not have.
+
+    Supervised fine-tuning has fewer keys than RL training; its config.yaml has all of them.
+    """
+    keys = history.config
+    changes = [change for change in finding.changes if change.differs_from(keys.get(change.key))]
+    if history.is_supervised:
+        changes = [change for change in changes if change.key in keys]
+    return replace(finding, changes=tuple(changes))
+
+
+def is_minor(finding: Finding) -> bool:
+    """Less severe than its kind usually is: it explains nothing else and is reported last."""
+    return CHECKS[finding.kind].fault.severity is Severity.ERROR and finding.severity is not Severity.ERROR
 
 
 def diagnose(history: History) -> list[Finding]:
     """What is wrong with a run, the most fundamental fault first; without what is only a consequence of another."""
     found = {kind: finding for kind, check in CHECKS.items() if (finding := check.find(history)) is not None}
-    explained = {consequence for kind in found for consequence in EXPLAINS.get(kind, ())}
+    explained = {
+        consequence
+        for kind, finding in found.items()
+        if not is_minor(finding)
+        for consequence in EXPLAINS.get(kind, ())
+    }
     for kind in ("repetition", "answers_cut"):
         if kind in found and found[kind].severity is Severity.ERROR and kind not in explained:
             explained |= NO_SIGNAL | {"reward_zero", "reward_constant"}  # no answer is complete, so none can score
-    return [changes_of(finding, history) for kind, finding in found.items() if kind not in explained]
+    kept = [with_real_changes(finding, history) for kind, finding in found.items() if kind not in explained]
+    return sorted(kept, key=is_minor)  # stable

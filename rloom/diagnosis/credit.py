@@ -68,7 +68,7 @@ def equal_groups(history: History) -> Finding | None:
             Text("generate until enough prompts differ", "持续采样直到有足够的有效提示词"),
         ),
         Change(f"{ROLLOUT}.n", 2 * max(n, 4), Text("more answers to a prompt", "每个提示词生成更多回答")),
-        Change(f"{ROLLOUT}.temperature", 1.0, Text("answers that differ", "使回答各不相同")),
+        Change(f"{ROLLOUT}.temperature", 1.0, Text("answers that differ", "使回答各不相同"), "higher"),
     ]
     certain = len(share) >= FEWEST_CERTAIN and equal >= EQUAL_CERTAIN
     return EQUAL_GROUPS.found(share.tail.span, evidence, changes, certain=certain, causes=equal_causes(history))
@@ -111,7 +111,7 @@ def credit_decay(history: History) -> Finding | None:
         for key in used
         if history.number(key, 1.0) < 1
     ]
-    certain = weight < WEIGHT_CERTAIN and len(length) >= FEWEST_OF_A_TREND
+    certain = weight < WEIGHT_CERTAIN and history.has_first_step
     return CREDIT.found(length.span, evidence, changes, certain=certain)
 
 

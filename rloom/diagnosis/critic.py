@@ -62,7 +62,7 @@ def critic_stuck(history: History) -> Finding | None:
             higher,
             Text("ten times the actor's, or twice what it is", "actor 的 10 倍，或当前的 2 倍"),
         ),
-        Change("trainer.critic_warmup", 10, Text("train the critic alone at first", "先单独训练 critic")),
+        Change("trainer.critic_warmup", 10, Text("train the critic alone at first", "先单独训练 critic"), "higher"),
         Change(
             "data.train_batch_size",
             int(2 * history.number("data.train_batch_size", 256)),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,13 @@ class Change:
     key: str
     value: Any  # to try
     why: Text
+    towards: Literal["lower", "higher"] | None = None  # a number helps only on this side of what it is; None: any other
+
+    def differs_from(self, current: Any) -> bool:
+        """Whether it is a change at all. `current`: of the run; None: not known, or not set."""
+        if self.towards is None or not isinstance(current, int | float):
+            return bool(current != self.value)
+        return bool(current > self.value if self.towards == "lower" else current < self.value)
 
     @property
     def assignment(self) -> str:

@@ -95,8 +95,15 @@ class History:
         return math.ceil(prompts / max(mini, 1)) * int(self.number(f"{ACTOR}.ppo_epochs", 1))
 
     @property
-    def answers_per_step(self) -> int:
-        return int(self.number("data.train_batch_size", 1) * self.number(f"{ROLLOUT}.n", 1))
+    def answers_per_step(self) -> int | None:
+        """None: not known, because the run has no config.yaml."""
+        prompts, answers = self.number("data.train_batch_size", 0), self.number(f"{ROLLOUT}.n", 1)
+        return int(prompts * answers) if prompts else None
+
+    @property
+    def has_first_step(self) -> bool:
+        """Not so if the run continued from a checkpoint of another one: whether the reward has risen is not known."""
+        return bool(self.steps) and self.steps[0] == 1
 
     @property
     def end(self) -> Event | None:

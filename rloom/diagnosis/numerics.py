@@ -8,6 +8,8 @@ GROWTH = 10.0  # times the gradient norm of the first steps
 FAR_ABOVE_CLIP = 10.0  # times grad_clip
 ALWAYS_LARGE = 100.0  # times grad_clip, whatever it was at first
 LR_ZERO = 1e-12
+RARE = 0.01  # of the steps: one update that is skipped among hundreds costs nothing
+LATELY = 100  # steps; more than one skipped update in them is not rare
 
 LOWER_LR = Text("half the learning rate", "学习率减半")
 NONFINITE = Fault(
@@ -67,6 +69,11 @@ GRADIENT = Fault(
     ),
     ("actor/grad_norm", "train/grad_norm"),
 )
+SFT_GRADIENT_CAUSES = (
+    Text("the learning rate is too high", "学习率过高"),
+    Text("some rows are damaged or very long: `rloom data check FILE`", "部分数据损坏或过长：`rloom data check FILE`"),
+    Text("the weights of the model are damaged", "模型权重损坏"),
+)
 LEARNING_RATE = Fault(
     "learning_rate_zero",
     Severity.ERROR,
@@ -84,6 +91,10 @@ LEARNING_RATE = Fault(
 
 def learning_rate_key(history: History) -> str:
     return "optim.lr" if history.is_supervised else f"{ACTOR}.optim.lr"
+
+
+def grad_clip_key(history: History) -> str:
+    return "optim.clip_grad" if history.is_supervised else f"{ACTOR}.grad_clip"
 
 
 def lower_learning_rate(history: History, factor: float = 2.0) -> Change:
@@ -112,12 +123,28 @@ def nonfinite(history: History) -> Finding | None:
         evidence.append(ending(history, last))
     if not evidence:
         return None
+    dtype = "engine.dtype" if history.is_supervised else f"{ACTOR}.fsdp_config.dtype"
     changes = [
         lower_learning_rate(history),
-        Change(f"{ACTOR}.grad_clip", 1.0, Text("clip gradients", "梯度裁剪")),
-        Change(f"{ACTOR}.fsdp_config.dtype", "float32", Text("a wider range of numbers", "更大的数值范围")),
+        Change(grad_clip_key(history), 1.0, Text("clip gradients", "梯度裁剪"), "lower"),
+        Change(dtype, "float32", Text("a wider range of numbers", "更大的数值范围")),
     ]
-    return NONFINITE.found((min(steps), max(steps)), evidence, changes, certain=True)
+    ended = is_error_about(history, NOT_FINITE)
+    rare = not ended and is_rare(set(steps), history)
+    return NONFINITE.found(
+        (min(steps), max(steps)),
+        evidence,
+        changes,
+        certain=ended or (not rare and len(set(steps)) > 1),
+        severity=Severity.WARNING if rare else None,
+    )
+
+
+def is_rare(steps: set[int], history: History) -> bool:
+    """By the numbers of the steps: a running run keeps only some of them."""
+    first, last = history.steps[0], history.steps[-1]
+    lately = [step for step in steps if step > last - LATELY]
+    return len(steps) <= RARE * (last - first + 1) and len(lately) <= 1
 
 
 def run_failed(history: History) -> Finding | None:
@@ -156,19 +183,21 @@ def ending(history: History, step: int) -> Text:
 
 
 def gradient_explosion(history: History) -> Finding | None:
-    norm = history.series("actor/grad_norm", "train/grad_norm")
+    norm = history.series(*GRADIENT.metrics)
     if len(norm) < FEWEST_STEPS:
         return None
-    clip = history.number(f"{ACTOR}.grad_clip", 1.0)
+    name = next(name for name in GRADIENT.metrics if name in history.columns)
+    clip = history.number(grad_clip_key(history), 1.0)
     first, last = norm.head.median, norm.tail.median
     grown = last > GROWTH * first and last > FAR_ABOVE_CLIP * clip
     if not (grown or last > ALWAYS_LARGE * clip):
         return None
     span = (norm.head if grown else norm.tail).span[0], norm.span[1]
+    limit = grad_clip_key(history).rpartition(".")[2]
     evidence = [
         Text(
-            f"actor/grad_norm before clipping: median {first:.3g} at first, {last:.3g} at last; grad_clip is {clip:g}",
-            f"裁剪前的 actor/grad_norm：开始时中位数 {first:.3g}，最后 {last:.3g}；grad_clip 为 {clip:g}",
+            f"{name} before clipping: median {first:.3g} at first, {last:.3g} at last; {limit} is {clip:g}",
+            f"裁剪前的 {name}：开始时中位数 {first:.3g}，最后 {last:.3g}；{limit} 为 {clip:g}",
         )
     ]
     score = history.series("critic/score/std")
@@ -182,9 +211,10 @@ def gradient_explosion(history: History) -> Finding | None:
     changes = [
         Change("reward_model.normalize", True, Text("divide rewards by their own spread", "用奖励自身的标准差归一化")),
         lower_learning_rate(history),
-        Change(f"{ACTOR}.clip_ratio", 0.1, Text("smaller updates", "减小单次更新幅度")),
+        Change(f"{ACTOR}.clip_ratio", 0.1, Text("smaller updates", "减小单次更新幅度"), "lower"),
     ]
-    return GRADIENT.found(span, evidence, changes, certain=len(norm) >= FEWEST_CERTAIN)
+    causes = SFT_GRADIENT_CAUSES if history.is_supervised else None
+    return GRADIENT.found(span, evidence, changes, certain=len(norm) >= FEWEST_CERTAIN, causes=causes)
 
 
 def learning_rate_zero(history: History) -> Finding | None:
@@ -199,8 +229,9 @@ def learning_rate_zero(history: History) -> Finding | None:
             f"{len(rate)} 步中有 {len(zero)} 步学习率为 0：{figures(rate)}",
         )
     ]
+    usual = 1e-5 if history.is_supervised else 1e-6
     changes = [
-        Change(key, 1e-6, Text("the usual rate for all weights", "全参数训练的常用值")),
+        Change(key, usual, Text("the usual rate for all weights", "全参数训练的常用值"), "higher"),
         Change(f"{key.removesuffix('lr')}lr_scheduler_type", "constant", Text("no decay to 0", "不衰减到 0")),
     ]
     return LEARNING_RATE.found((zero[0], zero[-1]), evidence, changes, certain=len(zero) >= FEWEST_CERTAIN)
@@ -218,6 +249,8 @@ SFT_LOSS = Fault(
     ("train/loss",),
 )
 FEWEST_OF_SFT = 20  # batches differ, so that a few steps say nothing
+LOSS_ERRORS = 5.0  # standard errors: a running run compares every few steps, and chance has many tries
+LOSS_RISE = 0.05  # of the loss at first
 
 
 def loss_not_falling(history: History) -> Finding | None:
@@ -239,4 +272,6 @@ def loss_not_falling(history: History) -> Finding | None:
         rounded(history.number(key, 1e-5) * factor),
         Text(f"a learning rate {why}", f"学习率{'降为五分之一' if grown else '提高到五倍'}"),
     )
-    return SFT_LOSS.found(loss.span, evidence, [change], certain=grown)
+    certain = trend.change > max(LOSS_ERRORS * trend.error, LOSS_RISE * abs(trend.first))
+    causes = (SFT_LOSS.causes[1], SFT_LOSS.causes[0], SFT_LOSS.causes[2]) if grown else None
+    return SFT_LOSS.found(loss.span, evidence, [change], certain=certain, causes=causes)

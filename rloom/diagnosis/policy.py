@@ -2,6 +2,7 @@
 
 import math
 
+from rloom.algos.needs import LOSS_KEY
 from rloom.diagnosis.finding import Change, Fault, Finding, Severity, Text
 from rloom.diagnosis.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, figures, rounded
 from rloom.diagnosis.numerics import learning_rate_key, lower_learning_rate
@@ -63,7 +64,7 @@ ENTROPY_LOW = Fault(
         Text("sampling leaves no choice (temperature near 0)", "采样温度接近 0"),
         TOO_FAST,
         Text("the reward pays for one answer, whatever the prompt is", "奖励只鼓励某一种固定回答"),
-        Text("nothing keeps the entropy up", "没有保持熵的约束"),
+        Text("no term of the loss keeps the entropy up", "损失中没有保持熵的项"),
     ),
     ("actor/entropy",),
 )
@@ -104,7 +105,7 @@ def kl_high(history: History) -> Finding | None:
     changes = [
         lower_learning_rate(history),
         Change(key, coefficient, Text("a stronger KL", "更强的 KL 约束")),
-        Change(f"{ACTOR}.clip_ratio", 0.1, Text("smaller updates", "减小单次更新幅度")),
+        Change(f"{ACTOR}.clip_ratio", 0.1, Text("smaller updates", "减小单次更新幅度"), "lower"),
     ]
     certain = len(kl) >= FEWEST_CERTAIN and min(kl.tail.values) > KL_CERTAIN
     return KL_FAULT.found(kl.tail.span, evidence, changes, certain=certain)
@@ -117,9 +118,12 @@ def clip_high(history: History) -> Finding | None:
         "actor/ppo_ratio": (RATIO_LOW, RATIO_HIGH, Text("0.8 to 1.2 is healthy", "健康范围 0.8–1.2")),
         "actor/ppo_kl": (-PPO_KL_HIGH, PPO_KL_HIGH, Text("near 0 is healthy", "接近 0 为健康")),
     }
-    evidence, bad = [], set[int]()
+    if history.config.get(LOSS_KEY) == "gspo":
+        del limits["actor/pg_clipfrac"]  # its clip range is 0.0003, not 0.2: many answers are outside of it
+    evidence, bad, measured = [], set[int](), 0
     for name, (low, high, healthy) in limits.items():
         series = history.series(name)
+        measured = max(measured, len(series))
         pairs = list(zip(series.steps, series.values, strict=True))
         outside = [(step, value) for step, value in pairs if not low <= value <= high]
         if len(series) < FEWEST_STEPS or len(outside) < max(2, LARGE_SHARE * len(series)):
@@ -139,7 +143,7 @@ def clip_high(history: History) -> Finding | None:
     epochs = Change(f"{ACTOR}.ppo_epochs", 1, Text("one pass over each batch", "每批数据只更新一遍"))
     repeated = history.number(f"{ACTOR}.ppo_epochs", 1) > 1
     changes = [*([epochs] if repeated else []), lower_learning_rate(history)]
-    certain = len(bad) >= max(FEWEST_CERTAIN, len(history.steps) / 2)
+    certain = len(bad) >= max(FEWEST_CERTAIN, measured / 2)
     return CLIP.found((min(bad), max(bad)), evidence, changes, certain=certain)
 
 
@@ -193,8 +197,13 @@ def entropy_collapse(history: History) -> Finding | None:
             if temperature < 1
             else []
         ),
-        Change(f"{ACTOR}.entropy_coeff", 0.001, Text("an entropy bonus", "加入熵奖励")),
-        Change(f"{ACTOR}.clip_ratio_high", 0.28, Text("rare tokens may grow (DAPO)", "允许低概率 token 增长（DAPO）")),
+        Change(f"{ACTOR}.entropy_coeff", 0.001, Text("an entropy bonus", "加入熵奖励"), "higher"),
+        Change(
+            f"{ACTOR}.clip_ratio_high",
+            0.28,
+            Text("rare tokens may grow (DAPO)", "允许低概率 token 增长（DAPO）"),
+            "higher",
+        ),
         lower_learning_rate(history),
     ]
     return ENTROPY_LOW.found(entropy.span, evidence, changes, certain=len(entropy) >= FEWEST_CERTAIN)
@@ -222,9 +231,15 @@ def entropy_explosion(history: History) -> Finding | None:
 
 
 def rollout_mismatch(history: History) -> Finding | None:
+    if THRESHOLD_KEY in history.config and history.config[THRESHOLD_KEY] is None:  # switched off
+        return None
     figure, threshold = history.series(FIGURE), history.number(THRESHOLD_KEY, MISMATCH_DEFAULT)
     above = [(step, value) for step, value in zip(figure.steps, figure.values, strict=True) if value > threshold]
-    if not above or 2 * len(above) < len(figure.after(above[0][0] - 1)):  # a single step may have a rare token
+    if len(above) < FEWEST_STEPS:  # a single step may have a rare token
+        return None
+    since_first = 2 * len(above) >= len(figure.after(above[0][0] - 1))
+    lately = sum(value > threshold for value in figure.values[-2 * FEWEST_STEPS :]) >= FEWEST_STEPS
+    if not (since_first or lately):
         return None
     largest = max(value for _, value in above)
     evidence = [
@@ -246,4 +261,5 @@ def rollout_mismatch(history: History) -> Finding | None:
             Text("weight the loss until the cause is found", "找到原因前对损失加权"),
         ),
     ]
-    return MISMATCH.found((above[0][0], above[-1][0]), evidence, changes, certain=True, causes=causes)
+    certain = len(above) >= FEWEST_CERTAIN
+    return MISMATCH.found((above[0][0], above[-1][0]), evidence, changes, certain=certain, causes=causes)

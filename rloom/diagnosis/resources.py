@@ -99,21 +99,26 @@ def stage_changes(history: History, stage: str) -> list[Change]:
     workers = int(history.number("reward_model.num_workers", 8))
     tests = int(history.number("trainer.test_freq", 5))
     if stage == "reward":
+        why = Text("more requests at a time", "增加并发请求")
+        concurrent = Change("reward_model.api.concurrency", 64, why, "higher")
         found = [Change("reward_model.num_workers", 4 * workers, Text("more reward processes", "增加奖励进程数"))]
         if history.config.get("reward_model.api.enable") is True:
-            found.insert(0, Change("reward_model.api.concurrency", 64, Text("more requests at a time", "增加并发请求")))
+            found.insert(0, concurrent)
         return found
     if stage == "testing":
         rarer = Change("trainer.test_freq", 5 * max(tests, 1), Text("validate less often", "降低验证频率"))
-        return [rarer, Change("data.val_max_samples", 512, Text("fewer prompts", "减少验证样本"))]
+        samples = history.number("data.val_max_samples", -1)  # -1: all
+        fewer = Change("data.val_max_samples", 512, Text("fewer prompts", "减少验证样本"))
+        return [rarer, *([fewer] if samples < 0 or samples > 512 else [])]
     if stage == "save_checkpoint":
         saves = int(history.number("trainer.save_freq", 1))
         return [Change("trainer.save_freq", 10 * max(saves, 1), Text("save less often", "降低保存频率"))]
     if stage == "gen":
         longest = "data.max_response_length"
+        faster = Change(f"{ROLLOUT}.name", "native", Text("faster than hf", "比 hf 快"))
         return [
-            Change(f"{ROLLOUT}.max_num_seqs", 1024, Text("more sequences at a time", "增加并发序列")),
-            Change(f"{ROLLOUT}.name", "native", Text("the fastest engine here", "本项目最快的引擎")),
+            *([faster] if history.config.get(f"{ROLLOUT}.name") == "hf" else []),
+            Change(f"{ROLLOUT}.max_num_seqs", 1024, Text("more sequences at a time", "增加并发序列"), "higher"),
             Change(longest, max(1, int(history.number(longest, 512) / 2)), Text("shorter answers", "缩短回答")),
         ]
     if stage == "gen_greedy":

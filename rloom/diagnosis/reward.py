@@ -13,12 +13,17 @@ FAILED_CERTAIN = 0.05
 HIGHEST_ACCURACY = 0.95  # that need not rise any more
 CLEAR_FALL = 0.02  # of the accuracy between two validations
 RISE = 0.05  # of the reward's range: smaller rises say nothing about what it rewards
+TRAINING_ACCURACY = "reward/acc"
 COLLAPSED = 0.25  # of the height above the lowest score that the first steps had
 COLLAPSE_ERRORS = 2.5  # standard errors of the mean score of one step
 PEAK_ERRORS = 4.0  # standard errors from peak to end: the highest of many means is high by chance
-PEAK_SHARE = 0.2  # of the peak
+PEAK_SHARE = 0.2  # of the peak's height above the lowest score
+OUTLIERS = 20  # one step in this many may have a score that is far below all others
+VALIDATIONS_CERTAIN = 6  # the first of a few is the highest by chance
 
-SHOW = Change("trainer.log_val_generations", 5, Text("print answers beside what was expected", "打印回答和期望结果"))
+SHOW = Change(
+    "trainer.log_val_generations", 5, Text("print answers beside what was expected", "打印回答和期望结果"), "higher"
+)
 REWARD_ZERO = Fault(
     "reward_zero",
     Severity.ERROR,
@@ -96,7 +101,10 @@ FALLS = Fault(
     Text("The reward has fallen since its peak", "奖励在到达峰值后下降"),
     (
         Text("the learning rate is too high", "学习率过高"),
-        Text("the policy is too far from the reference, and nothing holds it", "策略偏离参考模型过远且没有约束"),
+        Text(
+            "the policy is too far from the reference: no KL term, or a small one",
+            "策略偏离参考模型过远：没有 KL 项，或系数过小",
+        ),
         Text("advantages are noisy: few answers in a step", "优势噪声大：每步回答数太少"),
     ),
     (SCORE, "val-core"),
@@ -106,7 +114,10 @@ COLLAPSE = Fault(
     Severity.ERROR,
     Text("The reward has collapsed", "奖励崩溃"),
     (
-        Text("the learning rate is too high: a few updates have ruined the policy", "学习率过高：几次更新就毁掉了策略"),
+        Text(
+            "the learning rate is too high: after a few large updates the policy no longer solves the task",
+            "学习率过高：几次过大的更新之后，策略不再能完成任务",
+        ),
         Text("too many updates on one batch", "同一批数据更新次数过多"),
         Text("a resumed run has other data, another reward or a damaged model", "恢复训练后数据、奖励或模型不同"),
     ),
@@ -124,11 +135,14 @@ def reward_zero(history: History) -> Finding | None:
     found = extremes(history)
     if found is None or any(found[0].values) or any(found[1].values):
         return None
-    steps, answers = len(found[1]), len(found[1]) * history.answers_per_step
+    steps, answers = len(found[1]), ("", "")
+    if history.answers_per_step is not None:
+        count = f"{steps * history.answers_per_step:,}"
+        answers = f": none of about {count} answers scored", f"：约 {count} 个回答无一得分"
     evidence = [
         Text(
-            f"critic/score/max is 0 in all {steps} steps: none of about {answers:,} answers scored",
-            f"全部 {steps} 步的 critic/score/max 都为 0：约 {answers:,} 个回答无一得分",
+            f"critic/score/max is 0 in all {steps} steps{answers[0]}",
+            f"全部 {steps} 步的 critic/score/max 都为 0{answers[1]}",
         )
     ]
     longest = "data.max_response_length"
@@ -152,7 +166,7 @@ def reward_constant(history: History) -> Finding | None:
             f"全部 {len(found[1])} 步的最低分与最高分：{low:.3g} 与 {high:.3g}",
         )
     ]
-    changes = [SHOW, Change(f"{ROLLOUT}.temperature", 1.0, Text("answers that differ", "使回答各不相同"))]
+    changes = [SHOW, Change(f"{ROLLOUT}.temperature", 1.0, Text("answers that differ", "使回答各不相同"), "higher")]
     return REWARD_CONSTANT.found(found[1].span, evidence, changes, certain=len(found[1]) >= FEWEST_CERTAIN)
 
 
@@ -160,17 +174,17 @@ def reward_failures(history: History) -> Finding | None:
     failed = history.series("reward/failed")
     ended = history.end is not None and history.end.get("status") == "RewardError"
     steps = [step for step, value in zip(failed.steps, failed.values, strict=True) if value > 0]
-    answers = max(len(failed) * history.answers_per_step, 1)
-    share = sum(failed.values) / answers
+    answers = len(failed) * (history.answers_per_step or 0)
+    share = sum(failed.values) / answers if answers else 0.0  # unknown without a config.yaml
     if not ended and (len(failed) < FEWEST_STEPS or share <= FAILED_SHARE):
         return None
     evidence = []
     if steps:
+        of_all = (f" of {answers:,} rewards ({share:.1%})", f"{answers:,} 个奖励中 ") if answers else (" rewards", "")
         evidence.append(
             Text(
-                f"reward/failed: {sum(failed.values):.0f} of {answers:,} rewards ({share:.1%}), in {len(steps)} of "
-                f"{len(failed)} steps",
-                f"reward/failed：{answers:,} 个奖励中 {sum(failed.values):.0f} 个失败（{share:.1%}），"
+                f"reward/failed: {sum(failed.values):.0f}{of_all[0]}, in {len(steps)} of {len(failed)} steps",
+                f"reward/failed：{of_all[1]}{sum(failed.values):.0f} 个失败{f'（{share:.1%}）' if answers else ''}，"
                 f"出现在 {len(failed)} 步中的 {len(steps)} 步",
             )
         )
@@ -197,15 +211,15 @@ def failure_changes(history: History, judge: bool) -> list[Change]:
     )
     if not judge:
         return [slower]
-    fewer = Change("reward_model.api.concurrency", 8, Text("fewer requests at a time", "减少并发请求"))
-    return [fewer, Change("reward_model.api.max_retries", 10, Text("more retries", "增加重试次数")), slower]
+    fewer = Change("reward_model.api.concurrency", 8, Text("fewer requests at a time", "减少并发请求"), "lower")
+    return [fewer, Change("reward_model.api.max_retries", 10, Text("more retries", "增加重试次数"), "higher"), slower]
 
 
 def accuracies(history: History) -> tuple[str, Trend] | None:
     """How correct answers are, measured apart from the score: in training, else in validation."""
-    acc, score = history.series("reward/acc"), history.series(SCORE)
+    acc, score = history.series(TRAINING_ACCURACY), history.series(SCORE)
     if acc.trend is not None and acc.values != score.values:
-        return "reward/acc", acc.trend
+        return TRAINING_ACCURACY, acc.trend
     if len(history.validation) < 2:
         return None
     first, *later = history.validation.values
@@ -240,13 +254,14 @@ def reward_hacked(history: History) -> Finding | None:
         SHOW,
         Change(f"{ACTOR}.use_kl_loss", True, Text("stay closer to the reference", "约束在参考模型附近")),
     ]
-    certain = trend.change > 4 * trend.error and measured.change <= 0
+    often = name == TRAINING_ACCURACY or len(history.validation) >= VALIDATIONS_CERTAIN
+    certain = often and trend.change > 4 * trend.error and measured.change <= 0
     return HACKED.found(score.span, evidence, changes, certain=certain)
 
 
 def rising_parts(history: History) -> list[Text]:
     """The parts of the reward that rise, such as one for the format."""
-    known = ("reward/acc", "reward/failed", "reward/workers_replaced")
+    known = (TRAINING_ACCURACY, "reward/failed", "reward/workers_replaced")
     parts = {name: s.trend for name, s in history.matching("reward/").items() if name not in known}
     return [
         Text(f"{name}: {t.first:.3g} at first, {t.last:.3g} at last", f"{name}：开始 {t.first:.3g}，最后 {t.last:.3g}")
@@ -258,13 +273,13 @@ def rising_parts(history: History) -> list[Text]:
 def reward_collapse(history: History) -> Finding | None:
     """In the second half of the run every step is far below the best of the first steps, and near the lowest score."""
     score, spread = history.series(SCORE), history.series("critic/score/std")
-    found = extremes(history)
-    if found is None or len(score) < FEWEST_STEPS or len(spread) != len(score):
+    found, answers = extremes(history), history.answers_per_step
+    if found is None or answers is None or len(score) < FEWEST_STEPS or len(spread) != len(score):
         return None
     lowest, early, late = min(found[0].values), score.head, score.values[len(score) // 2 :]
     best = max(early.values)
     place = early.values.index(best)
-    error = spread.values[place] / math.sqrt(max(history.answers_per_step, 1))
+    error = spread.values[place] / math.sqrt(answers)
     left = max(late) - lowest
     if left > COLLAPSED * (best - lowest) or best - fmean(late) <= COLLAPSE_ERRORS * error or best <= lowest:
         return None
@@ -289,15 +304,24 @@ def falls_in_training(history: History) -> Finding | None:
     means = score.smoothed(width)
     peak, last = max(means.values), means.values[-1]
     drop, error = peak - last, score.scatter * math.sqrt(2 / width)
-    if drop <= PEAK_ERRORS * error or drop <= PEAK_SHARE * abs(peak):
+    height = height_above_lowest(history, peak)
+    if drop <= PEAK_ERRORS * error or drop <= PEAK_SHARE * height:
         return None
     at = means.steps[means.values.index(peak)]
     evidence = Text(
         f"{SCORE}, mean of {width} steps: {peak:.3g} at step {at}, {last:.3g} at step {means.steps[-1]}",
         f"{SCORE}（{width} 步平均）：第 {at} 步 {peak:.3g}，第 {means.steps[-1]} 步 {last:.3g}",
     )
-    certain = drop > 0.4 * abs(peak) and drop > 6 * error
+    certain = drop > 2 * PEAK_SHARE * height and drop > 6 * error
     return FALLS.found((at, means.steps[-1]), [evidence], fall_changes(history), certain=certain)
+
+
+def height_above_lowest(history: History, score: float) -> float:
+    """The scale of a fall. The scores of a reward model are around 0, so that a share of the score itself is noise."""
+    lowest = sorted(history.series("critic/score/min").values)
+    if not lowest:
+        return abs(score)
+    return score - lowest[len(lowest) // OUTLIERS]
 
 
 def falls_in_validation(history: History) -> Finding | None:
@@ -316,10 +340,11 @@ def falls_in_validation(history: History) -> Finding | None:
 
 
 def fall_changes(history: History) -> list[Change]:
-    n = int(history.number(f"{ROLLOUT}.n", 4))
+    n, saves = int(history.number(f"{ROLLOUT}.n", 4)), history.number("trainer.save_freq", -1)  # -1: at the end
+    save = Change("trainer.save_freq", 10, Text("keep the checkpoint of the peak", "保留峰值附近的检查点"))
     return [
         lower_learning_rate(history),
         Change(f"{ACTOR}.use_kl_loss", True, Text("stay closer to the reference", "约束在参考模型附近")),
         Change(f"{ROLLOUT}.n", max(8, 2 * n), Text("less noise in the advantages", "减小优势的噪声")),
-        Change("trainer.save_freq", 10, Text("keep the checkpoint of the peak", "保留峰值附近的检查点")),
+        *([save] if saves <= 0 or saves > save.value else []),
     ]

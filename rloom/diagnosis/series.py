@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import correlation, fmean, median
 
 FEWEST_OF_A_TREND = 9  # three values at the beginning, three at the end, and steps between
 SURE = 2.0  # a change of this many standard errors is not chance
@@ -69,8 +69,18 @@ class Series:
         """Standard deviation of a single step. Differences of neighbours leave a slow trend out."""
         if len(self) < 2:
             return 0.0
-        squares = [(after - before) ** 2 for before, after in pairwise(self.values)]
-        return math.sqrt(fmean(squares) / 2)
+        return math.sqrt(fmean(change**2 for change in self.changes.values()) / 2)
+
+    @property
+    def changes(self) -> dict[int, float]:
+        """From one step to the next, by the later step. Not across the steps that a running run no longer keeps."""
+        gaps = [after - before for before, after in pairwise(self.steps)]
+        usual = median(gaps) if gaps else 0
+        return {
+            step: after - before
+            for gap, step, (before, after) in zip(gaps, self.steps[1:], pairwise(self.values), strict=True)
+            if gap <= usual
+        }
 
     @property
     def trend(self) -> Trend | None:
@@ -83,3 +93,13 @@ class Series:
         """Mean of each `width` neighbours, at the step of the last of them."""
         means = [fmean(self.values[stop - width : stop]) for stop in range(width, len(self) + 1)]
         return Series(self.steps[width - 1 :], tuple(means))
+
+
+def correlation_of_changes(one: Series, other: Series) -> float:
+    """Of the changes from step to step, which leaves slow trends out. 0 if either does not vary."""
+    changes = other.changes
+    pairs = [(change, changes[step]) for step, change in one.changes.items() if step in changes]
+    first, second = [change for change, _ in pairs], [change for _, change in pairs]
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return 0.0
+    return correlation(first, second)

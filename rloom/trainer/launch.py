@@ -13,7 +13,7 @@ from rloom.config.run_config import RunConfig
 from rloom.config.saved import CONFIG_FILE
 from rloom.diagnosis.live import LiveDiagnosis
 from rloom.errors import WorkerError
-from rloom.observe.run_folder import flat_config
+from rloom.observe.run_folder import RunFolder, flat_config
 from rloom.observe.runlog import RunLog
 from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
@@ -162,6 +162,8 @@ def run_to_end(loop: StepLoop, log: RunLog, start: Path | None, *, opening: str,
             "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
         )
         return Outcome(directory, start)
+    if start is not None:
+        loop.add_history(RunFolder(directory).metrics)
     announce("Starting training ...")
     log.message(opening)
     try:

@@ -1,7 +1,7 @@
 """What a training loop does around its steps: validation and checkpoints where due, ctrl-C, saving after an error."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ class StepLoop(ABC):
 
     def run(self) -> None:
         if self.settings.validate_first and self.state.step == 0:
-            self.validate(0)
+            self.add_history([{**self.validate(0), "step": 0}])
         with deferred_interrupt(self.interrupt):
             while self.state.step < self.settings.total_steps and not self.interrupted and not self.stopped:
                 self.take_step(self.state.step + 1)
@@ -119,6 +119,11 @@ class StepLoop(ABC):
         except Exception as error:
             error.add_note(self.save_after(error))
             raise
+
+    def add_history(self, records: Iterable[Mapping[str, float]]) -> None:
+        """What was measured before the first step of this process; with "step"."""
+        if self.diagnosis is not None:
+            self.diagnosis.add_history(records)
 
     def warn_of_faults(self, step: int, metrics: Metrics) -> None:
         if self.diagnosis is None:

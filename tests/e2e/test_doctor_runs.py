@@ -3,16 +3,18 @@
 The runs of `LONG` are in `make test-long`, because all of them take two minutes. docs/doctor.md has their results.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rloom.diagnosis.live import LiveDiagnosis
 from rloom.diagnosis.report import Report
 from rloom.observe.events import Event
 from rloom.observe.run_folder import RunFolder
-from tests.e2e.ill_runs import HEALTHY, ILL, Plant, run
+from tests.e2e.faulty_runs import FAULTY, HEALTHY, RunCase, run
 
 LONG = {
     *("model without attention", "four passes over each batch", "KL without weight, high learning rate"),
@@ -28,26 +30,26 @@ LONG = {
 }
 
 
-def parameters(plants: Any) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in plants]
+def parameters(cases: Any) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in cases]
 
 
-def diagnosed(plant: Plant, directory: Path) -> tuple[list[str], list[Event]]:
+def diagnosed(case: RunCase, directory: Path) -> tuple[list[str], list[Event]]:
     """Kinds of the findings, and the warnings of the run while it ran."""
-    folder = RunFolder(run(plant, directory))
+    folder = RunFolder(run(case, directory))
     found = [finding.kind for finding in Report.of(folder).findings]
     return found, [event for event in folder.events if event["event"] == "warning"]
 
 
-def test_there_are_twenty_ill_runs_and_five_healthy_ones() -> None:
-    assert len(ILL) == 20 and len({plant.finding for plant in ILL.values()}) == 20 and len(HEALTHY) == 5
-    assert {*ILL, *HEALTHY} >= LONG
+def test_there_are_twenty_faulty_runs_and_five_healthy_ones() -> None:
+    assert len(FAULTY) == 20 and len({case.finding for case in FAULTY.values()}) == 20 and len(HEALTHY) == 5
+    assert {*FAULTY, *HEALTHY} >= LONG
 
 
-@pytest.mark.parametrize("name", parameters(ILL))
+@pytest.mark.parametrize("name", parameters(FAULTY))
 def test_the_planted_fault_is_named_first(tmp_path: Path, name: str) -> None:
-    found, warnings = diagnosed(ILL[name], tmp_path)
-    assert found[:1] == [ILL[name].finding]
+    found, warnings = diagnosed(FAULTY[name], tmp_path)
+    assert found[:1] == [FAULTY[name].finding]
     assert len({event["kind"] for event in warnings}) == len(warnings), "each kind once"
 
 
@@ -57,11 +59,29 @@ def test_nothing_is_wrong_with_a_healthy_run(tmp_path: Path, name: str) -> None:
 
 
 def test_a_running_run_warns_of_what_is_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plant = replace(ILL["reward function returns 0"], steps=10)
-    found, [warning] = diagnosed(plant, tmp_path)
+    case = replace(FAULTY["reward function returns 0"], steps=10)
+    found, [warning] = diagnosed(case, tmp_path)
     assert found == ["reward_zero"]
     assert warning["kind"] == "diagnosis/reward_zero" and warning["step"] == 10
     assert warning["finding"]["steps"] == [1, 10]
     printed = capsys.readouterr().out
     assert "Warning: The reward is always 0: critic/score/max is 0 in all 10 steps" in printed
     assert f"rloom doctor {tmp_path} has the evidence" in printed
+
+
+def test_a_resumed_run_compares_with_its_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[list[tuple[int, bool]]] = []  # step, and whether it has an accuracy of validation
+
+    class Recording(LiveDiagnosis):
+        def add_history(self, records: Iterable[Mapping[str, float]]) -> None:
+            known = list(records)
+            accuracies = [any(name.startswith("val-core/") for name in record) for record in known]
+            added.append([(int(record["step"]), has) for record, has in zip(known, accuracies, strict=True)])
+            super().add_history(known)
+
+    monkeypatch.setattr("rloom.trainer.launch.LiveDiagnosis", Recording)
+    keys = {"trainer.val_before_train": True, "data.val_max_samples": 4, "trainer.resume_mode": "auto"}
+    validated = RunCase(None, keys, steps=2)
+    run(validated, tmp_path)
+    run(replace(validated, steps=3), tmp_path)
+    assert added == [[(0, True)], [(0, True), (1, False), (2, False)]]

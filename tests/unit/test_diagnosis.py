@@ -104,7 +104,7 @@ GAE = {"algorithm.adv_estimator": "gae"}
 SFT = {
     name: None for name in of_the_step(1) if name.startswith(("critic/", "actor/", "rollout", "response", "reward/"))
 }
-ILL: Mapping[str, Callable[[], History]] = {
+FAULTY: Mapping[str, Callable[[], History]] = {
     "nonfinite": lambda: history({"actor/nonfinite_updates": lambda step: float(step == 7)}),
     "out_of_memory": lambda: ended("TrainingError", "the GPU ran out of memory in the actor's update: ..."),
     "run_failed": lambda: ended("WorkerError", "worker 3 died"),
@@ -128,7 +128,9 @@ ILL: Mapping[str, Callable[[], History]] = {
     "entropy_explosion": lambda: history({"actor/entropy": lambda step: 0.3 * step, "critic/score/mean": flat}),
     "answers_cut": lambda: history({"response_length/clip_ratio": 0.6}),
     "reward_hacked": lambda: history({"reward/acc": flat, "reward/format": lambda step: 0.05 * step}),
-    "length_drift": lambda: history({"response_length/mean": lambda step: 200.0 + 20 * step}),
+    "length_drift": lambda: history(
+        {"response_length/mean": lambda step: 200.0 + 20 * step, "critic/score/mean": flat, "reward/acc": flat}
+    ),
     "critic_stuck": lambda: history(
         {"critic/vf_loss": flat, "critic/vf_explained_var": 0.0, "critic/values/mean": 0.0}, GAE
     ),
@@ -153,18 +155,18 @@ def test_nothing_is_wrong_with_a_healthy_run(keys: Mapping[str, Any], steps: int
     assert kinds(history(keys=keys, steps=steps)) == []
 
 
-def test_there_is_an_ill_history_for_every_check() -> None:
-    assert ILL.keys() == CHECKS.keys()
+def test_there_is_a_faulty_history_for_every_check() -> None:
+    assert FAULTY.keys() == CHECKS.keys()
 
 
-@pytest.mark.parametrize("kind", ILL)
+@pytest.mark.parametrize("kind", FAULTY)
 def test_the_fault_is_named_first(kind: str) -> None:
-    assert kinds(ILL[kind]())[:1] == [kind]
+    assert kinds(FAULTY[kind]())[:1] == [kind]
 
 
-@pytest.mark.parametrize("kind", ILL)
+@pytest.mark.parametrize("kind", FAULTY)
 def test_a_finding_has_numbers_steps_and_both_languages(kind: str) -> None:
-    finding = diagnose(ILL[kind]())[0]
+    finding = diagnose(FAULTY[kind]())[0]
     first, last = finding.steps
     assert 1 <= first <= last <= STEPS + 1
     assert finding.causes
@@ -175,9 +177,9 @@ def test_a_finding_has_numbers_steps_and_both_languages(kind: str) -> None:
     assert json.loads(json.dumps(finding.as_json()))["kind"] == kind
 
 
-@pytest.mark.parametrize("kind", ILL)
+@pytest.mark.parametrize("kind", FAULTY)
 def test_the_keys_to_change_exist_and_their_values_are_valid(kind: str) -> None:
-    for finding in diagnose(ILL[kind]()):
+    for finding in diagnose(FAULTY[kind]()):
         assert {change.key for change in finding.changes} <= all_keys().keys()
         for change in finding.changes:
             load_config(["algorithm.adv_estimator=grpo", "data.max_response_length=256", change.assignment])
@@ -209,7 +211,8 @@ def test_low_entropy_of_a_solved_task_is_no_fault() -> None:
 def test_longer_answers_are_no_fault_while_the_accuracy_rises() -> None:
     longer: Values = {"response_length/mean": lambda step: 200.0 + 20 * step}
     better: Values = {**longer, "reward/acc": lambda step: 0.3 + 0.015 * step + 0.01 * (-1) ** step}
-    assert kinds(history(longer)) == ["length_drift"] and kinds(history(better)) == []
+    no_better: Values = {**longer, "reward/acc": flat, "critic/score/mean": flat}
+    assert kinds(history(no_better)) == ["length_drift"] and kinds(history(better)) == []
 
 
 def test_lam_matters_only_for_long_answers_of_gae() -> None:
@@ -342,7 +345,7 @@ def test_a_run_of_any_length_keeps_the_same_number_of_steps() -> None:
     for record in history(steps=500).metrics:
         live.check(int(record["step"]), record)
     assert len(live._records) == FIRST_STEPS + LAST_STEPS
-    assert [record["step"] for record in live._records[:11]] == [*range(1, 11), 451]
+    assert [record["step"] for record in live._records[:21]] == [*range(1, 21), 461]
 
 
 # The command
@@ -377,7 +380,7 @@ def english(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_prints_findings_and_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = written(tmp_path / "run", ILL["reward_zero"]())
+    run = written(tmp_path / "run", FAULTY["reward_zero"]())
     assert cli.main(["doctor", str(run)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [str(run), "20 steps, finished; 23 kinds of faults checked, 1 finding"]
@@ -390,7 +393,7 @@ def test_the_command_is_in_the_users_language(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
-    assert cli.main(["doctor", str(written(tmp_path / "run", ILL["reward_zero"]()))]) == 1
+    assert cli.main(["doctor", str(written(tmp_path / "run", FAULTY["reward_zero"]()))]) == 1
     assert "1. 错误 奖励始终为 0  [reward_zero, 第 1–20 步]" in capsys.readouterr().out
 
 
@@ -411,10 +414,10 @@ def test_too_few_steps_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_json_of_one_run_and_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ill, well = written(tmp_path / "ill", ILL["kl_high"]()), written(tmp_path / "well", history())
-    assert cli.main(["doctor", str(well), "--json"]) == 0
+    faulty, healthy = written(tmp_path / "faulty", FAULTY["kl_high"]()), written(tmp_path / "healthy", history())
+    assert cli.main(["doctor", str(healthy), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []
-    assert cli.main(["doctor", str(ill), str(well), "--json"]) == 1
+    assert cli.main(["doctor", str(faulty), str(healthy), "--json"]) == 1
     first, second = json.loads(capsys.readouterr().out)
     assert first["findings"][0]["kind"] == "kl_high" and first["findings"][0]["changes"][0] == {
         "key": "actor_rollout_ref.actor.optim.lr",

@@ -1,4 +1,4 @@
-"""Short runs of the embedded model: each of the ill ones has one planted fault, the healthy ones have none."""
+"""Short runs of the embedded model: each of the faulty ones has one planted fault, the healthy ones have none."""
 
 import re
 import resource
@@ -40,8 +40,8 @@ TREND = 12  # steps for a check of trends
 
 
 @dataclass(frozen=True)
-class Plant:
-    """A run with a fault; `finding` is the kind that names it. Healthy: None."""
+class RunCase:
+    """A run; `finding` is the kind that names its planted fault. Healthy: None."""
 
     finding: str | None
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -51,19 +51,19 @@ class Plant:
     damages_the_model: bool = False
 
 
-def run(plant: Plant, directory: Path, seed: int = 1) -> Path:
-    own = {"trainer.default_local_dir": directory, "trainer.total_training_steps": plant.steps, "data.seed": seed}
-    if plant.damages_the_model:
+def run(case: RunCase, directory: Path, seed: int = 1) -> Path:
+    own = {"trainer.default_local_dir": directory, "trainer.total_training_steps": case.steps, "data.seed": seed}
+    if case.damages_the_model:
         own["actor_rollout_ref.model.path"] = damaged_model(directory.with_name(f"{directory.name}-model"))
-    given = {} if plant.reward is None else {"reward": as_rloom_calls_it(plant.reward())}
+    given = {} if case.reward is None else {"reward": as_rloom_calls_it(case.reward())}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
-        if plant.patch is not None:
-            plant.patch(patch)
+        if case.patch is not None:
+            case.patch(patch)
         try:
-            rloom.train({**BASE, **plant.keys, **own}, **given)
+            rloom.train({**BASE, **case.keys, **own}, **given)
         except RloomError:
-            assert plant.finding == "nonfinite"  # the only one that stops the run
+            assert case.finding == "nonfinite"  # the only one that stops the run
     return directory
 
 
@@ -159,11 +159,11 @@ def nan_rewards(patch: pytest.MonkeyPatch) -> None:
     calls = iter(range(10**9))
     original = loop.token_rewards
 
-    def poisoned(*given: Any) -> Tensor:
+    def with_nan(*given: Any) -> Tensor:
         rewards_T = original(*given)
         return rewards_T * torch.nan if next(calls) >= 2 else rewards_T
 
-    patch.setattr(loop, "token_rewards", poisoned)
+    patch.setattr(loop, "token_rewards", with_nan)
 
 
 def wrong_weights(patch: pytest.MonkeyPatch) -> None:
@@ -189,50 +189,50 @@ def memory_of_now(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("rloom.observe.metrics.peak_memory_bytes", now)
 
 
-ILL: Mapping[str, Plant] = {
-    "reward function returns 0": Plant("reward_zero", reward=always(0.0)),
-    "reward function returns 0.5": Plant("reward_constant", reward=always(0.5)),
-    "reward depends on the prompt alone": Plant("equal_groups", reward=of_the_prompt),
-    "one reward in five raises": Plant("reward_failures", reward=failing),
-    "rewards of 5,000, not normalised": Plant(
+FAULTY: Mapping[str, RunCase] = {
+    "reward function returns 0": RunCase("reward_zero", reward=always(0.0)),
+    "reward function returns 0.5": RunCase("reward_constant", reward=always(0.5)),
+    "reward depends on the prompt alone": RunCase("equal_groups", reward=of_the_prompt),
+    "one reward in five raises": RunCase("reward_failures", reward=failing),
+    "rewards of 5,000, not normalised": RunCase(
         "gradient_explosion", {"algorithm.adv_estimator": "rloo"}, reward=thousands
     ),
-    "rewards become NaN": Plant("nonfinite", patch=nan_rewards),
-    "engine has other weights": Plant("rollout_mismatch", patch=wrong_weights),
-    "answers of at most 8 tokens": Plant("answers_cut", {"data.max_response_length": 8}),
-    "model without attention": Plant(
+    "rewards become NaN": RunCase("nonfinite", patch=nan_rewards),
+    "engine has other weights": RunCase("rollout_mismatch", patch=wrong_weights),
+    "answers of at most 8 tokens": RunCase("answers_cut", {"data.max_response_length": 8}),
+    "model without attention": RunCase(
         "repetition",
         {"data.max_prompt_length": 64, "data.max_response_length": 72, f"{ROLLOUT}.temperature": 0.3},
         damages_the_model=True,
     ),
-    "temperature of 0.01": Plant(
+    "temperature of 0.01": RunCase(
         "entropy_collapse", {"algorithm.adv_estimator": "reinforce_plus_plus", f"{ROLLOUT}.temperature": 0.01}
     ),
-    "KL without weight, high learning rate": Plant(
+    "KL without weight, high learning rate": RunCase(
         "kl_high", {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": 0.0, f"{ACTOR}.optim.lr": 2e-3}
     ),
-    "four passes over each batch": Plant(
+    "four passes over each batch": RunCase(
         "clip_high", {f"{ACTOR}.ppo_epochs": 4, f"{ACTOR}.ppo_mini_batch_size": 2, f"{ACTOR}.optim.lr": 3e-3}
     ),
-    "learning rate of 1e-10": Plant(
+    "learning rate of 1e-10": RunCase(
         "policy_static", {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.optim.lr": 1e-10}, steps=9
     ),
-    "slow reward function": Plant("slow_stage", reward=slow),
-    "lam of 0.3": Plant("credit_decay", {**GAE, "algorithm.lam": 0.3}, steps=TREND),
-    "critic with a learning rate of 1e-10": Plant("critic_stuck", {**GAE, "critic.optim.lr": 1e-10}, steps=TREND),
-    "reward for short answers": Plant("length_drift", {f"{ACTOR}.optim.lr": 1e-3}, steps=20, reward=short),
-    "reward for the format": Plant("reward_hacked", {f"{ACTOR}.optim.lr": 1e-3}, steps=16, reward=by_format),
-    "reward function keeps memory": Plant("memory_growth", steps=TREND, reward=leaking, patch=memory_of_now),
-    "learning rate 25 times too high": Plant("reward_collapse", {f"{ACTOR}.optim.lr": 5e-3}, steps=8),
+    "slow reward function": RunCase("slow_stage", reward=slow),
+    "lam of 0.3": RunCase("credit_decay", {**GAE, "algorithm.lam": 0.3}, steps=TREND),
+    "critic with a learning rate of 1e-10": RunCase("critic_stuck", {**GAE, "critic.optim.lr": 1e-10}, steps=TREND),
+    "reward for short answers": RunCase("length_drift", {f"{ACTOR}.optim.lr": 1e-3}, steps=20, reward=short),
+    "reward for the format": RunCase("reward_hacked", {f"{ACTOR}.optim.lr": 1e-3}, steps=16, reward=by_format),
+    "reward function keeps memory": RunCase("memory_growth", steps=TREND, reward=leaking, patch=memory_of_now),
+    "learning rate 25 times too high": RunCase("reward_collapse", {f"{ACTOR}.optim.lr": 5e-3}, steps=8),
 }
-HEALTHY: Mapping[str, Plant] = {
-    "gae": Plant(None, GAE, steps=10),
-    "grpo": Plant(None, {f"{ACTOR}.use_kl_loss": True}, steps=10),
-    "rloo": Plant(None, {"algorithm.adv_estimator": "rloo"}, steps=10),
-    "reinforce_plus_plus": Plant(
+HEALTHY: Mapping[str, RunCase] = {
+    "gae": RunCase(None, GAE, steps=10),
+    "grpo": RunCase(None, {f"{ACTOR}.use_kl_loss": True}, steps=10),
+    "rloo": RunCase(None, {"algorithm.adv_estimator": "rloo"}, steps=10),
+    "reinforce_plus_plus": RunCase(
         None, {"algorithm.adv_estimator": "reinforce_plus_plus", f"{ACTOR}.ppo_mini_batch_size": 2}, steps=10
     ),
-    "dapo": Plant(
+    "dapo": RunCase(
         None,
         {
             "algorithm.filter_groups.enable": True,
