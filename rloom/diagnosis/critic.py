@@ -2,6 +2,7 @@
 
 from rloom.diagnosis.finding import Change, Fault, Finding, Severity, Text
 from rloom.diagnosis.history import ACTOR, CRITIC, SCORE, History, rounded
+from rloom.diagnosis.series import Series
 
 EXPLAINED = 0.05  # of the variance of the returns; below it the critic predicts no more than their mean
 WORSE_THAN_MEAN = -0.2
@@ -25,6 +26,12 @@ CRITIC_STUCK = Fault(
 )
 
 
+def moves(values: Series, spread: Series) -> bool:
+    """A critic begins at 0 and learns the level of the scores first; it may pass it before it settles."""
+    trend = values.trend
+    return trend is not None and abs(trend.change) >= BIAS * spread.tail.mean
+
+
 def critic_stuck(history: History) -> Finding | None:
     loss, explained = history.series("critic/vf_loss"), history.series("critic/vf_explained_var")
     trend = loss.trend
@@ -36,7 +43,8 @@ def critic_stuck(history: History) -> Finding | None:
         return None
     bias = abs(values.tail.mean - score.tail.mean) / max(spread.tail.mean, 1e-9)
     idle = len(loss) >= LONG_RUN and not history.score_rises
-    if bias < BIAS and known > WORSE_THAN_MEAN and not idle:
+    biased = bias >= BIAS and not (len(loss) < LONG_RUN and moves(values, spread))
+    if not biased and known > WORSE_THAN_MEAN and not idle:
         return None
     evidence = [
         Text(

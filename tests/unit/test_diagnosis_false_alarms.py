@@ -114,6 +114,22 @@ def test_a_running_run_compares_its_first_20_steps_with_its_last_20() -> None:
     assert warned(LiveDiagnosis(found.config), found) == ["length_drift"]
 
 
+# A critic at its beginning
+
+
+def test_a_critic_whose_values_still_move_is_not_stuck() -> None:
+    """Values of a healthy run of the embedded model: from 0 past the mean score of 0.4."""
+    measured = [0.0, 0.047, 0.115, 0.216, 0.362, 0.529, 0.644, 0.728, 0.729, 0.682]
+
+    def critic(values: Callable[[int], float], steps: int) -> list[str]:
+        unknown: Values = {"critic/vf_loss": flat, "critic/vf_explained_var": 0.0, "critic/values/mean": values}
+        return kinds(history({**unknown, "critic/score/mean": flat}, {**GAE, "algorithm.lam": 1.0}, steps))
+
+    assert critic(lambda step: measured[step - 1], steps=10) == []
+    assert critic(lambda step: measured[min(step, 10) - 1], steps=20) == ["critic_stuck"]
+    assert critic(lambda step: 0.0, steps=10) == ["critic_stuck"]
+
+
 # Supervised fine-tuning
 
 
