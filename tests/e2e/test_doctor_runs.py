@@ -26,7 +26,8 @@ LONG = {
         "slow reward function",
         "temperature of 0.01",
     ),
-    *("rloo", "reinforce_plus_plus", "dapo"),
+    "learning rate of 1e-10",
+    *("gae", "rloo", "reinforce_plus_plus", "dapo"),
 }
 
 
