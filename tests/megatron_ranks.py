@@ -87,12 +87,13 @@ def train(
     engine, batch = megatron(folder, sizes, **settings), train_batch()
     mine, counts = batch.select(own_rows(batch, rank, ranks, sizes)), Counts.of(batch, 16)
     metrics, norms, gradients = [], [], []
-    for _ in range(STEPS):
-        before_T = engine.score(mine)
+    before_T = engine.score(mine)
+    for step in range(STEPS):
         engine.forward_backward(mine, recording(objective), counts)
         gradients.append(whole_gradients(engine))
         update = engine.optim_step(0.01)
-        check_recorded(update, mine, before_T)
+        if step == 0:
+            check_recorded(update, mine, before_T)
         metrics.append(update.metrics)
         norms.append(update.grad_norm)
     weights = {name: weight.clone() for name, weight in engine.weights()}

@@ -133,8 +133,8 @@ COMMANDS = {
         [
             (
                 "[DIR]",
-                "list runs with state, step, reward and accuracy; default: checkpoints",
-                "列出各次训练的状态、步数、奖励和准确率；默认目录 checkpoints",
+                "list runs with state, step, reward and accuracy",
+                "列出各次训练的状态、步数、奖励和准确率",
             )
         ],
     ),

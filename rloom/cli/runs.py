@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloom.cli.parsing import RUNS_FOLDER, epilog
+from rloom.cli.parsing import RUNS_FOLDERS, default_run_folders, epilog
 from rloom.console import run_safely
 
 if TYPE_CHECKING:
@@ -25,30 +25,30 @@ def main(arguments: Sequence[str]) -> int:
         description="List the runs below a folder, the last written first.",
         **epilog("rloom runs checkpoints/my_project"),
     )
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path(RUNS_FOLDER), metavar="DIR", help="default: %(default)s"
-    )
+    parser.add_argument("folder", nargs="*", type=Path, metavar="DIR", help=f"default: {' and '.join(RUNS_FOLDERS)}")
     parser.add_argument("--json", action="store_true", help="print a JSON list, one object a run")
     given = parser.parse_args(arguments)
 
     def run() -> int:
-        return show(given.folder, as_json=given.json)
+        return show(given.folder or default_run_folders(), as_json=given.json)
 
     return run_safely(run)
 
 
-def show(folder: Path, *, as_json: bool) -> int:
+def show(folders: Sequence[Path], *, as_json: bool) -> int:
     from rloom.errors import DataError
     from rloom.observe.run_summary import summaries
 
-    if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}; name the folder of the runs: rloom runs DIR")
-    found = summaries(folder)
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError(f"there is no folder {folder}; name the folder of the runs: rloom runs DIR")
+    found = summaries(folders)
     if as_json:
         print(json.dumps([as_object(each) for each in found], indent=2, ensure_ascii=False))
         return 0
     if not found:
-        print(f"There is no run in {folder} or below; `rloom runs DIR` looks in another folder.")
+        names = " and ".join(map(str, folders))
+        print(f"There is no run in {names} or below; `rloom runs DIR` looks in another folder.")
         return 0
     from rich.console import Console
 

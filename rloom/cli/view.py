@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloom.cli.parsing import RUNS_FOLDER, epilog
+from rloom.cli.parsing import RUNS_FOLDERS, default_run_folders, epilog
 from rloom.console import OK, run_safely
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         **epilog("rloom view checkpoints/rloom/gsm8k", "0 ended by ctrl-C · 2 an error that you can correct"),
     )
     parser.add_argument(
-        "run", nargs="*", default=[RUNS_FOLDER], help=f"a run directory, or a folder above several ({RUNS_FOLDER})"
+        "run", nargs="*", type=Path, help=f"a run directory, or a folder above several ({' and '.join(RUNS_FOLDERS)})"
     )
     parser.add_argument(
         "--port", type=int, help=f"of {ADDRESS}; 0: any free one (default: {FIRST_PORT}, or the next that is free)"
@@ -53,7 +53,8 @@ def view(given: argparse.Namespace) -> int:
             f"in the network; from another machine, use `ssh -L {FIRST_PORT}:{ADDRESS}:{FIRST_PORT} HOST`"
         )
     access = Access(choose_token(os.environ))
-    with listen(given.port, OpenedRuns([Path(run).expanduser() for run in given.run]), access) as server:
+    runs = OpenedRuns([run.expanduser() for run in given.run or default_run_folders()])
+    with listen(given.port, runs, access) as server:
         print(greeting(server.server_port, access.token, is_chinese(os.environ)), flush=True)
         preload()
         if not given.no_open and has_display(os.environ):

@@ -1,7 +1,7 @@
 """A run in one line: state, last reward, accuracy. Files are searched, not parsed: hundreds of runs take seconds."""
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +55,10 @@ def summarize(path: Path) -> RunSummary:
     )
 
 
-def summaries(root: Path) -> list[RunSummary]:
-    """Of every run directory at `root` and below, the last written first."""
-    found = [summarize(folder.absolute()) for folder in run_directories(root)]
+def summaries(roots: Sequence[Path]) -> list[RunSummary]:
+    """Of every run directory at `roots` and below, the last written first."""
+    folders = dict.fromkeys(folder.absolute() for root in roots for folder in run_directories(root))
+    found = [summarize(folder) for folder in folders]
     return sorted(found, key=lambda summary: summary.state.updated or 0.0, reverse=True)
 
 

@@ -183,6 +183,7 @@ def summary(log: RunLog, checkpoints: Checkpoints) -> str:
     lines = accuracy_lines(RunFolder(log.run_dir).metrics)
     picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
     lines.append(f"Learning curve: {picture}")
+    lines.append(f"In the browser: rloom view {log.run_dir}")
     newest = checkpoints.path(checkpoints.steps()[-1])  # the last step is always saved
     lines.append(f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR")
     return "\n".join(lines)

@@ -68,12 +68,13 @@ def accumulate_gradients(name: str, rank: int, ranks: int, folders: dict[str, Pa
     mine, counts = batch.select(share(batch, rank, ranks)), Counts.of(batch, 16)
     start = {name: weight.clone() for name, weight in engine.weights()}
     metrics, norms, gradients = [], [], []
-    for _ in range(2):
-        before_T = engine.score(mine)
+    before_T = engine.score(mine)
+    for step in range(2):
         engine.forward_backward(mine, recording(case.objective), counts)
         gradients.append(subject.gradients(engine))
         update = engine.optim_step(0.01)
-        check_recorded(update, mine, before_T)
+        if step == 0:
+            check_recorded(update, mine, before_T)
         metrics.append(update.metrics)
         norms.append(update.grad_norm)
     scores_T, reference_T = engine.score(mine), engine.score_reference(mine)

@@ -62,7 +62,7 @@ def test_the_last_written_run_is_first(tmp_path: Path) -> None:
     write_run(tmp_path / "p" / "old", {}, {1: {}}, time=100.0)
     write_run(tmp_path / "p" / "new", {}, {1: {}}, time=300.0)
     write_run(tmp_path / "q" / "middle", {}, {1: {}}, time=200.0)
-    assert [each.name for each in summaries(tmp_path)] == ["p/new", "q/middle", "p/old"]
+    assert [each.name for each in summaries([tmp_path / "q", tmp_path])] == ["p/new", "q/middle", "p/old"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rloom.cli import main
+from rloom.cli.parsing import default_run_folders
 from rloom.cli.view import FIRST_PORT, greeting, has_display, listen
 from rloom.errors import ConfigError
 from rloom.view.access import Access
@@ -63,12 +64,16 @@ def test_a_path_that_is_no_run_is_an_error_that_names_it(tmp_path: Path, capsys:
         assert f"rloom: data error: {path} {said}" in capsys.readouterr().err
 
 
-def test_without_a_path_the_folder_checkpoints_is_shown(
+def test_without_a_path_the_folders_of_rloom_train_and_train_sh_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["view", "--no-open"]) == 2
     assert "checkpoints is no folder" in capsys.readouterr().err
+    (tmp_path / "outputs" / "checkpoints").mkdir(parents=True)
+    assert default_run_folders() == [Path("outputs/checkpoints")]
+    (tmp_path / "checkpoints").mkdir()
+    assert default_run_folders() == [Path("checkpoints"), Path("outputs/checkpoints")]
 
 
 def test_a_port_in_use_is_an_error_that_names_the_flag(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
