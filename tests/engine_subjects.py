@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rloom.algos.objectives import PolicyObjective
+from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TrainBatch
-from rloom.engines.base import AdamW, Placement, Update
+from rloom.engines.base import AdamW, Engine, Placement, Update
 from rloom.engines.distributed import rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
@@ -19,10 +20,14 @@ from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import PolicyNetwork, ValueNetwork
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
+from rloom.runtime.group import LocalGroup
 from rloom.trainer.assemble.models import enable_checkpointing
+from rloom.trainer.learning_rate import LearningRateSchedule
+from rloom.trainer.roles import Learner, MiniBatching
 from tests.helpers import ADAMW, CPU, Weights
 
 WHOLE = MicroBatching(samples=8)
+OBJECTIVE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,18 @@ ENGINES: Mapping[str, Subject] = {
     "sharded": Subject(sharded, sharded_gradients, sharded_weights),
 }
 NEED_RANKS = ("sharded",)
+
+
+def learner(*engines: Engine, objective: Any = OBJECTIVE, rate: float = 0.01, max_nonfinite: int = 3) -> Learner:
+    return Learner(
+        "actor",
+        LocalGroup(engines),
+        objective=objective,
+        mini_batching=MiniBatching(prompts_per_update=2, epochs=1, shuffle=True, seed=3, horizon=16),
+        schedule=LearningRateSchedule(rate),
+        balance=True,
+        max_nonfinite=max_nonfinite,
+    )
 
 
 def recording(objective: Any) -> Any:

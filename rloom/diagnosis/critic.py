@@ -18,7 +18,7 @@ CRITIC_STUCK = Fault(
             "the critic's learning rate is too low; about ten times the actor's is usual",
             "critic 学习率过低；通常为 actor 的约 10 倍",
         ),
-        Text("the policy changes before the critic knows the rewards", "critic 尚未学会奖励，策略就已变化"),
+        Text("the policy changes before the critic has learned the rewards", "critic 尚未学会奖励，策略就已变化"),
         Text("rewards are far outside of ± critic.cliprange_value", "奖励远超 ± critic.cliprange_value 的范围"),
         Text("too few answers in a step", "每步回答数太少"),
     ),

@@ -249,7 +249,7 @@ SFT_LOSS = Fault(
     ("train/loss",),
 )
 FEWEST_OF_SFT = 20  # batches differ, so that a few steps say nothing
-LOSS_ERRORS = 5.0  # standard errors: a running run compares every few steps, and chance has many tries
+LOSS_ERRORS = 5.0  # standard errors: a running run repeats the comparison every few steps
 LOSS_RISE = 0.05  # of the loss at first
 
 

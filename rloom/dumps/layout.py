@@ -17,7 +17,7 @@ TOKENIZER = "tokenizer.json"
 Kind = Literal["train", "validation"]
 KINDS: tuple[Kind, ...] = ("train", "validation")
 
-# Three significant digits are enough to look at, and take a third of the space of float32.
+# Three significant digits are enough to look at, in half the bytes of float32.
 NUMBERS = pa.list_(pa.float16())
 TOKEN_COLUMNS = ("logprobs", "advantages", "entropy", "ratio")
 

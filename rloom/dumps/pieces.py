@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 
 class TokenTexts:
@@ -10,7 +11,7 @@ class TokenTexts:
         self._file = tokenizer
 
     @cached_property
-    def _tokenizer(self):  # type: ignore[no-untyped-def]
+    def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer  # without transformers: it imports in milliseconds
 
         return Tokenizer.from_file(str(self._file))

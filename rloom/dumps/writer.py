@@ -67,7 +67,7 @@ class DumpWriter:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception as error:  # of any kind: a run does not end for its dump
+            except Exception as error:  # of any kind: a dump that fails does not end the run
                 if not self._has_failed:
                     self._has_failed = True
                     self._report_failure(f"{type(error).__name__}: {error}")

@@ -130,7 +130,7 @@ class StepLoop(ABC):
             return
         try:
             found = self.diagnosis.check(step, metrics)
-        except Exception as error:  # a fault of a check: a run does not end for it
+        except Exception as error:  # a check that fails does not end the run
             self.diagnosis = None
             self.log.warning(f"The checks of this run are off: {type(error).__name__}: {error}", kind="diagnosis")
             return

@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.objectives import PolicyObjective, ValueObjective
-from rloom.algos.policy_losses import LossSettings
+from rloom.algos.objectives import ValueObjective
 from rloom.batch import TokenOutputs, TrainBatch
 from rloom.engines.base import AdamW, Engine
 from rloom.errors import CheckpointError, TrainingError
@@ -20,9 +19,8 @@ from rloom.models.load import Lora
 from rloom.models.save import merge_adapter, save_pretrained
 from rloom.packing import MicroBatching
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.learning_rate import LearningRateSchedule
-from rloom.trainer.roles import Learner, MiniBatching, Scorer
-from tests.engine_subjects import ENGINES, NEED_RANKS, WHOLE, Subject
+from rloom.trainer.roles import Learner, Scorer
+from tests.engine_subjects import ENGINES, OBJECTIVE, WHOLE, Subject, learner
 from tests.helpers import (
     ADAMW,
     FAMILIES,
@@ -39,31 +37,6 @@ from tests.helpers import (
 
 EVERYTHING = frozenset({"model", "optimizer"})
 LORA = Lora(rank=4)
-OBJECTIVE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
-
-
-@pytest.fixture(params=ENGINES)
-def subject(request: pytest.FixtureRequest) -> Subject:
-    if request.param in NEED_RANKS:
-        request.getfixturevalue("one_rank")
-    return ENGINES[request.param]
-
-
-@pytest.fixture
-def folder(model_folder: Callable[[str], Path]) -> Path:
-    return model_folder("qwen2")
-
-
-def learner(*engines: Engine, objective: Any = OBJECTIVE, rate: float = 0.01, max_nonfinite: int = 3) -> Learner:
-    return Learner(
-        "actor",
-        LocalGroup(engines),
-        objective=objective,
-        mini_batching=MiniBatching(prompts_per_update=2, epochs=1, shuffle=True, seed=3, horizon=16),
-        schedule=LearningRateSchedule(rate),
-        balance=True,
-        max_nonfinite=max_nonfinite,
-    )
 
 
 def learn(who: Learner, batch: TrainBatch, step: int) -> dict[str, float]:

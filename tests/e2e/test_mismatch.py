@@ -1,15 +1,11 @@
 """Whole runs in which the rollout engine generates with the trainer's weights, and with others."""
 
-from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
 from rloom.observe.run_folder import RunFolder
-from rloom.rollout.native.engine import NativeRollout
+from tests.e2e import faulty_runs
 from tests.e2e.runs import records, train
 
 ON_POLICY = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
@@ -22,17 +18,7 @@ def warnings_of(run: Path) -> list[dict[str, object]]:
 
 @pytest.fixture
 def wrong_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first update the engine generates with a copy of the model whose logits are half as large."""
-    load = NativeRollout.load_weights
-
-    def load_wrongly(self: NativeRollout, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        load(self, weights, version)
-        if version == 1:
-            self.network = deepcopy(self.network)
-            with torch.no_grad():
-                self.network.module.model.norm.weight.mul_(0.5)
-
-    monkeypatch.setattr(NativeRollout, "load_weights", load_wrongly)
+    faulty_runs.wrong_weights(monkeypatch)
 
 
 @pytest.mark.parametrize("keys", [ON_POLICY, BYPASS], ids=["on-policy", "bypass"])

@@ -44,7 +44,7 @@ class Start:
     report: Callable[[str], None] = print
 
     def run_id(self, tracker: str) -> str | None:
-        """The id under which the tracker's service knows this run, if the start continues it."""
+        """The id of this run in the tracker's service, if the start continues it."""
         return _run_ids(self.run_dir).get(tracker) if self.resumed else None
 
     def keep_run_id(self, tracker: str, run_id: str) -> None:
