@@ -10,7 +10,7 @@ CUT_ALMOST_ALL = 0.9  # no answer can be complete: it explains a reward of 0
 REPEATED, REPEATED_CERTAIN = 0.5, 0.65  # share of the groups of four tokens that occurred before in the same answer
 DRIFT = 1.5  # times the length at first
 DRIFT_CERTAIN = 2.0
-FOLLOWS = 0.8  # correlation of the changes of reward and length from step to step: the reward pays for length
+FOLLOWS = 0.8  # correlation of the changes of reward and length from step to step: the reward depends on the length
 
 CUT = Fault(
     "answers_cut",

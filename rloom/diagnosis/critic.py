@@ -7,7 +7,7 @@ from rloom.diagnosis.series import Series
 EXPLAINED = 0.05  # of the variance of the returns; below it the critic predicts no more than their mean
 WORSE_THAN_MEAN = -0.2
 BIAS = 0.5  # standard deviations of the scores between the mean value and the mean score
-LONG_RUN = 20  # steps after which a critic must help if the reward does not rise
+LONG_RUN = 20  # steps after which a critic that explains nothing is a finding, if the reward does not rise
 
 CRITIC_STUCK = Fault(
     "critic_stuck",
