@@ -11,9 +11,12 @@ def framed(body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def read_frame(receive: Callable[[int], bytes]) -> bytes:
-    """The next body. `receive(n)` returns 1 to n bytes, or none at the end of the file, which is an EOFError here."""
+def read_frame(receive: Callable[[int], bytes], longest: int | None = None) -> bytes:
+    """The next body. `receive(n)` returns 1 to n bytes, or none at the end of the file, which is an EOFError here.
+    ValueError if it has more than `longest` bytes."""
     (length,) = _LENGTH.unpack(_exactly(_LENGTH.size, receive))
+    if longest is not None and length > longest:
+        raise ValueError(f"a message of {length} bytes; at most {longest} are read")
     return _exactly(length, receive)
 
 

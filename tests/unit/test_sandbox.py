@@ -180,19 +180,26 @@ def test_required_isolation_is_an_error_where_namespaces_are_refused(monkeypatch
 
 
 def test_the_line_at_the_start_lists_what_is_there_and_what_is_not() -> None:
-    full = Protections(namespaces=True, uid=60_706, seccomp=True, landlock=False, fork=True)
+    full = Protections(namespaces=True, uid=60_706, seccomp=True, landlock=False, fork=True, memory=True)
     assert description(full) == (
         "Generated code runs in a sandbox with time, memory, file, process and output limits, user, mount, pid, "
-        "network, ipc and uts namespaces, a uid of its own, a seccomp filter (no sockets)."
+        "network, ipc and uts namespaces, a uid of its own, a seccomp filter (no sockets), one memory limit for all "
+        "processes of a program."
     )
     bare = Protections(
-        namespaces=False, uid=None, seccomp=False, landlock=False, fork=True, faults={"seccomp": "EPERM"}
+        namespaces=False,
+        uid=None,
+        seccomp=False,
+        landlock=False,
+        fork=True,
+        memory=False,
+        faults={"seccomp": "EPERM"},
     )
     assert description(bare) == (
         "Generated code runs in a sandbox with time, memory, file, process and output limits. Not protected on this "
         "machine: reading and writing the files that this user may read and write; reading the environment of this "
-        "user's processes; the network; signals to this user's processes; the number of files in the scratch folder. "
-        "(no seccomp: EPERM)"
+        "user's processes; the network; signals to this user's processes; the number of files in the scratch folder; "
+        "the memory of several processes together (each has the limit). (no seccomp: EPERM)"
     )
 
 
@@ -200,7 +207,7 @@ def test_the_line_at_the_start_lists_what_is_there_and_what_is_not() -> None:
 def test_the_filter_decides_by_number_and_argument_on_both_architectures(machine: str) -> None:
     column = ["x86_64", "aarch64"].index(machine)
     policy = seccomp.Policy(only_own_signals=True, forbid_processes=True)
-    filter_ = seccomp.build(policy, 77, machine)
+    filter_ = seccomp.own_filter(policy, 77, machine)
     allow, refuse, kill = 0x7FFF0000, 0x00050001, 0x80000000
     architecture = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
 

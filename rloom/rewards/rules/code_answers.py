@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from rloom.rewards.rules.code_problems import Asserts, Calls, Problem
+from rloom.rewards.rules.code_problems import Asserts, Calls, Problem, before_function
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?=^[ \t]*```|\Z)(?:^[ \t]*```[^\n]*)?", re.M | re.S)
 _PYTHON = ("python", "python3", "py")
@@ -46,7 +46,7 @@ def _completions(prompt: str, names: Sequence[str], code: str, *, fenced: bool) 
         return ()
     if defines(code, names):
         # what comes before the function in the prompt: imports and helper functions, which an answer may leave out
-        before = re.split(rf"^(?:async )?def {re.escape(names[0])}\b", prompt, maxsplit=1, flags=re.M)[0]
+        before = before_function(prompt, names[0])
         wholes = (code,) if fenced else _from_first_code_line(code)
         return tuple(f"{before}\n{whole}" for whole in wholes)
     if fenced:

@@ -2,22 +2,29 @@
 
 import ast
 import builtins
+import contextlib
 import json
+import math
+import re
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 FORMS = "entry_point and test (HumanEval), test_list (MBPP), or inputs and outputs"
+CASE = "__case__"
 
 
 @dataclass(frozen=True)
 class Asserts:
-    """Tests in Python. `tests` reports each one through `__case__` (see `sandbox/harness.py`)."""
+    """Tests in Python. `tests` reports each one through `__case__` (see `sandbox/tests.py`)."""
 
     tests: str
     count: int
-    names: tuple[str, ...]  # functions that the tests call; the program defines one of them
+    names: tuple[str, ...]  # that the program defines and the tests use
     prompt: str = ""  # the beginning of the function, which an answer may continue
+    given: str = ""  # definitions of the prompt, which the tests may use
+    time_limit_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,11 @@ class Calls:
     function: str
     calls: tuple[tuple[Any, ...], ...]
     outputs: tuple[Any, ...]
+    time_limit_s: float | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.outputs)
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,11 @@ class Streams:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    time_limit_s: float | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.outputs)
 
 
 Problem = Asserts | Calls | Streams
@@ -46,12 +63,9 @@ def problem_of(data_source: str, ground_truth: Any) -> Problem:
         truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
         if not isinstance(truth, Mapping):
             raise ValueError("it is not an object")
-        if "entry_point" in truth:
-            return _humaneval(truth)
-        if "test_list" in truth:
-            return _mbpp(truth)
-        if "inputs" in truth:
-            return _inputs_and_outputs(truth)
+        for key, form in (("entry_point", _humaneval), ("test_list", _mbpp), ("inputs", _inputs_and_outputs)):
+            if key in truth:
+                return replace(form(truth), time_limit_s=_time_limit(truth))
         raise ValueError(f"it has the keys {', '.join(map(str, truth)) or '(none)'}")
     except (ValueError, SyntaxError, RecursionError) as error:
         raise ValueError(
@@ -74,8 +88,23 @@ def _humaneval(truth: Mapping[str, Any]) -> Asserts:
     for index, statement in enumerate(check.body):
         body.append(_case(sum(has_tests[:index]), [statement]) if has_tests[index] else statement)
     check.body = body
-    tests = f"{ast.unparse(ast.fix_missing_locations(module))}\ncheck({name})\n"
-    return Asserts(tests, sum(has_tests), (name,), prompt)
+    given = _definitions(prompt, name)
+    module.body += ast.parse(f"check({name})").body
+    used = [other for other in _program_names(module, ast.parse(given)) if other != name]
+    return Asserts(ast.unparse(ast.fix_missing_locations(module)), sum(has_tests), (name, *used), prompt, given)
+
+
+def _definitions(prompt: str, name: str) -> str:
+    """The imports and helper functions of `prompt`. The tests get them from the row, not from the program."""
+    for source in (prompt, f"{prompt}\n    pass", before_function(prompt, name)):
+        with contextlib.suppress(SyntaxError, ValueError):
+            ast.parse(source)
+            return source
+    return ""
+
+
+def before_function(prompt: str, name: str) -> str:
+    return re.split(rf"^(?:async )?def {re.escape(name)}\b", prompt, maxsplit=1, flags=re.M)[0]
 
 
 def _mbpp(truth: Mapping[str, Any]) -> Asserts:
@@ -84,20 +113,68 @@ def _mbpp(truth: Mapping[str, Any]) -> Asserts:
     parsed = [ast.parse(str(source)).body for source in sources]
     module = ast.parse(setup)
     module.body += [_case(index, statements) for index, statements in enumerate(parsed)]
-    called = [
+    names = _program_names(module) or _builtin_called_by_all(parsed)
+    return Asserts(ast.unparse(ast.fix_missing_locations(module)), len(parsed), tuple(names))
+
+
+def _program_names(module: ast.Module, given: ast.Module | None = None) -> list[str]:
+    """Names that the tests use, and that neither the row nor Python defines. Modules of the standard library that are
+    used without an import are imported into the tests."""
+    names = _undefined_names(module, given)
+    imports = [name for name in names if _is_module(module, name)]
+    module.body[:0] = [ast.Import([ast.alias(name)]) for name in imports]
+    return [name for name in names if name not in imports]
+
+
+def _undefined_names(module: ast.Module, given: ast.Module | None) -> list[str]:
+    used: dict[str, None] = {}
+    defined = {CASE}
+    statements = [*module.body, *(given.body if given is not None else ())]
+    for node in (node for statement in statements for node in ast.walk(statement)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            used[node.id] = None
+        elif isinstance(node, ast.Name):
+            defined.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.alias):
+            defined.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            defined.add(node.name)
+    return [name for name in used if name not in defined and name not in vars(builtins)]
+
+
+def _builtin_called_by_all(tests: Sequence[Sequence[ast.stmt]]) -> list[str]:
+    """Where a function has the name of a builtin (`assert sum(10, 15) == 6`): the first call without another call in it
+    that every test has. Other builtins stay those of Python."""
+    calls = [[call for statement in test for call in _innermost_calls(statement)] for test in tests]
+    return next(([name] for name in calls[0] if all(name in others for others in calls)), [])
+
+
+def _innermost_calls(statement: ast.AST) -> list[str]:
+    return [
         node.func.id
-        for statements in parsed
-        for statement in statements
         for node in ast.walk(statement)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and not any(isinstance(below, ast.Call) for argument in node.args for below in ast.walk(argument))
     ]
-    names = tuple(dict.fromkeys(name for name in called if name not in vars(builtins)))
-    return Asserts(ast.unparse(ast.fix_missing_locations(module)), len(parsed), names)
+
+
+def _is_module(module: ast.Module, name: str) -> bool:
+    """Whether `name` is a module that the tests use only as in `sys.getsizeof(x)`."""
+    if name not in sys.stdlib_module_names:
+        return False
+    alone = [node for node in ast.walk(module) if isinstance(node, ast.Name) and node.id == name]
+    attributes = [node.value for node in ast.walk(module) if isinstance(node, ast.Attribute)]
+    return all(any(node is value for value in attributes) for node in alone)
 
 
 def _case(index: int, statements: list[ast.stmt]) -> ast.If:
     """`if __case__.wanted(0): with __case__(0): statements`."""
-    wanted = ast.parse(f"if __case__.wanted({index}):\n with __case__({index}):\n  pass").body[0]
+    wanted = ast.parse(f"if {CASE}.wanted({index}):\n with {CASE}({index}):\n  pass").body[0]
     assert isinstance(wanted, ast.If) and isinstance(wanted.body[0], ast.With)
     wanted.body[0].body = statements
     return wanted
@@ -131,6 +208,15 @@ def _value(value: Any) -> Any:
         return json.loads(value)
     except ValueError:
         return value
+
+
+def _time_limit(truth: Mapping[str, Any]) -> float | None:
+    limit_s = truth.get("time_limit_s")
+    if limit_s is None:
+        return None
+    if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not 0 < limit_s < math.inf:
+        raise ValueError(f"its time_limit_s is {limit_s!r}, not a number of seconds above 0")
+    return float(limit_s)
 
 
 def _text(truth: Mapping[str, Any], key: str) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -16,14 +15,15 @@ from typing import Any, Literal
 
 from rloom.errors import RewardError
 from rloom.rewards.sandbox import namespaces
-from rloom.rewards.sandbox.settings import Job, Limits, Protections, Run, Setup, as_message, encode, receive
+from rloom.rewards.sandbox.settings import Job, Limits, Protections, Run, Setup, Tests, as_json, encode, receive
 
-Isolation = Literal["auto", "required", "none"]  # none: for tests of what remains without namespaces
+Isolation = Literal["auto", "required", "none"]
 
 START_LIMIT_S = 60.0
 END_GRACE_S = 30.0  # over the time limit of a program: the launcher ends it and removes its files
 _OWN_CODE = str(Path(__file__).parents[3])
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from rloom.rewards.sandbox.launcher import main; main()"
+_REASON_LENGTH = 300  # characters
 _PACKAGES = ("numpy", "numpy.libs")  # many published solutions import numpy
 
 
@@ -33,10 +33,10 @@ class SandboxError(RewardError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program did, and what it reported (see `harness.py`)."""
+    """What a program did, and what its tests reported (see `tests.py`)."""
 
     run: Run
-    reports: tuple[Mapping[str, Any], ...]
+    reports: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def error(self) -> str | None:
@@ -47,8 +47,15 @@ class Outcome:
         if errors:
             return str(errors[-1])
         if self.run.exit_code < 0:
-            return f"killed by {signal.Signals(-self.run.exit_code).name}"
+            return _ended(self.run.exit_code)
         return f"exit code {self.run.exit_code}" if self.run.exit_code else None
+
+
+def _ended(exit_code: int) -> str:
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:  # a real-time signal, or an exit code of its own
+        return f"ended by signal {-exit_code}"
 
 
 class Sandbox:
@@ -62,18 +69,21 @@ class Sandbox:
     def protections(self) -> Protections:
         return self._started().protections
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job, tests: Tests | None = None) -> Outcome:
         launcher = self._started()
-        job = replace(job, nonce=secrets.token_hex(8))
         try:
-            reply = launcher.exchange(as_message(job), self._limits.timeout_s + END_GRACE_S)
+            limit_s = (job.limits or self._limits).timeout_s + END_GRACE_S
+            reply = launcher.exchange(replace(job, has_tests=tests is not None), limit_s, tests)
         except (OSError, EOFError) as error:
             self.close()
             raise SandboxError(f"the sandbox's launcher failed ({type(error).__name__}: {error})") from error
         if "fault" in reply:
             raise SandboxError(f"the program could not be confined and was not executed: {reply['fault']}")
         run = Run(**reply)
-        return Outcome(run, tuple(_reports(run.report, job.nonce)))
+        if tests is None:
+            # written by the program itself: any text, and only ever a reason for 0
+            return Outcome(run, ({"error": run.report[:_REASON_LENGTH]},) if run.report else ())
+        return Outcome(run, tuple(_reports(run.report)))
 
     def close(self) -> None:
         if self._launcher is not None:
@@ -86,6 +96,8 @@ class Sandbox:
         return self._launcher
 
     def _start(self) -> "_Launcher":
+        if sys.platform != "linux":
+            raise SandboxError("generated code runs in a sandbox of Linux's means, which this system does not have")
         if self._isolation == "none":
             return _Launcher(self._setup(with_namespaces=False))
         try:
@@ -97,10 +109,24 @@ class Sandbox:
                     f"sandbox needs ({error}). Allow unprivileged user namespaces (docker run --security-opt "
                     "seccomp=unconfined --security-opt apparmor=unconfined), or use reward_model.sandbox.isolation=auto"
                 ) from error
-            launcher = _Launcher(self._setup(with_namespaces=False))
-            faults = {"namespaces": str(error), **launcher.protections.faults}
-            launcher.protections = replace(launcher.protections, faults=faults)
-            return launcher
+            return self._start_without_namespaces(str(error))
+
+    def _start_without_namespaces(self, fault: str) -> "_Launcher":
+        launcher = _Launcher(self._setup(with_namespaces=False))
+        protections = launcher.protections
+        if not (protections.landlock and protections.seccomp):
+            launcher.close()
+            faults = "; ".join(
+                f"{name}: {reason}" for name, reason in {"namespaces": fault, **protections.faults}.items()
+            )
+            raise SandboxError(
+                "reward_model.sandbox.isolation=auto: this machine has no namespaces, and not both of Landlock (files) "
+                f"and seccomp (network) ({faults}). Generated code could read and write the files of this user and use "
+                "the network. Allow unprivileged user namespaces (docker run --security-opt seccomp=unconfined "
+                "--security-opt apparmor=unconfined), or run it all the same with reward_model.sandbox.isolation=none"
+            )
+        launcher.protections = replace(protections, faults={"namespaces": fault, **protections.faults})
+        return launcher
 
     def _setup(self, *, with_namespaces: bool) -> Setup:
         prefixes = tuple(dict.fromkeys((sys.base_prefix, sys.base_exec_prefix)))
@@ -126,7 +152,7 @@ class _Launcher:
                 start_new_session=True,  # it outlives a kill of the reward worker by a moment, to remove its files
             )
         try:
-            reply = self.exchange(as_message(setup), START_LIMIT_S)
+            reply = self.exchange(setup, START_LIMIT_S)
             if "pid" in reply:
                 reply = self.exchange(_map_ids(reply["pid"], reply["uid"]), START_LIMIT_S)
         except (OSError, EOFError) as error:
@@ -136,9 +162,14 @@ class _Launcher:
             raise SandboxError(reply["fault"])
         self.protections = Protections(**reply)
 
-    def exchange(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def exchange(self, message: Any, limit_s: float, tests: Tests | None = None) -> dict[str, Any]:
         self._socket.settimeout(limit_s)
         self._socket.sendall(encode(message))
+        if tests is not None:
+            with open(os.memfd_create("tests"), "w+b") as stream:
+                stream.write(as_json(tests))
+                stream.seek(0)  # with a flush: the receiver reads from the beginning
+                socket.send_fds(self._socket, [b"t"], [stream.fileno()])
         return receive(self._socket.recv)  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -165,9 +196,7 @@ def _packages() -> Iterator[str]:
         yield from (str(folder / name) for name in _PACKAGES if (folder / name).is_dir())
 
 
-def _reports(text: str, nonce: str) -> Iterator[Mapping[str, Any]]:
+def _reports(text: str) -> Iterator[Mapping[str, Any]]:
     for line in text.splitlines():
-        with contextlib.suppress(ValueError):  # the last line of a killed program may be incomplete
-            report = json.loads(line)
-            if isinstance(report, dict) and report.get("nonce") == nonce:
-                yield report
+        with contextlib.suppress(ValueError):  # the last line of a killed process may be incomplete
+            yield json.loads(line)

@@ -58,6 +58,7 @@ def set_limits(limits: Limits, counted_tasks: int) -> None:
 
 def seccomp_fault(policy: seccomp.Policy) -> str | None:
     """Why seccomp cannot be used; None: it can. Tried in a child process, because a filter cannot be removed."""
+    seccomp.prepare(policy)
 
     def attempt() -> None:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)

@@ -38,6 +38,8 @@ def _given(protections: Protections) -> list[str]:
         given.append("Landlock (reads the interpreter, writes its scratch folder)")
     if not protections.fork:
         given.append("no child processes")
+    if protections.memory:
+        given.append("one memory limit for all processes of a program")
     return given
 
 
@@ -55,6 +57,8 @@ def _missing(protections: Protections) -> list[str]:
             missing.append("signals to this user's processes")
     if not protections.namespaces:
         missing.append("the number of files in the scratch folder")
+    if not protections.memory and protections.fork:
+        missing.append("the memory of several processes together (each has the limit)")
     return missing
 
 

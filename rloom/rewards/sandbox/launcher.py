@@ -4,22 +4,27 @@ It runs without site-packages and without an environment, so a forked program in
 Its stdin is a socket to the reward worker.
 """
 
+import contextlib
 import gc
 import os
 import shutil
+import socket
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any, NoReturn
 
-from rloom.rewards.sandbox import confine, landlock, namespaces, seccomp
+from rloom.rewards.sandbox import confine, landlock, linux, namespaces, seccomp
+from rloom.rewards.sandbox.cgroup import MemoryGroup
 from rloom.rewards.sandbox.descendants import count_tasks
+from rloom.rewards.sandbox.harness import FILE
 from rloom.rewards.sandbox.settings import (
     FIRST_UID,
     UIDS,
     Protections,
     Setup,
-    as_message,
     receive,
     send,
     setup_of,
@@ -30,6 +35,8 @@ _SOCKET = 0
 _FIRST_KERNEL_WITH_OWN_COUNTS = (5, 14)  # RLIMIT_NPROC is counted for each user namespace since then
 _OWN_TASKS = 3  # launcher, supervisor and init, where they have the uid of the programs
 # imported once here instead of in each program
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the memory limit has no room for more threads
+_OWN_MODULES: list[ModuleType] = []  # that programs do not find; they stay in use
 _COMMON = (
     "bisect, collections, copy, datetime, decimal, fractions, functools, heapq, io, itertools, math, operator, random, "
     "re, statistics, string, typing"
@@ -42,22 +49,56 @@ def main() -> None:
     os.umask(0o022)  # programs have another uid and must be able to enter the folders of the new root
     setup = setup_of(receive(partial(os.read, _SOCKET)))
     uid = FIRST_UID + os.getpid() % UIDS
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
+        stream.write("1000")  # where memory runs out, the kernel ends a program and not the run
+    group, fault = _memory_group(setup)
     try:
         place, protections = with_namespaces(setup, uid) if setup.namespaces else without_namespaces(setup, uid)
     except OSError as error:
+        if group is not None:
+            group.leave()
         send(_SOCKET, {"fault": str(error)})
         return
-    exec(f"import {_COMMON}", {})
+    protections = replace(protections, memory=group is not None, faults={**protections.faults, **fault})
+    _look_like_a_new_interpreter()
     gc.freeze()  # a collection in a program then does not copy the launcher's memory
     try:
-        send(_SOCKET, as_message(protections))
+        send(_SOCKET, protections)
         while True:
-            send(_SOCKET, _supervised(receive(partial(os.read, _SOCKET)), place))
+            job = receive(partial(os.read, _SOCKET))
+            send(_SOCKET, _supervised(job, _received_file() if job["has_tests"] else None, place))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the reward worker has ended
     finally:
         if place.workspace is not None:
             shutil.rmtree(place.workspace, ignore_errors=True)
+        if group is not None:
+            group.leave()
+
+
+def _look_like_a_new_interpreter() -> None:
+    """Done once for all programs: each page of memory that a program changes itself is copied first."""
+    exec(f"import {_COMMON}", {})
+    os.environ.clear()
+    os.environ.update(_ENVIRONMENT)
+    sys.argv = [FILE]
+    # programs have other files as descriptors 0 to 2
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+    _OWN_MODULES.extend(sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "rloom")
+
+
+def _memory_group(setup: Setup) -> tuple[MemoryGroup | None, dict[str, str]]:
+    try:
+        return MemoryGroup(setup.limits.memory_mb), {}
+    except OSError as error:
+        return None, {"limit over all processes' memory": str(error)}
+
+
+def _received_file() -> int:
+    """The memory file with the tests, which this process does not read."""
+    with socket.socket(fileno=os.dup(_SOCKET)) as connection:
+        _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1)
+    return descriptor
 
 
 def with_namespaces(setup: Setup, uid: int) -> tuple[Place, Protections]:
@@ -74,6 +115,7 @@ def with_namespaces(setup: Setup, uid: int) -> tuple[Place, Protections]:
     policy = seccomp.Policy(only_own_signals=False, forbid_processes=is_root and not other_uid)
     fault = confine.seccomp_fault(policy)
     sys.path.append(namespaces.PACKAGES)
+    linux.drop_bounding_set()  # nothing is executed here
     confinement = confine.Confinement(
         limits=setup.limits,
         uid=uid if other_uid else None,
@@ -129,6 +171,7 @@ def _protections(confinement: confine.Confinement, with_namespaces: bool, faults
         seccomp=confinement.seccomp,
         landlock=confinement.readable is not None,
         fork=not confinement.policy.forbid_processes,
+        memory=False,
         faults=faults,
     )
 
@@ -141,14 +184,16 @@ def _read_as(uid: int) -> None:
         pass
 
 
-def _supervised(job: dict[str, Any], place: Place) -> dict[str, Any]:
+def _supervised(job: dict[str, Any], test_file: int | None, place: Place) -> dict[str, Any]:
     """Run a job in a supervisor process. Its result comes through a pipe."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _supervise(job, place, writer)
+        _supervise(job, test_file, place, writer)
     os.close(writer)
+    if test_file is not None:
+        os.close(test_file)
     try:
         result: dict[str, Any] = receive(partial(os.read, reader))
     except EOFError:
@@ -159,9 +204,9 @@ def _supervised(job: dict[str, Any], place: Place) -> dict[str, Any]:
     return result
 
 
-def _supervise(job: dict[str, Any], place: Place, writer: int) -> NoReturn:
+def _supervise(job: dict[str, Any], test_file: int | None, place: Place, writer: int) -> NoReturn:
     try:
-        send(writer, as_message(run(job, place)))
+        send(writer, run(job, test_file, place))
     except NotConfined as error:
         send(writer, {"fault": str(error)})
     finally:

@@ -23,6 +23,7 @@ PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITY_HEADER, _NO_CAPABILITIES = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
 _LAST_CAPABILITY = 63  # the kernel answers EINVAL for those that it does not have
 
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -66,15 +67,18 @@ def prctl(option: int, value: int) -> None:
     _checked(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero), f"prctl {option}")
 
 
-def drop_capabilities() -> None:
-    """Empty the bounding set and all sets of this process. With no_new_privs, no exec brings one back."""
+def drop_bounding_set() -> None:
+    """No exec of this process and its children brings a capability back."""
     for capability in range(_LAST_CAPABILITY + 1):
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:  # EINVAL: no such capability; EPERM: without CAP_SETPCAP there is none to give
             continue
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def drop_capabilities() -> None:
+    """All capabilities of this process. It begins with an empty bounding set."""
+    _checked(_libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
 
 
 def _checked(result: int, call: str) -> int:

@@ -9,12 +9,13 @@ import errno
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from rloom.rewards.sandbox import linux
 
 # name -> (x86_64, aarch64); None: this architecture has no such call
 DENIED: Mapping[str, tuple[int, int | None]] = {
-    "socket": (41, 198),  # socketpair is allowed: asyncio uses it, and it reaches no other process
+    "socket": (41, 198),
     "unshare": (272, 97),
     "setns": (308, 268),
     "mount": (165, 40),
@@ -70,6 +71,7 @@ SIGNALS_BY_OTHER_MEANS: Mapping[str, tuple[int, int | None]] = {
 FORK: Mapping[str, tuple[int, int | None]] = {"fork": (57, None), "vfork": (58, None)}
 KILL, TGKILL, CLONE, CLONE3 = (62, 129), (234, 131), (56, 220), (435, 435)
 PRLIMIT, SCHED_SETAFFINITY = (302, 261), (203, 122)
+SOCKETPAIR = (53, 199)
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000  # x86_64: system calls of the x32 interface have numbers from here
@@ -79,8 +81,10 @@ _SECCOMP_SET_MODE_FILTER = 1
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 
 # classic BPF: code, jump if true, jump if false, constant
-_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENT_OFFSET = 0, 4, 16
+_LOAD, _AND, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENT_OFFSET, _ARGUMENT_SIZE = 0, 4, 16, 8
+_OWN_PID = 0x5EC0_3B17  # stands for the process's own pid; no pid, system call or constant has this value
+_SOCKET_TYPES, _SOCK_STREAM = 0xF, 1  # the higher bits are flags
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -95,14 +99,28 @@ def install(policy: Policy, own_pid: int) -> None:
     name = linux.machine()
     if name not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no seccomp filter for {name}")
-    program = build(policy, own_pid, name)
-    code = ctypes.create_string_buffer(program, len(program))
-    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    program = own_filter(policy, own_pid, name)
+    code = ctypes.c_char_p(program)
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.c_void_p.from_buffer(code).value)
     linux.syscall(_SECCOMP[name], ctypes.c_ulong(_SECCOMP_SET_MODE_FILTER), ctypes.c_ulong(0), ctypes.c_char_p(header))
 
 
-def build(policy: Policy, own_pid: int, machine: str) -> bytes:
-    """The filter for `machine` in the kernel's format."""
+def prepare(policy: Policy) -> None:
+    """Build the common part of the filter in this process, for all its children."""
+    if linux.machine() in _ARCHITECTURES:
+        build(policy, linux.machine())
+
+
+def own_filter(policy: Policy, own_pid: int, machine: str) -> bytes:
+    """The filter for one process. The common part is built once, in the launcher."""
+    common = build(policy, machine)
+    return common.replace(_word(_OWN_PID), _word(own_pid)).replace(_word(-_OWN_PID), _word(-own_pid))
+
+
+@cache
+def build(policy: Policy, machine: str) -> bytes:
+    """The filter in the kernel's format, with `_OWN_PID` for the process."""
+    own_pid = _OWN_PID
     column = list(_ARCHITECTURES).index(machine)
     denied = dict(DENIED)
     if policy.only_own_signals:
@@ -123,6 +141,7 @@ def build(policy: Policy, own_pid: int, machine: str) -> bytes:
     # glibc uses clone where clone3 does not exist; the flags of clone3 are in memory, which a filter cannot read
     lines += [_line(_JUMP_EQUAL, CLONE3[column], 0, 1), _refuse(errno.ENOSYS)]
     lines += _clone(CLONE[column], policy.forbid_processes)
+    lines += _socketpair(SOCKETPAIR[column])
     lines += _argument_in(PRLIMIT[column], [0, own_pid])
     lines += _argument_in(SCHED_SETAFFINITY[column], [0, own_pid])
     if policy.only_own_signals:
@@ -139,6 +158,18 @@ def _clone(number: int, forbid_processes: bool) -> list[bytes]:
     return [_line(_JUMP_EQUAL, number, 0, len(body)), *body]
 
 
+def _socketpair(number: int) -> list[bytes]:
+    """Of streams only: asyncio uses them. A datagram can be sent from such a pair to any other socket of the host."""
+    body = [
+        _line(_LOAD, _ARGUMENT_OFFSET + _ARGUMENT_SIZE),
+        _line(_AND, _SOCKET_TYPES),
+        _line(_JUMP_EQUAL, _SOCK_STREAM, 1, 0),
+        _refuse(),
+        _return(_ALLOW),
+    ]
+    return [_line(_JUMP_EQUAL, number, 0, len(body)), *body]
+
+
 def _argument_in(number: int, allowed: Sequence[int]) -> list[bytes]:
     """Call `number` is allowed if its first argument is one of `allowed`."""
     body = [_line(_LOAD, _ARGUMENT_OFFSET)]
@@ -150,6 +181,10 @@ def _argument_in(number: int, allowed: Sequence[int]) -> list[bytes]:
 
 def _line(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("HBBI", code, if_true, if_false, constant)
+
+
+def _word(value: int) -> bytes:
+    return struct.pack("I", value & 0xFFFFFFFF)
 
 
 def _return(action: int) -> bytes:

@@ -4,14 +4,16 @@ Standard library only, as everything that the launcher imports.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rloom.rewards.framing import framed, read_frame, write_all
 
 FIRST_UID = 60_706  # systemd's list of uids leaves 60706 to 61183 unused
 UIDS = 478
+WALL_TIME_FACTOR = 3.0
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,12 @@ class Limits:
     memory_mb: int  # address space of each process
     file_mb: int  # of a file; with namespaces, of the whole scratch folder
     processes: int  # with threads
-    output_kb: int  # stdout, stderr and results together
+    output_kb: int  # stdout, stderr and results together; also of one value that a function returns
+
+    def within(self, cpu_s: float) -> "Limits":
+        """With at most `cpu_s` of processor time, and so much wall time that a busy machine does not decide."""
+        allowed = min(math.ceil(cpu_s), self.cpu_s)
+        return replace(self, cpu_s=allowed, timeout_s=min(self.timeout_s, allowed * WALL_TIME_FACTOR))
 
 
 @dataclass(frozen=True)
@@ -44,11 +51,24 @@ class Job:
     prelude: str = ""  # executed before the program, in the same module
     module_name: str = "solution"  # "__main__" for a program that reads stdin
     stdin: str = ""
-    tests: str = ""  # executed after the program; reports through __case__
-    first_case: int = 0
-    function: str | None = None  # called with each of `calls`
+    limits: Limits | None = None  # None: those of the sandbox
+    has_tests: bool = False  # a memory file with `Tests` follows
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What the process of the tests reads, and neither the program nor a process that the program comes from.
+
+    Either `source`, code that reports through `__case__`, or `function`, which is called with each of `calls`.
+    """
+
+    first: int  # earlier tests are left out
+    given: str = ""  # executed first: definitions of the row
+    names: tuple[str, ...] = ()  # that the program defines
+    source: str = ""
+    function: str | None = None
     calls: tuple[tuple[Any, ...], ...] = ()
-    nonce: str = ""  # in each report, so that a program does not write one by accident
+    outputs: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,10 +76,11 @@ class Run:
     """What a program did."""
 
     stopped: str | None  # the limit that it exceeded
+    out_of_time: bool  # that limit was one of time
     exit_code: int  # negative: the signal
     stdout: str
     stderr: str
-    report: str  # a line of JSON for each result
+    report: str  # of the tests: a line of JSON for each result; without tests, the reason of an early end
     cpu_s: float
     wall_s: float
 
@@ -73,11 +94,17 @@ class Protections:
     seccomp: bool
     landlock: bool
     fork: bool  # whether programs may start processes
+    memory: bool  # one memory limit for all processes of a program
     faults: Mapping[str, str] = field(default_factory=dict)  # protection -> why it is not there
 
 
+def as_json(message: Any) -> bytes:
+    """A dict, or one of the classes above."""
+    return json.dumps(message, default=vars).encode()
+
+
 def encode(message: Any) -> bytes:
-    return framed(json.dumps(message).encode())
+    return framed(as_json(message))
 
 
 def send(descriptor: int, message: Any) -> None:
@@ -86,10 +113,6 @@ def send(descriptor: int, message: Any) -> None:
 
 def receive(read: Callable[[int], bytes]) -> Any:
     return json.loads(read_frame(read))
-
-
-def as_message(value: Setup | Job | Run | Protections) -> dict[str, Any]:
-    return asdict(value)
 
 
 def setup_of(message: Mapping[str, Any]) -> Setup:

@@ -1,29 +1,34 @@
 """Run one program: its pipes, its limits, its end.
 
-supervisor (this process, trusted) → init (pid 1 of the program's pid namespace) → program. When init ends, the kernel
-kills all processes of the namespace. Without namespaces, init is an ordinary process and the supervisor kills all its
-descendants.
+supervisor (this process, trusted) → init (pid 1 of the program's pid namespace) → program. Where there are tests, init
+becomes their process after it has started the program. When init ends, the kernel kills all processes of the namespace.
+Without namespaces, init is an ordinary process and the supervisor kills all its descendants.
 """
 
-import contextlib
 import fcntl
 import json
 import os
 import selectors
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
-from rloom.rewards.sandbox import harness, linux, namespaces
+from rloom.rewards.sandbox import harness, linux, namespaces, tests
 from rloom.rewards.sandbox.confine import Confinement
 from rloom.rewards.sandbox.descendants import count_tasks, kill_descendants
-from rloom.rewards.sandbox.settings import Run
+from rloom.rewards.sandbox.settings import Limits, Run
 
-_REPORT, _STATUS = 3, 4  # descriptors in the program
+# descriptors in the program and in the process of the tests, after stdin, stdout and stderr
+_REPORT = _CONNECTION = 3
+_TESTS, _TESTS_REPORT, _TESTS_STATUS = 4, 5, 6
+_LAST_SECOND_S = 0.5  # for the end of a program whose tests are done
 _HIGHEST_DESCRIPTOR = 4096
+_TIME_LIMIT = "time limit"
 _STDERR_KEPT = 2000  # characters
 
 
@@ -41,8 +46,12 @@ class NotConfined(Exception):
     """The sandbox could not be set up, so the program was not executed."""
 
 
-def run(job: dict[str, Any], place: Place) -> Run:
-    """NotConfined if the sandbox cannot be set up. Called in a process of its own, which ends afterwards."""
+def run(job: dict[str, Any], test_file: int | None, place: Place) -> Run:
+    """NotConfined if the sandbox cannot be set up. Called in a process of its own, which ends afterwards.
+
+    `test_file`: a memory file that only the process of the tests reads. A program is a copy of its ancestors, so that
+    what they have read could be found in its memory.
+    """
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     scratch = namespaces.SCRATCH
@@ -52,7 +61,7 @@ def run(job: dict[str, Any], place: Place) -> Run:
     try:
         if place.namespaces:
             namespaces.unshare_for_program()
-        return _Supervision(job, place, scratch).run()
+        return _Supervision(job, test_file, place, scratch).run()
     except OSError as error:
         raise NotConfined(str(error)) from error
     finally:
@@ -61,12 +70,17 @@ def run(job: dict[str, Any], place: Place) -> Run:
 
 
 class _Supervision:
-    def __init__(self, job: dict[str, Any], place: Place, scratch: str) -> None:
-        if not place.namespaces and place.confinement.uid is None:
-            counted = replace(place.confinement, counted_tasks=count_tasks(os.getuid()))
-            place = replace(place, confinement=counted)
-        self._job, self._place, self._scratch = job, place, scratch
-        self._limits = place.confinement.limits
+    def __init__(self, job: dict[str, Any], test_file: int | None, place: Place, scratch: str) -> None:
+        confinement = place.confinement
+        if job["limits"] is not None:
+            confinement = replace(confinement, limits=Limits(**job["limits"]))
+        if not place.namespaces and confinement.uid is None:
+            confinement = replace(confinement, counted_tasks=count_tasks(os.getuid()))
+        if test_file is not None:
+            confinement = replace(confinement, counted_tasks=confinement.counted_tasks + 1)
+        self._job, self._test_file, self._scratch = job, test_file, scratch
+        self._place = replace(place, confinement=confinement)
+        self._limits = confinement.limits
         self._received = {name: bytearray() for name in ("stdout", "stderr", "report", "status")}
         self._begun = time.monotonic()
 
@@ -78,8 +92,11 @@ class _Supervision:
         os.lseek(stdin, 0, os.SEEK_SET)
         init = os.fork()
         if init == 0:
-            _init(self._job, self._place, self._scratch, stdin, {name: pipe[1] for name, pipe in pipes.items()})
+            writers = {name: pipe[1] for name, pipe in pipes.items()}
+            _Init(self._job, self._place, self._scratch, stdin, self._test_file, writers).run()
         os.close(stdin)
+        if self._test_file is not None:
+            os.close(self._test_file)
         for _, writer in pipes.values():
             os.close(writer)
         stopped = self._collect({name: pipe[0] for name, pipe in pipes.items()})
@@ -96,7 +113,7 @@ class _Supervision:
         while True:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
-                return f"time limit of {self._limits.timeout_s:g} s"
+                return f"{_TIME_LIMIT} of {self._limits.timeout_s:g} s"
             ended = False
             for key, _ in selector.select(remaining_s):
                 data = _read(key.fd)
@@ -128,10 +145,11 @@ class _Supervision:
         cpu_s, code = status.get("cpu_s", 0.0), status.get("code", -signal.SIGKILL)
         by_kernel = code == -signal.SIGKILL and cpu_s > self._limits.cpu_s  # SIGXCPU was ignored
         if stopped is None and (code == -signal.SIGXCPU or by_kernel):
-            stopped = f"CPU time limit of {self._limits.cpu_s} s"
+            stopped = f"CPU {_TIME_LIMIT} of {self._limits.cpu_s} s"
         text = {name: data.decode(errors="replace") for name, data in self._received.items()}
         return Run(
             stopped=stopped,
+            out_of_time=stopped is not None and _TIME_LIMIT in stopped,
             exit_code=code,
             stdout=text["stdout"],
             stderr=text["stderr"][-_STDERR_KEPT:],
@@ -141,43 +159,92 @@ class _Supervision:
         )
 
 
-def _init(job: dict[str, Any], place: Place, scratch: str, stdin: int, writers: dict[str, int]) -> NoReturn:
-    """Start the program, wait for it and for orphans, write its status."""
-    try:
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if place.namespaces:
-            namespaces.mount_scratch(place.program_uid, place.confinement.limits.file_mb)
+@dataclass(frozen=True)
+class _Init:
+    """Starts the program and the tests, waits for them and for orphans, writes their status."""
+
+    job: dict[str, Any]
+    place: Place
+    scratch: str
+    stdin: int
+    test_file: int | None
+    writers: dict[str, int]
+
+    def run(self) -> NoReturn:
+        try:
+            # the program may send signals to pid 1 of its namespace: without a handler they have no effect
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if self.place.namespaces:
+                namespaces.mount_scratch(self.place.program_uid, self.place.confinement.limits.file_mb)
+            else:
+                linux.drop_bounding_set()  # with namespaces, the launcher has done so
+            if self.test_file is not None:
+                self._run_with_tests(self.test_file)
+            status = self._run_program()
+        except BaseException as error:
+            status = {"fault": str(error)}
+        _write_status(self.writers["status"], **status)
+        os._exit(0)
+
+    def _run_program(self) -> dict[str, Any]:
         program = os.fork()
         if program == 0:
-            _program(job, place, scratch, stdin, writers)
+            self._confine(self.stdin, self.writers["stdout"], self.writers["stderr"], self.writers["report"])
+            harness.execute(self.job, _REPORT)
         for name in ("stdout", "stderr", "report"):
-            os.close(writers[name])
-        code, cpu_s = _wait_for(program)
-        _write_status(writers["status"], code=code, cpu_s=cpu_s)
-    except BaseException as error:
-        _write_status(writers["status"], fault=str(error))
+            os.close(self.writers[name])
+        while (status := _reaped(program)) is None:
+            pass
+        return status
+
+    def _run_with_tests(self, test_file: int) -> NoReturn:
+        theirs, ours = socket.socketpair()
+        program = os.fork()
+        if program == 0:
+            self._confine(self.stdin, self.writers["stdout"], self.writers["stderr"], theirs.fileno())
+            harness.serve(self.job, _CONNECTION)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        # with the rights of the program: tests are code of a data set
+        self._confine(nothing, nothing, nothing, ours.fileno(), test_file, self.writers["report"], keep_status=True)
+        longest_message = self.place.confinement.limits.output_kb * 1024
+        tests.execute(_TESTS, _CONNECTION, _TESTS_REPORT, longest_message, end=partial(_end_after_tests, program))
+
+    def _confine(self, *descriptors: int, keep_status: bool = False) -> None:
+        """Leave this process with these descriptors only, as 0, 1, 2, ..., and without rights."""
+        status = len(descriptors)
+        try:
+            os.setsid()
+            os.chdir(self.scratch)
+            tempfile.tempdir = self.scratch
+            _take_descriptors(*descriptors, self.writers["status"])
+            self.place.confinement.apply(self.scratch)
+        except BaseException as error:
+            _write_status(status, fault=str(error))
+            os._exit(1)
+        if not keep_status:
+            os.close(status)  # a program that could write it could declare its own failure a failure of the sandbox
+
+
+def _end_after_tests(program: int) -> NoReturn:
+    """In the process of the tests. The program ends when the connection closes, or it has ended already; one that goes
+    on is killed with the rest of the namespace."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    os.close(_CONNECTION)
+    status, deadline = None, time.monotonic() + _LAST_SECOND_S
+    while (status := _reaped(program, os.WNOHANG)) is None and time.monotonic() < deadline:
+        signal.sigtimedwait([signal.SIGCHLD], deadline - time.monotonic())
+    _write_status(_TESTS_STATUS, **(status or {"code": 0, "cpu_s": 0.0}))
     os._exit(0)
 
 
-def _wait_for(program: int) -> tuple[int, float]:
-    """The program's exit code and its processor time."""
-    while True:
-        pid, status, usage = os.wait4(-1, 0)
-        if pid == program:
-            return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-
-
-def _program(job: dict[str, Any], place: Place, scratch: str, stdin: int, writers: dict[str, int]) -> NoReturn:
-    try:
-        os.setsid()
-        os.chdir(scratch)
-        _take_descriptors(stdin, writers["stdout"], writers["stderr"], writers["report"], writers["status"])
-        place.confinement.apply(scratch)
-    except BaseException as error:
-        _write_status(_STATUS, fault=str(error))
-        os._exit(1)
-    os.close(_STATUS)  # a program that could write it could declare its own failure a failure of the sandbox
-    harness.execute(job, _REPORT)
+def _reaped(program: int, options: int = 0) -> dict[str, Any] | None:
+    """Wait for any child. The exit code and the processor time of the program, if it was the program."""
+    pid, status, usage = os.wait4(-1, options)
+    if pid != program:
+        return None
+    return {"code": os.waitstatus_to_exitcode(status), "cpu_s": usage.ru_utime + usage.ru_stime}
 
 
 def _take_descriptors(*descriptors: int) -> None:
@@ -185,7 +252,7 @@ def _take_descriptors(*descriptors: int) -> None:
     # first copied to high numbers: a number may be both the source of one and the target of another
     copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in descriptors]
     for target, copy in enumerate(copies):
-        os.dup2(copy, target, inheritable=target < _REPORT)
+        os.dup2(copy, target, inheritable=target <= 2)
     os.closerange(len(copies), _HIGHEST_DESCRIPTOR)
 
 
@@ -202,8 +269,9 @@ def _read(descriptor: int) -> bytes | None:
 
 
 def _remove(folder: str) -> None:
-    for path, names, _ in os.walk(folder):  # the program may have made folders that not even their owner can list
-        for name in names:
-            with contextlib.suppress(OSError):
-                os.chmod(os.path.join(path, name), 0o700, follow_symlinks=False)
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        shutil.rmtree(folder)
+    except (OSError, RecursionError):
+        # the program may have made folders that not even their owner can list, or many folders inside each other
+        for command in (["chmod", "-fR", "u+rwx", folder], ["rm", "-rf", folder]):
+            os.spawnvp(os.P_WAIT, command[0], command)  # subprocess would import threading, which makes forks slower

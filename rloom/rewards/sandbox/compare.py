@@ -1,9 +1,14 @@
-"""Whether what a program printed or returned is the expected output."""
+"""Whether what a program printed or returned is the expected output. A tolerance holds only where the expected value is
+a decimal: an integer is matched by an equal number alone."""
 
 import math
+import re
+from decimal import Decimal
 from typing import Any
 
 TOLERANCE = 1e-6  # relative, or absolute below 1
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?")
+_LONGEST_NUMBER = 5000  # characters
 
 
 def same_text(printed: str, expected: str) -> bool:
@@ -34,19 +39,27 @@ def _same_line(given: str, wanted: str) -> bool:
 def _same_word(given: str, wanted: str) -> bool:
     if given == wanted:
         return True
-    if "." not in wanted and "." not in given and "e" not in given.lower():  # integers and words must be equal
+    if not (_is_number(given) and _is_number(wanted)):
         return False
-    try:
-        return _close(float(given), float(wanted))
-    except ValueError:
-        return False
+    if _is_decimal(wanted):
+        return _close(float(given), float(wanted)) or Decimal(given) == Decimal(wanted)
+    # two integers must be equal as words: 0011 and 11 differ where an answer is a string of digits
+    return _is_decimal(given) and Decimal(given) == Decimal(wanted)
+
+
+def _is_number(word: str) -> bool:
+    return len(word) <= _LONGEST_NUMBER and _NUMBER.fullmatch(word) is not None
+
+
+def _is_decimal(word: str) -> bool:
+    return not word.lstrip("+-").isdigit()
 
 
 def _same(given: Any, wanted: Any) -> bool:
     if isinstance(given, bool) or isinstance(wanted, bool):
         return given is wanted
-    if isinstance(given, float) or isinstance(wanted, float):
-        return isinstance(given, int | float) and isinstance(wanted, int | float) and _close(given, wanted)
+    if isinstance(wanted, float) and isinstance(given, int | float):
+        return given == wanted or _close(given, wanted)
     if isinstance(given, list) and isinstance(wanted, list):
         return len(given) == len(wanted) and all(map(_same, given, wanted))
     if isinstance(given, dict) and isinstance(wanted, dict):
@@ -55,4 +68,7 @@ def _same(given: Any, wanted: Any) -> bool:
 
 
 def _close(given: float, wanted: float) -> bool:
-    return math.isclose(given, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    try:
+        return math.isfinite(given) and math.isclose(given, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except OverflowError:  # an int beyond the range of float
+        return False

@@ -1,0 +1,151 @@
+"""The process of the tests: it calls the program, compares, and reports. It never executed generated code.
+
+The tests arrive in a memory file that only this process reads. Names of the tests are their own: builtins, their
+imports and definitions, and the beginning of the function that the row gives. Only the names that the program has to
+define are the program's, as handles (`exchange.py`).
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
+from typing import Any, NoReturn
+
+from rloom.rewards.sandbox.compare import same_value
+from rloom.rewards.sandbox.exchange import Handle, Peer
+from rloom.rewards.sandbox.harness import describe
+
+_MODULE = "tests"
+_TEXT_LENGTH = 300
+
+
+class Report:
+    """Writes results to a pipe, one line of JSON each."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self, **values: Any) -> None:
+        os.write(self._descriptor, json.dumps(values).encode() + b"\n")
+
+
+class _Cases:
+    """`__case__` of the tests: `if __case__.wanted(0):` and `with __case__(0): assert ...`."""
+
+    def __init__(self, report: Report, first: int) -> None:
+        self._report, self._first, self._index = report, first, first
+
+    def wanted(self, index: int) -> bool:
+        return index >= self._first
+
+    def __call__(self, index: int) -> "_Cases":
+        self._index = index
+        return self
+
+    def __enter__(self) -> None:
+        self._report(begin=self._index)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._report(case=self._index, error=None if error is None else _reason(error))
+        return True
+
+
+class _Connection(Peer):
+    """To the program, which can call back functions that it got as arguments, and use objects of classes that the tests
+    define. Names that begin with an underscore are refused: they lead to the tests themselves."""
+
+    def __init__(self, descriptor: int, longest_message: int, report: Report, end: Callable[[], NoReturn]) -> None:
+        super().__init__(descriptor, longest_message)
+        self._report, self._end = report, end
+
+    def lost(self, reason: str) -> NoReturn:
+        # an exception could be caught by the tests, which would go on without the program
+        if not reason.startswith("the connection"):
+            self._report(error=reason)
+        self._end()
+
+    def may_export(self, value: Any) -> bool:
+        callables = (FunctionType, BuiltinFunctionType, MethodType)
+        defined = value if isinstance(value, type) else type(value)
+        return isinstance(value, callables) or defined.__module__ == _MODULE or hasattr(value, "__next__")
+
+    def may_do(self, operation: str, values: Sequence[Any]) -> bool:
+        if not values or not self.is_exported(values[0]):
+            return False
+        if operation in ("getattr", "setattr", "delattr"):
+            own = type(values[0]).__module__ == _MODULE
+            return own and isinstance(values[1], str) and not values[1].startswith("_")
+        return True
+
+
+def execute(tests: int, connection: int, report: int, longest_message: int, *, end: Callable[[], NoReturn]) -> NoReturn:
+    """`tests`: the memory file; the other descriptors: a socket to the program, and a pipe. `end` ends the process."""
+    results = Report(report)
+    try:
+        with open(tests, "rb") as stream:
+            wanted = json.loads(stream.read())
+        peer = _Connection(connection, longest_message, results, end)
+        if wanted["function"] is None:
+            _run_asserts(wanted, peer, _Cases(results, wanted["first"]))
+        else:
+            _run_calls(wanted, peer, _Cases(results, wanted["first"]))
+    except BaseException as error:
+        results(error=_reason(error))
+    end()
+
+
+def _run_asserts(wanted: Mapping[str, Any], peer: Peer, cases: _Cases) -> None:
+    names: dict[str, Any] = {"__name__": _MODULE}
+    sys.modules[_MODULE] = type(sys)(_MODULE)  # dataclasses look up the module of a class there
+    exec(compile(wanted["given"], "<given>", "exec"), names)
+    names |= _functions(peer, wanted["names"], methods=False)
+    names["__case__"] = cases
+    exec(compile(wanted["source"], "<tests>", "exec"), names)
+
+
+def _run_calls(wanted: Mapping[str, Any], peer: Peer, cases: _Cases) -> None:
+    name, outputs = wanted["function"], wanted["outputs"]
+    found = _functions(peer, [name], methods=True)
+    if name not in found:
+        raise NameError(f"the program defines no function {name!r}")
+    for index in range(wanted["first"], len(outputs)):
+        with cases(index):
+            value = _as_json(found[name](*wanted["calls"][index]))
+            if not same_value(value, outputs[index]):
+                raise _OtherValue(f"returned {_short(value)}, expected {_short(outputs[index])}")
+
+
+def _functions(peer: Peer, names: Sequence[str], *, methods: bool) -> dict[str, Any]:
+    found = peer.request("names", names, methods)
+    # the program may have sent other names, which would replace those of the tests
+    return {name: found[name] for name in names if name in found}
+
+
+class _OtherValue(Exception):
+    """A call returned another value than the expected one."""
+
+
+def _as_json(value: Any) -> Any:
+    """As outputs are written: a tuple is a list, a key is a string."""
+    if isinstance(value, Handle):
+        raise TypeError(f"returned {value!r}")
+    return json.loads(json.dumps(value))
+
+
+def _reason(error: BaseException) -> str:
+    """One line. An exception of the program comes with its description."""
+    if isinstance(error, _OtherValue):
+        text = str(error)
+    elif isinstance(error, AssertionError) and not error.args:
+        text = "assertion failed"
+    else:
+        text = error.__dict__.get("description") or describe(error)
+    return str(text)[:_TEXT_LENGTH]
+
+
+def _short(value: Any, length: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= length else text[: length - 3] + "..."
