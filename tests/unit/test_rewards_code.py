@@ -15,8 +15,8 @@ from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import rule_for
 from rloom.rewards.rules.code import compute_score
 from rloom.rewards.rules.code_answers import chosen_block, programs
-from rloom.rewards.sandbox.compare import same_text, same_value
 from rloom.rewards.rules.code_problems import Asserts, problem_of
+from rloom.rewards.sandbox.compare import same_text, same_value
 from rloom.types import Sample, Score
 from tests.code_mutants import with_another_operator, with_other_returns, without_bodies
 
@@ -197,6 +197,15 @@ def test_a_named_function_is_called_with_the_inputs() -> None:
         ("YES", "Yes", False),
         ("1", "1.0", True),
         ("", "0", False),
+        ("1000000000.0", "1000000007", False),
+        ("1000000007.0", "1000000007", True),
+        ("1e9", "1000000007", False),
+        ("5.0", "5", True),
+        ("0011", "11", False),
+        ("nan", "0.5", False),
+        ("inf", "1e400", False),
+        ("1_0", "10.0", False),
+        ("１.０", "1.0", False),
     ],
 )
 def test_printed_text_is_compared_by_words_and_decimals_by_value(given: str, wanted: str, same: bool) -> None:
@@ -210,6 +219,9 @@ def test_returned_values_are_compared_with_their_types() -> None:
     assert not same_value(1, True)
     assert not same_value([1, 2], [1])
     assert not same_value("1", 1)
+    assert not same_value(1e9, 1_000_000_007)  # a tolerance only where the expected value is a decimal
+    assert same_value(5.0, 5)
+    assert not same_value(10**400, 0.5)
 
 
 # ground truths
@@ -374,8 +386,9 @@ def test_humaneval_solutions_with_another_operator_fail_where_their_tests_cover_
     mutants = [row for row in rows if with_another_operator(row[2]["prompt"] + row[1]) is not None]
     assert len(mutants) == 141
     wrong = unsolved([row for row in mutants if row[0] not in UNCOVERED], HUMANEVAL, with_another_operator)
-    assert len(wrong) == 138
+    assert len(wrong) == 137
 
 
-# The tests of these problems pass with the changed operator in plain Python, too: they do not cover it.
-UNCOVERED = ("HumanEval/40", "HumanEval/129", "HumanEval/147")
+# The tests of these problems pass with the changed operator in plain Python, too: they do not cover it. In HumanEval/50
+# the changed operator is in a helper function of the prompt, which the tests take from the row.
+UNCOVERED = ("HumanEval/40", "HumanEval/50", "HumanEval/129", "HumanEval/147")

@@ -12,7 +12,7 @@ from rloom.rewards.rules.code_answers import programs
 from rloom.rewards.rules.code_problems import Asserts, Calls, Problem, Streams, problem_of
 from rloom.rewards.sandbox.client import Isolation, Outcome, Sandbox
 from rloom.rewards.sandbox.compare import same_text
-from rloom.rewards.sandbox.settings import Job, Limits, Tests
+from rloom.rewards.sandbox.settings import Job, Limits, Suite
 
 REASONS_SHOWN = 3
 START_AND_END_S = 30.0  # of the launcher, on a busy machine
@@ -162,18 +162,18 @@ class _Tests:
         printed = outcome.run.stdout
         return None if same_text(printed, expected) else f"printed {_short(printed)}, expected {_short(expected)}"
 
-    def _run(self, job: Job, tests: Tests | None) -> Outcome:
+    def _run(self, job: Job, tests: Suite | None) -> Outcome:
         outcome = self._sandbox.run(job, tests)
         self.out_of_time = self.out_of_time or outcome.run.out_of_time
         self.longest_cpu_s = max(self.longest_cpu_s, outcome.run.cpu_s)
         return outcome
 
 
-def _tests(problem: Asserts | Calls, first: int) -> tuple[str, Tests]:
+def _tests(problem: Asserts | Calls, first: int) -> tuple[str, Suite]:
     """What is executed before the program, and its tests."""
     if isinstance(problem, Asserts):
-        return "", Tests(first, given=problem.given, names=problem.names, source=problem.tests)
-    return PRELUDE, Tests(first, function=problem.function, calls=problem.calls, outputs=problem.outputs)
+        return "", Suite(first, given=problem.given, names=problem.names, source=problem.tests)
+    return PRELUDE, Suite(first, function=problem.function, calls=problem.calls, outputs=problem.outputs)
 
 
 def _result(

@@ -154,13 +154,15 @@ def _builtin_called_by_all(tests: Sequence[Sequence[ast.stmt]]) -> list[str]:
 
 
 def _innermost_calls(statement: ast.AST) -> list[str]:
-    return [
-        node.func.id
+    """From left to right."""
+    calls = [
+        (node.lineno, node.col_offset, node.func.id)
         for node in ast.walk(statement)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and not any(isinstance(below, ast.Call) for argument in node.args for below in ast.walk(argument))
     ]
+    return [name for _, _, name in sorted(calls)]
 
 
 def _is_module(module: ast.Module, name: str) -> bool:

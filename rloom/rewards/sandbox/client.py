@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from rloom.errors import RewardError
 from rloom.rewards.sandbox import namespaces
-from rloom.rewards.sandbox.settings import Job, Limits, Protections, Run, Setup, Tests, as_json, encode, receive
+from rloom.rewards.sandbox.settings import Job, Limits, Protections, Run, Setup, Suite, as_json, encode, receive
 
 Isolation = Literal["auto", "required", "none"]
 
@@ -69,7 +69,7 @@ class Sandbox:
     def protections(self) -> Protections:
         return self._started().protections
 
-    def run(self, job: Job, tests: Tests | None = None) -> Outcome:
+    def run(self, job: Job, tests: Suite | None = None) -> Outcome:
         launcher = self._started()
         try:
             limit_s = (job.limits or self._limits).timeout_s + END_GRACE_S
@@ -162,7 +162,7 @@ class _Launcher:
             raise SandboxError(reply["fault"])
         self.protections = Protections(**reply)
 
-    def exchange(self, message: Any, limit_s: float, tests: Tests | None = None) -> dict[str, Any]:
+    def exchange(self, message: Any, limit_s: float, tests: Suite | None = None) -> dict[str, Any]:
         self._socket.settimeout(limit_s)
         self._socket.sendall(encode(message))
         if tests is not None:

@@ -51,7 +51,7 @@ def main() -> None:
     uid = FIRST_UID + os.getpid() % UIDS
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
         stream.write("1000")  # where memory runs out, the kernel ends a program and not the run
-    group, fault = _memory_group(setup)
+    group = _memory_group(setup)
     try:
         place, protections = with_namespaces(setup, uid) if setup.namespaces else without_namespaces(setup, uid)
     except OSError as error:
@@ -59,7 +59,7 @@ def main() -> None:
             group.leave()
         send(_SOCKET, {"fault": str(error)})
         return
-    protections = replace(protections, memory=group is not None, faults={**protections.faults, **fault})
+    protections = replace(protections, memory=group is not None)
     _look_like_a_new_interpreter()
     gc.freeze()  # a collection in a program then does not copy the launcher's memory
     try:
@@ -87,11 +87,11 @@ def _look_like_a_new_interpreter() -> None:
     _OWN_MODULES.extend(sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "rloom")
 
 
-def _memory_group(setup: Setup) -> tuple[MemoryGroup | None, dict[str, str]]:
+def _memory_group(setup: Setup) -> MemoryGroup | None:
     try:
-        return MemoryGroup(setup.limits.memory_mb), {}
-    except OSError as error:
-        return None, {"limit over all processes' memory": str(error)}
+        return MemoryGroup(setup.limits.memory_mb)
+    except OSError:  # most users may not make one; each process has its limit all the same
+        return None
 
 
 def _received_file() -> int:

@@ -13,7 +13,7 @@ from rloom.rewards.framing import framed, read_frame, write_all
 
 FIRST_UID = 60_706  # systemd's list of uids leaves 60706 to 61183 unused
 UIDS = 478
-WALL_TIME_FACTOR = 3.0
+WALL_TIME_FACTOR = 5.0
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Job:
     module_name: str = "solution"  # "__main__" for a program that reads stdin
     stdin: str = ""
     limits: Limits | None = None  # None: those of the sandbox
-    has_tests: bool = False  # a memory file with `Tests` follows
+    has_tests: bool = False  # a memory file with `Suite` follows
 
 
 @dataclass(frozen=True)
-class Tests:
+class Suite:
     """What the process of the tests reads, and neither the program nor a process that the program comes from.
 
     Either `source`, code that reports through `__case__`, or `function`, which is called with each of `calls`.

@@ -1,0 +1,397 @@
+"""Programs that do not solve their problem and try to pass, honest ones of unusual form, and programs that try to make
+their score fail: a score is a number, and it is 1 for solutions only."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rloom.config.sandbox_section import Sandbox as SandboxKeys
+from rloom.rewards.rules import code
+from rloom.rewards.rules.code import compute_score
+from rloom.rewards.rules.code_problems import problem_of
+from rloom.rewards.sandbox.client import Sandbox, SandboxError, _Launcher
+from rloom.rewards.sandbox.exchange import Handle
+from rloom.rewards.sandbox.settings import Job, Limits, Suite
+from rloom.rewards.sandbox.tests import Report, _Connection
+from rloom.rewards.sandbox.values import Table, decode, encode
+from tests.sandbox_programs import LIMITS
+
+KEYS = SandboxKeys().model_dump() | {"cpu_s": 2, "timeout_s": 20.0}
+
+MBPP = {"test_list": ["assert square(2) == 4", "assert square(3) == 9", "assert abs(square(-1) - 1) < 1e-6"]}
+HUMANEVAL = {
+    "entry_point": "square",
+    "prompt": "def shifted(x):\n    return x + 1\n\ndef square(x):\n    '''x times x'''\n",
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n"
+    "    assert list(map(candidate, [3, 1])) == [9, 1] and all(map(candidate, [1, 2]))\n"
+    "    assert sorted(candidate(x) for x in [2, 1]) == [1, 4]\n    assert candidate(shifted(4)) == 25\n",
+}
+CALLS = {"fn_name": "square", "inputs": [[2], [3]], "outputs": [4, 9]}
+STREAMS = {"inputs": ["2\n", "3\n"], "outputs": ["4\n", "9\n"]}
+
+
+def score(program: str, truth: Any, **keys: Any) -> dict[str, Any]:
+    return compute_score("mbpp", f"```python\n{program}\n```", json.dumps(truth), sandbox=KEYS | keys)
+
+
+# Everything below runs in the program's process, where it may do what it likes.
+DISHONEST = {
+    "objects equal to everything": "class Same:\n"
+    "    __eq__ = __le__ = __ge__ = __lt__ = __gt__ = __contains__ = lambda self, other: True\n"
+    "    __ne__ = lambda self, other: False\n    __abs__ = __sub__ = __rsub__ = lambda self, *other: self\n"
+    "    __hash__ = None\ndef square(x): return Same()",
+    "an int equal to everything": "class Same(int):\n    __eq__ = lambda self, other: True\n"
+    "    __sub__ = lambda self, other: 0\n    __hash__ = int.__hash__\ndef square(x): return Same(5)",
+    "patched json and os": "import json, os\ndumps, write = json.dumps, os.write\n"
+    "json.dumps = lambda o, **k: dumps({**o, 'error': None} if isinstance(o, dict) else o, **k)\n"
+    "os.write = lambda d, b: write(d, b.replace(b'assertion failed', b''))\ndef square(x): return None",
+    "patched builtins": "import builtins, math\nbuiltins.abs = builtins.round = lambda x, *y: 0\n"
+    "builtins.sorted = lambda x, **k: [1, 4]\nbuiltins.all = builtins.any = lambda x: True\n"
+    "builtins.list = lambda *x: [9, 1]\nbuiltins.exec = builtins.compile = lambda *x, **k: None\n"
+    "math.isclose = lambda *x, **k: True\ndef square(x): return 0",
+    "names of the tests": "abs = lambda x: 0\nsorted = list = lambda *x: [1, 4]\nall = lambda x: True\n"
+    "shifted = lambda x: 0\ncheck = __case__ = lambda *x: None\ndef square(x): return 0",
+    "the end of a loop": "def square(x): raise StopIteration",
+    "a generator's end": "def square(x): raise GeneratorExit",
+    "frames and objects of the interpreter": "import gc, sys\n"
+    "reversed_texts = '9 == )3(erauqs', ')2(etadidnac'\n"
+    "def texts():\n    frame = sys._getframe()\n"
+    "    while frame: yield repr(frame.f_locals); frame = frame.f_back\n"
+    "    for found in gc.get_objects(): yield repr(found)\n"
+    "def square(x):\n    if any(r in text[::-1] for text in texts() for r in reversed_texts): return x * x\n",
+    "reports on every descriptor": "import os\n"
+    'report = b\'\'.join(b\'{"begin": %d}\\n{"case": %d, "error": null}\\n\' % (i, i) for i in range(4))\n'
+    "def square(x):\n    for d in range(1, 64):\n        try: os.write(d, report)\n        except OSError: pass\n"
+    "    os._exit(0)",
+    "names that were not asked for": "import sys\nframe = sys._getframe()\nwhile frame:\n"
+    "    own = frame.f_locals.get('self')\n    if hasattr(type(own), '_names'):\n"
+    "        type(own)._names = lambda self, names, methods: {'square': square, 'abs': lambda x: 0,\n"
+    "            'sorted': lambda x: [1, 4], 'all': lambda x: True, '__case__': lambda x: None, '__builtins__': {}}\n"
+    "    frame = frame.f_back\ndef square(x): return 0",
+    "an early end": "import os\ndef square(x): os._exit(0)",
+    "classes of the harness": "for c in object.__subclasses__():\n"
+    "    if 'Case' in c.__name__ or 'Report' in c.__name__:\n"
+    "        c.__exit__ = lambda *a: True\n        c.__call__ = lambda *a, **k: a[0]\ndef square(x): return None",
+    "signals to all processes": "import os, signal\ndef square(x):\n    for number in (2, 10, 15, 35):\n"
+    "        for pid in range(1, 9):\n            try: os.kill(pid, number)\n            except OSError: pass\n",
+    "an assertion of its own": "def square(x): raise AssertionError",
+    "an exit": "def square(x): raise SystemExit(0)",
+    "the module of the tests": "import sys\n__name__ = 'tests'\nclass Same:\n    def __eq__(self, other): return True\n"
+    "Same.__module__ = 'tests'\nsys.modules['tests'] = sys.modules['solution']\ndef square(x): return Same()",
+    "numpy's comparisons": "import numpy\ndef square(x): return numpy.array([])",
+    "no number": "def square(x): return float('nan')",
+}
+
+
+@pytest.mark.parametrize("name", DISHONEST)
+def test_a_program_that_does_not_solve_its_problem_scores_zero(name: str) -> None:
+    for truth in (MBPP, HUMANEVAL, CALLS):
+        assert score(DISHONEST[name], truth)["score"] == 0.0, truth
+
+
+HONEST: dict[str, tuple[list[str], str]] = {
+    "numbers of numpy": (
+        ["assert f(3) == 9.0", "assert g(3) == 9", "assert h(2) is True"],
+        "import numpy as np\ndef f(x): return np.float64(x) ** 2\ndef g(x): return np.int32(x) ** 2\n"
+        "def h(x): return bool(np.bool_(x == 2))",
+    ),
+    "arrays": (["assert (f([1, 2]) == [2, 4]).all()"], "import numpy as np\ndef f(x): return np.array(x) * 2"),
+    "a named tuple": (
+        ["assert f(1) == (1, 2) and f(1).y == 2"],
+        "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(x): return P(x, 2)",
+    ),
+    "other kinds of dict, and printed text": (
+        ["assert f('aab') == {'a': 2, 'b': 1}", "assert g(3) == {'k': [1, (2, 3)]}"],
+        "from collections import Counter, defaultdict\ndef f(s):\n    print('counting', s)\n    return Counter(s)\n"
+        "def g(x):\n    d = defaultdict(list)\n    d['k'] += [1, (2, 3)]\n    return d",
+    ),
+    "arguments that are changed in place": (
+        [
+            "l = [3, 1]\nf(l)\nassert l == [1, 3]",
+            "l = [2, 1]\nassert f(l) is l",
+            "d = {}\ng(d, d)\nassert d == {'a': d}",
+        ],
+        "def f(l):\n    l.sort()\n    return l\ndef g(d, e): e['a'] = d",
+    ),
+    "generators": (
+        ["assert list(f(3)) == [0, 1, 2]", "assert sum(f(4)) == 6", "assert next(iter(f(10 ** 9))) == 0"],
+        "def f(n):\n    i = 0\n    while i < n:\n        yield i\n        i += 1",
+    ),
+    "functions as arguments and results": (
+        ["assert f(lambda x: x + 1, [1]) == [2]", "assert f(str, [1]) == ['1']", "assert add(3)(4) == 7"],
+        "def f(g, l): return [g(x) for x in l]\ndef add(a): return lambda b: a + b",
+    ),
+    "objects of the program": (
+        ["n = N(1, N(2))\nassert total(n) == 3", "n = N(1, N(2))\nr = rev(n)\nassert r.v == 2 and r.next is n"],
+        "class N:\n    def __init__(self, v, next=None): self.v, self.next = v, next\n"
+        "def total(n):\n    s = 0\n    while n: s, n = s + n.v, n.next\n    return s\n"
+        "def rev(n):\n    p = None\n    while n: n.next, p, n = p, n, n.next\n    return p",
+    ),
+    "objects of the tests": (
+        ["class N: pass\nn = N()\nn.v = 4\nf(n)\nassert n.v == 5 and n.seen", "assert g(x for x in [1, 2]) == 3"],
+        "def f(n):\n    n.v += 1\n    n.seen = True\ndef g(numbers): return sum(numbers)",
+    ),
+    "exceptions that a test expects": (
+        [
+            "try:\n    f(-1)\n    assert False\nexcept ValueError as e:\n    assert 'negative' in str(e)",
+            "assert f(4) == 2",
+        ],
+        "class Negative(ValueError): pass\ndef f(x):\n    if x < 0: raise Negative('negative')\n    return x ** 0.5",
+    ),
+    "large, infinite and special values": (
+        ["assert f() == [10 ** 30, float('inf'), 1j, b'a', {1}, frozenset([2]), 'é\\ud800', range(3), None]"],
+        "def f(): return [10 ** 30, float('inf'), 1j, b'a', {1}, frozenset([2]), 'é\\ud800', range(3), None]",
+    ),
+    "a function with the name of a builtin": (
+        ["assert sum(10, 15) == 6", "assert sum(100, 150) == 93", "assert sum(4, 6) == 3"],
+        "def sum(a, b):\n    s = 0\n    for i in range(1, a):\n        s += i * (a % i == b % i == 0)\n    return s",
+    ),
+    "variables with the names of builtins": (
+        ["assert sorted(f(2)) == [1, 2] and len(f(2)) == 2"],
+        "len = 5\nsorted = list = None\nsum = 'x'\ndef f(x): return [x, 1]",
+    ),
+    "a module that a test uses without an import": (
+        ["assert size((1, 2)) == sys.getsizeof((1, 2))"],
+        "import sys\ndef size(x): return sys.getsizeof(x)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_a_solution_of_unusual_form_passes(name: str) -> None:
+    tests, program = HONEST[name]
+    assert score(program, {"test_list": tests})["detail"] == f"{len(tests)} of {len(tests)} tests passed"
+
+
+def test_a_builtin_is_replaced_only_where_it_is_the_function_that_is_asked_for() -> None:
+    truth = {"test_list": ["assert set(sum(10, 15)) == set([6])"] * 2}
+    problem = problem_of("mbpp", truth)
+    assert isinstance(problem, code.Asserts)
+    assert problem.names == ("sum",)
+    assert score("def sum(a, b): return [0]\ndef set(x): return 1", truth)["score"] == 0.0
+
+
+def test_helper_functions_of_the_prompt_are_the_rows_and_not_the_programs() -> None:
+    assert score("def shifted(x): return 0\ndef square(x): return x * x", HUMANEVAL)["score"] == 1.0
+
+
+# an answer does not decide that its score is missing
+
+EVASIVE = {
+    "a real-time signal": "import os\nos.kill(os.getpid(), 35)",
+    "a real-time signal in a call": "import os\ndef square(x): os.kill(os.getpid(), 64)",
+    "deep JSON": "import os\nos.write(3, b'[' * 60000 + b'\\n')",
+    "bytes in a call": "import os\ndef square(x):\n    for d in range(3, 9):\n"
+    "        try: os.write(d, b'\\xff' * 8)\n        except OSError: pass",
+    "an int beyond float": "def square(x): return 10 ** 400\nprint(10 ** 400)",
+    "digits without end": "def square(x): return 10 ** 5000\nprint('9' * 5000, '1e400')",
+    "a signal to init": "import os\nos.kill(1, 2)\ndef square(x): os.kill(1, 15)",
+    "a deep value": "def square(x):\n    l = []\n    for i in range(100000): l = [l]\n    return l",
+    "a value that contains itself": "def square(x):\n    l = []\n    l.append(l)\n    return l",
+    "an exception without text": "class E(BaseException):\n    def __str__(self): 1 / 0\ndef square(x): raise E",
+    "a name that is no text": "def square(x): raise type('\\ud800', (BaseException,), {})('\\ud800')\n"
+    "raise SystemExit('\\ud800')",
+    "half a character": "import sys\nsys.stdout.buffer.write(b'\\xff')\nprint('\\ud800')",
+    "an exit code": "import sys\nsys.exit(10 ** 400)",
+    "closed descriptors": "import os\nos.closerange(0, 64)",
+    "a large value": "def square(x): return 'a' * (4 << 20)",
+    "a null byte": "\0",
+    "links and folders": "import os\nos.symlink('/usr', 'l')\nos.mkdir('a')\nos.symlink('..', 'a/b')\nos.chmod('a', 0)",
+}
+
+
+@pytest.mark.parametrize("isolation", ["auto", "none"])
+@pytest.mark.parametrize("name", EVASIVE)
+def test_whatever_a_program_does_its_score_is_a_number(name: str, isolation: str) -> None:
+    for truth in (MBPP, CALLS | {"outputs": [4.0, 9]}, STREAMS):
+        result = score(EVASIVE[name], truth, isolation=isolation)
+        assert result["score"] == 0.0, result
+        assert "test 1: " in result["detail"]
+
+
+def test_a_solution_passes_with_links_and_folders_in_its_scratch_folder() -> None:
+    deeper_than_a_recursion = "for i in range(1100):\n    os.mkdir('d')\n    os.chdir('d')"
+    program = f"{EVASIVE['links and folders']}\n{deeper_than_a_recursion}\ndef square(x): return x * x"
+    assert score(program, MBPP, isolation="none")["score"] == 1.0
+    launcher = code.sandbox_for(code.Settings.of(KEYS).limits, "none")._launcher
+    assert launcher is not None
+    assert not [*Path("/tmp").glob("rloom-sandbox-*/tmp*")]
+
+
+# what the process of the tests reads and gives
+
+
+def test_values_arrive_with_their_types_and_aliases() -> None:
+    inner: list[Any] = [1]
+    value = [inner, inner, (inner, {"a": {2}}), True, 2.5, None, 1 << 80, float("-inf"), {3: b"x"}]
+    value.append(value)
+    found = decode(json.loads(json.dumps(encode(value, Table(), repr))), Table(), repr)
+    assert found[:9] == value[:9]
+    assert [type(item) for item in found] == [type(item) for item in value]
+    assert found[0] is found[1] is found[2][0]
+    assert found[9] is found
+
+
+class _Number(int):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
+def test_subclasses_arrive_as_their_plain_type() -> None:
+    found = decode(json.loads(json.dumps(encode([_Number(3)], Table(), repr))), Table(), repr)
+    assert type(found[0]) is int
+    assert found != [4]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(["list"], ["list", 5], ["unknown", []], {}, ["again", 3], [[]], ["type", "eval"], ["large", "ten"]),
+        *(["namedtuple", "a b", [], []], ["namedtuple", "P", ["x; import os"], [1]]),
+        ["ndarray", "O", [1], ["list", [1]]],
+    ],
+)
+def test_what_is_no_value_is_an_error(data: Any) -> None:
+    def other(tagged: Any) -> Any:
+        raise ValueError
+
+    with pytest.raises((ValueError, TypeError, LookupError)):
+        decode(data, Table(), other)
+
+
+def test_a_handle_is_compared_here_and_not_by_the_program() -> None:
+    class Never:
+        def request(self, *arguments: Any) -> Any:
+            raise AssertionError("the program was asked")
+
+    handle = Handle(Never(), 0, "Same")  # type: ignore[arg-type]
+    assert handle == handle
+    assert handle != 5
+    assert bool(handle)
+    with pytest.raises(TypeError):
+        handle < 5  # type: ignore[operator] # noqa: B015
+
+
+def test_a_program_reaches_only_the_arguments_that_a_test_gave_it() -> None:
+    class Node:
+        value = 3
+        _hidden = 4
+
+    Node.__module__ = "tests"
+    node, function = Node(), lambda x: x
+    connection = _Connection(0, 0, Report(0), end=pytest.fail)  # type: ignore[arg-type]
+    for given in (node, function):
+        connection._export(given)
+    assert connection.may_do("getattr", [node, "value"])
+    assert connection.may_do("call", [function, [], {}])
+    refused = [(node, "_hidden"), (node, "__class__"), (function, "__globals__"), ("{0.__globals__}", "format")]
+    assert not any(connection.may_do("getattr", [target, name]) for target, name in refused)
+    assert not connection.may_do("call", [print, [], {}])
+    assert not connection.may_export(json)
+
+
+# limits
+
+
+def test_a_row_with_a_time_limit_has_this_limit() -> None:
+    endless = "def square(x):\n    while True: pass"
+    detail = score(endless, MBPP | {"time_limit_s": 0.5}, cpu_s=10)["detail"]
+    assert "test 1: CPU time limit of 1 s" in detail or "test 1: time limit of 5 s" in detail  # on a busy machine
+    with pytest.raises(ValueError, match="its time_limit_s is 'two', not a number of seconds above 0"):
+        problem_of("mbpp", MBPP | {"time_limit_s": "two"})
+
+
+def test_an_answer_may_take_ten_times_as_long_as_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "QUICK_CPU_S", 1.0)
+    spent = "import time\ndef square(x):\n    while time.process_time() < {s}: pass\n    return x * x\n"
+
+    def details(answer: str, reference: str) -> str:
+        answer, extra = f"```python\n{answer}\n```", {"answer": reference}
+        result = compute_score("mbpp", answer, MBPP, extra, sandbox=KEYS | {"cpu_s": 10, "timeout_s": 60.0})
+        return str(result["detail"])
+
+    assert "time limit of" in details(spent.format(s=1.5), "def square(x): return x ** 2")
+    assert details(spent.format(s=1.5), spent.format(s=0.3)) == "3 of 3 tests passed"
+
+
+def test_all_processes_of_a_program_share_one_memory_limit_where_cgroups_allow() -> None:
+    sandbox = Sandbox(Limits(timeout_s=60, cpu_s=20, memory_mb=256, file_mb=16, processes=8, output_kb=64), "auto")
+    if not (sandbox.protections.memory and sandbox.protections.fork):
+        sandbox.close()
+        pytest.skip("this user may not make a cgroup")
+    children = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = b'1' * (150 << 20)\n"
+    children += "        print('have', flush=True)\n        time.sleep(1)\n        os._exit(0)\n"
+    children += "for _ in range(6):\n    try: os.wait()\n    except OSError: pass\n"
+    outcome = sandbox.run(Job((children,), module_name="__main__"))
+    after = sandbox.run(Job(("print(1)",), module_name="__main__"))
+    sandbox.close()
+    assert outcome.run.stdout.count("have") < 6  # 900 MB in all; 256 MB are allowed, and 128 MB for the sandbox itself
+    assert (after.run.stdout, after.error) == ("1\n", None)
+
+
+# isolation
+
+
+@pytest.fixture
+def weak_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A launcher on a machine without namespaces, seccomp and Landlock, as in some containers."""
+    refuse = (
+        "import rloom.rewards.sandbox.launcher as l\n"
+        "def refused(*a): raise OSError(1, 'Operation not permitted')\n"
+        "l.namespaces.unshare = refused; l.confine.seccomp_fault = lambda p: 'EPERM'; l.landlock.version = lambda: 0\n"
+    )
+    start = f"import sys; sys.path.insert(0, sys.argv[1])\n{refuse}l.main()"
+    monkeypatch.setattr("rloom.rewards.sandbox.client._START", start)
+    yield
+
+
+@pytest.mark.usefixtures("weak_machine")
+def test_without_any_barrier_generated_code_does_not_run_unless_that_is_asked_for() -> None:
+    with pytest.raises(SandboxError, match=r"isolation=auto: this machine has no namespaces.*isolation=none"):
+        Sandbox(LIMITS, "auto").run(Job(("pass",)))
+    named = Sandbox(LIMITS, "none")
+    assert named.run(Job(("print(1)",), module_name="__main__")).run.stdout == "1\n"
+    named.close()
+
+
+def test_datagrams_do_not_leave_the_sandbox(tmp_path: Path) -> None:
+    name = f"\0rloom-test-{tmp_path.name}"
+    send = "from socket import *\nfor kind in (SOCK_DGRAM, SOCK_SEQPACKET):\n    try:\n"
+    send += "        a, b = socketpair(AF_UNIX, kind)\n"
+    send += (
+        f"        a.sendto(b'x', {name!r})\n        print('sent')\n    except OSError as e: print(type(e).__name__)\n"
+    )
+    send += "a, b = socketpair()\na.send(b'1')\nprint(b.recv(1))"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(name)
+        receiver.setblocking(False)
+        sandbox = Sandbox(LIMITS, "none")
+        outcome = sandbox.run(Job((send,), module_name="__main__"))
+        sandbox.close()
+        assert outcome.run.stdout == "PermissionError\nPermissionError\nb'1'\n"
+        with pytest.raises(BlockingIOError):
+            receiver.recv(1)
+
+
+def test_the_launcher_and_the_program_never_hold_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    exchange = _Launcher.exchange
+
+    def recorded(self: _Launcher, message: Any, *arguments: Any) -> dict[str, Any]:
+        sent.append(repr(message).encode())
+        return exchange(self, message, *arguments)
+
+    monkeypatch.setattr(_Launcher, "exchange", recorded)
+    sandbox = Sandbox(LIMITS, "auto")
+    outcome = sandbox.run(
+        Job(("def f(x): return x",)), Suite(0, names=("f",), source="with __case__(0): assert f(7) == 7")
+    )
+    sandbox.close()
+    assert [report["error"] for report in outcome.reports if "case" in report] == [None]
+    assert not any(b"assert" in message for message in sent)
