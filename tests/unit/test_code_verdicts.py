@@ -13,7 +13,7 @@ from rloom.config.sandbox_section import Sandbox as SandboxKeys
 from rloom.rewards.rules import code
 from rloom.rewards.rules.code import compute_score
 from rloom.rewards.rules.code_problems import problem_of
-from rloom.rewards.sandbox.client import Sandbox, SandboxError, _Launcher
+from rloom.rewards.sandbox.client import Sandbox, SandboxError
 from rloom.rewards.sandbox.exchange import Handle
 from rloom.rewards.sandbox.settings import Job, Limits, Suite
 from rloom.rewards.sandbox.tests import Report, _Connection
@@ -379,19 +379,17 @@ def test_datagrams_do_not_leave_the_sandbox(tmp_path: Path) -> None:
             receiver.recv(1)
 
 
-def test_the_launcher_and_the_program_never_hold_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[bytes] = []
-    exchange = _Launcher.exchange
-
-    def recorded(self: _Launcher, message: Any, *arguments: Any) -> dict[str, Any]:
-        sent.append(repr(message).encode())
-        return exchange(self, message, *arguments)
-
-    monkeypatch.setattr(_Launcher, "exchange", recorded)
-    sandbox = Sandbox(LIMITS, "auto")
-    outcome = sandbox.run(
-        Job(("def f(x): return x",)), Suite(0, names=("f",), source="with __case__(0): assert f(7) == 7")
+def test_a_program_does_not_find_an_earlier_program_or_the_tests_in_its_memory() -> None:
+    """A program is a copy of its ancestors. Strings are searched backwards: the search itself has them, too."""
+    search = "import gc, sys\ndef texts():\n    frame = sys._getframe()\n    while frame:\n"
+    search += (
+        "        yield repr(frame.f_locals)\n        frame = frame.f_back\n    yield from map(repr, gc.get_objects())\n"
     )
+    search += "def found(x): return any(x in text[::-1] for text in texts())"
+    asked = ("8672terces", "1472detcepxe", "))x(dnuof")  # the last one is in the program itself
+    source = "".join(f"with __case__({i}): assert found({text!r}) is {i == 2}\n" for i, text in enumerate(asked))
+    sandbox = Sandbox(LIMITS, "auto")
+    sandbox.run(Job(("secret2768 = 1",)), Suite(0, source="expected2741 = 1"))
+    outcome = sandbox.run(Job((f"{search}  # (found(x))",)), Suite(0, names=("found",), source=source))
     sandbox.close()
-    assert [report["error"] for report in outcome.reports if "case" in report] == [None]
-    assert not any(b"assert" in message for message in sent)
+    assert [report["error"] for report in outcome.reports if "case" in report] == [None] * 3, outcome

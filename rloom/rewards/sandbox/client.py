@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from rloom.errors import RewardError
 from rloom.rewards.sandbox import namespaces
@@ -73,7 +73,7 @@ class Sandbox:
         launcher = self._started()
         try:
             limit_s = (job.limits or self._limits).timeout_s + END_GRACE_S
-            reply = launcher.exchange(replace(job, has_tests=tests is not None), limit_s, tests)
+            reply = launcher.run(job, tests, limit_s)
         except (OSError, EOFError) as error:
             self.close()
             raise SandboxError(f"the sandbox's launcher failed ({type(error).__name__}: {error})") from error
@@ -162,14 +162,20 @@ class _Launcher:
             raise SandboxError(reply["fault"])
         self.protections = Protections(**reply)
 
-    def exchange(self, message: Any, limit_s: float, tests: Suite | None = None) -> dict[str, Any]:
+    def exchange(self, message: Any, limit_s: float) -> dict[str, Any]:
         self._socket.settimeout(limit_s)
         self._socket.sendall(encode(message))
-        if tests is not None:
-            with open(os.memfd_create("tests"), "w+b") as stream:
-                stream.write(as_json(tests))
-                stream.seek(0)  # with a flush: the receiver reads from the beginning
-                socket.send_fds(self._socket, [b"t"], [stream.fileno()])
+        return self._reply()
+
+    def run(self, job: Job, tests: Suite | None, limit_s: float) -> dict[str, Any]:
+        """Job and tests travel as memory files, which are read by the processes that need them."""
+        self._socket.settimeout(limit_s)
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(_memory_file(part)) for part in (job, tests) if part is not None]
+            socket.send_fds(self._socket, [b"j"], [file.fileno() for file in files])
+        return self._reply()
+
+    def _reply(self) -> dict[str, Any]:
         return receive(self._socket.recv)  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -179,6 +185,13 @@ class _Launcher:
             return
         self._process.kill()
         self._process.wait()
+
+
+def _memory_file(content: Job | Suite) -> BinaryIO:
+    file = open(os.memfd_create("job"), "w+b")  # noqa: SIM115
+    file.write(as_json(content))
+    file.seek(0)  # with a flush: the receiver reads from the beginning
+    return file
 
 
 def _map_ids(pid: int, uid: int) -> dict[str, Any]:

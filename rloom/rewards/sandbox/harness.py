@@ -67,7 +67,7 @@ class _Program(Peer):
         missing = [name for name in names if name not in found]
         if methods and missing and "Solution" in vars(self._module):
             solution = vars(self._module)["Solution"]()
-            found |= {name: getattr(solution, name) for name in missing if hasattr(solution, name)}
+            found |= {name: getattr(solution, name) for name in missing if name in dir(solution)}
         return found
 
 

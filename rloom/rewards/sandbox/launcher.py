@@ -6,15 +6,17 @@ Its stdin is a socket to the reward worker.
 
 import contextlib
 import gc
+import json
 import os
 import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rloom.rewards.sandbox import confine, landlock, linux, namespaces, seccomp
 from rloom.rewards.sandbox.cgroup import MemoryGroup
@@ -64,10 +66,10 @@ def main() -> None:
     gc.freeze()  # a collection in a program then does not copy the launcher's memory
     try:
         send(_SOCKET, protections)
-        while True:
-            job = receive(partial(os.read, _SOCKET))
-            send(_SOCKET, _supervised(job, _received_file() if job["has_tests"] else None, place))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+        with socket.socket(fileno=os.dup(_SOCKET)) as connection:
+            while files := socket.recv_fds(connection, 1, 2)[1]:
+                _supervise(files, place)
+    except (BrokenPipeError, ConnectionResetError):
         pass  # the reward worker has ended
     finally:
         if place.workspace is not None:
@@ -92,13 +94,6 @@ def _memory_group(setup: Setup) -> MemoryGroup | None:
         return MemoryGroup(setup.limits.memory_mb)
     except OSError:  # most users may not make one; each process has its limit all the same
         return None
-
-
-def _received_file() -> int:
-    """The memory file with the tests, which this process does not read."""
-    with socket.socket(fileno=os.dup(_SOCKET)) as connection:
-        _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1)
-    return descriptor
 
 
 def with_namespaces(setup: Setup, uid: int) -> tuple[Place, Protections]:
@@ -184,30 +179,27 @@ def _read_as(uid: int) -> None:
         pass
 
 
-def _supervised(job: dict[str, Any], test_file: int | None, place: Place) -> dict[str, Any]:
-    """Run a job in a supervisor process. Its result comes through a pipe."""
-    reader, writer = os.pipe()
+def _supervise(files: Sequence[int], place: Place) -> None:
+    """Run a job in a supervisor process, which reads the files and answers the reward worker itself: this process, from
+    which all programs are forked, has no part of an earlier one in its memory."""
     pid = os.fork()
     if pid == 0:
-        os.close(reader)
-        _supervise(job, test_file, place, writer)
-    os.close(writer)
-    if test_file is not None:
-        os.close(test_file)
-    try:
-        result: dict[str, Any] = receive(partial(os.read, reader))
-    except EOFError:
-        result = {"fault": "the supervisor of the program died"}
-    finally:
-        os.close(reader)
-        os.waitpid(pid, 0)
-    return result
+        _answer(files, place)
+    for file in files:
+        os.close(file)
+    if os.waitpid(pid, 0)[1] != 0:
+        send(_SOCKET, {"fault": "the supervisor of the program died"})
 
 
-def _supervise(job: dict[str, Any], test_file: int | None, place: Place, writer: int) -> NoReturn:
+def _answer(files: Sequence[int], place: Place) -> NoReturn:
+    code = 1
     try:
-        send(writer, run(job, test_file, place))
+        with open(files[0], "rb") as stream:
+            job = json.loads(stream.read())
+        send(_SOCKET, run(job, files[1] if len(files) > 1 else None, place))
+        code = 0
     except NotConfined as error:
-        send(writer, {"fault": str(error)})
+        send(_SOCKET, {"fault": str(error)})
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)

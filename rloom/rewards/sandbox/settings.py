@@ -52,7 +52,6 @@ class Job:
     module_name: str = "solution"  # "__main__" for a program that reads stdin
     stdin: str = ""
     limits: Limits | None = None  # None: those of the sandbox
-    has_tests: bool = False  # a memory file with `Suite` follows
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ define are the program's, as handles (`exchange.py`).
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
 from typing import Any, NoReturn
 
@@ -70,7 +70,7 @@ class _Connection(Peer):
     def may_export(self, value: Any) -> bool:
         callables = (FunctionType, BuiltinFunctionType, MethodType)
         defined = value if isinstance(value, type) else type(value)
-        return isinstance(value, callables) or defined.__module__ == _MODULE or hasattr(value, "__next__")
+        return isinstance(value, (*callables, Iterator)) or defined.__module__ == _MODULE
 
     def may_do(self, operation: str, values: Sequence[Any]) -> bool:
         if not values or not self.is_exported(values[0]):

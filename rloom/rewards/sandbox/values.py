@@ -8,6 +8,7 @@ subclasses) does not arrive. Objects without a plain form stay in their process 
 Standard library only: the launcher imports this file without site-packages.
 """
 
+import importlib
 import math
 import re
 import sys
@@ -135,8 +136,9 @@ def _unusual(value: Any, table: Table, other: Callable[[Any], Any]) -> Any:
         return encode(int(value), table, other)
     if numpy is not None and isinstance(value, numpy.floating):
         return encode(float(value), table, other)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return ["namedtuple", type(value).__name__, list(value._fields), [encode(v, table, other) for v in value]]
+    fields = getattr(value, "_fields", None) if isinstance(value, tuple) else None
+    if fields is not None:
+        return ["namedtuple", type(value).__name__, list(fields), [encode(item, table, other) for item in value]]
     for base in _BASES:
         if isinstance(value, base):  # type: ignore[arg-type]
             return encode(base(value), table, other)
@@ -171,8 +173,7 @@ def _array(data: Sequence[Any], table: Table, other: Callable[[Sequence[Any]], A
     _, dtype, shape, items = data
     if not _ARRAY_DTYPE.fullmatch(dtype):
         raise ValueError("an array of another type than numbers and text")
-    import numpy
-
+    numpy = importlib.import_module("numpy")  # 0.1 s, so only where a program returns an array
     return numpy.array(decode(items, table, other), dtype=dtype).reshape(shape)
 
 
