@@ -99,7 +99,10 @@ HONEST: dict[str, tuple[list[str], str]] = {
         "import numpy as np\ndef f(x): return np.float64(x) ** 2\ndef g(x): return np.int32(x) ** 2\n"
         "def h(x): return bool(np.bool_(x == 2))",
     ),
-    "arrays": (["assert (f([1, 2]) == [2, 4]).all()"], "import numpy as np\ndef f(x): return np.array(x) * 2"),
+    "arrays": (
+        ["assert f([1, 2]).tolist() == [2, 4]", "assert list(f([1, 2])) == [2, 4] and f([5])[0] == 10"],
+        "import numpy as np\ndef f(x): return np.array(x) * 2",
+    ),
     "a named tuple": (
         ["assert f(1) == (1, 2) and f(1).y == 2"],
         "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(x): return P(x, 2)",
@@ -254,7 +257,6 @@ def test_subclasses_arrive_as_their_plain_type() -> None:
     [
         *(["list"], ["list", 5], ["unknown", []], {}, ["again", 3], [[]], ["type", "eval"], ["large", "ten"]),
         *(["namedtuple", "a b", [], []], ["namedtuple", "P", ["x; import os"], [1]]),
-        ["ndarray", "O", [1], ["list", [1]]],
     ],
 )
 def test_what_is_no_value_is_an_error(data: Any) -> None:

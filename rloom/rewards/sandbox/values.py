@@ -8,9 +8,7 @@ subclasses) does not arrive. Objects without a plain form stay in their process 
 Standard library only: the launcher imports this file without site-packages.
 """
 
-import importlib
 import math
-import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +19,6 @@ from itertools import chain
 from typing import Any
 
 _WORD = 1 << 63
-_ARRAY_DTYPE = re.compile(r"[<>|=][biufcU]\d+")
 _BASES: tuple[Callable[[Any], Any], ...] = (int, float, complex, str, bytes, list, dict, set, frozenset, tuple)
 # travel by their names: a test may compare with one (`type(x) == int`), or pass one to a function
 _TYPES = {
@@ -128,8 +125,6 @@ def _unusual(value: Any, table: Table, other: Callable[[Any], Any]) -> Any:
     if isinstance(name, str) and _TYPES.get(name) is value:
         return ["type", name]
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufcU":
-        return ["ndarray", value.dtype.str, list(value.shape), encode(value.ravel().tolist(), table, other)]
     if numpy is not None and isinstance(value, numpy.bool_):
         return bool(value)
     if numpy is not None and isinstance(value, numpy.integer):
@@ -169,19 +164,10 @@ def _namedtuple(data: Sequence[Any], table: Table, other: Callable[[Sequence[Any
     return namedtuple(name, fields)(*[decode(item, table, other) for item in items])
 
 
-def _array(data: Sequence[Any], table: Table, other: Callable[[Sequence[Any]], Any]) -> Any:
-    _, dtype, shape, items = data
-    if not _ARRAY_DTYPE.fullmatch(dtype):
-        raise ValueError("an array of another type than numbers and text")
-    numpy = importlib.import_module("numpy")  # 0.1 s, so only where a program returns an array
-    return numpy.array(decode(items, table, other), dtype=dtype).reshape(shape)
-
-
 _DECODED: Mapping[str, Callable[[Sequence[Any], Table, Callable[[Sequence[Any]], Any]], Any]] = {
     "again": lambda data, table, other: table.objects[data[1]],
     "large": lambda data, table, other: int(data[1], 16),
     "special": lambda data, table, other: float(data[1]),
     "type": lambda data, table, other: _TYPES[data[1]],
     "namedtuple": _namedtuple,
-    "ndarray": _array,
 }
