@@ -24,7 +24,7 @@ from rloom.runtime.group import LocalGroup
 from rloom.trainer.assemble.models import enable_checkpointing
 from rloom.trainer.learning_rate import LearningRateSchedule
 from rloom.trainer.roles import Learner, MiniBatching
-from tests.helpers import ADAMW, CPU, Weights
+from tests.helpers import ADAMW, FLOAT32, Weights, float32_as
 
 WHOLE = MicroBatching(samples=8)
 OBJECTIVE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
@@ -40,8 +40,10 @@ class Subject:
 def network_of(
     folder: Path, *, packed: bool, checkpointing: bool, lora: Lora | None, critic: bool, empty: bool = False
 ) -> PolicyNetwork | ValueNetwork:
-    model = load_causal_lm(ModelSource(str(folder)), lora=lora, empty=empty)
+    with float32_as(FLOAT32):  # safetensors finds the dtype of a file by its name in torch
+        model = load_causal_lm(ModelSource(str(folder)), lora=lora, empty=empty)
     network = ValueNetwork(model, packed=packed) if critic else PolicyNetwork(model, packed=packed)
+    network.module.to(torch.float32)
     if checkpointing:
         enable_checkpointing(network.decoder.base)
     return network
@@ -56,10 +58,11 @@ def local(
     lora: Lora | None = None,
     adamw: AdamW | None = ADAMW,
     critic: bool = False,
-    placement: Placement = CPU,
+    placement: Placement | None = None,
     reference: LocalEngine | None = None,
 ) -> LocalEngine:
     network = network_of(folder, packed=packed, checkpointing=checkpointing, lora=lora, critic=critic)
+    placement = placement or Placement(torch.device("cpu"), torch.float32)
     return LocalEngine(network, placement, scoring=micro, training=micro, optimizer=adamw, reference=reference)
 
 
@@ -81,7 +84,7 @@ def sharded(
     lora: Lora | None = None,
     adamw: AdamW | None = ADAMW,
     critic: bool = False,
-    placement: Placement = CPU,
+    placement: Placement | None = None,
     reference: FSDPEngine | None = None,
     shards: int = -1,
     sequence_ranks: int = 1,
@@ -89,6 +92,7 @@ def sharded(
 ) -> FSDPEngine:
     """On every rank."""
     network = network_of(folder, packed=packed, checkpointing=checkpointing, lora=lora, critic=critic, empty=empty)
+    placement = placement or Placement(torch.device("cpu"), torch.float32)
     mesh = rank_mesh(placement.device, shards)
     return FSDPEngine(
         network,
