@@ -42,6 +42,8 @@ def network_of(
 ) -> PolicyNetwork | ValueNetwork:
     with float32_as(FLOAT32):  # safetensors finds the dtype of a file by its name in torch
         model = load_causal_lm(ModelSource(str(folder)), lora=lora, empty=empty)
+    if lora is None:
+        model.set_experts_implementation("eager")  # torch's grouped_mm has no float64
     network = ValueNetwork(model, packed=packed) if critic else PolicyNetwork(model, packed=packed)
     network.module.to(torch.float32)
     if checkpointing:

@@ -104,8 +104,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save_model(folder: Path, config: PreTrainedConfig, seed: int = 0) -> Path:
-    tiny_model(config, seed).save_pretrained(folder)
+def save_model(folder: Path, config: PreTrainedConfig, seed: int = 0, dtype: torch.dtype = FLOAT32) -> Path:
+    tiny_model(config, seed).to(dtype).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 
