@@ -16,12 +16,12 @@ from rloom.engines.base import AdamW, Engine, Placement, Update
 from rloom.engines.distributed import rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
+from rloom.engines.ulysses import new_sequence_parallel_group
 from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import PolicyNetwork, ValueNetwork
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.assemble.models import enable_checkpointing
 from rloom.trainer.learning_rate import LearningRateSchedule
 from rloom.trainer.roles import Learner, MiniBatching
 from tests.helpers import ADAMW, FLOAT32, Weights, float32_as
@@ -47,7 +47,7 @@ def network_of(
     network = ValueNetwork(model, packed=packed) if critic else PolicyNetwork(model, packed=packed)
     network.module.to(torch.float32)
     if checkpointing:
-        enable_checkpointing(network.decoder.base)
+        network.decoder.enable_checkpointing()
     return network
 
 
@@ -104,7 +104,7 @@ def sharded(
         training=micro,
         optimizer=adamw,
         reference=reference,
-        sequence_ranks=sequence_ranks,
+        sequence_group=None if sequence_ranks == 1 else new_sequence_parallel_group(sequence_ranks),
     )
 
 

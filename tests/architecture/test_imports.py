@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.runtime.placement",
         *LIMITS,
     ),
-    "rloom.families": ("rloom.families", "rloom.models", "rloom.rollout", *NOUNS),
+    "rloom.families": ("rloom.families", "rloom.engines.ulysses", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": ("rloom.algos", *NOUNS),
     "rloom.models": (
         "rloom.models",

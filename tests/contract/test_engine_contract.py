@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import ValueObjective
 from rloom.batch import TokenOutputs, TrainBatch
-from rloom.engines.base import AdamW, Engine
+from rloom.engines.base import AdamW, Engine, Placement
 from rloom.errors import CheckpointError, TrainingError
 from rloom.models.load import Lora
 from rloom.models.save import merge_adapter, save_pretrained
@@ -276,6 +276,24 @@ def test_without_the_optimizer_only_the_weights_come_back(subject: Subject, fold
         second.load(tmp_path, EVERYTHING)
     second.load(tmp_path, frozenset({"model"}))
     assert_identical(subject.weights(second), subject.weights(first))
+
+
+@pytest.mark.parametrize("offload", [True, False], ids=["offloaded", "on the device"])
+def test_loaded_moments_are_where_the_placement_says(
+    subject: Subject, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: bool
+) -> None:
+    """Before the next update: generation comes first and needs the memory. Without a GPU, the moves are recorded."""
+    first, second = subject.build(folder), subject.build(folder)
+    learn(learner(first), train_batch(), step=1)
+    first.save(tmp_path, EVERYTHING)
+    second.placement = Placement(torch.device("cuda", 0), offload_optimizer=offload)
+    moved: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        "rloom.engines.optim.move_moments",
+        lambda optimizer, device: moved.append((len(optimizer.state), device.type)),
+    )
+    second.load(tmp_path, EVERYTHING)
+    assert moved == [(27, "cpu" if offload else "cuda")]  # of every parameter
 
 
 def test_the_optimizers_settings_are_the_configurations_and_not_the_checkpoints(

@@ -174,12 +174,16 @@ def test_a_critics_head_learns_apart_from_the_tied_embedding(model_folder: Model
     assert shapes["model.embed_tokens.weight"] == (64, 32)
 
 
-def test_a_model_with_dropout_is_loaded_without_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("empty", [False, True])
+def test_dropout_is_off_in_training_and_stays_in_the_configuration(tmp_path: Path, empty: bool) -> None:
     config = FAMILIES["qwen2"]()
     config.attention_dropout = 0.5
-    network = policy(save_model(tmp_path, config))
-    network.module.train()
-    assert torch.equal(by_us(network)[0], by_us(network)[0])
+    model = load_causal_lm(ModelSource(str(save_model(tmp_path, config))), lora=Lora(rank=2), empty=empty)
+    assert not any(module.training for module in model.modules())
+    network = PolicyNetwork(model, packed=True)
+    network.decoder.train()
+    assert not any(module.training for module in model.modules())
+    assert network.decoder.base.config.attention_dropout == 0.5  # an export has what was published
 
 
 def test_overrides_reach_the_model(model_folder: ModelFolder) -> None:

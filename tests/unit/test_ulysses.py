@@ -20,12 +20,15 @@ from rloom.config.checks import check
 from rloom.config.load import load_config
 from rloom.config.schema import Actor
 from rloom.engines.base import Placement
-from rloom.engines.ulysses import check_heads, exchange, new_sequence_parallel_group
+from rloom.engines.ulysses import SequenceParallelGroup, check_heads, exchange, new_sequence_parallel_group
 from rloom.errors import ConfigError
+from rloom.families.family import family_of
 from rloom.models.load import Lora
+from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching, share_rows
 from rloom.trainer.assemble.models import sequence_ranks
 from tests.engine_subjects import ENGINES, check_recorded, recording
+from tests.families import listed_families, split_faults, tiny_config
 from tests.helpers import (
     FLOAT32,
     SAME,
@@ -67,6 +70,7 @@ CASES = {
     "one key": Case("4 and 1"),
     "keys that do not divide": Case("6 and 3"),
     "windows and softcaps": Case("gemma2"),
+    "sinks": Case("gpt_oss"),
     "tied": Case("qwen3"),
     "whole sequences judged": Case(objective=GSPO),
     "no entropy bonus": Case(objective=replace(POLICY, entropy_coefficient=0.0)),
@@ -93,6 +97,7 @@ class Course:
 @pytest.fixture(scope="module")
 def folders(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {family: model_folder(family) for family in ("llama", "qwen3", "gemma2")}
+    found["gpt_oss"] = save_model(tmp_path_factory.mktemp("gpt_oss"), tiny_config("gpt_oss"))
     for name, heads in HEADS.items():
         found[name] = save_model(tmp_path_factory.mktemp("heads"), LlamaConfig(**{**SHAPE, **heads}))
     return found
@@ -194,7 +199,7 @@ def test_in_bfloat16_two_ranks_stay_near_one_process(rank_processes: RankProcess
 
 
 def exchange_twice(rank: int, ranks: int, folder: Path) -> tuple[list[float], list[float]]:
-    neighbours = new_sequence_parallel_group(policy(folder), 2)
+    neighbours = new_sequence_parallel_group(2)
     sent = torch.tensor([10.0 * rank, 10.0 * rank + 1], requires_grad=True)
     received = exchange(sent, neighbours.group)
     (received * (1 + torch.arange(2) + 2 * rank)).sum().backward()
@@ -208,6 +213,39 @@ def test_what_is_sent_comes_back_as_gradient(rank_processes: RankProcesses, fold
         ([0.0, 10.0], [1.0, 3.0]),
         ([1.0, 11.0], [2.0, 4.0]),
     ]
+
+
+COMMON = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3", "llama4_text")
+
+
+@pytest.mark.parametrize("names", [COMMON, pytest.param(None, marks=pytest.mark.long)], ids=["common", "all"])
+def test_every_packed_family_is_right_on_ranks_that_share_sequences(
+    rank_processes: RankProcesses, names: tuple[str, ...] | None
+) -> None:
+    cells = {family: line.split(" | ")[1] for family, line in listed_families().items()}
+    packed = {family: cell for family, cell in cells.items() if cell.startswith("yes")}
+    tried = packed if names is None else {family: packed[family] for family in names}
+    for found in rank_processes.run(2, split_faults, tried):
+        assert found == dict.fromkeys(tried)
+
+
+def test_a_family_that_is_wrong_on_ranks_that_share_sequences_is_refused(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def check_split(model: Any, group: SequenceParallelGroup) -> str:
+        tried.append(model.config.num_attention_heads)
+        return "log-probs differ"
+
+    monkeypatch.setattr("rloom.families.family.check_split", check_split)
+    with pytest.raises(ConfigError) as caught:
+        family_of(ModelSource(str(folders["llama"]))).check_split(SequenceParallelGroup("", 8, 0), KEY)
+    assert str(caught.value) == (
+        f"{KEY}=8: ranks that split the tokens of samples do not compute actor_rollout_ref.model.path="
+        f"{folders['llama']} (llama) correctly (log-probs differ); use 1"
+    )
+    assert tried == [8]  # heads: one for each rank
 
 
 def test_heads_that_do_not_divide_are_refused(folders: dict[str, Path]) -> None:
