@@ -1,5 +1,6 @@
 """Tiny models of every family and batches for them, made on the spot from a seed."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -212,6 +213,21 @@ def narrow_scale(optimizer: Optimizer, *_: Any) -> None:
     """torch's fused AdamW reads these two in float32, whatever the dtype of the weights."""
     for name in ("grad_scale", "found_inf"):
         setattr(optimizer, name, getattr(optimizer, name).to(FLOAT32))
+
+
+@contextmanager
+def recorded_syncs(folder: Path) -> Iterator[dict[str, int]]:
+    """What this process syncs in a folder: path -> the bytes of the file at that time, 0 of a folder."""
+    synced: dict[str, int] = {}
+    fsync = os.fsync
+
+    def record(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        synced[str(path.relative_to(folder))] = path.stat().st_size if path.is_file() else 0
+        fsync(handle)
+
+    with patch.object(os, "fsync", record):
+        yield synced
 
 
 def apart(found: Weights, expected: Weights, start: Weights) -> float:

@@ -29,6 +29,7 @@ from tests.helpers import (
     assert_identical,
     assert_same,
     eager_model,
+    recorded_syncs,
     samples_of,
     save_model,
     tiny_tokenizer,
@@ -341,6 +342,17 @@ def test_a_checkpoint_without_the_weights_says_which_file_is_missing(
     subject.build(folder, lora=LORA).save(tmp_path, EVERYTHING)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is missing: .*LoRA"):
         subject.build(folder).load(tmp_path, EVERYTHING)
+
+
+def test_what_is_saved_is_synced_before_the_save_returns(subject: Subject, folder: Path, tmp_path: Path) -> None:
+    """Whole files and the entries of their folders. The driver, which seals them, may be on another machine."""
+    engine = subject.build(folder)
+    learn(learner(engine), train_batch(), step=1)
+    with recorded_syncs(tmp_path) as synced:
+        engine.save(tmp_path, EVERYTHING)
+    saved = {str(file.relative_to(tmp_path)): file.stat().st_size for file in tmp_path.rglob("*.safetensors")}
+    assert len(saved) == 2 and saved.items() <= synced.items()
+    assert {str((tmp_path / name).parent.relative_to(tmp_path)) for name in saved} <= synced.keys()
 
 
 def test_a_place_that_cannot_be_written_is_a_checkpoint_error(subject: Subject, folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,9 +154,14 @@ def test_training_computes_the_published_model_in_evaluation(tmp_path: Path, fam
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_configuration_is_read_as_it_was_published(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "families",
+    [(*COMMON, "phimoe", "gpt2"), pytest.param(CAUSAL_FAMILIES, marks=pytest.mark.long)],
+    ids=["common", "all"],
+)
+def test_a_configuration_is_read_as_it_was_published(tmp_path: Path, families: Sequence[str]) -> None:
     """The check at the start of a run compares with the model of this configuration."""
-    for family in CAUSAL_FAMILIES:
+    for family in families:
         CONFIG_MAPPING[family]().save_pretrained(tmp_path)
         assert read_config(ModelSource(str(tmp_path))).to_dict() == AutoConfig.from_pretrained(tmp_path).to_dict()
 

@@ -31,6 +31,7 @@ from tests.helpers import (
     assert_identical,
     assert_near,
     float32_as,
+    recorded_syncs,
     train_batch,
 )
 from tests.ranks import RankProcesses
@@ -352,6 +353,27 @@ def test_a_checkpoints_shards_are_sealed_with_it(one_rank: None, folders: dict[s
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"damaged: .*model_shards/rank_0\.safetensors has \d+ bytes"):
         verify_checkpoint(saved)
+
+
+def saved_and_synced(rank: int, ranks: int, folder: Path, place: Path) -> dict[str, int]:
+    engine, batch = SHARDED.build(folder), train_batch()
+    engine.forward_backward(batch.select([rank]), POLICY, Counts.of(batch, 16))
+    engine.optim_step(0.01)
+    with recorded_syncs(place) as synced:
+        engine.save(place, EVERYTHING)
+    return synced
+
+
+def test_each_rank_syncs_what_it_wrote(rank_processes: RankProcesses, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Whole files, and their entries in the folder, before the driver seals them, which may be on another machine."""
+    for rank, synced in enumerate(rank_processes.run(2, saved_and_synced, folders["qwen2"], tmp_path)):
+        for shards in ("model_shards", "optimizer_shards"):
+            own = tmp_path / shards / f"rank_{rank}.safetensors"
+            assert synced.pop(f"{shards}/{own.name}") == own.stat().st_size > 10_000
+            index = [size for name, size in synced.items() if name.startswith(f"{shards}/.index.json")]
+            assert index == ([(tmp_path / shards / "index.json").stat().st_size] if rank == 0 else [])
+            assert synced.pop(shards) == 0
+        assert all(".index.json." in name for name in synced)
 
 
 def count_collectives(rank: int, ranks: int, folder: Path) -> tuple[list[int], int, int]:
