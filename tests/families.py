@@ -92,6 +92,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "llama4_text": {"no_rope_layers": [1, 0], "floor_scale": 4, "attn_scale": 0.5},
     "mamba2": {"n_groups": 2, "num_heads": 4, "head_dim": 16},
     "nemotron_h": {"n_groups": 2},
     "reformer": {

@@ -33,6 +33,9 @@ EXPERTS = 4
 MOST_PARAMETERS = 1_000_000_000  # 4 GB
 TOLERANCE = 1e-3  # of the largest logit
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
+# Counts of tokens in a row at which a family changes its computation (Llama 4: the temperature of attention). A row of
+# packed samples is longer than the run's longest sample, so these are always shortened.
+THRESHOLDS = ("floor_scale",)
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS_USED = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k")
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -234,6 +237,8 @@ def shrink_depth(config: PreTrainedConfig, longest: int | None) -> None:
         for number, name in enumerate(SPECIAL_TOKENS):
             if name in vars(part):
                 setattr(part, name, number)
+        for name in THRESHOLDS:
+            limit_entry(part, name, WINDOW)
         for name in WINDOWS:
             window = getattr(part, name, None)
             if longest is None or (isinstance(window, int) and window < longest):

@@ -242,6 +242,13 @@ def test_a_twin_of_a_model_finds_what_a_tiny_model_finds() -> None:
         assert (check_training(small_model(config, longest=1024)).packed is None) == right, family
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_family_that_counts_the_tokens_of_a_row_is_not_packed() -> None:
+    """Llama 4 raises the temperature of attention after 8,192 tokens of a row, whichever sample they belong to."""
+    found = check_training(small_model(CONFIG_MAPPING["llama4_text"](hidden_size=1024), longest=1024))
+    assert found.packed is not None and found.padded is None
+
+
 def test_what_twins_find_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = saved(tmp_path, "llama")
     first = family_of(source)

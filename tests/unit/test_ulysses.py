@@ -215,7 +215,7 @@ def test_what_is_sent_comes_back_as_gradient(rank_processes: RankProcesses, fold
     ]
 
 
-COMMON = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3", "llama4_text")
+COMMON = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3", "phimoe")
 
 
 @pytest.mark.parametrize("names", [COMMON, pytest.param(None, marks=pytest.mark.long)], ids=["common", "all"])
