@@ -76,7 +76,8 @@ class Decoder:
         settings = {"use_reentrant": False, "context_fn": checkpoint_contexts}
         self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
         self.base.enable_input_require_grads()  # with LoRA no input would carry a gradient otherwise
-        for layer in self.layers:
+        layers: list[Any] = self.layers
+        for layer in layers:
             layer._gradient_checkpointing_func = partial(checkpointed, layer, layer._gradient_checkpointing_func)
 
     def cast(self, dtype: torch.dtype) -> None:
