@@ -13,6 +13,15 @@ def replace_text(file: Path, text: str) -> None:
     sync(file.parent)
 
 
+def sync_all(folder: Path) -> None:
+    """Flush all files of a folder and its subfolders, and their entries.
+
+    The machine that wrote a file calls it: on a disk that machines share, another one has nothing of it to flush.
+    """
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
 def sync(path: Path) -> None:
     """Flush a file, or a folder's entries, to the disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A family's name -> a Hugging Face folder, made once."""
-    made: dict[str, Path] = {}
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A family's name, and a dtype -> a Hugging Face folder, made once."""
 
-    def folder(family: str) -> Path:
-        if family not in made:
-            made[family] = save_model(tmp_path_factory.mktemp(family), {**FAMILIES, **MIXTURES}[family]())
-        return made[family]
+    @cache
+    def folder(family: str, dtype: torch.dtype = torch.float32) -> Path:
+        return save_model(tmp_path_factory.mktemp(family), {**FAMILIES, **MIXTURES}[family](), dtype=dtype)
 
     return folder
 

@@ -16,15 +16,15 @@ from rloom.engines.base import AdamW, Engine, Placement, Update
 from rloom.engines.distributed import rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
+from rloom.engines.ulysses import new_sequence_parallel_group
 from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import PolicyNetwork, ValueNetwork
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.assemble.models import enable_checkpointing
 from rloom.trainer.learning_rate import LearningRateSchedule
 from rloom.trainer.roles import Learner, MiniBatching
-from tests.helpers import ADAMW, CPU, Weights
+from tests.helpers import ADAMW, FLOAT32, Weights, float32_as
 
 WHOLE = MicroBatching(samples=8)
 OBJECTIVE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
@@ -40,10 +40,14 @@ class Subject:
 def network_of(
     folder: Path, *, packed: bool, checkpointing: bool, lora: Lora | None, critic: bool, empty: bool = False
 ) -> PolicyNetwork | ValueNetwork:
-    model = load_causal_lm(ModelSource(str(folder)), lora=lora, empty=empty)
+    with float32_as(FLOAT32):  # safetensors finds the dtype of a file by its name in torch
+        model = load_causal_lm(ModelSource(str(folder)), lora=lora, empty=empty)
+    if lora is None:
+        model.set_experts_implementation("eager")  # torch's grouped_mm has no float64
     network = ValueNetwork(model, packed=packed) if critic else PolicyNetwork(model, packed=packed)
+    network.module.to(torch.float32)
     if checkpointing:
-        enable_checkpointing(network.decoder.base)
+        network.decoder.enable_checkpointing()
     return network
 
 
@@ -56,10 +60,11 @@ def local(
     lora: Lora | None = None,
     adamw: AdamW | None = ADAMW,
     critic: bool = False,
-    placement: Placement = CPU,
+    placement: Placement | None = None,
     reference: LocalEngine | None = None,
 ) -> LocalEngine:
     network = network_of(folder, packed=packed, checkpointing=checkpointing, lora=lora, critic=critic)
+    placement = placement or Placement(torch.device("cpu"), torch.float32)
     return LocalEngine(network, placement, scoring=micro, training=micro, optimizer=adamw, reference=reference)
 
 
@@ -81,7 +86,7 @@ def sharded(
     lora: Lora | None = None,
     adamw: AdamW | None = ADAMW,
     critic: bool = False,
-    placement: Placement = CPU,
+    placement: Placement | None = None,
     reference: FSDPEngine | None = None,
     shards: int = -1,
     sequence_ranks: int = 1,
@@ -89,6 +94,7 @@ def sharded(
 ) -> FSDPEngine:
     """On every rank."""
     network = network_of(folder, packed=packed, checkpointing=checkpointing, lora=lora, critic=critic, empty=empty)
+    placement = placement or Placement(torch.device("cpu"), torch.float32)
     mesh = rank_mesh(placement.device, shards)
     return FSDPEngine(
         network,
@@ -98,7 +104,7 @@ def sharded(
         training=micro,
         optimizer=adamw,
         reference=reference,
-        sequence_ranks=sequence_ranks,
+        sequence_group=None if sequence_ranks == 1 else new_sequence_parallel_group(sequence_ranks),
     )
 
 

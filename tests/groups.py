@@ -8,6 +8,7 @@ TOGETHER: Mapping[str, str] = {
     "e2e/test_nodes": "ray",
     # one set of processes serves them all
     "unit/test_fsdp": "ranks",
+    "unit/test_fsdp_checkpoints": "ranks",
     "unit/test_ulysses": "ranks",
     "contract/test_group_contract": "ranks",
     # one browser

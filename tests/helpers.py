@@ -1,15 +1,19 @@
 """Tiny models of every family and batches for them, made on the spot from a seed."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -41,6 +45,10 @@ VOCABULARY = 64
 WINDOW = 4  # shorter than every sample of `a_batch`
 ADAMW = AdamW(weight_decay=0.01, betas=(0.9, 0.95), grad_clip=1.0)
 CPU = Placement(torch.device("cpu"))
+FLOAT32 = torch.float32
+# Bound of what must be equal but for the order of sums, in float64 (see `float32_as`): a gradient rounds by about 1e-16
+# of its size, and the epsilon of AdamW, 1e-8, lets that become at most 1e-8 of one weight's step.
+SAME = 1e-9
 Weights = dict[str, Tensor]
 
 SHAPE: Mapping[str, Any] = {
@@ -97,8 +105,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save_model(folder: Path, config: PreTrainedConfig, seed: int = 0) -> Path:
-    tiny_model(config, seed).save_pretrained(folder)
+def save_model(folder: Path, config: PreTrainedConfig, seed: int = 0, dtype: torch.dtype = FLOAT32) -> Path:
+    tiny_model(config, seed).to(dtype).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 
@@ -133,7 +141,7 @@ def a_batch(seed: int = 0) -> TrainBatch:
         group_N=torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]),
         score_N=torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0]),
         valid_N=torch.tensor([True, True, True, True, False, True, True, True]),
-        advantages_T=torch.randn(total, generator=draws) * mask_T,
+        advantages_T=torch.randn(total, generator=draws, dtype=FLOAT32) * mask_T,
         old_logprobs_T=None,
         ref_logprobs_T=None,
         values_T=None,
@@ -150,7 +158,7 @@ def samples_of(batch: TrainBatch) -> list[tuple[Tensor, Tensor]]:
 def train_batch() -> TrainBatch:
     """Log-probs near those of the tiny models, so that some ratios are clipped and some are not."""
     batch, draws = a_batch(), torch.Generator().manual_seed(1)
-    noise = [torch.randn(len(batch.tokens_T), generator=draws) for _ in range(4)]
+    noise = [torch.randn(len(batch.tokens_T), generator=draws, dtype=FLOAT32) for _ in range(4)]
     return replace(
         batch,
         old_logprobs_T=-6 + 3 * noise[0],
@@ -183,15 +191,50 @@ def assert_near(found: Weights, expected: Weights, relative: float) -> None:
         assert difference <= relative * largest, f"{name}: {difference} of {largest}"
 
 
-def apart(found: Weights, expected: Weights, start: Weights) -> float:
-    """How far two results are from each other, as a share of the way from where both started.
+@contextmanager
+def float32_as(dtype: torch.dtype) -> Iterator[None]:
+    """`torch.float32` and `Tensor.float` mean `dtype` within the context, in rloom and in transformers.
 
-    AdamW divides a gradient by its own size, so rounding decides about the few weights whose gradient is next to
-    nothing: those may differ by a whole step, and by other amounts on another CPU. All weights together may not.
+    AdamW divides a gradient by its own size, so where a gradient is next to nothing, its rounding decides about a whole
+    step, and rounding differs from CPU to CPU. So what must be equal is compared in float64.
     """
+    cast = patch.object(Tensor, "float", lambda tensor: tensor.to(dtype))
+    before, hook = torch.get_default_dtype(), register_optimizer_step_pre_hook(narrow_scale)
+    with patch.object(torch, "float32", dtype), cast:
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+            hook.remove()
+
+
+def narrow_scale(optimizer: Optimizer, *_: Any) -> None:
+    """torch's fused AdamW reads these two in float32, whatever the dtype of the weights."""
+    for name in ("grad_scale", "found_inf"):
+        setattr(optimizer, name, getattr(optimizer, name).to(FLOAT32))
+
+
+@contextmanager
+def recorded_syncs(folder: Path) -> Iterator[dict[str, int]]:
+    """What this process syncs in a folder: path -> the bytes of the file at that time, 0 of a folder."""
+    synced: dict[str, int] = {}
+    fsync = os.fsync
+
+    def record(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        synced[str(path.relative_to(folder))] = path.stat().st_size if path.is_file() else 0
+        fsync(handle)
+
+    with patch.object(os, "fsync", record):
+        yield synced
+
+
+def apart(found: Weights, expected: Weights, start: Weights) -> float:
+    """How far two results are from each other, as a share of the way from where both started."""
     assert found.keys() == expected.keys() == start.keys()
     distance, way = (
-        torch.cat([(one[name].cpu() - other[name].cpu()).float().flatten() for name in start]).norm()
+        torch.cat([(one[name].cpu() - other[name].cpu()).flatten() for name in start]).double().norm()
         for one, other in ((found, expected), (expected, start))
     )
     return float(distance / way)

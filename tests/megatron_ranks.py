@@ -18,7 +18,7 @@ from rloom.engines.megatron.sizes import ModelParallel
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching, share_rows
 from tests.engine_subjects import WHOLE, check_recorded, network_of, recording
-from tests.helpers import ADAMW, CPU, Weights, train_batch
+from tests.helpers import ADAMW, Weights, float32_as, train_batch
 
 STEPS = 3
 
@@ -41,7 +41,7 @@ def megatron(
     micro: MicroBatching = WHOLE,
     adamw: AdamW | None = ADAMW,
     critic: bool = False,
-    placement: Placement = CPU,
+    placement: Placement | None = None,
     checkpointing: bool = False,
     compiled: bool = False,
     overrides: dict[str, Any] | None = None,
@@ -50,7 +50,7 @@ def megatron(
     return MegatronEngine(
         network,
         ModelSource(str(folder)),
-        placement,
+        placement or Placement(torch.device("cpu"), torch.float32),
         sizes,
         key="actor_rollout_ref.actor.strategy",
         scoring=micro,
@@ -68,6 +68,12 @@ def on_ranks(rank: int, ranks: int, work: Callable[..., Any], *arguments: Any) -
         return work(rank, ranks, *arguments)
     finally:
         parallel_state.destroy_model_parallel()
+
+
+def on_ranks_in_float64(rank: int, ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
+    """The folder of the model has to be in float64, too."""
+    with float32_as(torch.float64):
+        return on_ranks(rank, ranks, work, *arguments)
 
 
 def copy_of(rank: int, ranks: int, sizes: ModelParallel) -> tuple[int, int]:

@@ -53,7 +53,7 @@ from rloom.engines.storage import (
     read_weights,
     write_shards,
 )
-from rloom.engines.ulysses import SequenceParallelGroup, new_sequence_parallel_group, sequence_parallel_outputs
+from rloom.engines.ulysses import SequenceParallelGroup, sequence_parallel_outputs
 from rloom.models.network import ALL, LossFn, Network, Reference
 from rloom.packing import MicroBatching
 
@@ -87,11 +87,11 @@ class FSDPEngine:
         optimizer: AdamW | None = None,  # None: it is scored, never trained
         reference: Engine | None = None,  # for a KL over the whole vocabulary; None: itself, adapter off
         compiled: bool = False,
-        sequence_ranks: int = 1,  # consecutive ranks that get the same samples and split their tokens
+        sequence_group: SequenceParallelGroup | None = None,  # ranks that get the same samples and split their tokens
     ) -> None:
         self.network, self.placement, self.mesh = network, placement, mesh
         self.scoring, self.training = scoring, training
-        self.sequence_group = None if sequence_ranks == 1 else new_sequence_parallel_group(network, sequence_ranks)
+        self.sequence_group = sequence_group
         self.reference: Engine = reference or self
         self.module = network.module
         self.adamw = optimizer
@@ -349,7 +349,8 @@ class FSDPEngine:
         if "model" in contents:
             read_weights(folder, self.kind, self.trainable)
         if "optimizer" in contents and self.optimizer is not None:
-            load_moments(self.optimizer, read_moments(folder, self.trainable))
+            device = torch.device("cpu") if self.placement.offload_optimizer else self.storage_device
+            load_moments(self.optimizer, read_moments(folder, self.trainable), device)
 
 
 class FSDPReference:

@@ -228,8 +228,5 @@ class LocalEngine:
             read_weights(folder, self.kind, self.masters)
             self.copy_masters()
         if "optimizer" in contents and self.optimizer is not None:
-            load_moments(self.optimizer, read_moments(folder, self.masters))
-            # torch puts the moments on the device of the masters
-            move_moments(
-                self.optimizer, torch.device("cpu") if self.placement.offload_optimizer else self.placement.device
-            )
+            device = torch.device("cpu") if self.placement.offload_optimizer else self.placement.device
+            load_moments(self.optimizer, read_moments(folder, self.masters), device)

@@ -57,7 +57,8 @@ def move_moments(optimizer: torch.optim.Optimizer, device: torch.device) -> None
                 state[name] = value.to(device)
 
 
-def load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Tensor]]) -> None:
+def load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Tensor]], device: torch.device) -> None:
     """Load saved moments by the index of their parameter; the settings stay those of the configuration."""
     settings = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": moments, "param_groups": settings})
+    move_moments(optimizer, device)  # torch puts them on the device of the masters

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from rloom.atomic import replace_text, sync
 from rloom.errors import CheckpointError
 
 MODEL, ADAPTER, OPTIMIZER = "model", "lora", "optimizer"
@@ -122,7 +123,10 @@ def write_tensors(file: Path, tensors: Weights) -> None:
 def tensor_file(
     file: Path, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 ) -> Iterator[Callable[[Tensor], None]]:
-    """A safetensors file for tensors of these shapes and dtypes, which are written in this order."""
+    """A safetensors file for tensors of these shapes and dtypes, which are written in this order.
+
+    It is synced here, by its writer: the driver, which seals the checkpoint, may be on another machine.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (shape, dtype) in tensors.items():
@@ -138,6 +142,8 @@ def tensor_file(
             stream.write(numbers.view(torch.uint8).numpy().data)
 
         yield write
+    sync(file)
+    sync(file.parent)
 
 
 def write_shards(folder: Path, kind: str, tensors: Weights) -> None:
@@ -197,7 +203,7 @@ def write_index(shards: Path, written: Sequence[Mapping[str, dict[str, Any]]]) -
             for name, entry in by_name.items():
                 entries.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
         try:
-            (shards / INDEX).write_text(json.dumps({"version": INDEX_VERSION, "tensors": entries}))
+            replace_text(shards / INDEX, json.dumps({"version": INDEX_VERSION, "tensors": entries}))
         except OSError as error:
             failure = [f"rank 0: {error}"]
     dist.broadcast_object_list(failure, src=0)

@@ -52,11 +52,9 @@ def check_heads(network: Network, ranks: int, among: int, key: str) -> None:
         )
 
 
-def new_sequence_parallel_group(network: Network, ranks: int) -> SequenceParallelGroup:
+def new_sequence_parallel_group(ranks: int) -> SequenceParallelGroup:
     """Collective: each `ranks` consecutive ranks become a group."""
-    # the configuration's checks ensure it
-    assert dist.get_world_size() % ranks == 0 and network.decoder.heads % ranks == 0 and network.decoder.packed
-    assert network.decoder.routing_shape is None
+    assert dist.get_world_size() % ranks == 0  # the configuration's checks ensure it
     group, _ = dist.new_subgroups(ranks)
     assert isinstance(group, dist.ProcessGroup)
     return SequenceParallelGroup(group.group_name, ranks, group.rank())
@@ -115,9 +113,10 @@ def process_group(name: str) -> dist.ProcessGroup:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def ranks_of(group: str) -> int:
-    """A constant for torch.compile, which treats an attribute of an object, and heads divided by it, as dynamic."""
-    return process_group(group).size()
+def place_in(group: str) -> tuple[int, int]:
+    """(rank, ranks): constants for torch.compile, which treats attributes of an object, and heads divided by one, as
+    dynamic."""
+    return process_group(group).rank(), process_group(group).size()
 
 
 class UlyssesAttention:
@@ -127,7 +126,7 @@ class UlyssesAttention:
         self.packed, self.group = packed, group.group
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        ranks = ranks_of(self.group)
+        rank, ranks = place_in(self.group)
         repeats = ranks // gcd(key.shape[1], ranks)
         if repeats > 1:  # each rank gets the keys of its queries
             key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
@@ -140,6 +139,8 @@ class UlyssesAttention:
             part_TC.unflatten(1, part.shape[2:]).transpose(0, 1).unsqueeze(0)
             for part_TC, part in zip(split, parts, strict=True)
         ]
+        if options.sinks is not None:
+            options = options._replace(sinks=options.sinks.unflatten(0, (ranks, -1))[rank])
         out = self.packed(some_heads[0], some_heads[1], some_heads[2], options)[0]  # [tokens, heads, size]
         # [rank of the heads, slice, heads, size]
         returned: Tensor = exchange(out.unflatten(0, (ranks, -1)), self.group)

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from rloom.errors import ModelError
+from rloom.engines.ulysses import SequenceParallelGroup
+from rloom.errors import ConfigError, ModelError
 from rloom.families.rollout import check_hf, check_native
-from rloom.families.training import TrainingSupport, check_training, small_model
+from rloom.families.training import TrainingSupport, check_split, check_training, small_model
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.context import check_context
 from rloom.models.load import first_line, quiet_transformers, read_config
@@ -53,11 +54,14 @@ class Family:
             check_context(context, source.longest, self.name)
         self.training: TrainingSupport = self.tried(check_training)
 
-    def tried(self, check: Callable[[PreTrainedModel], T]) -> T:
+    def tried(self, check: Callable[[PreTrainedModel], T], *, ranks: int = 1) -> T:
+        """`ranks`: that divide the small model's attention heads."""
         source = self.source
         with quiet_transformers():
             try:
-                model = small_model(self.config, longest=source.longest, trust_remote_code=source.trust_remote_code)
+                model = small_model(
+                    self.config, longest=source.longest, ranks=ranks, trust_remote_code=source.trust_remote_code
+                )
             except ModelError as error:
                 raise ModelError(f"{self.described}: {error}; {FAMILIES}") from error
             return check(model)
@@ -87,6 +91,15 @@ class Family:
             f"{self.described}: packed samples are not correct for this family ({self.training.packed}); each sample "
             "gets a row of its own, padded, as with use_remove_padding=False"
         )
+
+    def check_split(self, group: SequenceParallelGroup, key: str) -> None:
+        """Collective: the ranks of a group compute samples together whose tokens they share."""
+        fault = self.tried(partial(check_split, group=group), ranks=group.ranks)
+        if fault is not None:
+            raise ConfigError(
+                f"{key}={group.ranks}: ranks that split the tokens of samples do not compute {self.described} "
+                f"correctly ({fault}); use 1"
+            )
 
     @cache  # noqa: B019
     def hf_generation(self) -> HfGeneration:

@@ -9,12 +9,16 @@ two samples of different length together.
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import lcm
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from rloom.batch import Batch
+from rloom.engines.ulysses import SequenceParallelGroup, sequence_parallel_outputs
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.attention import Attend, AttentionOptions, PackedAttention, PaddedAttention
@@ -29,6 +33,9 @@ EXPERTS = 4
 MOST_PARAMETERS = 1_000_000_000  # 4 GB
 TOLERANCE = 1e-3  # of the largest logit
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
+# Counts of tokens in a row at which a family changes its computation (Llama 4: the temperature of attention). A row of
+# packed samples is longer than the run's longest sample, so these are always shortened.
+THRESHOLDS = ("floor_scale",)
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS_USED = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k")
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -54,7 +61,6 @@ def check_training(model: PreTrainedModel) -> TrainingSupport:
         for attention, packed in ((RLOOM_ATTENTION, True), (RLOOM_ATTENTION, False), ("sdpa", False), ("eager", False))
     }
     model.set_attn_implementation("eager")
-    model.eval()
     correct = [attention for (attention, packed), fault in faults.items() if not packed and fault is None]
     return TrainingSupport(
         packed=faults[RLOOM_ATTENTION, True],
@@ -64,9 +70,35 @@ def check_training(model: PreTrainedModel) -> TrainingSupport:
     )
 
 
+def check_split(model: PreTrainedModel, group: SequenceParallelGroup) -> str | None:
+    """What is wrong with packed samples whose tokens the ranks of a group share; None if nothing is. Collective."""
+    samples = two_samples(model)
+    length_N = torch.tensor([len(tokens) for tokens in samples])
+    tokens_T, mask_T = torch.cat(samples), torch.cat([torch.arange(len(tokens)) > 0 for tokens in samples])
+    expected_T = torch.cat(
+        [
+            logits[:-1].log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
+            for tokens, logits in zip(samples, own_logits(model, samples), strict=True)
+        ]
+    )
+    batch = Batch(tokens_T, mask_T, torch.zeros(len(tokens_T)), length_N, length_N, length_N.float(), length_N > 0)
+    try:
+        model.set_attn_implementation(RLOOM_ATTENTION)
+        with torch.no_grad():
+            found_T = sequence_parallel_outputs(PolicyNetwork(model, packed=True), batch, batch, group).output_T[mask_T]
+    except Exception as error:  # from a family's code, given arguments that it does not support
+        return first_line(error)
+    finally:
+        model.set_attn_implementation("eager")
+    relative = largest_difference(found_T, expected_T)
+    return f"log-probs differ from the model's own by {relative:.2g} of their size" if relative > TOLERANCE else None
+
+
 def two_samples(model: PreTrainedModel) -> list[Tensor]:
     draw = torch.Generator().manual_seed(0)
-    vocabulary = min(VOCABULARY, model.get_input_embeddings().weight.shape[0])
+    # some embeddings have rows for other inputs than text after those of the vocabulary
+    entry = getattr(model.config.get_text_config(), "vocab_size", VOCABULARY)
+    vocabulary = min(VOCABULARY, entry, model.get_input_embeddings().weight.shape[0])
     return [torch.randint(3, vocabulary, (length,), generator=draw) for length in LENGTHS]
 
 
@@ -88,14 +120,10 @@ def find_difference(
         if model.config._attn_implementation != attention:  # transformers did not set it
             return f"{type(model).__name__} has its own attention only"
         network = PolicyNetwork(model, packed=packed)
-        for prepare, what in ((model.eval, "logits"), (network.decoder.train, "logits in training")):
-            prepare()
-            relative = largest_difference(network.logits(hidden_states(network, samples)), torch.cat(list(expected)))
-            if relative > TOLERANCE:
-                return f"{what} differ from the model's own by {relative:.2g} of their size"
+        relative = largest_difference(network.logits(hidden_states(network, samples)), torch.cat(list(expected)))
     except Exception as error:  # from a family's code, given arguments that it does not support
         return first_line(error)
-    return None
+    return f"logits differ from the model's own by {relative:.2g} of their size" if relative > TOLERANCE else None
 
 
 def hidden_states(network: PolicyNetwork, samples: Sequence[Tensor]) -> Tensor:
@@ -141,14 +169,18 @@ def small_model(
     config: PreTrainedConfig,
     *,
     longest: int | None = None,
+    ranks: int = 1,
     trust_remote_code: bool = False,
     kind: Any = AutoModelForCausalLM,
 ) -> PreTrainedModel:
-    """A small model of this configuration's architecture.
+    """A small model of this configuration's architecture, with attention heads that `ranks` divide.
 
     Attention windows are shortened if samples of `longest` tokens exceed them. `kind`: an auto class of transformers.
     """
-    shrinkers: tuple[Callable[[PreTrainedConfig, int | None], None], ...] = (shrink_all, shrink_depth)
+    shrinkers: tuple[Callable[[PreTrainedConfig, int | None], None], ...] = (
+        partial(shrink_all, ranks=ranks),
+        shrink_depth,
+    )
     failure: Exception | None = None
     for shrink in shrinkers:
         small = copy.deepcopy(config)
@@ -181,7 +213,7 @@ def random_model(
     return model
 
 
-def shrink_all(config: PreTrainedConfig, longest: int | None) -> None:
+def shrink_all(config: PreTrainedConfig, longest: int | None, *, ranks: int) -> None:
     shrink_depth(config, longest)
     text = config.get_text_config()
     for name in EXPERT_COUNTS:
@@ -190,7 +222,7 @@ def shrink_all(config: PreTrainedConfig, longest: int | None) -> None:
         limit_entry(text, name, 2)
     for name in ("n_group", "topk_group"):
         limit_entry(text, name, 1)
-    keep_heads(text)
+    keep_heads(text, ranks)
     for name, value in vars(text).items():
         if "intermediate_size" in name and isinstance(value, int):
             limit_entry(text, name, WIDTH)
@@ -205,6 +237,8 @@ def shrink_depth(config: PreTrainedConfig, longest: int | None) -> None:
         for number, name in enumerate(SPECIAL_TOKENS):
             if name in vars(part):
                 setattr(part, name, number)
+        for name in THRESHOLDS:
+            limit_entry(part, name, WINDOW)
         for name in WINDOWS:
             window = getattr(part, name, None)
             if longest is None or (isinstance(window, int) and window < longest):
@@ -242,14 +276,15 @@ def holds_layer_indices(value: list[Any], total: int) -> bool:
     return bool(value) and all(type(one) is int and 0 <= one < total for one in value) and len({*value}) == len(value)
 
 
-def keep_heads(text: PreTrainedConfig) -> None:
-    """Keep few attention heads, of the same size: they hold most of the remaining weights."""
+def keep_heads(text: PreTrainedConfig, ranks: int) -> None:
+    """Keep few attention heads, of the same size: they hold most of the remaining weights. `ranks` divide them."""
     heads = text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or heads
     if getattr(text, "head_dim", None) is None:
         text.head_dim = text.hidden_size // heads
-    text.num_key_value_heads = min(key_heads, 2)
-    text.num_attention_heads = text.num_key_value_heads * min(heads // key_heads, 2)
+    kept = min(key_heads, 2)
+    text.num_attention_heads = lcm(kept * min(heads // key_heads, 2), ranks)
+    text.num_key_value_heads = kept if key_heads < heads else text.num_attention_heads
 
 
 def limit_entry(config: PreTrainedConfig, name: str, most: int) -> None:

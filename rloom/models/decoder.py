@@ -5,8 +5,9 @@ T tokens of all samples, packed, N samples. Lengths are on the host.
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.attention import Attend, OpaqueAttention, PackedAttention, PaddedAttention, active
 from rloom.models.load import first_line
-from rloom.models.routing import PaddedRouting, Routing, RoutingReplay, RoutingShape, install_replay, routed
+from rloom.models.routing import (
+    PaddedRouting,
+    Routing,
+    RoutingReplay,
+    RoutingShape,
+    checkpoint_contexts,
+    install_replay,
+    routed,
+)
 from rloom.transfer import send
 
 log = logging.getLogger(__name__)
@@ -53,14 +62,23 @@ class Decoder:
         return bool(self.base.config._attn_implementation != RLOOM_ATTENTION)
 
     def train(self) -> None:
-        """Prepare for gradients: set the training flag of the layers only, which gradient checkpointing requires.
+        """Prepare for gradients.
 
-        All other modules stay in evaluation mode: what families do in training mode (dropout, router noise) would make
-        log-probs random.
+        All modules stay in evaluation mode: what families do in training mode (dropout, router noise) would make
+        log-probs random. Only gradient checkpointing requires the training flag of a layer; see `checkpointed`.
         """
         self.model.eval()
         for layer in self.layers:
-            layer.training = True
+            layer.training = bool(layer.gradient_checkpointing)
+
+    def enable_checkpointing(self) -> None:
+        """Recompute the activations of layers in the backward pass."""
+        settings = {"use_reentrant": False, "context_fn": checkpoint_contexts}
+        self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+        self.base.enable_input_require_grads()  # with LoRA no input would carry a gradient otherwise
+        layers: list[Any] = self.layers
+        for layer in layers:
+            layer._gradient_checkpointing_func = partial(checkpointed, layer, layer._gradient_checkpointing_func)
 
     def cast(self, dtype: torch.dtype) -> None:
         """Parameters only: rotary embeddings are buffers and stay float32."""
@@ -156,6 +174,19 @@ class Decoder:
                 out = self.body(**arguments)
         hidden: Tensor = out.last_hidden_state
         return hidden
+
+
+def checkpointed(layer: nn.Module, checkpoint: Callable[..., Any], forward: Callable[..., Any], *inputs: Any) -> Any:
+    """Checkpoint a layer whose flag is set, and run its forward, now and in the backward pass, in evaluation mode."""
+
+    def evaluated(*inputs: Any) -> Any:
+        layer.training = False
+        try:
+            return forward(*inputs)
+        finally:
+            layer.training = True
+
+    return checkpoint(evaluated, *inputs)
 
 
 def body_of(model: PreTrainedModel) -> Any:

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.rotary import fix_rotary_scaling
-from rloom.models.source import ModelSource, check_folder, is_random
+from rloom.models.source import ModelSource, check_folder
 
 transformers_logging.disable_progress_bar()  # rloom has its own
 
@@ -57,21 +57,12 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
 
 
 def read_config(source: ModelSource) -> PreTrainedConfig:
-    """The model's configuration with the overrides applied, and dropout and noise set to 0."""
+    """The model's configuration with the overrides applied. Nothing else is changed: families read an entry in ways
+    that its name does not tell (the noise of Phi-3.5-MoE's router is also a threshold of its evaluation)."""
     config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, trust_remote_code=source.trust_remote_code)
     for name, value in source.overrides.items():
         setattr(config, name, value)
-    without_randomness(config)
     return config
-
-
-def without_randomness(config: PreTrainedConfig) -> None:
-    """Set dropout and noise to 0: log-probs must be deterministic."""
-    for name, value in vars(config).items():
-        if isinstance(value, PreTrainedConfig):
-            without_randomness(value)
-        elif is_random(name) and isinstance(value, float):
-            setattr(config, name, 0.0)
 
 
 def load_causal_lm(
@@ -82,7 +73,7 @@ def load_causal_lm(
     empty: bool = False,
     attention: str = RLOOM_ATTENTION,
 ) -> PreTrainedModel | PeftModel:
-    """The model, without dropout. With rloom's attention its forward requires an `attend` argument.
+    """The model in evaluation mode, without dropout. With rloom's attention its forward requires an `attend` argument.
 
     `empty`: only the configuration is read, and the parameters are on the meta device.
     """
@@ -109,11 +100,7 @@ def load_causal_lm(
     fix_generation_config(model)
     if source.longest is not None:
         fix_rotary_scaling(model, source.longest)
-    adapted = model if lora is None else with_lora(model, lora, empty=empty)
-    for module in adapted.modules():
-        if isinstance(module, torch.nn.Dropout):  # a saved adapter may have dropout
-            module.p = 0.0
-    return adapted
+    return (model if lora is None else with_lora(model, lora, empty=empty)).eval()
 
 
 def fix_generation_config(model: PreTrainedModel) -> None:

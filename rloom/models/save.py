@@ -6,6 +6,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rloom.atomic import sync_all
 from rloom.models.network import PolicyNetwork
 
 
@@ -15,6 +16,7 @@ def save_description(network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase,
     base.config.save_pretrained(folder)
     base.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    sync_all(folder)
 
 
 def save_pretrained(
@@ -26,6 +28,7 @@ def save_pretrained(
     """Save a folder for from_pretrained: the model, or with LoRA its adapter."""
     network.decoder.model.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
     tokenizer.save_pretrained(folder)
+    sync_all(folder)
 
 
 def merge_adapter(network: PolicyNetwork) -> None:

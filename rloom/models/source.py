@@ -10,7 +10,6 @@ from rloom.errors import ModelError
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
-RANDOM = ("drop", "jitter")  # parts of the names of configuration entries that make a model's outputs random
 
 
 @dataclass(frozen=True)
@@ -31,17 +30,13 @@ class ModelSource:
         return str(expanded) if expanded.exists() else self.path
 
 
-def is_random(name: str) -> bool:
-    return any(word in name for word in RANDOM)
-
-
 def check_folder(source: ModelSource) -> None:
     """Check for the common faults first: transformers' own errors are long."""
     for name, value in source.overrides.items():
-        if is_random(name) and value:
+        if "drop" in name and value:
             raise ModelError(
                 f"{source.key.rsplit('.', 1)[0]}.override_config.{name}={value}: rloom trains without "
-                "dropout and noise, so that log-probs are deterministic; remove the entry"
+                "dropout, so that log-probs are deterministic, and the entry has no effect; remove it"
             )
     folder = Path(source.location)
     if not folder.exists():

@@ -95,10 +95,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.runtime.placement",
         *LIMITS,
     ),
-    "rloom.families": ("rloom.families", "rloom.models", "rloom.rollout", *NOUNS),
+    "rloom.families": ("rloom.families", "rloom.engines.ulysses", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": ("rloom.algos", *NOUNS),
     "rloom.models": (
         "rloom.models",
+        "rloom.atomic",
         "rloom.hub",
         "rloom.algos.kl",
         *NOUNS,
@@ -120,7 +121,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *BOTTOM,
     ),
     "rloom.doctor": ("rloom", "rloom.doctor", "rloom.errors", "rloom.extras", "rloom.rewards.sandbox"),
-    "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
+    "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.atomic", "rloom.models", *NOUNS),
     "rloom.engines.megatron": ("rloom.engines.megatron", *ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
     "rloom.rollout": ("rloom.rollout.base", "rloom.models", *NOUNS),
     "rloom.rollout.native": (

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import ValueObjective
 from rloom.batch import TokenOutputs, TrainBatch
-from rloom.engines.base import AdamW, Engine
+from rloom.engines.base import AdamW, Engine, Placement
 from rloom.errors import CheckpointError, TrainingError
 from rloom.models.load import Lora
 from rloom.models.save import merge_adapter, save_pretrained
@@ -29,6 +29,7 @@ from tests.helpers import (
     assert_identical,
     assert_same,
     eager_model,
+    recorded_syncs,
     samples_of,
     save_model,
     tiny_tokenizer,
@@ -278,6 +279,20 @@ def test_without_the_optimizer_only_the_weights_come_back(subject: Subject, fold
     assert_identical(subject.weights(second), subject.weights(first))
 
 
+def test_loaded_moments_are_where_the_placement_says(
+    subject: Subject, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the next update: generation comes first and needs the memory. Without a GPU, the moves are recorded."""
+    engine, moved = subject.build(folder), []
+    learn(learner(engine), train_batch(), step=1)
+    engine.save(tmp_path, EVERYTHING)
+    monkeypatch.setattr("rloom.engines.optim.move_moments", lambda *to: moved.append((len(to[0].state), to[1].type)))
+    for offload in (True, False):
+        engine.placement = Placement(torch.device("cuda", 0), offload_optimizer=offload)
+        engine.load(tmp_path, EVERYTHING)
+    assert moved == [(27, "cpu"), (27, "cuda")]  # of every parameter
+
+
 def test_the_optimizers_settings_are_the_configurations_and_not_the_checkpoints(
     subject: Subject, folder: Path, tmp_path: Path
 ) -> None:
@@ -323,6 +338,18 @@ def test_a_checkpoint_without_the_weights_says_which_file_is_missing(
     subject.build(folder, lora=LORA).save(tmp_path, EVERYTHING)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is missing: .*LoRA"):
         subject.build(folder).load(tmp_path, EVERYTHING)
+
+
+def test_what_is_saved_is_synced_before_the_save_returns(subject: Subject, folder: Path, tmp_path: Path) -> None:
+    """Whole files and the entries of their folders. The driver, which seals them, may be on another machine."""
+    engine = subject.build(folder)
+    learn(learner(engine), train_batch(), step=1)
+    with recorded_syncs(tmp_path) as synced:
+        engine.save(tmp_path, EVERYTHING)
+    saved = {str(file.relative_to(tmp_path)): file.stat().st_size for file in tmp_path.rglob("*.safetensors")}
+    assert (
+        len(saved) == 2 and saved.items() <= synced.items() and {str(Path(name).parent) for name in saved} <= {*synced}
+    )
 
 
 def test_a_place_that_cannot_be_written_is_a_checkpoint_error(subject: Subject, folder: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
 from rloom.runtime.nodes import free_port
-from rloom.trainer.assemble.models import enable_checkpointing, pick_device
+from rloom.trainer.assemble.models import pick_device
 from tests.helpers import ADAMW, SHAPE, VOCABULARY, a_batch, engine_of, policy, save_model
 from tests.requests import ask, sampled, trajectories
 
@@ -170,7 +170,7 @@ def test_lora_checkpointing_and_compiled_layers_go_together(model_folder: Callab
     for compiled in (False, True):
         torch.manual_seed(0)
         network = policy(folder, lora=Lora(rank=4))
-        enable_checkpointing(network.decoder.base)
+        network.decoder.enable_checkpointing()
         engines.append(
             LocalEngine(network, Placement(CUDA), scoring=WHOLE, training=WHOLE, optimizer=ADAMW, compiled=compiled)
         )

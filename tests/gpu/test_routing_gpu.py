@@ -16,7 +16,6 @@ from rloom.models.network import PolicyNetwork
 from rloom.packing import MicroBatching
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.native.engine import NativeRollout
-from rloom.trainer.assemble.models import enable_checkpointing
 from tests.helpers import ADAMW, VOCABULARY, eager_model, policy, save_model
 from tests.moe import chosen_by_transformers
 from tests.requests import trajectories
@@ -101,7 +100,7 @@ def test_replay_lowers_the_mismatch_of_bfloat16_and_float32(folder: Path, compil
     network = policy(folder, replays_routing=True)
     batch = Batch.pack(trajectories(REQUESTS, generated(network, engine(network, torch.bfloat16, compiled=compiled))))
     trained = policy(folder, replays_routing=True)
-    enable_checkpointing(trained.decoder.base)
+    trained.decoder.enable_checkpointing()
     trainer = engine(trained, torch.float32, compiled=compiled)
     found = {}
     for name, scored in (("without", batch.without_experts()), ("with", batch)):

@@ -17,6 +17,7 @@ from rloom.engines.base import Placement
 from rloom.engines.distributed import Broadcast, rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
+from rloom.engines.ulysses import new_sequence_parallel_group
 from rloom.packing import MicroBatching, share_rows
 from rloom.runtime.nodes import free_port
 from tests.engine_subjects import network_of
@@ -73,7 +74,7 @@ def on_a_rank(rank: int, ranks: int, folder: Path, dtype: torch.dtype, together:
         training=TOKENS,
         optimizer=ADAMW,
         compiled=compiled,
-        sequence_ranks=together,
+        sequence_group=None if together == 1 else new_sequence_parallel_group(together),
     )
     return course(engine, rank // together, ranks // together)
 

@@ -2,13 +2,14 @@
 
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rloom.config.load import load_config
 from rloom.errors import ConfigError, ModelError
@@ -17,24 +18,13 @@ from rloom.families.family import Family, family_of
 from rloom.families.training import check_training, own_logits, small_model, two_samples
 from rloom.models.attention import call_attend
 from rloom.models.context import check_context
-from rloom.models.decoder import Decoder
-from rloom.models.load import load_causal_lm, without_randomness
+from rloom.models.load import load_causal_lm, read_config
 from rloom.models.network import PolicyNetwork, logit_scale
 from rloom.models.rotary import fix_rotary_scaling
 from rloom.models.source import ModelSource
 from rloom.plan.make import make_plan
-from tests.families import CAUSAL_FAMILIES, NOT_TRIED, row, tiny_config, tiny_model
+from tests.families import CAUSAL_FAMILIES, NOT_TRIED, listed_families, row, tiny_config, tiny_model
 from tests.helpers import tiny_tokenizer
-
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-
-
-@pytest.fixture(scope="module")
-def listed() -> dict[str, str]:
-    """Family -> its line in docs/models.md."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in lines if not line.startswith("| ---")}
-
 
 COMMON = (
     "llama",
@@ -55,12 +45,12 @@ COMMON = (
 @pytest.mark.parametrize(
     "family", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in CAUSAL_FAMILIES]
 )
-def test_the_table_of_families_says_what_is_computed(family: str, listed: dict[str, str]) -> None:
-    assert row(family) == listed[family]
+def test_the_table_of_families_says_what_is_computed(family: str) -> None:
+    assert row(family) == listed_families()[family]
 
 
-def test_the_table_has_a_line_for_every_family(listed: dict[str, str]) -> None:
-    assert sorted(listed) == sorted([*CAUSAL_FAMILIES, *NOT_TRIED])
+def test_the_table_has_a_line_for_every_family() -> None:
+    assert sorted(listed_families()) == sorted([*CAUSAL_FAMILIES, *NOT_TRIED])
 
 
 def saved(folder: Path, family: str, **changes: Any) -> ModelSource:
@@ -140,22 +130,40 @@ def test_an_argument_that_attention_does_not_know_is_an_error() -> None:
         call_attend(torch.nn.Linear(1, 1), query, query, query, query, attend=lambda *_: query, scaling=1.0)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("family", ["starcoder2", "seed_oss", "biogpt", "phimoe"])
-def test_training_computes_what_scoring_computes(family: str) -> None:
-    """These left dropout, or noise on a router, on while training."""
+def test_training_computes_the_published_model_in_evaluation(tmp_path: Path, family: str, checkpointing: bool) -> None:
+    """These have dropout, or noise on a router. Phi-3.5-MoE's router reads the noise in evaluation, too."""
     config = tiny_config(family)
-    for name, value in CONFIG_MAPPING[family]().to_dict().items():
-        if "drop" in name or "jitter" in name:
-            setattr(config, name, value or 0.2 if isinstance(value, float) else value)
-    without_randomness(config)
-    model = family_checks.random_model(config, trust_remote_code=False)
-    decoder = Decoder(model, packed=False)
-    model.set_attn_implementation("eager")
-    tokens_T, length_N = torch.arange(3, 22), torch.tensor([12, 7])
-    model.eval()
-    scored = decoder.hidden(tokens_T, length_N)
-    decoder.train()
-    assert torch.equal(decoder.hidden(tokens_T, length_N), scored)
+    for name, value in vars(config).items():
+        if ("drop" in name or "jitter" in name) and isinstance(value, float):
+            setattr(config, name, 0.3)
+    family_checks.random_model(config, trust_remote_code=False).save_pretrained(tmp_path)
+    published = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    samples = two_samples(published)
+    expected = torch.cat([published(tokens[None]).logits[0] for tokens in samples])
+    network = PolicyNetwork(load_causal_lm(ModelSource(str(tmp_path)), attention="eager"), packed=False)
+    if checkpointing:
+        network.decoder.enable_checkpointing()
+    network.decoder.train()
+    hidden = network.decoder.hidden(torch.cat(samples), torch.tensor([len(tokens) for tokens in samples]))
+    torch.testing.assert_close(network.logits(hidden), expected, rtol=1e-4, atol=1e-4)
+    network.logits(hidden).sum().backward()  # recomputes the layers in evaluation mode, too, or torch would notice
+    assert all(layer.training == checkpointing for layer in network.decoder.layers)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "families",
+    [(*COMMON, "phimoe", "gpt2"), pytest.param(CAUSAL_FAMILIES, marks=pytest.mark.long)],
+    ids=["common", "all"],
+)
+def test_a_configuration_is_read_as_it_was_published(tmp_path: Path, families: Sequence[str]) -> None:
+    """The check at the start of a run compares with the model of this configuration."""
+    for family in families:
+        CONFIG_MAPPING[family]().save_pretrained(tmp_path)
+        assert read_config(ModelSource(str(tmp_path))).to_dict() == AutoConfig.from_pretrained(tmp_path).to_dict()
 
 
 LONGROPE = {
@@ -231,8 +239,14 @@ def test_a_twin_has_a_layer_of_each_kind_and_short_windows_where_samples_reach_p
 def test_a_twin_of_a_model_finds_what_a_tiny_model_finds() -> None:
     for family, right in {"gpt_oss": True, "qwen3_next": False, "zamba2": False}.items():
         config = CONFIG_MAPPING[family](hidden_size=128)
-        without_randomness(config)
         assert (check_training(small_model(config, longest=1024)).packed is None) == right, family
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_family_that_counts_the_tokens_of_a_row_is_not_packed() -> None:
+    """Llama 4 raises the temperature of attention after 8,192 tokens of a row, whichever sample they belong to."""
+    found = check_training(small_model(CONFIG_MAPPING["llama4_text"](hidden_size=1024), longest=1024))
+    assert found.packed is not None and found.padded is None
 
 
 def test_what_twins_find_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from rloom.algos.aggregate import Counts
+from rloom.engines.local import LocalEngine
 from rloom.engines.megatron.sizes import ModelParallel
 from rloom.errors import CheckpointError
 from tests.engine_subjects import local, local_weights, sharded
-from tests.helpers import Weights, apart, assert_identical, train_batch
-from tests.megatron_ranks import EVERYTHING, on_ranks, read_and_stream, resume, train_and_save
+from tests.helpers import SAME, Weights, apart, assert_identical, float32_as, train_batch
+from tests.megatron_ranks import EVERYTHING, on_ranks, on_ranks_in_float64, read_and_stream, resume, train_and_save
 from tests.ranks import RankProcesses
 from tests.unit.test_megatron import POLICY
 
@@ -78,75 +79,85 @@ def test_no_rank_holds_the_whole_model(rank_processes: RankProcesses, model_fold
 @pytest.fixture(scope="module")
 def saved(
     rank_processes: RankProcesses,
-    model_folder: Callable[[str], Path],
+    model_folder: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, Weights]:
     """A checkpoint after two steps on two tensor-parallel ranks, and its weights."""
     folder = tmp_path_factory.mktemp("checkpoint")
     sizes = ModelParallel(2)
-    return folder, rank_processes.run(2, on_ranks, train_and_save, model_folder("qwen3"), sizes, POLICY, 2, folder)[0]
+    found = rank_processes.run(
+        2, on_ranks_in_float64, train_and_save, model_folder("qwen3", torch.float64), sizes, POLICY, 2, folder
+    )
+    return folder, found[0]
 
 
 @pytest.fixture(scope="module")
-def three_steps(model_folder: Callable[[str], Path]) -> tuple[Weights, Weights]:
+def three_steps(model_folder: Callable[..., Path]) -> tuple[Weights, Weights]:
     """(before, after): in one process, without a checkpoint."""
-    engine, batch = local(model_folder("qwen3")), train_batch()
-    before = local_weights(engine)
-    for _ in range(3):
+    with float32_as(torch.float64):
+        engine = local(model_folder("qwen3", torch.float64))
+        before = local_weights(engine)
+        take_steps(engine, 3)
+    return before, local_weights(engine)
+
+
+def take_steps(engine: LocalEngine, steps: int) -> None:
+    batch = train_batch()
+    for _ in range(steps):
         engine.forward_backward(batch, POLICY, Counts.of(batch, 16))
         engine.optim_step(0.01)
-    return before, local_weights(engine)
 
 
 @pytest.mark.parametrize("split", ["pipeline", "both", "tensor"])
 def test_another_split_goes_on_from_a_checkpoint(
     rank_processes: RankProcesses,
-    model_folder: Callable[[str], Path],
+    model_folder: Callable[..., Path],
     saved: tuple[Path, Weights],
     three_steps: tuple[Weights, Weights],
     split: str,
 ) -> None:
     ranks, sizes = SPLITS[split]
-    found = rank_processes.run(ranks, on_ranks, resume, model_folder("qwen3"), sizes, POLICY, 1, saved[0])
+    folder = model_folder("qwen3", torch.float64)
+    found = rank_processes.run(ranks, on_ranks_in_float64, resume, folder, sizes, POLICY, 1, saved[0])
     for before, after in found:
         assert_identical(before, saved[1])
-        assert apart(after, three_steps[1], three_steps[0]) < 5e-4
+        assert apart(after, three_steps[1], three_steps[0]) < SAME
 
 
 def test_one_process_goes_on_from_a_checkpoint(
-    model_folder: Callable[[str], Path],
+    model_folder: Callable[..., Path],
     saved: tuple[Path, Weights],
     three_steps: tuple[Weights, Weights],
 ) -> None:
-    engine, batch = local(model_folder("qwen3")), train_batch()
-    engine.load(saved[0], EVERYTHING)
-    assert_identical(local_weights(engine), saved[1])
-    engine.forward_backward(batch, POLICY, Counts.of(batch, 16))
-    engine.optim_step(0.01)
-    assert apart(local_weights(engine), three_steps[1], three_steps[0]) < 5e-4
+    with float32_as(torch.float64):
+        engine = local(model_folder("qwen3", torch.float64))
+        engine.load(saved[0], EVERYTHING)
+        assert_identical(local_weights(engine), saved[1])
+        take_steps(engine, 1)
+    assert apart(local_weights(engine), three_steps[1], three_steps[0]) < SAME
 
 
 def test_a_checkpoint_of_one_process_is_read_by_ranks(
     rank_processes: RankProcesses,
-    model_folder: Callable[[str], Path],
+    model_folder: Callable[..., Path],
     three_steps: tuple[Weights, Weights],
     tmp_path: Path,
 ) -> None:
-    engine, batch = local(model_folder("qwen3")), train_batch()
-    for _ in range(2):
-        engine.forward_backward(batch, POLICY, Counts.of(batch, 16))
-        engine.optim_step(0.01)
-    engine.save(tmp_path, EVERYTHING)
-    sizes = ModelParallel(2, 2)
-    for before, after in rank_processes.run(4, on_ranks, resume, model_folder("qwen3"), sizes, POLICY, 1, tmp_path):
+    with float32_as(torch.float64):
+        engine = local(model_folder("qwen3", torch.float64))
+        take_steps(engine, 2)
+        engine.save(tmp_path, EVERYTHING)
+    folder, sizes = model_folder("qwen3", torch.float64), ModelParallel(2, 2)
+    for before, after in rank_processes.run(4, on_ranks_in_float64, resume, folder, sizes, POLICY, 1, tmp_path):
         assert_identical(before, local_weights(engine))
-        assert apart(after, three_steps[1], three_steps[0]) < 5e-4
+        assert apart(after, three_steps[1], three_steps[0]) < SAME
 
 
 def shards(rank: int, ranks: int, folder: Path, saved: Path) -> Weights:
-    engine = sharded(folder)
-    engine.load(saved, EVERYTHING)
-    return {name: weight.clone() for name, weight in engine.weights()}
+    with float32_as(torch.float64):
+        engine = sharded(folder)
+        engine.load(saved, EVERYTHING)
+        return {name: weight.clone() for name, weight in engine.weights()}
 
 
 def test_fsdp_reads_a_checkpoint_of_megatron(

@@ -16,9 +16,20 @@ from rloom.errors import ModelError
 from rloom.models import logprobs
 from rloom.models.load import Lora, load_causal_lm, load_tokenizer
 from rloom.models.network import PolicyNetwork, ValueNetwork
+from rloom.models.save import save_description, save_pretrained
 from rloom.models.source import ModelSource
 from rloom.trainer.assemble.models import pick_device, placement
-from tests.helpers import FAMILIES, WINDOW, a_batch, eager_model, policy, samples_of, save_model, tiny_model
+from tests.helpers import (
+    FAMILIES,
+    WINDOW,
+    a_batch,
+    eager_model,
+    policy,
+    recorded_syncs,
+    samples_of,
+    save_model,
+    tiny_model,
+)
 
 ModelFolder = Callable[[str], Path]
 
@@ -174,12 +185,27 @@ def test_a_critics_head_learns_apart_from_the_tied_embedding(model_folder: Model
     assert shapes["model.embed_tokens.weight"] == (64, 32)
 
 
-def test_a_model_with_dropout_is_loaded_without_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("empty", [False, True])
+def test_dropout_is_off_in_training_and_stays_in_the_configuration(tmp_path: Path, empty: bool) -> None:
     config = FAMILIES["qwen2"]()
     config.attention_dropout = 0.5
-    network = policy(save_model(tmp_path, config))
-    network.module.train()
-    assert torch.equal(by_us(network)[0], by_us(network)[0])
+    model = load_causal_lm(ModelSource(str(save_model(tmp_path, config))), lora=Lora(rank=2), empty=empty)
+    assert not any(module.training for module in model.modules())
+    network = PolicyNetwork(model, packed=True)
+    network.decoder.train()
+    assert not any(module.training for module in model.modules())
+    assert network.decoder.base.config.attention_dropout == 0.5  # an export has what was published
+
+
+@pytest.mark.parametrize("save", [save_description, save_pretrained])
+def test_the_files_of_a_model_are_synced_by_who_writes_them(
+    model_folder: ModelFolder, tmp_path: Path, save: Callable[..., None]
+) -> None:
+    network, tokenizer = policy(model_folder("qwen2")), load_tokenizer(ModelSource(str(model_folder("qwen2"))))
+    with recorded_syncs(tmp_path) as synced:
+        save(network, tokenizer, tmp_path)
+    saved = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+    assert {"config.json", "tokenizer.json"} < saved.keys() and synced == {**saved, ".": 0}
 
 
 def test_overrides_reach_the_model(model_folder: ModelFolder) -> None:

@@ -25,7 +25,6 @@ from rloom.models.load import Lora
 from rloom.models.network import PolicyNetwork
 from rloom.models.routing import RoutingRecord, RoutingReplay, RoutingShape, routed
 from rloom.packing import MicroBatching
-from rloom.trainer.assemble.models import enable_checkpointing
 from tests.engine_subjects import local_gradients, sharded_gradients
 from tests.helpers import ADAMW, CPU, Weights, a_batch, assert_near, policy, save_model
 from tests.moe import EXPERTS, MOE_FAMILIES
@@ -122,7 +121,7 @@ def test_gradients_reach_the_router_and_checkpointing_recomputes_with_the_given_
     given = replace(batch, experts_TMK=other_choices(own_choices(replaying(folder), batch)))
     expected = gradients_of(replaying(folder), given)
     checkpointed = replaying(folder)
-    enable_checkpointing(checkpointed.decoder.base)
+    checkpointed.decoder.enable_checkpointing()
     assert_near(gradients_of(checkpointed, given), expected, relative=1e-6)
     router = "model.layers.0.mlp.gate.weight"
     without = gradients_of(replaying(folder), batch)
@@ -136,7 +135,7 @@ def test_a_sharded_engine_replays_as_one_process_does(moe_folder: Callable[[str]
     folder, batch = moe_folder("mixtral"), a_batch()
     given = replace(batch, experts_TMK=other_choices(own_choices(replaying(folder), batch)))
     plain, checkpointed = engine(replaying(folder)), replaying(folder)
-    enable_checkpointing(checkpointed.decoder.base)
+    checkpointed.decoder.enable_checkpointing()
     mesh = rank_mesh(CPU.device)
     sharded = FSDPEngine(checkpointed, CPU, mesh, scoring=MICRO, training=MICRO, optimizer=ADAMW)
     scores_T = plain.score(given)

@@ -11,7 +11,8 @@ from rloom.engines.distributed import rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
 from rloom.engines.megatron.sizes import ModelParallel
-from rloom.engines.ulysses import check_heads
+from rloom.engines.ulysses import check_heads, new_sequence_parallel_group
+from rloom.families.family import family_of
 from rloom.models.network import Network
 from rloom.models.source import ModelSource
 
@@ -20,12 +21,12 @@ from rloom.models.source import ModelSource
 class Ranks:
     """How the ranks of a role divide its model and its batches."""
 
-    count: int = 1
-    shards: int = -1  # ranks that hold one copy of the weights; -1: all
-    sequence: int = 1  # ranks that divide a sequence
-    role: str = ""  # section of the configuration, for error messages
+    count: int
+    shards: int  # ranks that hold one copy of the weights; -1: all
+    sequence: int  # ranks that divide a sequence
+    role: str  # section of the configuration, for error messages
+    source: ModelSource
     megatron: Megatron | None = None  # how they divide the model's matrices and layers
-    source: ModelSource | None = None  # of the weights, where each rank reads its part
 
 
 def local_engine(network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
@@ -33,9 +34,13 @@ def local_engine(network: Network, where: Placement, ranks: Ranks, **settings: A
 
 
 def fsdp_engine(network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
-    check_heads(network, ranks.sequence, ranks.count, f"{ranks.role}.ulysses_sequence_parallel_size")
-    mesh = rank_mesh(where.device, ranks.shards)
-    return FSDPEngine(network, where, mesh, sequence_ranks=ranks.sequence, **settings)
+    mesh, group = rank_mesh(where.device, ranks.shards), None
+    if ranks.sequence > 1:
+        key = f"{ranks.role}.ulysses_sequence_parallel_size"
+        check_heads(network, ranks.sequence, ranks.count, key)
+        group = new_sequence_parallel_group(ranks.sequence)
+        family_of(ranks.source).check_split(group, key)
+    return FSDPEngine(network, where, mesh, sequence_group=group, **settings)
 
 
 def megatron_engine(
@@ -44,11 +49,11 @@ def megatron_engine(
     """`reference` is for a KL over the whole vocabulary, which the configuration's checks refuse here."""
     from rloom.engines.megatron.engine import MegatronEngine  # an extra
 
-    section, source = ranks.megatron, ranks.source
-    assert section is not None and source is not None
+    section = ranks.megatron
+    assert section is not None
     return MegatronEngine(
         network,
-        source,
+        ranks.source,
         where,
         model_parallel(section),
         key=f"{ranks.role}.strategy",

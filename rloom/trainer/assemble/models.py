@@ -20,7 +20,6 @@ from rloom.families.family import Family, family_of
 from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import PolicyNetwork, ValueNetwork
-from rloom.models.routing import checkpoint_contexts
 from rloom.models.source import ModelSource, check_folder
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
@@ -117,7 +116,7 @@ def causal_network(
         replays_routing=replays_routing,
     )
     if checkpointing:
-        enable_checkpointing(network.decoder.base)
+        network.decoder.enable_checkpointing()
     return network
 
 
@@ -129,8 +128,8 @@ def actor_ranks(config: Config, ranks: int) -> Ranks:
         actor.fsdp_config.fsdp_size,
         sequence_ranks(actor, ranks),
         "actor_rollout_ref.actor",
-        actor.megatron,
         policy_source(config),
+        actor.megatron,
     )
 
 
@@ -148,9 +147,7 @@ def policy_engine(
         actor.strategy,
         network,
         placement(config, actor.engine_memory),
-        Ranks(
-            ranks, actor.fsdp_config.fsdp_size, shared, "actor_rollout_ref.actor", actor.megatron, policy_source(config)
-        ),
+        actor_ranks(config, ranks),
         scoring=scoring_batching(rollout, ranks, shared, divided),
         training=training_batching(actor, ranks, shared, divided),
         optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
@@ -189,9 +186,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
             chunked=model.use_fused_kernels,
         ),
         Placement(where.device, where.dtype, offload_parameters=offloads_reference(config)),
-        Ranks(
-            ranks, actor.fsdp_config.fsdp_size, shared, "actor_rollout_ref.actor", actor.megatron, policy_source(config)
-        ),
+        actor_ranks(config, ranks),
         scoring=scoring_batching(ref, ranks, shared, divided),
         compiled=actor.use_torch_compile if ref.use_torch_compile is None else ref.use_torch_compile,
     )
@@ -205,25 +200,19 @@ def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Eng
     fsdp = critic.model.fsdp_config
     checkpointing = fsdp.gradient_checkpointing
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
-        enable_checkpointing(network.decoder.base)
+        network.decoder.enable_checkpointing()
     shared = sequence_ranks(critic, ranks)
     batching = training_batching(critic, ranks, shared, model_ranks(critic, ranks))
     return make_engine(
         critic.strategy,
         network,
         placement(config, critic.engine_memory),
-        Ranks(ranks, fsdp.fsdp_size, shared, "critic", critic.megatron, source),
+        Ranks(ranks, fsdp.fsdp_size, shared, "critic", source, critic.megatron),
         scoring=batching,
         training=batching,
         optimizer=adamw(critic.optim, critic.grad_clip),
         compiled=critic.use_torch_compile,
     )
-
-
-def enable_checkpointing(model: Any) -> None:
-    settings = {"use_reentrant": False, "context_fn": checkpoint_contexts}
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
-    model.enable_input_require_grads()  # with LoRA no input would carry a gradient otherwise
 
 
 def hf_rollout(

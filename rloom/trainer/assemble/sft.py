@@ -243,7 +243,7 @@ def sft_engine(config: SftConfig, network: PolicyNetwork, *, trained: bool = Tru
         engine.strategy,
         network,
         placement(config, engine),
-        Ranks(ranks, engine.fsdp_size, shared, "engine"),
+        Ranks(ranks, engine.fsdp_size, shared, "engine", sft_source(config)),
         scoring=batching,
         training=batching,
         optimizer=AdamW(optim.weight_decay, optim.betas, optim.clip_grad) if trained else None,
