@@ -55,6 +55,7 @@ class Sampler:
         with Scoring(self.reward, self.decode, answers_per_group=n) as scoring:
             with closing(self.rollout.stream("generate_stream", dispatcher.next_requests)) as stream:
                 for share, finished in stream:
+                    scoring.check()
                     for index, completion in finished:
                         row = dispatcher.finish(share, index)
                         group, prompt = rows[row]

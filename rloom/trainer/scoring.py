@@ -156,10 +156,16 @@ class Scoring:
         self._cancelled = error is not None  # generation failed: submit nothing more, since a judge's calls cost money
         self._arriving.put(None)
         self._thread.join()
-        if self._error is not None and error is None:
+        if error is None:
+            self.check()
+
+    def check(self) -> None:
+        """Raise what decoding or the reward has raised by now: generation may go on for a long time."""
+        if self._error is not None:
             raise self._error
 
     def add(self, row: int, group: int, prompt: Prompt, completion: Completion) -> None:
+        self.check()
         found = Generated(row, group, prompt, completion)
         self.generated[row] = found
         self._arriving.put(found)
@@ -183,7 +189,7 @@ class Scoring:
             for part in self.parts:
                 if not self._cancelled:
                     part.finish()
-        except BaseException as error:  # raised on the loop's thread, when the context is closed
+        except BaseException as error:  # raised on the loop's thread
             self._error = error
 
     def _next(self) -> list[Generated]:

@@ -11,8 +11,8 @@ from rloom.algos.objectives import Metrics
 from rloom.diagnosis.live import LiveDiagnosis, live_message
 from rloom.errors import CheckpointError, RloomError, WorkerError
 from rloom.observe.runlog import RunLog
+from rloom.runtime.interrupts import deferred_interrupt
 from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.interrupts import deferred_interrupt
 from rloom.trainer.memory import explain_out_of_memory
 
 Rows = Callable[[], list[dict[str, Any]]]
