@@ -158,7 +158,7 @@ def run_to_end(loop: StepLoop, log: RunLog, start: Path | None, *, opening: str,
     """`start`: the checkpoint that the loop continues from."""
     directory = loop.checkpoints.directory
     log.truncate_after(loop.state.step if start is not None else -1)
-    if loop.state.step >= loop.settings.total_steps:
+    if loop.ended:
         log.message(
             f"This run has already ended, at step {loop.state.step}. Train on with a larger "
             "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
@@ -175,4 +175,4 @@ def run_to_end(loop: StepLoop, log: RunLog, start: Path | None, *, opening: str,
         raise
     log.message(summary())
     last = loop.checkpoints.path(loop.state.step)  # the last step is always saved
-    return Outcome(directory, last, stopped_early=loop.state.step < loop.settings.total_steps)
+    return Outcome(directory, last, stopped_early=not loop.ended)

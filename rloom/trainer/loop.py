@@ -137,14 +137,14 @@ class Training(StepLoop):
         s, roles, log = self.settings, self.roles, self.log
 
         # 1. Generate and score: n answers to each prompt, scored while others are still being generated.
-        trajectories = self.sample(step)
+        trajectories, metrics = self.sample(step)
         batch = Batch.pack(trajectories)
 
         # 2. Turn scores into advantages.
         old_logprobs_T, ref_logprobs_T, values_T = self.model_outputs(batch)
         greedy_N = self.greedy_scores(trajectories, step) if s.algorithm.needs_greedy else None
         with log.span("adv"):
-            rewards_T, kl, metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
+            rewards_T, kl, reward_metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
             found = s.algorithm.estimate(AdvantageInputs(batch, rewards_T, values_T, greedy_N), s.advantage)
             train_batch = TrainBatch.of(
                 batch, found, old_logprobs_T=old_logprobs_T, ref_logprobs_T=ref_logprobs_T, values_T=values_T
@@ -152,7 +152,7 @@ class Training(StepLoop):
             train_batch, mismatch_metrics = self.corrected(train_batch)
 
         # 3. Update: the critic in every step, the policy once the critic's warm-up is over.
-        metrics |= mismatch_metrics
+        metrics |= reward_metrics | mismatch_metrics
         if roles.critic is not None:
             with self.stage("update_critic"):
                 metrics |= roles.critic.learn(train_batch.without_experts(), step, log.advance)
@@ -170,7 +170,7 @@ class Training(StepLoop):
     def state_after(self, step: int, kl: KlControl) -> State:
         return State(step=step, kl=kl, stream=self.stream.state(), reward=self.roles.sampler.reward.state())
 
-    def sample(self, step: int) -> list[Trajectory]:
+    def sample(self, step: int) -> tuple[list[Trajectory], Metrics]:
         """Answers to a step's prompts; with dynamic sampling, to as many prompts as are needed."""
         s = self.settings
 
@@ -179,7 +179,7 @@ class Training(StepLoop):
             return self.answer(prompts, s.answers_per_prompt, s.sampling, occasion, "gen", update_moments=True)
 
         if s.dynamic_sampling is None:
-            return answer_new_prompts(f"train/{step}")
+            return answer_new_prompts(f"train/{step}"), {}
         return s.dynamic_sampling.fill(lambda number: answer_new_prompts(f"train/{step}/{number}"))
 
     def answer(

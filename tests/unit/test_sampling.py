@@ -222,6 +222,17 @@ def test_dynamic_sampling_keeps_groups_of_different_scores_and_numbers_them_anew
         equal = [t for t in generate(Lengths(Unit.ANSWER)) if t.group != 1]  # groups 0 and 2: one score
         return equal + [t for t in found if t.group == 1]
 
-    kept = DynamicSampling(groups_per_step=2, max_rounds=3).fill(round_of)
+    kept, metrics = DynamicSampling(groups_per_step=2, max_rounds=3).fill(round_of)
     assert [t.group for t in kept] == [0, 0, 1, 1]
     assert [t.prompt.index for t in kept] == [1, 1, 1, 1]
+    assert metrics == {"rollout/num_gen_batches": 2, "rollout/surplus_groups": 0}
+
+
+def test_groups_beyond_those_of_a_step_are_dropped_and_counted() -> None:
+    def round_of(number: int) -> list[Trajectory]:
+        unit = Unit.ANSWER if number == 1 else Unit.PROMPT  # no group of different scores, then three
+        return generate(Lengths(unit))
+
+    kept, metrics = DynamicSampling(groups_per_step=1, max_rounds=3).fill(round_of)
+    assert [t.prompt.index for t in kept] == [0, 0]
+    assert metrics == {"rollout/num_gen_batches": 2, "rollout/surplus_groups": 2}

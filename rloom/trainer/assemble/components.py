@@ -117,7 +117,11 @@ def open_components(
     """Build everything; what fails fast comes first: prompts, reward, models."""
     tokenizer, prompts, held_out = inputs.tokenizer, inputs.prompts, inputs.held_out
     stream = PromptStream(
-        prompts, batch_size=config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed
+        prompts,
+        batch_size=config.data.train_batch_size,
+        shuffle=config.data.shuffle,
+        seed=config.data.seed,
+        epochs=config.trainer.total_epochs if config.ends_with_the_data else None,
     )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
