@@ -31,7 +31,7 @@ from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.evaluate import Evaluator
 from rloom.trainer.roles import Learner, Scorer
 from rloom.trainer.sampling import DynamicSampling, Sampler
-from rloom.trainer.steps import AfterStep, CompletedStep, StepLoop, go_on
+from rloom.trainer.steps import AfterStep, CompletedStep, StepLoop, go_on, worker_metrics
 from rloom.types import Prompt
 
 
@@ -76,6 +76,7 @@ class Settings:
     rollout_dir: Path | None
     validation_dir: Path | None
     device: torch.device
+    devices: int  # of all workers
     peak_flops: float | None  # of all devices together, where it is known
 
 
@@ -318,18 +319,15 @@ class Training(StepLoop):
         if self.dumps is not None:
             self.dumps.write("train", step, partial(training_table, result.trajectories, train_batch, result.record))
         tokens = len(train_batch.tokens_T)
-        metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device)
+        metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device, devices=s.devices)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
-            if (
-                learner is not None
-            ):  # forward and backward pass: 6 floating-point operations for each parameter and token
-                flops = 6.0 * learner.parameters * tokens * learner.mini_batching.epochs
+            if learner is not None and learner.work is not None:
+                flops = learner.work.update_flops(train_batch.length_N) * learner.mini_batching.epochs
                 metrics |= utilisation(
                     name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=s.peak_flops
                 )
         if self.roles.workers is not None:
-            for stats in self.roles.workers.call("stats"):
-                metrics |= stats
+            metrics |= worker_metrics(self.roles.workers)
         logged = log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
         self.warn_of_mismatch(step, result)
         return logged

@@ -12,6 +12,7 @@ from rloom.data.stream import EndOfData
 from rloom.diagnosis.live import LiveDiagnosis, live_message
 from rloom.errors import CheckpointError, RloomError, TrainingError, WorkerError
 from rloom.observe.runlog import RunLog
+from rloom.runtime.group import Group
 from rloom.runtime.interrupts import deferred_interrupt
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.memory import explain_out_of_memory
@@ -203,6 +204,13 @@ class StepLoop(ABC):
             return path
         with self.log.span("save_checkpoint"):
             return self.checkpoints.save(self.state.step, self.write_checkpoint, self.saved_state())
+
+
+def worker_metrics(workers: Group) -> Metrics:
+    """What the workers report of their processes; of a metric that several report, the largest."""
+    reports: list[Metrics] = workers.call("stats")
+    names = dict.fromkeys(name for report in reports for name in report)
+    return {name: max(report[name] for report in reports if name in report) for name in names}
 
 
 def due(every: int | None, step: int, last: bool) -> bool:

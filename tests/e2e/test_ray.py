@@ -195,6 +195,12 @@ def test_two_workers_of_ray_one_of_which_is_killed_compute_the_same_as_one(
 def test_roles_apart_compute_the_same_as_together(alone: Path, with_workers: Callable[..., Path]) -> None:
     apart = with_workers(4, 3, *GAE, "trainer.pools.ref=1", "trainer.pools.rollout=1")
     assert_near(numbers(alone), numbers(apart))
+    for record in records(apart):
+        if "perf/throughput" in record:
+            per_worker = record["perf/total_num_tokens"] / record["perf/time_per_step"] / 4
+            assert record["perf/throughput"] == pytest.approx(per_worker)
+            resident = [record[f"perf/worker_{number}/resident_gb"] for number in range(4)]
+            assert record["perf/max_memory_allocated_gb"] >= max(resident)
 
 
 def test_a_run_goes_on_with_another_number_of_workers(alone: Path, with_workers: Callable[..., Path]) -> None:

@@ -17,9 +17,12 @@ from rloom.observe.display import Display
 from rloom.observe.run_folder import RunFolder
 from rloom.observe.runlog import RunLog
 from rloom.rewards.mix import Mix
+from rloom.runtime.group import LocalGroup
+from rloom.runtime.process_stats import PEAK
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.loop import State, StepResult, Training
 from rloom.trainer.memory import STAGE_KEYS
+from rloom.trainer.steps import worker_metrics
 
 
 class Planted(Training):
@@ -169,6 +172,16 @@ def test_memory_that_runs_out_on_a_worker_names_them_too(training: Planted) -> N
 def test_every_key_that_an_error_names_exists() -> None:
     named = re.findall(r"(?:actor_rollout_ref|critic|trainer)(?:\.\w+)+", str(STAGE_KEYS))
     assert len(named) > 20 and set(named) <= all_keys().keys()
+
+
+def test_of_the_workers_the_largest_peak_of_memory_counts() -> None:
+    stats = [{"perf/worker_0/resident_gb": 1.0, PEAK: 2.0}, {"perf/worker_1/resident_gb": 4.0, PEAK: 3.0}]
+    workers = LocalGroup([SimpleNamespace(stats=lambda found=found: found) for found in stats])
+    assert worker_metrics(workers) == {
+        "perf/worker_0/resident_gb": 1.0,
+        "perf/worker_1/resident_gb": 4.0,
+        "perf/max_memory_allocated_gb": 3.0,
+    }
 
 
 def test_a_check_of_the_run_that_fails_is_reported_once_and_the_run_goes_on(training: Planted) -> None:
