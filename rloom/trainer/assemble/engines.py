@@ -112,8 +112,8 @@ def model_work(network: Network) -> ModelWork | None:
         if experts and chosen is None:
             return None
         if chosen is not None and (experts or parameter.dim() == 3):  # all experts in one tensor, or one module each
-            several = parameter if parameter.dim() == 3 else network.module.get_submodule(f"{owner}.experts")
-            numbers *= chosen / len(several)
+            modules = [] if parameter.dim() == 3 else [*network.module.get_submodule(f"{owner}.experts").children()]
+            numbers *= chosen / (len(modules) or parameter.shape[0])
         active += numbers
         trained += numbers * parameter.requires_grad
     return ModelWork(active, trained, attention_work(config))

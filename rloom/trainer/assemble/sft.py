@@ -29,7 +29,7 @@ from rloom.observe.metrics import ModelWork, device_peak_flops
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, WorkerLayout, WorkerSlot
 from rloom.trainer.assemble.components import config_text, schedule
-from rloom.trainer.assemble.engines import Ranks, make_engine
+from rloom.trainer.assemble.engines import Ranks, make_engine, model_work
 from rloom.trainer.assemble.model_sources import sft_source
 from rloom.trainer.assemble.models import causal_network, pick_device, placement
 from rloom.trainer.assemble.worker import FILES, GatheredFiles, ModelFiles, Rendezvous
