@@ -266,7 +266,7 @@ def test_a_worker_that_cannot_begin_is_an_error_and_no_loss(address: str) -> Non
         member = cluster.start_worker(share, 0, {"CPU": 1}, ("worker 0", None), int, ("no number",))
         with pytest.raises(WorkerError) as caught:
             cluster.RayGroup([member], None).each("stats", [()])
-    assert str(caught.value).startswith("worker 0 could not begin: ValueError: invalid literal for int()")
+    assert str(caught.value).startswith("worker 0 could not begin: ValueError: ")
     assert not caught.value.lost
 
 
@@ -404,10 +404,8 @@ def test_an_error_on_one_worker_is_shown_first_ends_the_others_and_saves_nothing
         with_workers(2, 5, "algorithm.adv_estimator=grpo", "trainer.save_freq=2", name="run")
     said = capfd.readouterr().err
     shown = said[said.index("rloom: worker error: ") :].splitlines()
-    assert shown[0] == (
-        "rloom: worker error: worker 1 failed: AttributeError: "
-        "'FSDPEngine' object has no attribute 'score_with_no_such_method'"
-    )
+    assert shown[0].startswith("rloom: worker error: worker 1 failed: AttributeError: ")
+    assert "score_with_no_such_method" in shown[0]
     assert "checkpoint error" not in said and "room on the disk" not in said
     assert any(line.startswith("Its last lines") and line.endswith("worker_1.log):") for line in shown)
     assert shown[-1].startswith("A worker failed, so nothing was saved after it. The last good checkpoint is ")
