@@ -110,7 +110,7 @@ def ray_process(how: list[str], node: int, cpus: int, gpus: int) -> Iterator["su
         f"--resources={json.dumps({f'{NODE}{node}': 1})}",
     ]  # fmt: skip
     if "--head" in how:
-        command.append("--include-dashboard=false")
+        command += ["--include-dashboard=false", "--no-monitor"]  # the monitor is that of the autoscaler
     if sys.platform.startswith("linux"):
         command = [sys.executable, "-c", END_WITH_PARENT, *command]
     with sigterm_blocked():  # a scheduler's SIGTERM would end the cluster before the driver has finished its step

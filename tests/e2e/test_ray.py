@@ -228,8 +228,8 @@ def test_workers_that_share_sequences_compute_the_same(
     alone: Path, with_workers: Callable[..., Path], role: str
 ) -> None:
     """Those of one role; the other's are whole on the same two workers."""
-    shared = with_workers(2, 3, *GAE, f"{role}.ulysses_sequence_parallel_size=2")
-    assert_near(numbers(alone), numbers(shared))
+    shared = with_workers(2, 2, *GAE, f"{role}.ulysses_sequence_parallel_size=2", "trainer.test_freq=-1")
+    assert_near(numbers(alone)[:2], numbers(shared))
 
 
 def test_a_worker_killed_in_generation_in_an_update_and_while_saving_costs_nothing(

@@ -1,7 +1,6 @@
 """The worker groups of a run as Ray actors: wait for the machines, start the workers, check them, build the models."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -47,7 +46,7 @@ def open_cluster(config: RunConfig) -> Iterator[None]:
     """The machines of a run, for all its restarts: this one, those that join it, or a running cluster."""
     announce("Initializing Ray ...")
     trainer, arguments = config.trainer, dict(config.ray_kwargs.ray_init)
-    cpus = max(os.cpu_count() or 1, trainer.n_gpus_per_node)
+    cpus = trainer.n_gpus_per_node  # one for each worker: Ray starts as many processes in advance
     with ExitStack() as stack:
         if config.starts_a_cluster:
             stack.enter_context(head_node(trainer.head, cpus=cpus, gpus=torch.cuda.device_count()))
