@@ -40,8 +40,14 @@ def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
 
 
 def late_notices(config: Config, total_steps: int) -> Iterator[str]:
-    """Frequencies beyond the end of the run. The data determine its length, so `verify` cannot report them."""
+    """What depends on the length of the run. The data determine it, so `verify` cannot report this."""
     trainer = config.trainer
+    if config.ends_with_the_data:
+        yield (
+            "algorithm.filter_groups.enable=True: a step takes as many batches of prompts as it needs. The run ends "
+            f"with the data of trainer.total_epochs={trainer.total_epochs}, at the latest after step {total_steps}, "
+            "which is also the length of the learning rate's schedule"
+        )
     effects = {"trainer.save_freq": (trainer.save_freq, "saves")}
     if config.has_held_out_prompts:
         effects["trainer.test_freq"] = (trainer.test_freq, "validates")

@@ -395,6 +395,11 @@ class Config(RunConfig):
         return self.trainer.pools.critic or self.actor_workers
 
     @property
+    def ends_with_the_data(self) -> bool:
+        """With dynamic sampling a step takes as many batches as it needs: the number of steps is known at the end."""
+        return self.algorithm.filter_groups.enable and self.trainer.total_training_steps is None
+
+    @property
     def uses_reference(self) -> bool:
         return self.actor_rollout_ref.actor.use_kl_loss or self.kl_in_reward
 

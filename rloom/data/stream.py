@@ -1,4 +1,4 @@
-"""The order of a run's training rows: endless, seeded, and resumable at any step."""
+"""The order of a run's training rows: seeded, and resumable at any step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -11,10 +11,22 @@ from rloom.types import Prompt
 R = TypeVar("R")
 
 
-class RowStream(Generic[R]):
-    """Endless full batches. Rows that do not fill a batch at the end of an epoch are dropped from that epoch."""
+class EndOfData(Exception):
+    """All epochs of a stream have been read."""
 
-    def __init__(self, rows: Sequence[R], *, batch_size: int, shuffle: bool, seed: int) -> None:
+
+class RowStream(Generic[R]):
+    """Full batches. Rows that do not fill a batch at the end of an epoch are dropped from that epoch."""
+
+    def __init__(
+        self,
+        rows: Sequence[R],
+        *,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        epochs: int | None = None,  # None: endless, the caller counts batches
+    ) -> None:
         if not 1 <= batch_size <= len(rows):
             found = f"{len(rows)} rows; use 1 to {len(rows)}" if len(rows) != 1 else "1 row; use 1"
             raise ConfigError(f"data.train_batch_size={batch_size}: the training data has {found}, or add data")
@@ -22,6 +34,7 @@ class RowStream(Generic[R]):
             raise ConfigError(f"data.seed={seed}: must be 0 or more")
         self.steps_per_epoch = len(rows) // batch_size
         self._rows = rows
+        self._epochs = epochs
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
@@ -38,7 +51,11 @@ class RowStream(Generic[R]):
         return self._epoch
 
     def next(self) -> list[R]:
-        if self._row + self._batch_size > len(self._rows):
+        """Raises EndOfData, and stays where it is, after the last batch of the last epoch."""
+        next_epoch = self._row + self._batch_size > len(self._rows)
+        if self._epochs is not None and self._epoch + next_epoch >= self._epochs:
+            raise EndOfData
+        if next_epoch:
             self._go_to(self._epoch + 1, row=0)
         start, self._row = self._row, self._row + self._batch_size
         return [self._rows[row] for row in self._order[start : self._row]]

@@ -9,6 +9,7 @@ import re
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -121,8 +122,35 @@ def part_metrics(scores: Sequence[Score]) -> dict[str, float]:
     return _finite({name: sum(values) / len(values) for name, values in parts.items()})
 
 
-def throughput(*, tokens: int, seconds: float, device: torch.device, devices: int = 1) -> dict[str, float]:
-    """`tokens`: of all prompts and answers of the step. The throughput is per device."""
+@dataclass(frozen=True)
+class ModelWork:
+    """What a token costs in a model: the parameters it is multiplied with, and the keys and values it attends to."""
+
+    active: float  # parameters of a token: of experts, the chosen ones; without an input embedding that is looked up
+    trained: float  # those of them that have a gradient
+    # window of a layer (None: all tokens before) -> heads × (size of a key + size of a value), summed over such layers
+    attention: Mapping[int | None, int]
+
+    def update_flops(self, length_N: Tensor) -> float:
+        """Of a forward and a backward pass over samples of these lengths; recomputed activations do not count.
+
+        A parameter and token: 2 for the forward pass, 2 for the gradient of the input and, if it is trained, 2 for its
+        own. A number of a key or value that a token attends to: 2 forward, 4 backward.
+        """
+        matrices = (4 * self.active + 2 * self.trained) * float(length_N.sum())
+        attended = (numbers * attended_tokens(length_N, window) for window, numbers in self.attention.items())
+        return matrices + 6 * sum(attended)
+
+
+def attended_tokens(length_N: Tensor, window: int | None) -> float:
+    """Over all tokens: how many tokens each attends to, which are itself and those before it, within the window."""
+    length_N = length_N.double()
+    inside_N = length_N if window is None else length_N.clamp(max=window)
+    return float((inside_N * (inside_N + 1) / 2 + (length_N - inside_N) * inside_N).sum())
+
+
+def throughput(*, tokens: int, seconds: float, device: torch.device, devices: int) -> dict[str, float]:
+    """`tokens`: of all prompts and answers of the step. The throughput is per device, the memory of this process."""
     metrics = {
         "perf/total_num_tokens": float(tokens),
         "perf/time_per_step": seconds,
@@ -134,7 +162,7 @@ def throughput(*, tokens: int, seconds: float, device: torch.device, devices: in
 
 
 def utilisation(role: str, *, flops: float, seconds: float, peak_flops: float | None) -> dict[str, float]:
-    """`perf/mfu/{role}`: model FLOP/s as a share of one device's peak; empty if the peak is unknown."""
+    """`perf/mfu/{role}`: model FLOP/s as a share of the peak of all devices; empty if the peak is unknown."""
     if peak_flops is None or seconds <= 0:
         return {}
     return _finite({f"perf/mfu/{role}": flops / seconds / peak_flops})

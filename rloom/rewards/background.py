@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,6 +70,10 @@ class MergedScores:
         for indices, pending in self.shares:
             found.update(zip(indices, pending.result(), strict=True))
         return [found[index] for index in range(self.groups)]
+
+    def add_done_callback(self, callback: "Callable[[Future[list[list[Score]]]], object]", /) -> None:
+        for _, pending in self.shares:
+            pending.add_done_callback(callback)
 
 
 class LeastLoaded:

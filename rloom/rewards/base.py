@@ -1,6 +1,7 @@
 """The reward protocols: groups of samples in, scores out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from enum import Enum
 from typing import Protocol
 
@@ -39,6 +40,9 @@ class PendingScores(Protocol):
 
     def result(self) -> list[list[Score]]:
         """Waits. One list for each group that was submitted."""
+
+    def add_done_callback(self, callback: "Callable[[Future[list[list[Score]]]], object]", /) -> None:
+        """Called, in any thread, with each part that is complete or has failed; not by those that `result` computes."""
 
 
 class ScoreQueue(Protocol):

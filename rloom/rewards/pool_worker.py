@@ -8,6 +8,7 @@ import asyncio
 import faulthandler
 import os
 import pickle
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ Evaluate = Callable[[SampleGroup], list[Score]]
 
 def main() -> None:
     os.nice(NICENESS)
+    # a scheduler sends SIGTERM to every process; the pool, which finishes its step first, ends this one by its socket
+    signal.signal(signal.SIGTERM, lambda *_: None)
     requests, replies = _claim_streams()
     receive = partial(os.read, requests)
 

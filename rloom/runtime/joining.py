@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rloom.errors import WorkerError
+from rloom.runtime.interrupts import deferred_interrupt
 from rloom.runtime.nodes import fail_if_ended, ray_command, ray_process, reachable
 from rloom.runtime.secret import OTHER_WAY, environment, given_by_user, ray_variables, read_secret, secret_file
 
@@ -23,7 +24,12 @@ def join_run(
     report(f"Machine {node} joins the run at {address}")
     file = secret_file(directory, address)
     wait_for_head(HeadCheck(address, file), timeout_s, report)
-    with environment(ray_variables(file)), ray_process([f"--address={address}"], node, cpus, gpus) as process:
+    stays = f"Machine {node} stays while machine 0 finishes its step. Once more leaves at once."
+    with (
+        environment(ray_variables(file)),
+        ray_process([f"--address={address}"], node, cpus, gpus) as process,
+        deferred_interrupt(lambda: report(stays)),
+    ):
         misses = 0
         while misses < MOST_MISSES:
             time.sleep(POLL_S)

@@ -16,13 +16,14 @@ from pathlib import Path
 
 from rloom.errors import ConfigError, WorkerError
 from rloom.extras import install_command
+from rloom.runtime.interrupts import sigterm_blocked
 
 NODE = "rloom_node_"  # prefix of the Ray resource that identifies a machine of the run by its rank
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
-EXIT_TIMEOUT_S = 5.0
-# prctl(PR_SET_PDEATHSIG): a head that outlives its run would keep the port, and machines of the next run would join it
+# prctl(PR_SET_PDEATHSIG): a head that outlives its run would keep the port, and machines of the next run would join it.
+# Ray's own processes end with `ray start` in the same way.
 END_WITH_PARENT = (
-    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); os.execv(sys.argv[1], sys.argv[1:])"
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); os.execv(sys.argv[1], sys.argv[1:])"
 )
 
 
@@ -109,19 +110,17 @@ def ray_process(how: list[str], node: int, cpus: int, gpus: int) -> Iterator["su
         f"--resources={json.dumps({f'{NODE}{node}': 1})}",
     ]  # fmt: skip
     if "--head" in how:
-        command.append("--include-dashboard=false")
+        command += ["--include-dashboard=false", "--no-monitor"]  # the monitor is that of the autoscaler
     if sys.platform.startswith("linux"):
         command = [sys.executable, "-c", END_WITH_PARENT, *command]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ.copy(), start_new_session=True
-    )
+    with sigterm_blocked():  # a scheduler's SIGTERM would end the cluster before the driver has finished its step
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ.copy(), start_new_session=True
+        )
     try:
         yield process
     finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(EXIT_TIMEOUT_S)
-        with suppress(ProcessLookupError):  # also its child processes
+        with suppress(ProcessLookupError):  # also its child processes; workers end when their raylet has ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if process.stderr is not None:

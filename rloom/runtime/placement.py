@@ -50,6 +50,10 @@ class WorkerLayout:
         return self.nodes * self.per_node
 
     @property
+    def devices(self) -> int:
+        return max(1, round(self.workers * self.gpus_per_worker))
+
+    @property
     def colocated(self) -> bool:
         return len(self.pools) == 1
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 GIB = 2**30
+PEAK = "perf/max_memory_allocated_gb"  # of all workers, the largest counts
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,17 @@ class ProcessStats:
         self.last = time.monotonic(), cpu_seconds()
 
     def metrics(self) -> dict[str, float]:
-        """`cores_used` is the average since the last call."""
+        """`cores_used` is the average since the last call. PEAK is of the GPU, or of the process without one."""
         now = time.monotonic(), cpu_seconds()
         cores = (now[1] - self.last[1]) / max(now[0] - self.last[0], 1e-9)
         self.last = now
         found = {"resident_gb": resident_bytes() / GIB, "cores_used": cores}
+        peak = peak_resident_bytes()
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
-            found |= {"gpu_allocated_gb": torch.cuda.max_memory_allocated() / GIB, "gpu_memory_used": 1 - free / total}
-        return {f"{self.prefix}/{name}": value for name, value in found.items()}
+            peak = torch.cuda.max_memory_allocated()
+            found |= {"gpu_allocated_gb": peak / GIB, "gpu_memory_used": 1 - free / total}
+        return {f"{self.prefix}/{name}": value for name, value in found.items()} | {PEAK: peak / GIB}
 
 
 def cpu_seconds() -> float:
@@ -60,6 +63,10 @@ def resident_bytes() -> int:
     status = Path("/proc/self/statm")
     if status.is_file():
         return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

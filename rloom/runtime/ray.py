@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.runtime.failures import CallFailed, Failure, Kind, cause_first, kind_of, portable_errors, wait_for_others_s
 from rloom.runtime.group import Arguments, Group, NextItems, Stream, for_workers
+from rloom.runtime.interrupts import outlive_sigterm, sigterm_blocked
 from rloom.runtime.nodes import NODE, free_port, interface_of
 from rloom.runtime.process_stats import Machine, ProcessStats
 
@@ -41,6 +42,7 @@ class WorkerActor:
 
     def __init__(self, name: str, log_file: str | None, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.name = name
+        outlive_sigterm()
         if log_file is not None:
             copy_output_to(Path(log_file))
             note_calls_in(Path(log_file))
@@ -93,7 +95,8 @@ class WorkerActor:
 def copy_output_to(file: Path) -> None:
     """Copy all output of this process, that of native code too. `tee` survives the kill of this process."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    tee = subprocess.Popen(["tee", "-a", str(file)], stdin=subprocess.PIPE, start_new_session=True)
+    with sigterm_blocked():
+        tee = subprocess.Popen(["tee", "-a", str(file)], stdin=subprocess.PIPE, start_new_session=True)
     assert tee.stdin is not None
     for stream in (1, 2):
         os.dup2(tee.stdin.fileno(), stream)
@@ -115,6 +118,35 @@ class RayWorker:
     log_file: Path | None
 
 
+class Waiting:
+    """Logs the workers that have not answered for FIRST_NOTICE_S, and again each time that time has doubled."""
+
+    def __init__(self) -> None:
+        self.since: dict[str, tuple[float, float]] = {}  # by worker: when it was called, seconds until its next notice
+
+    def first_ready(self, worker_of: Mapping[Any, RayWorker]) -> Any:
+        """The first of the pending answers to arrive. It is no longer waited for."""
+        began = time.monotonic()
+        for worker in worker_of.values():
+            self.since.setdefault(worker.name, (began, FIRST_NOTICE_S))
+        while True:
+            due = min(since + notice_s for since, notice_s in self.since.values())
+            ready, _ = ray.wait(list(worker_of), num_returns=1, timeout=max(due - time.monotonic(), 0.0))
+            if ready:
+                del self.since[worker_of[ready[0]].name]
+            self.log_late()
+            if ready:
+                return ready[0]
+
+    def log_late(self) -> None:
+        now = time.monotonic()
+        late = {name: notice_s for name, (since, notice_s) in self.since.items() if now >= since + notice_s}
+        if late:
+            log.info(f"Waiting for {', '.join(late)} ({max(late.values()):.0f} s)")
+        for name, notice_s in late.items():
+            self.since[name] = self.since[name][0], 2 * notice_s
+
+
 @dataclass(frozen=True)
 class RayCalls:
     """Calls that are running on the workers of a group."""
@@ -125,19 +157,14 @@ class RayCalls:
     def wait(self) -> list[Any]:
         worker_of = dict(zip(self.answers, self.group.workers, strict=True))
         found: dict[Any, Any] = {}
-        waited_s = FIRST_NOTICE_S
-        while len(found) < len(self.answers):
-            left = [answer for answer in self.answers if answer not in found]
-            ready, _ = ray.wait(left, num_returns=1, timeout=waited_s)
-            if not ready:
-                log.info(f"Waiting for {', '.join(worker_of[answer].name for answer in left)} ({waited_s:.0f} s)")
-                waited_s *= 2
-            for answer in ready:
-                try:
-                    found[answer] = ray.get(answer)
-                except RayError as error:
-                    waiting = {other: worker_of[other] for other in left if other != answer}
-                    raise self.group.cause(worker_of[answer], error, waiting) from error
+        waiting = Waiting()
+        while worker_of:
+            answer = waiting.first_ready(worker_of)
+            worker = worker_of.pop(answer)
+            try:
+                found[answer] = ray.get(answer)
+            except RayError as error:
+                raise self.group.cause(worker, error, worker_of) from error
         return [found[answer] for answer in self.answers[:: self.group.workers_per_share]]
 
 
@@ -161,6 +188,7 @@ class RayGroup(Group):
     def stream(self, method: str, next_items: NextItems) -> Stream:
         """Calls of the actors in turn: an actor runs one call at a time, in the order in which they were sent."""
         pending: list[deque[Any]] = [deque() for _ in self.workers]  # answers of each worker, the oldest first
+        waiting = Waiting()
 
         def send(share: int) -> None:
             items, first = next_items(share), share * self.workers_per_share
@@ -171,7 +199,7 @@ class RayGroup(Group):
             for share in [*range(self.shares)] * SENDS_AHEAD:
                 send(share)
             while any(pending):
-                number, found = self.first_answer(pending)
+                number, found = self.first_answer(pending, waiting)
                 if number % self.workers_per_share == 0:
                     share = number // self.workers_per_share
                     yield share, found
@@ -190,10 +218,10 @@ class RayGroup(Group):
             if not worker_failed:
                 RayCalls(self, [worker.actor.close_stream.remote() for worker in self.workers]).wait()
 
-    def first_answer(self, pending: Sequence[deque[Any]]) -> tuple[int, Any]:
+    def first_answer(self, pending: Sequence[deque[Any]], waiting: Waiting) -> tuple[int, Any]:
         """Waits; (number of the worker, its answer), which is no longer pending."""
         number_of = {answers[0]: number for number, answers in enumerate(pending) if answers}
-        [ready] = ray.wait(list(number_of), num_returns=1)[0]
+        ready = waiting.first_ready({answer: self.workers[number] for answer, number in number_of.items()})
         number = number_of[ready]
         pending[number].popleft()
         try:
@@ -312,7 +340,8 @@ def connect(arguments: Mapping[str, Any], *, cpus: int, connect_timeout_s: float
     # "local": never join a cluster that someone else runs on this machine
     alone = {"address": "local", "num_cpus": cpus, "include_dashboard": False} if own else {}
     try:
-        init_ray({"log_to_driver": True, "configure_logging": False, **alone, **arguments}, connect_timeout_s)
+        with sigterm_blocked():  # Ray's processes on this machine end with this one, not at a scheduler's SIGTERM
+            init_ray({"log_to_driver": True, "configure_logging": False, **alone, **arguments}, connect_timeout_s)
     except (ConnectionError, ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(
             f"ray_kwargs.ray_init={dict(arguments)}, RAY_ADDRESS={os.environ.get('RAY_ADDRESS', '')}: "

@@ -1,19 +1,25 @@
 """The secret of a run's Ray cluster, which allows to run code on every machine of the run.
 
-Machine 0 writes a new secret for each run into the run directory, readable only by its user, and removes it at the end.
-The other machines read it there. If they do not share that directory, the user sets one in Ray's environment variables.
+Machine 0 writes a new secret into the run directory, readable only by its user, and removes it at the end. The other
+machines read it there. If they do not share that directory, the user sets one in Ray's environment variables. A run on
+one machine writes it into a temporary folder, and its cluster listens on the loopback device alone.
 """
 
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from rloom.errors import ConfigError
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"  # of Ray
+# With 0, Ray uses 127.0.0.1 as this machine's address and binds every port to it; its default on Windows and macOS.
+# `ray.init(_node_ip_address="127.0.0.1")` does not: Ray replaces it by an address that other machines can reach.
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 OTHER_WAY = f"set {TOKEN} (or {TOKEN_PATH}, a file) to the same secret on every machine"
 
 
@@ -45,12 +51,29 @@ def new_secret(directory: Path, address: str) -> Iterator[None]:
     if given_by_user():
         file.unlink(missing_ok=True)  # a killed run may have left one
     else:
-        write_private(file, secrets.token_hex(32))
+        write_private(file, secret_of_this_process())
     try:
         with environment(ray_variables(file)):
             yield
     finally:
         file.unlink(missing_ok=True)
+
+
+@contextmanager
+def on_this_machine() -> Iterator[None]:
+    """The same for a cluster of this machine alone, which is also not reachable from other machines."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rloom_ray_") as folder,
+        environment({LOOPBACK: os.environ.get(LOOPBACK, "0")}),
+        new_secret(Path(folder), "local"),
+    ):
+        yield
+
+
+@cache
+def secret_of_this_process() -> str:
+    """One for all runs of a process: Ray reads the file once and uses that text as long as the process lives."""
+    return secrets.token_hex(32)
 
 
 def write_private(file: Path, text: str) -> None:

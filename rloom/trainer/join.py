@@ -1,7 +1,5 @@
 """A machine that joins the run of machine 0. Ray starts its workers as processes: here no model code is imported."""
 
-import os
-
 import torch
 
 from rloom.config.load import expand
@@ -15,7 +13,7 @@ def join(config: RunConfig) -> int:
         trainer.head,
         trainer.node_rank,
         directory=expand(trainer.default_local_dir).absolute(),
-        cpus=max(os.cpu_count() or 1, trainer.n_gpus_per_node),
+        cpus=trainer.n_gpus_per_node,
         gpus=torch.cuda.device_count(),
         timeout_s=trainer.start_timeout_s,
         report=print,

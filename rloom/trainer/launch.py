@@ -17,7 +17,7 @@ from rloom.observe.run_folder import RunFolder, flat_config
 from rloom.observe.runlog import RunLog
 from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
-from rloom.runtime.secret import new_secret
+from rloom.runtime.secret import new_secret, on_this_machine
 from rloom.startup import announce
 from rloom.trainer.assemble.components import config_text
 from rloom.trainer.assemble.worker_groups import layout_of
@@ -128,6 +128,8 @@ def machines(config: RunConfig, directory: Path) -> Iterator[None]:
         if config.starts_a_cluster:
             check_head_address(config.trainer.head)
             stack.enter_context(new_secret(directory, config.trainer.head))
+        elif not config.joins_a_cluster:
+            stack.enter_context(on_this_machine())
         from rloom.trainer.assemble.ray_workers import open_cluster  # Ray is an extra
 
         stack.enter_context(open_cluster(config))
@@ -156,7 +158,7 @@ def run_to_end(loop: StepLoop, log: RunLog, start: Path | None, *, opening: str,
     """`start`: the checkpoint that the loop continues from."""
     directory = loop.checkpoints.directory
     log.truncate_after(loop.state.step if start is not None else -1)
-    if loop.state.step >= loop.settings.total_steps:
+    if loop.ended:
         log.message(
             f"This run has already ended, at step {loop.state.step}. Train on with a larger "
             "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
@@ -173,4 +175,4 @@ def run_to_end(loop: StepLoop, log: RunLog, start: Path | None, *, opening: str,
         raise
     log.message(summary())
     last = loop.checkpoints.path(loop.state.step)  # the last step is always saved
-    return Outcome(directory, last, stopped_early=loop.state.step < loop.settings.total_steps)
+    return Outcome(directory, last, stopped_early=not loop.ended)

@@ -31,7 +31,7 @@ from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.evaluate import Evaluator
 from rloom.trainer.roles import Learner, Scorer
 from rloom.trainer.sampling import DynamicSampling, Sampler
-from rloom.trainer.steps import AfterStep, CompletedStep, StepLoop, go_on
+from rloom.trainer.steps import AfterStep, CompletedStep, StepLoop, go_on, worker_metrics
 from rloom.types import Prompt
 
 
@@ -76,6 +76,7 @@ class Settings:
     rollout_dir: Path | None
     validation_dir: Path | None
     device: torch.device
+    devices: int  # of all workers
     peak_flops: float | None  # of all devices together, where it is known
 
 
@@ -137,14 +138,14 @@ class Training(StepLoop):
         s, roles, log = self.settings, self.roles, self.log
 
         # 1. Generate and score: n answers to each prompt, scored while others are still being generated.
-        trajectories = self.sample(step)
+        trajectories, metrics = self.sample(step)
         batch = Batch.pack(trajectories)
 
         # 2. Turn scores into advantages.
         old_logprobs_T, ref_logprobs_T, values_T = self.model_outputs(batch)
         greedy_N = self.greedy_scores(trajectories, step) if s.algorithm.needs_greedy else None
         with log.span("adv"):
-            rewards_T, kl, metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
+            rewards_T, kl, reward_metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
             found = s.algorithm.estimate(AdvantageInputs(batch, rewards_T, values_T, greedy_N), s.advantage)
             train_batch = TrainBatch.of(
                 batch, found, old_logprobs_T=old_logprobs_T, ref_logprobs_T=ref_logprobs_T, values_T=values_T
@@ -152,7 +153,7 @@ class Training(StepLoop):
             train_batch, mismatch_metrics = self.corrected(train_batch)
 
         # 3. Update: the critic in every step, the policy once the critic's warm-up is over.
-        metrics |= mismatch_metrics
+        metrics |= reward_metrics | mismatch_metrics
         if roles.critic is not None:
             with self.stage("update_critic"):
                 metrics |= roles.critic.learn(train_batch.without_experts(), step, log.advance)
@@ -170,7 +171,7 @@ class Training(StepLoop):
     def state_after(self, step: int, kl: KlControl) -> State:
         return State(step=step, kl=kl, stream=self.stream.state(), reward=self.roles.sampler.reward.state())
 
-    def sample(self, step: int) -> list[Trajectory]:
+    def sample(self, step: int) -> tuple[list[Trajectory], Metrics]:
         """Answers to a step's prompts; with dynamic sampling, to as many prompts as are needed."""
         s = self.settings
 
@@ -179,7 +180,7 @@ class Training(StepLoop):
             return self.answer(prompts, s.answers_per_prompt, s.sampling, occasion, "gen", update_moments=True)
 
         if s.dynamic_sampling is None:
-            return answer_new_prompts(f"train/{step}")
+            return answer_new_prompts(f"train/{step}"), {}
         return s.dynamic_sampling.fill(lambda number: answer_new_prompts(f"train/{step}/{number}"))
 
     def answer(
@@ -318,18 +319,15 @@ class Training(StepLoop):
         if self.dumps is not None:
             self.dumps.write("train", step, partial(training_table, result.trajectories, train_batch, result.record))
         tokens = len(train_batch.tokens_T)
-        metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device)
+        metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device, devices=s.devices)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
-            if (
-                learner is not None
-            ):  # forward and backward pass: 6 floating-point operations for each parameter and token
-                flops = 6.0 * learner.parameters * tokens * learner.mini_batching.epochs
+            if learner is not None and learner.work is not None:
+                flops = learner.work.update_flops(train_batch.length_N) * learner.mini_batching.epochs
                 metrics |= utilisation(
                     name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=s.peak_flops
                 )
         if self.roles.workers is not None:
-            for stats in self.roles.workers.call("stats"):
-                metrics |= stats
+            metrics |= worker_metrics(self.roles.workers)
         logged = log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
         self.warn_of_mismatch(step, result)
         return logged

@@ -1,6 +1,7 @@
 """A reward model on one or more workers as a queue of scores."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from itertools import accumulate, chain
 
@@ -23,6 +24,9 @@ class ModelScores:
 
     def result(self) -> list[list[Score]]:
         return self.scores
+
+    def add_done_callback(self, callback: "Callable[[Future[list[list[Score]]]], object]", /) -> None:
+        """Nothing runs beside `result`."""
 
     @cached_property
     def scores(self) -> list[list[Score]]:

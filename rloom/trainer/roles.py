@@ -17,6 +17,7 @@ from rloom.algos.objectives import FIRST_UPDATE_METRICS, Metrics, Objective
 from rloom.batch import Batch, TokenOutputs, TokenRecord, TrainBatch, token_indices
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
+from rloom.observe.metrics import ModelWork
 from rloom.packing import share_rows
 from rloom.runtime.group import Group, Pending
 from rloom.trainer.learning_rate import LearningRateSchedule
@@ -119,14 +120,14 @@ class Learner:
         max_nonfinite: int,
         prefix: str | None = None,  # of its metrics; None: its name
         remedy: str | None = None,  # of gradients that are not finite
-        parameters: int = 0,  # of its model, to compute the share of a device's peak FLOP/s that an update reaches
+        work: ModelWork | None = None,  # of its model, where it is known
     ) -> None:
         self.name = name
         self.group = group
         self.objective, self.mini_batching, self.schedule = objective, mini_batching, schedule
         self.balance = balance
         self.max_nonfinite = max_nonfinite
-        self.parameters = parameters
+        self.work = work
         self.prefix = name if prefix is None else prefix
         self.remedy = remedy or f"Lower {name}'s optim.lr or grad_clip, or look at the rewards"
         self.nonfinite_in_a_row = 0

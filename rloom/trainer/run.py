@@ -167,7 +167,8 @@ def opening(config: Config, parts: Components) -> str:
     )
     return (
         f"{config.algorithm.adv_estimator} on {model} ({parts.settings.device}): {len(parts.stream)} prompts, "
-        f"{config.data.train_batch_size} × {n} answers a step, {steps} step{'s' if steps != 1 else ''}, "
+        f"{config.data.train_batch_size} × {n} answers a step, "
+        f"{'at most ' if config.ends_with_the_data else ''}{steps} step{'s' if steps != 1 else ''}, "
         f"{use_of_reference(config)}"
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from rloom.algos.estimators import informative_groups
 from rloom.batch import Batch, Trajectory
@@ -16,6 +16,9 @@ from rloom.runtime.group import Group
 from rloom.trainer.dispatch import Dispatcher
 from rloom.trainer.scoring import Decode, PendingTrajectories, Progress, Scoring
 from rloom.types import Prompt
+
+# of a step with dynamic sampling: batches of prompts it took, and groups of different scores that it did not need
+ROUNDS, SURPLUS = "rollout/num_gen_batches", "rollout/surplus_groups"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Sampler:
         with Scoring(self.reward, self.decode, answers_per_group=n) as scoring:
             with closing(self.rollout.stream("generate_stream", dispatcher.next_requests)) as stream:
                 for share, finished in stream:
+                    scoring.check()
                     for index, completion in finished:
                         row = dispatcher.finish(share, index)
                         group, prompt = rows[row]
@@ -85,6 +89,11 @@ class Sampler:
         ]
 
 
+class FilledStep(NamedTuple):
+    trajectories: list[Trajectory]
+    metrics: dict[str, float]
+
+
 @dataclass(frozen=True)
 class DynamicSampling:
     """DAPO's dynamic sampling: groups whose scores are all equal are replaced by answers to other prompts."""
@@ -92,8 +101,12 @@ class DynamicSampling:
     groups_per_step: int
     max_rounds: int
 
-    def fill(self, generate_round: Callable[[int], list[Trajectory]]) -> list[Trajectory]:
-        """`generate_round(number)` answers as many new prompts as a step has. Groups are numbered as they are kept."""
+    def fill(self, generate_round: Callable[[int], list[Trajectory]]) -> FilledStep:
+        """`generate_round(number)` answers as many new prompts as a step has. Groups are numbered as they are kept.
+
+        Groups of the last round beyond those of a step are dropped: kept for the next step, they would be answers of
+        an older policy.
+        """
         kept: list[list[Trajectory]] = []
         for number in range(1, self.max_rounds + 1):
             trajectories = generate_round(number)
@@ -106,7 +119,9 @@ class DynamicSampling:
             kept += members.values()
             if len(kept) >= self.groups_per_step:
                 chosen = enumerate(kept[: self.groups_per_step])
-                return [replace(trajectory, group=group) for group, found in chosen for trajectory in found]
+                filled = [replace(trajectory, group=group) for group, found in chosen for trajectory in found]
+                surplus = float(len(kept) - self.groups_per_step)
+                return FilledStep(filled, {ROUNDS: float(number), SURPLUS: surplus})
         raise TrainingError(
             f"algorithm.filter_groups.max_num_gen_batches={self.max_rounds}: after so many rounds only "
             f"{len(kept)} of {self.groups_per_step} groups have answers of different score. Too easy or too hard "

@@ -3,6 +3,7 @@
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -101,6 +102,7 @@ class PartScoring:
 
     part: Part
     answers_per_group: int
+    on_scores: "Callable[[Future[list[list[Score]]]], object]"
     places: dict[int, Place] = field(default_factory=dict)  # by row
     incomplete: dict[int, list[Decoded]] = field(default_factory=lambda: defaultdict(list))  # by group
 
@@ -125,6 +127,7 @@ class PartScoring:
             return
         ordered = [sorted(members, key=lambda answer: answer.row) for members in groups]
         scores = self.part.queue.submit([tuple(answer.sample for answer in members) for members in ordered])
+        scores.add_done_callback(self.on_scores)
         for number, members in enumerate(ordered):
             for member, answer in enumerate(members):
                 self.places[answer.row] = Place(scores, number, member)
@@ -138,7 +141,7 @@ class Scoring:
 
     def __init__(self, reward: Mix, decode: Decode, answers_per_group: int) -> None:
         self.reward, self.decode = reward, decode
-        self.parts = [PartScoring(part, answers_per_group) for part in reward.parts]
+        self.parts = [PartScoring(part, answers_per_group, self._note_error) for part in reward.parts]
         self.generated: dict[int, Generated] = {}
         self.texts: dict[int, str] = {}  # by row
         self._arriving: SimpleQueue[Generated | None] = SimpleQueue()
@@ -156,10 +159,16 @@ class Scoring:
         self._cancelled = error is not None  # generation failed: submit nothing more, since a judge's calls cost money
         self._arriving.put(None)
         self._thread.join()
-        if self._error is not None and error is None:
+        if error is None:
+            self.check()
+
+    def check(self) -> None:
+        """Raise what decoding or the reward has raised by now: generation may go on for a long time."""
+        if self._error is not None:
             raise self._error
 
     def add(self, row: int, group: int, prompt: Prompt, completion: Completion) -> None:
+        self.check()
         found = Generated(row, group, prompt, completion)
         self.generated[row] = found
         self._arriving.put(found)
@@ -183,7 +192,11 @@ class Scoring:
             for part in self.parts:
                 if not self._cancelled:
                     part.finish()
-        except BaseException as error:  # raised on the loop's thread, when the context is closed
+        except BaseException as error:  # raised on the loop's thread
+            self._error = error
+
+    def _note_error(self, scores: "Future[list[list[Score]]]") -> None:
+        if not scores.cancelled() and (error := scores.exception()) is not None:
             self._error = error
 
     def _next(self) -> list[Generated]:

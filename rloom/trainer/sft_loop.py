@@ -18,7 +18,7 @@ from rloom.runtime.group import Group
 from rloom.trainer.checkpoint import Checkpoints, read_state
 from rloom.trainer.memory import SFT_UPDATE, SFT_VALIDATION, explain_out_of_memory
 from rloom.trainer.roles import Learner
-from rloom.trainer.steps import CompletedStep, StepLoop
+from rloom.trainer.steps import CompletedStep, StepLoop, worker_metrics
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class SftSettings:
     validate_first: bool
     rows_per_validation_pass: int
     device: torch.device
+    devices: int  # of all workers
     peak_flops: float | None  # of all devices together, where it is known
 
 
@@ -71,13 +72,13 @@ class SftTraining(StepLoop):
                 metrics = self.model.learn(batch, step, log.advance)
         self.state, self.updates_at_state = SftState(step, self.stream.state()), self.updates
         tokens, seconds = len(batch.tokens_T), log.seconds("step")
-        metrics |= throughput(tokens=tokens, seconds=seconds, device=self.settings.device)
-        metrics |= utilisation(
-            "actor", flops=6.0 * self.model.parameters * tokens, seconds=seconds, peak_flops=self.settings.peak_flops
-        )
+        s = self.settings
+        metrics |= throughput(tokens=tokens, seconds=seconds, device=s.device, devices=s.devices)
+        if self.model.work is not None:
+            flops = self.model.work.update_flops(batch.length_N)
+            metrics |= utilisation("actor", flops=flops, seconds=seconds, peak_flops=s.peak_flops)
         if self.workers is not None:
-            for stats in self.workers.call("stats"):
-                metrics |= stats
+            metrics |= worker_metrics(self.workers)
         metrics |= {"train/answer_tokens": float(batch.mask_T.sum()), "train/tokens_per_s": tokens / max(seconds, 1e-9)}
         logged = log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
         return CompletedStep(logged)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rloom.algos.objectives import Metrics
+from rloom.data.stream import EndOfData
 from rloom.diagnosis.live import LiveDiagnosis, live_message
-from rloom.errors import CheckpointError, RloomError, WorkerError
+from rloom.errors import CheckpointError, RloomError, TrainingError, WorkerError
 from rloom.observe.runlog import RunLog
+from rloom.runtime.group import Group
+from rloom.runtime.interrupts import deferred_interrupt
 from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.interrupts import deferred_interrupt
 from rloom.trainer.memory import explain_out_of_memory
 
 Rows = Callable[[], list[dict[str, Any]]]
@@ -65,6 +67,8 @@ class StepLoop(ABC):
         self.after_step, self.diagnosis = after_step, diagnosis
         self.interrupted = False  # by a signal
         self.stopped = False  # by `after_step`
+        self.data_ended = False  # before `total_steps`, since a step may take several batches
+        self.first_step = state.step + 1  # of this process
         self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
 
     @abstractmethod
@@ -90,11 +94,16 @@ class StepLoop(ABC):
     def run(self) -> None:
         if self.settings.validate_first and self.state.step == 0:
             self.add_history([{**self.validate(0), "step": 0}])
+        self.first_step = self.state.step + 1
         with deferred_interrupt(self.interrupt):
-            while self.state.step < self.settings.total_steps and not self.interrupted and not self.stopped:
+            while not self.ended and not self.interrupted and not self.stopped:
                 self.take_step(self.state.step + 1)
-        if self.interrupted and self.state.step < self.settings.total_steps:
+        if self.interrupted and not self.ended:
             raise KeyboardInterrupt
+
+    @property
+    def ended(self) -> bool:
+        return self.data_ended or self.state.step >= self.settings.total_steps
 
     def interrupt(self) -> None:
         """The step is completed first, so that the run resumes exactly."""
@@ -106,7 +115,11 @@ class StepLoop(ABC):
         last = step == self.settings.total_steps
         self.log.begin_step(step)
         try:
-            completed = self.train_step(step)
+            try:
+                completed = self.train_step(step)
+            except EndOfData:
+                self.end_with_the_data()
+                return
             metrics = completed.metrics
             if due(self.settings.validate_every, step, last):
                 metrics = metrics | self.validate(step)
@@ -119,6 +132,21 @@ class StepLoop(ABC):
         except Exception as error:
             error.add_note(self.save_after(error))
             raise
+
+    def end_with_the_data(self) -> None:
+        """The data ended before a step was filled, which is left out like rows that do not fill a batch."""
+        self.data_ended, last = True, self.state.step
+        if last == 0:
+            raise TrainingError(
+                "the data of trainer.total_epochs ended before one step was filled with groups of different scores "
+                "(algorithm.filter_groups.enable=True). Too easy or too hard for this model: change the data, raise "
+                "rollout.n or trainer.total_epochs"
+            )
+        self.log.message(f"The data ended before step {last + 1} was filled: step {last} was the last")
+        every = self.settings.validate_every
+        if last >= self.first_step and every is not None and not due(every, last, last=False):
+            self.validate(last)
+        self.save()
 
     def add_history(self, records: Iterable[Mapping[str, float]]) -> None:
         """What was measured before the first step of this process; with "step"."""
@@ -176,6 +204,13 @@ class StepLoop(ABC):
             return path
         with self.log.span("save_checkpoint"):
             return self.checkpoints.save(self.state.step, self.write_checkpoint, self.saved_state())
+
+
+def worker_metrics(workers: Group) -> Metrics:
+    """What the workers report of their processes; of a metric that several report, the largest."""
+    reports: list[Metrics] = workers.call("stats")
+    names = dict.fromkeys(name for report in reports for name in report)
+    return {name: max(report[name] for report in reports if name in report) for name in names}
 
 
 def due(every: int | None, step: int, last: bool) -> bool:

@@ -12,7 +12,8 @@ BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.packing", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = tuple(
-    f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "process_stats", "ray", "secret", "torchrun")
+    f"rloom.runtime.{name}"
+    for name in ("interrupts", "joining", "nodes", "placement", "process_stats", "ray", "secret", "torchrun")
 )
 CONFIG = tuple(
     f"rloom.config.{name}"
@@ -27,7 +28,6 @@ LOOP = tuple(
         "checkpoint",
         "dispatch",
         "evaluate",
-        "interrupts",
         "learning_rate",
         "loop",
         "memory",
@@ -158,6 +158,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "rloom.observe",
             "rloom.rewards.failures",
             "rloom.rewards.mix",
+            "rloom.runtime.interrupts",
             "rloom.atomic",
             *NOUNS,
         )

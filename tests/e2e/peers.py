@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Generator
 
@@ -19,6 +20,12 @@ class Peer:
         if error is not None:
             raise Strange(error, len(error))
         return "done"
+
+    def end_a_child(self) -> int:
+        """The exit status of a program that this process starts and terminates."""
+        with subprocess.Popen(["sleep", "60"]) as child:
+            child.terminate()
+            return child.wait(30)
 
     def act_stream(self) -> Generator[list[str], list[str | None], None]:
         """Sent what to raise, or None: acts for each."""

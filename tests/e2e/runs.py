@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -58,6 +61,20 @@ def run_with_log(directory: Path, steps: int, *overrides: str) -> None:
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     sys.exit(command(directory, steps, *overrides))
+
+
+def terminate_all(*parents: int) -> list[int]:
+    """SIGTERM to these processes and to all below them, as by a scheduler. Returns their ids."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parent_of = dict(map(int, line.split()) for line in listed.splitlines())
+    found, below = list[int](), list(parents)
+    while below:
+        found += below
+        below = [process for process, parent in parent_of.items() if parent in below]
+    for process in found:
+        with suppress(ProcessLookupError):  # `ps` itself
+            os.kill(process, signal.SIGTERM)
+    return found
 
 
 def weights(directory: Path, step: int, role: str = "actor", file: str = "model.safetensors") -> dict[str, Tensor]:

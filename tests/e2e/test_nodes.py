@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from rloom.config.dialects import kit
+from rloom.console import INTERRUPTED
 from rloom.errors import WorkerError
 from rloom.runtime.joining import join_run
-from rloom.runtime.nodes import free_port, reachable
+from rloom.runtime.nodes import free_port, reachable, wait_until
 from rloom.runtime.secret import secret_file
-from tests.e2e.runs import arguments, records
+from tests.e2e.runs import arguments, records, terminate_all
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -90,23 +91,34 @@ def run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_two_machines_train_together_and_the_second_leaves_with_the_first(tmp_path: Path, network: Network) -> None:
-    """With namespaces they share no network but one link."""
+def test_two_machines_train_together_until_a_schedulers_sigterm_after_which_the_step_is_finished_and_saved(
+    tmp_path: Path, network: Network
+) -> None:
+    """With namespaces they share no network but one link. The signal reaches every process on both machines."""
     run, port, address = tmp_path / "run", free_port(), network.addresses[0]
     file = secret_file(run, f"{address}:{port}")
     run.mkdir()
     file.write_text("the secret of an earlier run")
-    second, first = (start(run, node, 2, port, address=address, within=network.within[node]) for node in (1, 0))
+    second, first = (
+        start(run, node, 2, port, address=address, within=network.within[node], steps=500) for node in (1, 0)
+    )
     secret = new_text(file, first)
+    wait_for(lambda: (run / "global_step_1").is_dir(), first)
+    processes = terminate_all(first.pid, second.pid)
     said = first.communicate(timeout=200)[0]
-    assert first.returncode == 0, said
+    assert first.returncode == INTERRUPTED, said
     heard = second.communicate(timeout=60)[0]
     assert second.returncode == 0, heard
+    assert "Machine 1 stays while machine 0 finishes its step" in heard
     assert f"the run at {address}" in heard.lower() and "machine 1 leaves" in heard
     # machine 0 drives, and its worker is the first
     workers = [line.split(" on ")[1].split(",")[0] for line in said.splitlines() if line.startswith("worker ")]
     assert workers == list(network.addresses)
-    assert [record["training/global_step"] for record in records(run)] == [1, 2]
+    steps = [record["training/global_step"] for record in records(run)]
+    assert steps == [*range(1, len(steps) + 1)]
+    assert f"Stopped after step {len(steps)}, saved in {run / f'global_step_{len(steps)}'}" in said
+    assert " died" not in said and "failed" not in said, said
+    wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes), 30, "still there")
     assert (run / "logs" / "worker_1.log").is_file()
     assert not list(run.glob(".ray_token*")), "the secret ends with the run"
     left = [path.read_bytes() for path in run.rglob("*") if path.is_file()]

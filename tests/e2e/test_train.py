@@ -198,6 +198,33 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> 
     assert all(one != other for one, other in zip(scores[::2], scores[1::2], strict=True))
 
 
+def test_with_dynamic_sampling_a_run_ends_when_its_epochs_have_been_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """10 prompts in batches of 2, of which one has answers of different score: a step takes 2 of the 5 batches."""
+    monkeypatch.setattr("rloom.trainer.sampling.informative_groups", lambda *_: torch.tensor([True, False]))
+    keys = (
+        *("algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=True", "trainer.total_training_steps=null"),
+        *("data.train_max_samples=10", "data.train_batch_size=2", "trainer.save_freq=-1", "trainer.test_freq=4"),
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    )
+    validated = "val-core/math_reasoning/acc/mean@1"
+    train(tmp_path / "run", 0, *keys, "trainer.total_epochs=1")
+    said = capsys.readouterr()
+    found = [record for record in records(tmp_path / "run") if "training/epoch" in record]
+    assert [record["training/epoch"] for record in found] == [0, 0]  # 4 batches; the fifth does not fill a step
+    assert {record["rollout/num_gen_batches"] for record in found} == {2}
+    assert "The data ended before step 3 was filled: step 2 was the last" in said.out
+    assert "at the latest after step 5, which is also the length" in said.err and "at most 5 steps" in said.out
+    assert [record["step"] for record in records(tmp_path / "run") if validated in record] == [2], "the last one"
+    train(tmp_path / "run", 0, *keys, "trainer.total_epochs=2")
+    found = [record for record in records(tmp_path / "run") if "training/epoch" in record]
+    assert [record["training/epoch"] for record in found] == [0, 0, 1, 1, 1]  # step 3: batches 5 and 6
+    train(tmp_path / "at_once", 0, *keys, "trainer.total_epochs=2")
+    assert same(weights(tmp_path / "run", 5), weights(tmp_path / "at_once", 5))
+    assert len(records(tmp_path / "run")) == 8, "5 steps, validated after 2, 4 and 5"
+
+
 def test_an_estimator_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from rloom.batch import Advantages\n"

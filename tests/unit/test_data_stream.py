@@ -3,7 +3,7 @@ from itertools import chain
 
 import pytest
 
-from rloom.data.stream import PromptStream
+from rloom.data.stream import EndOfData, PromptStream
 from rloom.errors import CheckpointError, ConfigError
 from rloom.types import Prompt
 
@@ -41,6 +41,19 @@ def test_the_order_is_fixed_by_seed_and_epoch_alone() -> None:
     late = stream(rows=6, batch_size=2)
     late.load({**late.state(), "epoch": 1, "row": 0})
     assert draw(late, 3) == PINNED[3:]
+
+
+def test_a_stream_of_so_many_epochs_ends_after_them_and_stays_there() -> None:
+    source = PromptStream(prompts(7), batch_size=2, shuffle=False, seed=1, epochs=2)
+    assert draw(source, 6)[-1] == [4, 5]
+    for _ in range(2):
+        with pytest.raises(EndOfData):
+            source.next()
+    assert (source.epoch, source.state()["row"]) == (1, 6)
+    shorter = PromptStream(prompts(7), batch_size=2, shuffle=False, seed=1, epochs=1)
+    shorter.load({**source.state(), "row": 0})  # saved when there were more epochs
+    with pytest.raises(EndOfData):
+        shorter.next()
 
 
 def test_epoch_is_that_of_the_batch_drawn_last() -> None:

@@ -12,14 +12,18 @@ import torch
 from rloom.algos.kl import KlControl
 from rloom.algos.objectives import Metrics
 from rloom.config.keys import all_keys
+from rloom.data.stream import EndOfData
 from rloom.errors import CheckpointError, ModelError, RewardError, RloomError, TrainingError, WorkerError
 from rloom.observe.display import Display
 from rloom.observe.run_folder import RunFolder
 from rloom.observe.runlog import RunLog
 from rloom.rewards.mix import Mix
+from rloom.runtime.group import LocalGroup
+from rloom.runtime.process_stats import PEAK
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.loop import State, StepResult, Training
 from rloom.trainer.memory import STAGE_KEYS
+from rloom.trainer.steps import worker_metrics
 
 
 class Planted(Training):
@@ -169,6 +173,29 @@ def test_memory_that_runs_out_on_a_worker_names_them_too(training: Planted) -> N
 def test_every_key_that_an_error_names_exists() -> None:
     named = re.findall(r"(?:actor_rollout_ref|critic|trainer)(?:\.\w+)+", str(STAGE_KEYS))
     assert len(named) > 20 and set(named) <= all_keys().keys()
+
+
+def test_data_that_end_within_a_step_end_the_run_after_the_step_before(training: Planted) -> None:
+    def end() -> None:
+        raise EndOfData
+
+    training.act = end
+    training.run()
+    assert saved(training) == [1] and training.ended and not training.stopped
+    training.state = State(0, training.state.kl, {}, {})  # as if step 1 had not been filled
+    with pytest.raises(TrainingError, match="ended before one step was filled") as caught:
+        training.end_with_the_data()
+    assert "algorithm.filter_groups.enable=True" in str(caught.value)
+
+
+def test_of_the_workers_the_largest_peak_of_memory_counts() -> None:
+    stats = [{"perf/worker_0/resident_gb": 1.0, PEAK: 2.0}, {"perf/worker_1/resident_gb": 4.0, PEAK: 3.0}]
+    workers = LocalGroup([SimpleNamespace(stats=lambda found=found: found) for found in stats])
+    assert worker_metrics(workers) == {
+        "perf/worker_0/resident_gb": 1.0,
+        "perf/worker_1/resident_gb": 4.0,
+        "perf/max_memory_allocated_gb": 3.0,
+    }
 
 
 def test_a_check_of_the_run_that_fails_is_reported_once_and_the_run_goes_on(training: Planted) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from rloom.config.load import load_config
@@ -18,9 +19,11 @@ from rloom.models.load import Lora, load_causal_lm, load_tokenizer
 from rloom.models.network import PolicyNetwork, ValueNetwork
 from rloom.models.save import save_description, save_pretrained
 from rloom.models.source import ModelSource
+from rloom.trainer.assemble.engines import model_work
 from rloom.trainer.assemble.models import pick_device, placement
 from tests.helpers import (
     FAMILIES,
+    MIXTURES,
     WINDOW,
     a_batch,
     eager_model,
@@ -327,3 +330,26 @@ def test_the_kl_over_the_vocabulary_is_that_of_the_two_models_logits(
 
 def adapter_of(network: PolicyNetwork) -> list[Tensor]:
     return [parameter for parameter in network.module.parameters() if parameter.requires_grad]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
+def test_the_work_of_a_token_is_what_torch_counts(family: str) -> None:
+    """Of experts, the chosen ones alone. Transformers' attention computes all 12 × 12 scores, masked ones too."""
+    model = tiny_model({**FAMILIES, **MIXTURES}[family]())
+    model.set_experts_implementation("eager")  # torch does not count grouped matrix products
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        model(torch.arange(1, 13)[None])
+    work = model_work(PolicyNetwork(model, packed=False))
+    assert work is not None
+    assert counted.get_total_flops() == 2 * work.active * 12 + 2 * sum(work.attention.values()) * 12 * 12
+
+
+def test_the_work_of_an_adapter_and_of_a_critic(model_folder: ModelFolder) -> None:
+    whole, adapted = (model_work(policy(model_folder("llama"), lora=lora)) for lora in (None, Lora(2, 4, "all-linear")))
+    critic = model_work(ValueNetwork(eager_model(model_folder("llama")), packed=False))
+    assert whole is not None and adapted is not None and critic is not None
+    # of a layer: q and o 32 × 32, k and v 32 × 16, the MLP 3 × 32 × 48; the head 32 × 64
+    assert whole.active == whole.trained == 2 * (2 * 1024 + 2 * 512 + 3 * 1536) + 2048 == 17408
+    # rank 2: inputs and outputs of each matrix
+    assert adapted.trained == 2 * 2 * (2 * 64 + 2 * 48 + 3 * 80) == 1856 and adapted.active == 17408 + 1856
+    assert critic.active == 17408 - 2048 + 32

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from rloom.errors import ConfigError, WorkerError
 from rloom.runtime import joining
 from rloom.runtime.joining import HeadCheck, wait_for_head
 from rloom.runtime.nodes import check_head_address, free_port, interface_of, reachable
-from rloom.runtime.secret import new_secret, read_secret, secret_file
+from rloom.runtime.secret import new_secret, on_this_machine, read_secret, secret_file
 
 ADDRESS = "10.0.0.1:6379"
 
@@ -58,7 +59,8 @@ def test_machine_0_is_told_that_its_port_is_taken(listener: str) -> None:
         check_head_address(listener)
 
 
-def test_each_run_has_a_new_secret_that_its_user_alone_can_read(tmp_path: Path) -> None:
+def test_a_run_has_a_new_secret_that_its_user_alone_can_read(tmp_path: Path) -> None:
+    """A second run of this process has the same one, since Ray reads it once; other processes have others."""
     run, file = tmp_path / "run", secret_file(tmp_path / "run", ADDRESS)
     found = []
     for _ in range(2):
@@ -69,7 +71,17 @@ def test_each_run_has_a_new_secret_that_its_user_alone_can_read(tmp_path: Path) 
             found.append(read_secret(file))
             assert not [name for name, value in os.environ.items() if value == found[-1]]
         assert not file.exists() and "RAY_AUTH_TOKEN_PATH" not in os.environ
-    assert len({*found}) == 2 and all(secret is not None and len(secret) == 64 for secret in found)
+    another = "from rloom.runtime.secret import secret_of_this_process as secret; print(secret())"
+    found.append(subprocess.run([sys.executable, "-c", another], capture_output=True, text=True).stdout.strip())
+    assert found[0] == found[1] != found[2] and all(secret is not None and len(secret) == 64 for secret in found)
+
+
+def test_a_run_on_one_machine_has_a_secret_too_outside_of_its_directory(tmp_path: Path) -> None:
+    with on_this_machine():
+        file = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        assert os.environ["RAY_AUTH_MODE"] == "token" and len(file.read_text()) == 64
+    assert not file.parent.exists() and "RAY_AUTH_TOKEN_PATH" not in os.environ
 
 
 def test_a_secret_that_a_killed_run_left_is_replaced(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from rloom.batch import Batch, TrainBatch
 from rloom.observe.metrics import (
+    ModelWork,
     batch_metrics,
     device_peak_flops,
     equal_groups,
@@ -159,7 +160,7 @@ def test_a_cpu_run_reports_the_peak_of_the_process(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("rloom.observe.metrics.sys.platform", platform)
     monkeypatch.setattr("rloom.observe.metrics.resource.getrusage", lambda who: Usage)
-    assert throughput(tokens=1, seconds=0.0, device=CPU) == {
+    assert throughput(tokens=1, seconds=0.0, device=CPU, devices=1) == {
         "perf/total_num_tokens": 1.0,
         "perf/time_per_step": 0.0,
         "perf/max_memory_allocated_gb": 3.0,
@@ -168,6 +169,13 @@ def test_a_cpu_run_reports_the_peak_of_the_process(monkeypatch: pytest.MonkeyPat
 
 def test_the_utilisation_is_the_share_of_the_peak() -> None:
     assert utilisation("actor", flops=3e12, seconds=2.0, peak_flops=6e12) == {"perf/mfu/actor": 0.25}
+
+
+def test_the_work_of_an_update_is_that_of_active_parameters_and_of_attention() -> None:
+    # lengths 3 and 5: 8 tokens, which attend to 6 + 15 = 21 tokens; within a window of 2 to 1 + 2·2 and 1 + 4·2: 14
+    length_N = torch.tensor([3, 5])
+    assert ModelWork(10, 10, {None: 100}).update_flops(length_N) == 6 * 10 * 8 + 6 * 100 * 21
+    assert ModelWork(10, 4, {2: 100}).update_flops(length_N) == (4 * 10 + 2 * 4) * 8 + 6 * 100 * 14
 
 
 def test_an_unknown_peak_gives_no_utilisation() -> None:

@@ -423,3 +423,16 @@ def test_a_function_for_single_answers_is_refused_for_groups(functions):
     expected = "data_sources, solution_strs, ground_truths, extra_infos"
     with contextlib.closing(pool), pytest.raises(RewardError, match=expected):
         pool.check()
+
+
+def test_a_schedulers_sigterm_does_not_end_a_worker(tmp_path):
+    """The run finishes its step first, and needs the scores."""
+    file = tmp_path / "signalled.py"
+    file.write_text(
+        "import os, signal\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return 1.0\n"
+    )
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=str(file))) as pool:
+        assert [found.value for found in score(pool, "1")] == [1.0]

@@ -1,17 +1,21 @@
 """From prompts to scored trajectories, with a rollout engine and a reward made for the purpose."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 import torch
 
 from rloom.batch import Batch, Trajectory
+from rloom.errors import RewardError
 from rloom.rewards.base import Unit
 from rloom.rewards.mix import Mix, Part
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.runtime.group import LocalGroup
 from rloom.trainer.sampling import DynamicSampling, Sampler
+from rloom.trainer.scoring import Scoring
 from rloom.types import Prompt, SampleGroup, Score
 
 SAMPLING = Sampling(max_new_tokens=2)
@@ -127,6 +131,77 @@ def test_an_error_of_the_decoder_or_a_queue_is_raised_where_generation_runs() ->
         generate(Broken(Unit.ANSWER))
 
 
+class Slow(LastFirst):
+    """From the second answer on, each takes until `ready` is there; with `empty_polls` there is no second one."""
+
+    polls_per_report = 1
+
+    def __init__(self, ready: Callable[[], object], *, empty_polls: bool = False) -> None:
+        super().__init__()
+        self.ready, self.empty_polls, self.answered = ready, empty_polls, 0
+
+    def poll(self) -> list[Completion]:
+        if self.answered == 1:
+            self.ready()
+            if self.empty_polls:
+                return []
+        self.answered += 1
+        return super().poll()
+
+
+def decoding_ended() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "decode-answers":
+            thread.join(30)
+
+
+def broken_decode(answers: Sequence[Sequence[int]]) -> list[str]:
+    raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("empty_polls", [False, True], ids=["at the next answer", "before the next answer"])
+def test_an_error_of_the_decoder_ends_generation_at_the_next_report(empty_polls: bool) -> None:
+    rollout, reward = Slow(decoding_ended, empty_polls=empty_polls), Mix([Part("rule_score", Lengths(Unit.ANSWER))])
+    sampler = Sampler(LocalGroup([rollout]), LocalGroup([]), reward, broken_decode, seed=1)
+    with pytest.raises(KeyError, match="a bug"):
+        sampler.generate(PROMPTS[:2], 10, SAMPLING, "train/1", lambda done, total: None)
+    assert rollout.answered == (1 if empty_polls else 2)  # of 20
+
+
+def test_the_next_answer_after_an_error_of_the_decoder_raises_it() -> None:
+    scoring = Scoring(Mix([Part("rule_score", Lengths(Unit.ANSWER))]), broken_decode, answers_per_group=20)
+    answer = Completion(0, torch.tensor([1]), torch.tensor([-1.0]), finished=True, version=0)
+    added = []
+    with pytest.raises(KeyError, match="a bug"), scoring:
+        for row in range(20):
+            scoring.add(row, 0, PROMPTS[0], answer)
+            added.append(row)
+            decoding_ended()
+    assert added == [0]
+
+
+def test_scores_that_stop_the_run_end_generation_at_the_next_report() -> None:
+    """Such as a budget that is spent: the queue took the answer, and its scores are an error."""
+    noted = threading.Event()
+
+    class Failed(Future[list[list[Score]]]):
+        def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+            super().add_done_callback(callback)
+            noted.set()
+
+    class Spent(Lengths):
+        def submit(self, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]":
+            scores = Failed()
+            scores.set_exception(RewardError("the budget is spent"))
+            return scores
+
+    rollout, reward = Slow(lambda: noted.wait(30)), Mix([Part("rule_score", Spent(Unit.ANSWER))])
+    sampler = Sampler(LocalGroup([rollout]), LocalGroup([]), reward, as_text, seed=1)
+    with pytest.raises(RewardError, match="the budget is spent"):
+        sampler.generate(PROMPTS[:2], 10, SAMPLING, "train/1", lambda done, total: None)
+    assert rollout.answered == 2  # of 20
+
+
 def test_after_an_error_of_generation_nothing_is_submitted_any_more() -> None:
     class Fails(LastFirst):
         def poll(self) -> list[Completion]:
@@ -147,6 +222,17 @@ def test_dynamic_sampling_keeps_groups_of_different_scores_and_numbers_them_anew
         equal = [t for t in generate(Lengths(Unit.ANSWER)) if t.group != 1]  # groups 0 and 2: one score
         return equal + [t for t in found if t.group == 1]
 
-    kept = DynamicSampling(groups_per_step=2, max_rounds=3).fill(round_of)
+    kept, metrics = DynamicSampling(groups_per_step=2, max_rounds=3).fill(round_of)
     assert [t.group for t in kept] == [0, 0, 1, 1]
     assert [t.prompt.index for t in kept] == [1, 1, 1, 1]
+    assert metrics == {"rollout/num_gen_batches": 2, "rollout/surplus_groups": 0}
+
+
+def test_groups_beyond_those_of_a_step_are_dropped_and_counted() -> None:
+    def round_of(number: int) -> list[Trajectory]:
+        unit = Unit.ANSWER if number == 1 else Unit.PROMPT  # no group of different scores, then three
+        return generate(Lengths(unit))
+
+    kept, metrics = DynamicSampling(groups_per_step=1, max_rounds=3).fill(round_of)
+    assert [t.prompt.index for t in kept] == [0, 0]
+    assert metrics == {"rollout/num_gen_batches": 2, "rollout/surplus_groups": 2}

@@ -24,6 +24,7 @@ from rloom.config.schema import AlgorithmSection, Config, Optim
 from rloom.data.stream import PromptStream
 from rloom.errors import ConfigError
 from rloom.models.load import load_tokenizer
+from rloom.observe.metrics import ModelWork
 from rloom.rewards.mix import Mix
 from rloom.rollout.base import Sampling
 from rloom.runtime.group import Group, LocalGroup
@@ -117,20 +118,25 @@ def open_components(
     """Build everything; what fails fast comes first: prompts, reward, models."""
     tokenizer, prompts, held_out = inputs.tokenizer, inputs.prompts, inputs.held_out
     stream = PromptStream(
-        prompts, batch_size=config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed
+        prompts,
+        batch_size=config.data.train_batch_size,
+        shuffle=config.data.shuffle,
+        seed=config.data.seed,
+        epochs=config.trainer.total_epochs if config.ends_with_the_data else None,
     )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
         open_queues(config, [*prompts, *held_out], inputs.reward) as queues,
         open_workers(config, layout, logs) as groups,
     ):
-        size = groups.parameters
         reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward)
         sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward)
         roles = Roles(
-            policy=policy_learner(config, groups.policy, size["actor"], total),
+            policy=policy_learner(config, groups.policy, groups.work.get("actor"), total),
             sampler=sampler,
-            critic=None if groups.critic is None else critic_learner(config, groups.critic, size["critic"], total),
+            critic=None
+            if groups.critic is None
+            else critic_learner(config, groups.critic, groups.work.get("critic"), total),
             reference=reference_scorer(config, groups.policy, groups.reference),
             evaluator=evaluator(config, sampler, groups.stop_ids, held_out) if held_out else None,
             workers=groups.all_workers,
@@ -242,6 +248,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
         device=groups.device,
+        devices=groups.devices,
         peak_flops=groups.peak_flops,
     )
 
@@ -293,7 +300,7 @@ def schedule(optim: Optim, total_steps: int) -> LearningRateSchedule:
     )
 
 
-def policy_learner(config: Config, group: Group, parameters: int, total_steps: int) -> Learner:
+def policy_learner(config: Config, group: Group, work: ModelWork | None, total_steps: int) -> Learner:
     actor = config.actor_rollout_ref.actor
     entry = resolve_policy_loss(actor.policy_loss.loss_mode)
     return Learner(
@@ -314,7 +321,7 @@ def policy_learner(config: Config, group: Group, parameters: int, total_steps: i
         schedule=schedule(actor.optim, total_steps),
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
-        parameters=parameters,
+        work=work,
     )
 
 
@@ -328,7 +335,7 @@ def loss_settings(config: Config) -> LossSettings:
     )
 
 
-def critic_learner(config: Config, group: Group, parameters: int, total_steps: int) -> Learner:
+def critic_learner(config: Config, group: Group, work: ModelWork | None, total_steps: int) -> Learner:
     critic, (prompts, epochs) = config.critic, config.critic_updates
     return Learner(
         "critic",
@@ -338,7 +345,7 @@ def critic_learner(config: Config, group: Group, parameters: int, total_steps: i
         schedule=schedule(critic.optim, total_steps),
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
-        parameters=parameters,
+        work=work,
     )
 
 

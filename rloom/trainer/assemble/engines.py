@@ -1,8 +1,11 @@
-"""The training engine of a role, by its strategy."""
+"""The training engine of a role, by its strategy, and the work of its model."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from transformers import PreTrainedConfig
 
 from rloom.config.megatron_section import Megatron
 from rloom.config.schema import Actor, Critic
@@ -15,6 +18,7 @@ from rloom.engines.ulysses import check_heads, new_sequence_parallel_group
 from rloom.families.family import family_of
 from rloom.models.network import Network
 from rloom.models.source import ModelSource
+from rloom.observe.metrics import ModelWork
 
 
 @dataclass(frozen=True)
@@ -95,3 +99,40 @@ ENGINES: dict[str, Callable[..., Engine]] = {
 def make_engine(strategy: str, network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
     """One rank holds a whole model, whatever the strategy."""
     return ENGINES[ONE_PROCESS if ranks.count == 1 else strategy](network, where, ranks, **settings)
+
+
+def model_work(network: Network) -> ModelWork | None:
+    """Of a whole model, whose parameters may be empty. None: a mixture of experts that does not tell its choices."""
+    model = network.decoder.base
+    config = model.config.get_text_config()
+    chosen: int | None = getattr(config, "num_experts_per_tok", None)
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    looked_up = None if head is not None and head.weight is embedding else embedding
+    active = trained = 0.0
+    for name, parameter in network.module.named_parameters():
+        if parameter is looked_up or parameter.dim() < 2:
+            continue
+        numbers = float(parameter.numel())
+        owner, experts, _ = name.partition(".experts.")
+        if experts and chosen is None:
+            return None
+        if chosen is not None and (experts or parameter.dim() == 3):  # all experts in one tensor, or one module each
+            modules = [] if parameter.dim() == 3 else [*network.module.get_submodule(f"{owner}.experts").children()]
+            numbers *= chosen / (len(modules) or parameter.shape[0])
+        active += numbers
+        trained += numbers * parameter.requires_grad
+    return ModelWork(active, trained, attention_work(config))
+
+
+def attention_work(config: PreTrainedConfig) -> dict[int | None, int]:
+    """Layers without keys of all tokens, such as linear attention, have none."""
+    heads: int = config.num_attention_heads
+    usual: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    latent: int | None = getattr(config, "v_head_dim", None)  # multi-head latent attention: other keys than values
+    key = config.qk_nope_head_dim + config.qk_rope_head_dim if latent else usual
+    window: int | None = getattr(config, "sliding_window", None)
+    everywhere = "full_attention" if window is None else "sliding_attention"
+    types = getattr(config, "layer_types", None) or [everywhere] * config.num_hidden_layers
+    windows = {"full_attention": None, "attention": None, "sliding_attention": window}
+    layers = Counter(windows[kind] for kind in types if kind in windows)
+    return {of_layers: count * heads * (key + (latent or usual)) for of_layers, count in layers.items()}

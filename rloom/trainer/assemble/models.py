@@ -192,22 +192,33 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
     )
 
 
-def critic_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Engine:
+def critic_network(config: Config, *, empty: bool = False) -> ValueNetwork:
     critic, source = config.critic, critic_source(config)
     layout = family_of(source).layout(packed=critic.model.use_remove_padding)
-    empty = empty or reads_own_part(critic, ranks)
     network = ValueNetwork(load_causal_lm(source, empty=empty, attention=layout.attention), packed=layout.packed)
-    fsdp = critic.model.fsdp_config
-    checkpointing = fsdp.gradient_checkpointing
+    checkpointing = critic.model.fsdp_config.gradient_checkpointing
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
+<<<<<<< HEAD
         network.decoder.enable_checkpointing()
+=======
+        enable_checkpointing(network.decoder.base)
+    return network
+
+
+def critic_engine(config: Config, network: ValueNetwork, *, ranks: int = 1) -> Engine:
+    critic, fsdp = config.critic, config.critic.model.fsdp_config
+>>>>>>> part/loop
     shared = sequence_ranks(critic, ranks)
     batching = training_batching(critic, ranks, shared, model_ranks(critic, ranks))
     return make_engine(
         critic.strategy,
         network,
         placement(config, critic.engine_memory),
+<<<<<<< HEAD
         Ranks(ranks, fsdp.fsdp_size, shared, "critic", source, critic.megatron),
+=======
+        Ranks(ranks, fsdp.fsdp_size, shared, "critic", critic.megatron, critic_source(config)),
+>>>>>>> part/loop
         scoring=batching,
         training=batching,
         optimizer=adamw(critic.optim, critic.grad_clip),

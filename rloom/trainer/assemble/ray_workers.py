@@ -1,7 +1,6 @@
 """The worker groups of a run as Ray actors: wait for the machines, start the workers, check them, build the models."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,7 +13,7 @@ from rloom.config.batching import ranks_per_share
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, WorkerError
-from rloom.observe.metrics import peak_flops_by_name
+from rloom.observe.metrics import ModelWork, peak_flops_by_name
 from rloom.runtime.nodes import head_node, no_ray, wait_until
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
 from rloom.runtime.process_stats import Machine
@@ -47,7 +46,7 @@ def open_cluster(config: RunConfig) -> Iterator[None]:
     """The machines of a run, for all its restarts: this one, those that join it, or a running cluster."""
     announce("Initializing Ray ...")
     trainer, arguments = config.trainer, dict(config.ray_kwargs.ray_init)
-    cpus = max(os.cpu_count() or 1, trainer.n_gpus_per_node)
+    cpus = trainer.n_gpus_per_node  # one for each worker: Ray starts as many processes in advance
     with ExitStack() as stack:
         if config.starts_a_cluster:
             stack.enter_context(head_node(trainer.head, cpus=cpus, gpus=torch.cuda.device_count()))
@@ -180,7 +179,7 @@ def build(
     workers: Sequence[cluster.RayWorker],
     scorers: Sequence[cluster.RemoteScoreQueue],
 ) -> WorkerGroups:
-    all_workers, machines, parameters = build_models(config, layout, workers)
+    all_workers, machines, work = build_models(config, layout, workers)
 
     def group(role: str, pool: Pool, workers_per_share: int = 1) -> cluster.RayGroup:
         members = workers[pool.first : pool.first + pool.size]
@@ -209,17 +208,18 @@ def build(
         reference=trained(REFERENCE, section) if has_reference_model(config) else None,
         reward=[cluster.RayGroup([worker], REWARD) for worker in scoring],
         all_workers=all_workers,
-        parameters=parameters,
+        work=work,
         scorers=scorers,
         device=torch.device("cpu"),
+        devices=layout.devices,
         peak_flops=total_peak_flops(machines, layout),
     )
 
 
 def build_models(
     config: RunConfig, layout: WorkerLayout, workers: Sequence[cluster.RayWorker], stage: str = BUILD
-) -> tuple[cluster.RayGroup, list[Machine], dict[str, int]]:
-    """All workers, their machines, and the parameters of the models that they have loaded, by role."""
+) -> tuple[cluster.RayGroup, list[Machine], dict[str, ModelWork]]:
+    """All workers, their machines, and the work of the models that they have loaded, by role."""
     all_workers = cluster.RayGroup(workers, role=None)
     machines: list[Machine] = all_workers.call("machine")
     inspect(machines, workers, config)
@@ -227,11 +227,11 @@ def build_models(
     announce("Loading the models on the workers ...")
     rendezvous = Rendezvous({pool.name: addresses[pool.first] for pool in layout.pools})
     rendezvous[WEIGHT_SYNC] = cluster.RayGroup(workers[:1], role=None).call("address")[0]
-    parameters: dict[str, int] = {}
+    work: dict[str, ModelWork] = {}
     with explain_out_of_memory(stage):
         for found in all_workers.call("build", rendezvous):
-            parameters |= found
-    return all_workers, machines, parameters
+            work |= found
+    return all_workers, machines, work
 
 
 def total_peak_flops(machines: Sequence[Machine], layout: WorkerLayout) -> float | None:

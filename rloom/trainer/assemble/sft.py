@@ -25,11 +25,11 @@ from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.source import EMBEDDED as EMBEDDED_FOLDER
 from rloom.models.source import check_folder
-from rloom.observe.metrics import device_peak_flops
+from rloom.observe.metrics import ModelWork, device_peak_flops
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, WorkerLayout, WorkerSlot
 from rloom.trainer.assemble.components import config_text, schedule
-from rloom.trainer.assemble.engines import Ranks, make_engine
+from rloom.trainer.assemble.engines import Ranks, make_engine, model_work
 from rloom.trainer.assemble.model_sources import sft_source
 from rloom.trainer.assemble.models import causal_network, pick_device, placement
 from rloom.trainer.assemble.worker import FILES, GatheredFiles, ModelFiles, Rendezvous
@@ -57,8 +57,9 @@ class SftGroups:
     model: Group
     files: Group
     all_workers: Group | None  # None: this process
-    parameters: int
+    work: ModelWork | None  # of the model, where it is known
     device: torch.device  # of the loop itself
+    devices: int  # of all workers
     peak_flops: float | None
 
 
@@ -148,6 +149,7 @@ def open_sft(
             validate_first=trainer.val_before_train,
             rows_per_validation_pass=data.train_batch_size,
             device=groups.device,
+            devices=groups.devices,
             peak_flops=groups.peak_flops,
         )
         model = Learner(
@@ -160,7 +162,7 @@ def open_sft(
             max_nonfinite=trainer.max_nonfinite_updates,
             prefix="train",
             remedy="Lower optim.lr or optim.clip_grad",
-            parameters=groups.parameters,
+            work=groups.work,
         )
         yield SftComponents(config, settings, model, stream, inputs.held_out, groups, identity)
 
@@ -182,13 +184,14 @@ def open_groups(config: SftConfig, layout: WorkerLayout, logs: Path) -> Iterator
     [slot] = layout.slots()
     worker = SftWorker(config, layout, slot)
     with explain_out_of_memory(SFT_BUILD):
-        parameters = worker.build(Rendezvous())[ACTOR]
+        work = worker.build(Rendezvous()).get(ACTOR)
     yield SftGroups(
         model=LocalGroup([worker.roles[ACTOR]]),
         files=LocalGroup([worker.roles[FILES]]),
         all_workers=None,
-        parameters=parameters,
+        work=work,
         device=worker.device,
+        devices=layout.devices,
         peak_flops=device_peak_flops(worker.device),
     )
 
@@ -201,8 +204,8 @@ class SftWorker:
         self.device = pick_device(config)
         self.roles: dict[str, object] = {}
 
-    def build(self, rendezvous: Rendezvous) -> dict[str, int]:
-        """Load the model, all ranks together. Returns its number of parameters by role."""
+    def build(self, rendezvous: Rendezvous) -> dict[str, ModelWork]:
+        """Load the model, all ranks together. Returns its work by role, where it is known."""
         config, pool, rank = self.config, self.slot.pool, self.slot.rank
         # seed before LoRA weights are created, so that every world size starts from the same adapter
         torch.manual_seed(config.data.seed)
@@ -211,6 +214,7 @@ class SftWorker:
             shared = self.layout.gpus_per_worker < 1
             join(rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=shared)
         network = sft_network(config, empty=rank > 0)  # rank 0 reads the model and broadcasts its weights
+        work = model_work(network)  # before the engine divides it
         engine = sft_engine(config, network, ranks=pool.size)
         self.roles = {
             ACTOR: engine,
@@ -220,7 +224,7 @@ class SftWorker:
         }
         if rank == 0:
             log.info(f"model: {engine.size:,} parameters, {engine.description}")
-        return {ACTOR: engine.size}
+        return {} if work is None else {ACTOR: work}
 
 
 def sft_network(config: SftConfig, *, empty: bool = False) -> PolicyNetwork:

@@ -18,12 +18,13 @@ from rloom.trainer.memory import SFT_BUILD
 @contextmanager
 def ray_groups(config: SftConfig, layout: WorkerLayout, logs: Path) -> Iterator[SftGroups]:
     with start_workers(config, layout, logs, SftWorker) as (workers, _):
-        all_workers, machines, parameters = build_models(config, layout, workers, SFT_BUILD)
+        all_workers, machines, work = build_models(config, layout, workers, SFT_BUILD)
         yield SftGroups(
             model=RayGroup(workers, ACTOR, workers_per_share=config.sequence_ranks),
             files=RayGroup(workers, FILES),
             all_workers=all_workers,
-            parameters=parameters[ACTOR],
+            work=work.get(ACTOR),
             device=torch.device("cpu"),
+            devices=layout.devices,
             peak_flops=total_peak_flops(machines, layout),
         )

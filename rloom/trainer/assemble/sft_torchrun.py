@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from rloom.config.sft_schema import SftConfig
 from rloom.engines.distributed import join, leave
-from rloom.observe.metrics import device_peak_flops
+from rloom.observe.metrics import ModelWork, device_peak_flops
 from rloom.runtime.placement import ACTOR, WorkerLayout
 from rloom.runtime.torchrun import RankGroup, Ranks, master_address, this_rank
 from rloom.trainer.assemble.sft import SftGroups, SftWorker
@@ -18,15 +18,16 @@ from rloom.trainer.memory import SFT_BUILD, explain_out_of_memory
 @contextmanager
 def torchrun_groups(config: SftConfig, layout: WorkerLayout) -> Iterator[SftGroups]:
     """On rank 0."""
-    worker, parameters = build_rank(config, layout)
+    worker, work = build_rank(config, layout)
     ranks = Ranks(worker)
     peak = device_peak_flops(worker.device)
     yield SftGroups(
         model=RankGroup(ranks, ACTOR, workers_per_share=config.sequence_ranks),
         files=RankGroup(ranks, FILES),
         all_workers=None,
-        parameters=parameters,
+        work=work,
         device=worker.device,
+        devices=layout.devices,
         peak_flops=None if peak is None else peak * layout.workers,
     )
     ranks.stop()  # not after an error: torchrun ends the other ranks when this one has failed
@@ -43,9 +44,9 @@ def serve_rank(config: SftConfig) -> int:
     return 0
 
 
-def build_rank(config: SftConfig, layout: WorkerLayout) -> tuple[SftWorker, int]:
+def build_rank(config: SftConfig, layout: WorkerLayout) -> tuple[SftWorker, ModelWork | None]:
     rank = this_rank()
     worker = SftWorker(config, layout, layout.slots()[rank])
     join(rank, layout.workers, address=master_address(), device=worker.device)
     with explain_out_of_memory(SFT_BUILD):
-        return worker, worker.build(Rendezvous())[ACTOR]
+        return worker, worker.build(Rendezvous()).get(ACTOR)

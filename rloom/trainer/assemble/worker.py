@@ -20,13 +20,15 @@ from rloom.engines.weight_sync import WeightSync
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.save import save_description, save_pretrained
+from rloom.observe.metrics import ModelWork
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot
-from rloom.trainer.assemble.engines import rank_of, reads_own_part
+from rloom.trainer.assemble.engines import model_work, rank_of, reads_own_part
 from rloom.trainer.assemble.model_sources import policy_source
 from rloom.trainer.assemble.models import (
     check_rollout,
     critic_engine,
+    critic_network,
     has_reference_model,
     needs_critic,
     pick_device,
@@ -65,8 +67,8 @@ class Worker:
         """The section that divides the ranks of the pool. Roles that share workers are divided in one way."""
         return self.config.critic if self.slot.pool.roles == (CRITIC,) else self.config.actor_rollout_ref.actor
 
-    def build(self, rendezvous: Rendezvous) -> dict[str, int]:
-        """Load the models, all ranks of a pool together. Returns the number of parameters by role."""
+    def build(self, rendezvous: Rendezvous) -> dict[str, ModelWork]:
+        """Load the models, all ranks of a pool together. Returns their work by role, where it is known."""
         pool, config = self.slot.pool, self.config
         # seed before LoRA weights are created, so that every world size starts from the same adapter
         torch.manual_seed(config.data.seed)
@@ -81,13 +83,16 @@ class Worker:
         empty = self.slot.rank > 0  # rank 0 reads the model and broadcasts its weights
         described = empty or reads_own_part(config.actor_rollout_ref.actor, pool.size)
         network = policy_network(config, empty=described) if ACTOR in pool.roles else None
+        work = {ACTOR: None if network is None else model_work(network)}  # before an engine divides it
         if REFERENCE in pool.roles and has_reference_model(config):
             self.roles[REFERENCE] = reference_engine(config, ranks=pool.size, empty=empty)
         if network is not None:
             frozen = self.roles.get(REFERENCE)
             self.roles[ACTOR] = policy_engine(config, network, reference=frozen, ranks=pool.size)
         if CRITIC in pool.roles and needs_critic(config):
-            self.roles[CRITIC] = critic_engine(config, ranks=pool.size, empty=empty)
+            critic = critic_network(config, empty=empty or reads_own_part(config.critic, pool.size))
+            work[CRITIC] = model_work(critic)
+            self.roles[CRITIC] = critic_engine(config, critic, ranks=pool.size)
         if REWARD in pool.roles and has_reward_model(config):
             self.roles[REWARD] = reward_scorer(config, pool)
         if rollout_has_own_model(config):
@@ -100,7 +105,7 @@ class Worker:
         for name in (ACTOR, CRITIC, REFERENCE, REWARD):
             if name in self.roles and self.slot.rank == 0:
                 log.info(f"{name}: {self.roles[name].size:,} parameters, {self.roles[name].description}")
-        return {name: self.roles[name].size for name in (ACTOR, CRITIC) if name in self.roles}
+        return {name: found for name, found in work.items() if found is not None}
 
     def add_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
         """On the actor's own parameters if this worker holds all of them; otherwise on a copy."""

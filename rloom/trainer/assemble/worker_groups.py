@@ -9,7 +9,7 @@ import torch
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
-from rloom.observe.metrics import device_peak_flops
+from rloom.observe.metrics import ModelWork, device_peak_flops
 from rloom.rewards.background import FutureQueue
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
@@ -35,9 +35,10 @@ class WorkerGroups:
     reference: Group | None
     reward: Sequence[Group]  # one for each worker that holds the reward model
     all_workers: Group | None  # None: this process
-    parameters: Mapping[str, int]  # of the models, by role
+    work: Mapping[str, ModelWork]  # of the models, by role, where it is known
     scorers: Sequence[FutureQueue]  # rewards on other machines
     device: torch.device  # of the loop itself
+    devices: int  # of all workers
     peak_flops: float | None  # of all devices together, if known
 
     @property
@@ -66,7 +67,7 @@ def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:
     worker = Worker(config, layout, slot)
     announce(f"Creating {used_roles(config, slot.pool)} in this process ...")
     with explain_out_of_memory(BUILD):
-        parameters = worker.build(Rendezvous())
+        work = worker.build(Rendezvous())
 
     def group(role: str) -> Group:
         return LocalGroup([worker.roles[role]])
@@ -80,8 +81,9 @@ def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:
         reference=group(REFERENCE) if has_reference_model(config) else None,
         reward=[group(REWARD)] if has_reward_model(config) else [],
         all_workers=None,
-        parameters=parameters,
+        work=work,
         scorers=(),
         device=worker.device,
+        devices=layout.devices,
         peak_flops=device_peak_flops(worker.device),
     )
