@@ -42,7 +42,7 @@ def test_two_processes_on_one_gpu_pass_weights_by_handles() -> None:
     process.start()
     sender = channel(0, port)
     for bucket in [*BUCKETS, []]:
-        send_bucket([(name, tensor.to(GPU)) for name, tensor in bucket], 1, sender)
+        send_bucket([(name, tensor.to(GPU)) for name, tensor in bucket], sender)
     found = here.recv()
     process.join()
     assert found == [(name, tensor.tolist()) for bucket in BUCKETS for name, tensor in bucket]
