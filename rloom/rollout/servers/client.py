@@ -74,7 +74,11 @@ class ServerRollout(Rollout):
         self.server_of: dict[int, Server] = {}  # requests that are being generated
         self.done: queue.SimpleQueue[tuple[int, Completion | Exception]] = queue.SimpleQueue()
         self._finalizer = weakref.finalize(self, close, self.loop, self.watched, self.http)
-        self.loop.run(self.watched.start())
+        try:
+            self.loop.run(self.watched.start())
+        except BaseException:
+            self._finalizer()
+            raise
 
     def submit(self, request: Request) -> int:
         if not self.tasks:
