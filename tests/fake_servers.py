@@ -352,6 +352,7 @@ class FakeVllm(FakeServer):
     trainer: GlooChannel | None = None
     temperature: float | None = None  # that the extension divides logits by; None: not set
     label: str | None = None
+    aborting = 0  # resets of the cache that are refused, because aborted requests have not ended
 
     def answer(self, path: str, body: JSON) -> Any:
         match path:
@@ -364,7 +365,8 @@ class FakeVllm(FakeServer):
                 return {"results": [getattr(self, body["method"])(**body["kwargs"])]}
             case "/reset_prefix_cache":
                 self.engine.flush()
-                return {"success": True}
+                self.aborting -= 1
+                return {"success": self.aborting < 0}
         raise Refusal(f"Not Found: {path}", 404)
 
     def weights_identity(self) -> list[str | None]:

@@ -4,6 +4,7 @@ The extension divides the logits by the trainer's temperature, so that vLLM's ra
 new weights from a process group with the trainer.
 """
 
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from rloom.rollout.servers.wire import (
 )
 
 EXTENSION = "rloom.rollout.vllm.server_worker.ServerWorker"
+ABORT_S = 60.0  # for vLLM to abort requests whose connections were closed: before that it keeps their keys
 NOT_JOINED = "it has not joined a trainer"  # from receive_weights, in a new process at the old URL
 
 
@@ -113,8 +115,11 @@ class StreamSender:
         channel, update, self.update = self.channel, self.update, None
         run_beside(update, lambda: send_bucket([], channel), check_taken)
         check_taken(update)
-        if not parsed(self.link.start(RESET).result())["success"]:
-            raise WireError("did not drop its prefix cache after new weights")
+        until_s = time.monotonic() + ABORT_S
+        while not parsed(self.link.start(RESET).result())["success"]:
+            if time.monotonic() > until_s:
+                raise WireError(f"did not drop its prefix cache in {ABORT_S:g} s after new weights: it has requests")
+            time.sleep(0.1)
 
     def close(self) -> None:
         if self.channel is not None:
