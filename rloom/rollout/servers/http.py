@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpcore
 
 from rloom.errors import WorkerError
+from rloom.rollout.servers.launch import HOST
 from rloom.rollout.servers.wire import HEALTH, Call, Wire
 
 T = TypeVar("T")
@@ -146,7 +147,7 @@ class Lifeline(asyncio.Protocol):
         line: Lifeline
         try:
             _, line = await loop.create_connection(
-                lambda: cls(on_end), parts.hostname, port, ssl=parts.scheme == "https" or None
+                lambda: cls(on_end), parts.hostname or HOST, port, ssl=parts.scheme == "https" or None
             )
         except OSError as error:
             if lacks_descriptors(error):

@@ -81,16 +81,17 @@ class WatchedServers:
         except TimeoutError:
             server.reason = f"did not answer {HEALTH.path} in {limit_s:g} s"
 
-    async def bring_up(self, server: Server) -> None:
+    async def bring_up(self, server: Server) -> bool:
         """A server that is healthy, if it tells which process it is. It has no weights of the trainer's yet."""
         try:
             await self.identify(server)
         except (Unreachable, Refused, WireError) as failure:
             server.reason = str(failure)
-            return
+            return False
         server.is_up, server.failures = True, 0
         server.asleep.clear()
         self.notify()
+        return True
 
     async def identify(self, server: Server) -> None:
         """Before weights are sent: what a later process at the URL differs in."""
@@ -194,10 +195,8 @@ class WatchedServers:
                 return
             if server.process is None:
                 with suppress(WorkerError):  # this process cannot connect
-                    if await self.http.is_healthy(server.url):
-                        await self.bring_up(server)
-                if server.is_up:
-                    log.info(f"The server {server.url} answers again.")
+                    if await self.http.is_healthy(server.url) and await self.bring_up(server):
+                        log.info(f"The server {server.url} answers again.")
                 return
             if server.restarts == self.settings.max_restarts:
                 server.is_gone = True
