@@ -33,7 +33,6 @@ from rloom.engines.shared_tensors import retried
 from rloom.engines.weight_sync import received_stream
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Sampling
-from rloom.rollout.servers.vllm import NOT_JOINED
 from tests.fake_engines import Engine, OneToken, Refusal
 
 # fields of v0.5.18: srt/managers/io_struct.py (GenerateReqInput, those that a text model has) and
@@ -379,9 +378,9 @@ class FakeVllm(FakeServer):
         keys = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, store)))
         self.trainer = GlooChannel(dist.ProcessGroupGloo(keys, rank, ranks, timedelta(seconds=20)))
 
-    def receive_weights(self, label: str) -> str:
+    def receive_weights(self, label: str) -> str | None:
         if self.trainer is None:
-            return NOT_JOINED
+            return None
         self.engine.load(list(received_stream(self.trainer)))
         self.label = label
         return ""

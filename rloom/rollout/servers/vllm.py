@@ -34,7 +34,6 @@ from rloom.rollout.servers.wire import (
 
 EXTENSION = "rloom.rollout.vllm.server_worker.ServerWorker"
 ABORT_S = 60.0  # for vLLM to abort requests whose connections were closed: before that it keeps their keys
-NOT_JOINED = "it has not joined a trainer"  # from receive_weights, in a new process at the old URL
 
 
 @dataclass(frozen=True)
@@ -127,9 +126,10 @@ class StreamSender:
 
 
 def check_taken(update: "Future[bytes]") -> None:
-    refusals = [text for text in parsed(update.result())["results"] if text]
-    if NOT_JOINED in refusals:
-        raise Unreachable("was started again while weights were sent")
+    found = parsed(update.result())["results"]
+    if None in found:
+        raise Unreachable("was started again, and has not joined the trainer")
+    refusals = [text for text in found if text]
     if refusals:
         raise WireError(f"does not take the trainer's weights: {refusals[0]}")
 

@@ -15,7 +15,6 @@ from rloom.engines.distributed import NamedGroup
 from rloom.engines.shared_tensors import SharedChannel
 from rloom.engines.weight_sync import received_stream
 from rloom.models.load import first_line
-from rloom.rollout.servers.vllm import NOT_JOINED
 from rloom.rollout.vllm.weights import divide_logits, repack_head
 
 JOIN_TIMEOUT_S = 600.0
@@ -61,10 +60,13 @@ class ServerWorker:
             divide_logits(model, temperature)
 
     @torch.no_grad()
-    def receive_weights(self, label: str) -> str:
-        """All buckets of an update. Returns why vLLM's model does not take them, or an empty text."""
+    def receive_weights(self, label: str) -> str | None:
+        """All buckets of an update. Returns why vLLM's model does not take them, or an empty text.
+
+        None: no trainer was joined, as in a new process at the URL of one that ended.
+        """
         if self.trainer is None:
-            return NOT_JOINED
+            return None
         self.weights_label = None
         weights = received_stream(self.trainer)
         try:
