@@ -20,11 +20,12 @@ from rloom.rollout.base import Request, Sampling
 from rloom.rollout.servers import client as client_module
 from rloom.rollout.servers import watch
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
+from rloom.rollout.servers.sglang import SglangWire
 from rloom.rollout.servers.trtllm import TrtllmWire
 from rloom.rollout.servers.vllm import VllmWire
 from rloom.rollout.servers.watch import WatchSettings
-from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings
-from tests.fake_servers import FakeServer, FakeTrtllm, FakeVllm
+from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
+from tests.fake_servers import FakeServer, FakeSglang, FakeTrtllm, FakeVllm
 
 # httpcore drops a connection without closing it if a request is cancelled while it connects
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -48,10 +49,10 @@ def client(
         releases_memory=False,
     )
     transfer = TransferSettings(COLLECTIVE if kind == "vllm" else SHARED, torch.device("cpu"), 1, timeout_s=10)
-    wire = VllmWire(0.5) if kind == "vllm" else TrtllmWire()
+    wires: dict[str, Wire] = {"vllm": VllmWire(0.5), "trtllm": TrtllmWire(), "sglang": SglangWire()}
     rollout = ServerRollout(
         [ServerSpec(url, None, transfer) for url in urls],
-        wire,
+        wires[kind],
         settings,
         lambda weights: weights,
         weights if resends else None,
@@ -74,7 +75,7 @@ def start() -> Iterator[Start]:
     made: list[FakeServer] = []
 
     def begin(kind: str, *, at: FakeServer | None = None, **options: Any) -> FakeServer:
-        server = {"vllm": FakeVllm, "trtllm": FakeTrtllm}[kind]
+        server = {"vllm": FakeVllm, "trtllm": FakeTrtllm, "sglang": FakeSglang}[kind]
         made.append(server(OWN, port=0 if at is None else at.server_port, **options).begin())
         return made[-1]
 
@@ -210,18 +211,19 @@ def test_a_process_that_is_started_while_weights_are_sent_joins_anew(start: Star
         assert first.calls["join_trainer"] == 2
 
 
-def test_weights_of_another_trainer_are_not_taken_for_ones_own(start: Start) -> None:
-    server = start("vllm")
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("vllm", "has other weights than it was sent:"), ("sglang", "generated with weights")]
+)
+def test_weights_of_another_trainer_are_not_taken_for_ones_own(kind: str, reason: str, start: Start) -> None:
+    server = start(kind)
     with (
-        client("vllm", [server.url], health_interval_s=0.05) as rollout,
-        client("vllm", [server.url], resends=False) as other,
+        client(kind, [server.url], health_interval_s=0.05) as rollout,
+        client(kind, [server.url], resends=False) as other,
     ):
         rollout.load_weights(weights(), version=7)
         other.load_weights(weights(333), version=7)  # the same version, other weights
         assert answers(rollout) == [(111, 7)]
-        with pytest.raises(
-            WorkerError, match=r"has other weights than it was sent: rloom-.*-7-1 in place of rloom-.*-7"
-        ):
+        with pytest.raises(WorkerError, match=rf"{reason} rloom-.*-7-1 in place of rloom-.*-7-0"):
             answers(other)
 
 
