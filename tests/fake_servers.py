@@ -1,4 +1,4 @@
-"""Servers that replay the documented protocols of SGLang v0.5.18 and TensorRT-LLM, with rloom's own engine behind them.
+"""Servers that replay the protocols of SGLang v0.5.18, TensorRT-LLM and vLLM, with rloom's own engine behind them.
 
 They refuse fields that the real servers do not have, join process groups as SGLang does (gloo in place of NCCL), open
 handles of shared memory as both do, and apply the weights, so that the next answers show them. In a thread of a test,
@@ -14,10 +14,10 @@ import pickle
 import signal
 import socket
 import threading
-import time
 from collections import Counter
-from concurrent.futures import CancelledError, Future
-from contextlib import nullcontext, suppress
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,10 +30,10 @@ from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_proces
 from torch.distributed.rendezvous import rendezvous
 
 from rloom.engines.shared_tensors import retried
+from rloom.engines.weight_sync import received_stream
 from rloom.errors import ModelError
-from rloom.rollout.base import Completion, Request, Sampling, copy_weights
-from rloom.rollout.native.engine import NativeRollout
-from tests.helpers import policy
+from rloom.rollout.base import Completion, Request, Sampling
+from tests.fake_engines import Engine, OneToken, Refusal
 
 # fields of v0.5.18: srt/managers/io_struct.py (GenerateReqInput, those that a text model has) and
 # srt/sampling/sampling_params.py (SamplingParams)
@@ -56,69 +56,10 @@ COMPLETION = {"model", "prompt", "best_of", "echo", "frequency_penalty", "logit_
 JSON = dict[str, Any]
 
 
-class Refusal(Exception):
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 def refuse_unknown(found: JSON, known: set[str]) -> None:
     unknown = sorted(set(found) - known)
     if unknown:
         raise Refusal(f"unknown fields: {unknown}")
-
-
-class Owner:
-    device = torch.device("cpu")
-
-    def on_device(self) -> nullcontext[None]:
-        return nullcontext()
-
-
-class Engine:
-    """rloom's own engine in a thread: requests of many connections are generated together."""
-
-    def __init__(self, folder: Path) -> None:
-        self.network = policy(folder)
-        self.rollout = NativeRollout(
-            self.network, owner=Owner(), max_sequences=64, max_prefill_tokens=1000, memory_share=0.5, free_cache=True
-        )
-        self.lock, self.stopped = threading.Lock(), threading.Event()
-        self.futures: dict[int, Future[Completion]] = {}
-        self.names: dict[str, int] = {}
-        self.thread = threading.Thread(target=self.work, daemon=True)
-        self.thread.start()
-
-    def work(self) -> None:
-        while not self.stopped.is_set():
-            with self.lock:
-                done = [(self.futures.pop(found.request), found) for found in self.rollout.poll()]
-            for future, found in done:
-                future.set_result(found)
-            time.sleep(0.0 if self.futures else 0.005)
-
-    def generate(self, request: Request, name: str) -> Completion:
-        with self.lock:
-            number = self.names[name] = self.rollout.submit(request)
-            future = self.futures[number] = Future()
-        return future.result(timeout=60)
-
-    def abort(self, name: str) -> None:
-        with self.lock:
-            number = self.names.get(name)
-            if number in self.futures:
-                self.rollout.cancel(number)
-                self.futures.pop(number).cancel()
-
-    def load(self, weights: list[tuple[str, Tensor]]) -> None:
-        with self.lock:
-            if self.futures:
-                raise Refusal("requests are being generated")
-            copy_weights(iter(weights), self.network.module)
-
-    def flush(self) -> None:
-        with self.lock:
-            self.rollout.load_weights(iter(()), 0)  # drops the keys of prompts
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -127,12 +68,16 @@ class FakeServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, folder: Path, port: int = 0, hold_after: int | None = None, die_at: int | None = None) -> None:
+    def __init__(
+        self, model: Path | int, port: int = 0, hold_after: int | None = None, die_at: int | None = None
+    ) -> None:
         super().__init__(("127.0.0.1", port), Handler)
-        self.engine, self.hold_after, self.die_at = Engine(folder), hold_after, die_at
+        self.engine = OneToken(model) if isinstance(model, int) else Engine(model)
+        self.hold_after, self.die_at = hold_after, die_at
         self.calls: Counter[str] = Counter()
         self.bodies: list[tuple[str, JSON]] = []
         self.connections: set[socket.socket] = set()
+        self.most_connections = 0  # at a time
         self.released: set[str] = set()
         self.groups: dict[str, Any] = {}
         self.weight_version, self.is_healthy = "default", True
@@ -191,6 +136,11 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.server.connections.add(self.connection)
+        self.server.most_connections = max(self.server.most_connections, len(self.server.connections))
+
+    def finish(self) -> None:
+        self.server.connections.discard(self.connection)
+        super().finish()
 
     def do_GET(self) -> None:
         self.server.calls[self.path] += 1
@@ -358,19 +308,7 @@ class FakeTrtllm(FakeServer):
         sampling = Sampling(
             body["max_tokens"], body["temperature"], body["top_p"], body["top_k"] or -1, tuple(body["stop_token_ids"])
         )
-        found = self.generated(Request(tuple(body["prompt"]), sampling, body["seed"]), str(id(body)))
-        tokens, logprobs = found.tokens_L.tolist(), found.logprobs_L.tolist()
-        choice = {
-            "index": 0,
-            "text": "",
-            "token_ids": tokens,
-            "logprobs": {"text_offset": [], "token_logprobs": logprobs, "tokens": [], "top_logprobs": []},
-            "context_logits": None,
-            "finish_reason": "stop" if found.finished else "length",
-            "stop_reason": tokens[-1] if found.finished else None,
-            "disaggregated_params": None,
-        }
-        return {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": body["model"], "choices": [choice]}
+        return completion(self.generated(Request(tuple(body["prompt"]), sampling, body["seed"]), str(id(body))))
 
     def update(self, handles: dict[str, str] | None) -> None:
         """As WorkerExtension.update_weights of llmapi/rlhf_utils.py; `func(*args)` opens host memory here."""
@@ -383,7 +321,72 @@ class FakeTrtllm(FakeServer):
         self.engine.load([(name, function(*arguments)) for name, (function, arguments) in found])
 
 
-KINDS: dict[str, type[FakeServer]] = {"sglang": FakeSglang, "trtllm": FakeTrtllm}
+def completion(found: Completion) -> JSON:
+    """In the form of OpenAI, with the ids of tokens."""
+    tokens, logprobs = found.tokens_L.tolist(), found.logprobs_L.tolist()
+    choice = {
+        "index": 0,
+        "text": "",
+        "token_ids": tokens,
+        "logprobs": {"text_offset": [], "token_logprobs": logprobs, "tokens": [], "top_logprobs": []},
+        "finish_reason": "stop" if found.finished else "length",
+        "stop_reason": tokens[-1] if found.finished else None,
+    }
+    return {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
+
+
+@dataclass(frozen=True)
+class GlooChannel:
+    group: Any
+    device = torch.device("cpu")
+    sends = False
+
+    def broadcast(self, tensor: Tensor) -> None:
+        self.group.broadcast([tensor], dist.BroadcastOptions()).wait()
+
+
+class FakeVllm(FakeServer):
+    """With the methods of rloom's worker extension (rollout/vllm/server_worker.py) behind /collective_rpc."""
+
+    trainer: GlooChannel | None = None
+    temperature: float | None = None  # that the extension divides logits by; None: not set
+    label: str | None = None
+    aborting = 0  # resets of the cache that are refused, because aborted requests have not ended
+
+    def answer(self, path: str, body: JSON) -> Any:
+        match path:
+            case "/v1/completions":
+                sampling = Sampling(body["max_tokens"], body["temperature"] * (self.temperature or 1.0))
+                request = Request(tuple(body["prompt"]), sampling, body["seed"])
+                return completion(self.generated(request, body["request_id"]))
+            case "/collective_rpc":
+                self.calls[body["method"]] += 1
+                return {"results": [getattr(self, body["method"])(**body["kwargs"])]}
+            case "/reset_prefix_cache":
+                self.engine.flush()
+                self.aborting -= 1
+                return {"success": self.aborting < 0}
+        raise Refusal(f"Not Found: {path}", 404)
+
+    def weights_identity(self) -> list[str | None]:
+        return [str(id(self)), self.label]
+
+    def join_trainer(self, name: str, address: str, ranks: int, backend: str, shared: bool, temperature: float) -> None:
+        """Beside the trainer's NamedGroup in one process, which has each group by name once: at the same keys."""
+        self.label, self.temperature = None, temperature
+        store, rank, ranks = next(rendezvous(f"tcp://{address}", 1, ranks, timeout=timedelta(seconds=20)))
+        keys = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, store)))
+        self.trainer = GlooChannel(dist.ProcessGroupGloo(keys, rank, ranks, timedelta(seconds=20)))
+
+    def receive_weights(self, label: str) -> str | None:
+        if self.trainer is None:
+            return None
+        self.engine.load(list(received_stream(self.trainer)))
+        self.label = label
+        return ""
+
+
+KINDS: dict[str, type[FakeServer]] = {"sglang": FakeSglang, "trtllm": FakeTrtllm, "vllm": FakeVllm}
 
 
 def main() -> None:

@@ -35,7 +35,11 @@ class RolloutSection(Section):
         gt=0,
         le=1,
     )
-    max_num_seqs: int | None = key(None, "Maximum concurrent sequences. null: 256; 1024 for native on a GPU.", ge=1)
+    max_num_seqs: int | None = key(
+        None,
+        "Maximum concurrent sequences. null: 256; 1024 for native on a GPU. A server gets twice as many requests.",
+        ge=1,
+    )
     max_num_batched_tokens: int = key(
         8192, "Maximum prompt tokens in one prefill pass of native; maximum tokens of a step of vllm.", ge=1
     )

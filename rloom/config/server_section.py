@@ -33,9 +33,16 @@ class ServerSection(Section):
     start_timeout_s: float = key(
         600.0, "Time limit for a server to start, and of the wait for one while none can be used.", gt=0
     )
-    request_timeout_s: float = key(3600.0, "Time limit of one request. A server that exceeds it counts as down.", gt=0)
+    request_timeout_s: float = key(
+        3600.0, "Time limit of one request, from when it is sent. A server that exceeds it counts as down.", gt=0
+    )
     health_interval_s: float = key(10.0, "Time between health checks of a server that has requests.", gt=0)
-    max_restarts: int = key(3, "How often rloom starts a server again that has failed.", ge=0)
+    max_restarts: int = key(
+        3,
+        "How often rloom starts a server again that has failed. With `urls`: how often a server may fail without an "
+        "answer in between.",
+        ge=0,
+    )
     weight_transfer: Literal["auto", "collective", "shared"] = key(
         "auto",
         "How weights are sent. collective: by broadcast in a process group, to other GPUs or machines; shared: by "

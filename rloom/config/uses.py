@@ -263,8 +263,7 @@ USES: list[Use] = [
         error=True,
     ),
     Use(
-        [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")]
-        + [f"{ROLLOUT}.max_num_seqs"],
+        [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")],
         lambda run: run.config.actor_rollout_ref.rollout.starts_servers is not False,
         f"{ROLLOUT}.server.urls and {ROLLOUT}.server.command name servers with arguments of their own",
     ),

@@ -97,11 +97,10 @@ def received(manifest: Manifest, channel: Channel) -> Weights:
         yield name, tensor
 
 
-def send_bucket(bucket: Sequence[tuple[str, Tensor]], version: int, channel: Channel) -> None:
+def send_bucket(bucket: Sequence[tuple[str, Tensor]], channel: Channel) -> None:
     """To a receiver that reads a stream of buckets. An empty bucket ends the stream."""
-    Manifest(version, [TensorSpec(name, [*tensor.shape], dtype_name(tensor.dtype)) for name, tensor in bucket]).send(
-        channel
-    )
+    tensors = [TensorSpec(name, [*tensor.shape], dtype_name(tensor.dtype)) for name, tensor in bucket]
+    Manifest(0, tensors).send(channel)  # a server knows its weights by a label, not by a version
     for _, tensor in bucket:
         channel.broadcast(tensor)
 

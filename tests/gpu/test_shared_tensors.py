@@ -42,7 +42,7 @@ def test_two_processes_on_one_gpu_pass_weights_by_handles() -> None:
     process.start()
     sender = channel(0, port)
     for bucket in [*BUCKETS, []]:
-        send_bucket([(name, tensor.to(GPU)) for name, tensor in bucket], 1, sender)
+        send_bucket([(name, tensor.to(GPU)) for name, tensor in bucket], sender)
     found = here.recv()
     process.join()
     assert found == [(name, tensor.tolist()) for bucket in BUCKETS for name, tensor in bucket]
@@ -64,7 +64,7 @@ class Recorder:
 def test_a_handle_for_sglang_has_the_uuid_of_the_gpu() -> None:
     link = Recorder()
     sender = SglangWire().sender(link, TransferSettings(SHARED, GPU, 1, 1.0))
-    sender.send([("b", torch.arange(3.0, device=GPU))], version=1)
+    sender.send([("b", torch.arange(3.0, device=GPU))], label="x")
     [text] = link.calls[0].json["serialized_named_tensors"]  # type: ignore[index]
     assert gpu_uuid(GPU).encode() in base64.b64decode(text)
 

@@ -1,8 +1,10 @@
 """Keys of inference servers: what is accepted, what is refused, and the commands that they become."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from rloom import cli
 from rloom.config.algorithm_needs import declared_needs
@@ -12,6 +14,7 @@ from rloom.models.source import ModelSource
 from rloom.rollout.servers import arguments
 from rloom.rollout.servers.arguments import SglangSettings, server_args_fields, sglang_command, vllm_command
 from rloom.rollout.servers.launch import own_command
+from rloom.trainer.assemble import servers
 from tests.helpers import configured
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -124,3 +127,15 @@ def test_unknown_arguments_of_sglang_are_refused_by_its_own_list(monkeypatch: py
 
 def test_a_command_of_the_users_has_the_models_folder(tmp_path: Path) -> None:
     assert own_command("serve '{model}' --port {port}", str(tmp_path)) == ["serve", str(tmp_path), "--port", "{port}"]
+
+
+@pytest.mark.parametrize(("keys", "most"), [([], 512), ([f"{ROLLOUT}.max_num_seqs=24"], 48)])
+def test_a_server_gets_twice_as_many_requests_as_it_runs_sequences(
+    keys: list[str], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a server of the user's, whose own limit rloom does not know."""
+    monkeypatch.setattr(servers, "ServerRollout", lambda specs, wire, settings, *rest: settings)
+    monkeypatch.setattr(servers, "CheckpointFormat", lambda network: network)
+    config = configured(f"{ROLLOUT}.name=sglang", URL, *keys)
+    settings: Any = servers.server_rollout(config, Any, None, torch.device("cpu"), torch.float32, [], {})  # type: ignore[arg-type]
+    assert settings.max_requests == most

@@ -20,7 +20,7 @@ from rloom.rollout.servers.rendezvous import ServerRendezvous
 from rloom.rollout.servers.sglang import SglangWire
 from rloom.rollout.servers.trtllm import TrtllmWire
 from rloom.rollout.servers.vllm import VllmWire
-from rloom.rollout.servers.wire import SHARED, Answer, Call, TransferSettings, Wire, WireError
+from rloom.rollout.servers.wire import SHARED, Answer, Call, Identity, TransferSettings, Wire, WireError
 
 ASKED = Request((5, 6), Sampling(4, temperature=0.5, top_p=0.9, stop_ids=(2,)), seed=7)
 WHERE = ServerRendezvous("g", "10.0.0.1", 29500)
@@ -43,7 +43,7 @@ def test_sglang_answers_with_tokens_logprobs_and_the_version_of_its_weights() ->
         b'"prompt_tokens":2,"weight_version":"3","output_token_logprobs":[[-0.5,9,null],[-1.25,2,null]],'
         b'"output_token_logprobs_length":2,"completion_tokens":2,"cached_tokens":0,"e2e_latency":0.1}}'
     )
-    assert SglangWire().answer(body) == Answer([9, 2], [-0.5, -1.25], finished=True, version="3")
+    assert SglangWire().answer(body) == Answer([9, 2], [-0.5, -1.25], finished=True, label="3")
     cut = body.replace(b'{"type":"stop","matched":2}', b'{"type":"length","length":2}')
     assert not SglangWire().answer(cut).finished
     aborted = body.replace(b'{"type":"stop","matched":2}', b'{"type":"abort","message":"Aborted"}')
@@ -62,9 +62,9 @@ def test_sglang_joins_a_group_and_takes_buckets_without_flushing_after_each() ->
             "backend": "nccl",
         },
     )
-    assert sglang.update_from_distributed(BUCKET, "g", 12).body == (
+    assert sglang.update_from_distributed(BUCKET, "g", "rloom-1f-12-0").body == (
         b'{"names":["a.weight","b"],"dtypes":["bfloat16","float32"],"shapes":[[2,3],[4]],"group_name":"g",'
-        b'"flush_cache":false,"weight_version":"12"}'
+        b'"flush_cache":false,"weight_version":"rloom-1f-12-0"}'
     )
     assert sglang.FLUSH.path == "/flush_cache"
 
@@ -108,6 +108,17 @@ def test_vllm_sleeps_wakes_and_joins_by_its_development_routes() -> None:
     )
 
 
+def test_vllm_tells_one_process_from_another_and_the_update_that_it_has() -> None:
+    route = VllmWire().identity_route
+    assert route is not None and route.call.body == b'{"method":"weights_identity","kwargs":{}}'
+    assert route.parse(b'{"results":[["p0","x"],["p1","x"]]}') == Identity("p0 p1", "x")
+    assert route.parse(b'{"results":[["p0",null]]}') == Identity("p0", None)
+    assert route.parse(b'{"results":[["p0","x"],["p1",null]]}').label is None  # one of two has not got it
+    for body in (b'{"results":[null]}', b'{"results":[]}', b'{"results":[""]}', b"{}"):
+        with pytest.raises(WireError, match="which process it is"):
+            route.parse(body)
+
+
 def test_trtllm_generates_without_detokenizing_and_keeps_the_stop_token() -> None:
     assert TrtllmWire().generate(ASKED, "r1").path == "/v1/completions"
     assert TrtllmWire().generate(ASKED, "r1").body == (
@@ -144,7 +155,7 @@ class Recorder:
 def test_handles_are_made_once_for_each_process_of_a_server() -> None:
     link = Recorder()
     sender = SglangWire().sender(link, TransferSettings(SHARED, torch.device("cpu"), 2, 1.0))
-    sender.send([("b", torch.arange(3.0))], version=1)
+    sender.send([("b", torch.arange(3.0))], label="x")
     [call] = link.calls
     assert call.json is not None
     opened = [pickle.loads(base64.b64decode(text)) for text in call.json["serialized_named_tensors"]]
@@ -154,8 +165,8 @@ def test_handles_are_made_once_for_each_process_of_a_server() -> None:
 def test_trtllm_ends_an_update_without_handles() -> None:
     link = Recorder()
     sender = TrtllmWire().sender(link, TransferSettings(SHARED, torch.device("cpu"), 1, 1.0))
-    sender.send([("b", torch.arange(3.0))], version=1)
-    sender.finish(version=1)
+    sender.send([("b", torch.arange(3.0))], label="x")
+    sender.finish(label="x")
     first, last = (json.loads(call.body)["weights"] for call in link.calls)
     [(name, (function, arguments))] = pickle.loads(base64.b64decode(first["cpu"]))
     assert (name, function(*arguments).tolist()) == ("b", [0.0, 1.0, 2.0])

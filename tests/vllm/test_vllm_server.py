@@ -1,7 +1,9 @@
 """A real `vllm serve` on a CPU, started and watched by rloom. One server for all tests: it takes a minute to start."""
 
+import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -49,8 +51,12 @@ class Bench:
         self.engine: LocalEngine = engine_of(self.network, CPU)
         command = vllm_command(engine_arguments(settings), tensor_parallel=1)
         self.process = ServerProcess(Launch(command, VLLM_ENVIRONMENT | VLLM_ON_CPU, log_file))
-        spec = ServerSpec(self.process.url, self.process, TransferSettings(COLLECTIVE, CPU.device, 1, 60))
-        self.rollout = ServerRollout(
+        self.rollout = self.client(self.process)
+
+    def client(self, process: ServerProcess | None) -> ServerRollout:
+        """None: it takes the server for one of the user's."""
+        spec = ServerSpec(self.process.url, process, TransferSettings(COLLECTIVE, CPU.device, 1, 60))
+        return ServerRollout(
             [spec],
             VllmWire(TEMPERATURE),
             ClientSettings(WatchSettings(400, 0.5, 2), request_timeout_s=120, releases_memory=False, bucket_bytes=4096),
@@ -58,17 +64,19 @@ class Bench:
             self.engine.weights,
         )
 
-    def write(self, sampling: Sampling, count: int = 6) -> tuple[list[Request], list[Completion]]:
+    def write(
+        self, sampling: Sampling, count: int = 6, rollout: ServerRollout | None = None
+    ) -> tuple[list[Request], list[Completion]]:
         requests = [Request((5 + row // 2, 6, 7, 8), sampling, seed=row) for row in range(count)]
-        found = dict(self.rollout.generate(requests))
+        found = dict((rollout or self.rollout).generate(requests))
         return requests, [found[row] for row in range(count)]
 
     def tokens(self, sampling: Sampling) -> list[list[int]]:
         return [completion.tokens_L.tolist() for completion in self.write(sampling)[1]]
 
-    def gap(self, sampling: Sampling) -> float:
+    def gap(self, sampling: Sampling, rollout: ServerRollout | None = None) -> float:
         """Largest difference between the server's log-probs and the trainer's."""
-        batch = Batch.pack(trajectories(*self.write(sampling)))
+        batch = Batch.pack(trajectories(*self.write(sampling, rollout=rollout)))
         return float((self.engine.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs().max())
 
 
@@ -127,3 +135,24 @@ def test_killed_in_mid_generation_it_is_started_again_with_the_current_weights(b
     assert {completion.version for completion in found.values()} == {7}
     [server] = bench.rollout.watched.servers
     assert server.restarts == 1
+
+
+def test_started_again_by_its_user_it_gets_the_weights_before_an_answer_is_used(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it is idle, at the same port, healthy: the new process has the weights and the log-probs of the folder."""
+    with closing(bench.client(None)) as rollout:
+        rollout.load_weights(bench.engine.weights(), version=9)
+        _, expected = bench.write(SAMPLED, rollout=rollout)
+        assert {completion.version for completion in expected} == {9}
+        process, [watched] = bench.process.process, bench.rollout.watched.servers
+        assert process is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        while not (watched.restarts == 2 and watched.is_up):  # the other client is the user that starts it again
+            time.sleep(0.2)
+        with caplog.at_level(logging.WARNING):
+            _, found = bench.write(SAMPLED, rollout=rollout)
+        assert [one.tokens_L.tolist() for one in found] == [one.tokens_L.tolist() for one in expected]
+        assert {completion.version for completion in found} == {9}
+        assert f"The server {bench.process.url} was started again: another process answers" in caplog.text
+        assert bench.gap(SAMPLED, rollout) < 1e-3

@@ -1,7 +1,9 @@
 """A rollout engine whose requests are computed by servers."""
 
 import asyncio
+import logging
 import queue
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +17,18 @@ from torch import Tensor
 
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Rollout
-from rloom.rollout.servers.http import EventLoop, Http, Refused, Unreachable
+from rloom.rollout.servers.http import EventLoop, Http, Refused, Unreachable, allowed_connections
 from rloom.rollout.servers.launch import ServerProcess
-from rloom.rollout.servers.watch import KEY, Server, WatchedServers, WatchSettings
-from rloom.rollout.servers.wire import CACHE, WEIGHTS, Bucket, Call, TransferSettings, Wire, WireError
+from rloom.rollout.servers.queues import Server
+from rloom.rollout.servers.watch import KEY, WatchedServers, WatchSettings
+from rloom.rollout.servers.wire import CACHE, SHARED, WEIGHTS, Answer, Bucket, Call, TransferSettings, Wire, WireError
 
 Weights = Iterator[tuple[str, Tensor]]
 MOMENT_S = 0.05  # that poll waits for the first completion
 BUCKET_BYTES = 512 << 20
+FIRST_NOTICE_S = 60.0  # after so long without a completion, the log names the servers that are waited for
+CONTROL_CONNECTIONS = 8  # of a server, beside those of requests: health, identity, weights, aborts
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,9 @@ class ServerSpec:
 @dataclass(frozen=True)
 class ClientSettings:
     watch: WatchSettings
-    request_timeout_s: float
+    request_timeout_s: float  # from when it is sent to a server
     releases_memory: bool  # while training
+    max_requests: int = 512  # that a server has at a time
     key: str | None = None  # of the servers' HTTP routes
     bucket_bytes: int = BUCKET_BYTES
 
@@ -56,16 +63,26 @@ class ServerRollout(Rollout):
         self.transfers = {spec.url: spec.transfer for spec in specs}
         self.loop = EventLoop()
         self.http = Http(wire, settings.key, settings.request_timeout_s)
-        servers = [Server(spec.url, spec.process) for spec in specs]
-        self.watched = WatchedServers(servers, self.http, settings.watch, resends=source is not None)
-        self.run_name, self.ids = uuid.uuid4().hex[:8], count()
+        servers = [Server(spec.url, spec.process, spec.transfer.kind == SHARED) for spec in specs]
+        max_requests = requests_per_server(len(servers), settings.max_requests)
+        self.watched = WatchedServers(
+            servers, self.http, settings.watch, resends=source is not None, max_requests=max_requests
+        )
+        self.run_name, self.ids, self.updates = uuid.uuid4().hex[:8], count(), count()
+        self.progress_s, self.notice_s = time.monotonic(), FIRST_NOTICE_S  # time of the last completion, next notice
         self.tasks: dict[int, Future[None]] = {}  # unfinished requests
         self.server_of: dict[int, Server] = {}  # requests that are being generated
         self.done: queue.SimpleQueue[tuple[int, Completion | Exception]] = queue.SimpleQueue()
         self._finalizer = weakref.finalize(self, close, self.loop, self.watched, self.http)
-        self.loop.run(self.watched.start())
+        try:
+            self.loop.run(self.watched.start())
+        except BaseException:
+            self._finalizer()
+            raise
 
     def submit(self, request: Request) -> int:
+        if not self.tasks:
+            self.progress_s, self.notice_s = time.monotonic(), FIRST_NOTICE_S
         number = next(self.ids)
         self.tasks[number] = self.loop.start(self.complete(number, request))
         return number
@@ -80,31 +97,26 @@ class ServerRollout(Rollout):
             self.done.put((number, error))
 
     async def attempt(self, number: int, request: Request) -> Completion | None:
-        server, name = await self.watched.acquire(request.tokens), self.name_of(number)
+        server = await self.watched.acquire(request.tokens)
         self.server_of[number] = server
+        version, label = server.version, server.label
         try:
-            version = server.version
-            assert version is not None
-            answer = self.wire.answer(await self.watched.send(server, self.wire.generate(request, name)))
-        except Unreachable as failure:
-            self.watched.failed(server, str(failure))
-            return None
-        except (Refused, WireError) as failure:
-            if isinstance(failure, Refused) and not failure.is_fault_of_the_request:
-                self.watched.failed(server, str(failure))
+            if label is None or not await self.watched.confirm_after_idle(server, label):
                 return None
-            raise ModelError(
-                f"the server {server.url} {failure}. The request would fail on others, too: check that the server "
-                "serves actor_rollout_ref.model.path with the arguments of docs/servers.md"
-            ) from failure
+            answer = await self.answer(server, self.wire.generate(request, self.name_of(number)))
         finally:
-            self.watched.release(server, request.tokens)
+            self.watched.queues.release(server, request.tokens)
             del self.server_of[number]
-        if answer.version is not None and answer.version != str(version):
-            self.watched.failed(server, f"generated with weights {answer.version} in place of {version}")
+        if answer is None or answer.aborted:
             return None
-        if answer.aborted:
+        if answer.label is not None and answer.label != label:
+            if server.label == label:
+                self.watched.failed(server, f"generated with weights {answer.label} in place of {label}")
             return None
+        if not await self.watched.confirm(server, label):
+            return None
+        assert version is not None
+        server.fruitless = 0
         return Completion(
             number,
             torch.tensor(answer.tokens, dtype=torch.long),
@@ -112,6 +124,21 @@ class ServerRollout(Rollout):
             answer.finished,
             version,
         )
+
+    async def answer(self, server: Server, call: Call) -> Answer | None:
+        """None: the server failed."""
+        try:
+            return self.wire.answer(await self.watched.send(server, call))
+        except Unreachable as failure:
+            self.watched.failed(server, str(failure))
+        except (Refused, WireError) as failure:
+            if isinstance(failure, WireError) or failure.is_fault_of_the_request:
+                raise ModelError(
+                    f"the server {server.url} {failure}. The request would fail on others, too: check that the server "
+                    "serves actor_rollout_ref.model.path with the arguments of docs/servers.md"
+                ) from failure
+            self.watched.failed(server, str(failure))
+        return None
 
     def name_of(self, number: int) -> str:
         return f"rloom-{self.run_name}-{number}"
@@ -129,7 +156,17 @@ class ServerRollout(Rollout):
                 raise result
             del self.tasks[number]
             completions.append(result)
+        if completions:
+            self.progress_s, self.notice_s = time.monotonic(), FIRST_NOTICE_S
+        elif (waited_s := time.monotonic() - self.progress_s) >= self.notice_s:
+            self.notice_s *= 2
+            log.info(f"Waiting for {self.waited_for()} ({waited_s:.0f} s without an answer)")
         return completions
+
+    def waited_for(self) -> str:
+        servers = [(server, server.unfinished) for server in self.watched.servers if server.unfinished]
+        busy = [f"the server {server.url} ({number} requests)" for server, number in servers]
+        return ", ".join(busy) or f"a server that can be used, with {len(self.tasks)} requests"
 
     def drain(self) -> list[tuple[int, Completion | Exception]]:
         try:
@@ -159,10 +196,12 @@ class ServerRollout(Rollout):
     def load_weights(self, weights: Weights, version: int) -> None:
         """The next token is computed with them. A server that fails meanwhile gets them when it is back."""
         assert not self.tasks
+        self.loop.run(self.watched.refresh())
         self.watched.version = version
         self.send(weights, [server for server in self.watched.servers if server.is_up], version)
-        if self.source is None and not any(map(self.watched.is_usable, self.watched.servers)):
-            self.watched.check_recoverable()
+        usable = any(map(self.watched.is_usable, self.watched.servers))
+        if not usable and self.source is None:
+            raise self.watched.none_left()
 
     def send_again(self) -> None:
         """To servers that came back while requests wait or are generated elsewhere."""
@@ -174,26 +213,33 @@ class ServerRollout(Rollout):
     @torch.no_grad()
     def send(self, weights: Weights, servers: Sequence[Server], version: int) -> None:
         """Bucket by bucket, to all servers at the same time: the trainer never holds a second model."""
+        label = f"rloom-{self.run_name}-{version}-{next(self.updates)}"  # never used twice: see WatchedServers.confirm
+        self.resume(servers, WEIGHTS)
+        receiving = [server for server in servers if server.is_up]
         with ThreadPoolExecutor(max(1, len(servers)), "weights") as threads:
-            receiving = [server for server in servers if self.resume(server, WEIGHTS)]
             for bucket in buckets(self.convert(weights), self.settings.bucket_bytes):
-                receiving = each(threads, receiving, partial(self.send_bucket, bucket, version))
-            receiving = each(threads, receiving, partial(self.finish, version))
-        for server in receiving:
-            server.version = version
-        self.loop.loop.call_soon_threadsafe(self.watched.notify)
+                receiving = each(threads, receiving, partial(self.send_bucket, bucket, label))
+            receiving = each(threads, receiving, partial(self.finish, label))
+        self.loop.run(self.have_received(receiving, version, label))
 
-    def send_bucket(self, bucket: Bucket, version: int, server: Server) -> bool:
+    async def have_received(self, servers: Sequence[Server], version: int, label: str) -> None:
+        for server in servers:
+            if server.is_up:  # it may have failed since its last bucket
+                server.version, server.label = version, label
+        await asyncio.gather(*(self.watched.confirm(server, label) for server in servers))
+        self.watched.notify()
+
+    def send_bucket(self, bucket: Bucket, label: str, server: Server) -> bool:
         transfer = self.transfers[server.url]
         if server.sender is None:
             server.sender = self.wire.sender(ServerLink(self.loop, self.http, server.url), transfer)
         sender, tensors = server.sender, [(name, tensor.to(transfer.device).contiguous()) for name, tensor in bucket]
-        return self.guarded(server, lambda: sender.send(tensors, version))
+        return self.guarded(server, lambda: sender.send(tensors, label))
 
-    def finish(self, version: int, server: Server) -> bool:
+    def finish(self, label: str, server: Server) -> bool:
         sender = server.sender
         assert sender is not None
-        return self.guarded(server, lambda: sender.finish(version))
+        return self.guarded(server, lambda: sender.finish(label))
 
     def guarded(self, server: Server, work: Callable[[], None]) -> bool:
         """Whether it succeeded. A server that does not accept the weights ends the run; one that fails does not."""
@@ -214,23 +260,30 @@ class ServerRollout(Rollout):
 
     def sleep(self) -> None:
         if self.settings.releases_memory:
-            for server in self.watched.servers:
-                if server.is_up and not server.asleep and self.loop.run(self.try_call(server, self.wire.release())):
-                    server.asleep = {WEIGHTS, CACHE}
+            self.loop.run(self.release())
+
+    async def release(self) -> None:
+        awake = [server for server in self.watched.servers if server.is_up and not server.asleep]
+        released = await asyncio.gather(*(self.try_call(server, self.wire.release()) for server in awake))
+        for server, done in zip(awake, released, strict=True):
+            if done:
+                server.asleep = {WEIGHTS, CACHE}
 
     def wake(self) -> None:
-        for server in self.watched.servers:
-            self.resume(server, WEIGHTS)
-            self.resume(server, CACHE)
+        self.resume(self.watched.servers, WEIGHTS)
+        self.resume(self.watched.servers, CACHE)
 
-    def resume(self, server: Server, part: str) -> bool:
-        """Whether the server is up."""
-        if part in server.asleep:
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()  # what training has freed is still held by torch's allocator
-            if self.loop.run(self.try_call(server, self.wire.resume(part))):
+    def resume(self, servers: Sequence[Server], part: str) -> None:
+        asleep = [server for server in servers if part in server.asleep]
+        if asleep and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # what training has freed is still held by torch's allocator
+        self.loop.run(self.resume_all(asleep, part))
+
+    async def resume_all(self, servers: Sequence[Server], part: str) -> None:
+        resumed = await asyncio.gather(*(self.try_call(server, self.wire.resume(part)) for server in servers))
+        for server, done in zip(servers, resumed, strict=True):
+            if done:
                 server.asleep.discard(part)
-        return server.is_up
 
     async def try_call(self, server: Server, call: Call) -> bool:
         try:
@@ -263,6 +316,18 @@ def close(loop: EventLoop, watched: WatchedServers, http: Http) -> None:
         if server.process is not None:
             server.process.stop()
     loop.close()
+
+
+def requests_per_server(servers: int, wanted: int) -> int:
+    """As `wanted`, or fewer, so that there is a connection for each."""
+    connections = allowed_connections(servers * (wanted + CONTROL_CONNECTIONS))
+    found = max(1, min(wanted, connections // servers - CONTROL_CONNECTIONS))
+    if found < wanted:
+        log.info(
+            f"Each server gets {found} requests at a time in place of {wanted}: `ulimit -n` allows no more "
+            "connections. Raise its hard limit"
+        )
+    return found
 
 
 def each(threads: ThreadPoolExecutor, servers: Sequence[Server], work: Callable[[Server], bool]) -> list[Server]:

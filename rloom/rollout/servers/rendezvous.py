@@ -56,10 +56,12 @@ def backend_for(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def run_beside(answer: "Future[bytes]", collective: Callable[[], T]) -> T:
+def run_beside(
+    answer: "Future[bytes]", collective: Callable[[], T], check: Callable[["Future[bytes]"], object] = Future.result
+) -> T:
     """The result of a collective in which the server takes part while it computes `answer`.
 
-    A request that fails ends the wait: the collective would wait for the server until its time limit.
+    An answer for which `check` raises ends the wait: the collective would wait for the server until its time limit.
     """
     found: Future[T] = Future()
 
@@ -73,5 +75,5 @@ def run_beside(answer: "Future[bytes]", collective: Callable[[], T]) -> T:
     pending: list[Future[Any]] = [answer, found]
     wait(pending, return_when=FIRST_COMPLETED)
     if answer.done():
-        answer.result()
+        check(answer)
     return found.result()

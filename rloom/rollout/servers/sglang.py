@@ -19,6 +19,7 @@ from rloom.rollout.servers.wire import (
     Answer,
     Bucket,
     Call,
+    IdentityRoute,
     Link,
     Sender,
     TransferSettings,
@@ -29,6 +30,8 @@ from rloom.rollout.servers.wire import (
 
 
 class SglangWire:
+    identity_route: IdentityRoute | None = None  # every answer has the label of the weights
+
     def generate(self, request: Request, name: str) -> Call:
         sampling = request.sampling
         parameters: dict[str, Any] = {
@@ -56,11 +59,11 @@ class SglangWire:
             meta = parsed(body)["meta_info"]
             entries, reason = meta["output_token_logprobs"], meta["finish_reason"]["type"]
             tokens = [entry[1] for entry in entries]
-            version = meta["weight_version"]
+            label = meta["weight_version"]
         except (KeyError, TypeError, IndexError) as error:
             raise WireError(f"sent an answer without output_token_logprobs or finish_reason: {body[:200]!r}") from error
         logprobs = [entry[0] for entry in entries]
-        return Answer(tokens, logprobs, finished=reason == "stop", aborted=reason == "abort", version=version)
+        return Answer(tokens, logprobs, finished=reason == "stop", aborted=reason == "abort", label=label)
 
     def abort(self, name: str) -> Call | None:
         return Call("/abort_request", {"rid": name})
@@ -95,15 +98,15 @@ class CollectiveSender:
         check_success(answer)
         return group
 
-    def send(self, bucket: Bucket, version: int) -> None:
+    def send(self, bucket: Bucket, label: str) -> None:
         if self.group is None:
             self.group = self.join()
         group = self.group
-        answer = self.link.start(update_from_distributed(bucket, group.name, version))
+        answer = self.link.start(update_from_distributed(bucket, group.name, label))
         run_beside(answer, lambda: broadcast_all(bucket, group))
         check_success(answer)
 
-    def finish(self, version: int) -> None:
+    def finish(self, label: str) -> None:
         self.link.start(FLUSH).result()
 
     def close(self) -> None:
@@ -117,11 +120,11 @@ class SharedSender:
     def __init__(self, link: Link, settings: TransferSettings) -> None:
         self.link, self.ranks = link, settings.server_ranks
 
-    def send(self, bucket: Bucket, version: int) -> None:
+    def send(self, bucket: Bucket, label: str) -> None:
         handles = [base64.b64encode(dumps(list(bucket))).decode() for _ in range(self.ranks)]
-        check_success(self.link.start(update_from_tensor(handles, version)))
+        check_success(self.link.start(update_from_tensor(handles, label)))
 
-    def finish(self, version: int) -> None:
+    def finish(self, label: str) -> None:
         self.link.start(FLUSH).result()
 
     def close(self) -> None:
@@ -148,20 +151,20 @@ def init_group(where: ServerRendezvous, server_ranks: int, backend: str) -> Call
     return Call("/init_weights_update_group", body)
 
 
-def update_from_distributed(bucket: Bucket, group: str, version: int) -> Call:
+def update_from_distributed(bucket: Bucket, group: str, label: str) -> Call:
     body = {
         "names": [name for name, _ in bucket],
         "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
         "shapes": [list(tensor.shape) for _, tensor in bucket],
         "group_name": group,
         "flush_cache": False,  # once, after the last bucket
-        "weight_version": str(version),
+        "weight_version": label,
     }
     return Call("/update_weights_from_distributed", body)
 
 
-def update_from_tensor(handles: list[str], version: int) -> Call:
-    body = {"serialized_named_tensors": handles, "flush_cache": False, "weight_version": str(version)}
+def update_from_tensor(handles: list[str], label: str) -> Call:
+    body = {"serialized_named_tensors": handles, "flush_cache": False, "weight_version": label}
     return Call("/update_weights_from_tensor", body)
 
 

@@ -17,6 +17,7 @@ from rloom.rollout.servers.wire import (
     Answer,
     Bucket,
     Call,
+    IdentityRoute,
     Link,
     Sender,
     TransferSettings,
@@ -29,6 +30,8 @@ ANY_DEVICE = "cpu"  # in place of a GPU's UUID, where there is none
 
 
 class TrtllmWire:
+    identity_route: IdentityRoute | None = None  # neither answers nor routes tell one process from another
+
     def generate(self, request: Request, name: str) -> Call:
         sampling = request.sampling
         body: dict[str, Any] = {
@@ -75,11 +78,11 @@ class HandleSender:
         self.link = link
         self.device = gpu_uuid(settings.device) if settings.device.type == "cuda" else ANY_DEVICE
 
-    def send(self, bucket: Bucket, version: int) -> None:
+    def send(self, bucket: Bucket, label: str) -> None:
         handles = dumps([(name, reduced(tensor)) for name, tensor in bucket])
         self.link.start(update_weights({self.device: base64.b64encode(handles).decode()})).result()
 
-    def finish(self, version: int) -> None:
+    def finish(self, label: str) -> None:
         self.link.start(update_weights(None)).result()
 
     def close(self) -> None:

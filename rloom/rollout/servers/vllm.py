@@ -4,6 +4,7 @@ The extension divides the logits by the trainer's temperature, so that vLLM's ra
 new weights from a process group with the trainer.
 """
 
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,15 @@ from rloom.engines.distributed import NamedGroup
 from rloom.engines.shared_tensors import SharedChannel
 from rloom.engines.weight_sync import send_bucket
 from rloom.rollout.base import Request
+from rloom.rollout.servers.http import Unreachable
 from rloom.rollout.servers.rendezvous import ServerRendezvous, backend_for, run_beside
 from rloom.rollout.servers.wire import (
     SHARED,
     Answer,
     Bucket,
     Call,
+    Identity,
+    IdentityRoute,
     Link,
     Sender,
     TransferSettings,
@@ -29,11 +33,16 @@ from rloom.rollout.servers.wire import (
 )
 
 EXTENSION = "rloom.rollout.vllm.server_worker.ServerWorker"
+ABORT_S = 60.0  # for vLLM to abort requests whose connections were closed: before that it keeps their keys
 
 
 @dataclass(frozen=True)
 class VllmWire:
     temperature: float = 1.0  # of the trainer's log-probs
+
+    @property
+    def identity_route(self) -> IdentityRoute | None:
+        return IdentityRoute(rpc("weights_identity"), identity)
 
     def generate(self, request: Request, name: str) -> Call:
         sampling = request.sampling
@@ -92,27 +101,47 @@ class StreamSender:
         answer.result()
         return SharedChannel(group, settings.device) if shared else group
 
-    def send(self, bucket: Bucket, version: int) -> None:
+    def send(self, bucket: Bucket, label: str) -> None:
         if self.channel is None:
             self.channel = self.join()
         if self.update is None:
-            self.update = self.link.start(rpc("receive_weights"))
-        channel = self.channel
-        run_beside(self.update, lambda: send_bucket(bucket, version, channel))
+            self.update = self.link.start(rpc("receive_weights", label=label))
+        update, channel = self.update, self.channel
+        run_beside(update, lambda: send_bucket(bucket, channel), check_taken)
 
-    def finish(self, version: int) -> None:
+    def finish(self, label: str) -> None:
         assert self.channel is not None and self.update is not None
         channel, update, self.update = self.channel, self.update, None
-        run_beside(update, lambda: send_bucket([], version, channel))
-        refusals = [text for text in parsed(update.result())["results"] if text]
-        if refusals:
-            raise WireError(f"does not take the trainer's weights: {refusals[0]}")
-        if not parsed(self.link.start(RESET).result())["success"]:
-            raise WireError("did not drop its prefix cache after new weights")
+        run_beside(update, lambda: send_bucket([], channel), check_taken)
+        check_taken(update)
+        until_s = time.monotonic() + ABORT_S
+        while not parsed(self.link.start(RESET).result())["success"]:
+            if time.monotonic() > until_s:
+                raise WireError(f"did not drop its prefix cache in {ABORT_S:g} s after new weights: it has requests")
+            time.sleep(0.1)
 
     def close(self) -> None:
         if self.channel is not None:
             self.channel.close()
+
+
+def check_taken(update: "Future[bytes]") -> None:
+    found = parsed(update.result())["results"]
+    if None in found:
+        raise Unreachable("was started again, and has not joined the trainer")
+    refusals = [text for text in found if text]
+    if refusals:
+        raise WireError(f"does not take the trainer's weights: {refusals[0]}")
+
+
+def identity(body: bytes) -> Identity:
+    """Of all tensor parallel processes of the server. One that has other weights than the first counts as without."""
+    try:
+        found = [(str(instance), label) for instance, label in parsed(body)["results"]]
+        [first, *others] = [label for _, label in found]
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"does not report which process it is: {body[:200]!r}") from error
+    return Identity(" ".join(instance for instance, _ in found), first if others == [first] * len(others) else None)
 
 
 RESET = Call("/reset_prefix_cache", {})

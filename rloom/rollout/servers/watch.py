@@ -1,43 +1,29 @@
-"""The servers of a run: which of them gets a request, and what becomes of one that fails.
+"""The servers of a run: which of them is up, which process it is, and what becomes of one that fails.
 
 A server is used if it is up and has the current weights. One that failed is restarted if rloom started it, and looked
 for otherwise; either way it has to be sent the weights before it is used again, since its process may be a new one.
+A server of the user's may be started again without a failure that rloom sees: `confirm` finds that.
 All methods are called in the event loop.
 """
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rloom.errors import WorkerError
-from rloom.rollout.servers.http import Http, Unreachable
-from rloom.rollout.servers.launch import ServerProcess
-from rloom.rollout.servers.wire import HEALTH, Call, Sender
+from rloom.rollout.servers.http import Http, Lifeline, Refused, Unreachable
+from rloom.rollout.servers.queues import Prompt, RequestQueues, Server
+from rloom.rollout.servers.wire import HEALTH, Call, IdentityRoute, WireError
 
 log = logging.getLogger(__name__)
 KEY = "actor_rollout_ref.rollout.server"
 FAILURES_IN_A_ROW = 3  # of health checks, after which a server counts as down
 START_POLL_S = 0.2
-Prompt = tuple[int, ...]
-
-
-@dataclass(eq=False)
-class Server:
-    url: str
-    process: ServerProcess | None = None  # None: a server of the user's
-    is_up: bool = False
-    is_gone: bool = False  # not started again
-    version: int | None = None  # of its weights; None: not those of the trainer
-    asleep: set[str] = field(default_factory=set)  # parts of its memory that are released
-    unfinished: int = 0
-    failures: int = 0  # of health checks in a row
-    restarts: int = 0
-    reason: str = "has not answered yet"
-    sender: Sender | None = None
-    sends: "set[asyncio.Task[bytes]]" = field(default_factory=set)  # requests without an answer yet
+IDENTITY_EVERY_S = 0.1  # at most: one reading is for all answers that came since the last
+IDLE_S = 1.0  # after so long without a reading, one comes before the next request
+IDENTITY_READS = 4  # at the start, over as many connections: a load balancer shows several processes
 
 
 @dataclass(frozen=True)
@@ -48,13 +34,15 @@ class WatchSettings:
 
 
 class WatchedServers:
-    def __init__(self, servers: Sequence[Server], http: Http, settings: WatchSettings, *, resends: bool) -> None:
+    def __init__(
+        self, servers: Sequence[Server], http: Http, settings: WatchSettings, *, resends: bool, max_requests: int
+    ) -> None:
         self.servers, self.http, self.settings = servers, http, settings
         self.resends = resends  # weights can be sent again while requests wait
         self.version: int | None = None  # of the trainer's weights
-        self.server_of: dict[Prompt, Server] = {}
-        self.unfinished: Counter[Prompt] = Counter()
+        self.queues = RequestQueues(servers, max_requests, self.is_usable)
         self.changed = asyncio.Event()
+        self.starved: asyncio.TimerHandle | None = None  # while no server can be used
         self.watchers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -71,8 +59,8 @@ class WatchedServers:
     def cannot_start(self, server: Server) -> str:
         if server.process is None:
             return (
-                f"{KEY}.urls={server.url}: the server {server.reason}. Start it, or correct the URL; "
-                f"{KEY}.start_timeout_s={self.settings.start_timeout_s:g} is how long rloom waits"
+                f"{KEY}.urls={server.url}: the server {server.reason}. Start it with the arguments of docs/servers.md, "
+                f"or correct the URL; {KEY}.start_timeout_s={self.settings.start_timeout_s:g} is how long rloom waits"
             )
         return (
             f"the server {server.url} {server.reason}. {KEY}.start_timeout_s={self.settings.start_timeout_s:g} is how "
@@ -89,12 +77,87 @@ class WatchedServers:
                         server.reason = f"ended with exit code {code}"
                         return
                     await asyncio.sleep(START_POLL_S)
+                await self.bring_up(server)
         except TimeoutError:
             server.reason = f"did not answer {HEALTH.path} in {limit_s:g} s"
-            return
-        server.is_up, server.version, server.failures = True, None, 0
+
+    async def bring_up(self, server: Server) -> bool:
+        """A server that is healthy, if it tells which process it is. It has no weights of the trainer's yet."""
+        try:
+            await self.identify(server)
+        except (Unreachable, Refused, WireError) as failure:
+            server.reason = str(failure)
+            return False
+        server.is_up, server.failures = True, 0
         server.asleep.clear()
         self.notify()
+        return True
+
+    async def identify(self, server: Server) -> None:
+        """Before weights are sent: what a later process at the URL differs in."""
+        route = self.http.wire.identity_route
+        if route is not None:
+            readings = await asyncio.gather(*(self.http.send(server.url, route.call) for _ in range(IDENTITY_READS)))
+            instances = {route.parse(reading).instance for reading in readings}
+            if len(instances) > 1:
+                raise WireError(
+                    f"is {len(instances)} processes, as behind a load balancer: weights would reach one of them. Name "
+                    f"each server by its own address in {KEY}.urls"
+                )
+            [server.instance] = instances
+        elif server.is_local and server.process is None:
+            ended = "ended, or was started again: its connection was closed"
+            server.lifeline = await Lifeline.open(server.url, lambda: self.failed(server, ended))
+            if server.lifeline.has_ended:  # before the server counts as up
+                raise Unreachable(ended)
+
+    async def confirm(self, server: Server, label: str) -> bool:
+        """Whether the process that was sent these weights has answered until now.
+
+        Read after this call began: an answer that came before it is then of that process, since it has been there from
+        the update to the reading. Answers with a label of their own (SGLang) need no reading.
+        """
+        if self.http.wire.identity_route is None:
+            await asyncio.sleep(0)  # a lifeline that has ended is seen in this turn of the loop
+        else:
+            if server.next_reading is None:
+                server.next_reading = asyncio.create_task(self.read_identity(server, self.http.wire.identity_route))
+            await asyncio.shield(server.next_reading)  # others wait for it, too
+        return server.label == label
+
+    async def read_identity(self, server: Server, route: IdentityRoute) -> None:
+        if server.reading is not None:
+            await asyncio.wait([server.reading])
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, server.confirmed_s + IDENTITY_EVERY_S - loop.time()))
+        server.reading, server.next_reading = server.next_reading, None
+        label, fault = server.label, None
+        if label is None:  # it failed meanwhile
+            return
+        try:
+            found = route.parse(await self.send(server, route.call))
+        except (Unreachable, Refused, WireError) as failure:
+            fault = str(failure)
+        else:
+            if found.instance != server.instance:
+                fault = "was started again: another process answers, which does not have the trainer's weights"
+            elif found.label != label:
+                fault = f"has other weights than it was sent: {found.label or 'its own'} in place of {label}"
+        server.confirmed_s = loop.time()
+        if fault is not None and server.label == label:
+            self.failed(server, fault)
+
+    async def confirm_after_idle(self, server: Server, label: str) -> bool:
+        """Before a request, so that a server that was started again does not generate in vain."""
+        idle = asyncio.get_running_loop().time() - server.confirmed_s > IDLE_S
+        return not idle or await self.confirm(server, label)
+
+    async def refresh(self) -> None:
+        """Before an update: servers of the user's that were started again are taken as the new ones that they are."""
+        known = [(server, server.label) for server in self.servers if server.is_up and server.label is not None]
+        await asyncio.gather(*(self.confirm(server, label) for server, label in known))
+        lost = [server for server, _ in known if not server.is_up and server.process is None and not server.is_gone]
+        await asyncio.gather(*(self.recover(server) for server in lost))
 
     async def watch(self, server: Server) -> None:
         while not server.is_gone:
@@ -104,7 +167,7 @@ class WatchedServers:
                 self.failed(server, f"ended with exit code {code}")
             elif server.is_up and server.unfinished:  # SGLang generates for a health check: not while it sleeps
                 await self.check(server)
-            if not server.is_up:
+            if not server.is_up and not server.is_gone:
                 await self.recover(server)
 
     async def pause(self, seconds: float) -> None:
@@ -115,7 +178,11 @@ class WatchedServers:
                 await changed.wait()
 
     async def check(self, server: Server) -> None:
-        if await self.http.is_healthy(server.url):
+        try:
+            healthy = await self.http.is_healthy(server.url)
+        except WorkerError:  # this process cannot connect: that says nothing about the server
+            return
+        if healthy:
             server.failures = 0
             return
         server.failures += 1
@@ -123,36 +190,47 @@ class WatchedServers:
             self.failed(server, f"failed {FAILURES_IN_A_ROW} health checks in a row")
 
     async def recover(self, server: Server) -> None:
-        if server.process is None:
-            if await self.http.is_healthy(server.url):
-                server.is_up, server.failures = True, 0
-                server.asleep.clear()
-                log.info(f"The server {server.url} answers again.")
+        async with server.recovering:
+            if server.is_up:
+                return
+            if server.process is None:
+                with suppress(WorkerError):  # this process cannot connect
+                    if await self.http.is_healthy(server.url) and await self.bring_up(server):
+                        log.info(f"The server {server.url} answers again.")
+                return
+            if server.restarts == self.settings.max_restarts:
+                server.is_gone = True
+                server.reason += f", after {KEY}.max_restarts={server.restarts} restarts"
                 self.notify()
-            return
-        if server.restarts == self.settings.max_restarts:
-            server.is_gone = True
-            server.reason += f", after {KEY}.max_restarts={server.restarts} restarts"
-            self.notify()
-            return
-        server.restarts += 1
-        log.warning(f"The server {server.url} is started again ({server.restarts} of {self.settings.max_restarts}).")
-        await asyncio.to_thread(server.process.stop)
-        server.process.start()
-        await self.await_start(server)
+                return
+            server.restarts += 1
+            log.warning(
+                f"The server {server.url} is started again ({server.restarts} of {self.settings.max_restarts})."
+            )
+            await asyncio.to_thread(server.process.stop)
+            server.process.start()
+            await self.await_start(server)
 
     def failed(self, server: Server, reason: str) -> None:
         """It gets no requests; those that it had are sent to others by their own tasks."""
         if not server.is_up:
             return
-        server.is_up, server.version, server.reason = False, None, reason
+        server.is_up, server.version, server.label, server.reason = False, None, None, reason
+        server.fruitless += 1
+        if server.process is None and server.fruitless > self.settings.max_restarts:
+            server.is_gone = True
+            server.reason += f", and failed {server.fruitless} times without an answer ({KEY}.max_restarts)"
         if server.sender is not None:
             server.sender.close()
             server.sender = None
+        if server.lifeline is not None:
+            server.lifeline.close()
+            server.lifeline = None
         for send in list(server.sends):  # a server that hangs would not answer them
             send.cancel()
+        self.queues.take_back(server)
         others = sum(self.is_usable(other) for other in self.servers)
-        log.warning(f"The server {server.url} {reason}. {others} of {len(self.servers)} servers are left.")
+        log.warning(f"The server {server.url} {server.reason}. {others} of {len(self.servers)} servers are left.")
         self.notify()
 
     def is_usable(self, server: Server) -> bool:
@@ -163,18 +241,23 @@ class WatchedServers:
         return [server for server in self.servers if server.is_up and not self.is_usable(server)]
 
     async def acquire(self, prompt: Prompt) -> Server:
-        """The server of the prompt's other answers, whose keys it has; otherwise the one with the fewest requests."""
-        server = await self.usable(prompt)
-        self.server_of[prompt] = server
-        self.unfinished[prompt] += 1
-        server.unfinished += 1
-        return server
+        """A server that takes one more request now. Waits `start_timeout_s` at most while none can be used at all."""
+        asyncio.get_running_loop().call_soon(self.check_starved)
+        return await self.queues.acquire(prompt)
 
-    def release(self, server: Server, prompt: Prompt) -> None:
-        server.unfinished -= 1
-        self.unfinished[prompt] -= 1
-        if not self.unfinished[prompt]:
-            del self.unfinished[prompt], self.server_of[prompt]
+    def check_starved(self) -> None:
+        if not self.queues.waiting or any(map(self.is_usable, self.servers)):
+            if self.starved is not None:
+                self.starved.cancel()
+                self.starved = None
+        elif self.unrecoverable() is not None:
+            self.queues.refuse(self.none_left)
+        elif self.starved is None:
+            self.starved = asyncio.get_running_loop().call_later(self.settings.start_timeout_s, self.end_wait)
+
+    def end_wait(self) -> None:
+        self.starved = None
+        self.queues.refuse(self.none_left)
 
     async def send(self, server: Server, call: Call) -> bytes:
         """Unreachable: also if the server counts as down before it has answered."""
@@ -191,44 +274,37 @@ class WatchedServers:
         finally:
             server.sends.discard(send)
 
-    async def usable(self, prompt: Prompt) -> Server:
-        try:
-            async with asyncio.timeout(self.settings.start_timeout_s):
-                while True:
-                    known = self.server_of.get(prompt)
-                    if known is not None and self.is_usable(known):
-                        return known
-                    usable = [server for server in self.servers if self.is_usable(server)]
-                    if usable:
-                        return min(usable, key=lambda server: server.unfinished)
-                    self.check_recoverable()
-                    await self.changed.wait()
-        except TimeoutError:
-            limit_s = self.settings.start_timeout_s
-            raise WorkerError(self.none_left(f"for {KEY}.start_timeout_s={limit_s:g} s")) from None
-
-    def check_recoverable(self) -> None:
-        """While requests wait, a server becomes usable only if the weights can be sent to it again."""
+    def unrecoverable(self) -> str | None:
+        """Why no server will become usable while requests wait: the weights would have to be sent to one again."""
         if all(server.is_gone for server in self.servers):
-            raise WorkerError(self.none_left("and none is started again"))
+            return "and none is started again"
         if not self.resends:
-            raise WorkerError(
-                self.none_left("that has the current weights, which the actor's workers send only after an update"),
-                lost=True,
-            )
+            return "that has the current weights, which the actor's workers send only after an update"
+        return None
 
-    def none_left(self, rest: str) -> str:
+    def none_left(self) -> WorkerError:
         reasons = "; ".join(f"{server.url} {server.reason}" for server in self.servers)
-        return f"{KEY}: no server is left {rest}: {reasons}. The same command goes on from the last checkpoint"
+        rest = self.unrecoverable() or f"for {KEY}.start_timeout_s={self.settings.start_timeout_s:g} s"
+        lost = not self.resends and not all(server.is_gone for server in self.servers)
+        return WorkerError(
+            f"{KEY}: no server is left {rest}: {reasons}. The same command goes on from the last checkpoint", lost=lost
+        )
 
     def notify(self) -> None:
+        """Of a server that came up, got weights, or failed."""
         self.changed.set()
         self.changed = asyncio.Event()
+        self.queues.assign()
+        self.check_starved()
 
     async def close(self) -> None:
         for watcher in self.watchers:
             watcher.cancel()
         await asyncio.gather(*self.watchers, return_exceptions=True)
+        if self.starved is not None:
+            self.starved.cancel()
         for server in self.servers:
             if server.sender is not None:
                 server.sender.close()
+            if server.lifeline is not None:
+                server.lifeline.close()

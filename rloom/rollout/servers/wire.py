@@ -1,7 +1,7 @@
 """How the server of one engine is called: request bodies, answers and the way weights take. One `Wire` per engine."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,7 +38,21 @@ class Answer:
     logprobs: list[float]
     finished: bool  # ended with a stop token
     aborted: bool = False  # the server aborted it: it is sent again
-    version: str | None = None  # of the weights, where the server reports it
+    label: str | None = None  # of the weights, where the server reports it
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which process answers, and the weights that it has."""
+
+    instance: str  # another after a restart
+    label: str | None  # of the weights that a trainer sent last. None: those that the process read at its start
+
+
+@dataclass(frozen=True)
+class IdentityRoute:
+    call: "Call"
+    parse: Callable[[bytes], Identity]
 
 
 class WireError(Exception):
@@ -66,9 +80,10 @@ class TransferSettings:
 class Sender(Protocol):
     """Sends weights to one server. Its methods block, and are called in a thread of the server's own."""
 
-    def send(self, bucket: Bucket, version: int) -> None: ...
+    def send(self, bucket: Bucket, label: str) -> None:
+        """`label`: of the update, unique among all trainers and updates. The server keeps it, if it can."""
 
-    def finish(self, version: int) -> None:
+    def finish(self, label: str) -> None:
         """After the last bucket: the next token is computed with these weights, and no cached keys are left."""
 
     def close(self) -> None: ...
@@ -78,6 +93,10 @@ HEALTH = Call("/health", is_get=True)  # of all three engines
 
 
 class Wire(Protocol):
+    @property
+    def identity_route(self) -> IdentityRoute | None:
+        """None: the engine's server has no such route."""
+
     def generate(self, request: Request, name: str) -> Call:
         """`name` is unique among the requests of a run."""
 

@@ -4,6 +4,7 @@ vLLM adds the methods of this class to its own worker (`--worker-extension-cls`)
 POST /collective_rpc (`VLLM_SERVER_DEV_MODE=1`).
 """
 
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from rloom.models.load import first_line
 from rloom.rollout.vllm.weights import divide_logits, repack_head
 
 JOIN_TIMEOUT_S = 600.0
+INSTANCE = secrets.token_hex(8)  # of this process
 
 
 class ServerWorker:
@@ -26,9 +28,15 @@ class ServerWorker:
     get_model: Callable[[], Any]
     trainer: NamedGroup | SharedChannel | None = None
     own_logits: Callable[..., Tensor | None] | None = None
+    weights_label: str | None = None  # None: those that vLLM read, or parts of several
+
+    def weights_identity(self) -> list[str | None]:
+        """A trainer uses an answer only if it reads afterwards what it has read after its update."""
+        return [INSTANCE, self.weights_label]
 
     def join_trainer(self, name: str, address: str, ranks: int, backend: str, shared: bool, temperature: float) -> None:
         """A second trainer, or the same after a failure, replaces the first."""
+        self.weights_label = None
         if self.trainer is not None:
             self.trainer.close()
         group = NamedGroup(
@@ -52,9 +60,14 @@ class ServerWorker:
             divide_logits(model, temperature)
 
     @torch.no_grad()
-    def receive_weights(self) -> str:
-        """All buckets of an update. Returns why vLLM's model does not take them, or an empty text."""
-        assert self.trainer is not None, "join_trainer comes first"
+    def receive_weights(self, label: str) -> str | None:
+        """All buckets of an update. Returns why vLLM's model does not take them, or an empty text.
+
+        None: no trainer was joined, as in a new process at the URL of one that ended.
+        """
+        if self.trainer is None:
+            return None
+        self.weights_label = None
         weights = received_stream(self.trainer)
         try:
             self.reload_weights(weights_iterator=weights)
@@ -63,4 +76,5 @@ class ServerWorker:
                 pass
             return first_line(error)
         repack_head(self.get_model())
+        self.weights_label = label
         return ""

@@ -14,7 +14,7 @@ from rloom.engines.distributed import all_gather_texts
 from rloom.errors import ConfigError
 from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.limits import default_sequences
+from rloom.rollout.limits import default_sequences, with_queued
 from rloom.rollout.servers.arguments import (
     SGLANG_ENVIRONMENT,
     VLLM_ENVIRONMENT,
@@ -65,6 +65,7 @@ def server_rollout(
             request_timeout_s=section.request_timeout_s,
             # a server of the user's is on other GPUs, unless it shares the trainer's memory
             releases_memory=on_gpu and rollout.free_cache_engine and (shared or not section.addresses),
+            max_requests=with_queued(rollout.max_num_seqs or default_sequences(rollout.name, device.type)),
             key=server_key(section.key_env),
         ),
         CheckpointFormat(network),

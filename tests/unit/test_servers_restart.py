@@ -1,0 +1,290 @@
+"""Servers of the user's that are started again: what their new processes answer is never used under the old version.
+
+A server's own weight is 222, the trainer's is 111, and a server answers with the weight that it has.
+"""
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from rloom.errors import WorkerError
+from rloom.rollout.base import Request, Sampling
+from rloom.rollout.servers import client as client_module
+from rloom.rollout.servers import watch
+from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
+from rloom.rollout.servers.sglang import SglangWire
+from rloom.rollout.servers.trtllm import TrtllmWire
+from rloom.rollout.servers.vllm import VllmWire
+from rloom.rollout.servers.watch import WatchSettings
+from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
+from tests.fake_servers import FakeServer, FakeSglang, FakeTrtllm, FakeVllm
+
+# httpcore drops a connection without closing it if a request is cancelled while it connects
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+OWN, TRAINERS = 222, 111
+NEVER_S = 1000.0
+Start = Callable[..., FakeServer]
+
+
+def weights(number: int = TRAINERS) -> Iterator[tuple[str, torch.Tensor]]:
+    return iter([("w", torch.tensor(float(number)))])
+
+
+@contextmanager
+def client(
+    kind: str, urls: list[str], *, resends: bool = True, request_timeout_s: float = 20.0, **watched: Any
+) -> Iterator[ServerRollout]:
+    """Without health checks, unless asked for: they are not what finds a restart."""
+    settings = ClientSettings(
+        WatchSettings(**({"start_timeout_s": 5.0, "health_interval_s": NEVER_S, "max_restarts": 2} | watched)),
+        request_timeout_s,
+        releases_memory=False,
+    )
+    transfer = TransferSettings(COLLECTIVE if kind == "vllm" else SHARED, torch.device("cpu"), 1, timeout_s=10)
+    wires: dict[str, Wire] = {"vllm": VllmWire(0.5), "trtllm": TrtllmWire(), "sglang": SglangWire()}
+    rollout = ServerRollout(
+        [ServerSpec(url, None, transfer) for url in urls],
+        wires[kind],
+        settings,
+        lambda weights: weights,
+        weights if resends else None,
+    )
+    try:
+        yield rollout
+    finally:
+        rollout.close()
+
+
+def answers(rollout: ServerRollout, count: int = 1) -> list[tuple[int, int]]:
+    """(token, version) of each."""
+    requests = [Request((5, row), Sampling(1, temperature=0.5), seed=row) for row in range(count)]
+    return [(int(found.tokens_L), found.version) for _, found in rollout.generate(requests)]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts servers, at the port of one that was killed if it is given, and ends them after the test."""
+    made: list[FakeServer] = []
+
+    def begin(kind: str, *, at: FakeServer | None = None, **options: Any) -> FakeServer:
+        server = {"vllm": FakeVllm, "trtllm": FakeTrtllm, "sglang": FakeSglang}[kind]
+        made.append(server(OWN, port=0 if at is None else at.server_port, **options).begin())
+        return made[-1]
+
+    yield begin
+    for server in made:
+        if not server.dead.is_set():
+            server.kill()
+    gc.collect()  # dropped connections: here, so that no other test gets their warning
+
+
+def paths(server: FakeServer) -> list[str]:
+    return [body.get("method", path) for path, body in list(server.bodies)]
+
+
+KINDS = pytest.mark.parametrize("kind", ["vllm", "trtllm"])
+
+
+@KINDS
+def test_a_server_that_was_started_again_while_idle_gets_the_weights_before_a_request(
+    kind: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "IDLE_S", 0.0)
+    first = start(kind)
+    with client(kind, [first.url], health_interval_s=0.05) as rollout:
+        rollout.load_weights(weights(), version=7)
+        assert answers(rollout) == [(111, 7)]
+        first.kill()
+        time.sleep(0.2)
+        second = start(kind, at=first)
+        assert answers(rollout) == [(111, 7)]
+        assert second.calls["generate"] == 1
+        done = paths(second)
+        update = "receive_weights" if kind == "vllm" else "/update_weights"
+        assert done.index(update) < done.index("/v1/completions")
+        if isinstance(second, FakeVllm):
+            assert second.temperature == 0.5  # set again
+
+
+@KINDS
+def test_an_answer_of_a_new_process_is_not_used_if_it_came_before_the_restart_was_seen(
+    kind: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "IDLE_S", NEVER_S)  # nothing is read before a request
+    first = start(kind)
+    with client(kind, [first.url]) as rollout:
+        rollout.load_weights(weights(), version=7)
+        assert answers(rollout, 3) == [(111, 7)] * 3
+        if kind == "trtllm":
+            # the end of the first process is seen at once; here as late as it can be, with the first answer
+            rollout.loop.loop.call_soon_threadsafe(time.sleep, 0.5)
+        first.kill()
+        second = start(kind, at=first)
+        if isinstance(second, FakeVllm):
+            second.aborting = 2
+        assert answers(rollout, 3) == [(111, 7)] * 3
+        if kind == "vllm":
+            assert second.calls["generate"] == 6  # three of them with 222
+        assert rollout.watched.servers[0].fruitless == 0
+
+
+@KINDS
+def test_a_restart_in_the_middle_of_requests_repeats_those_without_an_answer(kind: str, start: Start) -> None:
+    first = start(kind, hold_after=2)
+    with client(kind, [first.url], health_interval_s=0.05) as rollout:
+        rollout.load_weights(weights(), version=7)
+        requests = [Request((5, row), Sampling(1, temperature=0.5), seed=row) for row in range(5)]
+        stream = rollout.generate(requests)
+        found = [next(stream), next(stream)]
+        first.kill()
+        second = start(kind, at=first)
+        found += list(stream)
+        assert [(int(one.tokens_L), one.version) for _, one in found] == [(111, 7)] * 5
+        assert sorted(row for row, _ in found) == [0, 1, 2, 3, 4] and second.calls["generate"] == 3
+
+
+def test_an_answer_counts_only_if_the_process_is_the_same_afterwards(start: Start) -> None:
+    """The process ends after its answer and before the reading: the answer may be of either process."""
+    first = start("vllm")
+    with client("vllm", [first.url], health_interval_s=0.05) as rollout:
+        rollout.load_weights(weights(), version=7)
+        generate = first.engine.generate
+        first.engine.weight = 333  # what the first process answers is told from what is used
+
+        def last_answer(*arguments: Any) -> Any:
+            threading.Thread(target=end_and_start_again).start()
+            return generate(*arguments)
+
+        def end_and_start_again() -> None:
+            time.sleep(0.05)
+            first.kill()
+            start("vllm", at=first)
+
+        first.engine.generate = last_answer  # type: ignore[method-assign]
+        # the reading waits until the end
+        rollout.watched.servers[0].confirmed_s = time.monotonic() + 0.3
+        assert answers(rollout) == [(111, 7)]
+
+
+@KINDS
+def test_without_weights_to_send_again_the_run_ends_and_says_what_happened(kind: str, start: Start) -> None:
+    first = start(kind)
+    with client(kind, [first.url], resends=False) as rollout:
+        rollout.load_weights(weights(), version=7)
+        first.kill()
+        start(kind, at=first)
+        with pytest.raises(
+            WorkerError, match=r"no server is left that has the current weights.*was started again"
+        ) as it:
+            answers(rollout)
+        assert it.value.lost
+
+
+@KINDS
+def test_an_update_goes_to_the_new_process_at_the_old_url(kind: str, start: Start) -> None:
+    first = start(kind)
+    with client(kind, [first.url], resends=False, health_interval_s=0.05) as rollout:
+        rollout.load_weights(weights(), version=7)
+        first.kill()
+        start(kind, at=first)
+        time.sleep(0.2)
+        rollout.load_weights(weights(112), version=8)
+        assert answers(rollout) == [(112, 8)]
+
+
+def test_a_process_that_is_started_while_weights_are_sent_joins_anew(start: Start) -> None:
+    first = start("vllm")
+    with client("vllm", [first.url], health_interval_s=0.05) as rollout:
+        rollout.load_weights(weights(), version=7)
+        assert isinstance(first, FakeVllm)
+        first.trainer = None  # as in a process that began after the reading before the update
+        rollout.load_weights(weights(), version=8)
+        assert answers(rollout) == [(111, 8)]
+        assert first.calls["join_trainer"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("vllm", "has other weights than it was sent:"), ("sglang", "generated with weights")]
+)
+def test_weights_of_another_trainer_are_not_taken_for_ones_own(kind: str, reason: str, start: Start) -> None:
+    server = start(kind)
+    with (
+        client(kind, [server.url], health_interval_s=0.05) as rollout,
+        client(kind, [server.url], resends=False) as other,
+    ):
+        rollout.load_weights(weights(), version=7)
+        other.load_weights(weights(333), version=7)  # the same version, other weights
+        assert answers(rollout) == [(111, 7)]
+        with pytest.raises(WorkerError, match=rf"{reason} rloom-.*-7-1 in place of rloom-.*-7-0"):
+            answers(other)
+
+
+def test_two_servers_behind_one_url_are_refused_at_the_start(start: Start) -> None:
+    ports = [start("vllm").server_port, start("vllm").server_port]
+    with balanced(ports) as url:
+        refusal = pytest.raises(WorkerError, match=rf"urls={url}: the server is 2 processes, as behind")
+        with refusal, client("vllm", [url]):
+            pass
+
+
+@contextmanager
+def balanced(ports: list[int]) -> Iterator[str]:
+    """A load balancer: each connection goes to the next port."""
+    loop = asyncio.new_event_loop()
+    turn = iter(ports * 100)
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", next(turn))
+        await asyncio.gather(pipe(reader, behind_writer), pipe(behind_reader, writer))
+
+    proxy = loop.run_until_complete(asyncio.start_server(forward, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+
+    async def end() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        proxy.close()
+
+    asyncio.run_coroutine_threadsafe(end(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_a_server_without_the_extension_is_refused_at_the_start(start: Start) -> None:
+    server = start("trtllm")
+    refusal = pytest.raises(WorkerError, match=r"HTTP status 404.*Start it with the arguments of docs/servers.md")
+    with refusal, client("vllm", [server.url]):
+        pass
+
+
+def test_a_server_that_hangs_is_named_and_after_the_time_limit_used_no_more(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It accepts requests and is healthy. Each time it comes back it gets the weights, and fails again."""
+    monkeypatch.setattr(client_module, "FIRST_NOTICE_S", 0.1)
+    caplog.set_level(logging.INFO)
+    server = start("trtllm", hold_after=0)
+    with client("trtllm", [server.url], request_timeout_s=0.4, health_interval_s=0.05, max_restarts=1) as rollout:
+        rollout.load_weights(weights(), version=7)
+        with pytest.raises(WorkerError, match=r"none is started again: .*completions in 0.4 s, and failed 2 times"):
+            answers(rollout, 3)
+    assert f"Waiting for the server {server.url} (3 requests) (0 s without an answer)" in caplog.text
+    assert server.calls["/update_weights"] == 4  # twice, in a bucket and an end each
