@@ -198,27 +198,19 @@ def critic_network(config: Config, *, empty: bool = False) -> ValueNetwork:
     network = ValueNetwork(load_causal_lm(source, empty=empty, attention=layout.attention), packed=layout.packed)
     checkpointing = critic.model.fsdp_config.gradient_checkpointing
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
-<<<<<<< HEAD
         network.decoder.enable_checkpointing()
-=======
-        enable_checkpointing(network.decoder.base)
     return network
 
 
 def critic_engine(config: Config, network: ValueNetwork, *, ranks: int = 1) -> Engine:
     critic, fsdp = config.critic, config.critic.model.fsdp_config
->>>>>>> part/loop
     shared = sequence_ranks(critic, ranks)
     batching = training_batching(critic, ranks, shared, model_ranks(critic, ranks))
     return make_engine(
         critic.strategy,
         network,
         placement(config, critic.engine_memory),
-<<<<<<< HEAD
-        Ranks(ranks, fsdp.fsdp_size, shared, "critic", source, critic.megatron),
-=======
-        Ranks(ranks, fsdp.fsdp_size, shared, "critic", critic.megatron, critic_source(config)),
->>>>>>> part/loop
+        Ranks(ranks, fsdp.fsdp_size, shared, "critic", critic_source(config), critic.megatron),
         scoring=batching,
         training=batching,
         optimizer=adamw(critic.optim, critic.grad_clip),
