@@ -111,7 +111,7 @@ def ray_process(how: list[str], node: int, cpus: int, gpus: int) -> Iterator["su
     if "--head" in how:
         command.append("--include-dashboard=false")
     if sys.platform.startswith("linux"):
-        command = [sys.executable, "-c", END_WITH_PARENT, *command]
+        command = [sys.executable, "-P", "-c", END_WITH_PARENT, *command]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ.copy(), start_new_session=True
     )

@@ -8,6 +8,8 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -230,6 +232,17 @@ def test_a_forged_checkpoint_is_not_run_by_train(
     reseal(start)
     assert main_ppo.main(arguments(run, 2, *RLOO)) == 2
     assert f"{start / 'actor' / 'optimizer_shards'}" in capsys.readouterr().err
+    assert not (tmp_path / "marker").exists()
+
+
+def test_python_files_in_a_checkpoint_are_not_run(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """The command in the checkpoint's own folder. Files that no seal lists may be there."""
+    checkpoint = Path(shutil.copytree(checkpoints[ONE], tmp_path / "global_step_1"))
+    for name in ("asyncio", "types", "typing", "code", "random", "json", "torch", "numpy", "flash_attn", "usercustomize"):
+        (checkpoint / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'a').write(__name__)\n")
+    command = [Path(sys.executable).with_name("rloom"), "eval", ".", "data.val_max_samples=2"]
+    found = subprocess.run(command, cwd=checkpoint, capture_output=True, text=True)
+    assert found.returncode == 0 and "val-aux/math_reasoning/failed: 0" in found.stdout, found.stderr
     assert not (tmp_path / "marker").exists()
 
 
