@@ -70,6 +70,8 @@ def render(found: "Comparison", runs: Sequence["RunFolder"]) -> None:
         state = run.state
         steps = f"step {state.step}" if state.total_steps is None else f"step {state.step} of {state.total_steps}"
         console.print(printable(f"{name}  {run.path}  {state.status}, {steps}"), soft_wrap=True, markup=False)
+        for fault in run.faults:
+            console.print(printable(f"   {fault}"), style="yellow", soft_wrap=True, markup=False)
     console.print("\nConfiguration", style="bold")
     if found.config:
         console.print(config_table(found, names))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rloom.observe.run_summary import RunSummary
 
-STYLES = {"running": "green", "failed": "red", "killed": "red", "interrupted": "yellow"}
+STYLES = {"running": "green", "failed": "red", "unreadable": "red", "killed": "red", "interrupted": "yellow"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,6 +57,9 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
     if not console.is_terminal:
         console.width = 200  # of a file or a pipe: one line a run
     console.print(table(found, now=time.time()))
+    for each in found:
+        if each.fault is not None:
+            console.print(printable(f"{each.name}: {each.fault}"), style="yellow", soft_wrap=True, markup=False)
     return 0
 
 

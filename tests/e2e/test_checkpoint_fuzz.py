@@ -238,7 +238,18 @@ def test_a_forged_checkpoint_is_not_run_by_train(
 def test_python_files_in_a_checkpoint_are_not_run(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """The command in the checkpoint's own folder. Files that no seal lists may be there."""
     checkpoint = Path(shutil.copytree(checkpoints[ONE], tmp_path / "global_step_1"))
-    for name in ("asyncio", "types", "typing", "code", "random", "json", "torch", "numpy", "flash_attn", "usercustomize"):
+    for name in (
+        "asyncio",
+        "types",
+        "typing",
+        "code",
+        "random",
+        "json",
+        "torch",
+        "numpy",
+        "flash_attn",
+        "usercustomize",
+    ):
         (checkpoint / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'a').write(__name__)\n")
     command = [Path(sys.executable).with_name("rloom"), "eval", ".", "data.val_max_samples=2"]
     found = subprocess.run(command, cwd=checkpoint, capture_output=True, text=True)

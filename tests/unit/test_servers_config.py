@@ -95,7 +95,7 @@ SGLANG = SglangSettings(
 def test_sglangs_command_has_rlooms_settings_and_the_users() -> None:
     words = " ".join(sglang_command(SGLANG)[1:])
     assert words == (
-        f"-m sglang.launch_server --model-path {SGLANG.source.location} --host 127.0.0.1 --port {{port}} "
+        f"-P -m sglang.launch_server --model-path {SGLANG.source.location} --host 127.0.0.1 --port {{port}} "
         "--dtype bfloat16 --context-length 1024 --max-running-requests 256 --max-prefill-tokens 8192 "
         "--mem-fraction-static 0.5 --tp-size 2 --enable-memory-saver --enable-weights-cpu-backup "
         "--attention-backend fa3 --enable-deterministic-inference"

@@ -22,9 +22,7 @@ from rloom.types import Sample, Score
 # clears the screen, sets the clipboard, moves to the start of the line; one byte for ESC [; reverses the order of text;
 # ends a line; hides text; half of a surrogate pair
 HOSTILE = "a\x1b[2J\x1b]52;c;Y3VybA==\x07\rb\x7f\x9b31m\u202e\u2066\u2028\ufeff\U000e0041\ud83d z"
-SHOWN = (
-    r"a\u001b[2J\u001b]52;c;Y3VybA==\u0007\u000db\u007f\u009b31m\u202e\u2066\u2028\ufeff\udb40\udc41\ud83d z"
-)
+SHOWN = r"a\u001b[2J\u001b]52;c;Y3VybA==\u0007\u000db\u007f\u009b31m\u202e\u2066\u2028\ufeff\udb40\udc41\ud83d z"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ufeff\ud800-\udfff]")
 
 
