@@ -1,7 +1,7 @@
 """Where Python looks for modules: never first in the current folder, whose files may be anyone's.
 
-A `random.py` or `types.py` there would replace that of the standard library, and a downloaded checkpoint could bring one
-along. `rloom` imports this module before any other: until then only sys and os are safe to import.
+A `random.py` or `types.py` there would replace that of the standard library, and a downloaded checkpoint may have one.
+`rloom` imports this module before any other: until then only sys and os are safe to import.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # rloom is found there, installed or not
 RAY_WORKER = os.path.join("ray", "_private", "workers", "default_worker.py")
-# The folder is appended: without an installation the child finds rloom there, and no file in it replaces another module.
+# The folder is appended: without an installation the child finds rloom there, and its files replace no other module.
 _START = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from importlib import import_module; import_module(sys.argv.pop(1)).main()"

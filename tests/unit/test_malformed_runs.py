@@ -20,10 +20,10 @@ from rloom.observe.records import METRICS_FILE
 from rloom.observe.run_folder import CONFIG_FILE, RunFolder, Status
 from rloom.observe.run_summary import summaries
 from rloom.view.faults import RequestFault
+from rloom.view.json_text import to_json
 from rloom.view.opened import OpenedRuns
 from rloom.view.query import Query
 from rloom.view.routes import answer
-from rloom.view.json_text import to_json
 from tests.view_client import viewing
 from tests.view_runs import table, train_rows, write_run
 

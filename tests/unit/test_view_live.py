@@ -82,7 +82,7 @@ def test_lines_cut_short_are_left_out_and_what_follows_them_is_read(tmp_path: Pa
         resumed.write_step(4)
         resumed.close()
         assert viewer.get(f"{RUN}/metrics")["steps"] == [0, 1, 2, 3, 4]
-        assert viewer.get(f"{RUN}/dumps") == {"train": [1, 2, 3, 4], "validation": [0, 4], "skipped": 0}
+        assert viewer.get(f"{RUN}/dumps") == {"train": [1, 2, 3, 4], "validation": [0, 4], "skipped": 1}
 
 
 def test_a_stage_that_has_begun_has_no_length_yet(growing: GrowingRun, folder: Path) -> None:
