@@ -23,4 +23,5 @@ class Sandbox(Section):
         "auto",
         "auto: without namespaces on this machine, programs run with the remaining protections, which are listed at "
         "the start. required: an error at the start instead.",
+        needs_consent=lambda value: value not in ("auto", "required"),  # generated code without a barrier
     )
