@@ -86,6 +86,11 @@ def load_saved(
     return config
 
 
+def run_directory_of(checkpoint: Path) -> str:
+    """A setting: servers write their logs there. The run's folder on another machine may be any folder of this one."""
+    return f"trainer.default_local_dir={override_value(str(checkpoint.absolute().parent))}"
+
+
 def load_saved_sft(checkpoint: Path, overrides: Sequence[str] = (), *, settings: Sequence[str] = ()) -> SftConfig:
     """The same for a checkpoint of `rloom sft`."""
     config = load_tree(checkpoint, overrides, SftConfig, "model.path", [*SFT_ONE_PROCESS, *settings])

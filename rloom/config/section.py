@@ -17,8 +17,9 @@ IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were
 def key(default: Any, doc: str, *, needs_consent: NeedsConsent | None = None, **limits: Any) -> Any:
     """`needs_consent`: whether a value runs code, contacts a server, spends money or writes outside of the run
     directory. A checkpoint does not set such a value unless the user repeats it on the command line."""
-    extra = {} if needs_consent is None else {"json_schema_extra": {"needs_consent": needs_consent}}
-    return Field(default=default, description=doc, **extra, **limits)
+    if needs_consent is not None:
+        limits["json_schema_extra"] = {"needs_consent": needs_consent}
+    return Field(default=default, description=doc, **limits)
 
 
 def names_code(value: str) -> bool:

@@ -57,7 +57,8 @@ REWARD_CONSTANT = Fault(
         Text(
             "the reward function does not depend on the answer; check this first, with a right and a wrong one: "
             "`rloom reward try FILE --source S --ground_truth T`",
-            "奖励函数与回答无关；请先用一个正确和一个错误的回答检查：`rloom reward try FILE --source S --ground_truth T`",
+            "奖励函数与回答无关；请先用一个正确和一个错误的回答检查："
+            "`rloom reward try FILE --source S --ground_truth T`",
         ),
         Text("the model solves (or misses) all prompts: other data", "模型全部做对或全部做错：更换数据"),
         Text(

@@ -53,13 +53,12 @@ def read_line(row: Mapping[str, Any]) -> Line | None:
         return None
     if row.get("removed") is True:
         return Line(row["kind"], row["step"])
-    groups, prompts, answers = (row.get(name) for name in ("groups", "prompts", "answers"))
-    means = row.get("means")
-    lists = (groups, prompts, answers, means)
+    lists: list[Any] = [row.get(name) for name in ("groups", "prompts", "answers", "means")]
     if not all(isinstance(each, list) for each in lists) or len({len(each) for each in lists}) != 1:
         return None
-    whole = all(is_whole(number) for each in (groups, prompts, answers) for number in each)
-    if not whole or not is_whole(row.get("bytes")) or any(m is not None and finite(m) is None for m in means):
+    groups, prompts, answers, means = lists
+    whole = all(is_whole(number) for number in [row.get("bytes"), *groups, *prompts, *answers])
+    if not whole or any(mean is not None and finite(mean) is None for mean in means):
         return None
     return Line(row["kind"], row["step"], Entry(row["bytes"], groups, prompts, answers, means))
 

@@ -134,7 +134,7 @@ class Dumps:
             raise DataError(f"there is no dump of {kind} step {step} in {self._folder}")
         try:
             with open_regular(self._folder / file_name(kind, step)) as source:
-                rows = read_table(source, columns, group).to_pylist()
+                rows: list[dict[str, Any]] = read_table(source, columns, group).to_pylist()
             for number, row in enumerate(rows):
                 check_row(number, row)
         except (OSError, pa.ArrowException, UnicodeDecodeError, DataError) as error:

@@ -142,7 +142,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *NOUNS,
     ),
     "rloom.rollout.servers": (
-        "rloom",
         "rloom.rollout.servers",
         "rloom.rollout.base",
         "rloom.models",
@@ -219,7 +218,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.trainer.ppo": ("rloom.trainer.ppo", "rloom.algos", "rloom.rewards.routing", "rloom.rewards.rules", *NOUNS),
     "rloom.trainer.config": (),
     "rloom.trainer": (),
-    "rloom": ("rloom.api", "rloom.errors"),
+    "rloom": ("rloom.api", "rloom.errors", "rloom.import_path"),
 }
 
 # library -> the only modules that may import it

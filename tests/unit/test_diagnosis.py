@@ -302,23 +302,6 @@ def test_a_reward_of_0_comes_before_answers_that_repeat_themselves() -> None:
     assert first.evidence[0].english == "lowest and highest score of all 6 steps: -0.5 and -0.5"
 
 
-@pytest.mark.parametrize(
-    ("score", "more", "found"),
-    [
-        (0.3, {}, ["reward_constant"]),
-        (1.0, {}, []),  # of a rule or a judge: every answer is right
-        (2.0, {}, ["reward_constant"]),
-        (2.0, {"reward/acc": 1.0}, []),
-        (2.0, {"reward/acc": 0.4}, ["reward_constant"]),
-        (2.0, {"val-core/math/acc/mean@1": 0.97}, []),
-    ],
-)
-def test_a_reward_that_is_always_at_its_top_is_no_fault_of_the_reward(
-    score: float, more: Values, found: list[str]
-) -> None:
-    assert kinds(history({**scores_of(score), **more}, steps=6)) == found
-
-
 def test_what_a_finding_explains_are_kinds_that_exist() -> None:
     assert EXPLAINS.keys() <= CHECKS.keys() and set().union(*EXPLAINS.values()) <= CHECKS.keys()
 

@@ -62,7 +62,9 @@ def test_what_runs_code_is_refused_with_the_words_that_allow_it(tmp_path: Path, 
         load_saved(tmp_path)
     said = str(caught.value)
     effects = "run code, contact a server, spend money or write files"
-    assert said.startswith(f"{tmp_path / CONFIG_FILE} sets keys that {effects}: {key}={value}. A checkpoint is not trust")
+    assert said.startswith(
+        f"{tmp_path / CONFIG_FILE} sets keys that {effects}: {key}={value}. A checkpoint is not trust"
+    )
     allow = shlex.split(said.rpartition("add to the command: ")[2])
     assert value_of(load_saved(tmp_path, allow), key) == value
 
