@@ -1,5 +1,7 @@
 """rloom: reinforcement-learning post-training of language models. docs/python.md describes the names in `__all__`."""
 
+from rloom import import_path as import_path  # isort: skip  # first: where all other modules are imported from
+
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

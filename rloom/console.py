@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.startup import announce as announce
+from rloom.terminal import printable
 
 OK = 0
 FAULTS = 1  # a check found faults, or there is no score; a traceback, which is a bug, ends with it too
@@ -40,11 +41,20 @@ def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, st
     return overrides, source
 
 
+class _Formatter(logging.Formatter):
+    """Log lines quote data, answers and names."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def run_safely(command: Callable[[], int]) -> int:
     """Run a command and print user errors without a traceback."""
     ours = logging.getLogger("rloom")
     ours.setLevel(logging.INFO)
-    ours.handlers = [logging.StreamHandler()]
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter())
+    ours.handlers = [handler]
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     # torch's stack trace on a CPU without bfloat16 arithmetic
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed", category=UserWarning)
@@ -57,5 +67,6 @@ def run_safely(command: Callable[[], int]) -> int:
         return OK
     except RloomError as error:
         kind = "configuration" if isinstance(error, ConfigError) else type(error).__name__.removesuffix("Error").lower()
-        print(f"rloom: {kind} error: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
+        lines = [f"rloom: {kind} error: {error}", *getattr(error, "__notes__", [])]
+        print(printable("\n".join(lines)), file=sys.stderr)
         return LOST if isinstance(error, WorkerError) and error.lost else USER_ERROR

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rloom.cli.parsing import epilog
 from rloom.console import run_safely
 from rloom.errors import DataError
+from rloom.terminal import printable
 
 if TYPE_CHECKING:
     from rloom.api.generation import Conversation
@@ -69,7 +70,7 @@ def converse(conversation: "Conversation", mark: str) -> None:
         except KeyboardInterrupt:
             print()
         except DataError as error:  # such as a conversation that is longer than the model's context
-            print(f"{error}. /reset clears the conversation.", file=sys.stderr, flush=True)
+            print(printable(f"{error}. /reset clears the conversation."), file=sys.stderr, flush=True)
 
 
 def lines(mark: str) -> Iterator[str]:
@@ -87,5 +88,5 @@ def lines(mark: str) -> Iterator[str]:
 def show(conversation: "Conversation", text: str) -> None:
     with contextlib.closing(conversation.answer(text)) as pieces:
         for piece in pieces:
-            print(piece, end="", flush=True)
+            print(printable(piece), end="", flush=True)
     print(flush=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloom.cli.parsing import epilog
 from rloom.console import run_safely
+from rloom.terminal import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,7 +52,8 @@ def show(paths: Sequence[Path], *, as_json: bool) -> int:
     runs = [RunFolder(path) for path in paths]
     found = compare(runs, {path: key.default for path, key in leaf_keys().items()})
     if as_json:
-        print(json.dumps({"runs": [str(run.path) for run in runs], **asdict(found)}, indent=2, ensure_ascii=False))
+        whole = {"runs": [str(run.path) for run in runs], **asdict(found)}
+        print(printable(json.dumps(whole, indent=2, ensure_ascii=False)))
         return 0
     render(found, runs)
     return 0
@@ -67,7 +69,9 @@ def render(found: "Comparison", runs: Sequence["RunFolder"]) -> None:
     for name, run in zip(names, runs, strict=True):
         state = run.state
         steps = f"step {state.step}" if state.total_steps is None else f"step {state.step} of {state.total_steps}"
-        console.print(f"{name}  {run.path}  {state.status}, {steps}", soft_wrap=True, markup=False)
+        console.print(printable(f"{name}  {run.path}  {state.status}, {steps}"), soft_wrap=True, markup=False)
+        for fault in run.faults:
+            console.print(printable(f"   {fault}"), style="yellow", soft_wrap=True, markup=False)
     console.print("\nConfiguration", style="bold")
     if found.config:
         console.print(config_table(found, names))
@@ -96,10 +100,10 @@ def config_table(found: "Comparison", names: str) -> "Table":
     table = new_table("key", *names)
     for each in found.config:
         cells = [
-            Text(short(value) + (" (default)" if is_default else "") if present else "-")
+            Text(printable(short(value)) + (" (default)" if is_default else "") if present else "-")
             for value, present, is_default in zip(each.values, each.present, each.is_default, strict=True)
         ]
-        table.add_row(Text(each.key), *cells)
+        table.add_row(Text(printable(each.key)), *cells)
     return table
 
 
@@ -114,7 +118,7 @@ def accuracy_table(found: Sequence["AccuracyComparison"], names: str) -> "Table"
     table = new_table("source", "", *names)
     for each in found:
         for title, points, own_steps in accuracy_rows(each):
-            table.add_row(Text(each.source), title, *accuracy_cells(points, own_steps=own_steps))
+            table.add_row(Text(printable(each.source)), title, *accuracy_cells(points, own_steps=own_steps))
     return table
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rloom.console import run_safely
 from rloom.errors import ConfigError
+from rloom.terminal import printable
 
 if TYPE_CHECKING:
     from rloom.data.chat import Tokenizer
@@ -89,7 +90,7 @@ def check_data(given: argparse.Namespace) -> int:
         given.max_prompt_length,
     )
     reports = check_files(given.file, settings)
-    print("\n\n".join(map(render_report, reports)))
+    print(printable("\n\n".join(map(render_report, reports))))
     return 0 if all(report.ok for report in reports) else 1
 
 
@@ -100,7 +101,8 @@ def show_data(given: argparse.Namespace) -> int:
     if count < 1:
         raise ConfigError(f"-n {count}: shows no row; use 1 or more")
     # no rule: a fault of the ground truth is for `rloom data check`
-    print(show_rows(given.file, given.row or 0, count, _columns(given, rules=False), _tokenizer(given.tokenizer)))
+    columns = _columns(given, rules=False)
+    print(printable(show_rows(given.file, given.row or 0, count, columns, _tokenizer(given.tokenizer))))
     return 0
 
 

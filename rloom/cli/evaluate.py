@@ -7,6 +7,7 @@ from pathlib import Path
 from rloom import __version__
 from rloom.cli.parsing import epilog
 from rloom.console import announce, run_safely
+from rloom.terminal import printable
 from rloom.trainer.early_checks import check_checkpoint, loading
 
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 
         for name, value in evaluate_checkpoint(given.checkpoint, given.overrides).items():
-            print(f"{name}: {value:.4g}")
+            print(printable(f"{name}: {value:.4g}"))
         return 0
 
     return run_safely(run)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from rloom.cli.parsing import RUNS_FOLDERS, default_run_folders, epilog
 from rloom.console import run_safely
+from rloom.terminal import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from rloom.observe.run_summary import RunSummary
 
-STYLES = {"running": "green", "failed": "red", "killed": "red", "interrupted": "yellow"}
+STYLES = {"running": "green", "failed": "red", "unreadable": "red", "killed": "red", "interrupted": "yellow"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,11 +45,11 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
             raise DataError(f"there is no folder {folder}; name the folder of the runs: rloom runs DIR")
     found = summaries(folders)
     if as_json:
-        print(json.dumps([as_object(each) for each in found], indent=2, ensure_ascii=False))
+        print(printable(json.dumps([as_object(each) for each in found], indent=2, ensure_ascii=False)))
         return 0
     if not found:
         names = " and ".join(map(str, folders))
-        print(f"There is no run in {names} or below; `rloom runs DIR` looks in another folder.")
+        print(printable(f"There is no run in {names} or below; `rloom runs DIR` looks in another folder."))
         return 0
     from rich.console import Console
 
@@ -56,6 +57,9 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
     if not console.is_terminal:
         console.width = 200  # of a file or a pipe: one line a run
     console.print(table(found, now=time.time()))
+    for each in found:
+        if each.fault is not None:
+            console.print(printable(f"{each.name}: {each.fault}"), style="yellow", soft_wrap=True, markup=False)
     return 0
 
 
@@ -74,13 +78,13 @@ def table(found: Sequence["RunSummary"], *, now: float) -> "Table":
         state = each.state
         status = f"{state.status}: {state.error}" if state.error else str(state.status)
         shown.add_row(
-            Text(each.name),
-            Text(status, style=STYLES.get(state.status, "")),
+            Text(printable(each.name)),
+            Text(printable(status), style=STYLES.get(state.status, "")),
             Text(str(state.step) if state.total_steps is None else f"{state.step}/{state.total_steps}"),
             Text("" if each.reward is None else f"{each.reward:.3f}"),
-            Text("\n".join(accuracy_lines(each))),
-            Text(each.algorithm or ""),
-            Text("/".join(Path(each.model).parts[-2:]) if each.model else ""),
+            Text(printable("\n".join(accuracy_lines(each)))),
+            Text(printable(each.algorithm or "")),
+            Text(printable("/".join(Path(each.model).parts[-2:])) if each.model else ""),
             Text("" if state.updated is None else age(now - state.updated)),
         )
     return shown

@@ -13,25 +13,29 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
 
 class ApiJudge(Section):
-    enable: bool = key(False, "Score the answers with a language model behind an API.")
+    enable: bool = key(False, "Score the answers with a language model behind an API.", needs_consent=bool)
     type: Literal["dashscope", "openai", "gemini", "claude"] = key(
         "dashscope",
         "The provider. openai with `base_url` is any OpenAI-compatible server, such as a local vLLM.",
+        needs_consent=bool,
     )
     model: str | None = key(
         None,
         "Name of the model. null: qwen-plus (dashscope), gpt-4o-mini (openai), gemini-1.5-flash (gemini), "
         "claude-3-haiku-20240307 (claude).",
+        needs_consent=bool,
     )
     base_url: str | None = key(
         None,
         "Address of the API, without credentials. null: that of DASHSCOPE_BASE_URL or DASHSCOPE_HTTP_BASE_URL, "
         "OPENAI_BASE_URL, GOOGLE_GEMINI_BASE_URL or ANTHROPIC_BASE_URL, or else the provider's own.",
+        needs_consent=bool,
     )
     api_key_env: str | None = key(
         None,
         "Name of the environment variable that holds the key. null: DASHSCOPE_API_KEY; OPENAI_API_KEY; GEMINI_API_KEY "
         "or GOOGLE_API_KEY; ANTHROPIC_API_KEY or CLAUDE_API_KEY.",
+        needs_consent=bool,
     )
     preset: str | None = key(
         None, "Prompts of the judge: math, code, dialogue, safety, or a YAML file of your own. null: general prompts."
@@ -60,6 +64,7 @@ class ApiJudge(Section):
     cache_dir: str | None = key(
         "${trainer.default_local_dir}/judge_cache",
         "Folder of answers that need not be paid again, and of the money spent. null: no cache.",
+        needs_consent=bool,
     )
     input_price: float | None = key(None, "Price of a million input tokens. null: cost is not reported.", ge=0)
     output_price: float | None = key(None, "Price of a million output tokens. null: cost is not reported.", ge=0)

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import Config
-from rloom.config.section import Section
+from rloom.config.section import NeedsConsent, Section
 
 Root = type[RunConfig]  # the tree of a kind of training; the default of every function here is RL training
 
@@ -39,6 +39,12 @@ class Key:
     @property
     def kind(self) -> str:
         return type_name(self.field.annotation)
+
+    @property
+    def needs_consent(self) -> NeedsConsent | None:
+        """Whether a checkpoint's value needs the user's consent. None: no value does."""
+        extra = self.field.json_schema_extra
+        return extra.get("needs_consent") if isinstance(extra, dict) else None  # type: ignore[return-value]
 
     @property
     def takes_any_entry(self) -> bool:

@@ -16,9 +16,12 @@ class RemoteReward(Section):
         [],
         "Score the answers with the reward servers at these URLs: one, a list, or one text with commas. They share the "
         "requests by load.",
+        needs_consent=bool,
     )
     token_env: str | None = key(
-        None, "Name of the environment variable whose value is sent as Bearer token. null: no token."
+        None,
+        "Name of the environment variable whose value is sent as Bearer token. null: no token.",
+        needs_consent=bool,
     )
     batch_size: int = key(16, "Maximum number of answers in one request.", ge=1)
     concurrency: int = key(8, "Maximum number of requests at the same time at each URL.", ge=1)

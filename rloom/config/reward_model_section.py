@@ -18,7 +18,7 @@ class RewardFsdp(Section):
 
 class RewardNetwork(Section):
     path: str | None = key(None, "Another name of `reward_model.path`.")
-    trust_remote_code: bool = key(False, "Another name of `reward_model.trust_remote_code`.")
+    trust_remote_code: bool = key(False, "Another name of `reward_model.trust_remote_code`.", needs_consent=bool)
     input_tokenizer: str | None = key(
         None,
         "Tokenizer of the answers that are scored. rloom decodes them with the policy's, so only null and the value of "
@@ -38,7 +38,7 @@ class ClassifierKeys(Section):
         "Folder or hub name of a sequence classifier (AutoModelForSequenceClassification), with its tokenizer and chat "
         "template. `embedded`: the model that is part of rloom with an untrained head, to try a command.",
     )
-    trust_remote_code: bool = key(False, "Run the Python files of the reward model's repository.")
+    trust_remote_code: bool = key(False, "Run the Python files of the reward model's repository.", needs_consent=bool)
     model: RewardNetwork = section(RewardNetwork, "The reward model, in verl's spelling.")
     micro_batch_size_per_gpu: int | None = key(None, "Conversations per forward pass. null: by token budget.", ge=1)
     micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)

@@ -6,7 +6,7 @@ from rloom.config.judge_section import ApiJudge
 from rloom.config.remote_section import RemoteReward
 from rloom.config.reward_model_section import ClassifierKeys
 from rloom.config.sandbox_section import Sandbox
-from rloom.config.section import Section, key, section
+from rloom.config.section import IN_PYTHON, Section, key, section
 
 
 class OverlongBuffer(Section):
@@ -64,6 +64,10 @@ class RewardModel(ClassifierKeys):
 
 
 class CustomRewardFunction(Section):
-    path: str | None = key(None, "Python file with your own reward function, which then scores every data source.")
+    path: str | None = key(
+        None,
+        "Python file with your own reward function, which then scores every data source.",
+        needs_consent=lambda path: bool(path) and path != IN_PYTHON,  # that one is not in a file
+    )
     name: str = key("compute_score", "Name of the function in that file.")
     reward_kwargs: dict[str, Any] = key({}, "Further keyword arguments of every call, also of the built-in rules.")

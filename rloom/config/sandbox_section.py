@@ -31,4 +31,5 @@ class Sandbox(Section):
         "auto: namespaces, or else Landlock and seccomp; an error at the start where the machine has neither. "
         "required: namespaces, or an error. none: without namespaces and with whatever else the machine has, even "
         "nothing. What protects is listed at the start.",
+        needs_consent=lambda value: value not in ("auto", "required"),  # generated code without a barrier
     )

@@ -1,12 +1,12 @@
-"""The configuration saved in a checkpoint. It is data: the user must repeat every key that would run code or send the
-run's data and tokens to a server.
+"""The configuration saved in a checkpoint. It is data: the user must repeat every key whose field `needs_consent`,
+because it would run code, contact a server, spend money or write files.
 
 The file is read as plain YAML. Hydra does not compose it, so a `defaults` list, a search path or an interpolation such
 as `${oc.env:NAME}` in it has no effect.
 """
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from rloom.config.grammar import override_value
 from rloom.config.keys import Root
 from rloom.config.load import C, overrides_tree, validate
 from rloom.config.run_config import RunConfig
-from rloom.config.schema import IN_PYTHON, Config
+from rloom.config.schema import Config
+from rloom.config.section import NeedsConsent
 from rloom.config.sft_schema import SftConfig
-from rloom.config.sources import nested
+from rloom.config.sources import leaf_keys, nested
 from rloom.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"  # written to the run directory and to every checkpoint
@@ -47,33 +48,16 @@ SFT_ONE_PROCESS = (
     "engine.fsdp_size=-1",
     "engine.ulysses_sequence_parallel_size=1",
 )
-SFT_RUNS_CODE = "model.trust_remote_code"
+RUN_ALONE = ("critic.", "trainer.", "ray_kwargs.")  # evaluation and export build no critic, log nothing, start no Ray
 
 
-def names_code(value: Any) -> bool:
-    return ":" in value  # file.py:name, module:name
+def consent_keys(root: Root = Config) -> dict[str, NeedsConsent]:
+    return {path: key.needs_consent for path, key in leaf_keys(root).items() if key.needs_consent is not None}
 
 
-# key -> whether a value of it runs code, or names a server or what is sent to it. Evaluation and export build no critic
-# and start no Ray.
-RUNS_CODE: Mapping[str, Callable[[Any], bool]] = {
-    "actor_rollout_ref.model.trust_remote_code": bool,
-    "algorithm.adv_estimator": names_code,
-    "actor_rollout_ref.actor.policy_loss.loss_mode": names_code,
-    "custom_reward_function.path": lambda path: bool(path) and path != IN_PYTHON,  # that one is not in a file
-    "reward_model.trust_remote_code": bool,
-    "reward_model.model.trust_remote_code": bool,
-    "reward_model.api.base_url": bool,
-    "reward_model.api.api_key_env": bool,
-    "reward_model.remote.urls": bool,
-    "reward_model.remote.token_env": bool,
-    "actor_rollout_ref.rollout.engine_kwargs": bool,  # generate() of transformers takes code as custom_generate
-    "actor_rollout_ref.rollout.server.command": bool,
-    "actor_rollout_ref.rollout.server.urls": bool,
-    "actor_rollout_ref.rollout.server.key_env": bool,
-}
-EVALUATION = tuple(RUNS_CODE)
-MODEL_ALONE = ("actor_rollout_ref.model.trust_remote_code",)
+EVALUATION = tuple(path for path in consent_keys() if not path.startswith(RUN_ALONE))
+MODEL_ALONE = tuple(path for path in consent_keys() if path.startswith("actor_rollout_ref.model."))
+SFT_MODEL_ALONE = tuple(path for path in consent_keys(SftConfig) if path.startswith("model."))
 
 
 class NoAliases(yaml.SafeLoader):
@@ -94,17 +78,24 @@ def load_saved(
 ) -> Config:
     """The configuration of the run that wrote a checkpoint, with the checkpoint as the model's path.
 
-    `uses`: the keys of RUNS_CODE whose code the caller would run. `settings`: overrides by the caller.
+    `uses`: of the keys that need consent, those that have an effect in what the caller does. `settings`: overrides by
+    the caller.
     """
     config = load_tree(checkpoint, overrides, Config, "actor_rollout_ref.model.path", [*ONE_PROCESS, *settings])
-    check_code(checkpoint / CONFIG_FILE, config, named=overrides_tree(overrides), uses={k: RUNS_CODE[k] for k in uses})
+    check_consent(checkpoint / CONFIG_FILE, config, named=overrides_tree(overrides), uses=uses)
     return config
+
+
+def run_directory_of(checkpoint: Path) -> str:
+    """A setting: servers write their logs there. The run's folder on another machine may be any folder of this one."""
+    return f"trainer.default_local_dir={override_value(str(checkpoint.absolute().parent))}"
 
 
 def load_saved_sft(checkpoint: Path, overrides: Sequence[str] = (), *, settings: Sequence[str] = ()) -> SftConfig:
     """The same for a checkpoint of `rloom sft`."""
     config = load_tree(checkpoint, overrides, SftConfig, "model.path", [*SFT_ONE_PROCESS, *settings])
-    check_code(checkpoint / CONFIG_FILE, config, named=overrides_tree(overrides, SftConfig), uses={SFT_RUNS_CODE: bool})
+    named = overrides_tree(overrides, SftConfig)
+    check_consent(checkpoint / CONFIG_FILE, config, named=named, uses=SFT_MODEL_ALONE)
     return config
 
 
@@ -161,17 +152,18 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flattened(value, f"{prefix}{name}.")
 
 
-def check_code(
-    file: Path, config: RunConfig, *, named: Mapping[str, Any], uses: Mapping[str, Callable[[Any], bool]]
-) -> None:
+def check_consent(file: Path, config: RunConfig, *, named: Mapping[str, Any], uses: Collection[str]) -> None:
     """`named`: the tree of the keys that the user repeated."""
     values, repeated = dict(flattened(config.model_dump(mode="json"))), dict(flattened(named))
+    checks = consent_keys(type(config))
+    # the keys of a section that is not enabled have no effect
+    has_effect = [key for key in uses if values.get(f"{key.rpartition('.')[0]}.enable") is not False]
     # compare whole values: the file may add entries to a mapping that the user named
-    untrusted = [key for key, runs in uses.items() if runs(values[key]) and repeated.get(key) != values[key]]
+    untrusted = [key for key in has_effect if checks[key](values[key]) and repeated.get(key) != values[key]]
     if untrusted:
         listed = ", ".join(f"{key}={values[key]}" for key in untrusted)
         allow = " ".join(shlex.quote(f"{key}={override_value(values[key])}") for key in untrusted)
         raise ConfigError(
-            f"{file} sets keys that run code or name a server: {listed}. A checkpoint is not trusted to do that. If "
-            f"you trust it, add to the command: {allow}"
+            f"{file} sets keys that run code, contact a server, spend money or write files: {listed}. A checkpoint is "
+            f"not trusted to do that. If you trust it, add to the command: {allow}"
         )

@@ -20,11 +20,11 @@ from rloom.config.megatron_section import (
 from rloom.config.reward_section import CustomRewardFunction, RewardModel
 from rloom.config.rollout_section import RolloutSection
 from rloom.config.run_config import RunConfig
-from rloom.config.section import Section, key, section
+from rloom.config.section import IN_PYTHON as IN_PYTHON
+from rloom.config.section import Section, key, names_code, section
 from rloom.config.trainer_section import RayKwargs, Trainer
 
 EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
-IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 TRUNCATION = Literal["error", "left", "right", "middle"]
 KL_ESTIMATOR = Literal[
@@ -70,7 +70,7 @@ class Model(Section):
     path: str = key(
         "embedded", "Hugging Face folder or hub name. `embedded`: the small model that is part of rloom; no download."
     )
-    trust_remote_code: bool = key(False, "Run the Python files of the model repository.")
+    trust_remote_code: bool = key(False, "Run the Python files of the model repository.", needs_consent=bool)
     enable_gradient_checkpointing: bool = key(
         True, "Recompute activations in the backward pass: less memory, more time."
     )
@@ -137,6 +137,7 @@ class PolicyLossSection(Section):
     loss_mode: str = key(
         "vanilla",
         "The policy loss: vanilla, gspo, sapo, gpg, cispo, clip_cov, kl_cov, geo_mean, or your own as file.py:name.",
+        needs_consent=names_code,
     )
     tau_pos: float = key(1.0, "Steepness of the soft gate for positive advantages (sapo).", gt=0)
     tau_neg: float = key(1.05, "Steepness of the soft gate for negative advantages (sapo).", gt=0)
@@ -237,7 +238,7 @@ class ActorRolloutRef(Section):
 
 class CriticModel(Section):
     path: str | None = key(None, "Folder or hub name of the initial critic; a value head is added. null: the actor's.")
-    trust_remote_code: bool = key(False, "Run the Python files of the model repository.")
+    trust_remote_code: bool = key(False, "Run the Python files of the model repository.", needs_consent=bool)
     enable_gradient_checkpointing: bool = key(True, "Recompute activations in the backward pass.")
     use_remove_padding: bool = key(True, "Train on packed sequences without padding.")
     override_config: dict[str, Any] = key({}, "Entries that replace those of the model's config.json.")
@@ -314,6 +315,7 @@ class AlgorithmSection(Section):
         "gae",
         "The advantage estimator: gae (PPO, with a critic), rloo, grpo, reinforce_plus_plus, "
         "reinforce_plus_plus_baseline, remax, opo, gpg, grpo_passk, or your own as file.py:name.",
+        needs_consent=names_code,
     )
     gamma: float = key(1.0, "Discount of later rewards.", ge=0, le=1)
     lam: float = key(0.95, "GAE's lambda. 0: one-step TD errors; 1: Monte Carlo returns.", ge=0, le=1)

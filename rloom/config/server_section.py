@@ -18,6 +18,7 @@ class ServerSection(Section):
         [],
         "Generate with the servers at these URLs, which the user starts: one, a list, or one text with commas. "
         "Empty: rloom starts them.",
+        needs_consent=bool,
     )
     count: int | None = key(
         None,
@@ -29,6 +30,7 @@ class ServerSection(Section):
         None,
         "Command that starts a server, in place of the engine's own. `{model}` and `{port}` are replaced. "
         "Required to start name=trtllm.",
+        needs_consent=bool,
     )
     start_timeout_s: float = key(
         600.0, "Time limit for a server to start, and of the wait for one while none can be used.", gt=0
@@ -52,6 +54,7 @@ class ServerSection(Section):
     key_env: str | None = key(
         None,
         "Name of the environment variable that has the servers' API key. trtllm: the key that signs control requests.",
+        needs_consent=bool,
     )
 
     @property

@@ -56,7 +56,11 @@ class RunTrainer(Section):
         ge=-1,
     )
     val_before_train: bool = key(True, "Validate before the first step, if there is validation data.")
-    logger: LOGGER | list[LOGGER] = key(["console"], "Trackers of metrics, one or a list. metrics.jsonl is always on.")
+    logger: LOGGER | list[LOGGER] = key(
+        ["console"],
+        "Trackers of metrics, one or a list. metrics.jsonl is always on.",
+        needs_consent=lambda loggers: loggers != ["console"],
+    )
     project_name: str = key("rloom_examples", "Project, for trackers and the default directory.")
     experiment_name: str = key("default", "Experiment, for trackers and the default directory.")
     default_local_dir: str = key(
@@ -106,8 +110,12 @@ class Trainer(RunTrainer):
     critic_warmup: int = key(0, "Initial steps in which only the critic is trained.", ge=0)
     max_actor_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the actor. null: all.", ge=1)
     max_critic_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the critic. null: all.", ge=1)
-    rollout_data_dir: str | None = key(None, "Folder for training answers and scores, one jsonl file per step.")
-    validation_data_dir: str | None = key(None, "Folder for validation answers and scores, likewise.")
+    rollout_data_dir: str | None = key(
+        None, "Folder for training answers and scores, one jsonl file per step.", needs_consent=bool
+    )
+    validation_data_dir: str | None = key(
+        None, "Folder for validation answers and scores, likewise.", needs_consent=bool
+    )
     log_rollouts: bool = key(
         True,
         "Write every answer with its score, tokens, log-probs, advantages, entropies and ratios to `rollouts/` in the "
@@ -142,5 +150,7 @@ class Trainer(RunTrainer):
 
 class RayKwargs(Section):
     ray_init: dict[str, Any] = key(
-        {}, "Arguments of ray.init; `address`, or RAY_ADDRESS in the environment, joins an existing cluster."
+        {},
+        "Arguments of ray.init; `address`, or RAY_ADDRESS in the environment, joins an existing cluster.",
+        needs_consent=bool,
     )

@@ -17,6 +17,7 @@ from rloom.errors import DataError
 
 Row = dict[str, Any]
 
+MOST_NESTING = 64  # lists and objects inside of each other; what reads a row later on recurses
 SUFFIXES = (".parquet", ".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
 
@@ -112,7 +113,7 @@ def _read_json(file: Path) -> list[Row]:
     if not text.strip():
         return []
     try:
-        values = json.loads(text)
+        values = _loads(text)
     except json.JSONDecodeError as error:
         # "Extra data", a second value after the first, means a jsonl file with the wrong suffix
         hint = "if it holds one object per line, name it .jsonl" if error.msg == "Extra data" else "correct that line"
@@ -134,7 +135,7 @@ def _jsonl_objects(file: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = _loads(line)
         except json.JSONDecodeError as error:
             raise DataError(
                 f"{file}, line {number}: not valid JSON ({error.msg}); correct or remove the line"
@@ -142,6 +143,43 @@ def _jsonl_objects(file: Path) -> Iterator[Row]:
         if not isinstance(value, dict):
             raise DataError(f"{file}, line {number}: is {_json_type(value)}, each line must be an object")
         yield value
+
+
+def _loads(text: str) -> Any:
+    """Whatever it refuses is a JSONDecodeError with its place."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise _too_deep(text) from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise json.JSONDecodeError(str(error), text, 0) from None
+    if text.count("[") + text.count("{") > MOST_NESTING and _is_too_deep(value):
+        raise _too_deep(text)
+    return value
+
+
+def _too_deep(text: str) -> json.JSONDecodeError:
+    message = f"lists and objects inside of each other, more than {MOST_NESTING} deep"
+    deepest, depth = 0, 0
+    for place, character in enumerate(text):
+        depth += (character in "[{") - (character in "]}")  # brackets in a text may count: it is a place near the fault
+        if depth > MOST_NESTING + 1:
+            deepest = place
+            break
+    return json.JSONDecodeError(message, text, deepest)
+
+
+def _is_too_deep(value: Any) -> bool:
+    """The list of rows is not counted."""
+    level: list[Any] = [value]
+    for _ in range(MOST_NESTING + 2):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [inner for each in inside for inner in each if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _json_type(value: Any) -> str:

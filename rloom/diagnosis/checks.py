@@ -97,6 +97,6 @@ def diagnose(history: History) -> list[Finding]:
     }
     for kind in ("repetition", "answers_cut"):
         if kind in found and found[kind].severity is Severity.ERROR and kind not in explained:
-            explained |= NO_SIGNAL | {"reward_zero", "reward_constant"}  # no answer is complete, so none can score
+            explained |= NO_SIGNAL  # no answer is complete
     kept = [with_real_changes(finding, history) for kind, finding in found.items() if kind not in explained]
     return sorted(kept, key=is_minor)  # stable

@@ -10,6 +10,7 @@ from rich.console import Console
 from rloom.diagnosis.report import Report, report_lines
 from rloom.language import is_chinese
 from rloom.observe.run_folder import RunFolder
+from rloom.terminal import printable
 
 
 def run(paths: Sequence[Path], *, as_json: bool) -> int:
@@ -17,7 +18,7 @@ def run(paths: Sequence[Path], *, as_json: bool) -> int:
     reports = [Report.of(RunFolder(path), path) for path in paths]
     if as_json:
         found = [report.as_json() for report in reports]
-        print(json.dumps(found[0] if len(found) == 1 else found, indent=2, ensure_ascii=False))
+        print(printable(json.dumps(found[0] if len(found) == 1 else found, indent=2, ensure_ascii=False)))
     else:
         render(reports, Console(soft_wrap=True, highlight=False), is_chinese(os.environ))
     return int(any(report.findings for report in reports))
@@ -28,4 +29,4 @@ def render(reports: Sequence[Report], console: Console, chinese: bool) -> None:
         if number:
             console.print()
         for text, style in report_lines(report, chinese):
-            console.print(text, style=style or None, markup=False)
+            console.print(printable(text), style=style or None, markup=False)

@@ -11,6 +11,7 @@ from typing import Any
 from rloom.algos.needs import ESTIMATORS
 from rloom.diagnosis.series import Series
 from rloom.observe.events import Event
+from rloom.observe.records import finite
 from rloom.observe.run_folder import RunFolder, flat_config
 
 FEWEST_STEPS = 5  # a check of a level, such as a reward that is always 0
@@ -70,8 +71,8 @@ class History:
 
     def number(self, key: str, default: float) -> float:
         """Of a key. A run of an older version, or one without config.yaml, may lack it."""
-        value = self.config.get(key)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+        value = finite(self.config.get(key))
+        return default if value is None else value
 
     @property
     def is_supervised(self) -> bool:

@@ -29,6 +29,7 @@ class Report:
     findings: Sequence[Finding]
     checked: Sequence[str]  # kinds
     unchecked: Sequence[str]  # kinds whose metrics the run does not have
+    faults: Sequence[str] = ()  # of the run's files
 
     @classmethod
     def of(cls, folder: RunFolder, given: Path | None = None) -> "Report":
@@ -41,6 +42,7 @@ class Report:
             diagnose(history),
             [kind for kind, does in applies.items() if does],
             [kind for kind, does in applies.items() if not does],
+            folder.faults,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -51,6 +53,7 @@ class Report:
             "findings": [finding.as_json() for finding in self.findings],
             "checked": list(self.checked),
             "unchecked": list(self.unchecked),
+            "faults": list(self.faults),
         }
 
 
@@ -62,6 +65,8 @@ def report_lines(report: Report, chinese: bool) -> Iterator[Line]:
     else:
         found = f"{count} finding{'s' if count != 1 else ''}"
         yield f"{steps} steps, {report.state}; {len(report.checked)} kinds of faults checked, {found}", ""
+    for fault in report.faults:
+        yield fault, "yellow"
     for number, finding in enumerate(report.findings, start=1):
         yield "", ""
         yield from finding_lines(number, finding, chinese)

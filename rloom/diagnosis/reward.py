@@ -27,8 +27,13 @@ SHOW = Change(
 REWARD_ZERO = Fault(
     "reward_zero",
     Severity.ERROR,
-    Text("The reward is always 0", "奖励始终为 0"),
+    Text("Every reward is 0: nothing to learn from", "所有奖励都为 0：没有可学习的信号"),
     (
+        Text(
+            "the reward function finds no answer in the text; check this first, with an answer that is right: "
+            "`rloom reward try FILE --source S --ground_truth T`",
+            "奖励函数在文本中找不到答案；请先用一个正确的回答检查：`rloom reward try FILE --source S --ground_truth T`",
+        ),
         Text(
             "the prompts do not ask for the format that the rule reads (#### or \\boxed{})",
             "提示词没有要求规则所读取的格式（#### 或 \\boxed{}）",
@@ -36,10 +41,6 @@ REWARD_ZERO = Fault(
         Text(
             "`ground_truth` is wrong or unreadable: `rloom data check FILE`",
             "`ground_truth` 错误或无法解析：`rloom data check FILE`",
-        ),
-        Text(
-            "the reward function extracts nothing: `rloom reward try FILE --source S --ground_truth T`",
-            "奖励函数提取不到答案：`rloom reward try FILE --source S --ground_truth T`",
         ),
         Text(
             "the model never solves these problems: start from an instruct or SFT model, or with easier ones",
@@ -51,9 +52,14 @@ REWARD_ZERO = Fault(
 REWARD_CONSTANT = Fault(
     "reward_constant",
     Severity.ERROR,
-    Text("Every answer has the same reward", "所有回答的奖励都相同"),
+    Text("Every answer has the same reward: nothing to learn from", "所有回答的奖励都相同：没有可学习的信号"),
     (
-        Text("the reward function does not depend on the answer", "奖励函数与回答无关"),
+        Text(
+            "the reward function does not depend on the answer; check this first, with a right and a wrong one: "
+            "`rloom reward try FILE --source S --ground_truth T`",
+            "奖励函数与回答无关；请先用一个正确和一个错误的回答检查："
+            "`rloom reward try FILE --source S --ground_truth T`",
+        ),
         Text("the model solves (or misses) all prompts: other data", "模型全部做对或全部做错：更换数据"),
         Text(
             "the answers to a prompt are all the same: sampling without temperature",
@@ -158,7 +164,7 @@ def reward_constant(history: History) -> Finding | None:
     if found is None:
         return None
     low, high = min(found[0].values), max(found[1].values)
-    if high == 0 or not math.isclose(low, high, rel_tol=1e-6):
+    if high == 0 or not math.isclose(low, high, rel_tol=1e-6) or is_top(history, high):
         return None
     evidence = [
         Text(
@@ -168,6 +174,12 @@ def reward_constant(history: History) -> Finding | None:
     ]
     changes = [SHOW, Change(f"{ROLLOUT}.temperature", 1.0, Text("answers that differ", "使回答各不相同"), "higher")]
     return REWARD_CONSTANT.found(found[1].span, evidence, changes, certain=len(found[1]) >= FEWEST_CERTAIN)
+
+
+def is_top(history: History, score: float) -> bool:
+    """Every answer is right. 1 is the highest score of rules and judges; for other rewards an accuracy tells."""
+    accuracy = history.series(TRAINING_ACCURACY).values or history.validation.values
+    return math.isclose(score, 1.0) or (bool(accuracy) and min(accuracy) >= HIGHEST_ACCURACY)
 
 
 def reward_failures(history: History) -> Finding | None:

@@ -2,7 +2,8 @@
 
 A line is one of
 
-    {"kind": "train", "step": 12, "bytes": 4194304, "prompts": [17, 3], "answers": [8, 8], "means": [0.5, null]}
+    {"kind": "train", "step": 12, "bytes": 4194304, "groups": [0, 1], "prompts": [17, 3], "answers": [8, 8],
+     "means": [0.5, null]}
     {"kind": "train", "step": 4, "removed": true}      the folder had reached its limit
     {"after": 7}                                       a run resumed: dumps of later steps are not valid any more
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from rloom.dumps.layout import INDEX, KINDS
 from rloom.observe.json_lines import JsonLines
+from rloom.observe.records import finite, is_whole
 
 Place = tuple[str, int]  # kind, step
 
@@ -34,11 +36,38 @@ class Entry:
     means: list[float | None]  # None: every score of the prompt failed
 
 
+@dataclass(frozen=True)
+class Line:
+    """Of the index, checked: a dump, one that was removed (`entry` is None), or a resume (`kind` is None)."""
+
+    kind: str | None
+    step: int  # of the dump, or after which the run goes on
+    entry: Entry | None = None
+
+
+def read_line(row: Mapping[str, Any]) -> Line | None:
+    """None: a field is missing or has another type."""
+    if "after" in row:
+        return Line(None, row["after"]) if type(row["after"]) is int else None
+    if row.get("kind") not in KINDS or not is_whole(row.get("step")):
+        return None
+    if row.get("removed") is True:
+        return Line(row["kind"], row["step"])
+    lists: list[Any] = [row.get(name) for name in ("groups", "prompts", "answers", "means")]
+    if not all(isinstance(each, list) for each in lists) or len({len(each) for each in lists}) != 1:
+        return None
+    groups, prompts, answers, means = lists
+    whole = all(is_whole(number) for number in [row.get("bytes"), *groups, *prompts, *answers])
+    if not whole or any(mean is not None and finite(mean) is None for mean in means):
+        return None
+    return Line(row["kind"], row["step"], Entry(row["bytes"], groups, prompts, answers, means))
+
+
 class Index:
     """The entries in effect. `refresh` reads what was appended since."""
 
     def __init__(self, folder: Path) -> None:
-        self._lines = JsonLines(folder / INDEX)
+        self._lines = JsonLines(folder / INDEX, read_line)
         self.entries: dict[Place, Entry] = {}
         self.refresh()
 
@@ -46,19 +75,22 @@ class Index:
         appended, replaced = self._lines.read()
         if replaced:
             self.entries = {}
-        for row in appended:
-            self._add(row)
+        for line in appended:
+            self._add(line)
         return bool(appended) or replaced
 
-    def _add(self, row: Mapping[str, Any]) -> None:
-        if "after" in row:
-            self.entries = {place: entry for place, entry in self.entries.items() if place[1] <= row["after"]}
-        elif row.get("removed"):
-            self.entries.pop((row["kind"], row["step"]), None)
-        elif row.get("kind") in KINDS:
-            self.entries[row["kind"], row["step"]] = Entry(
-                row["bytes"], row["groups"], row["prompts"], row["answers"], row["means"]
-            )
+    @property
+    def skipped(self) -> int:
+        """Lines that do not fit."""
+        return self._lines.skipped
+
+    def _add(self, line: Line) -> None:
+        if line.kind is None:
+            self.entries = {place: entry for place, entry in self.entries.items() if place[1] <= line.step}
+        elif line.entry is None:
+            self.entries.pop((line.kind, line.step), None)
+        else:
+            self.entries[line.kind, line.step] = line.entry
 
     def steps(self, kind: str) -> list[int]:
         return sorted(step for found, step in self.entries if found == kind)

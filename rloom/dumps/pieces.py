@@ -5,6 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rloom.observe.json_lines import open_regular
+
 
 class TokenTexts:
     def __init__(self, tokenizer: Path) -> None:
@@ -14,7 +16,8 @@ class TokenTexts:
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer  # without transformers: it imports in milliseconds
 
-        return Tokenizer.from_file(str(self._file))
+        with open_regular(self._file) as file:
+            return Tokenizer.from_buffer(file.read())
 
     def split(self, tokens: Sequence[int]) -> list[str] | None:
         """One text for each token. A character that several tokens make up is the text of the last of them.
@@ -23,10 +26,8 @@ class TokenTexts:
         """
         from tokenizers.decoders import DecodeStream
 
-        if not self._file.is_file():
-            return None
         try:
             stream = DecodeStream(skip_special_tokens=False)
             return [stream.step(self._tokenizer, token) or "" for token in tokens]
-        except Exception:  # of any kind: the library raises plain Exceptions
+        except BaseException:  # the library raises plain Exceptions; its panics are not even Exceptions
             return None

@@ -1,9 +1,8 @@
 """Reads the dumps of a run, one step at a time, also while the run writes them. Imports no torch."""
 
-import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,10 @@ from rloom.dumps.index import Index
 from rloom.dumps.layout import FOLDER, KINDS, SCHEMA, TOKEN_COLUMNS, TOKENIZER, Kind, file_name
 from rloom.dumps.pieces import TokenTexts
 from rloom.errors import DataError
+from rloom.observe.json_lines import open_regular, parse_row
+from rloom.observe.records import finite, is_whole
 
+LARGEST_DUMP = 1 << 32  # bytes, not compressed
 SUMMARY_COLUMNS = ["group", "index", "data_source", "prompt", "ground_truth", "score", "accuracy", "length"]
 
 
@@ -82,35 +84,38 @@ class Dumps:
         """Whether there was anything new."""
         return self._index.refresh()
 
+    @property
+    def skipped(self) -> int:
+        """Lines of the index that do not fit."""
+        return self._index.skipped
+
     def steps(self, kind: Kind) -> list[int]:
         return self._index.steps(kind)
 
     def prompts(self, kind: Kind, step: int) -> list[PromptSummary]:
         """In the order of their groups."""
-        rows = self._read(kind, step, SUMMARY_COLUMNS).to_pylist()
         groups: dict[int, list[dict[str, Any]]] = {}
-        for row in rows:
+        for row in self._rows(kind, step, SUMMARY_COLUMNS):
             groups.setdefault(row["group"], []).append(row)
         return [_summary(group) for group in groups.values()]
 
     def texts(self, kind: Kind, step: int) -> dict[int, list[str]]:
         """The answers of each group, to search in."""
         found: dict[int, list[str]] = {}
-        for row in self._read(kind, step, ["group", "output"]).to_pylist():
+        for row in self._rows(kind, step, ["group", "output"]):
             found.setdefault(row["group"], []).append(row["output"])
         return found
 
     def first_answers(self, kind: Kind, step: int) -> dict[int, tuple[str, float | None]]:
         """Text and score of the first answer of each group."""
         found: dict[int, tuple[str, float | None]] = {}
-        for row in self._read(kind, step, ["group", "output", "score"]).to_pylist():
+        for row in self._rows(kind, step, ["group", "output", "score"]):
             found.setdefault(row["group"], (row["output"], row["score"]))
         return found
 
     def answers(self, kind: Kind, step: int, group: int) -> list[DumpedAnswer]:
         """Empty if the step has no such group."""
-        table = self._read(kind, step, None, group)
-        return [self._answer(row) for row in table.to_pylist()]
+        return [self._answer(row) for row in self._rows(kind, step, SCHEMA.names, group)]
 
     def history(self, kind: Kind, index: int) -> list[PromptAtStep]:
         """The steps whose dump has the prompt, from the index alone."""
@@ -123,23 +128,22 @@ class Dumps:
                 if prompt == index:
                     yield PromptAtStep(step, entry.groups[place], entry.answers[place], entry.means[place])
 
-    def _read(self, kind: Kind, step: int, columns: Sequence[str] | None, group: int | None = None) -> pa.Table:
+    def _rows(self, kind: Kind, step: int, columns: Sequence[str], group: int | None = None) -> list[dict[str, Any]]:
+        """Those columns of all rows, or of the rows of one group, checked."""
         if kind not in KINDS or (kind, step) not in self._index.entries:
             raise DataError(f"there is no dump of {kind} step {step} in {self._folder}")
         try:
-            # not pq.read_table: it imports pandas, which takes longer than everything else
-            with pq.ParquetFile(self._folder / file_name(kind, step), page_checksum_verification=True) as file:
-                table = file.read(columns) if group is None else rows_of_group(file, group)
-        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+            with open_regular(self._folder / file_name(kind, step)) as source:
+                rows: list[dict[str, Any]] = read_table(source, columns, group).to_pylist()
+            for number, row in enumerate(rows):
+                check_row(number, row)
+        except (OSError, pa.ArrowException, UnicodeDecodeError, DataError) as error:
             raise DataError(f"the dump of {kind} step {step} cannot be read: {error}") from error
-        wanted = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
-        if not table.schema.equals(wanted):
-            raise DataError(f"the dump of {kind} step {step} cannot be read: it has other columns")
-        return table
+        return rows
 
     def _answer(self, row: dict[str, Any]) -> DumpedAnswer:
         ends = row["turns"]
-        turns = list(zip(ends[::2], ends[1::2], strict=True))
+        turns = list(zip(ends[::2], ends[1::2], strict=True))  # checked: pairs, within the tokens
         texts = self._texts.split(row["tokens"])
         own = {place for start, stop in turns for place in range(start, stop)}
         pieces = None if texts is None else [Piece(text, place not in own) for place, text in enumerate(texts)]
@@ -149,7 +153,7 @@ class Dumps:
             **{name: _numbers(row[name]) for name in TOKEN_COLUMNS},
             score=row["score"],
             accuracy=row["accuracy"],
-            parts=json.loads(row["parts"]) if row["parts"] else {},
+            parts=row["parts"],
             reason=row["reason"],
             detail=row["detail"],
             prediction=row["prediction"],
@@ -158,6 +162,52 @@ class Dumps:
             turns=turns,
             length=row["length"],
         )
+
+
+def read_table(source: Any, columns: Sequence[str], group: int | None) -> pa.Table:
+    # not pq.read_table: it imports pandas, which takes longer than everything else
+    with pq.ParquetFile(source, page_checksum_verification=True) as file:
+        parts = (file.metadata.row_group(part) for part in range(file.num_row_groups))
+        if sum(part.total_byte_size for part in parts) > LARGEST_DUMP:
+            raise DataError(f"it has more than {LARGEST_DUMP:,} bytes")
+        if not file.schema_arrow.equals(SCHEMA):
+            raise DataError("it has other columns")
+        return file.read(list(columns)) if group is None else rows_of_group(file, group)
+
+
+def check_row(number: int, row: dict[str, Any]) -> None:
+    """Types are those of the schema. `parts` is read. DataError: a value that a run does not write."""
+    for name, value in row.items():
+        if not CHECKS[name](value):
+            raise DataError(f"row {number} has no valid {name}")
+    if "tokens" in row:
+        ends, count = row["turns"], len(row["tokens"])
+        if len(ends) % 2 or ends != sorted(ends) or any(not 0 <= end <= count for end in ends):
+            raise DataError(f"row {number} has no valid turns")
+        if any(row[name] is not None and len(row[name]) != count for name in TOKEN_COLUMNS):
+            raise DataError(f"row {number} has more tokens than numbers, or fewer")
+        parts = parse_row(row["parts"].encode()) if row["parts"] else {}
+        if parts is None or any(finite(value) is None for value in parts.values()):
+            raise DataError(f"row {number} has no valid parts")
+        row["parts"] = parts
+
+
+def _is_number_or_none(value: float | None) -> bool:
+    return value is None or finite(value) is not None
+
+
+def _has_no_none(values: Sequence[Any] | None) -> bool:
+    return values is not None and None not in values
+
+
+CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("group", "index", "length"), is_whole),
+    **dict.fromkeys(("data_source", "prompt", "output", "finished", "version"), lambda value: value is not None),
+    **dict.fromkeys(("ground_truth", "parts", "prediction", "reason", "detail"), lambda value: True),
+    **dict.fromkeys(("score", "accuracy"), _is_number_or_none),
+    **dict.fromkeys(("turns", "tokens"), _has_no_none),
+    **dict.fromkeys(TOKEN_COLUMNS, lambda values: values is None or None not in values),
+}
 
 
 def rows_of_group(file: pq.ParquetFile, group: int) -> pa.Table:

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from rloom.atomic import replace_text, sync
 from rloom.errors import CheckpointError
+from rloom.transfer import all_finite
 
 MODEL, ADAPTER, OPTIMIZER = "model", "lora", "optimizer"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -355,11 +356,19 @@ def read_piece(file: Path, stored: Any, name: str, saved: SavedTensor, piece: Pi
     part = checked_slice(file, stored, name, saved, piece)
     target = local(own)
     if not saved.shape:
-        target.copy_(stored.get_tensor(name))
+        target.copy_(finite(file, name, stored.get_tensor(name)))
         return
     start, stop = rows_of(own)
     first, last = max(start, piece.start), min(stop, piece.stop)
-    target[first - start : last - start].copy_(part[first - piece.start : last - piece.start])
+    rows = finite(file, name, part[first - piece.start : last - piece.start])
+    target[first - start : last - start].copy_(rows)
+
+
+def finite(file: Path, name: str, values: Tensor) -> Tensor:
+    """With NaN in the weights every answer is empty or noise; with NaN in the optimizer they are there in one step."""
+    if not all_finite(values):
+        raise damaged(file, f"{name} has NaN or infinite numbers")
+    return values
 
 
 @torch.no_grad()
@@ -379,8 +388,9 @@ def read_part(saved: Saved, name: str, index: Sequence[int | slice]) -> Tensor:
             with open_tensors(file) as stored:
                 part = checked_slice(file, stored, name, tensor, piece)
                 if not tensor.shape:
-                    return stored.get_tensor(name)  # type: ignore[no-any-return]
-                parts.append(part[(slice(start - piece.start, stop - piece.start), *index[1:])])
+                    return finite(file, name, stored.get_tensor(name))
+                rows = part[(slice(start - piece.start, stop - piece.start), *index[1:])]
+                parts.append(finite(file, name, rows))
     found = torch.cat(parts)
     return found[0] if isinstance(first, int) else found
 

@@ -22,6 +22,7 @@ from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.rotary import fix_rotary_scaling
 from rloom.models.source import ModelSource, check_folder
+from rloom.transfer import all_finite
 
 transformers_logging.disable_progress_bar()  # rloom has its own
 
@@ -100,7 +101,22 @@ def load_causal_lm(
     fix_generation_config(model)
     if source.longest is not None:
         fix_rotary_scaling(model, source.longest)
-    return (model if lora is None else with_lora(model, lora, empty=empty)).eval()
+    adapted = (model if lora is None else with_lora(model, lora, empty=empty)).eval()
+    if not empty:
+        check_finite(source, adapted)
+    return adapted
+
+
+def check_finite(source: ModelSource, model: torch.nn.Module) -> None:
+    """With such weights every answer is empty or noise, and its score 0: that looks like a model that cannot do it."""
+    faulty = [name for name, weights in model.named_parameters() if not all_finite(weights)]
+    if faulty:
+        raise ModelError(not_finite(f"{source.key}={source.path}", faulty))
+
+
+def not_finite(where: str, tensors: Sequence[str]) -> str:
+    others = f", as {len(tensors) - 1} other tensors," if len(tensors) > 1 else ""
+    return f"{where}: {tensors[0]} in the weights{others} has NaN or infinite numbers; use another copy or checkpoint"
 
 
 def fix_generation_config(model: PreTrainedModel) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from rloom.errors import ModelError
+from rloom.models.load import not_finite
 from rloom.models.source import ModelSource
+from rloom.transfer import all_finite
 
 Index = Sequence[int | slice]
 
@@ -53,6 +55,8 @@ class WeightFiles:
                 part: Tensor = stored.get_slice(name)[tuple(index)]
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{self.source.key}={self.source.path}: {file} cannot be read: {error}") from error
+        if not all_finite(part):
+            raise ModelError(not_finite(f"{self.source.key}={self.source.path}", [name]))
         return part
 
     def expert_tensor(self, name: str, index: Index, names: ExpertNames) -> tuple[str, Index]:

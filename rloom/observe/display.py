@@ -12,6 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rloom.observe.names import SHOWN
+from rloom.terminal import printable
 
 SEPARATOR = " · "
 INDENT = "    "
@@ -85,7 +86,7 @@ class Display:
         self._bars = {}
 
     def message(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.clear()
@@ -177,7 +178,7 @@ def _styled(lines: list[list[Part]]) -> Text:
         text.append("\n" + INDENT if number else "")
         for place, part in enumerate(line):
             text.append(SEPARATOR if place else "", style="dim")
-            text.append(part.name, style="bold" if part.name == "step" else "cyan" if part.value else "dim")
+            text.append(printable(part.name), style="bold" if part.name == "step" else "cyan" if part.value else "dim")
             text.append(f" {part.value}" if part.value else "", style="bold" if part.name == "step" else "")
     return text
 

@@ -1,7 +1,7 @@
-"""The files a run writes line by line: `metrics.jsonl` and the dumped rollouts.
+"""The files a run writes line by line: `metrics.jsonl` and the dumped rollouts; and the types of what is in them.
 
 A file only ever grows at its end or is replaced as a whole, so a reader beside the run sees whole lines and at
-most one unfinished one.
+most one unfinished one. Readers check each record once, with the functions here: others may have written it.
 """
 
 import json
@@ -11,12 +11,46 @@ from pathlib import Path
 from typing import Any
 
 from rloom.atomic import replace_text
+from rloom.observe.json_lines import open_regular, parse_row
 
 METRICS_FILE = "metrics.jsonl"
+MOST_STEPS = 10**15  # every such integer is exact in JavaScript, too
+LARGEST = 3.4028235e38  # of float32; a number beyond it counts as not finite
+
+
+def is_whole(value: Any, most: int = MOST_STEPS) -> bool:
+    """A step, a row, a count."""
+    return type(value) is int and 0 <= value < most
+
+
+def finite(value: Any) -> float | None:
+    """None: not a number, or not a finite one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and -LARGEST <= value <= LARGEST else None
+
+
+def finite_metrics(values: Any) -> dict[str, float] | None:
+    """Without those that are not finite, which are null in a file. None: not metrics."""
+    if not isinstance(values, dict):
+        return None
+    try:
+        return {
+            name: float(value)
+            for name, value in values.items()
+            if value is not None and -LARGEST <= value <= LARGEST and name != "step"
+        }
+    except TypeError:  # a text, a list
+        return None
+
+
+def metrics_record(row: dict[str, Any]) -> dict[str, float] | None:
+    """Of a line of `metrics.jsonl`: its metrics, with `step`. None: it is no such line."""
+    known = finite_metrics({name: value for name, value in row.items() if name != "step"})
+    return {"step": row["step"], **known} if known is not None and is_whole(row.get("step")) else None
 
 
 def append_metrics(file: Path, step: int, metrics: Mapping[str, float]) -> None:
-    line = _to_line({"step": step, **metrics})
+    line = to_line({"step": step, **metrics})
     with file.open("a", encoding="utf-8") as out:
         out.write(line)
 
@@ -28,8 +62,7 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
     """
     steps: dict[int, dict[str, float]] = {}
     for _, record in _whole_records(file):
-        known = {name: value for name, value in record.items() if value is not None}
-        steps.setdefault(record["step"], {}).update(known)
+        steps.setdefault(int(record["step"]), {}).update(record)
     return [steps[step] for step in sorted(steps)]
 
 
@@ -43,25 +76,27 @@ def truncate_metrics(file: Path, last_step: float = math.inf) -> None:
 
 def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(file, "".join(_to_line(row) for row in rows))
+    replace_text(file, "".join(to_line(row) for row in rows))
 
 
-def _whole_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every finished line with what it says. What a crash cut short or garbled is not a record any more."""
-    if not file.exists():
+def _whole_records(file: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """Every finished line with its record. What a crash cut short or garbled is not a record any more."""
+    try:
+        with open_regular(file) as lines:
+            *finished, _cut_short = lines.read().split(b"\n")
+    except FileNotFoundError:
         return
-    *finished, _cut_short = file.read_bytes().decode("utf-8", errors="replace").split("\n")
     for line in finished:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(record, dict) and "step" in record:
-            yield line + "\n", record
+        row = parse_row(line)
+        record = None if row is None else metrics_record(row)
+        if record is not None:
+            yield line.decode() + "\n", record
 
 
-def _to_line(record: Mapping[str, Any]) -> str:
-    return json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+def to_line(record: Mapping[str, Any]) -> str:
+    """Half of a surrogate pair, which answers and data files may hold, is no UTF-8: it becomes an escape of JSON."""
+    line = json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+    return line.encode("utf-8", "backslashreplace").decode()
 
 
 def plain(value: Any) -> Any:

@@ -1,5 +1,9 @@
-"""Reading a run directory, also while the run writes to it. Imports no torch."""
+"""Reading a run directory, also while the run writes to it. Imports no torch.
 
+Its files may be anyone's: every record is checked when it is read, and what does not fit is skipped and counted.
+"""
+
+import math
 import os
 import socket
 import time
@@ -7,17 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from rloom.errors import DataError
-from rloom.observe.events import EVENTS_FILE, Event
-from rloom.observe.json_lines import JsonLines
-from rloom.observe.records import METRICS_FILE
+from rloom.observe.events import EVENTS_FILE, Event, read_event
+from rloom.observe.json_lines import JsonLines, open_regular
+from rloom.observe.records import METRICS_FILE, is_whole
 
 CONFIG_FILE = "config.yaml"
 MARKS = (CONFIG_FILE, EVENTS_FILE, METRICS_FILE)  # a folder with any of them is a run directory
+LARGEST_CONFIG = 1 << 20  # bytes
+DEEPEST_CONFIG = 32  # sections inside of each other
 SILENT_AFTER_S = 600.0  # a run of another machine whose last event is older may have been killed
 
 
@@ -27,6 +33,7 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
     FAILED = "failed"
     KILLED = "killed"  # its process is gone and wrote no `end`
+    UNREADABLE = "unreadable"  # by a fault of its files
     UNKNOWN = "unknown"  # no step yet, or the process is on another machine and has written nothing for some time
 
     @property
@@ -42,7 +49,12 @@ class RunState:
     total_steps: int | None
     started: float | None  # seconds since 1970: of the process that ran last
     updated: float | None  # of the last event
-    error: str | None  # type of the error that ended it
+    error: str | None  # type of the error that ended it, or why it cannot be read
+
+
+class SavedConfig(NamedTuple):
+    values: dict[str, Any]  # nested, as JSON has it; empty if the file is missing or cannot be read
+    fault: str | None  # why it cannot be read
 
 
 class RunFolder:
@@ -56,8 +68,8 @@ class RunFolder:
         self.generation = 0  # changes when steps are removed: a resumed run writes them anew
         self.events: list[Event] = []  # in effect
         self._metrics: dict[int, dict[str, float]] = {}
-        self._lines = JsonLines(self.path / EVENTS_FILE)
-        self._config: dict[str, Any] = {}
+        self._lines = JsonLines(self.path / EVENTS_FILE, read_event)
+        self._config = SavedConfig({}, None)
         self._config_time = 0
         self.refresh()
 
@@ -67,17 +79,36 @@ class RunFolder:
         if replaced:
             self._remove_after(-1)
         for event in appended:
-            if isinstance(event.get("event"), str):
-                self._add(event)
+            self._add(event)
         return bool(appended) or replaced
 
     @property
     def config(self) -> dict[str, Any]:
-        """As in config.yaml, nested; empty if the file is missing or damaged."""
+        """As in config.yaml, nested; empty if the file is missing or cannot be read."""
+        return self._saved_config().values
+
+    @property
+    def config_fault(self) -> str | None:
+        """Why config.yaml cannot be read."""
+        return self._saved_config().fault
+
+    @property
+    def skipped(self) -> int:
+        """Records of events.jsonl that do not fit."""
+        return self._lines.skipped
+
+    @property
+    def faults(self) -> list[str]:
+        """What of the run is not shown, and why."""
+        fault, skipped = self.config_fault, self.skipped
+        records = "1 record does not fit and is" if skipped == 1 else f"{skipped:,} records do not fit and are"
+        return [*([fault] if fault else []), *([f"{EVENTS_FILE}: {records} left out"] if skipped else [])]
+
+    def _saved_config(self) -> SavedConfig:
         try:
-            written = (self.path / CONFIG_FILE).stat().st_mtime_ns
+            written = (self.path / CONFIG_FILE).lstat().st_mtime_ns
         except OSError:
-            return {}
+            return SavedConfig({}, None)
         if written != self._config_time:
             self._config, self._config_time = read_config(self.path), written
         return self._config
@@ -96,8 +127,7 @@ class RunFolder:
             self._remove_after(event["step"])
         self.events.append(event)
         if event["event"] in ("step", "validation"):
-            known = {name: value for name, value in event["metrics"].items() if value is not None}
-            self._metrics.setdefault(event["step"], {"step": event["step"]}).update(known)
+            self._metrics.setdefault(event["step"], {"step": event["step"]}).update(event["metrics"])
 
     def _remove_after(self, step: int) -> None:
         """A run that resumed from `step` replaces what an earlier process wrote of later steps."""
@@ -113,24 +143,24 @@ def state_of(events: Sequence[Event]) -> RunState:
     run = next((event for event in reversed(events) if event["event"] == "run"), None)
     end = next((event for event in reversed(events) if event["event"] in ("run", "end")), None)
     steps = [event["step"] for event in events if event["event"] == "step"]
-    updated = events[-1].get("time") if events else None
+    updated = events[-1]["time"] if events else None
     status, error = Status.UNKNOWN, None
     if end is not None and end["event"] == "end":
-        status, error = ended(str(end.get("status")))
+        status, error = ended(end["status"])
     elif run is not None:
         status = unfinished(run, updated)
     return RunState(
         status,
         step=max(steps, default=0 if run is None else run["step"]),
         total_steps=None if run is None else run.get("total_steps"),
-        started=None if run is None else run.get("time"),
+        started=None if run is None else run["time"],
         updated=updated,
         error=error,
     )
 
 
 def is_run(folder: Path) -> bool:
-    return any((folder / mark).is_file() for mark in MARKS)
+    return any(os.path.lexists(folder / mark) for mark in MARKS)
 
 
 def run_name(path: Path) -> str:
@@ -138,13 +168,48 @@ def run_name(path: Path) -> str:
     return "/".join(path.parts[-2:])
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The config.yaml of a run directory, nested; empty if the file is missing or damaged."""
+def read_config(path: Path) -> SavedConfig:
+    """The config.yaml of a run directory."""
     try:
-        loaded = yaml.load((path / CONFIG_FILE).read_text(encoding="utf-8"), Loader=_LOADER)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
+        with open_regular(path / CONFIG_FILE) as file:
+            content = file.read(LARGEST_CONFIG + 1)
+        if len(content) > LARGEST_CONFIG:
+            raise DataError(f"it has more than {LARGEST_CONFIG:,} bytes")
+        text = content.decode()
+        check_structure(text)
+        loaded = yaml.load(text, Loader=_LOADER)
+        if not isinstance(loaded, dict | None):
+            raise DataError("it holds no configuration")
+        return SavedConfig(as_json_has_it(loaded or {}), None)
+    except FileNotFoundError:
+        return SavedConfig({}, None)
+    except (OSError, ValueError, OverflowError, TypeError, yaml.YAMLError, DataError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return SavedConfig({}, f"{CONFIG_FILE} cannot be read: {reason}")
+
+
+def check_structure(text: str) -> None:
+    """Before it is loaded: libyaml crashes on deep nesting, and a few lines of aliases make gigabytes of values."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            raise DataError("it has a YAML alias, which rloom never writes")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST_CONFIG:
+            raise DataError(f"it has more than {DEEPEST_CONFIG} sections or lists inside of each other")
+
+
+def as_json_has_it(value: Any) -> Any:
+    """YAML also has dates, sets, bytes, keys that are no text, and numbers that JSON and JavaScript do not have."""
+    if isinstance(value, dict):
+        return {str(as_json_has_it(name)): as_json_has_it(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [as_json_has_it(inner) for inner in value]
+    if value is None or isinstance(value, str | bool) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, int):
+        return value if is_whole(abs(value), 1 << 63) else f"an integer of {value.bit_length()} bits"
+    return str(value)
 
 
 def run_directories(root: Path) -> Iterator[Path]:
@@ -175,7 +240,7 @@ def ended(status: str) -> tuple[Status, str | None]:
 
 def unfinished(run: Event, updated: float | None) -> Status:
     """`run`: the event of the process that ran last, which has written no `end`."""
-    if run.get("host") == socket.gethostname() and isinstance(run.get("pid"), int):
+    if run.get("host") == socket.gethostname() and run.get("pid") is not None:
         return Status.RUNNING if is_alive(run["pid"]) else Status.KILLED
     recent = updated is not None and time.time() - updated < SILENT_AFTER_S
     return Status.RUNNING if recent else Status.UNKNOWN

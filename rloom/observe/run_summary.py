@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rloom.observe.display import validation_accuracies
-from rloom.observe.events import EVENTS_FILE, Event
-from rloom.observe.json_lines import parse_row
-from rloom.observe.records import METRICS_FILE
-from rloom.observe.run_folder import RunState, read_config, run_directories, run_name, state_of
+from rloom.observe.events import EVENTS_FILE, Event, read_event
+from rloom.observe.json_lines import LONGEST_LINE, open_regular, parse_row
+from rloom.observe.records import METRICS_FILE, metrics_record
+from rloom.observe.run_folder import RunState, Status, read_config, run_directories, run_name, state_of
 
 # as EventLog writes them; inside a text the quotes would be escaped
 RUN_EVENT, STEP_EVENT = b'"event": "run"', b'"event": "step"'
@@ -39,20 +39,28 @@ class RunSummary:
     accuracy: Mapping[str, Accuracy]  # by data source
     algorithm: str | None
     model: str | None
+    fault: str | None = None  # of its config.yaml
 
 
 def summarize(path: Path) -> RunSummary:
-    config = read_config(path)
-    reward, validations = read_ends(path / METRICS_FILE)
-    return RunSummary(
-        path,
-        run_name(path),
-        state_of(last_events(path / EVENTS_FILE)),
-        reward,
-        accuracies(validations),
-        algorithm_of(config),
-        model_of(config),
-    )
+    """A run whose files cannot be read has the state `unreadable`, with the reason: the others are still listed."""
+    try:
+        config = read_config(path)
+        reward, validations = read_ends(path / METRICS_FILE)
+        return RunSummary(
+            path,
+            run_name(path),
+            state_of(last_events(path / EVENTS_FILE)),
+            reward,
+            accuracies(validations),
+            algorithm_of(config.values),
+            model_of(config.values),
+            config.fault,
+        )
+    except Exception as error:  # of any kind
+        reason = str(error) or type(error).__name__
+        state = RunState(Status.UNREADABLE, step=0, total_steps=None, started=None, updated=None, error=reason)
+        return RunSummary(path, run_name(path), state, None, {}, None, None)
 
 
 def summaries(roots: Sequence[Path]) -> list[RunSummary]:
@@ -91,11 +99,10 @@ def read_ends(file: Path) -> tuple[float | None, dict[int, dict[str, float]]]:
     """The last reward and all validations of a metrics.jsonl. The other lines are not parsed."""
     validations: dict[int, dict[str, float]] = {}
     with mapped(file) as text:
-        rewards = (row.get(REWARD) for row in rows_with(text, REWARD.encode(), backwards=True))
+        rewards = (record.get(REWARD) for record in records_with(text, REWARD.encode(), backwards=True))
         reward = next((value for value in rewards if value is not None), None)
-        for row in rows_with(text, b'"val-core/'):
-            known = {name: value for name, value in row.items() if value is not None}
-            validations.setdefault(int(row["step"]), {}).update(known)
+        for record in records_with(text, b'"val-core/'):
+            validations.setdefault(int(record["step"]), {}).update(record)
     return reward, dict(sorted(validations.items()))
 
 
@@ -108,26 +115,28 @@ def last_events(file: Path) -> list[Event]:
         step = text.rfind(STEP_EVENT, run)
         last = text.rfind(b"\n", 0, text.rfind(b"\n"))  # of the last complete line: the end of the one before
         lines = [line_at(text, position) for position in (run, step, last + 1) if position >= 0]
-    return [row for row in map(parse_row, dict.fromkeys(lines)) if row is not None]
+    rows = [row for row in map(parse_row, dict.fromkeys(lines)) if row is not None]
+    return [event for event in map(read_event, rows) if event is not None]
 
 
 @contextmanager
 def mapped(file: Path) -> Iterator[mmap.mmap | bytes]:
     """A file that is searched without reading it into Python; empty if there is none."""
     try:
-        with file.open("rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        with open_regular(file) as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as text:
             yield text
     except (FileNotFoundError, ValueError):  # an empty file cannot be mapped
         yield b""
 
 
-def rows_with(text: mmap.mmap | bytes, word: bytes, *, backwards: bool = False) -> Iterator[dict[str, Any]]:
-    """The rows of a file of JSON lines that hold `word`, one after the other."""
+def records_with(text: mmap.mmap | bytes, word: bytes, *, backwards: bool = False) -> Iterator[dict[str, float]]:
+    """The records of a metrics.jsonl whose lines hold `word`, one after the other."""
     position = text.rfind(word) if backwards else text.find(word)
     while position >= 0:
         row = parse_row(line_at(text, position))
-        if row is not None:
-            yield row
+        record = None if row is None else metrics_record(row)
+        if record is not None:
+            yield record
         if backwards:
             position = text.rfind(word, 0, text.rfind(b"\n", 0, position) + 1)
         else:
@@ -136,8 +145,10 @@ def rows_with(text: mmap.mmap | bytes, word: bytes, *, backwards: bool = False) 
 
 
 def line_at(text: mmap.mmap | bytes, position: int) -> bytes:
-    end = text.find(b"\n", position)
-    return text[text.rfind(b"\n", 0, position) + 1 : end if end >= 0 else None]
+    """Empty if it is too long."""
+    start, end = text.rfind(b"\n", 0, position) + 1, text.find(b"\n", position)
+    end = end if end >= 0 else len(text)
+    return text[start:end] if end - start <= LONGEST_LINE else b""
 
 
 def _at(config: Mapping[str, Any], path: str) -> str | None:

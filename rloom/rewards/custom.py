@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from rloom.errors import RewardError
+from rloom.import_path import allow_neighbours
 from rloom.rewards import helpers
 from rloom.rewards.messages import Style
 
@@ -76,7 +77,7 @@ def _load_module(path: str, file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     vars(module).update({name: getattr(helpers, name) for name in helpers.__all__})
     sys.modules[MODULE_NAME] = module  # dataclasses and pickle read the module of a class from there
-    sys.path.append(str(file.parent))  # so that it can import files of the same folder
+    allow_neighbours(str(file))
     try:
         loader.exec_module(module)
     except BaseException as error:  # also a sys.exit() in the file

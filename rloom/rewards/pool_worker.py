@@ -1,4 +1,4 @@
-"""A reward worker: `python -m rloom.rewards.pool_worker`, started by the pool. See `messages.py`.
+"""A reward worker: a process that the pool starts. See `messages.py`.
 
 It imports no torch, so it starts in milliseconds. Output of the user's code goes to stderr, because stdout is used for
 the replies.
@@ -137,7 +137,3 @@ class _RuleEvaluator:
         self._prepared.add(rule.prepare)
         self._reply(Progress.READY)
         self._timer.start(self._limit_s)
-
-
-if __name__ == "__main__":
-    main()

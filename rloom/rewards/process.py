@@ -12,7 +12,9 @@ from collections import deque
 from typing import IO
 
 from rloom.errors import RewardError
+from rloom.import_path import child_command
 from rloom.rewards.messages import Progress, Refusal, Reply, Setup, Style, decode, encode
+from rloom.terminal import printable
 from rloom.types import Score
 
 EXIT_GRACE_S = 2.0  # for a worker to flush the open files of the user's code before it is killed
@@ -36,7 +38,7 @@ class WorkerProcess:
         self._socket, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rloom.rewards.pool_worker"],
+                child_command("rloom.rewards.pool_worker"),
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
@@ -142,4 +144,4 @@ class WorkerProcess:
             for raw in stream:
                 line = raw.decode(errors="replace").rstrip()
                 self._last_lines.append(line)
-                print(line, file=sys.stderr)
+                print(printable(line), file=sys.stderr)  # it may quote answers

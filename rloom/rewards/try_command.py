@@ -14,6 +14,7 @@ from rloom.errors import RewardError
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import check_sources, rule_for
 from rloom.rewards.rules.numbers import canonical
+from rloom.terminal import printable
 from rloom.types import Sample, Score
 
 EXAMPLES = """
@@ -86,7 +87,7 @@ def render(sample: Sample, score: Score, scorer: str, extracted: str | None, tru
         "detail": score.detail,
         "reason": score.reason,
     }
-    return "\n".join(f"{name:<12}  {text}" for name, text in rows.items() if text is not None)
+    return printable("\n".join(f"{name:<12}  {text}" for name, text in rows.items() if text is not None))
 
 
 def _response(given: argparse.Namespace) -> str:

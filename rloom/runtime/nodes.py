@@ -112,7 +112,7 @@ def ray_process(how: list[str], node: int, cpus: int, gpus: int) -> Iterator["su
     if "--head" in how:
         command += ["--include-dashboard=false", "--no-monitor"]  # the monitor is that of the autoscaler
     if sys.platform.startswith("linux"):
-        command = [sys.executable, "-c", END_WITH_PARENT, *command]
+        command = [sys.executable, "-P", "-c", END_WITH_PARENT, *command]
     with sigterm_blocked():  # a scheduler's SIGTERM would end the cluster before the driver has finished its step
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ.copy(), start_new_session=True

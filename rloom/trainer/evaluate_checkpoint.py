@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloom.config.saved import load_saved, saved_root
+from rloom.config.saved import load_saved, run_directory_of, saved_root
 from rloom.config.sft_schema import SftConfig
 from rloom.errors import CheckpointError
 from rloom.rewards.failures import check_failures
@@ -20,7 +20,7 @@ def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> dict
             f"{checkpoint} DIR`, and validate it with `rloom train actor_rollout_ref.model.path=DIR "
             "trainer.val_only=True`"
         )
-    config = load_saved(checkpoint, overrides)
+    config = load_saved(checkpoint, overrides, settings=[run_directory_of(checkpoint)])
     with open_evaluation(config, checkpoint) as evaluator:
         answers = evaluator.answer(state["step"], progress=lambda done, total: None)
         check_failures([answer.score for answer in answers], config.reward_model.max_failed_share)

@@ -19,6 +19,7 @@ from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
 from rloom.runtime.secret import new_secret, on_this_machine
 from rloom.startup import announce
+from rloom.terminal import printable
 from rloom.trainer.assemble.components import config_text
 from rloom.trainer.assemble.worker_groups import layout_of
 from rloom.trainer.checkpoint import Checkpoints
@@ -84,10 +85,8 @@ def attempts(job: Job, directory: Path) -> Outcome:
             if restarts == config.trainer.max_restarts:
                 error.add_note(f"trainer.max_restarts={restarts}: the run does not begin again.")
                 raise
-            print(
-                error, *getattr(error, "__notes__", []), f"Restart {restarts + 1} of {config.trainer.max_restarts}",
-                sep="\n", flush=True,
-            )  # fmt: skip
+            restart = f"Restart {restarts + 1} of {config.trainer.max_restarts}"
+            print(printable("\n".join([str(error), *getattr(error, "__notes__", []), restart])), flush=True)
             layout = remaining_layout(config, layout)
     raise AssertionError("unreachable")
 

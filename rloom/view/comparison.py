@@ -8,7 +8,6 @@ from rloom.view.faults import BadRequest
 from rloom.view.json_text import Json
 from rloom.view.opened import OpenedRuns
 from rloom.view.query import Query, shown, whole_number
-from rloom.view.runs import plain
 
 MOST_RUNS = 20
 
@@ -24,7 +23,7 @@ def comparison(runs: OpenedRuns, query: Query) -> Json:
         return {
             "runs": numbers,
             "config": [
-                {"key": found.key, "values": [plain(value) for value in found.values], "present": found.present}
+                {"key": found.key, "values": found.values, "present": found.present}
                 for found in compare_configs(configs, {})
             ],
             "accuracy": [

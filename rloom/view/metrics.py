@@ -21,4 +21,6 @@ def metrics(run: OpenedRun, query: Query) -> Json:
             "steps": [int(step["step"]) for step in records],
             "metrics": {name: [step.get(name) for step in records] for name in names},
             "state": state_json(folder.state),
+            "skipped": folder.skipped,
+            "fault": folder.config_fault,
         }

@@ -1,5 +1,6 @@
 """Which part of rloom may know which: imports point one way, and a heavy library has one home."""
 
+import ast
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -8,7 +9,7 @@ import pytest
 
 from tests.architecture.source import ROOT, Module, modules, under
 
-BOTTOM = ("rloom.errors", "rloom.extras", "rloom.types")
+BOTTOM = ("rloom.errors", "rloom.extras", "rloom.import_path", "rloom.terminal", "rloom.types")
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.packing", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = tuple(
@@ -69,12 +70,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.language": (),
     "rloom.hub": ("rloom.errors",),
     "rloom.startup": (),
+    "rloom.import_path": (),
+    "rloom.terminal": (),
     "rloom.atomic": (),
     "rloom.types": (),
     "rloom.transfer": (),
     "rloom.batch": ("rloom.types", "rloom.transfer"),
     "rloom.packing": (),
-    "rloom.console": ("rloom.errors", "rloom.startup"),
+    "rloom.console": ("rloom.errors", "rloom.startup", "rloom.terminal"),
     # tables and rules without torch, which the keys are checked against
     "rloom.config": (
         "rloom.config",
@@ -117,7 +120,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.algos.discount",
         "rloom.algos.needs",
         "rloom.language",
-        *(f"rloom.observe.{name}" for name in ("events", "mismatch", "run_folder")),
+        *(f"rloom.observe.{name}" for name in ("events", "mismatch", "records", "run_folder")),
         *BOTTOM,
     ),
     "rloom.doctor": ("rloom", "rloom.doctor", "rloom.errors", "rloom.extras", "rloom.rewards.sandbox"),
@@ -140,7 +143,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *NOUNS,
     ),
     "rloom.rollout.servers": (
-        "rloom",
         "rloom.rollout.servers",
         "rloom.rollout.base",
         "rloom.models",
@@ -218,7 +220,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.trainer.ppo": ("rloom.trainer.ppo", "rloom.algos", "rloom.rewards.routing", "rloom.rewards.rules", *NOUNS),
     "rloom.trainer.config": (),
     "rloom.trainer": (),
-    "rloom": ("rloom.api", "rloom.errors"),
+    "rloom": ("rloom.api", "rloom.errors", "rloom.import_path"),
 }
 
 # library -> the only modules that may import it
@@ -356,3 +358,15 @@ def test_importing_it_imports_no_torch(name: str) -> None:
     code = f"import sys, {name}; print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_python_that_rloom_starts_is_told_so() -> None:
+    """A list with sys.executable is a command: its next word is -P, or -I, which includes it."""
+    started = [
+        (module.name, [word.value if isinstance(word, ast.Constant) else "" for word in node.elts])
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.List) and node.elts and "sys.executable" in ast.unparse(node.elts[0])
+    ]
+    assert len(started) >= 6
+    assert [found for found in started if found[1][1] not in ("-P", "-I")] == []

@@ -8,6 +8,8 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from torch import Tensor
 from rloom.config.saved import CONFIG_FILE, load_saved
 from rloom.engines.storage import INDEX, write_tensors
 from rloom.errors import CheckpointError, ConfigError, ModelError, RloomError
+from rloom.models.source import EMBEDDED
 from rloom.trainer import main_ppo
 from rloom.trainer.assemble.models import policy_engine, policy_network
 from rloom.trainer.checkpoint import SEAL, STATE, read_state, seal
@@ -231,6 +234,63 @@ def test_a_forged_checkpoint_is_not_run_by_train(
     assert main_ppo.main(arguments(run, 2, *RLOO)) == 2
     assert f"{start / 'actor' / 'optimizer_shards'}" in capsys.readouterr().err
     assert not (tmp_path / "marker").exists()
+
+
+def test_python_files_in_a_checkpoint_are_not_run(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """The command in the checkpoint's own folder. Files that no seal lists may be there."""
+    checkpoint = Path(shutil.copytree(checkpoints[ONE], tmp_path / "global_step_1"))
+    for name in (
+        "asyncio",
+        "types",
+        "typing",
+        "code",
+        "random",
+        "json",
+        "torch",
+        "numpy",
+        "flash_attn",
+        "usercustomize",
+    ):
+        (checkpoint / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'a').write(__name__)\n")
+    command = [Path(sys.executable).with_name("rloom"), "eval", ".", "data.val_max_samples=2"]
+    found = subprocess.run(command, cwd=checkpoint, capture_output=True, text=True)
+    assert found.returncode == 0 and "val-aux/math_reasoning/failed: 0" in found.stdout, found.stderr
+    assert not (tmp_path / "marker").exists()
+
+
+def spoil(file: Path, name: str, value: float) -> None:
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}  # not of the file that is replaced
+    tensors[name].view(-1)[-1] = value
+    file.unlink()
+    write_tensors(file, tensors)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", [ONE, SHARDS])
+def test_weights_that_are_not_finite_are_named(
+    checkpoints: dict[str, Path], tmp_path: Path, kind: str, value: float
+) -> None:
+    """Greedy decoding of NaN gives answers that score 0, which looks like a model that has not learned."""
+    checkpoint = Path(shutil.copytree(checkpoints[kind], tmp_path / "global_step_1"))
+    file = checkpoint / "actor" / ("model.safetensors" if kind == ONE else "model_shards/rank_1.safetensors")
+    name = "model.layers.2.mlp.down_proj.weight"
+    spoil(file, name, value)
+    reseal(checkpoint)
+    for command in (lambda: evaluate_checkpoint(checkpoint), lambda: export(checkpoint, tmp_path / "exported")):
+        with pytest.raises((ModelError, CheckpointError), match=rf"{checkpoint}.*{name}.* NaN or infinite numbers"):
+            command()
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_run_does_not_start_from_weights_that_are_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Path(shutil.copytree(EMBEDDED / "model", tmp_path / "model"))
+    spoil(model / "model.safetensors", "model.norm.weight", float("-inf"))
+    keys = (f"actor_rollout_ref.model.path={model}", "data.max_prompt_length=64")
+    assert main_ppo.main(arguments(tmp_path / "run", 1, *RLOO, *keys)) == 2
+    said = f"actor_rollout_ref.model.path={model}: model.norm.weight in the weights has NaN or infinite numbers"
+    assert said in capsys.readouterr().err
 
 
 def test_shards_made_by_hand_are_read_as_the_whole_they_were(checkpoints: dict[str, Path], engine: Any) -> None:

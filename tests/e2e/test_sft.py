@@ -1,6 +1,7 @@
 """Supervised fine-tuning from the command to the files: small real runs on the embedded model."""
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -14,8 +15,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rloom.config.load import load_config, load_sft_config
+from rloom.data.prepare import arithmetic
 from rloom.engines.local import LocalEngine
 from rloom.errors import CheckpointError, ConfigError
+from rloom.models.source import EMBEDDED
 from rloom.trainer import sft_trainer
 from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
 from rloom.trainer.export import export
@@ -234,3 +237,22 @@ def test_torchrun_decides_the_number_of_workers(monkeypatch: pytest.MonkeyPatch)
     assert (config.trainer.n_gpus_per_node, config.trainer.nnodes, config.uses_ray) == (4, 2, False)
     with pytest.raises(ConfigError, match=r"trainer.n_gpus_per_node=8: torchrun has started 4; remove the key"):
         load_sft_config(["model.path=a/model", "trainer.n_gpus_per_node=8"])
+
+
+def test_without_keys_the_answers_are_those_of_the_embedded_model_and_its_errors_are_learned_away(
+    tmp_path: Path,
+) -> None:
+    """The model copies a student who works without an error with probability 0.30 * 0.95 * 0.96 where a carry is
+    needed and 0.75 * 0.95 * 0.96 elsewhere (recipes/embedded): that is the loss of the right answers at the start."""
+    rows = 64
+    sizes = (f"data.val_max_samples={rows}", "data.train_batch_size=32", "data.train_max_samples=-1")
+    often = ("trainer.val_before_train=True", "trainer.test_freq=4", "trainer.save_freq=-1")
+    run = train(tmp_path, 4, *sizes, *often, "optim.lr=2e-4", "optim.lr_warmup_steps=0")
+    _, test = arithmetic.questions(train=8192, test=512, seed=0)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED / "model")
+    tokens = sum(len(tokenizer(question.answer).input_ids) + 1 for question in test[:rows])  # and the end of the turn
+    chances = [(0.30 if question.problem.hard else 0.75) * 0.95 * 0.96 for question in test[:rows]]
+    expected = -sum(math.log(chance) for chance in chances) / tokens
+    first, last = (record["val/loss"] for record in records(run) if "val/loss" in record)
+    assert first == pytest.approx(expected, rel=0.1)
+    assert last < 0.85 * first

@@ -132,3 +132,22 @@ def test_an_empty_file_is_named_in_the_error(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), tmp_path / "a.parquet")
     assert fault(tmp_path / "a.parquet").startswith(f"{tmp_path / 'a.parquet'}: holds no rows")
     assert "not a readable parquet file" in fault(write(tmp_path / "b.parquet", ""))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": ' + "[" * 100_000, '{"a": ' + "[" * 70 + "]" * 70 + "}", '{"a": ' + '{"b": ' * 70]
+)
+@pytest.mark.parametrize("name", ["deep.jsonl", "deep.json"])
+def test_a_row_that_is_nested_too_deeply_is_named(tmp_path: Path, name: str, text: str) -> None:
+    before, after = ("[\n{},\n", "]") if name.endswith(".json") else ("{}\n{}\n", "\n")
+    (tmp_path / name).write_text(f"{before}{text}{after}")
+    with pytest.raises(DataError, match=rf"{name}, line 3: not valid JSON"):
+        read_rows(tmp_path / name)
+
+
+def test_64_levels_and_a_number_of_thousands_of_digits(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": ' + "[" * 63 + "]" * 63 + "}\n")
+    assert len(read_rows(tmp_path / "rows.jsonl")) == 1
+    (tmp_path / "rows.jsonl").write_text('{"a": ' + "9" * 5000 + "}\n")
+    with pytest.raises(DataError, match=r"rows.jsonl, line 1: not valid JSON \(Exceeds the limit"):
+        read_rows(tmp_path / "rows.jsonl")

@@ -276,18 +276,30 @@ def test_a_reward_of_0_explains_what_follows_from_it() -> None:
     assert kinds(found) == ["reward_zero"]
 
 
-def test_answers_that_are_all_cut_off_explain_a_reward_of_0() -> None:
-    values: Values = {f"critic/score/{name}": 0.0 for name in ("mean", "max", "min", "std")}
-    [finding] = diagnose(history({**values, "response_length/clip_ratio": 1.0, "rollout/equal_groups": 1.0}))
+def scores_of(value: float) -> dict[str, float]:
+    return {"critic/score/mean": value, "critic/score/max": value, "critic/score/min": value, "critic/score/std": 0.0}
+
+
+def test_answers_that_are_all_cut_off_come_after_a_reward_of_0() -> None:
+    values: Values = {**scores_of(0.0), "response_length/clip_ratio": 1.0, "rollout/equal_groups": 1.0}
+    [first, finding] = diagnose(history(values))
+    assert first.kind == "reward_zero"
     assert finding.kind == "answers_cut" and finding.severity is Severity.ERROR
     assert finding.changes[0].assignment == "data.max_response_length=1024"
 
 
-def test_answers_that_loop_from_the_start_explain_a_reward_of_0() -> None:
-    values: Values = {f"critic/score/{name}": 0.0 for name in ("mean", "max", "min", "std")}
-    [finding] = diagnose(history({**values, "rollout/repetition": 0.8, "response_length/clip_ratio": 1.0}))
-    assert finding.kind == "repetition" and finding.severity is Severity.ERROR
-    assert finding.causes[0].english.startswith("the model is damaged")
+def test_a_reward_of_0_comes_before_answers_that_repeat_themselves() -> None:
+    looping: Values = {"rollout/repetition": 0.8, "response_length/clip_ratio": 1.0}
+    [first, second] = diagnose(history({**scores_of(0.0), **looping}, steps=6))
+    assert first.title.english == "Every reward is 0: nothing to learn from"
+    assert first.evidence[0].english == "critic/score/max is 0 in all 6 steps: none of about 3,072 answers scored"
+    assert first.evidence[0].chinese == "全部 6 步的 critic/score/max 都为 0：约 3,072 个回答无一得分"
+    assert "check this first" in first.causes[0].english and "rloom reward try" in first.causes[0].chinese
+    assert second.kind == "repetition" and second.severity is Severity.ERROR
+    assert second.causes[0].english.startswith("the model is damaged")
+    [first, second] = diagnose(history({**scores_of(-0.5), **looping}, steps=6))
+    assert (first.kind, second.kind) == ("reward_constant", "repetition")
+    assert first.evidence[0].english == "lowest and highest score of all 6 steps: -0.5 and -0.5"
 
 
 def test_what_a_finding_explains_are_kinds_that_exist() -> None:
@@ -384,7 +396,7 @@ def test_the_command_prints_findings_and_ends_with_1(tmp_path: Path, capsys: pyt
     assert cli.main(["doctor", str(run)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [str(run), "20 steps, finished; 23 kinds of faults checked, 1 finding"]
-    assert "1. ERROR The reward is always 0  [reward_zero, steps 1–20]" in lines
+    assert "1. ERROR Every reward is 0: nothing to learn from  [reward_zero, steps 1–20]" in lines
     assert "     critic/score/max is 0 in all 20 steps: none of about 10,240 answers scored" in lines
     assert any(line.startswith("     trainer.log_val_generations=5 ") for line in lines)
 
@@ -394,7 +406,7 @@ def test_the_command_is_in_the_users_language(
 ) -> None:
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert cli.main(["doctor", str(written(tmp_path / "run", FAULTY["reward_zero"]()))]) == 1
-    assert "1. 错误 奖励始终为 0  [reward_zero, 第 1–20 步]" in capsys.readouterr().out
+    assert "1. 错误 所有奖励都为 0：没有可学习的信号  [reward_zero, 第 1–20 步]" in capsys.readouterr().out
 
 
 def test_a_healthy_run_says_what_was_checked_and_ends_with_0(

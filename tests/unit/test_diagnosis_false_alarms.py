@@ -12,7 +12,7 @@ from rloom.diagnosis.finding import Finding, Severity
 from rloom.diagnosis.history import History
 from rloom.diagnosis.live import LiveDiagnosis
 from rloom.diagnosis.series import Series, correlation_of_changes
-from tests.unit.test_diagnosis import GAE, SFT, Values, flat, history, kinds
+from tests.unit.test_diagnosis import GAE, SFT, Values, flat, history, kinds, scores_of
 
 SFT_KEYS = {"optim.lr": 1e-5, "optim.clip_grad": 1.0}
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -308,3 +308,20 @@ def test_the_clip_fraction_of_gspo_has_no_limit_but_its_ratio_has() -> None:
     clipped: Values = {"actor/pg_clipfrac": 0.45}
     assert kinds(history(clipped, {LOSS_MODE: "gspo"})) == [] and kinds(history(clipped)) == ["clip_high"]
     assert kinds(history({**clipped, "actor/ppo_ratio": 1.5}, {LOSS_MODE: "gspo"})) == ["clip_high"]
+
+
+@pytest.mark.parametrize(
+    ("score", "more", "found"),
+    [
+        (0.3, {}, ["reward_constant"]),
+        (1.0, {}, []),  # of a rule or a judge: every answer is right
+        (2.0, {}, ["reward_constant"]),
+        (2.0, {"reward/acc": 1.0}, []),
+        (2.0, {"reward/acc": 0.4}, ["reward_constant"]),
+        (2.0, {"val-core/math/acc/mean@1": 0.97}, []),
+    ],
+)
+def test_a_reward_that_is_always_at_its_top_is_no_fault_of_the_reward(
+    score: float, more: Values, found: list[str]
+) -> None:
+    assert kinds(history({**scores_of(score), **more}, steps=6)) == found

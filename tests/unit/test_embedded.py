@@ -129,6 +129,19 @@ def test_the_stored_data_is_what_the_generator_writes(data: dict[str, list[dict[
     assert data == {"train": train, "test": test}
 
 
+def test_the_answer_of_a_row_is_worked_out_as_the_model_does_it_without_its_errors():
+    chinese, english = arithmetic.PHRASINGS[0], arithmetic.PHRASINGS[-1]
+    answers = [
+        arithmetic.Question(problem, phrasing).answer
+        for problem, phrasing in (
+            (arithmetic.Problem(15, "+", 27), chinese),
+            (arithmetic.Problem(52, "-", 27), english),
+            (arithmetic.Problem(57, "-", 52), english),
+        )
+    ]
+    assert answers == ["5+7=12\n1+2+1=4\n答案：42", "12-7=5\n5-2-1=2\nAnswer: 25", "7-2=5\n5-5=0\nAnswer: 5"]
+
+
 def test_a_row_has_the_documented_fields():
     train, test = arithmetic.rows(train=3, test=2, seed=7)
     problems = {split: [problem_of(row) for row in rows] for split, rows in (("train", train), ("test", test))}
@@ -139,7 +152,7 @@ def test_a_row_has_the_documented_fields():
                 "prompt": [{"role": "user", "content": row["prompt"][0]["content"]}],
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": str(a + b if op == "+" else a - b)},
-                "extra_info": {"split": split, "index": index},
+                "extra_info": {"split": split, "index": index, "answer": row["extra_info"]["answer"]},
             }
 
 

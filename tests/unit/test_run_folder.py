@@ -26,24 +26,38 @@ def log_of(folder: Path, *, start: int = 0, **process: object) -> EventLog:
 
 def test_a_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
     file = tmp_path / "lines"
-    lines = JsonLines(file)
+    lines = JsonLines(file, lambda row: row)
     assert lines.read() == ([], False)
     file.write_bytes(b'{"a": 1}\n{"a": ')
     assert lines.read() == ([{"a": 1}], False)
     assert lines.read() == ([], False)
     with file.open("ab") as out:
         out.write(b"2}\nbroken\n[3]\n")
-    assert lines.read() == ([{"a": 2}], False)
+    assert lines.read() == ([{"a": 2}], False) and lines.skipped == 2
 
 
 def test_a_file_that_was_replaced_is_read_from_its_beginning(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_text('{"a": 1}\n{"a": 2}\n')
-    lines = JsonLines(file)
+    lines = JsonLines(file, lambda row: row)
     lines.read()
     (tmp_path / "new").write_text('{"a": 3}\n')
     (tmp_path / "new").replace(file)
     assert lines.read() == ([{"a": 3}], True)
+
+
+def test_a_line_that_is_too_long_is_counted_once_and_is_never_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rloom.observe.json_lines.LONGEST_LINE", 10)
+    file = tmp_path / "lines"
+    lines = JsonLines(file, lambda row: row if row.get("a") != 5 else None)
+    file.write_text('{"a": 1}\n{"b": "' + "x" * 25)
+    assert lines.read() == ([{"a": 1}], False) and lines.skipped == 0
+    with file.open("a") as out:
+        out.write('"}\n\n{"a": 5}\n{"a": 2}\n')
+    assert lines.read() == ([{"a": 2}], False)
+    assert lines.skipped == 2  # the long one and the one that the check refuses, not the empty one
 
 
 def test_metrics_of_a_step_and_its_validation_are_one_dict_and_unknown_values_are_left_out(tmp_path: Path) -> None:

@@ -119,4 +119,4 @@ def test_every_field_of_a_summary_can_be_written_as_json(tmp_path: Path) -> None
 
     found: RunSummary = summarize(write_run(tmp_path / "run", {}, {}))
     loaded: dict[str, Any] = json.loads(json.dumps(as_object(found)))
-    assert set(loaded) == {"path", "name", "state", "reward", "accuracy", "algorithm", "model"}
+    assert set(loaded) == {"path", "name", "state", "reward", "accuracy", "algorithm", "model", "fault"}

@@ -1,5 +1,6 @@
 """A checkpoint's own configuration is data: nothing in it runs code unless the user names it again."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 from rloom.config.load import load_config
 from rloom.config.saved import CONFIG_FILE, EVALUATION, MODEL_ALONE, load_saved, merge_trees
 from rloom.config.schema import Config
+from rloom.config.sources import leaf_keys
 from rloom.errors import ConfigError
 from rloom.trainer.assemble.components import config_text
 
@@ -25,8 +27,6 @@ CODE: list[tuple[str, Any]] = [
     (REWARD, "reward.py"),
     ("reward_model.trust_remote_code", True),
     ("reward_model.model.trust_remote_code", True),
-    ("reward_model.api.base_url", "http://a:1/v1"),
-    ("reward_model.api.api_key_env", "SECRET"),
     ("reward_model.remote.urls", ["http://a:1/x", "https://b/y"]),
     ("reward_model.remote.token_env", "SECRET"),
     (ENGINE, {"custom_generate": "some/folder", "trust_remote_code": True}),
@@ -61,11 +61,67 @@ def test_what_runs_code_is_refused_with_the_words_that_allow_it(tmp_path: Path, 
     with pytest.raises(ConfigError) as caught:
         load_saved(tmp_path)
     said = str(caught.value)
+    effects = "run code, contact a server, spend money or write files"
     assert said.startswith(
-        f"{tmp_path / CONFIG_FILE} sets keys that run code or name a server: {key}={value}. A checkpoint is not trusted"
+        f"{tmp_path / CONFIG_FILE} sets keys that {effects}: {key}={value}. A checkpoint is not trust"
     )
     allow = shlex.split(said.rpartition("add to the command: ")[2])
     assert value_of(load_saved(tmp_path, allow), key) == value
+
+
+JUDGE = {
+    "enable": True,
+    "type": "openai",
+    "model": "most-expensive",
+    "base_url": "http://a:1/v1",
+    "api_key_env": "SECRET",
+    "cache_dir": "/anywhere",
+}
+
+
+def test_a_judge_spends_no_money_unless_all_that_it_depends_on_is_repeated(tmp_path: Path) -> None:
+    write(tmp_path, nested("reward_model.api", JUDGE))
+    words = [f"reward_model.api.{name}={value}" for name, value in JUDGE.items()]
+    with pytest.raises(ConfigError) as caught:
+        load_saved(tmp_path)
+    allow = shlex.split(str(caught.value).rpartition("add to the command: ")[2])
+    assert [word.lower() for word in allow] == [word.lower() for word in words]
+    for left_out in range(len(words)):
+        with pytest.raises(ConfigError, match=f"write files: {words[left_out]}. A checkpoint"):
+            load_saved(tmp_path, words[:left_out] + words[left_out + 1 :])
+    assert load_saved(tmp_path, words).reward_model.api.model == "most-expensive"
+    assert not load_saved(tmp_path, ["reward_model.api.enable=False"]).reward_model.api.enable
+    write(tmp_path, nested("reward_model.api", {**JUDGE, "enable": False}))
+    assert load_saved(tmp_path).reward_model.api.model == "most-expensive"  # without an effect
+
+
+def test_a_part_of_a_mix_is_a_reward_of_its_own(tmp_path: Path) -> None:
+    mix = nested("reward_model.composite", {"enable": True, "weights": {"rule_score": 0.5, "api_score": 0.5}})
+    judge = {"enable": True, "type": "claude", "model": None, "cache_dir": None}
+    write(tmp_path, merge_trees(mix, nested("reward_model.api", judge)))
+    with pytest.raises(
+        ConfigError, match=r"add to the command: reward_model.api.enable=true reward_model.api.type=claude$"
+    ):
+        load_saved(tmp_path)
+
+
+def test_what_has_an_effect_outside_of_the_run_is_asked_for() -> None:
+    """Names of fields that runs of others are made to do something with; their values need consent, or say why not."""
+    names = re.compile(r"(urls?|_env|command|enable|trust_remote_code|logger|ray_init|_kwargs|_dir|path|loss_mode)$")
+    harmless = {
+        "reward_model.composite.enable": "of what else is configured",
+        "reward_model.overlong_buffer.enable": "arithmetic",
+        "reward_model.enable": "a model, as safetensors",
+        "algorithm.filter_groups.enable": "arithmetic",
+        "critic.enable": "a model, as safetensors",
+        "trainer.default_local_dir": "of a run; `rloom eval` replaces it",
+        "custom_reward_function.reward_kwargs": "of the function, which needs consent",
+    }
+    asked = {path for path, key in leaf_keys().items() if key.needs_consent is not None}
+    found = {path for path in leaf_keys() if names.search(path)}
+    models = {path for path in found if path.endswith((".path", "_path")) and path != REWARD}  # safetensors only
+    assert found - asked - set(harmless) == models
+    assert {path for path in asked if not path.startswith(("critic.", "trainer.", "ray_kwargs."))} == set(EVALUATION)
 
 
 def test_all_that_runs_code_is_named_at_once(tmp_path: Path) -> None:
@@ -75,7 +131,7 @@ def test_all_that_runs_code_is_named_at_once(tmp_path: Path) -> None:
     assert str(caught.value).endswith(f"add to the command: {REWARD}=a.py")
     with pytest.raises(ConfigError) as caught:
         load_saved(tmp_path)
-    assert str(caught.value).endswith(f"add to the command: {ESTIMATOR}=b.py:f {REWARD}=a.py")
+    assert str(caught.value).endswith(f"add to the command: {REWARD}=a.py {ESTIMATOR}=b.py:f")
 
 
 def test_a_mapping_that_is_named_takes_nothing_from_the_file(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ SGLANG = SglangSettings(
 def test_sglangs_command_has_rlooms_settings_and_the_users() -> None:
     words = " ".join(sglang_command(SGLANG)[1:])
     assert words == (
-        f"-m sglang.launch_server --model-path {SGLANG.source.location} --host 127.0.0.1 --port {{port}} "
+        f"-P -m sglang.launch_server --model-path {SGLANG.source.location} --host 127.0.0.1 --port {{port}} "
         "--dtype bfloat16 --context-length 1024 --max-running-requests 256 --max-prefill-tokens 8192 "
         "--mem-fraction-static 0.5 --tp-size 2 --enable-memory-saver --enable-weights-cpu-backup "
         "--attention-backend fa3 --enable-deterministic-inference"
@@ -108,7 +108,7 @@ def test_sglangs_command_has_rlooms_settings_and_the_users() -> None:
 def test_vllms_command_is_that_of_the_engine_in_process_with_rlooms_worker() -> None:
     given = {"model": "m", "enforce_eager": False, "hf_overrides": {"a": 1}, "skip_tokenizer_init": True, "seed": None}
     assert vllm_command(given, tensor_parallel=4)[1:] == [
-        *("-m", "vllm.entrypoints.openai.api_server", "--model", "m", "--no-enforce-eager"),
+        *("-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "m", "--no-enforce-eager"),
         *("--hf-overrides", '{"a": 1}', "--tensor-parallel-size", "4"),
         *("--worker-extension-cls", "rloom.rollout.vllm.server_worker.ServerWorker", "--load-format", "auto"),
         *("--host", "127.0.0.1", "--port", "{port}"),

@@ -124,7 +124,11 @@ def test_the_configuration_is_flat(viewer: Viewer, run: str) -> None:
 
 
 def test_the_dumped_steps_of_each_kind_are_listed(viewer: Viewer, run: str) -> None:
-    assert viewer.get(f"{run}/dumps") == {"train": [1, 2, 3, 4, 5, 6, 7, 8], "validation": [0, 4, 8]}
+    assert viewer.get(f"{run}/dumps") == {
+        "train": [1, 2, 3, 4, 5, 6, 7, 8],
+        "validation": [0, 4, 8],
+        "skipped": 0,
+    }
 
 
 def test_a_prompt_of_a_step_is_summed_up(viewer: Viewer, run: str) -> None:

@@ -41,7 +41,7 @@ def test_a_running_run_is_followed(growing: GrowingRun, folder: Path) -> None:
     with viewing([folder]) as viewer:
         begun = viewer.get(f"{RUN}/metrics")
         assert (begun["steps"], begun["state"]["status"], begun["state"]["total_steps"]) == ([], "running", 8)
-        assert viewer.get(f"{RUN}/dumps") == {"train": [], "validation": []}
+        assert viewer.get(f"{RUN}/dumps") == {"train": [], "validation": [], "skipped": 0}
         assert viewer.fault(f"{RUN}/validation") == (404, "the run has no dump of a validation yet")
         for step in (1, 2):
             growing.write_step(step)
@@ -77,12 +77,12 @@ def test_lines_cut_short_are_left_out_and_what_follows_them_is_read(tmp_path: Pa
     with viewing([folder]) as viewer:
         found = viewer.get(f"{RUN}/metrics")
         assert (found["steps"], found["state"]["status"], found["state"]["step"]) == ([0, 1, 2, 3], "killed", 3)
-        assert viewer.get(f"{RUN}/dumps") == {"train": [1, 2, 3], "validation": [0]}
+        assert viewer.get(f"{RUN}/dumps") == {"train": [1, 2, 3], "validation": [0], "skipped": 0}
         resumed = GrowingRun(folder, total_steps=8, after=3)
         resumed.write_step(4)
         resumed.close()
         assert viewer.get(f"{RUN}/metrics")["steps"] == [0, 1, 2, 3, 4]
-        assert viewer.get(f"{RUN}/dumps") == {"train": [1, 2, 3, 4], "validation": [0, 4]}
+        assert viewer.get(f"{RUN}/dumps") == {"train": [1, 2, 3, 4], "validation": [0, 4], "skipped": 1}
 
 
 def test_a_stage_that_has_begun_has_no_length_yet(growing: GrowingRun, folder: Path) -> None:
@@ -142,7 +142,7 @@ def test_files_that_are_no_longer_what_they_were_do_not_stop_the_viewer(folder: 
         answer = viewer.get(f"{RUN}/train/1/prompts/0")["answers"][0]
         assert answer["pieces"] is None and answer["text"] and len(answer["logprobs"]) == answer["length"]
         (folder / "rollouts" / "index.jsonl").write_bytes(b"\xff\xfe\n[1]\n{}\nnull\n")
-        assert viewer.get(f"{RUN}/dumps") == {"train": [], "validation": []}
+        assert viewer.get(f"{RUN}/dumps") == {"train": [], "validation": [], "skipped": 4}
         shutil.rmtree(folder)
         assert viewer.fault(f"{RUN}/metrics") == (404, f"{folder} is no run directory any more")
         assert viewer.get("/api/runs") == {"runs": []}
@@ -156,7 +156,7 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> 
         found = {run["name"]: run for run in viewer.get("/api/runs")["runs"]}
         assert found["sums/first"]["state"]["status"] == "finished"
         state = found["sums/second"]["state"]
-        assert (state["status"], state["step"]) == ("unknown", 0) and "Is a directory" in state["error"]
+        assert (state["status"], state["step"]) == ("unreadable", 0) and "is not a regular file" in state["error"]
         assert viewer.fault(f"/api/runs/{found['sums/second']['id']}/metrics")[0] == 404
 
 

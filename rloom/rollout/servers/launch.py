@@ -6,13 +6,12 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import rloom
+from rloom.import_path import OWN_FOLDER, child_command
 
 STOP_S = 20.0  # for a server to end after SIGTERM
 TAIL_LINES = 15
@@ -42,9 +41,8 @@ class ServerProcess:
     def start(self) -> None:
         """In the main thread or one that runs as long: the server ends with the thread that started it."""
         command = [word.replace(PORT, str(self.port)) for word in self.launch.command]
-        guard = [sys.executable, "-m", "rloom.rollout.servers.child", str(os.getpid())]
-        folder = str(Path(rloom.__file__).parents[1])
-        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        guard = child_command("rloom.rollout.servers.child", str(os.getpid()))
+        path = os.pathsep.join(filter(None, (OWN_FOLDER, os.environ.get("PYTHONPATH"))))
         self.launch.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.launch.log_file.open("ab") as log:
             log.write(f"\n$ {shlex.join(command)}\n".encode())

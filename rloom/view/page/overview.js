@@ -69,9 +69,9 @@ class Overview {
   }
 
   drawHead() {
-    const { state } = this.store;
+    const { state, skipped, fault } = this.store;
     const run = this.app.run(this.runId);
-    const text = JSON.stringify([state, language(), state.status === "running" ? Math.floor(Date.now() / 1000) : 0]);
+    const text = JSON.stringify([state, skipped, fault, language(), state.status === "running" ? Math.floor(Date.now() / 1000) : 0]);
     if (text === this.headText) return;
     this.headText = text;
     const share = state.total_steps ? Math.min(1, state.step / state.total_steps) : null;
@@ -91,6 +91,8 @@ class Overview {
           el("progress", { max: 1, value: share, "aria-label": t("runs.progress") }),
           el("span", { class: "nowrap" }, t("overview.step_of", { step: state.step, total: state.total_steps }), ` · ${Math.round(100 * share)}\u202f%`))),
       state.status === "killed" ? el("p", { class: "note" }, t("overview.killed")) : null,
+      skipped ? el("p", { class: "note" }, t("overview.skipped", { n: skipped })) : null,
+      fault ? el("p", { class: "note" }, fault) : null,
       el("dl", { class: "facts" }, facts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text)))));
   }
 

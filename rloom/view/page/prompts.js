@@ -21,6 +21,7 @@ export async function prompts(app, { path, query }) {
   const step = path[1] === "last" ? dumps.train.at(-1) : Number(path[1]);
   if (path[1] === "last") history.replaceState(null, "", `#/run/${runId}/step/${step}`);
   const view = new Prompts(app, runId, step, dumps.train, query);
+  if (dumps.skipped) view.node.append(el("p", { class: "note" }, t("dumps.skipped", { n: dumps.skipped })));
   await view.load();
   return {
     node: view.node,

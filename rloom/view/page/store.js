@@ -16,6 +16,8 @@ export class RunStore {
     this.steps = [];
     this.columns = new Map(); // metric -> one value or null for each step
     this.state = null;
+    this.skipped = 0; // records that do not fit
+    this.fault = null; // of config.yaml
     this.version = 0; // grows with every change
     this.last = "";
   }
@@ -35,6 +37,8 @@ export class RunStore {
   merge(answer) {
     const text = JSON.stringify([answer.generation, answer.steps, answer.metrics]);
     this.state = answer.state;
+    this.skipped = answer.skipped;
+    this.fault = answer.fault;
     this.generation = answer.generation;
     if (text === this.last) return;
     this.last = text;

@@ -43,6 +43,7 @@ export const TEXTS = {
   "status.interrupted": ["interrupted", "已中断"],
   "status.failed": ["failed", "出错"],
   "status.killed": ["killed", "被终止"],
+  "status.unreadable": ["cannot be read", "无法读取"],
   "status.unknown": ["unknown", "未知"],
   "connection.lost": ["Connection lost, retrying. Is rloom view still running?", "连接已断开，正在重试。rloom view 还在运行吗？"],
   "connection.refused": [
@@ -88,6 +89,7 @@ export const TEXTS = {
     "The log of the run has no end: its process was killed or its machine stopped. The same command resumes from the last checkpoint.",
     "运行未写出结束记录：进程被终止，或机器已停止。用同一命令可从最近的检查点继续。",
   ],
+  "overview.skipped": ["Records of events.jsonl that do not fit and are left out: {n}", "events.jsonl 中格式不符、未显示的记录：{n}"],
   "overview.announce": ["Step {step}", "第 {step} 步"],
   "chart.log": ["log", "对数"],
   "chart.healthy": ["healthy {low} to {high}", "正常范围 {low}–{high}"],
@@ -129,6 +131,7 @@ export const TEXTS = {
   "severity.error": ["error", "错误"],
   "severity.warning": ["warning", "警告"],
   "severity.note": ["note", "提示"],
+  "dumps.skipped": ["Lines of rollouts/index.jsonl that do not fit and are left out: {n}", "rollouts/index.jsonl 中格式不符、未显示的行：{n}"],
   "dumps.none": ["No answers were written", "没有写出回答"],
   "dumps.none_hint": ["The run writes the answers of its steps with this key:", "设置此配置项后，运行会写出各步的回答："],
   "prompts.title": ["Step {step}", "第 {step} 步"],

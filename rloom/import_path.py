@@ -1,0 +1,54 @@
+"""Where Python looks for modules: never first in the current folder, whose files may be anyone's.
+
+A `random.py` or `types.py` there would replace that of the standard library, and a downloaded checkpoint may have one.
+`rloom` imports this module before any other: until then only sys and os are safe to import.
+"""
+
+import os
+import sys
+
+OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # rloom is found there, installed or not
+RAY_WORKER = os.path.join("ray", "_private", "workers", "default_worker.py")
+# The folder is appended: without an installation the child finds rloom there, and its files replace no other module.
+_START = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from importlib import import_module; import_module(sys.argv.pop(1)).main()"
+)
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """The command of a child process that calls `main()` of a module of rloom. -P: not from the current folder."""
+    return [sys.executable, "-P", "-c", _START, OWN_FOLDER, module, *arguments]
+
+
+def allow_neighbours(file: str) -> None:
+    """Let a user's own file import the files beside it. The standard library and installed packages come first."""
+    folder = os.path.dirname(os.path.abspath(file))
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def set_back_current_folder(path: list[str], argv: list[str], command: list[str]) -> None:
+    """Change `path`, the modules' search path, where Python or Ray has put the current folder first.
+
+    `argv` and `command`: `sys.argv` and `sys.orig_argv`. A notebook or a user's own program is left as it is.
+    """
+    if argv[:1] == ["-m"] and _runs_rloom(command):  # Python sets argv[0] to "-m" while it looks for the module
+        folder = path.pop(0)
+        if folder == OWN_FOLDER:
+            path.append(folder)  # a clone without an installation
+    elif argv and argv[0].endswith(RAY_WORKER):
+        # before Ray's own folders: those of the driver, which may hold a module that a pickled function names
+        ray = argv[0].removesuffix(os.path.join("_private", "workers", "default_worker.py"))
+        first = next((place for place, folder in enumerate(path) if folder.startswith(ray)), 0)
+        path[:] = [*path[first:], *path[:first]]
+
+
+def _runs_rloom(command: list[str]) -> bool:
+    """Example: ["python", "-u", "-m", "rloom.trainer.main_ppo"]"""
+    after = command[command.index("-m") + 1 :] if "-m" in command else []
+    return bool(after) and after[0].partition(".")[0] == "rloom"
+
+
+if not sys.flags.safe_path:
+    set_back_current_folder(sys.path, sys.argv, sys.orig_argv)

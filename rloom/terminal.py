@@ -1,0 +1,23 @@
+"""Text of others on a terminal: rows, answers, replies of a judge, names of files and runs, output of programs.
+
+A terminal obeys control characters: it moves the cursor over what was printed, sets its title, writes to the clipboard
+(OSC 52). Bidirectional overrides show text in another order than it has. Here they are shown, not obeyed.
+"""
+
+import unicodedata
+
+# Cc: control, Cf: format (bidirectional, invisible), Cs: half of a surrogate pair, which cannot be printed at all
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+KEPT = frozenset("\n\t\u200c\u200d")  # Persian and Hindi words and joined emoji need the last two
+
+
+def printable(text: str) -> str:
+    r"""Characters that a terminal would obey become escapes such as \u001b. JSON stays JSON of the same value."""
+    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(escaped(c) if unicodedata.category(c) in HIDDEN and c not in KEPT else c for c in text)
+
+
+def escaped(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
