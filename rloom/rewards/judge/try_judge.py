@@ -7,7 +7,7 @@ from rloom.rewards.judge.client import Answer, Failed
 from rloom.rewards.judge.judge import JudgeReward
 from rloom.rewards.judge.settings import JudgeSettings
 from rloom.rewards.judge.templates import MissingValue
-from rloom.types import Sample
+from rloom.types import Sample, plain_text
 
 
 def try_judge(settings: JudgeSettings, prompt: str, responses: Sequence[str], ground_truth: str | None) -> bool:
@@ -30,7 +30,8 @@ async def call_and_print(reward: JudgeReward, settings: JudgeSettings, group: tu
         await reward.close_async()
     print_answer(reward, answer)
     cost = f"cost {counted['cost']:.3g}" if "cost" in counted else "cost unknown, since no prices are set"
-    print(f"Tokens: {answer.reply.input_tokens} in, {answer.reply.output_tokens} out; {cost}")
+    estimated = " (estimated)" if answer.reply.is_estimated else ""
+    print(f"Tokens: {answer.reply.input_tokens} in, {answer.reply.output_tokens} out{estimated}; {cost}")
     print(f"Time: {counted['latency_s']:.2f} s, {counted['requests']:.0f} requests")
     return True
 
@@ -40,7 +41,7 @@ def print_request(reward: JudgeReward, settings: JudgeSettings, group: tuple[Sam
     temperature = "not sent" if request.temperature is None else f"{request.temperature:g}"
     print(f"Request: {settings.type} {request.model} at {reward.base_url}")
     print(f"Parameters: temperature {temperature}, max_tokens {request.max_tokens}, structured output")
-    print(f"--- system\n{request.system}\n--- user\n{request.user}\n---")
+    print(plain_text(f"--- system\n{request.system}\n--- user\n{request.user}\n---"))
 
 
 def print_answer(reward: JudgeReward, answer: Answer) -> None:
