@@ -194,8 +194,9 @@ class JudgeClient:
             raise
         except TimeoutError as error:
             raise CallFailed(f"no answer within {KEY}.timeout_s={self._limits.timeout_s:g}", retryable=True) from error
-        except Exception as error:  # whatever an SDK makes of a broken answer
-            raise CallFailed(f"{type(error).__name__}: {error}", retryable=True) from error
+        except Exception as error:  # whatever an SDK makes of a broken answer: only this call fails
+            reason = f"no answer that can be read: {type(error).__name__}: {error}"
+            raise CallFailed(reason, retryable=True) from error
         if found.input_tokens and found.output_tokens:
             self._rates.correct(estimated, found.input_tokens + found.output_tokens)
         await self._record(reply, self._clock.now() - started)

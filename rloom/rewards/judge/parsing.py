@@ -15,6 +15,11 @@ NUMBER = r"-?[0-9]+(?:\.[0-9]+)?"
 LABEL = r"(?:score|rating|评分|得分|分数|打分)"
 THINKING = re.compile(r"<(/?)think(?:ing)?>", re.I)
 FENCE = re.compile(r"```(?:json)?[ \t]*\n([^`]*)\n[ \t]*```", re.I)
+BEGINS_OBJECT = re.compile(r'\{\s*"')
+MOST_BRACES = 1000
+LONGEST_OBJECT = 100_000  # characters of an object that is not the whole text
+LONGEST_FENCE = 100  # characters, with the spaces after it
+LONGEST_LINE = 200  # characters of a line with a score
 OPENS_FENCE = re.compile(r"```(?:json)?\s*\Z", re.I)
 EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})([^*_]+)\1")
 SPLIT_NUMBER = re.compile(r"[0-9.,][*_]+[0-9.,]")  # without the marks it would be another number
@@ -63,7 +68,7 @@ def parse_one(text: str, allowed: Range) -> Verdict:
         return Verdict((within(stated_number(last[0], allowed, text), allowed, text),), "")
     scores = [score_line(line, allowed, text) for line in last]
     if not scores or scores[-1] is None:
-        raise Malformed(f"no score as the last line of the answer {excerpt(text)}")
+        raise Malformed(f"no score at the end of the text, in the answer {excerpt(text)}")
     if scores[0] not in (None, scores[-1]):
         raise Malformed(f"several scores in the answer {excerpt(text)}")
     return Verdict((within(scores[-1], allowed, text),), "")
@@ -120,21 +125,31 @@ def object_at_end(body: str) -> LastObject | None:
     a string of another object has an odd number of quotes."""
     fenced = body.endswith("```")
     inner = body[:-3].rstrip() if fenced else body
-    start = inner.find("{") if inner.endswith("}") else -1
-    while start >= 0:
-        try:
-            _, end = DECODER.raw_decode(inner, start)
-        except ValueError:
-            end = start + 1
-        except RecursionError:
-            return None
-        if end == len(inner):
-            before, opens = inner[:start], OPENS_FENCE.search(inner[:start])
-            if bool(opens) != fenced:
-                return None
-            return LastObject((before[: opens.start()] if opens else before).strip(), inner[start:])
-        start = inner.find("{", end)
-    return None
+    start = start_of_object(inner) if inner.endswith("}") else None
+    if start is None:
+        return None
+    opens = OPENS_FENCE.search(inner[max(0, start - LONGEST_FENCE) : start])
+    if bool(opens) != fenced:
+        return None
+    return LastObject(inner[: start - len(opens.group())].strip() if opens else inner[:start].strip(), inner[start:])
+
+
+def start_of_object(body: str) -> int | None:
+    """Tried are the beginning of the text, and a limited number of braces before its end: a failed attempt takes the
+    time of all the text that it is given."""
+    if body.startswith("{") and ends_in_object(body, 0):
+        return 0
+    tail = body[-LONGEST_OBJECT:]
+    begins = [match.start() for match in BEGINS_OBJECT.finditer(tail)]
+    found = next((start for start in begins[: -MOST_BRACES - 1 : -1] if ends_in_object(tail, start)), None)
+    return None if found is None else len(body) - len(tail) + found
+
+
+def ends_in_object(body: str, start: int) -> bool:
+    try:
+        return DECODER.raw_decode(body, start)[1] == len(body)
+    except (ValueError, RecursionError):
+        return False
 
 
 def json_object(written: str, text: str) -> dict[str, Any]:
@@ -176,7 +191,7 @@ def json_entries(found: dict[str, Any], text: str) -> Iterator[tuple[int, float]
 def plain_line(line: str) -> str:
     """With single spaces, and without pairs of Markdown's marks of emphasis, unless digits would be joined."""
     line = " ".join(line.split())
-    if SPLIT_NUMBER.search(line):
+    if len(line) > LONGEST_LINE or SPLIT_NUMBER.search(line):
         return line
     return EMPHASIS.sub(r"\2", EMPHASIS.sub(r"\2", line))
 

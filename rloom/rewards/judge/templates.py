@@ -43,9 +43,8 @@ def enclosing_tags(template: str) -> set[str]:
         slash, name, _ = tag.groups()
         if not slash:
             opened.setdefault(name, tag.end())
-        elif (begin := opened.pop(name, None)) is not None:
-            if any(begin <= variable < tag.start() for variable in variables):
-                names.add(name)
+        elif any(opened.pop(name, tag.end()) <= variable < tag.start() for variable in variables):
+            names.add(name)
     return names
 
 

@@ -57,7 +57,7 @@ class Provider(Protocol):
     """Belongs to the event loop in which it was made."""
 
     async def complete(self, request: ChatRequest) -> Reply:
-        """CallFailed: no answer."""
+        """CallFailed: no answer. Another exception: an answer that is not JSON, or that the SDK cannot read."""
 
     async def close(self) -> None: ...
 
@@ -84,11 +84,6 @@ def connection_failure(error: BaseException) -> CallFailed:
     """Refused, reset, or cut off in the middle."""
     cause = error.__cause__ or error
     return CallFailed(f"connection failed: {type(cause).__name__}: {cause}", retryable=True)
-
-
-def unreadable(error: ValueError) -> CallFailed:
-    """The answer is not JSON or not of the types that the SDK requires, or the request is not valid Unicode."""
-    return CallFailed(f"no answer that can be read: {type(error).__name__}: {error}", retryable=True)
 
 
 def unusable(what: str) -> CallFailed:

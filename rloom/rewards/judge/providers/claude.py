@@ -16,7 +16,6 @@ from rloom.rewards.judge.providers.base import (
     status_failure,
     text_in,
     token_count,
-    unreadable,
     unusable,
 )
 
@@ -40,8 +39,6 @@ class ClaudeProvider:
             raise status_failure(error.status_code, message, error.response.headers) from error
         except anthropic.APIConnectionError as error:
             raise connection_failure(error) from error
-        except ValueError as error:
-            raise unreadable(error) from error
         return reply(answer)
 
     async def close(self) -> None:

@@ -17,7 +17,6 @@ from rloom.rewards.judge.providers.base import (
     status_failure,
     text_in,
     token_count,
-    unreadable,
 )
 
 HTTP_OK = 200
@@ -59,8 +58,6 @@ class DashScopeProvider:
             raise failure(error) from error
         except (errors.DashScopeError, httpx.HTTPError) as error:
             raise connection_failure(error) from error
-        except ValueError as error:
-            raise unreadable(error) from error
         return reply(answer)
 
     async def close(self) -> None:

@@ -17,7 +17,6 @@ from rloom.rewards.judge.providers.base import (
     refused,
     status_failure,
     token_count,
-    unreadable,
 )
 
 BLOCKED = ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "LANGUAGE")
@@ -49,8 +48,6 @@ class GeminiProvider:
             raise status_failure(error.code, str(error.message or error.status), headers) from error
         except httpx.HTTPError as error:
             raise connection_failure(error) from error
-        except ValueError as error:
-            raise unreadable(error) from error
         return reply(answer)
 
     async def close(self) -> None:

@@ -17,7 +17,6 @@ from rloom.rewards.judge.providers.base import (
     status_failure,
     text_in,
     token_count,
-    unreadable,
 )
 
 OWN_ADDRESS = "https://api.openai.com/v1"
@@ -42,8 +41,6 @@ class OpenAIProvider:
             raise failure(error) from error
         except openai.APIConnectionError as error:
             raise connection_failure(error) from error
-        except ValueError as error:
-            raise unreadable(error) from error
         return reply(answer)
 
     async def close(self) -> None:
