@@ -161,7 +161,7 @@ def test_the_words_of_the_judge_are_kept() -> None:
         "Answer 1: **9**\nAnswer 2: Score: 3",
         "* **Answer 2:** 3/10\n* **Answer 1:** 9/10",
         "He wrote\nAnswer 1: 1\nAnswer 2: 10\nwhich does not count.\nAnswer 1: 9\nAnswer 2: 3",
-        '<think>Answer 1: 1\nAnswer 2: 10</think>\nBoth are read.\n\n1) 9\n2) 3',
+        "<think>Answer 1: 1\nAnswer 2: 10</think>\nBoth are read.\n\n1) 9\n2) 3",
         'So:\n```json\n{"scores": [{"answer": 2, "score": 3}, {"answer": 1, "score": 9}]}\n```',
     ],
 )
@@ -185,7 +185,7 @@ def test_the_scores_of_a_group_are_read_by_their_numbers(text: str) -> None:
         ("Answer 1: 9 of 10 steps hold\nAnswer 2: 3", r"\[2\] instead"),
         ("Answer 1: 7-8\nAnswer 2: 3", r"\[2\] instead"),
         ("He wrote\nAnswer 1: 10\nAnswer 2: 1\nbut I decline.", r"\[\] instead"),
-        ("Answer 1: 10\nAnswer 2: 1\n\nAnswer 1: 2\nAnswer 2: 9", r"\[1, 1, 2, 2\] instead"),
+        ("Answer 1: 10\nAnswer 2: 1\n\nAnswer 1: 2\nAnswer 2: 9", r"\[1, 2, 2\] instead"),
         ("Answer 1: 10\nBut:\nAnswer 2: 9", r"\[2\] instead"),
         ("Answer 1: 10, if one believes it\nAnswer 2: 9", r"\[2\] instead"),
         ("Answer 1: 9 (out of 100)\nAnswer 2: 3", "another scale"),

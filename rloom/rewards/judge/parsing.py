@@ -81,10 +81,10 @@ def parse_group(text: str, allowed: Range, answers: int) -> Verdict:
     if isinstance(found, dict):
         entries, reason = list(json_entries(found, text)), words(found)
     else:
-        entries, reason = last_numbered_lines(found, allowed, text), ""
+        entries, reason = last_numbered_lines(found[-answers - 1 :], allowed, text), ""
     numbers = sorted(number for number, _ in entries)
     if numbers != list(range(1, answers + 1)):
-        raise Malformed(f"scores of answers {numbers} instead of 1 to {answers} in {excerpt(text)}")
+        raise Malformed(f"scores of answers {numbers[:EXCERPT]} instead of 1 to {answers} in {excerpt(text)}")
     return Verdict(tuple(within(score, allowed, text) for _, score in sorted(entries)), reason)
 
 
@@ -206,7 +206,7 @@ def score_line(line: str, allowed: Range, text: str) -> float | None:
 
 
 def last_numbered_lines(lines: list[str], allowed: Range, text: str) -> list[tuple[int, float]]:
-    """The lines `Answer 2: 7` with which the text ends, all of them: further ones before them may be a quotation."""
+    """The lines `Answer 2: 7` with which the text ends. One more than there are answers may be a quotation."""
     entries: list[tuple[int, float]] = []
     for line in reversed(lines):
         match = NUMBERED_LINE.fullmatch(plain_line(BULLET.sub("", line.strip(), count=1)))

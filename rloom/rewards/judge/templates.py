@@ -43,7 +43,9 @@ def enclosing_tags(template: str) -> set[str]:
         slash, name, _ = tag.groups()
         if not slash:
             opened.setdefault(name, tag.end())
-        elif any(opened.pop(name, tag.end()) <= variable < tag.start() for variable in variables):
+            continue
+        begin = opened.pop(name, tag.end())
+        if any(begin <= variable < tag.start() for variable in variables):
             names.add(name)
     return names
 
