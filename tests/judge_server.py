@@ -107,11 +107,11 @@ class JudgeServer:
             return False
         status, body = self.result(request, fault)
         headers = self.retry_headers(fault)
-        data = json.dumps(body).encode()
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
         await write(writer, status, headers, data[: len(data) // 2] if fault == "cut" else data, len(data))
         return fault != "cut"
 
-    def result(self, request: Received, fault: str) -> tuple[int, Body]:
+    def result(self, request: Received, fault: str) -> tuple[int, Body | bytes]:
         protocol = next((protocol for protocol in PROTOCOLS if protocol.path.fullmatch(request.path)), None)
         if protocol is None:
             return 404, {"message": f"no such path: {request.path}"}

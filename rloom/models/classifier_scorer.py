@@ -1,7 +1,6 @@
 """A reward model on one worker: conversations in, scores out."""
 
 import logging
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -100,17 +99,16 @@ class ClassifierScorer:
         return [found[row] for row in range(len(conversations))]
 
     def score_of(self, outputs: Sequence[float]) -> Score:
-        if not all(math.isfinite(value) for value in outputs):
-            return Score.failed(f"the reward model's output is not finite: {list(outputs)}")
+        value, parts = outputs[0], {}
         if len(outputs) != len(self.labels):
-            return self.combined_score(outputs)
-        if len(outputs) == 1 and self.label_weights is None:
-            return Score(outputs[0])
-        weights = self.label_weights or [1 / len(outputs)] * len(outputs)
-        value = sum(weight * output for weight, output in zip(weights, outputs, strict=True))
-        return Score(value, parts=dict(zip(self.labels, outputs, strict=True)))
+            self.check_combined(outputs)
+        elif len(outputs) > 1 or self.label_weights is not None:
+            weights = self.label_weights or [1 / len(outputs)] * len(outputs)
+            value = sum(weight * output for weight, output in zip(weights, outputs, strict=True))
+            parts = dict(zip(self.labels, outputs, strict=True))
+        return Score.of(value, parts, subject=f"the reward model's output is {list(outputs)}")
 
-    def combined_score(self, outputs: Sequence[float]) -> Score:
+    def check_combined(self, outputs: Sequence[float]) -> None:
         """Of a model that combines its labels itself, as ArmoRM does."""
         name = type(self.classifier.model).__name__
         if len(outputs) != 1:
@@ -120,4 +118,3 @@ class ClassifierScorer:
                 f"reward_model.label_weights={list(self.label_weights)}: {name} combines its {len(self.labels)} labels "
                 "to one score itself; remove the key"
             )
-        return Score(outputs[0])

@@ -8,7 +8,7 @@ Every line has `time` (seconds since 1970) and `event`; all but `end` have `step
     step         `metrics`
     validation   `metrics`
     warning      `kind`, `message`; a rollout mismatch also has `metric`, `value`, `threshold`, `engine_versions`,
-                 `trainer_version`
+                 `trainer_version`, and skipped updates `metric`, `value`
     end          `status`: finished, interrupted, or the type of the error, then with `message`
 """
 

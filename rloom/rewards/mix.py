@@ -1,5 +1,6 @@
 """The reward of a run: a weighted mix of named parts, or one part alone."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from rloom.errors import CheckpointError
 from rloom.rewards.base import ScoreQueue
 from rloom.rewards.moments import Moments
-from rloom.types import Score
+from rloom.types import Score, is_usable
 
 PartScores = Sequence[Score]  # of one answer: one for each part
 
@@ -18,7 +19,7 @@ class Part:
     queue: ScoreQueue
     weight: float = 1.0
     normalize: bool = False  # by the running mean and standard deviation of this part
-    skip_failed: bool = False  # if this part fails, the others count with its weight
+    skip_failed: bool = False  # if this part fails, the others of the same sign count with its weight
 
 
 class Mix:
@@ -66,8 +67,11 @@ class Mix:
         for name in self.moments.keys() & state.keys():
             try:
                 count, mean, squares = state[name]
-                self.moments[name] = Moments(int(count), float(mean), float(squares))
-            except (TypeError, ValueError):
+                found = Moments(int(count), float(mean), float(squares))
+                if not (found.count >= 0 and is_usable(found.mean) and 0 <= found.squares < math.inf):
+                    raise ValueError
+                self.moments[name] = found
+            except (TypeError, ValueError, OverflowError):
                 raise CheckpointError(
                     f"the checkpoint's running moments of {name} cannot be read ({state[name]!r}); "
                     "use another checkpoint"
@@ -78,12 +82,29 @@ class Mix:
 
 
 @dataclass
-class _Weighted:
-    """The sum of the parts of one answer."""
+class _Sum:
+    """The weighted sum of the parts whose weights have one sign."""
 
     total: float = 0.0
     present: float = 0.0  # sum of the absolute weights of the parts that have a value
     skipped: float = 0.0
+
+    @property
+    def spread(self) -> float:
+        """The parts that are there also count with the weights of those that were skipped."""
+        return self.total * ((self.present + self.skipped) / self.present) if self.present else 0.0
+
+
+@dataclass
+class _Weighted:
+    """The sum of the parts of one answer.
+
+    The weight of a skipped part goes to parts of the same sign only: if a penalty's weight went to the others, an
+    answer would gain by making the penalty fail.
+    """
+
+    rewards: _Sum = field(default_factory=_Sum)
+    penalties: _Sum = field(default_factory=_Sum)
     parts: dict[str, float] = field(default_factory=dict)
     details: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -92,8 +113,9 @@ class _Weighted:
 
     def add(self, part: Part, score: Score, value: float) -> None:
         assert score.value is not None
-        self.total += part.weight * value
-        self.present += abs(part.weight)
+        signed = self._sum(part)
+        signed.total += part.weight * value
+        signed.present += abs(part.weight)
         self.parts[part.name] = score.value
         if part.normalize:
             self.parts[f"{part.name}/normalized"] = value
@@ -108,17 +130,20 @@ class _Weighted:
             self.details.append(f"{part.name}: {score.detail}")
 
     def skip(self, part: Part, score: Score) -> None:
-        self.skipped += abs(part.weight)
+        self._sum(part).skipped += abs(part.weight)
         self.parts[f"{part.name}/skipped"] = 1.0
         self.skipped_failures.append(f"{part.name}: {score.reason}")
 
     def score(self) -> Score:
-        if self.failures or not self.present:
+        if self.failures or not (self.rewards.present or self.penalties.present):
             return Score.failed("; ".join(self.failures or self.skipped_failures))
-        # the parts that are there also count with the weights of those that were skipped
-        return Score(
-            self.total * (self.present + self.skipped) / self.present,
-            parts=self.parts,
+        return Score.of(
+            self.rewards.spread + self.penalties.spread,
+            self.parts,
+            subject="the weighted sum of the parts",
             prediction=self.prediction,
             detail="; ".join(self.details) or None,
         )
+
+    def _sum(self, part: Part) -> _Sum:
+        return self.penalties if part.weight < 0 else self.rewards

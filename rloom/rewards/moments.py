@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rloom.types import is_usable
+
 SMALLEST_STD = 1e-6  # of scores that are all equal so far, which are only centred
 
 
@@ -14,7 +16,11 @@ class Moments:
     squares: float = 0.0  # sum of the squared differences from the mean
 
     def updated(self, values: Sequence[float]) -> "Moments":
-        """With further values. Values are summed in their order, so equal batches give equal moments."""
+        """With further values. Values are summed in their order, so equal batches give equal moments.
+
+        The squares of values within `is_usable` do not overflow; others are left out.
+        """
+        values = [value for value in values if is_usable(value)]
         if not values:
             return self
         mean = math.fsum(values) / len(values)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rloom.types import Sample, Score
+from rloom.types import Sample, Score, is_usable
 
 LONGEST_TEXT = 200  # characters of a server's text in a reason
 
@@ -46,6 +46,17 @@ def read_reply(body: bytes, answers: int) -> list[Score]:
         reply = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidReply(f"returned a body that is not JSON ({shortened(str(error))})") from error
+    try:
+        return scores_in(reply, answers)
+    except InvalidReply:
+        raise
+    except Exception as error:  # one that was not foreseen: only this request fails
+        raise InvalidReply(
+            f"returned a body that cannot be read ({type(error).__name__}: {shortened(str(error))})"
+        ) from error
+
+
+def scores_in(reply: Any, answers: int) -> list[Score]:
     if not isinstance(reply, dict) or reply.get("rewards") is None:
         raise InvalidReply(f"returned no 'rewards': {shortened(json.dumps(reply))}")
     rewards = column("rewards", reply["rewards"], answers)
@@ -88,8 +99,8 @@ def score(reward: Any, parts: Mapping[str, Any]) -> Score:
         return Score.failed(f"reported an error: {shortened(str(reward['error']))}")
     if not is_number(reward):
         return Score.failed(f"returned {shortened(json.dumps(reward))} as a reward, which is not a finite number")
-    numbers = {name: float(value) for name, value in parts.items() if is_number(value)}
-    return Score(float(reward), numbers)
+    numbers = {name: float(value) for name, value in parts.items() if is_number(value) and is_usable(value)}
+    return Score.of(float(reward), numbers, subject=f"returned {shortened(json.dumps(reward))}")
 
 
 def is_number(value: Any) -> bool:

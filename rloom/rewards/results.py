@@ -1,6 +1,5 @@
 """Convert the result of a reward function to a Score."""
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, SupportsFloat
@@ -25,12 +24,10 @@ def _score(value: Any, further: Mapping[str, Any], subject: str) -> Score:
     parts = {str(key): value for key, value in further.items() if key not in RESERVED and _is_number(value)}
     if not _is_number(value):
         return Score.failed(f"{subject} {_short(value)} ({type(value).__name__}); a reward is {ACCEPTED}")
-    for name, number in {"the reward": value, **parts}.items():
-        if not math.isfinite(float(number)):
-            return Score.failed(f"{subject} {_short(value)}; {name} is {float(number)}, which is not finite")
-    return Score(
-        value=float(value),
-        parts={name: float(part) for name, part in parts.items()},
+    return Score.of(
+        float(value),
+        {name: float(part) for name, part in parts.items()},
+        subject=f"{subject} {_short(value)}",
         prediction=_text(further.get("pred")),
         detail=_text(further.get("detail")),
     )

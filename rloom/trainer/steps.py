@@ -17,6 +17,7 @@ from rloom.runtime.interrupts import deferred_interrupt
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.memory import explain_out_of_memory
 
+MODELS = {"actor": "the policy", "critic": "the critic", "train": "the model"}  # by the prefix of their metrics
 Rows = Callable[[], list[dict[str, Any]]]
 AfterStep = Callable[[int, Metrics, Rows], bool]  # (step, its metrics, its answers) -> whether to go on
 
@@ -123,6 +124,7 @@ class StepLoop(ABC):
             metrics = completed.metrics
             if due(self.settings.validate_every, step, last):
                 metrics = metrics | self.validate(step)
+            self.warn_of_skipped_updates(step, metrics)
             self.warn_of_faults(step, metrics)
             if last or due(self.settings.save_every, step, last):
                 self.save()
@@ -152,6 +154,20 @@ class StepLoop(ABC):
         """What was measured before the first step of this process; with "step"."""
         if self.diagnosis is not None:
             self.diagnosis.add_history(records)
+
+    def warn_of_skipped_updates(self, step: int, metrics: Metrics) -> None:
+        """Weights that stay as they were look like a run that does not learn."""
+        for name, count in metrics.items():
+            model, _, metric = name.rpartition("/")
+            if metric == "nonfinite_updates" and count:
+                which = f"{count:g} update{'s' * (count != 1)} of {MODELS.get(model, model)}"
+                self.log.warning(
+                    f"Step {step}: {which} skipped, because the gradient was not finite. The weights stay as they "
+                    "were; look at the rewards and the learning rate.",
+                    kind="nonfinite_updates",
+                    metric=name,
+                    value=count,
+                )
 
     def warn_of_faults(self, step: int, metrics: Metrics) -> None:
         if self.diagnosis is None:

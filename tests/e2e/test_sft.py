@@ -191,8 +191,17 @@ def test_updates_that_are_not_finite_are_skipped_counted_and_stop_the_run(
     loss = LocalEngine.loss
     monkeypatch.setattr(LocalEngine, "loss", lambda self, *a, **k: loss(self, *a, **k) * float("nan"))
     assert command(tmp_path / "run", 4) == 2
-    assert "3 actor updates in a row had a gradient that is not finite" in (text := capsys.readouterr().err)
+    captured = capsys.readouterr()
+    assert "3 actor updates in a row had a gradient that is not finite" in (text := captured.err)
     assert "Lower optim.lr or optim.clip_grad" in text
+    skipped = "1 update of the model skipped, because the gradient was not finite."
+    assert [f"Step {step}: {skipped}" in captured.out for step in (1, 2, 3)] == [True, True, False]  # 3 is the error
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    warnings = [event for event in map(json.loads, lines) if event["event"] == "warning"]
+    assert [(event["step"], event["kind"], event["value"]) for event in warnings] == [
+        (1, "nonfinite_updates", 1.0),
+        (2, "nonfinite_updates", 1.0),
+    ]
     assert [record["train/nonfinite_updates"] for record in records(tmp_path / "run")] == [1, 1]
 
 

@@ -177,7 +177,13 @@ def test_an_output_that_is_not_finite_is_a_failure(llama: Path) -> None:
     scorer = scorer_of(llama)
     scorer.classifier.head.weight.data.fill_(float("nan"))
     scores = scorer.score(samples()).scores
-    assert {score.reason for score in scores} == {"the reward model's output is not finite: [nan]"}
+    assert {score.reason for score in scores} == {
+        "the reward model's output is [nan]; the reward is nan, which is not finite"
+    }
+    assert scorer.score_of([1e30]).value == 1e30
+    assert scorer.score_of([-2e38]).reason == (
+        "the reward model's output is [-2e+38]; the reward is -2e+38, which is beyond 1e+30"
+    )
 
 
 def test_a_conversation_over_the_limit_fails_or_is_cut(llama: Path) -> None:

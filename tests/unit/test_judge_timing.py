@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rloom.rewards.judge.providers.base import retry_after
 from rloom.rewards.judge.timing import Backoff, RateLimits, TokenBucket
+from rloom.rewards.retry_after import retry_after_s
 
 
 class FakeClock:
@@ -113,8 +113,18 @@ def test_retry_after_is_waited_for_in_full() -> None:
         ("Wed, 21 Oct 2026 07:27:00 GMT", 0),
         ("soon", None),
         ("", None),
+        ("²", None),
+        ("٣", None),
+        ("nan", None),
+        ("inf", None),
+        ("1e400", None),
+        ("1_0", None),
+        ("9" * 30, 1e30),
+        ("Wed, 21 Oct 99999999999999999999 07:28:30 GMT", None),
+        ("Wed, 21 Oct 2026 07:28:30 +9999999", None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(header: str, seconds: float | None) -> None:
     now = datetime(2026, 10, 21, 7, 28, tzinfo=UTC)
-    assert retry_after({"retry-after": header}, now) == seconds
+    assert retry_after_s({"retry-after": header}, now) == seconds
+    assert retry_after_s(None) is None

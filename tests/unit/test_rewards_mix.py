@@ -44,6 +44,37 @@ def test_a_part_whose_failure_is_skipped_gives_its_weight_to_the_others():
     assert tolerant.combine([Score.failed("timed out"), Score.failed("KeyError")]).reason == "rule_score: KeyError"
 
 
+def signed(**weights: float) -> Mix:
+    queue: Any = None  # nothing is submitted here
+    return Mix([Part(name, queue, weight, skip_failed=True) for name, weight in weights.items()])
+
+
+def test_a_failed_penalty_does_not_pay():
+    two = signed(reward=1.0, penalty=-0.5)
+    assert two.combine([Score(1.0), Score(0.0)]).value == 1.0
+    assert two.combine([Score(1.0), Score.failed("x")]).value == 1.0  # 1.5 if its weight went to the reward
+    assert two.combine([Score.failed("x"), Score(1.0)]).value == -0.5  # nothing of the reward's sign is left
+
+
+def test_the_weight_of_a_skipped_part_goes_to_those_of_its_sign():
+    four = signed(a=1.0, b=3.0, c=-1.0, d=-2.0)
+    values = [Score(2.0), Score(1.0), Score(3.0), Score(0.5)]
+    assert four.combine(values).value == pytest.approx(2 + 3 - 3 - 1)
+    failed = Score.failed("x")
+    # a alone: 1 · 2 · (1 + 3) / 1 = 8; c and d: -3 - 1
+    assert four.combine([values[0], failed, *values[2:]]).value == pytest.approx(8 - 4)
+    # a and b: 2 + 3; d alone: -2 · 0.5 · (1 + 2) / 2 = -1.5
+    assert four.combine([*values[:2], failed, values[3]]).value == pytest.approx(5 - 1.5)
+    assert four.combine([failed, failed, *values[2:]]).value == pytest.approx(-4)
+    assert four.combine([failed] * 4).reason == "a: x; b: x; c: x; d: x"
+
+
+def test_a_sum_that_float32_cannot_hold_is_a_failure():
+    found = signed(a=1e20, b=1.0).combine([Score(1e20), Score(1.0)])
+    assert found.reason == "the weighted sum of the parts; the reward is 1e+40, which is beyond 1e+30"
+    assert signed(a=1e300, b=-1e300).combine([Score(1e20)] * 2).value is None  # infinity less infinity
+
+
 def test_when_every_part_fails_and_is_skipped_the_sample_fails_with_all_reasons():
     tolerant = mix(rm_score={"skip_failed": True}, rule_score={"skip_failed": True})
     found = tolerant.combine([Score.failed("timed out"), Score.failed("KeyError")])
@@ -69,8 +100,9 @@ def test_moments_are_saved_and_loaded_exactly():
     assert loaded.state() == saved.state()
     loaded.load({"another_part": [1, 2, 3]})  # of a run with other parts: not used
     assert loaded.state() == saved.state()
-    with pytest.raises(CheckpointError, match=r"running moments of rm_score cannot be read \('x'\)"):
-        loaded.load({"rm_score": "x"})
+    for damaged in ("x", [1, 2], [float("inf"), 0, 1], [2, float("nan"), 1], [2, 0.0, -1.0], [2, 1e200, 1.0]):
+        with pytest.raises(CheckpointError, match=r"running moments of rm_score cannot be read \("):
+            loaded.load({"rm_score": damaged})
 
 
 def test_moments_of_batches_equal_those_of_all_values_at_once():
@@ -79,6 +111,13 @@ def test_moments_of_batches_equal_those_of_all_values_at_once():
     mean = sum(values) / 6
     assert apart.count == 6 and apart.mean == pytest.approx(mean)
     assert apart.std == pytest.approx(math.sqrt(sum((value - mean) ** 2 for value in values) / 6))
+
+
+def test_moments_do_not_overflow():
+    largest = Moments().updated([1e30, -1e30])
+    assert (largest.mean, largest.std) == (0.0, pytest.approx(1e30))
+    assert Moments().updated([1e200, 1.0, float("nan"), 3.0, -float("inf")]) == Moments().updated([1.0, 3.0])
+    assert Moments().updated([1e200]) == Moments()
 
 
 def test_equal_scores_are_only_centred_and_no_scores_change_nothing():

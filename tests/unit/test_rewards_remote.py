@@ -1,5 +1,6 @@
 """Reward servers: the protocol, batches, failures of one answer, of one server and of all."""
 
+import gzip
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ import pytest
 from reward_servers import Reply, answers, dead_url, lengths, scoring, serving
 
 from rloom.errors import RewardError
-from rloom.rewards import remote_servers
+from rloom.rewards import remote_http, remote_servers
 from rloom.rewards.remote_contract import InvalidReply, read_reply
 from rloom.types import Sample
 
@@ -89,11 +90,12 @@ def test_scores_do_not_depend_on_the_batches(batch_size: int) -> None:
 
 
 def test_an_entry_without_a_number_fails_its_answer_alone() -> None:
-    rewards = b'[1, null, {"error": "no   tests"}, "0.5", NaN, Infinity, true, 1' + b"0" * 400 + b", [1]]"
+    rewards = b'[1, null, {"error": "no   tests"}, "0.5", NaN, Infinity, true, 1' + b"0" * 400 + b", [1], 1e300, 1e30]"
     with serving(lambda request: Reply(b'{"rewards": ' + rewards + b"}")) as server, scoring(server.url) as reward:
-        scores = reward.scores(answers(*"abcdefghi"))
+        scores = reward.scores(answers(*"abcdefghijk"))
         name = f"the reward server {server.url}"
-    assert [score.value for score in scores] == [1.0, None, None, None, None, None, 1.0, None, None]
+    assert [score.value for score in scores] == [1.0, None, None, None, None, None, 1.0, None, None, None, 1e30]
+    assert scores[9].reason == f"{name} returned 1e+300; the reward is 1e+300, which is beyond 1e+30"
     assert scores[1].reason == f"{name} returned null as a reward, which is not a finite number"
     assert scores[2].reason == f"{name} reported an error: no tests"
     assert scores[3].reason == f'{name} returned "0.5" as a reward, which is not a finite number'
@@ -150,6 +152,44 @@ def test_a_failed_request_is_repeated_and_then_is_a_failed_score(reply: Reply, r
     assert score.value is None and score.reason is not None
     assert re.match(f"the reward server {server.url} {reason}", score.reason)
     assert score.reason.endswith("(the last of 3 attempts)")
+
+
+@pytest.mark.parametrize("header", ["²", "-5", "nan", "inf", "1e400", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", "٣"])
+def test_an_odd_retry_after_does_not_end_the_run(header: str) -> None:
+    faults = iter([Reply(b"", status=429, headers={"Retry-After": header.encode().decode("latin-1")})])
+    with serving(lambda request: next(faults, {"rewards": [0.25]})) as server, scoring(server.url) as reward:
+        assert [score.value for score in reward.scores(answers("a"))] == [0.25]
+
+
+def test_texts_of_a_server_can_be_printed_and_written() -> None:
+    reply = b'{"rewards": [{"error": "\\ud800 \\u001b[2J"}, 1], "extra_logs": {"a\\ud800": 2, "b": 1e300}}'
+    with serving(lambda request: Reply(reply)) as server, scoring(server.url) as reward:
+        failed, good = reward.scores(answers("a", "b"))
+    assert failed.reason == f"the reward server {server.url} reported an error: \ufffd \ufffd[2J"
+    assert good.parts == {"a\ufffd": 2.0}
+
+
+def test_a_body_without_end_fails_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_http, "LONGEST_BODY", 1 << 20)
+    long = Reply(gzip.compress(b" " * (2 << 20)), headers={"Content-Encoding": "gzip"})
+    bad = Reply(b"not gzip", headers={"Content-Encoding": "gzip"})
+    replies = iter([long, Reply(b"x" * (2 << 20), status=404), bad])
+    with serving(lambda _: next(replies, {"rewards": [1]})) as server, scoring(server.url, max_retries=0) as reward:
+        *over, bad_gzip, good = (reward.scores(answers("a"))[0] for _ in range(4))
+    assert {score.reason for score in over} == {f"the reward server {server.url} returned a body of more than 1 MiB"}
+    assert "DecodingError" in str(bad_gzip.reason) and good.value == 1.0
+
+
+def test_an_error_that_was_not_foreseen_fails_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise KeyError("unforeseen")
+
+    with serving(lengths) as server, scoring(server.url, max_retries=0) as reward:
+        for place in ("remote_contract.scores_in", "remote_http.limited_body"):
+            with monkeypatch.context() as patched:
+                patched.setattr(f"rloom.rewards.{place}", fails)
+                [bad] = reward.scores(answers("a"))
+            assert "KeyError: 'unforeseen'" in str(bad.reason) and reward.scores(answers("a"))[0].value == 1.0
 
 
 def test_a_request_that_succeeds_at_last_has_its_score_and_its_retries_are_counted() -> None:

@@ -17,12 +17,17 @@ from rloom.rewards.judge.settings import KEY
 from rloom.rewards.judge.store import AnswerStore
 from rloom.rewards.judge.timing import Backoff, Clock, RateLimits
 from rloom.rewards.judge.usage import Prices, Usage
+from rloom.types import plain_text
 
 log = logging.getLogger(__name__)
 
-CHARACTERS_PER_TOKEN = 3  # for estimates; real counts correct them
+# For estimates, in UTF-8. Tokenizers make about 4 bytes of English, and 3 or more of code and Chinese, one token: the
+# estimate is rather too high than too low.
+BYTES_PER_TOKEN = 2
 BAD_REQUEST = 400
 LONGEST_REASON = 400
+LONGEST_MESSAGE = 20_000  # characters of an error that are searched for a key
+LONGEST_TEXT = 1_000_000  # characters of an answer; no verdict is that long, and it would be cached
 Parse = Callable[[str], Verdict]
 
 
@@ -72,7 +77,7 @@ class JudgeClient:
         self._running: dict[str, asyncio.Task[Answer]] = {}
         self._sent: set[asyncio.Task[Any]] = set()  # of these, the ones that wait for an answer or record it
         self._spent: float | None = None  # None: not read yet
-        self._refuses_schemas = False
+        self._refuses_schemas = self._does_not_count = False
 
     async def answer(self, request: ChatRequest, parse: Parse) -> Answer:
         """Failed: no usable answer. BudgetSpent: not sent. RewardError: the cache cannot be written."""
@@ -110,7 +115,7 @@ class JudgeClient:
         cached = await self._store.find(identity) if self._store else None
         if cached is not None:
             try:
-                verdict = parse(cached.text)
+                verdict = verdict_in(cached.text, parse)
             except Malformed:
                 pass  # written by another version
             else:
@@ -127,7 +132,7 @@ class JudgeClient:
         failures = 0
         while True:
             try:
-                return await self._parsed(await self._send(request), parse, request)
+                return self._parsed(await self._send(request), parse, request)
             except CallFailed as error:
                 self._sent.discard(current_task())
                 failures += 1
@@ -146,13 +151,13 @@ class JudgeClient:
             return None
         return self._backoff.delay_s(failures, error.retry_after_s)
 
-    async def _parsed(self, reply: Reply, parse: Parse, request: ChatRequest) -> Answer:
+    def _parsed(self, reply: Reply, parse: Parse, request: ChatRequest) -> Answer:
         if reply.cut_off:
             raise CallFailed(
                 f"the answer was cut off at {KEY}.max_tokens={request.max_tokens}; raise it", retryable=False
             )
         try:
-            return Answer(parse(reply.text), reply)
+            return Answer(verdict_in(reply.text, parse), reply)
         except Malformed as error:
             raise CallFailed(str(error), retryable=True) from error
 
@@ -176,32 +181,59 @@ class JudgeClient:
             return reply
 
     async def _attempt(self, request: ChatRequest) -> Reply:
-        estimated = (len(request.system) + len(request.user)) // CHARACTERS_PER_TOKEN + request.max_tokens
+        estimated = tokens_in(request.system + request.user) + request.max_tokens
         await self._rates.take(estimated)
         await self._check_budget()
         self._sent.add(current_task())
         self._usage.add(requests=1)
         started = self._clock.now()
         try:
-            reply = await asyncio.wait_for(self._provider.complete(request), self._limits.timeout_s)
+            found = await asyncio.wait_for(self._provider.complete(request), self._limits.timeout_s)
+            reply = self._counted(found, request)
         except CallFailed:
             raise
         except TimeoutError as error:
             raise CallFailed(f"no answer within {KEY}.timeout_s={self._limits.timeout_s:g}", retryable=True) from error
-        except Exception as error:  # whatever an SDK makes of a broken answer
-            raise CallFailed(f"{type(error).__name__}: {error}", retryable=True) from error
-        await self._record(reply, estimated, self._clock.now() - started)
-        return replace(reply, text=without_key(reply.text, self._key))  # it is cached, dumped and quoted
+        except Exception as error:  # whatever an SDK makes of a broken answer: only this call fails
+            reason = f"no answer that can be read: {type(error).__name__}: {error}"
+            raise CallFailed(reason, retryable=True) from error
+        if found.input_tokens and found.output_tokens:
+            self._rates.correct(estimated, found.input_tokens + found.output_tokens)
+        await self._record(reply, self._clock.now() - started)
+        return self._checked(reply)
+
+    def _checked(self, reply: Reply) -> Reply:
+        """Its text can be cached, dumped and quoted."""
+        if len(reply.text) > LONGEST_TEXT:
+            raise CallFailed(
+                f"the answer has {len(reply.text):,} characters, and {LONGEST_TEXT:,} are allowed", retryable=True
+            )
+        return replace(reply, text=without_key(plain_text(reply.text), self._key))
+
+    def _counted(self, reply: Reply, request: ChatRequest) -> Reply:
+        """With estimates in place of counts that the server did not send."""
+        counts = (reply.input_tokens, reply.output_tokens)
+        estimates = (tokens_in(request.system + request.user), tokens_in(reply.text))
+        if None in counts and not self._does_not_count:
+            self._does_not_count = True
+            log.warning(
+                "The judge's server sends no usable count of tokens. Tokens, and the cost if there are prices, are "
+                "estimated: one token for every %d bytes of text.",
+                BYTES_PER_TOKEN,
+            )
+        used = [estimate if count is None else count for count, estimate in zip(counts, estimates, strict=True)]
+        return replace(reply, input_tokens=used[0], output_tokens=used[1], is_estimated=None in counts)
 
     def _shown(self, reason: str) -> str:
-        return textwrap.shorten(redact(reason, self._key), LONGEST_REASON, placeholder=" …")
+        if len(reason) > LONGEST_MESSAGE:  # without the last word, which may be a part of a key
+            reason = reason[:LONGEST_MESSAGE].rpartition(" ")[0] or f"a message of {len(reason):,} characters"
+        return textwrap.shorten(plain_text(redact(reason, self._key)), LONGEST_REASON, placeholder=" …")
 
-    async def _record(self, reply: Reply, estimated: int, seconds: float) -> None:
+    async def _record(self, reply: Reply, seconds: float) -> None:
+        assert reply.input_tokens is not None and reply.output_tokens is not None  # counted or estimated
         tokens = {"input_tokens": reply.input_tokens, "output_tokens": reply.output_tokens}
         self._usage.add(**tokens)
         self._usage.add_latency(seconds)
-        if reply.input_tokens:  # a server may not count
-            self._rates.correct(estimated, reply.input_tokens + reply.output_tokens)
         if self._prices is not None:
             cost = self._prices.cost(**tokens)
             self._usage.add(cost=cost)
@@ -217,6 +249,21 @@ class JudgeClient:
             self._spent = await self._store.spend(0)
         if self._spent >= budget:
             raise BudgetSpent
+
+
+def verdict_in(text: str, parse: Parse) -> Verdict:
+    """Malformed: no verdict, also after an error that was not foreseen: whatever the text is, only this call fails."""
+    try:
+        return parse(text)
+    except Malformed:
+        raise
+    except Exception as error:
+        raise Malformed(f"the answer cannot be read: {type(error).__name__}: {error}") from error
+
+
+def tokens_in(text: str) -> int:
+    """An estimate."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
 
 def current_task() -> "asyncio.Task[Any]":

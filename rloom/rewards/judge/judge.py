@@ -149,7 +149,11 @@ class JudgeReward:
             return [Score.failed(f"{self._settings.type} judge: {error}")] * len(group)
         detail = answer.verdict.reason
         return [
-            Score(self.scaled(score), detail=f"{score:g} of {self._range}{f': {detail}' if detail else ''}")
+            Score.of(
+                self.scaled(score),
+                subject=f"the judge's score is {score:g} of {self._range}",
+                detail=f"{score:g} of {self._range}{f': {detail}' if detail else ''}",
+            )
             for score in answer.verdict.scores
         ]
 

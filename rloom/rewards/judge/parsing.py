@@ -1,27 +1,38 @@
-"""The score in a judge's answer. Anything but exactly one score within the range is a failure, never a guess."""
+"""The score in a judge's answer. Anything but exactly one score within the range is a failure, never a guess.
+
+An answer that is judged may hold a score, and the judge may quote it. So what counts is at the end of the judge's text
+and complete: one JSON object, a line `Score: 7`, for several answers one line each, or a number that is the whole text.
+"""
 
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 EXCERPT = 120
-NUMBER = r"[-+]?\d[\d.,+\-–~～eE]*"  # as written; `exact_number` accepts only 7, -7 and 7.5
-LABEL = r"(?:(?<![A-Za-z_])(?:score|rating)|评分|得分|分数|打分|总分)"
-MARKS = r"[\"'*_`]*"
-THINKING = re.compile(r"\A\s*<think>.*?</think>", re.S)
-FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.S)
-ALONE = re.compile(rf"[\s\"'*_`]*({NUMBER})\s*分?[\s\"'*_`.。]*")
-LABELLED = re.compile(rf"{LABEL}(?:\s*[（(][^()（）\n]*[)）])?{MARKS}\s*[:：=][\s\"'*_`]*({NUMBER})", re.I)
-OUT_OF = re.compile(rf"(?<![\w.,/-])({NUMBER})\s*(?:/|out\s+of\b)\s*({NUMBER})", re.I)
-THEN_SCALE = re.compile(rf"{MARKS}\s*(?:/|(?:out\s+)?of\b)\s*({NUMBER})", re.I)
-THEN_ANOTHER = re.compile(rf"{MARKS}\s*(?:to|or|and|或|至|到|-|–|~|～)\s*\d", re.I)
-NUMBERED = re.compile(
-    rf"\W*(?:answer|response|回答|答案)?\s*[\[(（]?(\d+)[\])）]?(?:\s*[:：]\s*|[.)]\s+)(?:{LABEL}\s*[:：=])?[\s\"'*_`]*"
-    rf"({NUMBER})({MARKS}\s*(?:(?:/|out\s+of\b)\s*\d+)?[\s\"'*_`.。分]*)(?:[,;(，；（—–-]\s*\D.*)?",
+NUMBER = r"-?[0-9]+(?:\.[0-9]+)?"
+LABEL = r"(?:score|rating|评分|得分|分数|打分)"
+THINKING = re.compile(r"<(/?)think(?:ing)?>", re.I)
+FENCE = re.compile(r"```(?:json)?[ \t]*\n([^`]*)\n[ \t]*```", re.I)
+BEGINS_OBJECT = re.compile(r'\{\s*"')
+MOST_BRACES = 1000
+LONGEST_OBJECT = 100_000  # characters of an object that is not the whole text
+LONGEST_FENCE = 100  # characters, with the spaces after it
+LONGEST_LINE = 200  # characters of a line with a score
+OPENS_FENCE = re.compile(r"```(?:json)?\s*\Z", re.I)
+EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})([^*_]+)\1")
+SPLIT_NUMBER = re.compile(r"[0-9.,][*_]+[0-9.,]")  # without the marks it would be another number
+BULLET = re.compile(r"\A[-*•]\s+")
+# of a plain_line, whose spaces are single: a pattern with several \s* would take cubic time
+VALUE = re.compile(rf"({NUMBER}) ?分? ?((?:/|out of\b) ?{NUMBER}|[(（][^()（）]*[)）])? ?分?[.。]?", re.I)
+SCORE_LINE = re.compile(rf"{LABEL} ?([(（][^()（）]*[)）])? ?[:：=] ?(.+)", re.I)
+NUMBERED_LINE = re.compile(
+    rf"(?:answer|response|回答|答案)? ?[\[(（#]?([0-9]{{1,6}})[\])）]?(?: ?[:：=] ?|[.)、] )(?:{LABEL} ?[:：=] ?)?(.+)",
     re.I,
 )
+SCALE = re.compile(rf"(?:(?:/|out of\b)|(?:from )?({NUMBER}) ?(?:-|–|~|～|to\b|至|到)) ?({NUMBER})", re.I)
+DECODER = json.JSONDecoder()
 
 
 class Malformed(Exception):
@@ -48,50 +59,111 @@ class Range:
 
 
 def parse_one(text: str, allowed: Range) -> Verdict:
-    """From JSON with `score`, or from text such as "Score: 7", "评分：7", "7/10" or "7"."""
-    body = bare(text)
-    if body.startswith("{"):
-        found = json_object(body, text)
+    """From a JSON object with `score`, a last line such as "Score: 7" or "评分：7/10", or a text that is a number."""
+    found = object_or_lines(text)
+    if isinstance(found, dict):
         return Verdict((within(json_number(found, "score", text), allowed, text),), words(found))
-    scores = sorted(set(scores_in_text(body, allowed, text)))
-    if not scores:
-        raise Malformed(f"no score in the answer {excerpt(text)}")
-    if len(scores) > 1:
+    last = [plain_line(line) for line in found[-2:]]
+    if len(last) == 1 and VALUE.fullmatch(last[0]):
+        return Verdict((within(stated_number(last[0], allowed, text), allowed, text),), "")
+    scores = [score_line(line, allowed, text) for line in last]
+    if not scores or scores[-1] is None:
+        raise Malformed(f"no score at the end of the text, in the answer {excerpt(text)}")
+    if scores[0] not in (None, scores[-1]):
         raise Malformed(f"several scores in the answer {excerpt(text)}")
-    return Verdict((within(scores[0], allowed, text),), "")
+    return Verdict((within(scores[-1], allowed, text),), "")
 
 
 def parse_group(text: str, allowed: Range, answers: int) -> Verdict:
-    """From JSON with `scores`, a list of {answer, score}, or from lines such as "Answer 2: 7". All must be there."""
-    body = bare(text)
-    if body.startswith("{"):
-        found = json_object(body, text)
+    """From a JSON object with `scores`, a list of {answer, score}, or from last lines such as "Answer 2: 7". Each
+    answer must be there once."""
+    found = object_or_lines(text)
+    if isinstance(found, dict):
         entries, reason = list(json_entries(found, text)), words(found)
     else:
-        entries, reason = list(numbered_lines(body, allowed, text)), ""
+        entries, reason = last_numbered_lines(found[-answers - 1 :], allowed, text), ""
     numbers = sorted(number for number, _ in entries)
     if numbers != list(range(1, answers + 1)):
-        raise Malformed(f"scores of answers {numbers} instead of 1 to {answers} in {excerpt(text)}")
+        raise Malformed(f"scores of answers {numbers[:EXCERPT]} instead of 1 to {answers} in {excerpt(text)}")
     return Verdict(tuple(within(score, allowed, text) for _, score in sorted(entries)), reason)
 
 
-def bare(text: str) -> str:
-    """Without the thinking of a reasoning model and without a code fence around the whole."""
-    body = THINKING.sub("", text).strip()
-    fenced = FENCE.match(body)
-    return fenced.group(1).strip() if fenced else body
+def object_or_lines(text: str) -> dict[str, Any] | list[str]:
+    """The JSON object with which the answer ends, or else its lines, without empty ones."""
+    body = text.strip()
+    if (whole := object_at_end(body)) and not whole.before:  # structured output: tags within its strings are text
+        return json_object(whole.json, text)
+    body = after_thinking(body)
+    last = object_at_end(body)
+    if THINKING.search(body if last is None else last.before):
+        raise Malformed(f"the thinking is not finished in the answer {excerpt(text)}")
+    if last is None:
+        if body.startswith("{"):
+            raise Malformed(f"the answer is not valid JSON: {excerpt(text)}")
+        fenced = FENCE.fullmatch(body)
+        lines = (fenced.group(1) if fenced else body).split("\n")
+        return [line for line in lines if line.strip()]
+    found, other = json_object(last.json, text), object_at_end(last.before.rstrip(" \t\r\n,;"))
+    if other is not None and json_object(other.json, text) != found:
+        raise Malformed(f"several JSON objects at the end of the answer {excerpt(text)}")
+    return found
 
 
-def json_object(body: str, text: str) -> dict[str, Any]:
+def after_thinking(body: str) -> str:
+    """After the last end of a reasoning model's thinking: an earlier tag may be a quotation within it."""
+    ends = [match.end() for match in THINKING.finditer(body) if match.group(1)]
+    return body[ends[-1] :].strip() if ends else body
+
+
+class LastObject(NamedTuple):
+    before: str  # what precedes it
+    json: str
+
+
+def object_at_end(body: str) -> LastObject | None:
+    """The JSON object, also one within a code fence, with which the text ends. There is at most one: what begins within
+    a string of another object has an odd number of quotes."""
+    fenced = body.endswith("```")
+    inner = body[:-3].rstrip() if fenced else body
+    start = start_of_object(inner) if inner.endswith("}") else None
+    if start is None:
+        return None
+    opens = OPENS_FENCE.search(inner[max(0, start - LONGEST_FENCE) : start])
+    if bool(opens) != fenced:
+        return None
+    return LastObject(inner[: start - len(opens.group())].strip() if opens else inner[:start].strip(), inner[start:])
+
+
+def start_of_object(body: str) -> int | None:
+    """Tried are the beginning of the text, and a limited number of braces before its end: a failed attempt takes the
+    time of all the text that it is given."""
+    if body.startswith("{") and ends_in_object(body, 0):
+        return 0
+    tail = body[-LONGEST_OBJECT:]
+    begins = [match.start() for match in BEGINS_OBJECT.finditer(tail)]
+    found = next((start for start in begins[: -MOST_BRACES - 1 : -1] if ends_in_object(tail, start)), None)
+    return None if found is None else len(body) - len(tail) + found
+
+
+def ends_in_object(body: str, start: int) -> bool:
+    try:
+        return DECODER.raw_decode(body, start)[1] == len(body)
+    except (ValueError, RecursionError):
+        return False
+
+
+def json_object(written: str, text: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({name for name, _ in pairs}) < len(pairs):
-            raise Malformed(f"a name occurs twice in the JSON {excerpt(text)}")
-        return dict(pairs)
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if repr(found.setdefault(name, value)) != repr(value):
+                raise Malformed(f"a name has two values in the JSON {excerpt(text)}")
+        return found
 
     try:
-        found = json.loads(body, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"the answer is not valid JSON: {excerpt(text)}") from error
+        found = json.loads(written, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise Malformed(f"the JSON is nested too deeply in the answer {excerpt(text)}") from error
     assert isinstance(found, dict)  # it begins with a brace
     return found
 
@@ -116,39 +188,56 @@ def json_entries(found: dict[str, Any], text: str) -> Iterator[tuple[int, float]
         yield int(number), json_number(entry, "score", text)
 
 
-def scores_in_text(body: str, allowed: Range, text: str) -> Iterator[float]:
-    alone = ALONE.fullmatch(body)
-    if alone:
-        yield exact_number(alone.group(1), text)
+def plain_line(line: str) -> str:
+    """With single spaces, and without pairs of Markdown's marks of emphasis, unless digits would be joined."""
+    line = " ".join(line.split())
+    if len(line) > LONGEST_LINE or SPLIT_NUMBER.search(line):
+        return line
+    return EMPHASIS.sub(r"\2", EMPHASIS.sub(r"\2", line))
+
+
+def score_line(line: str, allowed: Range, text: str) -> float | None:
+    """None: it is not a line `Score: 7`."""
+    match = SCORE_LINE.fullmatch(line)
+    if match is None or not VALUE.fullmatch(match.group(2)):
+        return None
+    check_scale(match.group(1), allowed, text)
+    return stated_number(match.group(2), allowed, text)
+
+
+def last_numbered_lines(lines: list[str], allowed: Range, text: str) -> list[tuple[int, float]]:
+    """The lines `Answer 2: 7` with which the text ends. One more than there are answers may be a quotation."""
+    entries: list[tuple[int, float]] = []
+    for line in reversed(lines):
+        match = NUMBERED_LINE.fullmatch(plain_line(BULLET.sub("", line.strip(), count=1)))
+        if match is None or not VALUE.fullmatch(match.group(2)):
+            break
+        entries.append((int(match.group(1)), stated_number(match.group(2), allowed, text)))
+    return entries
+
+
+def stated_number(written: str, allowed: Range, text: str) -> float:
+    """Of a text that is a VALUE."""
+    match = VALUE.fullmatch(written)
+    assert match is not None
+    check_scale(match.group(2), allowed, text)
+    return float(match.group(1))
+
+
+def check_scale(stated: str | None, allowed: Range, text: str) -> None:
+    """A scale that the judge states, such as "/10" or "(1-10)", must be the one it was asked for."""
+    if stated is None:
         return
-    for match in LABELLED.finditer(body):
-        yield checked_number(match.group(1), body[match.end() :], allowed, text)
-    for match in OUT_OF.finditer(body):
-        if match.group(2).rstrip(".,") == f"{allowed.high:g}":  # other fractions are part of the judge's argument
-            yield exact_number(match.group(1), text)
-
-
-def numbered_lines(body: str, allowed: Range, text: str) -> Iterator[tuple[int, float]]:
-    for line in body.splitlines():
-        match = NUMBERED.fullmatch(line)
-        if match:
-            number, written, rest = match.groups()
-            yield int(number), checked_number(written, rest, allowed, text)
-
-
-def checked_number(written: str, rest: str, allowed: Range, text: str) -> float:
-    """`rest`: what follows the number. A second number or another scale makes it ambiguous."""
-    scale = THEN_SCALE.match(rest)
-    if scale and exact_number(scale.group(1), text) != allowed.high:
+    match = SCALE.fullmatch(stated.strip("()（） "))
+    if match is None:
+        raise Malformed(f"a score with a comment in the answer {excerpt(text)}")
+    low, high = match.groups()
+    if float(high) != allowed.high or (low is not None and float(low) != allowed.low):
         raise Malformed(f"another scale than {allowed} in the answer {excerpt(text)}")
-    if THEN_ANOTHER.match(rest):
-        raise Malformed(f"several scores in the answer {excerpt(text)}")
-    return exact_number(written, text)
 
 
 def exact_number(written: str, text: str) -> float:
-    written = written.rstrip(".,")
-    if not re.fullmatch(r"-?\d+(\.\d+)?", written):
+    if not re.fullmatch(NUMBER, written):
         raise Malformed(f"{written!r} is not a score in the answer {excerpt(text)}")
     return float(written)
 

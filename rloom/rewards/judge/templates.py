@@ -12,6 +12,7 @@ from rloom.types import Message, Sample
 VARIABLES = ("prompt", "response", "ground_truth")
 # {name} is a variable and {{name}} is the text {name}. Other braces, as of JSON or \boxed{42}, are text.
 FIELD = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
+TAG = re.compile(r"<(/?)([A-Za-z][\w.-]*)((?:\s[^<>]*)?)>")  # slash, name, attributes
 
 
 class MissingValue(Exception):
@@ -31,6 +32,32 @@ def check_template(template: str, name: str, *, needs_response: bool) -> None:
 
 def variables_of(template: str) -> list[str]:
     return [match.group(2) for match in FIELD.finditer(template) if match.group(2)]
+
+
+def enclosing_tags(template: str) -> set[str]:
+    """The names of the tags, such as `<solution>` and `</solution>`, between which a variable stands."""
+    variables = [match.start() for match in FIELD.finditer(template) if match.group(2)]
+    opened: dict[str, int] = {}  # name -> where it was opened first
+    names: set[str] = set()
+    for tag in TAG.finditer(template):
+        slash, name, _ = tag.groups()
+        if not slash:
+            opened.setdefault(name, tag.end())
+            continue
+        begin = opened.pop(name, tag.end())
+        if any(begin <= variable < tag.start() for variable in variables):
+            names.add(name)
+    return names
+
+
+def with_marks(template: str, names: set[str], mark: str) -> str:
+    """`<solution>` becomes `<solution-mark>`."""
+
+    def marked(tag: re.Match[str]) -> str:
+        slash, name, attributes = tag.groups()
+        return f"<{slash}{name}-{mark}{attributes}>" if name in names else tag.group()
+
+    return TAG.sub(marked, template)
 
 
 def fill(template: str, values: Mapping[str, str | None]) -> str:

@@ -31,7 +31,8 @@ async def call_and_print(reward: JudgeReward, settings: JudgeSettings, group: tu
         await reward.close_async()
     print_answer(reward, answer)
     cost = f"cost {counted['cost']:.3g}" if "cost" in counted else "cost unknown, since no prices are set"
-    print(f"Tokens: {answer.reply.input_tokens} in, {answer.reply.output_tokens} out; {cost}")
+    estimated = " (estimated)" if answer.reply.is_estimated else ""
+    print(f"Tokens: {answer.reply.input_tokens} in, {answer.reply.output_tokens} out{estimated}; {cost}")
     print(f"Time: {counted['latency_s']:.2f} s, {counted['requests']:.0f} requests")
     return True
 

@@ -1,14 +1,14 @@
 """A provider: one request to a language model, through the provider's own SDK."""
 
-import email.utils
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from rloom.rewards.judge.secret import Secret
+from rloom.rewards.retry_after import retry_after_s
 
 RETRIED_STATUS = (408, 409, 429)  # and 500 or above
+MOST_TOKENS = 100_000_000  # of one call; a larger count is a fault of the server
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class ChatRequest:
 @dataclass(frozen=True)
 class Reply:
     text: str
-    input_tokens: int
-    output_tokens: int
+    input_tokens: int | None  # None: the server did not count them
+    output_tokens: int | None
     cut_off: bool = False  # at max_tokens
+    is_estimated: bool = False  # a count of tokens that the server did not send
 
 
 class CallFailed(Exception):
@@ -56,17 +57,17 @@ class Provider(Protocol):
     """Belongs to the event loop in which it was made."""
 
     async def complete(self, request: ChatRequest) -> Reply:
-        """CallFailed: no answer."""
+        """CallFailed: no answer. Another exception: an answer that is not JSON, or that the SDK cannot read."""
 
     async def close(self) -> None: ...
 
 
-def status_failure(status: int, message: str, headers: Mapping[str, str]) -> CallFailed:
+def status_failure(status: int, message: object, headers: Mapping[str, str] | None) -> CallFailed:
     return CallFailed(
-        f"HTTP {status}: {' '.join(message.split())}",
+        f"HTTP {status}: {message}",
         retryable=status in RETRIED_STATUS or status >= 500,
         status=status,
-        retry_after_s=retry_after(headers),
+        retry_after_s=retry_after_s(headers),
     )
 
 
@@ -80,7 +81,7 @@ def message_in(body: object, otherwise: str) -> str:
 
 
 def connection_failure(error: BaseException) -> CallFailed:
-    """Refused, reset, cut off in the middle, or not an answer of this API."""
+    """Refused, reset, or cut off in the middle."""
     cause = error.__cause__ or error
     return CallFailed(f"connection failed: {type(cause).__name__}: {cause}", retryable=True)
 
@@ -93,19 +94,43 @@ def refused(why: str) -> CallFailed:
     return CallFailed(f"the model refused: {why}", retryable=False)
 
 
-def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """Seconds to wait, from the header Retry-After: a number of seconds or a date."""
-    value = headers.get("retry-after") or headers.get("Retry-After")
-    if not value:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        moment = email.utils.parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
+def text_in(content: Any) -> str:
+    """The text of a message: a string, or the text parts of a list, as some servers send it. Other parts, such as those
+    of a model's thinking, do not count."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise unusable(f"its content is of type {type(content).__name__}")
+    return "".join(text_in_part(part) for part in content)
+
+
+def text_in_part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind, text = field_of(part, "type"), field_of(part, "text")
+    if kind not in (None, "text", "output_text"):
+        return ""
+    if not isinstance(text, str):
+        raise unusable(f"a part of its content has a text of type {type(text).__name__}")
+    return text
+
+
+def field_of(value: Any, name: str) -> Any:
+    """A field of an SDK's object or of a dict: the SDKs do not check the types of what a server sends. None: no such
+    field."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+
+def first_of(values: Any, what: str) -> Any:
+    if not isinstance(values, list) or not values or values[0] is None:
+        raise unusable(f"it has no {what}")
+    return values[0]
+
+
+def token_count(*values: Any) -> int | None:
+    """The sum of the counts that a server sent. None: it sent none that can be right, and it has to be estimated."""
+    counts = [value for value in values if value is not None]
+    numbers = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
+    return sum(counts) if numbers and 0 < sum(counts) <= MOST_TOKENS else None

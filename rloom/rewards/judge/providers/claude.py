@@ -10,13 +10,18 @@ from rloom.rewards.judge.providers.base import (
     Endpoint,
     Reply,
     connection_failure,
+    field_of,
     message_in,
     refused,
     status_failure,
+    text_in,
+    token_count,
     unusable,
 )
 
 TOOL = "submit_verdict"
+# `input_tokens` leaves out those that were written to or read from the provider's prompt cache
+INPUT_COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 class ClaudeProvider:
@@ -32,7 +37,7 @@ class ClaudeProvider:
         except anthropic.APIStatusError as error:
             message = message_in(error.body, error.message)
             raise status_failure(error.status_code, message, error.response.headers) from error
-        except (anthropic.APIConnectionError, ValueError) as error:  # ValueError: the body is not JSON
+        except anthropic.APIConnectionError as error:
             raise connection_failure(error) from error
         return reply(answer)
 
@@ -56,26 +61,22 @@ def body(request: ChatRequest) -> dict[str, Any]:
 
 
 def reply(answer: Any) -> Reply:
-    if not isinstance(answer, anthropic.types.Message) or not isinstance(answer.content, list):
-        raise unusable("it has no content")
-    if answer.stop_reason == "refusal":
+    content, usage, stop_reason = (field_of(answer, name) for name in ("content", "usage", "stop_reason"))
+    if stop_reason == "refusal":
         raise refused("stop_reason=refusal")
-    usage = answer.usage
+    if not isinstance(content, list):
+        raise unusable("it has no content")
+    verdicts = [verdict_of(block) for block in content if field_of(block, "type") == "tool_use"]
     return Reply(
-        text="".join(text_of(block) for block in answer.content),
-        input_tokens=input_tokens(usage) if usage else 0,
-        output_tokens=usage.output_tokens or 0 if usage else 0,
-        cut_off=answer.stop_reason == "max_tokens",
+        text="\n".join(verdicts) or text_in(content),
+        input_tokens=token_count(*(field_of(usage, name) for name in INPUT_COUNTS)),
+        output_tokens=token_count(field_of(usage, "output_tokens")),
+        cut_off=stop_reason == "max_tokens",
     )
 
 
-def text_of(block: Any) -> str:
-    if block.type == "tool_use":
-        return json.dumps(block.input, ensure_ascii=False)
-    return block.text if block.type == "text" else ""
-
-
-def input_tokens(usage: Any) -> int:
-    """`input_tokens` leaves out those that were written to or read from the provider's prompt cache."""
-    counts = (usage.input_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens)
-    return sum(count or 0 for count in counts)
+def verdict_of(block: Any) -> str:
+    try:
+        return json.dumps(field_of(block, "input"), ensure_ascii=False)
+    except (TypeError, RecursionError) as error:
+        raise unusable(f"the input of its tool is not JSON: {type(error).__name__}") from error

@@ -12,8 +12,11 @@ from rloom.rewards.judge.providers.base import (
     Endpoint,
     Reply,
     connection_failure,
+    field_of,
+    first_of,
     status_failure,
-    unusable,
+    text_in,
+    token_count,
 )
 
 HTTP_OK = 200
@@ -53,7 +56,7 @@ class DashScopeProvider:
             )
         except errors.APIStatusError as error:
             raise failure(error) from error
-        except (errors.DashScopeError, httpx.HTTPError, ValueError) as error:  # ValueError: the body is not JSON
+        except (errors.DashScopeError, httpx.HTTPError) as error:
             raise connection_failure(error) from error
         return reply(answer)
 
@@ -71,13 +74,10 @@ def failure(error: errors.APIStatusError) -> CallFailed:
 
 
 def reply(answer: Any) -> Reply:
-    if not answer.choices or answer.choices[0].message is None:
-        raise unusable("it has no choices")
-    choice, usage = answer.choices[0], answer.usage
-    text = choice.message.content
+    choice, usage = first_of(field_of(answer, "choices"), "choices"), field_of(answer, "usage")
     return Reply(
-        text=text if isinstance(text, str) else "",
-        input_tokens=usage.input_tokens if usage else 0,
-        output_tokens=usage.output_tokens if usage else 0,
-        cut_off=choice.finish_reason == "length",
+        text=text_in(field_of(field_of(choice, "message"), "content")),
+        input_tokens=token_count(field_of(usage, "input_tokens")),
+        output_tokens=token_count(field_of(usage, "output_tokens")),
+        cut_off=field_of(choice, "finish_reason") == "length",
     )

@@ -12,9 +12,11 @@ from rloom.rewards.judge.providers.base import (
     Endpoint,
     Reply,
     connection_failure,
+    field_of,
+    first_of,
     refused,
     status_failure,
-    unusable,
+    token_count,
 )
 
 BLOCKED = ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "LANGUAGE")
@@ -44,7 +46,7 @@ class GeminiProvider:
         except errors.APIError as error:
             headers = error.response.headers if error.response is not None else {}
             raise status_failure(error.code, str(error.message or error.status), headers) from error
-        except (httpx.HTTPError, ValueError) as error:  # ValueError: the body is not JSON
+        except httpx.HTTPError as error:
             raise connection_failure(error) from error
         return reply(answer)
 
@@ -82,16 +84,14 @@ def reply(answer: types.GenerateContentResponse) -> Reply:
     blocked = answer.prompt_feedback.block_reason if answer.prompt_feedback else None
     if blocked:
         raise refused(f"the prompt is blocked: {blocked.value}")
-    if not answer.candidates:
-        raise unusable("it has no candidates")
-    candidate, usage = answer.candidates[0], answer.usage_metadata
+    candidate, usage = first_of(answer.candidates, "candidates"), answer.usage_metadata
     ended = candidate.finish_reason.value if candidate.finish_reason else ""
     if ended in BLOCKED:
         raise refused(f"finishReason={ended}")
     parts = candidate.content.parts if candidate.content and candidate.content.parts else []
     return Reply(
         text="".join(part.text or "" for part in parts if not part.thought),
-        input_tokens=usage.prompt_token_count or 0 if usage else 0,
-        output_tokens=(usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0) if usage else 0,
+        input_tokens=token_count(field_of(usage, "prompt_token_count")),
+        output_tokens=token_count(field_of(usage, "candidates_token_count"), field_of(usage, "thoughts_token_count")),
         cut_off=ended == "MAX_TOKENS",
     )

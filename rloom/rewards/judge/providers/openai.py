@@ -10,10 +10,13 @@ from rloom.rewards.judge.providers.base import (
     Endpoint,
     Reply,
     connection_failure,
+    field_of,
+    first_of,
     message_in,
     refused,
     status_failure,
-    unusable,
+    text_in,
+    token_count,
 )
 
 OWN_ADDRESS = "https://api.openai.com/v1"
@@ -36,7 +39,7 @@ class OpenAIProvider:
             answer = await self._client.chat.completions.create(**self._body(request))
         except openai.APIStatusError as error:
             raise failure(error) from error
-        except (openai.APIConnectionError, ValueError) as error:  # ValueError: the body is not JSON
+        except openai.APIConnectionError as error:
             raise connection_failure(error) from error
         return reply(answer)
 
@@ -68,17 +71,15 @@ def failure(error: openai.APIStatusError) -> CallFailed:
 
 
 def reply(answer: Any) -> Reply:
-    choices = answer.choices if isinstance(answer, openai.types.chat.ChatCompletion) else None
-    if not choices or choices[0].message is None:
-        raise unusable("it has no choices")
-    message, usage = choices[0].message, answer.usage
-    if message.refusal:
-        raise refused(message.refusal)
-    if choices[0].finish_reason == "content_filter":
+    choice, usage = first_of(field_of(answer, "choices"), "choices"), field_of(answer, "usage")
+    message, finish_reason = field_of(choice, "message"), field_of(choice, "finish_reason")
+    if refusal := field_of(message, "refusal"):
+        raise refused(str(refusal))
+    if finish_reason == "content_filter":
         raise refused("content filter")
     return Reply(
-        text=message.content or "",
-        input_tokens=usage.prompt_tokens if usage else 0,
-        output_tokens=usage.completion_tokens if usage else 0,
-        cut_off=choices[0].finish_reason == "length",
+        text=text_in(field_of(message, "content")),
+        input_tokens=token_count(field_of(usage, "prompt_tokens")),
+        output_tokens=token_count(field_of(usage, "completion_tokens")),
+        cut_off=finish_reason == "length",
     )
