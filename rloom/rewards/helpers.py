@@ -30,7 +30,7 @@ def extract_boxed_answer(solution_str: str) -> str | None:
 
 def extract_solution(solution_str: str, method: str = "strict") -> str | None:
     """GSM8K's answer: the number after the last `####`, or with method="flexible" the last number."""
-    number = gsm8k.answer_of(solution_str, method)
+    number = gsm8k.finder(method)(solution_str)
     return None if number is None else canonical(number)
 
 
