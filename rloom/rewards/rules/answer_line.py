@@ -11,6 +11,7 @@ from rloom.rewards.rules.boxed import last_boxed
 from rloom.rewards.rules.limited import result
 from rloom.rewards.rules.math import compared, true_answer
 
+WRONG = -1.0
 _LINE = re.compile(r"answer[*_`]*\s*[:：][*_` \t]*([^\n]+)", re.IGNORECASE)
 _AROUND = " \t*_`"
 
@@ -24,7 +25,7 @@ def compute_score(
     truth = true_answer(data_source, ground_truth)
     answer = answer_of(solution_str)
     right, fault = compared(answer, truth)
-    return result(right, answer, fault, wrong=-1.0)
+    return result(right, answer, fault, wrong=WRONG)
 
 
 def answer_of(solution: str) -> str | None:

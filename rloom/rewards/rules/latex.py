@@ -61,7 +61,9 @@ _SYNONYMS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
 _CONJUNCTION = re.compile(
     r",?\s?\\text\s?\{\s?,?\s?(?P<text>and|or)\s?\}|(?:,\s?)?(?<![a-zA-Z\\])(?P<word>and|or)(?![a-zA-Z])"
 )
-_WHOLE = {r"\mathbb{R}": r"(-\infty,\infty)"}
+_REALS = re.compile(
+    r"(?:[a-zA-Z] ?\\in ?)?\\mathbb\{R\}|(?:\\text ?\{ ?)?(?i:all real(?:s| numbers?)) ?\}?",
+)
 _MATH_MODE = re.compile(
     r"\s*(?:\$+(?P<dollar>.*?)\$+|\\\((?P<inline>.*?)\\\)|\\\[(?P<display>.*?)\\\])\s*[.。]?\s*", re.S
 )
@@ -77,7 +79,6 @@ _UNITS = re.compile(
 )
 _MERIDIEM = re.compile(r"(.*\d)\s?(?:\\text\{\s?)?([aApP])\.?\s?[mM]\.?\s?\}?")
 _APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])")
-_PLURAL = re.compile(r"([^\W\d_]{2,}?)(ies|(?<=[sxz])es|(?<=[cs]h)es|(?<![sui])s)(?![^\W\d_])")
 # `B`, `(B) 12`, `B) 12`, `B. 12`, `B: 12`, with or without \text around the letter
 _OPTION = re.compile(r"(?:\\text\{)? ?(?:\(([A-H])\)|([A-H])[).:](?= ?[^\W_]|\}| ?\\)|([A-H]) ?\}?$)")
 _OPTION_LETTER = re.compile(r"(?<![^\W_])[A-H](?![^\W_])|(?<![a-z])(?:or|and)(?![a-z])|,")
@@ -91,7 +92,8 @@ _EXACT = re.compile(
     rf"|(?P<mixed>\d+) (?P<mixed_top>\d+)/(?P<mixed_bottom>\d+)"
     rf"|(?P<repeating>\d*\.\d*)\\overline\{{(?P<period>\d+)\}}"
     rf"|(?P<number>{_NUMBER})"
-    r"(?:[eE](?P<exponent>[-+]?\d{1,3})| ?(?:\\times|\\cdot|\*) ?10 ?\^ ?(?:\{ ?(?P<power>[-+]?\d{1,3}) ?\}|(?P<digit>\d)))?"
+    r"(?:[eE](?P<exponent>[-+]?\d{1,3})"
+    r"| ?(?:\\times|\\cdot|\*) ?10 ?\^ ?(?:\{ ?(?P<power>[-+]?\d{1,3}) ?\}|(?P<digit>\d)))?"
     r")"
 )
 _BASED = re.compile(r"(-?)\s*\(?([0-9A-F]*[0-9][0-9A-F]*)\)?\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d+)\s*\}*|(\d))")
@@ -111,7 +113,7 @@ def normalised(latex: str) -> str:
     latex = with_braces(latex.strip().rstrip(".。, ")).strip()
     if (inside := _TEXT.fullmatch(latex)) and re.match(r"\s*-?\d", inside[1]):
         latex = inside[1].strip()  # \text{12 inches}
-    return without_units(_WHOLE.get(latex, latex))
+    return r"(-\infty,\infty)" if _REALS.fullmatch(latex) else without_units(latex)
 
 
 def _with_separators(latex: str) -> str:
@@ -195,7 +197,7 @@ def as_text(latex: str) -> str:
 
 
 def words(latex: str) -> str | None:
-    r"""The answer in lower case and in the singular if it is words: `\text{(C)}`, `east`. None for mathematics."""
+    r"""The answer in lower case if it is words: `\text{(C)}`, `east`. None for mathematics."""
     inside = _TEXT.fullmatch(latex)
     plain = (inside[1] if inside else latex).strip()
     stripped = re.sub(r"^\((.*)\)$", r"\1", plain)
@@ -204,9 +206,22 @@ def words(latex: str) -> str | None:
     # Without \text, adjacent symbols are a product; four letters or more are a word.
     if inside is None and not re.search(r"[^\W\d_]{4,}", stripped):
         return None
-    return " ".join(
-        _PLURAL.sub(lambda found: found[1] + ("y" if found[2] == "ies" else ""), stripped.casefold()).split()
+    return " ".join(stripped.casefold().split())
+
+
+def same_phrase(one: str, other: str) -> bool:
+    """Word by word, in the singular or the plural: `no solution`, `no solutions`."""
+    words, others = one.split(), other.split()
+    return len(words) == len(others) and all(
+        word == like or like in _plurals(word) or word in _plurals(like)
+        for word, like in zip(words, others, strict=True)
     )
+
+
+def _plurals(word: str) -> tuple[str, ...]:
+    if len(word) < 3:
+        return ()
+    return (f"{word}es",) if word.endswith("s") else (f"{word}s", f"{word}es", f"{word[:-1]}ies")
 
 
 def option(latex: str) -> str | None:
@@ -218,7 +233,7 @@ def option(latex: str) -> str | None:
 
 
 def exact_number(latex: str) -> tuple[Fraction, bool] | None:
-    r"""`1,234`, `-3/4`, `\frac{3}{4}`, `2\frac{1}{3}`, `0.\overline{6}`, `.5`, `6e23`: the value, and whether a decimal."""
+    r"""`1,234`, `-3/4`, `\frac{3}{4}`, `2\frac{1}{3}`, `0.\overline{6}`, `.5`, `6e23`: the value, and if a decimal."""
     match = _EXACT.fullmatch(latex.removeprefix("+"))
     if match is None:
         return None

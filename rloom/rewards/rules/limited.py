@@ -1,5 +1,5 @@
-"""Evaluate one answer under a time limit. An answer that cannot be evaluated is wrong: a failed score is left out of the
-group's baseline and of the loss, so an answer must not be able to cause one."""
+"""Evaluate one answer under a time limit. An answer that cannot be evaluated is wrong: a failed score is left out of
+the group's baseline and of the loss, so an answer must not be able to cause one."""
 
 import signal
 import threading
@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 LIMIT_S = 2.0  # CPU time of one answer, so that the result does not depend on the load of the machine
+# A reward worker is ended after this time in code that ignores signals, such as a multiplication of large integers in a
+# compiled library. Evaluating the answer and then the ground truth takes two limits.
+HARD_LIMIT_S = 3 * LIMIT_S
 REPEAT_S = 0.5  # the limit is raised again, because a library may catch it
 
 Found = TypeVar("Found")
@@ -33,11 +36,11 @@ def evaluated(evaluate: Callable[[], Found]) -> tuple[Found | None, str | None]:
     try:
         return evaluate(), None
     except _LimitReached:
-        return None, f"evaluating the answer took over {LIMIT_S:g} s"
+        return None, f"evaluating it took over {LIMIT_S:g} s"
     except GroundTruthError:
         raise
     except Exception as error:  # RecursionError and MemoryError too
-        return None, f"the answer cannot be evaluated: {type(error).__name__}"
+        return None, f"evaluating it raised {type(error).__name__}"
     finally:
         if timed:
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -46,7 +49,7 @@ def evaluated(evaluate: Callable[[], Found]) -> tuple[Found | None, str | None]:
 def result(right: bool, answer: str | None, fault: str | None, *, wrong: float = 0.0) -> dict[str, float | str | None]:
     """What a rule returns. `fault`: why the answer could not be evaluated."""
     found: dict[str, float | str | None] = {"score": 1.0 if right else wrong, "acc": float(right), "pred": answer}
-    return found if fault is None else found | {"detail": fault}
+    return found if fault is None else found | {"detail": f"the answer was not compared: {fault}"}
 
 
 def _stop(signum: int, frame: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rloom.rewards.rules.boxed import boxed_at, last_boxed
-from rloom.rewards.rules.expressions import equal_equations, equal_expressions, equal_regions, evaluate
+from rloom.rewards.rules.expressions import equal_equations, equal_expressions, equal_regions, evaluate, load_library
 from rloom.rewards.rules.latex import (
     INEQUALITY,
     as_text,
@@ -21,6 +21,7 @@ from rloom.rewards.rules.latex import (
     meridiem,
     normalised,
     option,
+    same_phrase,
     words,
 )
 from rloom.rewards.rules.limited import GroundTruthError, evaluated, result
@@ -36,7 +37,8 @@ _QUANTITY = re.compile(
     rf"|{_FUNCTION}(?:\^\{{?-?\d\}}?)?\s*\(?\s*(?:\\angle\s*)?(?:\\[a-zA-Z]+|[A-Za-z]{{1,3}})\s*\)?)"
 )
 _ELEMENT_OF = re.compile(r"\\?[a-zA-Z]+\s*\\in(?![a-zA-Z])\s*")
-_LETTER = re.compile(r"\(?[A-H]\)?")
+_REGION = re.compile(rf"{INEQUALITY.pattern}|\\setminus(?![a-zA-Z])")
+_OPTION_ONLY = re.compile(r"\(?[A-H]\)?")
 _UNORDERED = {",", "{}"}
 
 
@@ -73,12 +75,13 @@ def compared(answer: str | None, truth: str) -> tuple[bool, str | None]:
     if answer is None:
         return False, None
     if len(answer) > LONGEST_ANSWER:
-        return False, f"the answer has {len(answer)} characters; at most {LONGEST_ANSWER} are compared"
+        return False, f"it has {len(answer)} characters, more than {LONGEST_ANSWER}"
+    load_library()  # outside the time limit
     right, fault = evaluated(lambda: _same(normalised(answer), normalised(truth)))
     if fault is not None:
         _, truth_fault = evaluated(lambda: evaluate(normalised(truth)))
         if truth_fault is not None:
-            raise GroundTruthError(f"ground_truth={truth[:80]!r} cannot be compared with an answer: {truth_fault}")
+            raise GroundTruthError(f"ground_truth={truth[:80]!r} cannot be used: {truth_fault}")
     return bool(right), fault
 
 
@@ -109,11 +112,15 @@ def _same(answer: str, truth: str) -> bool:
 
 def _same_words(answer: str, truth: str) -> bool | None:
     given, wanted = words(answer), words(truth)
-    if (choice := option(truth)) is not None and _LETTER.fullmatch(as_text(truth)):
-        return option(answer) == choice or (given is not None and _letters(answer) == _letters(truth))
+    if _OPTION_ONLY.fullmatch(as_text(truth)) or _OPTION_ONLY.fullmatch(as_text(answer)):
+        choice, true_choice = option(answer), option(truth)
+        if choice is not None and true_choice is not None:
+            return choice == true_choice
     if given is None and wanted is None:
         return None
-    return given == wanted or _letters(answer) == _letters(truth)
+    return _letters(answer) == _letters(truth) or (
+        given is not None and wanted is not None and same_phrase(given, wanted)
+    )
 
 
 def _letters(latex: str) -> str:
@@ -183,7 +190,7 @@ def _is_true_arithmetic(parts: Sequence[str]) -> bool:
 
 def _same_region(answer: str, truth: str) -> bool | None:
     r"""`x < 1 \text{ or } x > 2` and `(-\infty, 1) \cup (2, \infty)`."""
-    return equal_regions(answer, truth) if INEQUALITY.search(answer) or INEQUALITY.search(truth) else None
+    return equal_regions(answer, truth) if _REGION.search(answer) or _REGION.search(truth) else None
 
 
 def _same_collection(answer: str, truth: str) -> bool | None:
@@ -206,6 +213,8 @@ def _same_collection(answer: str, truth: str) -> bool | None:
 def _elements(latex: str) -> tuple[str | None, list[str]]:
     r"""The kind (brackets, "," for a bare list, "union", ":") and the elements; None for anything else."""
     latex = _ELEMENT_OF.sub("", latex, count=1)
+    if latex == r"\emptyset":
+        return "{}", []
     if exact_number(latex) is not None:  # the comma of `1,234` separates thousands
         return None, [latex]
     if len(pieces := at_unions(latex)) > 1:

@@ -53,7 +53,7 @@ _SMALL = "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a
 _TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
 _ORDINALS = "fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|[a-z]+teenth|[a-z]+tieth|[a-z]+redth"
 _NUMERAL = re.compile(
-    rf"(?:{_SMALL}|{_TENS}|(?:{_TENS})-[a-z]+|hundreds?|thousands?|[a-z]*illion(?:th)?s?|dozens?|gross|lakhs?|crores?"
+    rf"(?:{_SMALL}|{_TENS}|(?:{_TENS})-[a-z]+|hundreds?|thousands?|[a-z]*illion(?:th)?s?|dozens?|gross|score|googol|lakhs?|crores?"
     rf"|half|halves|thirds?|(?:{_ORDINALS}|[a-z]+sandth)s?|or|nor|than|plus|minus|least|most|not|either)"
 )
 _OPERATOR_WORD = re.compile(
