@@ -143,7 +143,8 @@ def _parsed_truth(sample: Sample) -> str:
     except ValueError:
         return f"{sample.ground_truth!r}, which cannot be parsed"
     if rule.sandboxed:
-        return "\n".join(f"{name}: {_summary(value)}" for name, value in json.loads(str(sample.ground_truth)).items())
+        parts = json.loads(str(sample.ground_truth)).items()
+        return "\n".join(f"{name}: {_summary(value)}" for name, value in parts if value)
     return canonical(truth) if isinstance(truth, Fraction) else str(truth)
 
 

@@ -9,7 +9,7 @@ import random
 import re
 import threading
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 DIGITS = 30
@@ -24,9 +24,12 @@ _MISREAD = re.compile(r"[\d}]\s*_|['\"]|\d\s+\d|^[^\w\\({\[|+-]|\\text(?![a-zA-Z
 _UNEVALUATED = re.compile(r"\\(?:sum|prod|i+nt|oint|lim|limsup|liminf)(?![a-zA-Z])")
 
 
+@cache
 def load_library() -> None:
-    """Import math-verify and SymPy: half a second or more, once per process."""
+    """Import math-verify and SymPy, and let the parser build its tables: half a second or more, once per process."""
     import math_verify  # noqa: F401
+
+    _parsed(r"\frac{x}{2}+(1,2)")
 
 
 def equal_expressions(answer: str, truth: str) -> bool:
