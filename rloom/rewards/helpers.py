@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rloom.errors import RewardError
-from rloom.rewards.routing import ANSWER_LINE, registered, rule_for
+from rloom.rewards.routing import ANSWER_LINE, options_for, registered, rule_for
 from rloom.rewards.rules import gsm8k, math, math_reasoning
 from rloom.rewards.rules.boxed import last_boxed
 from rloom.rewards.rules.numbers import canonical
@@ -30,7 +30,7 @@ def extract_boxed_answer(solution_str: str) -> str | None:
 
 def extract_solution(solution_str: str, method: str = "strict") -> str | None:
     """GSM8K's answer: the number after the last `####`, or with method="flexible" the last number."""
-    number = gsm8k.answer_of(solution_str, method)
+    number = gsm8k.finder(method)(solution_str)
     return None if number is None else canonical(number)
 
 
@@ -47,9 +47,18 @@ def default_compute_score(
     **reward_kwargs: Any,
 ) -> float | dict[str, float | str | None]:
     """The score of the rule for `data_source`. As in verl, it is a float, or for `math_dapo*` and `aime*` a dict with
-    `score`, `acc` and `pred`."""
+    `score`, `acc` and `pred`. The rule reads its own of `reward_kwargs`; code needs `sandbox`, the keys of
+    reward_model.sandbox."""
     rule = rule_for(data_source)
     if rule is None:
         raise RewardError(f"no reward rule for data_source={data_source!r}; registered: {', '.join(registered())}")
-    result = rule.compute_score(data_source, solution_str, ground_truth, extra_info, **reward_kwargs)
+    keywords = options_for(rule, reward_kwargs)
+    if rule.sandboxed:
+        if "sandbox" not in reward_kwargs:
+            raise RewardError(
+                f"data_source={data_source!r}: its rule runs generated code in a sandbox; give its settings as "
+                "sandbox={...}, or score the answer with `rloom reward try`"
+            )
+        keywords["sandbox"] = reward_kwargs["sandbox"]
+    result = rule.compute_score(data_source, solution_str, ground_truth, extra_info, **keywords)
     return result if rule is ANSWER_LINE else float(result["score"] or 0.0)

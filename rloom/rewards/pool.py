@@ -1,5 +1,6 @@
 """Rules and users' functions, run in processes of their own."""
 
+import signal
 import threading
 import time
 from collections import deque
@@ -12,7 +13,8 @@ from rloom.rewards.base import Unit
 from rloom.rewards.jobs import Call, Job, JobQueue
 from rloom.rewards.messages import Setup, Style, encode, pickled
 from rloom.rewards.process import WorkerDied, WorkerProcess
-from rloom.rewards.routing import call_limit_s
+from rloom.rewards.routing import call_limit_s, wrong_score
+from rloom.rewards.rules.limited import HARD_LIMIT_S
 from rloom.types import Sample, SampleGroup, Score
 
 LOAD_LIMIT_S = 120.0  # a user's file may import torch from a slow disk
@@ -22,6 +24,7 @@ LOAD_LIMIT_S = 120.0  # a user's file may import torch from a slow disk
 BATCH_S = 0.05
 LARGEST_BATCH = 64
 
+TOO_LONG = f"the answer was not compared: evaluating it took over {HARD_LIMIT_S:g} s"
 CLOSED = "the reward was closed before this sample was scored"
 
 
@@ -29,7 +32,8 @@ class RulePool:
     """A Reward over `num_workers` processes: by the rules, or by the function `name` of the file `path`.
 
     Each process has a thread here that sends it samples, so the pool works with any event loop and closes without one.
-    A call that takes longer than `timeout_s` fails, and its process is replaced; other samples are not affected.
+    A call that takes longer than `timeout_s` fails, and its process is replaced; other samples are not affected. An
+    answer that a rule cannot evaluate in its own limit of CPU time is wrong.
     """
 
     def __init__(
@@ -169,12 +173,16 @@ class _Worker(threading.Thread):
             reason = _timed_out(waiting[0].group, self._setup) if waiting else ""
         except (WorkerDied, RewardError) as error:
             reason = str(error)
-        self._end_process(grace=False)
+        exit_code = self._end_process(grace=False)
         if self._stopping:
             for job in waiting:
                 job.fail(CLOSED)
         elif waiting:
-            waiting.popleft().fail(reason)  # the worker failed at this one and had not begun the others
+            job = waiting.popleft()  # the worker failed at this one and had not begun the others
+            if exit_code == -signal.SIGVTALRM and self._setup.path is None:  # the limit that a worker sets for a rule
+                job.finish([wrong_score(sample.data_source, TOO_LONG) for sample in job.group])
+            else:
+                job.fail(reason)
             self._jobs.put_back(waiting)
 
     def _encode(self, jobs: Sequence[Job]) -> "tuple[bytes, deque[Job]]":
@@ -198,12 +206,14 @@ class _Worker(threading.Thread):
         self._style = process.load()
         return process
 
-    def _end_process(self, *, grace: bool) -> None:
+    def _end_process(self, *, grace: bool) -> int | None:
+        """The exit code, if there was a process."""
         with self._lock:
             process, self._process = self._process, None
             self._replaced += not grace
-        if process is not None:
-            process.close() if grace else process.close(grace_s=0)
+        if process is None:
+            return None
+        return process.close() if grace else process.close(grace_s=0)
 
 
 def _timed_out(group: SampleGroup, setup: Setup) -> str:

@@ -8,10 +8,12 @@ import asyncio
 import faulthandler
 import os
 import pickle
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from rloom.errors import RewardError
@@ -19,12 +21,16 @@ from rloom.rewards.calls import FunctionCaller
 from rloom.rewards.custom import load_function, one_line
 from rloom.rewards.framing import write_all
 from rloom.rewards.messages import Progress, Refusal, Reply, Request, Setup, Style, decode, encode
-from rloom.rewards.routing import Rule, call_limit_s, keywords_for, registered, rule_for
+from rloom.rewards.routing import Rule, call_limit_s, keywords_for, registered, rule_for, runs_code
+from rloom.rewards.rules.limited import HARD_LIMIT_S
 from rloom.types import Sample, SampleGroup, Score
 
 # The pool ends a worker that exceeds its time limit. If the pool has died, the worker ends itself this much later.
 ORPHAN_GRACE_S = 2.0
 RESTART_S = 0.5  # starting the timer costs as much as a cheap rule, so it is restarted at most this often
+
+# Address space of a worker for rules: an answer that needs more raises MemoryError, before the kernel ends a process.
+RULE_MEMORY = 8 << 30
 
 # If generation and rewards compete for a core, generation gets three quarters of it: the step waits for generation.
 NICENESS = 5
@@ -95,6 +101,8 @@ def _evaluator(
     setup: Setup, reply: Callable[[Reply], None], runner: asyncio.Runner, timer: _ExitTimer
 ) -> tuple[Style, Evaluate]:
     if setup.path is None:
+        with suppress(ValueError, OSError):  # a lower limit is set, or the system has none
+            resource.setrlimit(resource.RLIMIT_AS, (RULE_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
         return Style.ANSWER, _RuleEvaluator(setup, reply, timer)
     timer.start(setup.load_limit_s)
     function, style = load_function(setup.path, setup.name, setup.reward_kwargs, whole_groups=setup.whole_groups)
@@ -126,7 +134,14 @@ class _RuleEvaluator:
             except Exception as error:  # a library that is missing or broken
                 return Score.failed(f"the rule for {source} cannot be used: {one_line(error, __file__)}")
             self._callers[source] = FunctionCaller(rule.compute_score, keywords_for(rule, self._setup))
-        return self._callers[source].for_answer(sample)
+        if runs_code(source):
+            return self._callers[source].for_answer(sample)
+        # SIGVTALRM ends this process, also in code that runs no Python. The pool then knows that the answer caused it.
+        signal.setitimer(signal.ITIMER_VIRTUAL, HARD_LIMIT_S)
+        try:
+            return self._callers[source].for_answer(sample)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     def _prepare(self, rule: Rule) -> None:
         if rule.prepare in self._prepared:

@@ -9,7 +9,8 @@ from rloom.rewards.messages import Setup
 from rloom.rewards.rules import answer_line, code, gsm8k, math, math_reasoning
 from rloom.rewards.rules.code_problems import problem_of
 from rloom.rewards.rules.expressions import load_library
-from rloom.types import SampleGroup
+from rloom.rewards.rules.limited import HARD_LIMIT_S
+from rloom.types import SampleGroup, Score
 
 OTHER_REWARDS = (
     "your own function (custom_reward_function.path=my_rewards.py custom_reward_function.name=compute_score), a reward "
@@ -32,13 +33,16 @@ class Rule:
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # reward_kwargs it reads, and their values
     prepare: Callable[[], None] = _no_library  # slow imports, outside the time limit of a request
     true_answer: Callable[[str, Any], Any] = _as_given  # (data source, ground truth) parsed; ValueError if it cannot be
+    wrong: float = 0.0  # the score of a wrong answer
     sandboxed: bool = False  # runs generated code: it gets the keyword `sandbox` and has a time limit of its own
 
 
 GSM8K = Rule(gsm8k.compute_score, options={"method": gsm8k.METHODS}, true_answer=gsm8k.true_answer)
 MATH = Rule(math.compute_score, prepare=load_library, true_answer=math.true_answer)
 MATH_REASONING = Rule(math_reasoning.compute_score, true_answer=math_reasoning.true_answer)
-ANSWER_LINE = Rule(answer_line.compute_score, prepare=load_library, true_answer=math.true_answer)
+ANSWER_LINE = Rule(
+    answer_line.compute_score, prepare=load_library, true_answer=math.true_answer, wrong=answer_line.WRONG
+)
 CODE = Rule(code.compute_score, true_answer=problem_of, sandboxed=True)
 
 EXACT = {
@@ -87,11 +91,24 @@ def keywords_for(rule: Rule, setup: Setup) -> dict[str, Any]:
 
 
 def call_limit_s(setup: Setup, group: SampleGroup) -> float:
-    """The time limit of scoring `group`: reward_model.timeout_s, or longer if it runs generated code."""
-    if setup.path is not None or setup.sandbox is None:
+    """The time limit of scoring `group`: reward_model.timeout_s for a user's function. A rule ends before it reaches
+    this limit, so that only a fault of the machine reaches it."""
+    if setup.path is not None:
         return setup.timeout_s
-    programs = sum(runs_code(sample.data_source) for sample in group)
-    return max(setup.timeout_s, programs * code.call_limit_s(setup.sandbox))
+    limits_s = (_rule_limit_s(setup, sample.data_source) for sample in group)
+    return max(setup.timeout_s, sum(limits_s))
+
+
+def _rule_limit_s(setup: Setup, data_source: str) -> float:
+    if runs_code(data_source) and setup.sandbox is not None:
+        return code.call_limit_s(setup.sandbox)
+    return 5 * HARD_LIMIT_S  # wall-clock time: other processes compete for the CPU
+
+
+def wrong_score(data_source: str, reason: str) -> Score:
+    """For an answer that ended its worker."""
+    rule = rule_for(data_source)
+    return Score(0.0 if rule is None else rule.wrong, parts={"acc": 0.0}, detail=reason)
 
 
 def runs_code(data_source: str) -> bool:

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +21,8 @@ EXAMPLES = """
   rloom reward try answer.txt --source openai/gsm8k --ground_truth 18
   echo 'It is 18.' | rloom reward try - --source openai/gsm8k --ground_truth 18 --method flexible
   rloom reward try --response 'so \\boxed{0.5}' --source lighteval/MATH --ground_truth '\\frac12'
+  rloom reward try program.md --source mbpp --ground_truth '{"test_list": ["assert f(1) == 2"]}' \\
+      reward_model.sandbox.timeout_s=5
   rloom reward try answer.txt --function my_reward.py:reward_func --column solution=18
 """
 
@@ -40,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout_s", type=float, default=10.0, help="reward_model.timeout_s (default 10)")
 
 
-def run(given: argparse.Namespace) -> int:
-    """0 with a score, 1 with a failed one."""
+def run(given: argparse.Namespace, sandbox: Mapping[str, Any]) -> int:
+    """0 with a score, 1 with a failed one. `sandbox`: reward_model.sandbox, for rules that run generated code."""
     kwargs = _values("--reward_kwargs", given.reward_kwargs) | ({"method": given.method} if given.method else {})
     path, name = _function(given.function)
     if path is None:
@@ -64,6 +66,7 @@ def run(given: argparse.Namespace) -> int:
         name=name,
         reward_kwargs=kwargs,
         whole_groups=given.batch,
+        sandbox=sandbox,
     )
     with closing(pool):
         pool.check()
@@ -87,7 +90,9 @@ def render(sample: Sample, score: Score, scorer: str, extracted: str | None, tru
         "detail": score.detail,
         "reason": score.reason,
     }
-    return printable("\n".join(f"{name:<12}  {text}" for name, text in rows.items() if text is not None))
+    indent = "\n" + " " * 14
+    shown = [f"{name:<12}  {indent.join(text.splitlines())}" for name, text in rows.items() if text is not None]
+    return printable("\n".join(shown))
 
 
 def _response(given: argparse.Namespace) -> str:
@@ -139,4 +144,14 @@ def _parsed_truth(sample: Sample) -> str:
         truth = rule.true_answer(sample.data_source, sample.ground_truth)
     except ValueError:
         return f"{sample.ground_truth!r}, which cannot be parsed"
+    if rule.sandboxed:
+        parts = json.loads(str(sample.ground_truth)).items()
+        return "\n".join(f"{name}: {_summary(value)}" for name, value in parts if value)
     return canonical(truth) if isinstance(truth, Fraction) else str(truth)
+
+
+def _summary(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} entries"
+    text = str(value).strip()
+    return text if len(text) <= 80 and "\n" not in text else f"{len(text.splitlines())} lines"

@@ -217,7 +217,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("rloom.language", "rloom.algos.needs", *NOUNS),
     ),
     "rloom.__main__": ("rloom.cli",),
-    "rloom.trainer.ppo": ("rloom.trainer.ppo", "rloom.algos", "rloom.rewards.routing", "rloom.rewards.rules", *NOUNS),
+    "rloom.trainer.ppo": ("rloom.trainer.ppo", "rloom.algos", "rloom.rewards.helpers", "rloom.rewards.rules", *NOUNS),
     "rloom.trainer.config": (),
     "rloom.trainer": (),
     "rloom": ("rloom.api", "rloom.errors", "rloom.import_path"),

@@ -1,6 +1,7 @@
 """`rloom reward try`: one answer, scored by hand."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_a_failed_score_has_its_reason_and_exit_code_1(capsys) -> None:
     assert code == 1
     assert lines[2:4] == ["ground truth  'eighteen', which cannot be parsed", "score         failed"]
     assert lines[4].startswith(
-        "reason        ValueError: ground_truth='eighteen' of a openai/gsm8k row is not a number"
+        "reason        GroundTruthError: ground_truth='eighteen' of a openai/gsm8k row is not a number"
     )
 
 
@@ -82,6 +83,51 @@ def test_a_function_with_lists_and_keywords(tmp_path: Path, capsys) -> None:
     assert (code, lines[2:]) == (0, ["extracted     ab", "score         2.5"])
 
 
+MBPP = {"test_list": ["assert f(1) == 2", "assert f(2) == 3"], "test_setup_code": ""}
+HUMANEVAL = {
+    "entry_point": "f",
+    "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+    "prompt": "def f(x):\n",
+}
+STDIN = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "3\n"]}
+CODE = [
+    # source, ground truth, answer, the score and what follows
+    ("mbpp", MBPP, "def f(x): return x + 1", ["1", "1", "1", "2 of 2 tests passed"]),
+    ("mbpp", MBPP, "def f(x): return 2", ["0", "0", "0.5", "1 of 2 tests passed; test 2: "]),
+    ("openai/openai_humaneval", HUMANEVAL, "    return x + 1", ["1", "1", "1", "1 of 1 tests passed"]),
+    ("codecontests", STDIN, "print(int(input()) + 1)", ["1", "1", "1", "2 of 2 tests passed"]),
+    ("codecontests", STDIN, "print(2)", ["0", "0", "0.5", "1 of 2 tests passed; test 2: printed '2\\n'"]),
+    ("mbpp", MBPP, "I do not know", ["0", "0", "0", "0 of 2 tests passed"]),
+]
+
+
+@pytest.mark.parametrize(("source", "truth", "answer", "values"), CODE)
+def test_a_program_is_run_in_the_sandbox(source: str, truth: dict, answer: str, values: list[str], capsys) -> None:
+    code, lines = lines_of(capsys, "--response", answer, "--source", source, "--ground_truth", json.dumps(truth))
+    assert code == 0 and lines[0].startswith("scored by     rules/code.py")
+    shown = dict(zip(["score", "acc", "tests_passed", "detail"], values, strict=True))
+    for line, (name, value) in zip(lines[-4:], shown.items(), strict=True):
+        assert line.startswith(f"{name:<12}  {value}")
+
+
+def test_keys_of_the_sandbox_may_be_given(capsys) -> None:
+    answer = ["--response", "def f(x):\n    return 2", "--source", "mbpp", "--ground_truth", json.dumps(MBPP)]
+    code, lines = lines_of(capsys, *answer, "reward_model.sandbox.partial_credit=True")
+    assert code == 0
+    assert lines[2:6] == [
+        "extracted     def f(x):",
+        "                  return 2",
+        "ground truth  test_list: 2 entries",
+        "score         0.5",
+    ]
+
+
+def test_an_answer_that_cannot_be_compared_is_wrong_and_says_why(capsys) -> None:
+    code, lines = lines_of(capsys, "--response", rf"\boxed{{{'5' * 1001}}}", "--source", "math", "--ground_truth", "5")
+    assert (code, lines[4]) == (0, "score         0")
+    assert lines[-1] == "detail        the answer was not compared: it has 1001 characters, more than 1000"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -93,6 +139,7 @@ def test_a_function_with_lists_and_keywords(tmp_path: Path, capsys) -> None:
         (["--response", "x", "--source", "math", "--method", "flexible"], "no rule for math reads it"),
         (["--response", "x", "--source", "math", "--column", "level"], "--column level: write it as NAME=VALUE"),
         (["--response", "x", "--function", "no_such_file.py"], "there is no file"),
+        (["--response", "x", "--source", "mbpp", "reward_model.sandbox.time=3"], "reward_model.sandbox.time"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], message: str, capsys) -> None:

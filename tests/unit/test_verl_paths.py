@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from rloom.config.sandbox_section import Sandbox
 from rloom.errors import RewardError
-from rloom.trainer.ppo import core_algos
+from rloom.rewards import helpers
+from rloom.trainer.ppo import core_algos, reward_score
 from rloom.trainer.ppo.reward_score import default_compute_score, gsm8k, math
 
 # two prompts with two answers each, of 2, 3, 1 and 2 tokens; the reward is at the last token
@@ -97,7 +99,28 @@ def test_math_and_the_default_follow_the_rules_of_the_data_source() -> None:
     assert math.compute_score(r"so \boxed{\frac{1}{2}}", "0.5") == 1.0
     assert default_compute_score("openai/gsm8k", "#### 18", "18") == 1.0
     assert default_compute_score("lighteval/MATH", r"\boxed{3}", "4") == 0.0
-    with pytest.raises(RewardError, match="data_source='mine' has no rule; there are rules for openai/gsm8k"):
+    with pytest.raises(RewardError, match="no reward rule for data_source='mine'; registered: openai/gsm8k"):
         default_compute_score("mine", "", "")
-    with pytest.raises(RewardError, match="runs generated code"):
+    with pytest.raises(RewardError, match=r"runs generated code in a sandbox; give its settings as sandbox=\{...\}"):
         default_compute_score("mbpp", "", "")
+
+
+# solution, ground truth, score of every kind of data source
+DEFAULT_SCORES = {
+    "openai/gsm8k": ("#### 18", "18", 1.0),
+    "lighteval/MATH": (r"\boxed{3}", "4", 0.0),
+    "HuggingFaceH4/MATH-500": (r"\boxed{\frac12}", "0.5", 1.0),
+    "math_dapo": ("Answer: 3", "4", {"score": -1.0, "acc": 0.0, "pred": "3"}),
+    "aime2024": ("Answer: 34", "34", {"score": 1.0, "acc": 1.0, "pred": "34"}),
+    "math_reasoning": ("答案：42", "42", 1.0),
+    "mbpp": ("def f(x): return x + 1", '{"test_list": ["assert f(1) == 2"]}', 1.0),
+    "codecontests": ("print(input())", '{"inputs": ["1"], "outputs": ["2"]}', 0.0),
+}
+
+
+@pytest.mark.parametrize("data_source", DEFAULT_SCORES)
+def test_every_path_has_the_same_default_score(data_source: str) -> None:
+    assert helpers.default_compute_score is reward_score.default_compute_score is default_compute_score
+    solution, truth, expected = DEFAULT_SCORES[data_source]
+    settings = Sandbox().model_dump()
+    assert default_compute_score(data_source, solution, truth, {}, method="strict", sandbox=settings) == expected

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rloom.rewards.rules.boxed import last_boxed
-from rloom.rewards.rules.math import same_answer, true_answer
+from rloom.rewards.rules.limited import result
+from rloom.rewards.rules.math import compared, true_answer
 
+WRONG = -1.0
 _LINE = re.compile(r"answer[*_`]*\s*[:：][*_` \t]*([^\n]+)", re.IGNORECASE)
 _AROUND = " \t*_`"
 
@@ -22,8 +24,8 @@ def compute_score(
 ) -> dict[str, float | str | None]:
     truth = true_answer(data_source, ground_truth)
     answer = answer_of(solution_str)
-    right = answer is not None and same_answer(answer, truth)
-    return {"score": 1.0 if right else -1.0, "acc": float(right), "pred": answer}
+    right, fault = compared(answer, truth)
+    return result(right, answer, fault, wrong=WRONG)
 
 
 def answer_of(solution: str) -> str | None:

@@ -1,11 +1,15 @@
-"""The format reward: whether an answer matches a regular expression. A reward worker loads it like a user's function,
-so an expression that never ends fails one sample at its time limit and stops nothing."""
+"""The format reward: whether an answer matches a regular expression. An answer that the expression takes too long for
+does not match."""
 
 import re
 from typing import Any
 
+from rloom.rewards.rules.limited import evaluated
+
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, *, pattern: str
-) -> float:
-    return float(re.fullmatch(pattern, solution_str.strip(), re.DOTALL) is not None)
+) -> dict[str, float | str | None]:
+    expression = re.compile(pattern, re.DOTALL)
+    found, fault = evaluated(lambda: expression.fullmatch(solution_str.strip()))
+    return {"score": float(found is not None), "detail": fault and f"the answer was not matched: {fault}"}

@@ -1,10 +1,11 @@
 """GSM8K: the number after `####`; in flexible mode, the last number of the answer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from rloom.rewards.rules.numbers import canonical, close, leading_number, numbers_in, parse_number
+from rloom.rewards.rules.limited import GroundTruthError, evaluated, result
+from rloom.rewards.rules.numbers import canonical, close, last_number, leading_number, parse_number
 
 METHODS = ("strict", "flexible")
 ANSWER_MARK = "####"
@@ -18,23 +19,24 @@ def compute_score(
     *,
     method: str = "strict",
 ) -> dict[str, float | str | None]:
-    truth = true_answer(data_source, ground_truth)
-    answer = answer_of(solution_str, method)
-    score = float(answer is not None and close(answer, truth))
-    return {"score": score, "acc": score, "pred": None if answer is None else canonical(answer)}
+    truth, find = true_answer(data_source, ground_truth), finder(method)
+    answer, fault = evaluated(lambda: find(solution_str))
+    if answer is None:
+        return result(False, None, fault)
+    return result(close(answer, truth), canonical(answer), fault)
 
 
 def true_answer(data_source: str, ground_truth: Any) -> Fraction:
     truth = parse_number(str(ground_truth))
     if truth is None:
-        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is not a number")
+        raise GroundTruthError(f"ground_truth={ground_truth!r} of a {data_source} row is not a number")
     return truth
 
 
-def answer_of(solution: str, method: str) -> Fraction | None:
+def finder(method: str) -> Callable[[str], Fraction | None]:
     if method not in METHODS:
         raise ValueError(f"method={method!r}: use one of {', '.join(METHODS)}")
-    return _after_hashes(solution) if method == "strict" else _last_number(solution)
+    return _after_hashes if method == "strict" else last_number
 
 
 def _after_hashes(text: str) -> Fraction | None:
@@ -42,8 +44,3 @@ def _after_hashes(text: str) -> Fraction | None:
     if not after.partition("\n")[0].strip() and ANSWER_MARK in before.rpartition("\n")[2]:
         after = before.rpartition(ANSWER_MARK)[2]  # `#### 18 ####`: the second mark closes the line
     return leading_number(after) if marker else None
-
-
-def _last_number(text: str) -> Fraction | None:
-    numbers = numbers_in(text)
-    return numbers[-1] if numbers else None

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rloom.rewards.rules.boxed import boxed_at, last_boxed
-from rloom.rewards.rules.expressions import equal_equations, equal_expressions
+from rloom.rewards.rules.expressions import equal_equations, equal_expressions, equal_regions, evaluate, load_library
 from rloom.rewards.rules.latex import (
+    INEQUALITY,
     as_text,
+    at_approximately,
     at_colons,
     at_commas,
     at_equals,
@@ -16,9 +18,13 @@ from rloom.rewards.rules.latex import (
     enclosed,
     exact_number,
     matrix_rows,
+    meridiem,
     normalised,
+    option,
+    same_phrase,
     words,
 )
+from rloom.rewards.rules.limited import GroundTruthError, evaluated, result
 from rloom.rewards.rules.numbers import close
 
 LONGEST_ANSWER = 1000  # characters; parsing a longer answer would take seconds
@@ -31,7 +37,8 @@ _QUANTITY = re.compile(
     rf"|{_FUNCTION}(?:\^\{{?-?\d\}}?)?\s*\(?\s*(?:\\angle\s*)?(?:\\[a-zA-Z]+|[A-Za-z]{{1,3}})\s*\)?)"
 )
 _ELEMENT_OF = re.compile(r"\\?[a-zA-Z]+\s*\\in(?![a-zA-Z])\s*")
-_INEQUALITY = re.compile(r"[<>]|\\(?:l|g)(?:e|eq|eqslant|t)(?![a-zA-Z])|\\neq?(?![a-zA-Z])")
+_REGION = re.compile(rf"{INEQUALITY.pattern}|\\setminus(?![a-zA-Z])")
+_OPTION_ONLY = re.compile(r"\(?[A-H]\)?")
 _UNORDERED = {",", "{}"}
 
 
@@ -43,8 +50,8 @@ def compute_score(
 ) -> dict[str, float | str | None]:
     truth = true_answer(data_source, ground_truth)
     answer = last_boxed(solution_str)
-    score = float(answer is not None and same_answer(answer, truth))
-    return {"score": score, "acc": score, "pred": answer}
+    right, fault = compared(answer, truth)
+    return result(right, answer, fault)
 
 
 def true_answer(data_source: str, ground_truth: Any) -> str:
@@ -52,16 +59,30 @@ def true_answer(data_source: str, ground_truth: Any) -> str:
     if r"\boxed" in text:
         text = last_boxed(text) or ""
     if not text:
-        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row has no answer")
+        raise GroundTruthError(f"ground_truth={ground_truth!r} of a {data_source} row has no answer")
     if boxed_at(f"{{{text}}}", 0) != text:
-        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row has braces without a partner")
+        raise GroundTruthError(f"ground_truth={ground_truth!r} of a {data_source} row has braces without a partner")
     return text
 
 
 def same_answer(answer: str, truth: str) -> bool:
+    return compared(answer, truth)[0]
+
+
+def compared(answer: str | None, truth: str) -> tuple[bool, str | None]:
+    """Whether the answer is correct, and the reason if it could not be compared: the answer's fault, unless the ground
+    truth alone cannot be evaluated either."""
+    if answer is None:
+        return False, None
     if len(answer) > LONGEST_ANSWER:
-        return False
-    return _same(normalised(answer), normalised(truth))
+        return False, f"it has {len(answer)} characters, more than {LONGEST_ANSWER}"
+    load_library()  # outside the time limit
+    right, fault = evaluated(lambda: _same(normalised(answer), normalised(truth)))
+    if fault is not None:
+        _, truth_fault = evaluated(lambda: evaluate(normalised(truth)))
+        if truth_fault is not None:
+            raise GroundTruthError(f"ground_truth={truth[:80]!r} cannot be used: {truth_fault}")
+    return bool(right), fault
 
 
 def _same(answer: str, truth: str) -> bool:
@@ -69,20 +90,41 @@ def _same(answer: str, truth: str) -> bool:
         return False
     if as_text(answer) == as_text(truth):
         return True
-    if words(truth) is not None or words(answer) is not None:
-        return _letters(answer) == _letters(truth)
-    for compare in (_same_number, _same_equation, _same_in_base, _same_collection, _same_matrix):
+    for compare in (
+        _same_words,
+        _same_number,
+        _same_approximation,
+        _same_time,
+        _same_equation,
+        _same_in_base,
+        _same_region,
+        _same_collection,
+        _same_matrix,
+    ):
         equal = compare(answer, truth)
         if equal is not None:
             return equal
     return equal_expressions(answer, truth)
 
 
+# Each of these returns whether the answers are equal, or None if they are not of its kind.
+
+
+def _same_words(answer: str, truth: str) -> bool | None:
+    given, wanted = words(answer), words(truth)
+    if _OPTION_ONLY.fullmatch(as_text(truth)) or _OPTION_ONLY.fullmatch(as_text(answer)):
+        choice, true_choice = option(answer), option(truth)
+        if choice is not None and true_choice is not None:
+            return choice == true_choice
+    if given is None and wanted is None:
+        return None
+    return _letters(answer) == _letters(truth) or (
+        given is not None and wanted is not None and same_phrase(given, wanted)
+    )
+
+
 def _letters(latex: str) -> str:
     return as_text(latex).strip("()").casefold()
-
-
-# Each of these returns whether the answers are equal, or None if they are not of its kind.
 
 
 def _same_number(answer: str, truth: str) -> bool | None:
@@ -92,6 +134,24 @@ def _same_number(answer: str, truth: str) -> bool | None:
     if given[1] != wanted[1]:  # a decimal may be a rounded exact value, but not a rounded decimal
         return close(given[0], wanted[0])
     return given[0] == wanted[0]
+
+
+def _same_approximation(answer: str, truth: str) -> bool | None:
+    r"""`x \approx 12` is 12, `\frac23 \approx 0.67` is 2/3. A ground truth with both may be given as either."""
+    given, wanted = at_approximately(answer), at_approximately(truth)
+    if len(given) == len(wanted) == 1:
+        return None
+    value = given[1] if len(given) > 1 and _QUANTITY.fullmatch(given[0]) else given[0]
+    return any(_same(value, part) for part in wanted if part)
+
+
+def _same_time(answer: str, truth: str) -> bool | None:
+    """`10:30 p.m.`. The question may name the half of the day, so an answer may omit it."""
+    given, wanted = meridiem(answer), meridiem(truth)
+    if given is None and wanted is None:
+        return None
+    (time, half), (true_time, true_half) = given or (answer, ""), wanted or (truth, "")
+    return (half == true_half or not half or not true_half) and _same(time, true_time)
 
 
 def _same_in_base(answer: str, truth: str) -> bool | None:
@@ -128,14 +188,21 @@ def _is_true_arithmetic(parts: Sequence[str]) -> bool:
     return re.search("[a-zA-Z]", letters) is None and _same(parts[0], parts[-1])
 
 
+def _same_region(answer: str, truth: str) -> bool | None:
+    r"""`x < 1 \text{ or } x > 2` and `(-\infty, 1) \cup (2, \infty)`."""
+    return equal_regions(answer, truth) if _REGION.search(answer) or _REGION.search(truth) else None
+
+
 def _same_collection(answer: str, truth: str) -> bool | None:
     """Lists, sets, tuples, intervals, unions and ratios, element by element."""
     (given_kind, given), (wanted_kind, wanted) = _elements(answer), _elements(truth)
     if given_kind is None and wanted_kind is None:
         return None
-    if _INEQUALITY.search(answer) or _INEQUALITY.search(truth):  # `x > 3` and `(3, \infty)`
+    if INEQUALITY.search(answer) or INEQUALITY.search(truth):  # `x > 3` and `(3, \infty)`
         return None
     kinds = {given_kind or ",", wanted_kind or ","}
+    if kinds == {"{}"}:
+        return _same_in_any_order(_distinct(given), _distinct(wanted))
     if kinds <= _UNORDERED or kinds == {"union"}:
         return _same_in_any_order(given, wanted)
     if len(kinds) > 1 and kinds != {",", "()"}:
@@ -146,6 +213,10 @@ def _same_collection(answer: str, truth: str) -> bool | None:
 def _elements(latex: str) -> tuple[str | None, list[str]]:
     r"""The kind (brackets, "," for a bare list, "union", ":") and the elements; None for anything else."""
     latex = _ELEMENT_OF.sub("", latex, count=1)
+    if latex == r"\emptyset":
+        return "{}", []
+    if exact_number(latex) is not None:  # the comma of `1,234` separates thousands
+        return None, [latex]
     if len(pieces := at_unions(latex)) > 1:
         return "union", pieces
     if len(pieces := at_commas(latex)) > 1:
@@ -166,6 +237,14 @@ def _both_signs(latex: str) -> list[str]:
     r"""`1 \pm \sqrt{2}` is two answers."""
     parts = re.split(r"\\pm(?![a-zA-Z])", latex)
     return [latex] if len(parts) != 2 else [f"{parts[0]}+{parts[1]}".removeprefix("+"), f"{parts[0]}-{parts[1]}"]
+
+
+def _distinct(elements: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for element in elements:
+        if not any(_same(element, other) for other in found):
+            found.append(element)
+    return found
 
 
 def _same_in_any_order(given: Sequence[str], wanted: Sequence[str]) -> bool:

@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from rloom.rewards.rules.boxed import boxed_at
-from rloom.rewards.rules.numbers import canonical, close, numbers_in, parse_number, plain_notation
+from rloom.rewards.rules.limited import GroundTruthError, evaluated, result
+from rloom.rewards.rules.numbers import (
+    canonical,
+    close,
+    first_number,
+    last_number,
+    numbers_in,
+    parse_number,
+    plain_notation,
+)
 
 _MARKER = re.compile(
     r"答案\s*[：:]|答案是|answer\s*[:：]|answer\s+is\b|####|(?P<boxed>\\boxed\s*(?=\{))", re.IGNORECASE
@@ -20,14 +29,16 @@ def compute_score(
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
 ) -> dict[str, float | str | None]:
-    answer, correct = _compare(_answer_text(solution_str), true_answer(data_source, ground_truth))
-    return {"score": float(correct), "acc": float(correct), "pred": answer}
+    truth = true_answer(data_source, ground_truth)
+    compared, fault = evaluated(lambda: _compare(_answer_text(solution_str), truth))
+    answer, correct = compared or (None, False)
+    return result(correct, answer, fault)
 
 
 def true_answer(data_source: str, ground_truth: Any) -> str:
     truth = "" if ground_truth is None else str(ground_truth).strip()
     if not truth:
-        raise ValueError(f"ground_truth={ground_truth!r} of a {data_source} row is empty")
+        raise GroundTruthError(f"ground_truth={ground_truth!r} of a {data_source} row is empty")
     return truth
 
 
@@ -46,8 +57,8 @@ def _answer_text(text: str) -> str | None:
     """The text after the last marker; without a marker, the last number."""
     markers = list(_MARKER.finditer(text))
     if not markers:
-        numbers = numbers_in(text)
-        return canonical(numbers[-1]) if numbers else None
+        number = last_number(text)
+        return None if number is None else canonical(number)
     last = markers[-1]
     if last["boxed"] is not None:
         return boxed_at(text, last.end())
@@ -64,9 +75,7 @@ def _compare(answer: str | None, truth: str) -> tuple[str | None, bool]:
         return answer, _normalised(answer) == _normalised(truth)
     number = parse_number(answer)
     if number is None:
-        # `15 + 27 = 42`, `42 apples`: the first number after the last equals sign
-        numbers = numbers_in(answer.rpartition("=")[2])
-        number = numbers[0] if numbers else None
+        number = first_number(answer.rpartition("=")[2])  # `15 + 27 = 42`, `42 apples`, `小明有 42 个`
     if number is None:
         return answer, False
     return canonical(number), close(number, expected)
