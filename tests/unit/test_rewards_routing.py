@@ -1,12 +1,19 @@
-"""Which rule a data source gets, and what is said when there is none."""
+"""Which rule a data source gets, what is said when there is none, and what an answer can do to a rule."""
 
+import asyncio
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from rloom.errors import RewardError
+from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import ANSWER_LINE, GSM8K, MATH, MATH_REASONING, check_sources, options_for, rule_for
+from rloom.types import Sample, Score
 
 
 @pytest.mark.parametrize(
@@ -73,3 +80,27 @@ def test_importing_the_rewards_imports_neither_torch_nor_sympy():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True []"
+
+
+def scores(pool: RulePool, data_source: str, truth: str, *responses: str) -> list[Score]:
+    groups = [(Sample(data_source, "p", response, truth),) for response in responses]
+    return [found for [found] in asyncio.run(pool.score(groups))]
+
+
+def test_an_answer_that_a_rule_cannot_evaluate_is_wrong_and_a_ground_truth_fails():
+    """SIGVTALRM is what the worker's timer sends in code that runs no Python; other signals come from the system."""
+    tower = r"\boxed{9^{9^{9^9}}}"  # takes hours
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=0.5)) as pool:  # shorter than the limit of a rule
+        slow, right = scores(pool, "math", "5", tower, r"\boxed{5}")
+        assert (slow.value, right.value) == (0.0, 1.0)
+        assert slow.detail == "the answer was not compared: evaluating it took over 2 s"
+        [failed] = scores(pool, "math", "", r"\boxed{5}")
+        assert failed.value is None and "ground_truth='' of a math row has no answer" in str(failed.reason)
+        assert pool.metrics()["workers_replaced"] == 0
+        for number, value in ((signal.SIGVTALRM, -1.0), (signal.SIGKILL, None)):
+            process = pool._workers[0]._process
+            assert process is not None
+            threading.Timer(0.3, os.kill, [process._process.pid, number]).start()
+            first, second = scores(pool, "aime", "5", tower, "Answer: 5")
+            assert (first.value, second.value) == (value, 1.0)
+            assert value is None or first.detail == "the answer was not compared: evaluating it took over 6 s"
