@@ -34,7 +34,6 @@ from rloom.models.network import Network, PolicyNetwork
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from rloom.runtime.nodes import free_port
-from rloom.trainer.assemble.models import enable_checkpointing
 
 LEARNING_RATE = 1e-6
 OPTIMIZER = AdamW(weight_decay=0.01, betas=(0.9, 0.999), grad_clip=1.0)
@@ -78,7 +77,7 @@ def network_and_settings(given: argparse.Namespace) -> tuple[Network, Placement,
     device, dtype = pick_device()
     network = random_network(SHAPES[given.shape], device, torch.float32)  # as weights are loaded: the masters
     if given.checkpointing:
-        enable_checkpointing(network.decoder.base)
+        network.decoder.enable_checkpointing()
     budget = MicroBatching(tokens=given.tokens_per_pass)
     settings = {"scoring": budget, "training": budget, "optimizer": OPTIMIZER, "compiled": not given.eager}
     return network, Placement(device, dtype), settings
@@ -139,7 +138,7 @@ class HuggingFace:
         self.device, dtype = pick_device()
         self.model = random_model(SHAPES[given.shape], self.device, dtype, "sdpa").train()
         if given.checkpointing:
-            enable_checkpointing(self.model)
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=LEARNING_RATE, weight_decay=OPTIMIZER.weight_decay, fused=True
         )

@@ -87,6 +87,53 @@ DISHONEST = {
 }
 
 
+# tests, and a program that satisfies them only if it is asked for the verdict: in plain Python each fails, or is fooled
+LYING: dict[str, tuple[str, str]] = {
+    "an empty object": ("assert f(2)", "from collections import UserList\ndef f(x): return UserList()"),
+    "an object with a length of 0": ("s = Stack()\ns.push(1)\nassert s", "class Stack(list): push = lambda s, x: None"),
+    "not callable": ("assert callable(f(2))", "def f(x): return object()"),
+    "no iterator": ("assert isinstance(f(2), collections.abc.Iterator)", "def f(x): return object()"),
+    "no length": ("assert hasattr(f(2), '__len__')", "def f(x): return object()"),
+    "its own comparison": ("assert V(1) != V(2)", "class V:\n    __init__ = __eq__ = lambda s, o: None"),
+    "its own hash": (
+        "assert len({V(1), V(2)}) == 2",
+        "class V:\n    __init__ = lambda s, x: None\n    __eq__ = lambda s, o: True\n    __hash__ = lambda s: 1",
+    ),
+    "methods of text": (
+        "assert f(2).startswith('abc')",
+        "class f:\n    __init__ = lambda s, x: None\n    startswith = lambda s, x: True",
+    ),
+    "methods of sets": ("assert f(2).issuperset({1})", "class L: issuperset = lambda s, x: True\ndef f(x): return L()"),
+    "a search": ("assert 3 in f(2)", "class L: __contains__ = lambda s, x: True\ndef f(x): return L()"),
+    "fields instead of methods": (
+        "assert f(2).count(4) == 1",
+        "from collections import namedtuple\nN = namedtuple('N', 'count')\ndef f(x): return N(lambda v: 1)",
+    ),
+    "a module of its own": ("assert np.allclose(f(2), 3)", "class np: allclose = lambda *a: True\ndef f(x): return 0"),
+}
+
+
+@pytest.mark.parametrize("name", LYING)
+def test_objects_of_a_program_do_not_decide_a_test(name: str) -> None:
+    test, program = LYING[name]
+    assert score(program, {"test_list": [f"import collections.abc\n{test}"]})["score"] == 0.0
+
+
+def test_a_row_with_a_prompt_takes_only_its_function_from_the_program() -> None:
+    truth = HUMANEVAL | {"test": "def check(candidate):\n    assert is_right(candidate(2), 4)\n"}
+    detail = score("def is_right(*values): return True\ndef square(x): return 0", truth)["detail"]
+    assert detail == "0 of 1 tests passed; test 1: NameError: name 'is_right' is not defined"
+
+
+def test_outputs_are_unwrapped_only_where_all_are_lists_of_one_value() -> None:
+    apps = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[[1]], [[2]]]}
+    assert score("def f(n): return [n]", apps)["score"] == 1.0
+    assert score("def f(n): return [[n]]", apps)["score"] == 1.0
+    lists = apps | {"outputs": [[[1]], [[1], [1, 1]]]}
+    assert score("def f(n): return [1] if n == 1 else [[1], [1, 1]]", lists)["score"] == 0.0
+    assert score("def f(n): return [[1]] if n == 1 else [[1], [1, 1]]", lists)["score"] == 1.0
+
+
 @pytest.mark.parametrize("name", DISHONEST)
 def test_a_program_that_does_not_solve_its_problem_scores_zero(name: str) -> None:
     for truth in (MBPP, HUMANEVAL, CALLS):
@@ -125,7 +172,12 @@ HONEST: dict[str, tuple[list[str], str]] = {
         "def f(n):\n    i = 0\n    while i < n:\n        yield i\n        i += 1",
     ),
     "functions as arguments and results": (
-        ["assert f(lambda x: x + 1, [1]) == [2]", "assert f(str, [1]) == ['1']", "assert add(3)(4) == 7"],
+        [
+            "assert f(lambda x: x + 1, [1]) == [2]",
+            "assert f(str, [1]) == ['1']",
+            "assert add(3)(4) == 7",
+            "assert f(str.upper, ['a']) == ['A'] and f(operator.itemgetter(0), ['b']) == ['b']",
+        ],
         "def f(g, l): return [g(x) for x in l]\ndef add(a): return lambda b: a + b",
     ),
     "objects of the program": (
@@ -137,6 +189,27 @@ HONEST: dict[str, tuple[list[str], str]] = {
     "objects of the tests": (
         ["class N: pass\nn = N()\nn.v = 4\nf(n)\nassert n.v == 5 and n.seen", "assert g(x for x in [1, 2]) == 3"],
         "def f(n):\n    n.v += 1\n    n.seen = True\ndef g(numbers): return sum(numbers)",
+    ),
+    "exceptions of its own": (
+        [
+            "try:\n    f(1)\n    assert False\nexcept Own as e:\n    assert e.args == (1, 'x')",
+            "try:\n    f(2)\n    assert False\nexcept ValueError as e:\n    assert isinstance(e, Own)",
+            "try:\n    f(0)\n    assert False\nexcept KeyError as e:\n    assert str(e) == \"'k'\"",
+        ],
+        "class Own(OSError): pass\nclass Both(Own, ValueError): pass\ndef f(x):\n    if x == 2: raise Both\n"
+        "    if x: raise Own(x, 'x')\n    return {}['k']",
+    ),
+    "classes that a test names": (
+        [
+            "b = Bag()\nb.append(3)\nassert 3 in b and 4 not in b and len(b) == 1 and b.pop() == 3 and not b",
+            "assert repr(Bag()) == 'Bag' == str(Bag()) and isinstance(made(), Bag) and not isinstance(5, Bag)",
+            "with made() as b:\n    b.append(1)\nassert b.closed",
+        ],
+        "class Bag:\n    closed = False\n    def __init__(self): self.d = []\n"
+        "    def append(self, x): self.d.append(x)\n    def pop(self): return self.d.pop()\n"
+        "    def __len__(self): return len(self.d)\n    def __contains__(self, x): return x in self.d\n"
+        "    def __repr__(self): return 'Bag'\n    def __enter__(self): return self\n"
+        "    def __exit__(self, *error): self.closed = True\ndef made(): return Bag()",
     ),
     "exceptions that a test expects": (
         [
@@ -272,12 +345,13 @@ def test_a_handle_is_compared_here_and_not_by_the_program() -> None:
         def request(self, *arguments: Any) -> Any:
             raise AssertionError("the program was asked")
 
-    handle = Handle(Never(), 0, "Same")  # type: ignore[arg-type]
+    handle = Handle(Never(), 0, "Node", False, None)  # type: ignore[arg-type]
     assert handle == handle
     assert handle != 5
-    assert bool(handle)
     with pytest.raises(TypeError):
         handle < 5  # type: ignore[operator] # noqa: B015
+    with pytest.raises(TypeError, match="an object of type Same of the program has a comparison of its own"):
+        assert Handle(Never(), 0, "Same", True, None) != 5  # type: ignore[arg-type]
 
 
 def test_a_program_reaches_only_the_arguments_that_a_test_gave_it() -> None:

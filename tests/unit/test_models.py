@@ -341,7 +341,9 @@ def test_the_work_of_a_token_is_what_torch_counts(family: str) -> None:
         model(torch.arange(1, 13)[None])
     work = model_work(PolicyNetwork(model, packed=False))
     assert work is not None
-    assert counted.get_total_flops() == 2 * work.active * 12 + 2 * sum(work.attention.values()) * 12 * 12
+    expected = 2 * work.active * 12 + 2 * sum(work.attention.values()) * 12 * 12
+    # some versions of torch also count the rotary embedding's product of 12 positions and a few frequencies
+    assert expected <= counted.get_total_flops() <= 1.001 * expected
 
 
 def test_the_work_of_an_adapter_and_of_a_critic(model_folder: ModelFolder) -> None:

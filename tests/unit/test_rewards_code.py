@@ -72,6 +72,11 @@ def test_a_block_that_was_cut_off_and_one_in_a_list_are_read() -> None:
     assert chosen_block("1. First\n\n   ```python\n   if x:\n       y\n   ```\n", []) == "if x:\n    y\n"
 
 
+def test_an_answer_of_half_a_million_characters_is_read_at_once() -> None:
+    for line in ("a", " ", "```\n"):
+        assert chosen_block("x\n```" + line * 500_000, []) is None
+
+
 def test_code_in_the_thoughts_of_a_reasoning_model_does_not_count() -> None:
     assert programs("<think>```python\nx = 1\n```</think>No code.", problem_of("apps", DOUBLE)) == ("No code.",)
 
@@ -213,7 +218,8 @@ def test_printed_text_is_compared_by_words_and_decimals_by_value(given: str, wan
 
 
 def test_returned_values_are_compared_with_their_types() -> None:
-    assert same_value([1, 2], [[1, 2]])  # APPS: in a list of its own
+    assert same_value([1, 2], [[1, 2]], in_lists=True)  # APPS: in a list of its own
+    assert not same_value([1, 2], [[1, 2]])
     assert same_value(0.1 + 0.2, 0.3)
     assert same_value({"a": [1.0]}, {"a": [1]})
     assert not same_value(1, True)

@@ -70,7 +70,7 @@ def test_the_console_of_a_run() -> None:
 
 def test_a_score_that_is_tried() -> None:
     score = Score(1.0, prediction=HOSTILE, detail=HOSTILE)
-    no_control(render(Sample("s", "p", "r", "t"), score, "rule", HOSTILE, HOSTILE), 3)
+    no_control(render(Sample("s", "p", "r", "t"), score, "rule", HOSTILE, HOSTILE), 2)
 
 
 @pytest.mark.parametrize("command", [["runs"], ["runs", "--json"], ["compare"], ["compare", "--json"], ["doctor"]])

@@ -5,11 +5,11 @@ Nothing is compiled here: sources that may be right are tried in order inside th
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rloom.rewards.rules.code_problems import Asserts, Calls, Problem, before_function
 
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?=^[ \t]*```|\Z)(?:^[ \t]*```[^\n]*)?", re.M | re.S)
+_FENCE = re.compile(r"[ \t]*```[ \t]*([\w+#.-]*)")
 _PYTHON = ("python", "python3", "py")
 _THOUGHT_END = "</think>"
 _CODE_LINE = re.compile(r"^(?:(?:def|class|import|from|async def)\b|@)", re.M)
@@ -31,9 +31,26 @@ def programs(answer: str, problem: Problem) -> tuple[str, ...]:
 def chosen_block(answer: str, names: Sequence[str]) -> str | None:
     """The last Python block that defines one of `names`, else the last Python block. Blocks without a language count
     if no block is marked as Python. Blocks of other languages and empty ones do not count."""
-    blocks = [(label.lower(), textwrap.dedent(text)) for label, text in _BLOCK.findall(answer) if text.strip()]
+    blocks = [(label.lower(), textwrap.dedent(text)) for label, text in _blocks(answer) if text.strip()]
     python = [text for label, text in blocks if label in _PYTHON] or [text for label, text in blocks if not label]
     return next((text for text in reversed(python) if defines(text, names)), python[-1] if python else None)
+
+
+def _blocks(answer: str) -> Iterator[tuple[str, str]]:
+    """Label and text of each block. A fence without a line break after it, at the end of the answer, begins none."""
+    label: str | None = None
+    text: list[str] = []
+    for line in answer.splitlines(keepends=True):
+        fence = _FENCE.match(line)
+        if label is None and fence is not None and line.endswith("\n"):
+            label, text = fence.group(1), []
+        elif label is not None and fence is not None:
+            yield label, "".join(text)
+            label = None
+        else:
+            text.append(line)
+    if label is not None:
+        yield label, "".join(text)
 
 
 def defines(code: str, names: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 FORMS = "entry_point and test (HumanEval), test_list (MBPP), or inputs and outputs"
 CASE = "__case__"
+PACKAGE, ALIAS = "numpy", "np"  # the only package that programs and tests can import, and its usual name
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ def _humaneval(truth: Mapping[str, Any]) -> Asserts:
     given = _definitions(prompt, name)
     module.body += ast.parse(f"check({name})").body
     used = [other for other in _program_names(module, ast.parse(given)) if other != name]
-    return Asserts(ast.unparse(ast.fix_missing_locations(module)), sum(has_tests), (name, *used), prompt, given)
+    # with its prompt a row is complete; without it, helper functions of the prompt are in the program
+    names = (name,) if prompt else (name, *used)
+    return Asserts(ast.unparse(ast.fix_missing_locations(module)), sum(has_tests), names, prompt, given)
 
 
 def _definitions(prompt: str, name: str) -> str:
@@ -122,7 +125,7 @@ def _program_names(module: ast.Module, given: ast.Module | None = None) -> list[
     used without an import are imported into the tests."""
     names = _undefined_names(module, given)
     imports = [name for name in names if _is_module(module, name)]
-    module.body[:0] = [ast.Import([ast.alias(name)]) for name in imports]
+    module.body[:0] = [ast.Import([ast.alias(PACKAGE if name == ALIAS else name, name)]) for name in imports]
     return [name for name in names if name not in imports]
 
 
@@ -167,7 +170,7 @@ def _innermost_calls(statement: ast.AST) -> list[str]:
 
 def _is_module(module: ast.Module, name: str) -> bool:
     """Whether `name` is a module that the tests use only as in `sys.getsizeof(x)`."""
-    if name not in sys.stdlib_module_names:
+    if name not in sys.stdlib_module_names and name not in (PACKAGE, ALIAS):
         return False
     alone = [node for node in ast.walk(module) if isinstance(node, ast.Name) and node.id == name]
     attributes = [node.value for node in ast.walk(module) if isinstance(node, ast.Attribute)]

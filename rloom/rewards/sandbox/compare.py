@@ -18,11 +18,9 @@ def same_text(printed: str, expected: str) -> bool:
     return len(given) == len(wanted) and all(map(_same_line, given, wanted))
 
 
-def same_value(returned: Any, expected: Any) -> bool:
-    """`expected` may be in a list of its own, as in APPS."""
-    return _same(returned, expected) or (
-        isinstance(expected, list) and len(expected) == 1 and _same(returned, expected[0])
-    )
+def same_value(returned: Any, expected: Any, *, in_lists: bool = False) -> bool:
+    """`in_lists`: each expected value of the problem is in a list of its own, as in APPS, or is a list of one item."""
+    return _same(returned, expected) or (in_lists and _same(returned, expected[0]))
 
 
 def _lines(text: str) -> list[str]:

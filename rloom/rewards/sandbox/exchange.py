@@ -13,7 +13,7 @@ import json
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from rloom.rewards.framing import framed, read_frame, write_all
@@ -24,33 +24,45 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "getattr": getattr,
     "setattr": setattr,
     "delattr": delattr,
-    "iter": iter,
-    "next": next,
-    "len": len,
-    "getitem": operator.getitem,
-    "setitem": operator.setitem,
-    "delitem": operator.delitem,
-    "str": str,
+    "is_instance": lambda value, kind: isinstance(value, kind),
+    "bool": bool,
+    "__iter__": iter,
+    "__next__": next,
+    "__len__": len,
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__delitem__": operator.delitem,
+    "__contains__": operator.contains,
+    "__str__": str,
+    "__repr__": repr,
+    "__enter__": lambda target: target.__enter__(),
+    "__exit__": lambda target, *error: target.__exit__(None, None, None),
 }
+# What an object has of these, its handle has. Not `==`, `<` and arithmetic: they would leave a test to the program.
+_PROTOCOLS = tuple(name for name in _OPERATIONS if name.startswith("__"))
+# A test that calls such a method expects a plain value, whose own method gives the answer.
+_METHODS_OF_PLAIN_TYPES = frozenset(
+    name for kind in (int, float, str, bytes, list, tuple, dict, set) for name in dir(kind) if not name.startswith("_")
+)
+_READABLE_NAMES = ("__name__", "__doc__")
 
 
 class Handle:
-    """An object of the other process. Its methods are executed there, but never `==`, `<`, `in` or arithmetic: the
-    process that compares does not ask the other one for the result. It is equal to itself only."""
+    """An object of the other process. Its methods are executed there. It is equal to itself only, and cannot be
+    compared at all where its class has an `==` of its own."""
 
-    __slots__ = ("_rloom_kind", "_rloom_number", "_rloom_peer")
+    __slots__ = ("_rloom_class", "_rloom_compares", "_rloom_kind", "_rloom_number", "_rloom_peer")
 
-    def __init__(self, peer: "Peer", number: int, kind: str) -> None:
-        object.__setattr__(self, "_rloom_peer", peer)
-        object.__setattr__(self, "_rloom_number", number)
-        object.__setattr__(self, "_rloom_kind", kind)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._rloom_peer.request("call", self, arguments, keywords)
+    def __init__(self, peer: "Peer", number: int, kind: str, compares: bool, own_class: int | None) -> None:
+        values = {"peer": peer, "number": number, "kind": kind, "compares": compares, "class": own_class}
+        for name, value in values.items():
+            object.__setattr__(self, f"_rloom_{name}", value)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # the protocols of copy, pickle and numpy ask for such names
-            raise AttributeError(name)
+        if name.startswith("_rloom") or (name.startswith("__") and name not in _READABLE_NAMES):
+            raise AttributeError(name)  # the protocols of copy, pickle and numpy ask for such names
+        if name in _METHODS_OF_PLAIN_TYPES and not self._rloom_peer.is_named(self._rloom_class):
+            raise AttributeError(f"{name} of {_described(self)}, whose class the tests do not name")
         return self._rloom_peer.request("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -59,33 +71,52 @@ class Handle:
     def __delattr__(self, name: str) -> None:
         self._rloom_peer.request("delattr", self, name)
 
-    def __iter__(self) -> Any:
-        items = self._rloom_peer.request("iter", self)
-        return items if isinstance(items, Handle) else iter(items)
-
-    def __next__(self) -> Any:
-        return self._rloom_peer.request("next", self)
-
-    def __len__(self) -> int:
-        return self._rloom_peer.request("len", self)  # type: ignore[no-any-return]
-
     def __bool__(self) -> bool:
-        return True  # without it, Python would ask for the length
+        return bool(self._rloom_peer.request("bool", self))
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._rloom_peer.request("getitem", self, key)
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, Handle) and bool(self._rloom_peer.request("is_instance", value, self))
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._rloom_peer.request("setitem", self, key, value)
+    def __eq__(self, other: object) -> bool:
+        _check_comparison(self)
+        return self is other
 
-    def __delitem__(self, key: Any) -> None:
-        self._rloom_peer.request("delitem", self, key)
+    def __ne__(self, other: object) -> bool:
+        _check_comparison(self)
+        return self is not other
 
-    def __str__(self) -> str:
-        return self._rloom_peer.request("str", self)  # type: ignore[no-any-return]
+    def __hash__(self) -> int:
+        _check_comparison(self)
+        return id(self)
 
     def __repr__(self) -> str:
-        return f"<an object of type {self._rloom_kind} of the program>"
+        return f"<{_described(self)}>"
+
+    __str__ = __repr__
+
+
+def _described(handle: Handle) -> str:
+    return f"an object of type {handle._rloom_kind} of the program"
+
+
+def _check_comparison(handle: Handle) -> None:
+    if handle._rloom_compares:
+        raise TypeError(f"{_described(handle)} has a comparison of its own, which does not decide a test")
+
+
+def _remote(operation: str) -> Callable[..., Any]:
+    return lambda self, *values: self._rloom_peer.request(operation, self, *values)
+
+
+@cache
+def _handle_class(protocols: tuple[str, ...]) -> type[Handle]:
+    """Handles of objects with these methods."""
+    methods: dict[str, Any] = {name: _remote(name) for name in protocols}
+    if "__repr__" in protocols:
+        methods.setdefault("__str__", methods["__repr__"])
+    if "__call__" in protocols:
+        methods["__call__"] = lambda self, *a, **k: self._rloom_peer.request("call", self, a, k)
+    return type("Handle", (Handle,), {"__slots__": (), **methods})
 
 
 class Peer:
@@ -96,11 +127,16 @@ class Peer:
         self._exported: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._handles: dict[int, Handle] = {}
+        self._exceptions: dict[int, type[BaseException]] = {}
 
     def may_export(self, value: Any) -> bool:
         return True
 
     def may_do(self, operation: str, values: Sequence[Any]) -> bool:
+        return True
+
+    def is_named(self, own_class: int | None) -> bool:
+        """Whether the other process may be asked for all methods of objects of this class."""
         return True
 
     def is_exported(self, value: Any) -> bool:
@@ -122,19 +158,15 @@ class Peer:
         self._write(["do", operation, encoded])
         while (message := self._read())[0] == "do":  # the other process calls back
             self._answer(message)
+        error: BaseException | None = None
         try:
             if message[0] == "error":
-                _, names, text, description = message
-                # raised by a call, it would end a loop of the tests (`all(map(f, values))`) as if that were complete
-                ends_loop = operation != "next" and "StopIteration" in names
-                error = _exception(["RuntimeError"] if ends_loop else names, str(text))
-                error.__dict__["description"] = str(description)
+                error = self._received_error(operation, message)
             else:
                 _, data, changes = message
                 result = decode(data, table, self._import)
                 for position, items in changes:
                     fill(table.objects[position], [decode(item, table, self._import) for item in items])
-                error = None
         except Exception as fault:  # whatever the bytes are, they are the other process's doing
             self.lost(f"the call returned what cannot be read ({type(fault).__name__})")
         if error is not None:
@@ -157,7 +189,7 @@ class Peer:
             result = self.do(operation, values)
             reply = ["value", encode(result, table, self._export), self._changes(table, before)]
         except BaseException as error:
-            reply = ["error", _builtin_bases(error), _text_of(error), self.described(error)]
+            reply = ["error", *self._sent_error(error), self.described(error)]
         self._write(reply)
 
     def _changes(self, table: Table, before: Sequence[Sequence[Any]]) -> list[Any]:
@@ -169,22 +201,80 @@ class Peer:
                 changes.append([position, [encode(item, table, self._export) for item in now]])
         return changes
 
+    def _sent_error(self, error: BaseException) -> tuple[list[Any], list[Any]]:
+        """The class of an exception and its arguments."""
+        try:
+            arguments = [encode(argument, Table(), self._export) for argument in error.args]
+        except Exception:  # an argument that cannot be sent, or `args` of the program's making
+            arguments = []
+        return self._exception_class(type(error)), arguments
+
+    def _exception_class(self, kind: type[BaseException]) -> list[Any]:
+        own = [base for base in kind.__mro__ if base.__module__ != "builtins"]
+        return ["exception", _builtin_bases(kind), [[self._number(k), k.__name__, _builtin_bases(k)] for k in own]]
+
+    def _received_error(self, operation: str, message: Sequence[Any]) -> BaseException:
+        _, kind, arguments, description = message
+        if operation != "__next__" and "StopIteration" in kind[1]:
+            # raised by a call, it would end a loop of the tests (`all(map(f, values))`) as if that were complete
+            kind = ["exception", ["RuntimeError"], []]
+        found = self._import(kind)
+        values = [decode(argument, Table(), self._import) for argument in arguments]
+        try:
+            error = found(*values)
+        except Exception:  # classes such as UnicodeDecodeError take certain arguments only
+            error = Exception(*values)
+        error.__dict__["description"] = str(description)
+        return error  # type: ignore[no-any-return]
+
     def _export(self, value: Any) -> Any:
         if isinstance(value, Handle) and value._rloom_peer is self:
             return ["yours", value._rloom_number]
         if not self.may_export(value):
             raise TypeError(f"an object of type {type(value).__name__} cannot be passed to the program")
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return self._exception_class(value)
+        kind = type(value)
+        protocols = [name for name in (*_PROTOCOLS, "__call__") if _defines(kind, name)]
+        own_class = self._number(kind) if kind.__module__ != "builtins" else None
+        return ["mine", self._number(value), kind.__name__, protocols, _defines(kind, "__eq__"), own_class]
+
+    def _number(self, value: Any) -> int:
         number = self._numbers.setdefault(id(value), len(self._exported))
         if number == len(self._exported):
             self._exported.append(value)  # it stays alive, so that its id stays its own
-        return ["mine", number, type(value).__name__]
+        return number
 
     def _import(self, data: Sequence[Any]) -> Any:
         if data[0] == "yours" and type(data[1]) is int and data[1] >= 0:
             return self._exported[data[1]]
         if data[0] == "mine" and type(data[1]) is int:
-            return self._handles.setdefault(data[1], Handle(self, data[1], str(data[2])))
+            return self._handle(*data[1:])
+        if data[0] == "exception":
+            return self._imported_exception(*data[1:])
         raise ValueError("an unknown kind of value")
+
+    def _handle(
+        self, number: int, kind: str, protocols: Sequence[str], compares: bool, own_class: int | None
+    ) -> Handle:
+        if number not in self._handles:
+            known = tuple(name for name in (*_PROTOCOLS, "__call__") if name in protocols)
+            if not self.is_named(own_class):
+                # `in` tells the other process the expected value: such an object is searched item by item instead
+                known = tuple(name for name in known if name != "__contains__")
+            self._handles[number] = _handle_class(known)(self, number, str(kind), bool(compares), own_class)
+        return self._handles[number]
+
+    def _imported_exception(self, bases: Sequence[str], own: Sequence[Sequence[Any]]) -> type[BaseException]:
+        """An exception class of the other process: here a class of the same builtin types, so that it can be caught."""
+        if not own:
+            return _builtin_exceptions(bases)[0]
+        number, name, builtin_bases = own[0]
+        parents = [self._imported_exception(bases, own[1:])] if len(own) > 1 else []
+        for builtin in _builtin_exceptions(builtin_bases):
+            if not any(issubclass(parent, builtin) for parent in parents):
+                parents.append(builtin)
+        return self._exceptions.setdefault(number, type(str(name), tuple(parents), {}))
 
     def _write(self, message: Any) -> None:
         try:
@@ -204,24 +294,18 @@ class Peer:
         return message
 
 
-def _builtin_bases(error: BaseException) -> list[str]:
-    return [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
+def _builtin_bases(kind: type) -> list[str]:
+    return [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"]
 
 
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # of an exception of the program
-        return ""
+def _builtin_exceptions(names: Sequence[str]) -> list[type[BaseException]]:
+    kinds = [vars(builtins).get(name) for name in names]
+    found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseException)]
+    if not found:
+        raise ValueError("not an exception")
+    return found
 
 
-def _exception(names: Sequence[str], text: str) -> BaseException:
-    """An exception of the first of these builtin types that takes a text."""
-    for name in names:
-        kind = vars(builtins).get(name) if isinstance(name, str) else None
-        if isinstance(kind, type) and issubclass(kind, BaseException):
-            try:
-                return kind(text)
-            except TypeError:
-                continue
-    return Exception(text)
+def _defines(kind: type, name: str) -> bool:
+    """Whether a class has such a method that is not the one of `object`."""
+    return any(name in vars(base) for base in kind.__mro__ if base is not object)

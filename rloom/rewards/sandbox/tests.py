@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
+from types import TracebackType
 from typing import Any, NoReturn
 
 from rloom.rewards.sandbox.compare import same_value
@@ -60,6 +60,7 @@ class _Connection(Peer):
     def __init__(self, descriptor: int, longest_message: int, report: Report, end: Callable[[], NoReturn]) -> None:
         super().__init__(descriptor, longest_message)
         self._report, self._end = report, end
+        self._named: set[int] = set()  # numbers of the classes that the tests name
 
     def lost(self, reason: str) -> NoReturn:
         # an exception could be caught by the tests, which would go on without the program
@@ -67,10 +68,22 @@ class _Connection(Peer):
             self._report(error=reason)
         self._end()
 
+    def functions(self, names: Sequence[str], *, methods: bool) -> dict[str, Any]:
+        """What the program defines of these names."""
+        found = self.request("names", names, methods)
+        # the program may have sent other names, which would replace those of the tests
+        known = {name: found[name] for name in names if name in found}
+        # by the tests' spelling: the program could make a class of a function that is asked for
+        classes = [value for name, value in known.items() if name[0].isupper() and isinstance(value, Handle)]
+        self._named = {value._rloom_number for value in classes}
+        return known
+
+    def is_named(self, own_class: int | None) -> bool:
+        return own_class in self._named
+
     def may_export(self, value: Any) -> bool:
-        callables = (FunctionType, BuiltinFunctionType, MethodType)
         defined = value if isinstance(value, type) else type(value)
-        return isinstance(value, (*callables, Iterator)) or defined.__module__ == _MODULE
+        return callable(value) or isinstance(value, Iterator) or defined.__module__ == _MODULE
 
     def may_do(self, operation: str, values: Sequence[Any]) -> bool:
         if not values or not self.is_exported(values[0]):
@@ -97,31 +110,26 @@ def execute(tests: int, connection: int, report: int, longest_message: int, *, e
     end()
 
 
-def _run_asserts(wanted: Mapping[str, Any], peer: Peer, cases: _Cases) -> None:
+def _run_asserts(wanted: Mapping[str, Any], peer: _Connection, cases: _Cases) -> None:
     names: dict[str, Any] = {"__name__": _MODULE}
     sys.modules[_MODULE] = type(sys)(_MODULE)  # dataclasses look up the module of a class there
     exec(compile(wanted["given"], "<given>", "exec"), names)
-    names |= _functions(peer, wanted["names"], methods=False)
+    names |= peer.functions(wanted["names"], methods=False)
     names["__case__"] = cases
     exec(compile(wanted["source"], "<tests>", "exec"), names)
 
 
-def _run_calls(wanted: Mapping[str, Any], peer: Peer, cases: _Cases) -> None:
+def _run_calls(wanted: Mapping[str, Any], peer: _Connection, cases: _Cases) -> None:
     name, outputs = wanted["function"], wanted["outputs"]
-    found = _functions(peer, [name], methods=True)
+    in_lists = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+    found = peer.functions([name], methods=True)
     if name not in found:
         raise NameError(f"the program defines no function {name!r}")
     for index in range(wanted["first"], len(outputs)):
         with cases(index):
             value = _as_json(found[name](*wanted["calls"][index]))
-            if not same_value(value, outputs[index]):
+            if not same_value(value, outputs[index], in_lists=in_lists):
                 raise _OtherValue(f"returned {_short(value)}, expected {_short(outputs[index])}")
-
-
-def _functions(peer: Peer, names: Sequence[str], *, methods: bool) -> dict[str, Any]:
-    found = peer.request("names", names, methods)
-    # the program may have sent other names, which would replace those of the tests
-    return {name: found[name] for name in names if name in found}
 
 
 class _OtherValue(Exception):
@@ -131,7 +139,7 @@ class _OtherValue(Exception):
 def _as_json(value: Any) -> Any:
     """As outputs are written: a tuple is a list, a key is a string."""
     if isinstance(value, Handle):
-        raise TypeError(f"returned {value!r}")
+        raise TypeError(f"returned an object of type {value._rloom_kind}")
     return json.loads(json.dumps(value))
 
 

@@ -121,8 +121,8 @@ def _mutable(value: Any, table: Table, other: Callable[[Any], Any]) -> Any:
 
 
 def _unusual(value: Any, table: Table, other: Callable[[Any], Any]) -> Any:
-    name = getattr(value, "__name__", None)
-    if isinstance(name, str) and _TYPES.get(name) is value:
+    name = next((name for name, kind in _TYPES.items() if kind is value), None)
+    if name is not None:
         return ["type", name]
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.bool_):
@@ -161,7 +161,10 @@ def decode(data: Any, table: Table, other: Callable[[Sequence[Any]], Any]) -> An
 
 def _namedtuple(data: Sequence[Any], table: Table, other: Callable[[Sequence[Any]], Any]) -> Any:
     _, name, fields, items = data
-    return namedtuple(name, fields)(*[decode(item, table, other) for item in items])
+    values = [decode(item, table, other) for item in items]
+    if any(field in dir(tuple) and callable(value) for field, value in zip(fields, values, strict=True)):
+        raise ValueError("a field that takes the place of a method of tuple")
+    return namedtuple(name, fields)(*values)
 
 
 _DECODED: Mapping[str, Callable[[Sequence[Any], Table, Callable[[Sequence[Any]], Any]], Any]] = {
