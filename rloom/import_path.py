@@ -21,7 +21,7 @@ def child_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", _START, OWN_FOLDER, module, *arguments]
 
 
-def allow_neighbours(file: str) -> None:
+def add_folder_of(file: str) -> None:
     """Let a user's own file import the files beside it. The standard library and installed packages come first."""
     folder = os.path.dirname(os.path.abspath(file))
     if folder not in sys.path:

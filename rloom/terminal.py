@@ -1,7 +1,7 @@
 """Text of others on a terminal: rows, answers, replies of a judge, names of files and runs, output of programs.
 
-A terminal obeys control characters: it moves the cursor over what was printed, sets its title, writes to the clipboard
-(OSC 52). Bidirectional overrides show text in another order than it has. Here they are shown, not obeyed.
+A terminal interprets control characters: it moves the cursor over what was printed, sets its title, writes to the
+clipboard (OSC 52). Bidirectional overrides show text in another order than it has. They are printed as escapes.
 """
 
 import unicodedata
@@ -12,7 +12,7 @@ KEPT = frozenset("\n\t\u200c\u200d")  # Persian and Hindi words and joined emoji
 
 
 def printable(text: str) -> str:
-    r"""Characters that a terminal would obey become escapes such as \u001b. JSON stays JSON of the same value."""
+    r"""Characters that a terminal would interpret become escapes such as \u001b. JSON stays JSON of the same value."""
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(escaped(c) if unicodedata.category(c) in HIDDEN and c not in KEPT else c for c in text)

@@ -43,6 +43,7 @@ LONGEST = (
     "unit/test_train_batch",
     "unit/test_servers_client",
     "unit/test_judge_faults",
+    "unit/test_code_limits",
     "unit/test_code_verdicts",
     "unit/test_rewards_code",
     "unit/test_rewards_pool",

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from rloom.errors import ConfigError
-from rloom.import_path import allow_neighbours
+from rloom.import_path import add_folder_of
 
 
 @cache  # the loss is resolved for every micro-batch
@@ -47,7 +47,7 @@ def load_file(key: str, reference: str, place: str) -> ModuleType:
     assert spec is not None  # a loader was given
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses read the module of a class from there
-    allow_neighbours(str(file))
+    add_folder_of(str(file))
     try:
         loader.exec_module(module)
     except Exception as error:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from rloom.errors import RewardError
-from rloom.import_path import allow_neighbours
+from rloom.import_path import add_folder_of
 from rloom.rewards import helpers
 from rloom.rewards.messages import Style
 
@@ -77,7 +77,7 @@ def _load_module(path: str, file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     vars(module).update({name: getattr(helpers, name) for name in helpers.__all__})
     sys.modules[MODULE_NAME] = module  # dataclasses and pickle read the module of a class from there
-    allow_neighbours(str(file))
+    add_folder_of(str(file))
     try:
         loader.exec_module(module)
     except BaseException as error:  # also a sys.exit() in the file

@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 
 from rloom.errors import RewardError
+from rloom.interrupts import outlive_sigterm
 from rloom.rewards.calls import FunctionCaller
 from rloom.rewards.custom import load_function, one_line
 from rloom.rewards.framing import write_all
@@ -40,8 +41,7 @@ Evaluate = Callable[[SampleGroup], list[Score]]
 
 def main() -> None:
     os.nice(NICENESS)
-    # a scheduler sends SIGTERM to every process; the pool, which finishes its step first, ends this one by its socket
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    outlive_sigterm()  # the pool ends this process through its socket
     requests, replies = _claim_streams()
     receive = partial(os.read, requests)
 

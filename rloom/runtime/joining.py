@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rloom.errors import WorkerError
-from rloom.runtime.interrupts import deferred_interrupt
+from rloom.interrupts import deferred_interrupt
 from rloom.runtime.nodes import fail_if_ended, ray_command, ray_process, reachable
 from rloom.runtime.secret import OTHER_WAY, environment, given_by_user, ray_variables, read_secret, secret_file
 

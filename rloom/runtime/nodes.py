@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rloom.errors import ConfigError, WorkerError
 from rloom.extras import install_command
-from rloom.runtime.interrupts import sigterm_blocked
+from rloom.interrupts import sigterm_blocked
 
 NODE = "rloom_node_"  # prefix of the Ray resource that identifies a machine of the run by its rank
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface

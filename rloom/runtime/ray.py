@@ -19,9 +19,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rloom.errors import ConfigError, RloomError, WorkerError
+from rloom.interrupts import outlive_sigterm, sigterm_blocked
 from rloom.runtime.failures import CallFailed, Failure, Kind, cause_first, kind_of, portable_errors, wait_for_others_s
 from rloom.runtime.group import Arguments, Group, NextItems, Stream, for_workers
-from rloom.runtime.interrupts import outlive_sigterm, sigterm_blocked
 from rloom.runtime.nodes import NODE, free_port, interface_of
 from rloom.runtime.process_stats import Machine, ProcessStats
 

@@ -11,9 +11,9 @@ from rloom.algos.objectives import Metrics
 from rloom.data.stream import EndOfData
 from rloom.diagnosis.live import LiveDiagnosis, live_message
 from rloom.errors import CheckpointError, RloomError, TrainingError, WorkerError
+from rloom.interrupts import deferred_interrupt
 from rloom.observe.runlog import RunLog
 from rloom.runtime.group import Group
-from rloom.runtime.interrupts import deferred_interrupt
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.memory import explain_out_of_memory
 
@@ -142,7 +142,7 @@ class StepLoop(ABC):
             raise TrainingError(
                 "the data of trainer.total_epochs ended before one step was filled with groups of different scores "
                 "(algorithm.filter_groups.enable=True). Too easy or too hard for this model: change the data, raise "
-                "rollout.n or trainer.total_epochs"
+                "actor_rollout_ref.rollout.n or trainer.total_epochs"
             )
         self.log.message(f"The data ended before step {last + 1} was filled: step {last} was the last")
         every = self.settings.validate_every

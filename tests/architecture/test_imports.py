@@ -160,7 +160,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "rloom.observe",
             "rloom.rewards.failures",
             "rloom.rewards.mix",
-            "rloom.runtime.interrupts",
+            "rloom.interrupts",
             "rloom.atomic",
             *NOUNS,
         )

@@ -133,7 +133,7 @@ def test_an_answer_of_a_new_process_is_not_used_if_it_came_before_the_restart_wa
         assert answers(rollout, 3) == [(111, 7)] * 3
         if kind == "vllm":
             assert second.calls["generate"] == 6  # three of them with 222
-        assert rollout.watched.servers[0].fruitless == 0
+        assert rollout.watched.servers[0].failures_since_answer == 0
 
 
 @KINDS

@@ -20,6 +20,8 @@ MOST_BRACES = 1000
 LONGEST_OBJECT = 100_000  # characters of an object that is not the whole text
 LONGEST_FENCE = 100  # characters, with the spaces after it
 LONGEST_LINE = 200  # characters of a line with a score
+# what precedes an object on its line: nothing, or words such as "My verdict:"; a number may be the judge's own score
+LEADS_TO_OBJECT = re.compile(r"(?:\A|\n)(?:[^\n0-9{}\"]*[:：])?[ \t]*\Z")
 OPENS_FENCE = re.compile(r"```(?:json)?\s*\Z", re.I)
 EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})([^*_]+)\1")
 SPLIT_NUMBER = re.compile(r"[0-9.,][*_]+[0-9.,]")  # without the marks it would be another number
@@ -106,6 +108,8 @@ def object_or_lines(text: str) -> dict[str, Any] | list[str]:
     found, other = json_object(last.json, text), object_at_end(last.before.rstrip(" \t\r\n,;"))
     if other is not None and json_object(other.json, text) != found:
         raise Malformed(f"several JSON objects at the end of the answer {excerpt(text)}")
+    if SCORE_LINE.fullmatch(plain_line(last.before[-LONGEST_LINE:].rpartition("\n")[2])):
+        raise Malformed(f"a line with a score and a JSON object at the end of the answer {excerpt(text)}")
     return found
 
 
@@ -121,15 +125,15 @@ class LastObject(NamedTuple):
 
 
 def object_at_end(body: str) -> LastObject | None:
-    """The JSON object, also one within a code fence, with which the text ends. There is at most one: what begins within
-    a string of another object has an odd number of quotes."""
+    """The JSON object with which the text ends, also one within a code fence. Within a sentence it may be a quotation.
+    There is at most one: what begins within a string of another object has an odd number of quotes."""
     fenced = body.endswith("```")
     inner = body[:-3].rstrip() if fenced else body
     start = start_of_object(inner) if inner.endswith("}") else None
     if start is None:
         return None
     opens = OPENS_FENCE.search(inner[max(0, start - LONGEST_FENCE) : start])
-    if bool(opens) != fenced:
+    if bool(opens) != fenced or not (opens or LEADS_TO_OBJECT.search(inner[max(0, start - LONGEST_LINE) : start])):
         return None
     return LastObject(inner[: start - len(opens.group())].strip() if opens else inner[:start].strip(), inner[start:])
 

@@ -1,7 +1,6 @@
 """Code problems: run the program of an answer against the tests of its row, in a sandbox."""
 
 import atexit
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,14 +10,15 @@ from typing import Any
 from rloom.rewards.rules.code_answers import programs
 from rloom.rewards.rules.code_problems import Asserts, Calls, Problem, Streams, problem_of
 from rloom.rewards.sandbox.client import Isolation, Outcome, Sandbox
-from rloom.rewards.sandbox.compare import same_text
+from rloom.rewards.sandbox.compare import same_text, short
 from rloom.rewards.sandbox.settings import Job, Limits, Suite
 
 REASONS_SHOWN = 3
+NO_CODE = "no code in the answer"
 START_AND_END_S = 30.0  # of the launcher, on a busy machine
 QUICK_CPU_S = 2.0  # the first limit where a row has a reference solution
 REFERENCE_FACTOR = 10.0  # an answer may take so many times the processor time of the reference
-_REFERENCE_CPU_S: dict[int, float] = {}
+_REFERENCE_CPU_S: dict[int, float | None] = {}
 
 # Solutions of competition problems are published without their imports.
 PRELUDE = """
@@ -62,44 +62,45 @@ def compute_score(
     problem = problem_of(data_source, ground_truth)
     sources = programs(solution_str, problem)
     if not sources:
-        return _result(["no code in the answer"], problem.count, None, settings)
+        return _result([], problem.count, None, settings)
+    answer = _Answer(problem, sources, settings, time.monotonic() + settings.total_timeout_s)
     reference = (extra_info or {}).get("answer")
     if problem.time_limit_s is not None:
-        results = _Tests(problem, sources, settings, settings.limits.within(problem.time_limit_s)).results()
+        results = answer.results(settings.limits.within(problem.time_limit_s))
     elif isinstance(reference, str) and settings.limits.cpu_s > QUICK_CPU_S:
-        results = _by_reference(problem, sources, settings, programs(reference, problem))
+        results = _by_reference(answer, programs(reference, problem))
     else:
-        results = _Tests(problem, sources, settings, settings.limits).results()
+        results = answer.results(settings.limits)
     return _result(results, problem.count, sources[0], settings)
 
 
-def _by_reference(
-    problem: Problem, sources: tuple[str, ...], settings: Settings, reference: tuple[str, ...]
-) -> list[str | None]:
+def call_limit_s(sandbox: Mapping[str, Any]) -> float:
+    """The longest time that `compute_score` takes, for an answer and its reference: the last run of each may begin just
+    before the total limit."""
+    return float(2 * (sandbox["total_timeout_s"] + sandbox["timeout_s"]) + START_AND_END_S)
+
+
+def _by_reference(answer: "_Answer", reference: tuple[str, ...]) -> list[str | None]:
     """Most answers that do not end soon never end. Only an answer that needs longer makes the reference run."""
-    attempt = _Tests(problem, sources, settings, settings.limits.within(QUICK_CPU_S))
-    results = attempt.results()
-    if not attempt.out_of_time:
+    limits = answer.settings.limits
+    results = answer.results(limits.within(QUICK_CPU_S))
+    if not answer.out_of_time:
         return results
-    allowed_s = REFERENCE_FACTOR * _reference_cpu_s(problem, reference, settings)
-    if allowed_s <= QUICK_CPU_S:
-        return results
-    return _Tests(problem, sources, settings, settings.limits.within(allowed_s)).results()
+    reference_s = _reference_cpu_s(answer, reference)
+    allowed = limits if reference_s is None else limits.within(REFERENCE_FACTOR * reference_s)
+    return results if allowed.cpu_s <= QUICK_CPU_S else answer.results(allowed)
 
 
-def _reference_cpu_s(problem: Problem, reference: tuple[str, ...], settings: Settings) -> float:
-    """Of its longest run; infinite if the reference does not solve the problem. Measured once in a process."""
+def _reference_cpu_s(answer: "_Answer", reference: tuple[str, ...]) -> float | None:
+    """Processor time of the longest run of the reference, measured once in a process; None if it does not solve the
+    problem."""
+    problem, settings = answer.problem, answer.settings
     key = hash((reference, repr(problem), settings))
     if key not in _REFERENCE_CPU_S:
-        tests = _Tests(problem, reference, settings, settings.limits)
-        solved = bool(reference) and tests.results() == [None] * problem.count
-        _REFERENCE_CPU_S[key] = tests.longest_cpu_s if solved else math.inf
+        timed = _Answer(problem, reference, settings, time.monotonic() + settings.total_timeout_s)
+        solved = bool(reference) and timed.results(settings.limits) == [None] * problem.count
+        _REFERENCE_CPU_S[key] = timed.longest_cpu_s if solved else None
     return _REFERENCE_CPU_S[key]
-
-
-def call_limit_s(sandbox: Mapping[str, Any]) -> float:
-    """The longest time that `compute_score` takes: the last run may begin just before the total limit."""
-    return float(sandbox["total_timeout_s"] + sandbox["timeout_s"] + START_AND_END_S)
 
 
 @cache
@@ -110,48 +111,49 @@ def sandbox_for(limits: Limits, isolation: Isolation) -> Sandbox:
     return sandbox
 
 
-class _Tests:
-    """Runs the tests of one answer. A result is None if the test passed, else the reason. Tests after the last result
-    were not run."""
+class _Answer:
+    """Runs the tests of one answer until `deadline`. A result is None if the test passed, else the reason. Tests after
+    the last result were not run."""
 
-    def __init__(self, problem: Problem, sources: tuple[str, ...], settings: Settings, limits: Limits) -> None:
-        self._problem, self._sources, self._settings, self._limits = problem, sources, settings, limits
+    def __init__(self, problem: Problem, sources: tuple[str, ...], settings: Settings, deadline: float) -> None:
+        self.problem, self._sources, self.settings, self._deadline = problem, sources, settings, deadline
         self._sandbox = sandbox_for(settings.limits, settings.isolation)
         self.out_of_time = False
         self.longest_cpu_s = 0.0
 
-    def results(self) -> list[str | None]:
-        # runs after the first are new attempts after an early end, or the tests of a program that reads stdin
-        one_run = not isinstance(self._problem, Streams)
-        limit_s = self._limits.timeout_s if one_run else self._settings.total_timeout_s
-        deadline = time.monotonic() + min(limit_s, self._settings.total_timeout_s)
+    def results(self, limits: Limits) -> list[str | None]:
+        self._limits, self.out_of_time = limits, False
+        deadline, limit_s = self._deadline, self.settings.total_timeout_s
+        if not isinstance(self.problem, Streams):
+            # one run is enough; others are new attempts after an early end, and do not wait for longer than it may take
+            deadline, limit_s = min((deadline, limit_s), (time.monotonic() + limits.timeout_s, limits.timeout_s))
         results: list[str | None] = []
-        while len(results) < self._problem.count:
+        while len(results) < self.problem.count:
             if results and time.monotonic() > deadline:
                 self.out_of_time = True
                 return [*results, f"total time limit of {limit_s:g} s"]
             new = self._next(len(results))
             results += new
-            if new[-1] is not None and not self._settings.partial_credit:
+            if new[-1] is not None and not self.settings.partial_credit:
                 return results
         return results
 
     def _next(self, first: int) -> list[str | None]:
         """The results of one run, from test `first` on: at least one."""
-        if isinstance(self._problem, Streams):
-            return [self._stream(self._problem, first)]
-        prelude, tests = _tests(self._problem, first)
+        if isinstance(self.problem, Streams):
+            return [self._stream(self.problem, first)]
+        prelude, tests = _tests(self.problem, first)
         outcome = self._run(Job(self._sources, prelude=prelude, limits=self._limits), tests)
         reported = {report["case"]: report for report in outcome.reports if "case" in report}
         results: list[str | None] = []
         while (index := first + len(results)) in reported:
             results.append(reported[index]["error"])
-        if index == self._problem.count:
+        if index == self.problem.count:
             return results
         reason = outcome.error or "the program ended before the test did"
         begun = any(report.get("begin") == index for report in outcome.reports)
         # an error outside of the tests fails all that are left
-        return [*results, reason] if begun else [*results, *[reason] * (self._problem.count - index)]
+        return [*results, reason] if begun else [*results, *[reason] * (self.problem.count - index)]
 
     def _stream(self, problem: Streams, index: int) -> str | None:
         stdin, expected = problem.inputs[index], problem.outputs[index]
@@ -160,7 +162,7 @@ class _Tests:
         if outcome.error is not None:
             return outcome.error
         printed = outcome.run.stdout
-        return None if same_text(printed, expected) else f"printed {_short(printed)}, expected {_short(expected)}"
+        return None if same_text(printed, expected) else f"printed {short(printed)}, expected {short(expected)}"
 
     def _run(self, job: Job, tests: Suite | None) -> Outcome:
         outcome = self._sandbox.run(job, tests)
@@ -182,7 +184,7 @@ def _result(
     passed = results.count(None)
     share, solved = passed / count, float(passed == count)
     failed = [f"test {number}: {reason}" for number, reason in enumerate(results, start=1) if reason is not None]
-    reasons = failed[:REASONS_SHOWN] if program is not None else ["no code in the answer"]
+    reasons = failed[:REASONS_SHOWN] if program is not None else [NO_CODE]
     if len(failed) > REASONS_SHOWN:
         reasons.append(f"and {len(failed) - REASONS_SHOWN} more")
     return {
@@ -192,8 +194,3 @@ def _result(
         "pred": program,
         "detail": "; ".join([f"{passed} of {count} tests passed", *reasons]),
     }
-
-
-def _short(value: Any, length: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= length else text[: length - 3] + "..."

@@ -56,11 +56,11 @@ def _places() -> Iterator[tuple[Path, str]]:
     for _, controllers, path in lines:
         if controllers == "memory":
             yield _MOUNT / "memory" / path.lstrip("/"), "memory.limit_in_bytes"
-            yield _MOUNT / "memory", "memory.limit_in_bytes"
         elif controllers == "":
-            # a cgroup of version 2 with processes of its own has no children with limits: its ancestors may
+            # A cgroup of version 2 with processes of its own has no children with limits; its parent may. Further up,
+            # programs would be outside of the limits of the job.
             own = _MOUNT / path.lstrip("/")
-            for folder in (own, *own.parents):
+            for folder in (own, own.parent):
                 with contextlib.suppress(OSError):
                     if "memory" in (folder / "cgroup.subtree_control").read_text().split():
                         yield folder, "memory.max"

@@ -97,7 +97,9 @@ class Sandbox:
 
     def _start(self) -> "_Launcher":
         if sys.platform != "linux":
-            raise SandboxError("generated code runs in a sandbox of Linux's means, which this system does not have")
+            raise SandboxError(
+                f"code rewards (reward_model.sandbox) need Linux, this system is {sys.platform}; use a Linux container"
+            )
         if self._isolation == "none":
             return _Launcher(self._setup(with_namespaces=False))
         try:

@@ -23,6 +23,12 @@ def same_value(returned: Any, expected: Any, *, in_lists: bool = False) -> bool:
     return _same(returned, expected) or (in_lists and _same(returned, expected[0]))
 
 
+def short(value: Any, length: int = 60) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 

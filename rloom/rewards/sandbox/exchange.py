@@ -185,7 +185,7 @@ class Peer:
             values = [decode(item, table, self._import) for item in data]
             before = [contents(value) for value in table.objects]
             if not self.may_do(operation, values):
-                raise TypeError("not possible with an object of the tests")
+                raise TypeError(f"a program cannot use {operation} on this object of the tests")
             result = self.do(operation, values)
             reply = ["value", encode(result, table, self._export), self._changes(table, before)]
         except BaseException as error:
@@ -229,7 +229,7 @@ class Peer:
 
     def _export(self, value: Any) -> Any:
         if isinstance(value, Handle) and value._rloom_peer is self:
-            return ["yours", value._rloom_number]
+            return ["receiver's", value._rloom_number]
         if not self.may_export(value):
             raise TypeError(f"an object of type {type(value).__name__} cannot be passed to the program")
         if isinstance(value, type) and issubclass(value, BaseException):
@@ -237,7 +237,7 @@ class Peer:
         kind = type(value)
         protocols = [name for name in (*_PROTOCOLS, "__call__") if _defines(kind, name)]
         own_class = self._number(kind) if kind.__module__ != "builtins" else None
-        return ["mine", self._number(value), kind.__name__, protocols, _defines(kind, "__eq__"), own_class]
+        return ["sender's", self._number(value), kind.__name__, protocols, _defines(kind, "__eq__"), own_class]
 
     def _number(self, value: Any) -> int:
         number = self._numbers.setdefault(id(value), len(self._exported))
@@ -246,9 +246,9 @@ class Peer:
         return number
 
     def _import(self, data: Sequence[Any]) -> Any:
-        if data[0] == "yours" and type(data[1]) is int and data[1] >= 0:
+        if data[0] == "receiver's" and type(data[1]) is int and data[1] >= 0:
             return self._exported[data[1]]
-        if data[0] == "mine" and type(data[1]) is int:
+        if data[0] == "sender's" and type(data[1]) is int:
             return self._handle(*data[1:])
         if data[0] == "exception":
             return self._imported_exception(*data[1:])

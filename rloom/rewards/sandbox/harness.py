@@ -4,6 +4,7 @@ It knows nothing of the tests but the arguments of their calls. Comparison and r
 (`tests.py`), which never executed generated code.
 """
 
+import atexit
 import os
 import sys
 import traceback
@@ -28,12 +29,24 @@ def execute(job: Mapping[str, Any], descriptor: int) -> NoReturn:
     except BaseException as error:
         code = 1
         os.write(descriptor, describe(error).encode(errors="replace"))
+    _finish()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):  # closed by the program
             continue
     os._exit(code & 0xFF)
+
+
+def _finish() -> None:
+    """What Python does at its end: wait for threads, in which many programs run their main function, and call what was
+    registered."""
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+    except BaseException:  # Python prints it and ends all the same
+        traceback.print_exc()
 
 
 def serve(job: Mapping[str, Any], descriptor: int) -> NoReturn:

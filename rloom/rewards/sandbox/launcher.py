@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -36,9 +37,9 @@ from rloom.rewards.sandbox.supervisor import NotConfined, Place, run
 _SOCKET = 0
 _FIRST_KERNEL_WITH_OWN_COUNTS = (5, 14)  # RLIMIT_NPROC is counted for each user namespace since then
 _OWN_TASKS = 3  # launcher, supervisor and init, where they have the uid of the programs
-# imported once here instead of in each program
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the memory limit has no room for more threads
-_OWN_MODULES: list[ModuleType] = []  # that programs do not find; they stay in use
+_OWN_MODULES: list[ModuleType] = []  # rloom's modules, removed from sys.modules so that programs do not find them
+# modules that are imported once here instead of in each program
 _COMMON = (
     "bisect, collections, copy, datetime, decimal, fractions, functools, heapq, io, itertools, math, operator, random, "
     "re, statistics, string, typing"
@@ -46,6 +47,8 @@ _COMMON = (
 
 
 def main() -> None:
+    # A scheduler sends SIGTERM to every process of a job, whose step is finished first. Programs inherit the block.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     own_code = sys.path.pop(0)  # programs do not import rloom
     assert own_code
     os.umask(0o022)  # programs have another uid and must be able to enter the folders of the new root
@@ -62,7 +65,7 @@ def main() -> None:
         send(_SOCKET, {"fault": str(error)})
         return
     protections = replace(protections, memory=group is not None)
-    _look_like_a_new_interpreter()
+    _reset_interpreter_state()
     gc.freeze()  # a collection in a program then does not copy the launcher's memory
     try:
         send(_SOCKET, protections)
@@ -78,7 +81,7 @@ def main() -> None:
             group.leave()
 
 
-def _look_like_a_new_interpreter() -> None:
+def _reset_interpreter_state() -> None:
     """Done once for all programs: each page of memory that a program changes itself is copied first."""
     exec(f"import {_COMMON}", {})
     os.environ.clear()

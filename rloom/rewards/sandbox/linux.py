@@ -72,7 +72,7 @@ def drop_bounding_set() -> None:
     for capability in range(_LAST_CAPABILITY + 1):
         try:
             prctl(PR_CAPBSET_DROP, capability)
-        except OSError:  # EINVAL: no such capability; EPERM: without CAP_SETPCAP there is none to give
+        except OSError:  # EINVAL: no such capability; EPERM: without CAP_SETPCAP the set cannot change
             continue
 
 

@@ -18,7 +18,7 @@ WALL_TIME_FACTOR = 5.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one run of a program."""
+    """Limits of one run of a program."""
 
     timeout_s: float  # wall time
     cpu_s: int  # of each process

@@ -26,7 +26,7 @@ from rloom.rewards.sandbox.settings import Limits, Run
 # descriptors in the program and in the process of the tests, after stdin, stdout and stderr
 _REPORT = _CONNECTION = 3
 _TESTS, _TESTS_REPORT, _TESTS_STATUS = 4, 5, 6
-_LAST_SECOND_S = 0.5  # for the end of a program whose tests are done
+_EXIT_GRACE_S = 0.5  # a program has this long to exit after its tests
 _HIGHEST_DESCRIPTOR = 4096
 _TIME_LIMIT = "time limit"
 _STDERR_KEPT = 2000  # characters
@@ -200,14 +200,16 @@ class _Init:
         return status
 
     def _run_with_tests(self, test_file: int) -> NoReturn:
-        theirs, ours = socket.socketpair()
+        program_end, tests_end = socket.socketpair()
         program = os.fork()
         if program == 0:
-            self._confine(self.stdin, self.writers["stdout"], self.writers["stderr"], theirs.fileno())
+            self._confine(self.stdin, self.writers["stdout"], self.writers["stderr"], program_end.fileno())
             harness.serve(self.job, _CONNECTION)
         nothing = os.open(os.devnull, os.O_RDWR)
         # with the rights of the program: tests are code of a data set
-        self._confine(nothing, nothing, nothing, ours.fileno(), test_file, self.writers["report"], keep_status=True)
+        self._confine(
+            nothing, nothing, nothing, tests_end.fileno(), test_file, self.writers["report"], keep_status=True
+        )
         longest_message = self.place.confinement.limits.output_kb * 1024
         tests.execute(_TESTS, _CONNECTION, _TESTS_REPORT, longest_message, end=partial(_end_after_tests, program))
 
@@ -232,9 +234,9 @@ def _end_after_tests(program: int) -> NoReturn:
     on is killed with the rest of the namespace."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     os.close(_CONNECTION)
-    status, deadline = None, time.monotonic() + _LAST_SECOND_S
+    status, deadline = None, time.monotonic() + _EXIT_GRACE_S
     while (status := _reaped(program, os.WNOHANG)) is None and time.monotonic() < deadline:
-        signal.sigtimedwait([signal.SIGCHLD], deadline - time.monotonic())
+        signal.sigtimedwait([signal.SIGCHLD], max(0.0, deadline - time.monotonic()))
     _write_status(_TESTS_STATUS, **(status or {"code": 0, "cpu_s": 0.0}))
     os._exit(0)
 

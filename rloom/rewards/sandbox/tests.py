@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
-from rloom.rewards.sandbox.compare import same_value
+from rloom.rewards.sandbox.compare import same_value, short
 from rloom.rewards.sandbox.exchange import Handle, Peer
 from rloom.rewards.sandbox.harness import describe
 
@@ -129,7 +129,7 @@ def _run_calls(wanted: Mapping[str, Any], peer: _Connection, cases: _Cases) -> N
         with cases(index):
             value = _as_json(found[name](*wanted["calls"][index]))
             if not same_value(value, outputs[index], in_lists=in_lists):
-                raise _OtherValue(f"returned {_short(value)}, expected {_short(outputs[index])}")
+                raise _OtherValue(f"returned {short(value)}, expected {short(outputs[index])}")
 
 
 class _OtherValue(Exception):
@@ -152,8 +152,3 @@ def _reason(error: BaseException) -> str:
     else:
         text = error.__dict__.get("description") or describe(error)
     return str(text)[:_TEXT_LENGTH]
-
-
-def _short(value: Any, length: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= length else text[: length - 3] + "..."

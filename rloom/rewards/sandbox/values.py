@@ -19,7 +19,19 @@ from itertools import chain
 from typing import Any
 
 _WORD = 1 << 63
-_BASES: tuple[Callable[[Any], Any], ...] = (int, float, complex, str, bytes, list, dict, set, frozenset, tuple)
+# The plain value of an object of a subclass, by the method of the base class: the subclass may have another one.
+_PLAIN: Mapping[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+    list: list.copy,
+    dict: dict.copy,
+    set: set().union,
+    frozenset: frozenset().union,
+    tuple: lambda value: tuple.__getitem__(value, slice(None)),
+}
 # travel by their names: a test may compare with one (`type(x) == int`), or pass one to a function
 _TYPES = {
     kind.__name__: kind
@@ -117,7 +129,11 @@ def _mutable(value: Any, table: Table, other: Callable[[Any], Any]) -> Any:
     if position is not None:
         return ["again", position]
     table.add(value)
-    return [type(value).__name__, [encode(item, table, other) for item in contents(value)]]
+    items = [encode(item, table, other) for item in contents(value)]
+    if type(value) is defaultdict:
+        factory = next((name for name, kind in _TYPES.items() if kind is value.default_factory), None)
+        return ["defaultdict", items, factory]
+    return [type(value).__name__, items]
 
 
 def _unusual(value: Any, table: Table, other: Callable[[Any], Any]) -> Any:
@@ -134,9 +150,9 @@ def _unusual(value: Any, table: Table, other: Callable[[Any], Any]) -> Any:
     fields = getattr(value, "_fields", None) if isinstance(value, tuple) else None
     if fields is not None:
         return ["namedtuple", type(value).__name__, list(fields), [encode(item, table, other) for item in value]]
-    for base in _BASES:
-        if isinstance(value, base):  # type: ignore[arg-type]
-            return encode(base(value), table, other)
+    for base, converted in _PLAIN.items():
+        if isinstance(value, base):
+            return encode(converted(value), table, other)
     return other(value)
 
 
@@ -153,7 +169,7 @@ def decode(data: Any, table: Table, other: Callable[[Sequence[Any]], Any]) -> An
     kind = _TAGS[tag]
     if kind in _IMMUTABLE:
         return _IMMUTABLE[kind][1](*[decode(item, table, other) for item in data[1]])
-    value = kind()
+    value = defaultdict(_TYPES.get(data[2])) if kind is defaultdict else kind()
     table.add(value)  # before its elements, one of which may be the object itself
     fill(value, [decode(item, table, other) for item in data[1]])
     return value

@@ -116,7 +116,7 @@ class ServerRollout(Rollout):
         if not await self.watched.confirm(server, label):
             return None
         assert version is not None
-        server.fruitless = 0
+        server.failures_since_answer = 0
         return Completion(
             number,
             torch.tensor(answer.tokens, dtype=torch.long),

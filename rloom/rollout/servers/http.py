@@ -129,8 +129,8 @@ class Http:
             await connection.aclose()
 
 
-class Lifeline(asyncio.Protocol):
-    """A connection on which nothing is sent: it ends when the server's process does, before another can answer.
+class ProcessConnection(asyncio.Protocol):
+    """An idle connection that the kernel closes when the server's process ends, before another one can answer.
 
     Servers close a kept-alive connection between two requests, but not one before its first request. It is for servers
     on this machine: a proxy may close it.
@@ -140,20 +140,20 @@ class Lifeline(asyncio.Protocol):
         self.on_end: Callable[[], None] | None = on_end
 
     @classmethod
-    async def open(cls, url: str, on_end: Callable[[], None]) -> "Lifeline":
+    async def open(cls, url: str, on_end: Callable[[], None]) -> "ProcessConnection":
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         loop = asyncio.get_running_loop()
-        line: Lifeline
+        connection: ProcessConnection
         try:
-            _, line = await loop.create_connection(
+            _, connection = await loop.create_connection(
                 lambda: cls(on_end), parts.hostname or HOST, port, ssl=parts.scheme == "https" or None
             )
         except OSError as error:
             if lacks_descriptors(error):
                 raise WorkerError(no_descriptors(url)) from error
             raise Unreachable(f"did not accept a connection ({error})") from error
-        return line
+        return connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport

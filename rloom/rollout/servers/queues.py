@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rloom.rollout.servers.http import Lifeline
+from rloom.rollout.servers.http import ProcessConnection
 from rloom.rollout.servers.launch import ServerProcess
 from rloom.rollout.servers.wire import Sender
 
@@ -17,7 +17,7 @@ Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class QueuedRequest:
     """A request that waits for a server."""
 
     prompt: Prompt
@@ -34,13 +34,13 @@ class Server:
     version: int | None = None  # of its weights; None: not those of the trainer
     label: str | None = None  # of the update that it got last; None with `version`
     instance: str | None = None  # of its process, where the engine has a route for it
-    lifeline: Lifeline | None = None  # where the server of the user's tells one process from another in no other way
+    process_connection: ProcessConnection | None = None  # where a user's server does not report which process answers
     asleep: set[str] = field(default_factory=set)  # parts of its memory that are released
     unfinished: int = 0  # requests that it has
-    queue: deque[Place] = field(default_factory=deque)  # requests for it, beyond those
+    queue: deque[QueuedRequest] = field(default_factory=deque)  # requests for it, beyond those
     failures: int = 0  # of health checks in a row
     restarts: int = 0
-    fruitless: int = 0  # failures since its last answer
+    failures_since_answer: int = 0  # failures since its last answer
     reason: str = "has not answered yet"
     sender: Sender | None = None
     sends: "set[asyncio.Task[bytes]]" = field(default_factory=set)  # requests without an answer yet
@@ -58,25 +58,26 @@ class RequestQueues:
     def __init__(self, servers: Sequence[Server], max_requests: int, is_usable: Callable[[Server], bool]) -> None:
         self.servers, self.is_usable = servers, is_usable
         self.max_requests = max_requests  # of one server
-        self.waiting: dict[Prompt, deque[Place]] = {}  # requests without a server, by prompt, in the order of arrival
+        self.waiting: dict[Prompt, deque[QueuedRequest]] = {}  # requests without a server, oldest first
         self.server_of: dict[Prompt, Server] = {}
         self.unfinished: Counter[Prompt] = Counter()
 
     async def acquire(self, prompt: Prompt) -> Server:
         """The server of the prompt's other answers, or the one with the fewest requests, once it takes another."""
-        place = Place(prompt, asyncio.get_running_loop().create_future())
+        request = QueuedRequest(prompt, asyncio.get_running_loop().create_future())
         self.unfinished[prompt] += 1
         known = self.server_of.get(prompt)
         if known is not None and self.is_usable(known) and known.load < self.max_requests:
-            known.queue.append(place)
+            known.queue.append(request)
         else:
-            self.waiting.setdefault(prompt, deque()).append(place)
+            self.waiting.setdefault(prompt, deque()).append(request)
         self.assign()
         try:
-            return await place.server
+            return await request.server
         except BaseException:
-            if place.server.done() and not place.server.cancelled() and place.server.exception() is None:
-                place.server.result().unfinished -= 1  # cancelled after it was assigned
+            if request.server.done() and not request.server.cancelled() and request.server.exception() is None:
+                request.server.result().unfinished -= 1  # cancelled after it was assigned
+                self.assign()
             self.forget(prompt)
             raise
 
@@ -93,17 +94,17 @@ class RequestQueues:
             server = min(free, key=lambda server: server.load)
             if not server.queue:
                 self.take_prompt(server)
-            place = server.queue.popleft()
-            if not place.server.done():  # cancelled
+            request = server.queue.popleft()
+            if not request.server.done():  # cancelled
                 server.unfinished += 1
-                place.server.set_result(server)
+                request.server.set_result(server)
 
     def take_prompt(self, server: Server) -> None:
         """The requests of the next prompt; if they are more than a server takes, others get the rest."""
-        prompt, places = next(iter(self.waiting.items()))
-        for _ in range(min(len(places), self.max_requests)):
-            server.queue.append(places.popleft())
-        if not places:
+        prompt, requests = next(iter(self.waiting.items()))
+        for _ in range(min(len(requests), self.max_requests)):
+            server.queue.append(requests.popleft())
+        if not requests:
             del self.waiting[prompt]
         self.server_of[prompt] = server
 
@@ -120,14 +121,14 @@ class RequestQueues:
 
     def take_back(self, server: Server) -> None:
         """From a server that failed."""
-        for place in server.queue:
-            self.waiting.setdefault(place.prompt, deque()).append(place)
+        for request in server.queue:
+            self.waiting.setdefault(request.prompt, deque()).append(request)
         server.queue.clear()
 
     def refuse(self, error: Callable[[], Exception]) -> None:
         """All requests that wait."""
-        places = [place for group in self.waiting.values() for place in group]
+        requests = [request for group in self.waiting.values() for request in group]
         self.waiting.clear()
-        for place in places:
-            if not place.server.done():
-                place.server.set_exception(error())
+        for request in requests:
+            if not request.server.done():
+                request.server.set_exception(error())

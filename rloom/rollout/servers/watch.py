@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rloom.errors import WorkerError
-from rloom.rollout.servers.http import Http, Lifeline, Refused, Unreachable
+from rloom.rollout.servers.http import Http, ProcessConnection, Refused, Unreachable
 from rloom.rollout.servers.queues import Prompt, RequestQueues, Server
 from rloom.rollout.servers.wire import HEALTH, Call, IdentityRoute, WireError
 
@@ -42,7 +42,7 @@ class WatchedServers:
         self.version: int | None = None  # of the trainer's weights
         self.queues = RequestQueues(servers, max_requests, self.is_usable)
         self.changed = asyncio.Event()
-        self.starved: asyncio.TimerHandle | None = None  # while no server can be used
+        self.no_server_timer: asyncio.TimerHandle | None = None  # while no server can be used
         self.watchers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -94,7 +94,7 @@ class WatchedServers:
         return True
 
     async def identify(self, server: Server) -> None:
-        """Before weights are sent: what a later process at the URL differs in."""
+        """Record the instance id before weights are sent, so that a restart is noticed."""
         route = self.http.wire.identity_route
         if route is not None:
             readings = await asyncio.gather(*(self.http.send(server.url, route.call) for _ in range(IDENTITY_READS)))
@@ -107,8 +107,8 @@ class WatchedServers:
             [server.instance] = instances
         elif server.is_local and server.process is None:
             ended = "ended, or was started again: its connection was closed"
-            server.lifeline = await Lifeline.open(server.url, lambda: self.failed(server, ended))
-            if server.lifeline.has_ended:  # before the server counts as up
+            server.process_connection = await ProcessConnection.open(server.url, lambda: self.failed(server, ended))
+            if server.process_connection.has_ended:  # before the server counts as up
                 raise Unreachable(ended)
 
     async def confirm(self, server: Server, label: str) -> bool:
@@ -118,7 +118,7 @@ class WatchedServers:
         the update to the reading. Answers with a label of their own (SGLang) need no reading.
         """
         if self.http.wire.identity_route is None:
-            await asyncio.sleep(0)  # a lifeline that has ended is seen in this turn of the loop
+            await asyncio.sleep(0)  # a process_connection that has ended is seen in this turn of the loop
         else:
             if server.next_reading is None:
                 server.next_reading = asyncio.create_task(self.read_identity(server, self.http.wire.identity_route))
@@ -148,7 +148,7 @@ class WatchedServers:
             self.failed(server, fault)
 
     async def confirm_after_idle(self, server: Server, label: str) -> bool:
-        """Before a request, so that a server that was started again does not generate in vain."""
+        """Before a request: the answers of a server that was started again would be discarded."""
         idle = asyncio.get_running_loop().time() - server.confirmed_s > IDLE_S
         return not idle or await self.confirm(server, label)
 
@@ -216,16 +216,16 @@ class WatchedServers:
         if not server.is_up:
             return
         server.is_up, server.version, server.label, server.reason = False, None, None, reason
-        server.fruitless += 1
-        if server.process is None and server.fruitless > self.settings.max_restarts:
+        server.failures_since_answer += 1
+        if server.process is None and server.failures_since_answer > self.settings.max_restarts:
             server.is_gone = True
-            server.reason += f", and failed {server.fruitless} times without an answer ({KEY}.max_restarts)"
+            server.reason += f", and failed {server.failures_since_answer} times without an answer ({KEY}.max_restarts)"
         if server.sender is not None:
             server.sender.close()
             server.sender = None
-        if server.lifeline is not None:
-            server.lifeline.close()
-            server.lifeline = None
+        if server.process_connection is not None:
+            server.process_connection.close()
+            server.process_connection = None
         for send in list(server.sends):  # a server that hangs would not answer them
             send.cancel()
         self.queues.take_back(server)
@@ -242,21 +242,21 @@ class WatchedServers:
 
     async def acquire(self, prompt: Prompt) -> Server:
         """A server that takes one more request now. Waits `start_timeout_s` at most while none can be used at all."""
-        asyncio.get_running_loop().call_soon(self.check_starved)
+        asyncio.get_running_loop().call_soon(self.check_usable_servers)
         return await self.queues.acquire(prompt)
 
-    def check_starved(self) -> None:
+    def check_usable_servers(self) -> None:
         if not self.queues.waiting or any(map(self.is_usable, self.servers)):
-            if self.starved is not None:
-                self.starved.cancel()
-                self.starved = None
+            if self.no_server_timer is not None:
+                self.no_server_timer.cancel()
+                self.no_server_timer = None
         elif self.unrecoverable() is not None:
             self.queues.refuse(self.none_left)
-        elif self.starved is None:
-            self.starved = asyncio.get_running_loop().call_later(self.settings.start_timeout_s, self.end_wait)
+        elif self.no_server_timer is None:
+            self.no_server_timer = asyncio.get_running_loop().call_later(self.settings.start_timeout_s, self.end_wait)
 
     def end_wait(self) -> None:
-        self.starved = None
+        self.no_server_timer = None
         self.queues.refuse(self.none_left)
 
     async def send(self, server: Server, call: Call) -> bytes:
@@ -295,16 +295,16 @@ class WatchedServers:
         self.changed.set()
         self.changed = asyncio.Event()
         self.queues.assign()
-        self.check_starved()
+        self.check_usable_servers()
 
     async def close(self) -> None:
         for watcher in self.watchers:
             watcher.cancel()
         await asyncio.gather(*self.watchers, return_exceptions=True)
-        if self.starved is not None:
-            self.starved.cancel()
+        if self.no_server_timer is not None:
+            self.no_server_timer.cancel()
         for server in self.servers:
             if server.sender is not None:
                 server.sender.close()
-            if server.lifeline is not None:
-                server.lifeline.close()
+            if server.process_connection is not None:
+                server.process_connection.close()
