@@ -9,12 +9,18 @@ import pytest
 
 from tests.architecture.source import ROOT, Module, modules, under
 
-BOTTOM = ("rloom.errors", "rloom.extras", "rloom.import_path", "rloom.terminal", "rloom.types")
+BOTTOM = (
+    "rloom.errors",
+    "rloom.extras",
+    "rloom.import_path",
+    "rloom.interrupts",
+    "rloom.terminal",
+    "rloom.types",
+)
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.packing", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 RUNTIME = tuple(
-    f"rloom.runtime.{name}"
-    for name in ("interrupts", "joining", "nodes", "placement", "process_stats", "ray", "secret", "torchrun")
+    f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "process_stats", "ray", "secret", "torchrun")
 )
 CONFIG = tuple(
     f"rloom.config.{name}"
@@ -71,6 +77,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.hub": ("rloom.errors",),
     "rloom.startup": (),
     "rloom.import_path": (),
+    "rloom.interrupts": (),
     "rloom.terminal": (),
     "rloom.atomic": (),
     "rloom.types": (),
@@ -160,7 +167,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "rloom.observe",
             "rloom.rewards.failures",
             "rloom.rewards.mix",
-            "rloom.interrupts",
             "rloom.atomic",
             *NOUNS,
         )

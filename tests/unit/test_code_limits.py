@@ -83,9 +83,7 @@ def test_an_answer_may_take_ten_times_as_long_as_the_reference(monkeypatch: pyte
 
     assert "time limit of" in details(spent.format(s=1.5), "def square(x): return x ** 2")
     assert details(spent.format(s=1.5), spent.format(s=0.3)) == "3 of 3 tests passed"
-    assert (
-        details(spent.format(s=1.5), "Use a multiplication.") == "3 of 3 tests passed"
-    )  # no reference: the usual limit
+    assert details(spent.format(s=1.5), "Multiply.") == "3 of 3 tests passed"  # no program: the usual limit
 
 
 def test_one_time_limit_holds_for_all_runs_of_an_answer() -> None:

@@ -248,3 +248,20 @@ def test_a_function_of_openrlhf_without_rewards_fails_with_a_reason(score: Score
     assert found.value is None and "returned a dict without 'rewards'" in str(found.reason)
     [found] = score("def reward_func(queries, prompts, labels):\n    return [1, 2]\n", answers("18"))
     assert found.value is None and "2 values for 1 answer" in str(found.reason)
+
+
+def test_a_function_ends_processes_that_it_started(score: Scorer) -> None:
+    """A worker survives SIGTERM; its children, forked or started, have the usual action."""
+    code = """
+import multiprocessing, subprocess, time
+
+def reward_func(completions, **kwargs):
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    forked.start()
+    started = subprocess.Popen(["sleep", "60"])
+    for process in (forked, started):
+        process.terminate()
+    forked.join()
+    return [float(-forked.exitcode - started.wait())] * len(completions)
+"""
+    assert values(score(code, answers("a"))) == [30.0]
