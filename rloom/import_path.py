@@ -21,6 +21,14 @@ def child_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", _START, OWN_FOLDER, module, *arguments]
 
 
+class DriverFolders(list[str]):
+    """What Ray puts before the search path of its workers, each folder before the earlier ones. Ray extends the list by
+    the current folder, which goes to its beginning here: a folder named rloom there is not imported."""
+
+    def extend(self, folders):  # type: ignore[no-untyped-def]  # without a type: nothing is imported here
+        self[:0] = folders
+
+
 def add_folder_of(file: str) -> None:
     """Let a user's own file import the files beside it. The standard library and installed packages come first."""
     folder = os.path.dirname(os.path.abspath(file))

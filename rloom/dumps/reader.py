@@ -18,6 +18,7 @@ from rloom.observe.json_lines import open_regular, parse_row
 from rloom.observe.records import finite, is_whole
 
 LARGEST_DUMP = 1 << 32  # bytes, not compressed
+MOST_ROWS = 1 << 17  # repeated rows take no space in the file, but much in memory
 SUMMARY_COLUMNS = ["group", "index", "data_source", "prompt", "ground_truth", "score", "accuracy", "length"]
 
 
@@ -170,6 +171,8 @@ def read_table(source: Any, columns: Sequence[str], group: int | None) -> pa.Tab
         parts = (file.metadata.row_group(part) for part in range(file.num_row_groups))
         if sum(part.total_byte_size for part in parts) > LARGEST_DUMP:
             raise DataError(f"it has more than {LARGEST_DUMP:,} bytes")
+        if file.metadata.num_rows > MOST_ROWS:
+            raise DataError(f"it has {file.metadata.num_rows:,} rows; a step has at most {MOST_ROWS:,}")
         if not file.schema_arrow.equals(SCHEMA):
             raise DataError("it has other columns")
         return file.read(list(columns)) if group is None else rows_of_group(file, group)

@@ -26,7 +26,7 @@ def open_regular(file: Path) -> BinaryIO:
         raise DataError(f"{file.name} cannot be opened: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise DataError(f"{file.name} is not a regular file")
+        raise DataError(f"{file} is not a regular file")
     return os.fdopen(handle, "rb")
 
 

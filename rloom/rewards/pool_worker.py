@@ -6,6 +6,7 @@ the replies.
 
 import asyncio
 import faulthandler
+import math
 import os
 import pickle
 import resource
@@ -118,6 +119,7 @@ class _RuleEvaluator:
         self._callers: dict[str, FunctionCaller] = {}  # by data source
         self._limit_s = setup.timeout_s
         self._prepared: set[Callable[[], None]] = set()
+        self._hard_limit_set = -math.inf  # when
 
     def __call__(self, group: SampleGroup) -> list[Score]:
         self._limit_s = call_limit_s(self._setup, group)
@@ -137,17 +139,19 @@ class _RuleEvaluator:
         if runs_code(source):
             return self._callers[source].for_answer(sample)
         # SIGVTALRM ends this process, also in code that runs no Python. The pool then knows that the answer caused it.
-        signal.setitimer(signal.ITIMER_VIRTUAL, HARD_LIMIT_S)
-        try:
-            return self._callers[source].for_answer(sample)
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        # The timer stands still while the process waits for answers.
+        if time.monotonic() - self._hard_limit_set > RESTART_S:
+            signal.setitimer(signal.ITIMER_VIRTUAL, HARD_LIMIT_S)
+            self._hard_limit_set = time.monotonic()
+        return self._callers[source].for_answer(sample)
 
     def _prepare(self, rule: Rule) -> None:
         if rule.prepare in self._prepared:
             return
         self._reply(Progress.LOADING)
         self._timer.start(self._setup.load_limit_s)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # an import is not the answer's time
+        self._hard_limit_set = -math.inf
         rule.prepare()
         self._prepared.add(rule.prepare)
         self._reply(Progress.READY)

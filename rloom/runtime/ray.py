@@ -15,26 +15,26 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError, UnserializableException
+from ray.job_config import JobConfig
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rloom.errors import ConfigError, RloomError, WorkerError
+from rloom.import_path import OWN_FOLDER, DriverFolders
 from rloom.interrupts import outlive_sigterm, sigterm_blocked
 from rloom.runtime.failures import CallFailed, Failure, Kind, cause_first, kind_of, portable_errors, wait_for_others_s
 from rloom.runtime.group import Arguments, Group, NextItems, Stream, for_workers
 from rloom.runtime.nodes import NODE, free_port, interface_of
 from rloom.runtime.process_stats import Machine, ProcessStats
 
-log = logging.getLogger(__name__)
-calls = logging.getLogger("rloom.calls")
+log, calls = logging.getLogger(__name__), logging.getLogger("rloom.calls")
 SENDS_AHEAD = 2  # of a stream: a worker has its next items when it has answered the last ones
 SCORED_AT_ONCE = 1000  # groups of samples sent to one machine; its pool limits how many are scored at a time
 FIRST_NOTICE_S = 60.0  # after so long without a result, the log names the workers that are waited for
 RAY_LINES = (":actor_name:", ":job_id:", ":task_name:")  # lines that Ray adds to a log
 MARK = 0.001  # of the resource that numbers a machine: any amount places an actor on it
 LOG_LINES_SHOWN = 15  # of a dead worker
-RETRY_S = 1.0
-PING_S = 5.0  # for a machine to respond
+RETRY_S, PING_S = 1.0, 5.0  # between attempts to connect; for a machine to respond
 
 
 class WorkerActor:
@@ -357,7 +357,7 @@ def init_ray(arguments: Mapping[str, Any], connect_timeout_s: float) -> None:
     until = time.monotonic() + connect_timeout_s
     while True:
         try:
-            ray.init(**arguments)
+            ray.init(job_config=JobConfig(_py_driver_sys_path=DriverFolders([OWN_FOLDER])), **arguments)
             return
         except ConnectionError:
             if time.monotonic() >= until:

@@ -80,7 +80,7 @@ def test_a_wrong_answer_is_a_zero_and_not_a_failure(reward):
 def test_one_bad_sample_fails_with_its_reason_and_spares_the_others(reward):
     scores = score(reward, [row("42"), row("42", truth=""), row("42")])
     assert [one.value for one in scores] == [1.0, None, 1.0]
-    assert scores[1].reason is not None and scores[1].reason.startswith("ValueError: ")
+    assert scores[1].reason is not None and "empty" in scores[1].reason
 
 
 def test_calls_may_overlap_in_one_event_loop(reward):

@@ -78,7 +78,8 @@ def test_every_entry_works_or_has_one_reason_why_not() -> None:
 @pytest.mark.skipif(not AUDIT.is_file(), reason="the audit is not beside this clone")
 def test_no_entry_of_the_audit_is_left_out() -> None:
     rows = re.findall(r"^\| (\d{3}-\d+) \| ", AUDIT.read_text(encoding="utf-8"), re.M)
-    assert [entry.number for entry in ENTRIES] == rows
+    assert rows
+    assert set(rows) <= {entry.number for entry in ENTRIES}
 
 
 @pytest.mark.parametrize("suffix", LANGUAGES)

@@ -53,7 +53,8 @@ def test_the_planted_fault_is_named_first(tmp_path: Path, name: str) -> None:
     if FAULTY[name].finding in ("answers_cut", "repetition") and found[0] == "reward_zero":
         found = found[1:]  # no answer is complete, so none scores
     assert found[:1] == [FAULTY[name].finding]
-    assert len({event["kind"] for event in warnings}) == len(warnings), "each kind once"
+    kinds = [event["kind"] for event in warnings if event["kind"] != "nonfinite_updates"]  # one for each step
+    assert len(set(kinds)) == len(kinds), "each kind once"
 
 
 @pytest.mark.parametrize("name", parameters(HEALTHY))

@@ -70,7 +70,7 @@ def test_a_vllm_for_another_torch_does_not_fit(install: Install) -> None:
 def test_a_version_outside_the_extra_does_not_fit(install: Install) -> None:
     install("ray", "2.40.0")
     found = library(installation(), "several workers (Ray)", "ray", "ray")
-    assert (found.state, found.detail) == (State.WRONG_VERSION, "rloom requires ray>=2.50; 2.40.0 is installed")
+    assert (found.state, found.detail) == (State.WRONG_VERSION, "rloom requires ray>=2.52; 2.40.0 is installed")
     assert shlex.split(found.way_out)[-1].endswith("[ray]")
 
 
@@ -204,4 +204,4 @@ def test_this_installation_trains() -> None:
 
 def test_what_rloom_declares_is_read_from_its_project_file() -> None:
     assert Requirement("torch>=2.11,<2.14") in packages.declared()
-    assert [each.name for each in packages.declared("sglang")] == ["httpx"]
+    assert [each.name for each in packages.declared("sglang")] == ["httpcore"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rloom.algos.plugins import load_plugin
-from rloom.import_path import OWN_FOLDER, RAY_WORKER, child_command, set_back_current_folder
+from rloom.import_path import OWN_FOLDER, RAY_WORKER, DriverFolders, child_command, set_back_current_folder
 from rloom.rewards.pool import RulePool
 from rloom.types import Sample, Score
 
@@ -120,3 +120,10 @@ RAY_FOLDERS = ["/env/ray/thirdparty_files", "/env/ray/_private/workers"]
 def test_the_current_folder_is_not_first(argv: list[str], command: list[str], path: list[str], expected: list[str]):
     set_back_current_folder(path, argv, command)
     assert path == expected
+
+
+def test_rloom_itself_comes_before_the_current_folder_in_rays_workers() -> None:
+    """Ray puts each folder of the list before the earlier ones."""
+    folders = DriverFolders(["own"])
+    folders.extend(["script", "current"])
+    assert folders == ["script", "current", "own"]

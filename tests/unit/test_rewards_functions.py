@@ -259,6 +259,7 @@ def reward_func(completions, **kwargs):
     forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     forked.start()
     started = subprocess.Popen(["sleep", "60"])
+    forked.join(0.5)  # the usual time limit; Python drops a signal that arrives while a process is being forked
     for process in (forked, started):
         process.terminate()
     forked.join()

@@ -5,6 +5,7 @@ from rloom.rewards.rules.math import same_answer
 
 # truth <- answer
 RIGHT = r"""
+2^{100} <- 4^{50} ¦ 50! <- 30414093201713378043612608166064768844377641568960512000000000000
 \emptyset <- \{\} ¦ \emptyset <- \varnothing ¦ \emptyset <- \{ \} ¦ \emptyset <- ∅
 \emptyset <- \text{empty set} ¦ \emptyset <- \left\{\right\} ¦ \varnothing <- \emptyset
 \mathbb{R} <- (-\infty,\infty) ¦ (-\infty,\infty) <- \mathbb{R} ¦ (-\infty,\infty) <- \mathbb R
@@ -42,6 +43,8 @@ x+2 <- 2+x ¦ \frac{\pi}{2} <- π/2 ¦ [0,1)\cup(1,2] <- [0,1) ∪ (1,2] ¦ 3\ti
 5\text{ cm} <- 5\,\mathrm{cm} ¦ 1 <- 1\text{ m} ¦ \text{(E)}, <- E ¦ \text{October 30} <- October 30
 """
 WRONG = r"""
+2^{100}-2 <- 2^{100} ¦ 2^{2008}-2 <- 2^{2008} ¦ 2^{4181} <- 2^{4181}+1 ¦ 50! <- 50!+1
+10^{100}-1 <- 10^{100} ¦ \frac{2^{100}-1}{2} <- 2^{99} ¦ 2^{1007} <- 2^{1007}+2^{900}
 5 <- 5\text{ million} ¦ 5 <- 5\text{ dozen} ¦ 5 <- 5\text{ squared} ¦ 5 <- 5\text{ or more}
 5 <- 5\text{ or 6} ¦ 5 <- 5 or 6 ¦ 5 <- 5 million ¦ 5 <- 5 thousand ¦ 5 <- 5\text{ hundred}
 5 <- 5\text{ billion dollars} ¦ 5 <- 5\text{ half} ¦ 5 <- 5\text{ and a half} ¦ 5 <- 5\text{ thirds}

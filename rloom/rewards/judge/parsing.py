@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 EXCERPT = 120
 NUMBER = r"-?[0-9]+(?:\.[0-9]+)?"
-LABEL = r"(?:score|rating|评分|得分|分数|打分)"
+LABEL = r"(?:(?:final |overall )?score|rating|评分|得分|分数|打分)"
 THINKING = re.compile(r"<(/?)think(?:ing)?>", re.I)
 FENCE = re.compile(r"```(?:json)?[ \t]*\n([^`]*)\n[ \t]*```", re.I)
 BEGINS_OBJECT = re.compile(r'\{\s*"')
@@ -21,11 +21,12 @@ LONGEST_OBJECT = 100_000  # characters of an object that is not the whole text
 LONGEST_FENCE = 100  # characters, with the spaces after it
 LONGEST_LINE = 200  # characters of a line with a score
 # what precedes an object on its line: nothing, or words such as "My verdict:"; a number may be the judge's own score
-LEADS_TO_OBJECT = re.compile(r"(?:\A|\n)(?:[^\n0-9{}\"]*[:：])?[ \t]*\Z")
+LEADS_TO_OBJECT = re.compile(r"(?:\A|\n)(?:[^\n0-9{}\"]*[:：][*_]*)?[ \t]*\Z")
+OBJECT_SCORE = re.compile(r'"score"\s*:\s*"?([0-9.-]+)')
 OPENS_FENCE = re.compile(r"```(?:json)?\s*\Z", re.I)
 EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})([^*_]+)\1")
 SPLIT_NUMBER = re.compile(r"[0-9.,][*_]+[0-9.,]")  # without the marks it would be another number
-BULLET = re.compile(r"\A[-*•]\s+")
+BULLET = re.compile(r"\A(?:[-*•]|#{1,6})\s+")
 # of a plain_line, whose spaces are single: a pattern with several \s* would take cubic time
 VALUE = re.compile(rf"({NUMBER}) ?分? ?((?:/|out of\b) ?{NUMBER}|[(（][^()（）]*[)）])? ?分?[.。]?", re.I)
 SCORE_LINE = re.compile(rf"{LABEL} ?([(（][^()（）]*[)）])? ?[:：=] ?(.+)", re.I)
@@ -34,7 +35,7 @@ NUMBERED_LINE = re.compile(
     re.I,
 )
 SCALE = re.compile(rf"(?:(?:/|out of\b)|(?:from )?({NUMBER}) ?(?:-|–|~|～|to\b|至|到)) ?({NUMBER})", re.I)
-DECODER = json.JSONDecoder()
+DECODER = json.JSONDecoder(strict=False)  # a judge may write line breaks into its strings
 
 
 class Malformed(Exception):
@@ -65,13 +66,13 @@ def parse_one(text: str, allowed: Range) -> Verdict:
     found = object_or_lines(text)
     if isinstance(found, dict):
         return Verdict((within(json_number(found, "score", text), allowed, text),), words(found))
-    last = [plain_line(line) for line in found[-2:]]
+    last = [plain_line(BULLET.sub("", line.strip(), count=1)) for line in found[-2:]]
     if len(last) == 1 and VALUE.fullmatch(last[0]):
         return Verdict((within(stated_number(last[0], allowed, text), allowed, text),), "")
     scores = [score_line(line, allowed, text) for line in last]
     if not scores or scores[-1] is None:
         raise Malformed(f"no score at the end of the text, in the answer {excerpt(text)}")
-    if scores[0] not in (None, scores[-1]):
+    if scores[0] not in (None, scores[-1]) or any(map(OBJECT_SCORE.search, found)):
         raise Malformed(f"several scores in the answer {excerpt(text)}")
     return Verdict((within(scores[-1], allowed, text),), "")
 
@@ -92,7 +93,7 @@ def parse_group(text: str, allowed: Range, answers: int) -> Verdict:
 
 def object_or_lines(text: str) -> dict[str, Any] | list[str]:
     """The JSON object with which the answer ends, or else its lines, without empty ones."""
-    body = text.strip()
+    body = text.strip().removeprefix("\ufeff")
     if (whole := object_at_end(body)) and not whole.before:  # structured output: tags within its strings are text
         return json_object(whole.json, text)
     body = after_thinking(body)
@@ -108,8 +109,10 @@ def object_or_lines(text: str) -> dict[str, Any] | list[str]:
     found, other = json_object(last.json, text), object_at_end(last.before.rstrip(" \t\r\n,;"))
     if other is not None and json_object(other.json, text) != found:
         raise Malformed(f"several JSON objects at the end of the answer {excerpt(text)}")
-    if SCORE_LINE.fullmatch(plain_line(last.before[-LONGEST_LINE:].rpartition("\n")[2])):
-        raise Malformed(f"a line with a score and a JSON object at the end of the answer {excerpt(text)}")
+    if set(OBJECT_SCORE.findall(last.before)) - set(OBJECT_SCORE.findall(last.json)):
+        raise Malformed(f"several JSON objects with scores in the answer {excerpt(text)}")
+    if any(SCORE_LINE.fullmatch(plain_line(line)) for line in last.before.split("\n")):
+        raise Malformed(f"a line with a score and a JSON object in the answer {excerpt(text)}")
     return found
 
 
@@ -165,7 +168,7 @@ def json_object(written: str, text: str) -> dict[str, Any]:
         return found
 
     try:
-        found = json.loads(written, object_pairs_hook=unique)
+        found = json.loads(written, object_pairs_hook=unique, strict=False)
     except RecursionError as error:
         raise Malformed(f"the JSON is nested too deeply in the answer {excerpt(text)}") from error
     assert isinstance(found, dict)  # it begins with a brace
