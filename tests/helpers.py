@@ -193,14 +193,14 @@ def assert_near(found: Weights, expected: Weights, relative: float) -> None:
 
 @contextmanager
 def float32_as(dtype: torch.dtype) -> Iterator[None]:
-    """`torch.float32` and `Tensor.float` mean `dtype` within the context, in rloom and in transformers.
+    """`torch.float32`, `torch.float` and `Tensor.float` mean `dtype` within the context, in rloom and in transformers.
 
     AdamW divides a gradient by its own size, so where a gradient is next to nothing, its rounding decides about a whole
     step, and rounding differs from CPU to CPU. So what must be equal is compared in float64.
     """
     cast = patch.object(Tensor, "float", lambda tensor: tensor.to(dtype))
     before, hook = torch.get_default_dtype(), register_optimizer_step_pre_hook(narrow_scale)
-    with patch.object(torch, "float32", dtype), cast:
+    with patch.object(torch, "float32", dtype), patch.object(torch, "float", dtype), cast:
         torch.set_default_dtype(dtype)
         try:
             yield
