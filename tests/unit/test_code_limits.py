@@ -54,11 +54,13 @@ def test_whatever_a_program_does_its_score_is_a_number(name: str, isolation: str
 
 def test_a_solution_passes_with_links_and_folders_in_its_scratch_folder() -> None:
     deeper_than_a_recursion = "for i in range(1100):\n    os.mkdir('d')\n    os.chdir('d')"
-    program = f"{EVASIVE['links and folders']}\n{deeper_than_a_recursion}\ndef square(x): return x * x"
-    assert score(program, MBPP, isolation="none")["score"] == 1.0
-    launcher = code.sandbox_for(code.Settings.of(KEYS).limits, "none")._launcher
-    assert launcher is not None
-    assert not [*Path("/tmp").glob("rloom-sandbox-*/tmp*")]
+    program = f"{EVASIVE['links and folders']}\n{deeper_than_a_recursion}\n"
+    assert score(f"{program}def square(x): return x * x", MBPP, isolation="none")["score"] == 1.0
+    sandbox = Sandbox(LIMITS, "none")
+    outcome = sandbox.run(Job((f"import os; print(os.getcwd(), flush=True)\n{program}",), module_name="__main__"))
+    scratch = Path(outcome.run.stdout.strip())
+    assert (outcome.error, scratch.parent.is_dir(), scratch.exists()) == (None, True, False)
+    sandbox.close()
 
 
 # limits
