@@ -11,7 +11,7 @@ from pathlib import Path
 
 _MOUNT = Path("/sys/fs/cgroup")
 _NAME = "rloom-sandbox-"
-_OWN_BYTES = 128 << 20  # of the launcher, the supervisor and the process of the tests
+_OWN_BYTES = 128 << 20  # for the launcher, the supervisor and the process of the tests
 _ATTEMPTS = 3
 
 
@@ -28,7 +28,7 @@ class MemoryGroup:
         raise OSError(errno.EPERM, "this user may not make a cgroup with a memory limit")
 
     def _enter(self, parent: Path, limit: str, limit_bytes: int) -> None:
-        for left in parent.glob(f"{_NAME}*"):  # of launchers that were killed; one in use cannot be removed
+        for left in parent.glob(f"{_NAME}*"):  # killed launchers left them; one in use cannot be removed
             with contextlib.suppress(OSError):
                 left.rmdir()
         self._name = f"{_NAME}{os.getpid()}"

@@ -63,7 +63,7 @@ class Suite:
 
     first: int  # earlier tests are left out
     given: str = ""  # executed first: definitions of the row
-    names: tuple[str, ...] = ()  # that the program defines
+    names: tuple[str, ...] = ()  # functions and classes that the program defines
     source: str = ""
     function: str | None = None
     calls: tuple[tuple[Any, ...], ...] = ()
@@ -75,11 +75,11 @@ class Run:
     """What a program did."""
 
     stopped: str | None  # the limit that it exceeded
-    out_of_time: bool  # that limit was one of time
+    out_of_time: bool  # whether it exceeded a time limit
     exit_code: int  # negative: the signal
     stdout: str
     stderr: str
-    report: str  # of the tests: a line of JSON for each result; without tests, the reason of an early end
+    report: str  # a line of JSON for each test; without tests, the reason of an early end
     cpu_s: float
     wall_s: float
 

@@ -161,7 +161,8 @@ class _Supervision:
 
 @dataclass(frozen=True)
 class _Init:
-    """Starts the program and the tests, waits for them and for orphans, writes their status."""
+    """The first process of a program's namespace: starts the program, waits for it and for orphans, writes its status. With
+    tests, it becomes their process."""
 
     job: dict[str, Any]
     place: Place
