@@ -161,8 +161,8 @@ class _Supervision:
 
 @dataclass(frozen=True)
 class _Init:
-    """The first process of a program's namespace: starts the program, waits for it and for orphans, writes its status. With
-    tests, it becomes their process."""
+    """The first process of a program's namespace: starts the program, waits for it and for orphans, writes its status.
+    With tests, it becomes their process."""
 
     job: dict[str, Any]
     place: Place
