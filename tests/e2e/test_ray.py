@@ -308,7 +308,7 @@ def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
 def head_process() -> int:
     """The child of this process that runs `ray start --head`."""
     listed = subprocess.run(
-        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True, check=True
+        ["ps", "-ww", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True, check=True
     )
     [found] = [line for line in listed.stdout.splitlines() if " start --head " in line]
     return int(found.split()[0])
