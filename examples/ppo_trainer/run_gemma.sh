@@ -40,6 +40,7 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     trainer.logger='["console","tensorboard"]' \
     trainer.experiment_name="$experiment" \
     trainer.default_local_dir="checkpoints/$experiment" \
+    trainer.number_runs=True \
     trainer.n_gpus_per_node=2 \
     trainer.nnodes=1 \
     trainer.save_freq=20 \

@@ -44,6 +44,7 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     trainer.logger='["console","tensorboard"]' \
     trainer.project_name=rloom_ppo \
     trainer.experiment_name="$experiment" \
+    trainer.number_runs=True \
     trainer.n_gpus_per_node=8 \
     trainer.nnodes=1 \
     trainer.save_freq=20 \

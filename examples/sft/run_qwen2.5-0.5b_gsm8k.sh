@@ -20,6 +20,7 @@ exec "${PYTHON:-python3}" -m rloom.trainer.sft_trainer \
     optim.lr=1e-5 \
     trainer.project_name=gsm8k-sft \
     trainer.experiment_name=qwen2.5-0.5b \
+    trainer.number_runs=True \
     trainer.total_epochs=2 \
     trainer.test_freq=20 \
     "$@"

@@ -52,7 +52,7 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """The configuration with other values of some keys."""
     # section by section: the dump of a whole Config has values that depend on which keys were given
     tree = {name: getattr(config, name).model_dump(mode="json") for name in Config.model_fields}
-    return validate(merge_trees(tree, nested(values)), given=config.given | known(values))
+    return load.renamed(validate(merge_trees(tree, nested(values)), given=config.given | known(values)))
 
 
 def key_values(keys: Keys) -> dict[str, Any]:

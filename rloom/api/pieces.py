@@ -17,9 +17,10 @@ from rloom.trainer.assemble.components import Components, open_components, prepa
 from rloom.trainer.assemble.models import needs_critic
 from rloom.trainer.assemble.worker_groups import layout_of
 from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.directory import locked, run_directory, set_aside_later
+from rloom.trainer.directory import run_directory, set_aside_later
 from rloom.trainer.identity import describe
 from rloom.trainer.launch import LOGS, machines
+from rloom.trainer.numbered import claimed
 from rloom.trainer.roles import Learner, Scorer, no_progress
 from rloom.types import Prompt, Score
 
@@ -119,12 +120,11 @@ def open_run(
     Checkpoints of an earlier run in the same directory are set aside.
     """
     checked, objects = configured(config, train=train, validation=validation, reward=reward)
-    directory = run_directory(checked)
-    with machines(checked, directory), locked(directory):
-        inputs = prepare(checked, objects)
-        identity = describe(checked, inputs)
-        roles = ("actor", "critic") if needs_critic(checked) else ("actor",)
+    with claimed(checked) as own, machines(own, directory := run_directory(own)):
+        inputs = prepare(own, objects)
+        identity = describe(own, inputs)
+        roles = ("actor", "critic") if needs_critic(own) else ("actor",)
         checkpoints = Checkpoints(directory, keep=dict.fromkeys(roles))
-        with open_components(checked, layout_of(checked), inputs, identity, directory / LOGS) as parts:
+        with open_components(own, layout_of(own), inputs, identity, directory / LOGS) as parts:
             set_aside_later(checkpoints, None)
             yield Run(parts, checkpoints)

@@ -7,6 +7,7 @@ from rloom.api.config import Source
 from rloom.api.objects import configured
 from rloom.api.report import Callback, after_step
 from rloom.api.result import TrainResult, result_of
+from rloom.trainer.numbered import claimed
 from rloom.trainer.run import Caller, run
 
 TO_RESUME = 'To go on from the last checkpoint, call it again with the key "trainer.resume_mode": "auto".'
@@ -30,7 +31,8 @@ def train(
     """
     checked, objects = configured(config, train=train, validation=validation, reward=reward)
     try:
-        return result_of(run(checked, Caller(objects, after_step(list(callbacks)))))
+        with claimed(checked) as own:
+            return result_of(run(own, Caller(objects, after_step(list(callbacks)))))
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or getattr(error, "__notes__", []):  # a note names the checkpoint
             error.add_note(TO_RESUME)

@@ -13,6 +13,7 @@ from rloom.config.schema import Config
 from rloom.console import run_safely
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
+from rloom.trainer.numbered import directory_of, in_directory
 
 OWN_FLAGS = ("--print", "--plan")
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 def print_command(command: OpenrlhfCommand, config: Config) -> None:
     print(command.rloom_command)
     if command.save_path is not None:
-        step = f"{config.trainer.default_local_dir}/global_step_N"
+        step = f"{in_directory(config).trainer.default_local_dir}/global_step_N"
         print(shlex.join(["rloom", "export", step, command.save_path, "--dtype", "bfloat16"]), " # N: the last step")
 
 
@@ -77,4 +78,4 @@ def check_empty(folder: Path) -> None:
 def write_policy(config: Config, folder: Path) -> Path:
     from rloom.trainer.export import export_newest
 
-    return export_newest(expand(config.trainer.default_local_dir), folder, dtype="bfloat16")
+    return export_newest(directory_of(config), folder, dtype="bfloat16")

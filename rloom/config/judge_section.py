@@ -30,12 +30,14 @@ class ApiJudge(Section):
         "Address of the API, without credentials. null: that of DASHSCOPE_BASE_URL or DASHSCOPE_HTTP_BASE_URL, "
         "OPENAI_BASE_URL, GOOGLE_GEMINI_BASE_URL or ANTHROPIC_BASE_URL, or else the provider's own.",
         needs_consent=bool,
+        same_run=True,
     )
     api_key_env: str | None = key(
         None,
         "Name of the environment variable that holds the key. null: DASHSCOPE_API_KEY; OPENAI_API_KEY; GEMINI_API_KEY "
         "or GOOGLE_API_KEY; ANTHROPIC_API_KEY or CLAUDE_API_KEY.",
         needs_consent=bool,
+        same_run=True,
     )
     preset: str | None = key(
         None, "Prompts of the judge: math, code, dialogue, safety, or a YAML file of your own. null: general prompts."
@@ -54,22 +56,31 @@ class ApiJudge(Section):
         0.0, "Sampling temperature of the judge. null: not sent, for models that refuse it.", ge=0
     )
     max_tokens: int = key(1024, "Maximum length of the judge's answer in tokens, with its thinking.", ge=1)
-    concurrency: int = key(32, "Maximum number of calls at the same time.", ge=1)
-    requests_per_minute: int | None = key(None, "Maximum number of calls in a minute. null: no limit.", ge=1)
-    tokens_per_minute: int | None = key(
-        None, "Maximum number of tokens, read and written, in a minute. null: no limit.", ge=1
+    concurrency: int = key(32, "Maximum number of calls at the same time.", ge=1, same_run=True)
+    requests_per_minute: int | None = key(
+        None, "Maximum number of calls in a minute. null: no limit.", ge=1, same_run=True
     )
-    timeout_s: float = key(60.0, "Time limit of one attempt of a call.", gt=0)
-    max_retries: int = key(5, "Further attempts after the first, before the sample counts as failed.", ge=0)
+    tokens_per_minute: int | None = key(
+        None, "Maximum number of tokens, read and written, in a minute. null: no limit.", ge=1, same_run=True
+    )
+    timeout_s: float = key(60.0, "Time limit of one attempt of a call.", gt=0, same_run=True)
+    max_retries: int = key(
+        5, "Further attempts after the first, before the sample counts as failed.", ge=0, same_run=True
+    )
     cache_dir: str | None = key(
         "${trainer.default_local_dir}/judge_cache",
         "Folder of answers that need not be paid again, and of the money spent. null: no cache.",
         needs_consent=bool,
+        same_run=True,
     )
-    input_price: float | None = key(None, "Price of a million input tokens. null: cost is not reported.", ge=0)
-    output_price: float | None = key(None, "Price of a million output tokens. null: cost is not reported.", ge=0)
+    input_price: float | None = key(
+        None, "Price of a million input tokens. null: cost is not reported.", ge=0, same_run=True
+    )
+    output_price: float | None = key(
+        None, "Price of a million output tokens. null: cost is not reported.", ge=0, same_run=True
+    )
     budget: float | None = key(
-        None, "Stop the run when the calls recorded in `cache_dir` cost this much. null: no limit.", gt=0
+        None, "Stop the run when the calls recorded in `cache_dir` cost this much. null: no limit.", gt=0, same_run=True
     )
 
 

@@ -21,6 +21,7 @@ class Key:
 
     path: str
     field: FieldInfo
+    same_run: bool  # another value continues the run: what is trained is the same
 
     @property
     def doc(self) -> str:
@@ -43,8 +44,8 @@ class Key:
     @property
     def needs_consent(self) -> NeedsConsent | None:
         """Whether a checkpoint's value needs the user's consent. None: no value does."""
-        extra = self.field.json_schema_extra
-        return extra.get("needs_consent") if isinstance(extra, dict) else None  # type: ignore[return-value]
+        consent: NeedsConsent | None = declared(self.field, "needs_consent")
+        return consent
 
     @property
     def takes_any_entry(self) -> bool:
@@ -67,13 +68,19 @@ def type_name(annotation: Any) -> str:
     return " or ".join(type_name(argument) for argument in arguments)
 
 
-def walk(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
-    """Every key; a section comes before its keys."""
+def declared(field: FieldInfo, fact: str) -> Any:
+    extra = field.json_schema_extra
+    return extra.get(fact) if isinstance(extra, dict) else None
+
+
+def walk(kind: type[Section] = Config, prefix: str = "", same_run: bool = False) -> Iterator[Key]:
+    """Every key; a section comes before its keys. `same_run`: that of the section, unless a key declares its own."""
     for name, field in kind.model_fields.items():
-        found = Key(prefix + name, field)
+        own = declared(field, "same_run")
+        found = Key(prefix + name, field, same_run if own is None else own)
         yield found
         if found.section is not None:
-            yield from walk(found.section, f"{prefix}{name}.")
+            yield from walk(found.section, f"{prefix}{name}.", found.same_run)
 
 
 @cache

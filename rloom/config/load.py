@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from rloom.config import faults, smoke
 from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
 from rloom.config.checks import check
-from rloom.config.keys import Root, all_keys
+from rloom.config.experiment_name import experiment_name
+from rloom.config.keys import Root, all_keys, value_at
 from rloom.config.one_behaviour import without_one_behaviour
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, Config
@@ -34,6 +35,7 @@ from rloom.config.sources import (
     given_in_files,
     in_real_spelling,
     known,
+    leaf_keys,
     nested,
     put,
     real_key,
@@ -45,6 +47,8 @@ PACKAGED = Path(__file__).parent
 ENGINE = "actor_rollout_ref.rollout.name"
 VALUES = "+values@_global_=given"  # the argument that makes Hydra compose the stored values after all files
 HYDRAS_OWN = ("hydra", "preset", "values")  # names of Hydra and of our groups of files
+
+OmegaConf.register_new_resolver("experiment_name", experiment_name, replace=True)  # default of that key
 
 packaged_files: dict[tuple[str, tuple[str, ...], str], tuple[bytes, bool]] = {}  # name, preset, schema -> pickled tree
 
@@ -77,10 +81,36 @@ def load_config(
 
 def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
     """`changes`: dotted keys. They do not count as given by the user."""
+    return replaced(config, changes, smoke.still_given(config, changes))
+
+
+def replaced(config: C, changes: Mapping[str, Any], given: frozenset[str]) -> C:
     tree = config.model_dump()
     for path, value in changes.items():
         put(tree, path, value)
-    return validate(tree, given=smoke.still_given(config, changes), one_behaviour=config.one_behaviour)
+    return validate(tree, given=given, one_behaviour=config.one_behaviour, root=type(config))
+
+
+def moved(config: C, directory: str, experiment: str) -> C:
+    """The same run in another directory. Paths in the directory, such as the judge's cache, move with it."""
+    before = config.trainer.default_local_dir
+    texts = {path: value for path in leaf_keys(type(config)) if isinstance(value := value_at(config, path), str)}
+    below = {path: text for path, text in texts.items() if f"{text}/".startswith(f"{before}/")}
+    changes = {path: f"{directory}{text.removeprefix(before)}" for path, text in below.items()}
+    return replaced(config, {**changes, "trainer.experiment_name": experiment}, config.given)
+
+
+def renamed(config: Config) -> Config:
+    """Named by its model, algorithm and data, if the user did not name it: those may have changed."""
+    trainer, model = config.trainer, config.actor_rollout_ref.model.path
+    name = experiment_name(model, config.algorithm.adv_estimator, config.data.train_files)
+    if name == trainer.experiment_name or config.is_given("trainer.experiment_name"):
+        return config
+    keeps = config.is_given("trainer.default_local_dir") or not trainer.default_local_dir.endswith(
+        trainer.experiment_name
+    )
+    directory = trainer.default_local_dir
+    return moved(config, directory if keeps else directory.removesuffix(trainer.experiment_name) + name, name)
 
 
 def compose_config(

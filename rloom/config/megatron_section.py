@@ -27,9 +27,9 @@ class EngineMemory(Section):
     """What every training engine has."""
 
     param_offload: bool = key(
-        False, "Keep the parameters in host memory while they are not in use. No effect on a CPU."
+        False, "Keep the parameters in host memory while they are not in use. No effect on a CPU.", same_run=True
     )
-    optimizer_offload: bool = key(False, "Keep the optimizer state in host memory between updates.")
+    optimizer_offload: bool = key(False, "Keep the optimizer state in host memory between updates.", same_run=True)
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto",
         "Data type of weights and computation; the optimizer keeps float32 copies. auto: bfloat16 on a GPU, float32 on "
@@ -39,21 +39,27 @@ class EngineMemory(Section):
 
 class Megatron(EngineMemory):
     tensor_model_parallel_size: int = key(
-        1,
-        "Ranks that divide every layer (TP). Divides the model's attention heads and MLP.",
-        ge=1,
+        1, "Ranks that divide every layer (TP). Divides the model's attention heads and MLP.", ge=1, same_run=True
     )
     pipeline_model_parallel_size: int = key(
-        1, "Pipeline stages (PP): ranks that each hold an equal number of layers. TP × PP divides the workers.", ge=1
+        1,
+        "Pipeline stages (PP): ranks that each hold an equal number of layers. TP × PP divides the workers.",
+        ge=1,
+        same_run=True,
     )
     expert_model_parallel_size: int = key(
-        1, "Ranks that divide the experts of a mixture-of-experts model (EP). Divides their number.", ge=1
+        1,
+        "Ranks that divide the experts of a mixture-of-experts model (EP). Divides their number.",
+        ge=1,
+        same_run=True,
     )
     expert_tensor_parallel_size: int | None = key(
-        None, "Ranks that divide each expert: 1, or the TP of the other layers. null: that TP.", ge=1
+        None, "Ranks that divide each expert: 1, or the TP of the other layers. null: that TP.", ge=1, same_run=True
     )
     sequence_parallel: bool = key(
-        True, "Divide the tokens between layers over the TP ranks: less activation memory. No effect with TP 1."
+        True,
+        "Divide the tokens between layers over the TP ranks: less activation memory. No effect with TP 1.",
+        same_run=True,
     )
     override_transformer_config: dict[str, Any] = key(
         {},
@@ -103,10 +109,16 @@ class Megatron(EngineMemory):
 class CriticMegatron(Megatron):
     """Validation replaces null by the actor's size: `with_actor_sizes`."""
 
-    tensor_model_parallel_size: int = key(None, "As the actor's, for the critic's ranks. null: the actor's.", ge=1)
-    pipeline_model_parallel_size: int = key(None, "As the actor's, for the critic's ranks. null: the actor's.", ge=1)
-    expert_model_parallel_size: int = key(None, "As the actor's, for the critic's ranks. null: the actor's.", ge=1)
-    expert_tensor_parallel_size: int | None = key(None, "As the actor's, for the critic's ranks.", ge=1)
+    tensor_model_parallel_size: int = key(
+        None, "As the actor's, for the critic's ranks. null: the actor's.", ge=1, same_run=True
+    )
+    pipeline_model_parallel_size: int = key(
+        None, "As the actor's, for the critic's ranks. null: the actor's.", ge=1, same_run=True
+    )
+    expert_model_parallel_size: int = key(
+        None, "As the actor's, for the critic's ranks. null: the actor's.", ge=1, same_run=True
+    )
+    expert_tensor_parallel_size: int | None = key(None, "As the actor's, for the critic's ranks.", ge=1, same_run=True)
 
 
 def with_actor_sizes(critic: Mapping[str, Any], actor: Mapping[str, Any]) -> dict[str, Any]:

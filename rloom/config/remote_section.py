@@ -22,13 +22,14 @@ class RemoteReward(Section):
         None,
         "Name of the environment variable whose value is sent as Bearer token. null: no token.",
         needs_consent=bool,
+        same_run=True,
     )
-    batch_size: int = key(16, "Maximum number of answers in one request.", ge=1)
-    concurrency: int = key(8, "Maximum number of requests at the same time at each URL.", ge=1)
+    batch_size: int = key(16, "Maximum number of answers in one request.", ge=1, same_run=True)
+    concurrency: int = key(8, "Maximum number of requests at the same time at each URL.", ge=1, same_run=True)
     timeout_s: float = key(
-        60.0, "Time limit of one request, and of the wait for a server while none of them answers.", gt=0
+        60.0, "Time limit of one request, and of the wait for a server while none of them answers.", gt=0, same_run=True
     )
-    max_retries: int = key(4, "Further attempts of a request, before its answers count as failed.", ge=0)
+    max_retries: int = key(4, "Further attempts of a request, before its answers count as failed.", ge=0, same_run=True)
 
     @property
     def addresses(self) -> tuple[str, ...]:

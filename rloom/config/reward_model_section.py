@@ -10,6 +10,7 @@ class RewardFsdp(Section):
         None,
         "Keep the reward model in host memory while it does not score. null: if it shares its workers with other "
         "roles. No effect on a CPU.",
+        same_run=True,
     )
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto", "Data type of weights and computation. auto: bfloat16 on a GPU, float32 on a CPU."
@@ -18,7 +19,9 @@ class RewardFsdp(Section):
 
 class RewardNetwork(Section):
     path: str | None = key(None, "Another name of `reward_model.path`.")
-    trust_remote_code: bool = key(False, "Another name of `reward_model.trust_remote_code`.", needs_consent=bool)
+    trust_remote_code: bool = key(
+        False, "Another name of `reward_model.trust_remote_code`.", needs_consent=bool, same_run=True
+    )
     input_tokenizer: str | None = key(
         None,
         "Tokenizer of the answers that are scored. rloom decodes them with the policy's, so only null and the value of "
@@ -26,7 +29,9 @@ class RewardNetwork(Section):
         "conversation again.",
     )
     use_remove_padding: bool = key(
-        True, "Score packed conversations without padding, where the family allows it. False: pad each pass."
+        True,
+        "Score packed conversations without padding, where the family allows it. False: pad each pass.",
+        same_run=True,
     )
     fsdp_config: RewardFsdp = section(RewardFsdp, "Offload and data type.")
 
@@ -38,17 +43,21 @@ class ClassifierKeys(Section):
         "Folder or hub name of a sequence classifier (AutoModelForSequenceClassification), with its tokenizer and chat "
         "template. `embedded`: the model that is part of rloom with an untrained head, to try a command.",
     )
-    trust_remote_code: bool = key(False, "Run the Python files of the reward model's repository.", needs_consent=bool)
+    trust_remote_code: bool = key(
+        False, "Run the Python files of the reward model's repository.", needs_consent=bool, same_run=True
+    )
     model: RewardNetwork = section(RewardNetwork, "The reward model, in verl's spelling.")
-    micro_batch_size_per_gpu: int | None = key(None, "Conversations per forward pass. null: by token budget.", ge=1)
-    micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
+    micro_batch_size_per_gpu: int | None = key(
+        None, "Conversations per forward pass. null: by token budget.", ge=1, same_run=True
+    )
+    micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1, same_run=True)
     use_dynamic_bsz: bool | None = key(
-        None, "Fill forward passes up to the token budget. null: if no micro-batch size is given."
+        None, "Fill forward passes up to the token budget. null: if no micro-batch size is given.", same_run=True
     )
     forward_max_token_len_per_gpu: int = key(
-        32768, "Token budget of a forward pass; where conversations are padded, padding counts.", ge=1
+        32768, "Token budget of a forward pass; where conversations are padded, padding counts.", ge=1, same_run=True
     )
-    use_torch_compile: bool = key(True, "Compile the layers of a packed reward model on a GPU.")
+    use_torch_compile: bool = key(True, "Compile the layers of a packed reward model on a GPU.", same_run=True)
     max_length: int | None = key(None, "Maximum tokens of a conversation. null: the limit of the reward model.", ge=1)
     truncation: Literal["error", "left", "right"] = key(
         "error",

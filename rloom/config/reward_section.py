@@ -43,15 +43,17 @@ class Format(Section):
 
 class RewardModel(ClassifierKeys):
     timeout_s: float = key(
-        10.0, "Time limit of one call of a reward function; after it the sample counts as failed.", gt=0
+        10.0, "Time limit of one call of a reward function; after it the sample counts as failed.", gt=0, same_run=True
     )
     reward_manager: Literal["naive", "dapo", "batch"] = key(
         "naive",
         "How `custom_reward_function` is called. naive and dapo: once for each answer. batch: once for all answers to "
         "a prompt, with lists: data_sources, solution_strs, ground_truths, extra_infos.",
     )
-    num_workers: int = key(2, "Processes that compute rewards during generation.", ge=1)
-    max_failed_share: float = key(0.5, "Stop the run if a larger share of a step's rewards failed.", ge=0, le=1)
+    num_workers: int = key(2, "Processes that compute rewards during generation.", ge=1, same_run=True)
+    max_failed_share: float = key(
+        0.5, "Stop the run if a larger share of a step's rewards failed.", ge=0, le=1, same_run=True
+    )
     normalize: bool = key(
         False, "Normalise the score by its running mean and standard deviation over the run, saved in checkpoints."
     )

@@ -28,48 +28,61 @@ class RolloutSection(Section):
         1,
         "Workers, or GPUs of a server, that share one engine. Above 1, the engine is vllm unless `name` is given.",
         ge=1,
+        same_run=True,
     )
     gpu_memory_utilization: float = key(
         0.5,
         "Share of a GPU's memory in use, at most, once the key-value cache is allocated. vllm: by vLLM itself.",
         gt=0,
         le=1,
+        same_run=True,
     )
     max_num_seqs: int | None = key(
         None,
         "Maximum concurrent sequences. null: 256; 1024 for native on a GPU. A server gets twice as many requests.",
         ge=1,
+        same_run=True,
     )
     max_num_batched_tokens: int = key(
-        8192, "Maximum prompt tokens in one prefill pass of native; maximum tokens of a step of vllm.", ge=1
+        8192,
+        "Maximum prompt tokens in one prefill pass of native; maximum tokens of a step of vllm.",
+        ge=1,
+        same_run=True,
     )
     enforce_eager: bool = key(
         False,
         "Run each decode step from Python. False: native and vllm use CUDA graphs. No effect on a CPU.",
+        same_run=True,
     )
-    free_cache_engine: bool = key(True, "Free the key-value cache while training; vllm: its weights, too.")
+    free_cache_engine: bool = key(
+        True, "Free the key-value cache while training; vllm: its weights, too.", same_run=True
+    )
     ignore_eos: bool = key(False, "Ignore stop tokens and generate to the length limit. For measurements.")
     log_prob_micro_batch_size_per_gpu: int | None = key(
-        None, "Samples per forward pass that computes old log-probs. null: by token budget.", ge=1
+        None, "Samples per forward pass that computes old log-probs. null: by token budget.", ge=1, same_run=True
     )
-    log_prob_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
+    log_prob_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1, same_run=True)
     log_prob_use_dynamic_bsz: bool | None = key(
-        None, "Fill these passes up to the token budget. null: if no micro-batch size is given."
+        None, "Fill these passes up to the token budget. null: if no micro-batch size is given.", same_run=True
     )
-    log_prob_max_token_len_per_gpu: int = key(16384, "Token budget of such a pass.", ge=1)
+    log_prob_max_token_len_per_gpu: int = key(16384, "Token budget of such a pass.", ge=1, same_run=True)
     calculate_log_probs: bool = key(
-        True, "Report the difference between the engine's log-probs and the trainer's, if the trainer computes them."
+        True,
+        "Report the difference between the engine's log-probs and the trainer's, if the trainer computes them.",
+        same_run=True,
     )
     enable_rollout_routing_replay: bool = key(
         False, "Another name of `actor_rollout_ref.actor.router_replay.mode=R3`, which verl's commands set beside it."
     )
-    val_kwargs: ValKwargs = section(ValKwargs, "Sampling in validation.")
+    val_kwargs: ValKwargs = section(ValKwargs, "Sampling in validation.", same_run=True)
     engine_kwargs: dict[str, Any] = key(
         {},
         "Further arguments of the engine. hf: of `generate`; vllm: of EngineArgs; sglang: of ServerArgs.",
         needs_consent=bool,  # generate() of transformers takes code as custom_generate
     )
-    server: ServerSection = section(ServerSection, "Inference servers, for name=vllm, sglang and trtllm.")
+    server: ServerSection = section(
+        ServerSection, "Inference servers, for name=vllm, sglang and trtllm.", same_run=True
+    )
 
     @property
     def uses_servers(self) -> bool:

@@ -42,6 +42,13 @@ class RunConfig(Section):
         return any(f"{path}.".startswith(f"{name}.") for path in self._given)
 
     @property
+    def numbers_runs(self) -> bool:
+        """A run that trains something else gets a directory of its own."""
+        chosen = self.trainer.number_runs
+        named = self.is_given("trainer.experiment_name") or self.is_given("trainer.default_local_dir")
+        return not named if chosen is None else chosen
+
+    @property
     def workers(self) -> int:
         return self.trainer.nnodes * self.trainer.n_gpus_per_node
 

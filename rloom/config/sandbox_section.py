@@ -32,4 +32,5 @@ class Sandbox(Section):
         "required: namespaces, or an error. none: without namespaces and with whatever else the machine has, even "
         "nothing. What protects is listed at the start.",
         needs_consent=lambda value: value not in ("auto", "required"),  # generated code without a barrier
+        same_run=True,
     )

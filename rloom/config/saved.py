@@ -124,6 +124,10 @@ def read_saved(file: Path, root: Root = Config) -> dict[str, Any]:
     return tree
 
 
+def config_text(config: RunConfig) -> str:
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
 def read_yaml(file: Path) -> dict[str, Any]:
     try:
         tree = yaml.load(file.read_text(encoding="utf-8"), NoAliases)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from rloom.config.data_section import Data
 from rloom.config.megatron_section import (
     CriticMegatron,
     EngineMemory,
@@ -26,57 +27,29 @@ from rloom.config.trainer_section import RayKwargs, Trainer
 
 EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-TRUNCATION = Literal["error", "left", "right", "middle"]
 KL_ESTIMATOR = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
 ]
 BETA = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Data(Section):
-    train_files: str | list[str] = key(
-        "embedded",
-        "Training prompts: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic problems of rloom.",
-    )
-    val_files: str | list[str] | None = key(
-        None, "Validation prompts, in the same formats. null: none, or the embedded ones if trained on embedded data."
-    )
-    train_batch_size: int = key(1024, "Prompts per step. A step trains on this many times `rollout.n` samples.", ge=1)
-    val_batch_size: int | None = key(None, "Prompts per generation batch in validation. null: all of them.", ge=1)
-    max_prompt_length: int = key(512, "Maximum prompt length in tokens.", ge=1)
-    max_response_length: int = key(512, "Maximum answer length in tokens.", ge=1)
-    filter_overlong_prompts: bool = key(False, "Drop prompts over `max_prompt_length` instead of truncating them.")
-    truncation: TRUNCATION = key(
-        "error",
-        "For prompts over the maximum that are not filtered: stop with an error, or remove tokens on that side.",
-    )
-    shuffle: bool = key(True, "Shuffle the prompts in each epoch; the order depends only on `seed` and the epoch.")
-    seed: int = key(1, "Seed of the prompt order, the sampled answers and the shuffling of mini-batches.", ge=0)
-    prompt_key: str = key("prompt", "Column with the prompt: chat messages or a plain string.")
-    reward_fn_key: str = key("data_source", "Column that selects the reward rule.")
-    default_data_source: str | None = key(
-        None, "Data source of rows without the column `reward_fn_key`. null: such a row is an error."
-    )
-    label_key: str | None = key(
-        None, "Column with the ground truth. null: `reward_model.ground_truth`, or the column `ground_truth`."
-    )
-    train_max_samples: int = key(-1, "Use only the first N training rows. -1: all.", ge=-1)
-    val_max_samples: int = key(-1, "Use only the first N validation rows. -1: all.", ge=-1)
-    dataloader_num_workers: int = key(0, "Threads that render and tokenize the prompts at start. 0: none extra.", ge=0)
-    return_raw_chat: bool = key(False, "Pass the chat messages to reward functions as `extra_info['raw_prompt']`.")
-
-
 class Model(Section):
     path: str = key(
         "embedded", "Hugging Face folder or hub name. `embedded`: the small model that is part of rloom; no download."
     )
-    trust_remote_code: bool = key(False, "Run the Python files of the model repository.", needs_consent=bool)
-    enable_gradient_checkpointing: bool = key(
-        True, "Recompute activations in the backward pass: less memory, more time."
+    trust_remote_code: bool = key(
+        False, "Run the Python files of the model repository.", needs_consent=bool, same_run=True
     )
-    use_remove_padding: bool = key(True, "Train on packed sequences without padding. False: pad each micro-batch.")
+    enable_gradient_checkpointing: bool = key(
+        True, "Recompute activations in the backward pass: less memory, more time.", same_run=True
+    )
+    use_remove_padding: bool = key(
+        True, "Train on packed sequences without padding. False: pad each micro-batch.", same_run=True
+    )
     use_fused_kernels: bool = key(
-        True, "Compute log-probs in chunks, without the logits of a whole micro-batch in memory. False: all at once."
+        True,
+        "Compute log-probs in chunks, without the logits of a whole micro-batch in memory. False: all at once.",
+        same_run=True,
     )
     lora_rank: int = key(
         0, "Rank of the LoRA adapter; 0: train all weights. With LoRA the reference is the model without adapter.", ge=0
@@ -120,12 +93,12 @@ class CriticOptim(Optim):
 
 
 class Sharding(EngineMemory):
-    fsdp_size: int = key(-1, "Ranks that shard one copy of the weights. -1: all.", ge=-1)
+    fsdp_size: int = key(-1, "Ranks that shard one copy of the weights. -1: all.", ge=-1, same_run=True)
 
 
 class Fsdp(Sharding):
     gradient_checkpointing: bool | None = key(
-        None, "Another name of `model.enable_gradient_checkpointing`. null: that key's value."
+        None, "Another name of `model.enable_gradient_checkpointing`. null: that key's value.", same_run=True
     )
 
 
@@ -168,7 +141,7 @@ STRATEGIES = (
 
 
 class Actor(Section):
-    strategy: STRATEGY = key("fsdp", STRATEGIES)
+    strategy: STRATEGY = key("fsdp", STRATEGIES, same_run=True)
     ppo_mini_batch_size: int = key(256, "Prompts per optimizer step; divides `data.train_batch_size`.", ge=1)
     ppo_micro_batch_size_per_gpu: int | None = key(
         None, "Samples per forward-backward pass. null: by token budget.", ge=1
@@ -196,7 +169,9 @@ class Actor(Section):
         "low_var_kl", "Estimator of that KL; a trailing + uses k2's gradient. full: exact, over the whole vocabulary."
     )
     use_torch_compile: bool = key(
-        True, "Compile the policy's layers on a GPU, for training and generation: seconds once, then faster."
+        True,
+        "Compile the policy's layers on a GPU, for training and generation: seconds once, then faster.",
+        same_run=True,
     )
     grad_clip: float = key(1.0, "Maximum norm of the gradient.", gt=0)
     shuffle: bool = key(False, "Shuffle the samples before they are split into mini-batches, in each epoch.")
@@ -205,12 +180,13 @@ class Actor(Section):
         "Ranks of actor and reference that share each sequence, for longer sequences; divides the workers and the "
         "model's attention heads. Token budgets count the tokens of one rank.",
         ge=1,
+        same_run=True,
     )
     optim: Optim = section(Optim, "The optimizer and its learning rate schedule.")
     fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and data type, for strategy=fsdp.")
     megatron: Megatron = section(Megatron, "Parallelism, offload and data type, for strategy=megatron.")
     router_replay: RouterReplay = section(RouterReplay, "Experts of the rollout in training.")
-    checkpoint: Checkpoint = section(Checkpoint, "Contents of checkpoints.")
+    checkpoint: Checkpoint = section(Checkpoint, "Contents of checkpoints.", same_run=True)
 
     @property
     def engine_memory(self) -> EngineMemory:
@@ -232,22 +208,24 @@ class Ref(Section):
 class ActorRolloutRef(Section):
     model: Model = section(Model, "The policy's model.")
     actor: Actor = section(Actor, "Training of the policy.")
-    ref: Ref = section(Ref, "The reference policy. Built only if a KL to it is used.")
+    ref: Ref = section(Ref, "The reference policy. Built only if a KL to it is used.", same_run=True)
     rollout: RolloutSection = section(RolloutSection, "Generation.")
 
 
 class CriticModel(Section):
     path: str | None = key(None, "Folder or hub name of the initial critic; a value head is added. null: the actor's.")
-    trust_remote_code: bool = key(False, "Run the Python files of the model repository.", needs_consent=bool)
-    enable_gradient_checkpointing: bool = key(True, "Recompute activations in the backward pass.")
-    use_remove_padding: bool = key(True, "Train on packed sequences without padding.")
+    trust_remote_code: bool = key(
+        False, "Run the Python files of the model repository.", needs_consent=bool, same_run=True
+    )
+    enable_gradient_checkpointing: bool = key(True, "Recompute activations in the backward pass.", same_run=True)
+    use_remove_padding: bool = key(True, "Train on packed sequences without padding.", same_run=True)
     override_config: dict[str, Any] = key({}, "Entries that replace those of the model's config.json.")
     fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and data type.")
 
 
 class Critic(Section):
     enable: bool | None = key(None, "Train a critic. null: if the algorithm requires one.")
-    strategy: STRATEGY = key(None, "Training engine. null: the actor's.")
+    strategy: STRATEGY = key(None, "Training engine. null: the actor's.", same_run=True)
     model: CriticModel = section(CriticModel, "The critic's model.")
     optim: CriticOptim = section(CriticOptim, "The optimizer and its learning rate schedule.")
     ppo_mini_batch_size: int | None = key(None, "Prompts per optimizer step. null: the actor's.", ge=1)
@@ -261,9 +239,9 @@ class Critic(Section):
     cliprange_value: float = key(0.5, "Clip range of the values: new values are clipped to the old ± this.", gt=0)
     loss_agg_mode: AGGREGATION = key("token-mean", "Aggregation of token losses.")
     ulysses_sequence_parallel_size: int = key(
-        1, "As `actor_rollout_ref.actor.ulysses_sequence_parallel_size`, for the critic's ranks.", ge=1
+        1, "As `actor_rollout_ref.actor.ulysses_sequence_parallel_size`, for the critic's ranks.", ge=1, same_run=True
     )
-    use_torch_compile: bool = key(True, "Compile the critic's layers on a GPU.")
+    use_torch_compile: bool = key(True, "Compile the critic's layers on a GPU.", same_run=True)
     grad_clip: float = key(1.0, "Maximum norm of the gradient.", gt=0)
     shuffle: bool = key(False, "Shuffle the samples before they are split into mini-batches, in each epoch.")
     megatron: CriticMegatron = section(CriticMegatron, "Parallelism, offload and data type, for strategy=megatron.")
@@ -365,8 +343,8 @@ class Config(RunConfig):
     reward_model: RewardModel = section(RewardModel, "How rewards are computed.")
     custom_reward_function: CustomRewardFunction = section(CustomRewardFunction, "Your own reward function.")
     algorithm: AlgorithmSection = section(AlgorithmSection, "Advantages and KL control.")
-    trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.")
-    ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.")
+    trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.", same_run=True)
+    ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.", same_run=True)
 
     @model_validator(mode="before")
     @classmethod

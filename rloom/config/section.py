@@ -14,17 +14,31 @@ NeedsConsent = Callable[[Any], bool]
 IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
 
 
-def key(default: Any, doc: str, *, needs_consent: NeedsConsent | None = None, **limits: Any) -> Any:
+def key(
+    default: Any,
+    doc: str,
+    *,
+    needs_consent: NeedsConsent | None = None,
+    same_run: bool | None = None,
+    **limits: Any,
+) -> Any:
     """`needs_consent`: whether a value runs code, contacts a server, spends money or writes outside of the run
-    directory. A checkpoint does not set such a value unless the user repeats it on the command line."""
-    if needs_consent is not None:
-        limits["json_schema_extra"] = {"needs_consent": needs_consent}
-    return Field(default=default, description=doc, **limits)
+    directory. A checkpoint does not set such a value unless the user repeats it on the command line.
+
+    `same_run`: with another value it is still the same run, since the key is about length, machines, memory, validation
+    or output and not about what is trained. None: as its section.
+    """
+    return Field(default=default, description=doc, json_schema_extra=facts(needs_consent, same_run), **limits)
+
+
+def facts(needs_consent: NeedsConsent | None, same_run: bool | None) -> Any:
+    given = {"needs_consent": needs_consent, "same_run": same_run}
+    return {name: value for name, value in given.items() if value is not None} or None
 
 
 def names_code(value: str) -> bool:
     return ":" in value  # file.py:name, module:name
 
 
-def section(kind: type[Section], doc: str) -> Any:
-    return Field(default_factory=kind, description=doc)
+def section(kind: type[Section], doc: str, *, same_run: bool | None = None) -> Any:
+    return Field(default_factory=kind, description=doc, json_schema_extra=facts(None, same_run))

@@ -26,7 +26,9 @@ class SftData(Section):
         EMBEDDED, "Training rows: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic data of rloom."
     )
     val_files: str | list[str] | None = key(
-        None, "Validation rows, in the same formats. null: none, or the embedded ones if trained on embedded data."
+        None,
+        "Validation rows, in the same formats. null: none, or the embedded ones if trained on embedded data.",
+        same_run=True,
     )
     train_batch_size: int = key(256, "Rows per step, over all workers: one optimizer step.", ge=1)
     micro_batch_size_per_gpu: int | None = key(None, "Rows per forward-backward pass. null: by token budget.", ge=1)
@@ -52,7 +54,7 @@ class SftData(Section):
     )
     apply_chat_template_kwargs: dict[str, Any] = key({}, "Further variables of the chat template.")
     train_max_samples: int = key(-1, "Use only the first N training rows. -1: all.", ge=-1)
-    val_max_samples: int = key(-1, "Use only the first N validation rows. -1: all.", ge=-1)
+    val_max_samples: int = key(-1, "Use only the first N validation rows. -1: all.", ge=-1, same_run=True)
     shuffle: bool = key(True, "Shuffle the rows in each epoch; the order depends only on `seed` and the epoch.")
     seed: int = key(1, "Seed of the order of the rows and of a new LoRA adapter.", ge=0)
 
@@ -70,18 +72,28 @@ class SftOptim(Optim):
 
 
 class SftEngine(Sharding):
-    strategy: Literal["fsdp", "fsdp2"] = key("fsdp2", "Training engine. One process runs the same code unsharded.")
+    strategy: Literal["fsdp", "fsdp2"] = key(
+        "fsdp2", "Training engine. One process runs the same code unsharded.", same_run=True
+    )
     ulysses_sequence_parallel_size: int = key(
         1,
         "Ranks that share each sequence, for longer sequences; divides the workers and the model's attention heads. "
         "Token budgets count the tokens of one rank.",
         ge=1,
+        same_run=True,
     )
-    use_torch_compile: bool = key(True, "Compile the model's layers on a GPU: seconds once, then faster.")
+    use_torch_compile: bool = key(
+        True, "Compile the model's layers on a GPU: seconds once, then faster.", same_run=True
+    )
 
 
 class SftTrainer(RunTrainer):
     project_name: str = key("rloom_sft", "Project, for trackers and the default directory.")
+    experiment_name: str = key(
+        "${experiment_name:${model.path},sft,${data.train_files}}",
+        "Experiment, for trackers and the default directory. The default is the model, `sft` and the data: "
+        "qwen2.5-0.5b_sft_gsm8k.",
+    )
     total_epochs: int = key(4, "Passes over the training data.", ge=1)
     max_ckpt_to_keep: int | None = key(None, "Number of checkpoints to keep. null: all.", ge=1)
     checkpoint: Checkpoint = section(Checkpoint, "Contents of checkpoints.")
@@ -110,8 +122,8 @@ class SftConfig(RunConfig):
     model: Model = section(Model, "The model.")
     optim: SftOptim = section(SftOptim, "The optimizer and its learning rate schedule.")
     engine: SftEngine = section(SftEngine, "Sharding, offload and data type.")
-    trainer: SftTrainer = section(SftTrainer, "The run: length, checkpoints, logs, machines.")
-    ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.")
+    trainer: SftTrainer = section(SftTrainer, "The run: length, checkpoints, logs, machines.", same_run=True)
+    ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.", same_run=True)
 
     @property
     def uses_torchrun(self) -> bool:

@@ -62,10 +62,19 @@ class RunTrainer(Section):
         needs_consent=lambda loggers: loggers != ["console"],
     )
     project_name: str = key("rloom_examples", "Project, for trackers and the default directory.")
-    experiment_name: str = key("default", "Experiment, for trackers and the default directory.")
+    experiment_name: str = key(
+        "${experiment_name:${actor_rollout_ref.model.path},${algorithm.adv_estimator},${data.train_files}}",
+        "Experiment, for trackers and the default directory. The default is the model, the algorithm and the data: "
+        "qwen2.5-0.5b-instruct_gae_gsm8k.",
+    )
     default_local_dir: str = key(
         "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
         "The run directory: checkpoints, metrics, plots.",
+    )
+    number_runs: bool | None = key(
+        None,
+        "Where the run directory DIR holds a run that trains something else: use DIR-2, DIR-3, ... null: if neither "
+        "`experiment_name` nor `default_local_dir` is given. False: continue that run, or stop if it is another one.",
     )
     resume_mode: Literal["auto", "disable", "resume_path"] = key(
         "auto",
@@ -107,7 +116,7 @@ class RunTrainer(Section):
 class Trainer(RunTrainer):
     pools: Pools = section(Pools, "Workers for one role only. By default every worker holds all roles.")
     val_only: bool = key(False, "Validate and end.")
-    critic_warmup: int = key(0, "Initial steps in which only the critic is trained.", ge=0)
+    critic_warmup: int = key(0, "Initial steps in which only the critic is trained.", ge=0, same_run=False)
     max_actor_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the actor. null: all.", ge=1)
     max_critic_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the critic. null: all.", ge=1)
     rollout_data_dir: str | None = key(

@@ -18,15 +18,23 @@ REFUSED = re.compile(r"authenticat|InvalidAuthToken", re.IGNORECASE)
 
 
 def join_run(
-    address: str, node: int, *, directory: Path, cpus: int, gpus: int, timeout_s: float, report: Callable[[str], None]
+    address: str,
+    node: int,
+    *,
+    directory: Callable[[], Path],
+    cpus: int,
+    gpus: int,
+    timeout_s: float,
+    report: Callable[[str], None],
 ) -> None:
-    """Join the head and stay until it ends. `directory`: the run directory, where machine 0 writes the secret."""
+    """Join the head and stay until it ends. `directory`: the run directory, where machine 0 writes the secret. It is
+    looked up again at each attempt: machine 0 has chosen it when its head answers."""
     report(f"Machine {node} joins the run at {address}")
-    file = secret_file(directory, address)
-    wait_for_head(HeadCheck(address, file), timeout_s, report)
+    check = HeadCheck(address, lambda: secret_file(directory(), address))
+    wait_for_head(check, timeout_s, report)
     stays = f"Machine {node} stays while machine 0 finishes its step. Once more leaves at once."
     with (
-        environment(ray_variables(file)),
+        environment(ray_variables(check.file)),
         ray_process([f"--address={address}"], node, cpus, gpus) as process,
         deferred_interrupt(lambda: report(stays)),
     ):
@@ -53,8 +61,9 @@ def wait_for_head(check: "HeadCheck", timeout_s: float, report: Callable[[str], 
 class HeadCheck:
     """Checks whether this machine can join the head; if not, why and what to do."""
 
-    def __init__(self, address: str, file: Path) -> None:
-        self.address, self.file = address, file
+    def __init__(self, address: str, find_file: Callable[[], Path]) -> None:
+        self.address, self.find_file = address, find_file
+        self.file = find_file()
         self.way_out = ""
         self.refused: str | None = None  # a secret of an earlier run, which the head did not accept
 
@@ -70,6 +79,7 @@ class HeadCheck:
                 "check that no firewall is between them"
             )
             return f"there is no answer at {self.address}"
+        self.file = self.find_file()
         secret = None if given_by_user() else read_secret(self.file)
         self.way_out = (
             f"Put trainer.default_local_dir on a file system that all machines share (here it is {self.file.parent}), "

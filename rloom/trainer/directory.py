@@ -132,8 +132,12 @@ def is_stale(file: Path) -> bool:
     return False
 
 
+class DirectoryInUse(ConfigError):
+    pass
+
+
 def in_use(directory: Path, why: str) -> ConfigError:
-    return ConfigError(f"{KEY}={directory}: {why}; wait for it to end, or choose another directory")
+    return DirectoryInUse(f"{KEY}={directory}: {why}; wait for it to end, or choose another directory")
 
 
 def open_checkpoint(checkpoint: Path) -> Path:

@@ -2,9 +2,9 @@
 
 import torch
 
-from rloom.config.load import expand
 from rloom.config.run_config import RunConfig
 from rloom.runtime.joining import join_run
+from rloom.trainer.numbered import directory_of
 
 
 def join(config: RunConfig) -> int:
@@ -12,7 +12,7 @@ def join(config: RunConfig) -> int:
     join_run(
         trainer.head,
         trainer.node_rank,
-        directory=expand(trainer.default_local_dir).absolute(),
+        directory=lambda: directory_of(config),
         cpus=trainer.n_gpus_per_node,
         gpus=torch.cuda.device_count(),
         timeout_s=trainer.start_timeout_s,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rloom.atomic import replace_text
 from rloom.config.run_config import RunConfig
-from rloom.config.saved import CONFIG_FILE
+from rloom.config.saved import CONFIG_FILE, config_text
 from rloom.diagnosis.live import LiveDiagnosis
 from rloom.errors import WorkerError
 from rloom.observe.run_folder import RunFolder, flat_config
@@ -20,10 +20,9 @@ from rloom.runtime.placement import WorkerLayout
 from rloom.runtime.secret import new_secret, on_this_machine
 from rloom.startup import announce
 from rloom.terminal import printable
-from rloom.trainer.assemble.components import config_text
 from rloom.trainer.assemble.worker_groups import layout_of
 from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.directory import last_of_this_run, locked, run_directory, set_aside_later, starting_point
+from rloom.trainer.directory import last_of_this_run, run_directory, set_aside_later, starting_point
 from rloom.trainer.identity import IDENTITY_FILE, Continuation, Record
 from rloom.trainer.steps import StepLoop
 
@@ -67,6 +66,7 @@ class Job(Protocol):
 
 
 def run_job(job: Job) -> Outcome:
+    """The caller has locked the run directory: `claimed`."""
     directory = run_directory(job.config)
     with machines(job.config, directory):
         return attempts(job, directory)
@@ -92,30 +92,29 @@ def attempts(job: Job, directory: Path) -> Outcome:
 
 
 def run_once(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) -> Outcome:
-    """Locked and compared with what is there before a model is loaded."""
+    """Compared with what is there before a model is loaded."""
     config = job.config
-    with locked(directory):
-        inputs = job.prepare()
-        identity = job.identity(inputs)
-        checkpoints = Checkpoints(directory, keep=job.keep)
-        start = last_of_this_run(config, checkpoints) if again else starting_point(config, checkpoints)
-        how = None if start is None else job.compare(start, identity)
-        with job.open(layout, inputs, identity, directory / LOGS) as parts:
-            if not job.only_reads:
-                set_aside_later(checkpoints, start)
-                replace_text(directory / CONFIG_FILE, config_text(config))
-                replace_text(directory / IDENTITY_FILE, json.dumps(identity, indent=1))
-            with RunLog.open(
-                directory,
-                loggers=config.trainer.loggers,
-                project=config.trainer.project_name,
-                experiment=config.trainer.experiment_name,
-                config=config.model_dump(mode="json"),
-                total_steps=parts.settings.total_steps,
-                total_epochs=-(-parts.settings.total_steps // parts.stream.steps_per_epoch),
-                resumed=start is not None,
-            ) as log:
-                return job.train(parts, log, checkpoints, start, how)
+    inputs = job.prepare()
+    identity = job.identity(inputs)
+    checkpoints = Checkpoints(directory, keep=job.keep)
+    start = last_of_this_run(config, checkpoints) if again else starting_point(config, checkpoints)
+    how = None if start is None else job.compare(start, identity)
+    with job.open(layout, inputs, identity, directory / LOGS) as parts:
+        if not job.only_reads:
+            set_aside_later(checkpoints, start)
+            replace_text(directory / CONFIG_FILE, config_text(config))
+            replace_text(directory / IDENTITY_FILE, json.dumps(identity, indent=1))
+        with RunLog.open(
+            directory,
+            loggers=config.trainer.loggers,
+            project=config.trainer.project_name,
+            experiment=config.trainer.experiment_name,
+            config=config.model_dump(mode="json"),
+            total_steps=parts.settings.total_steps,
+            total_epochs=-(-parts.settings.total_steps // parts.stream.steps_per_epoch),
+            resumed=start is not None,
+        ) as log:
+            return job.train(parts, log, checkpoints, start, how)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
 from rloom.language import is_chinese
 from rloom.trainer.early_checks import announce_run, check_early, check_extras
+from rloom.trainer.numbered import claimed, in_directory
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -85,15 +86,16 @@ def train(config: Config) -> int:
     if config.trainer.node_rank > 0:
         check_keys(config)
         check_extras(config)
-        announce_run(config, __version__)
+        announce_run(in_directory(config), __version__)
         from rloom.trainer.join import join
 
         return join(config)
     check(config)
-    announce_run(config, __version__)
-    from rloom.trainer.run import run
+    with claimed(config) as own:
+        announce_run(own, __version__)
+        from rloom.trainer.run import run
 
-    run(config)
+        run(own)
     return 0
 
 

@@ -11,6 +11,7 @@ from rloom.config.sft_checks import check_sft
 from rloom.config.sft_schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
 from rloom.trainer.early_checks import announce_sft, check_early_sft, check_extras
+from rloom.trainer.numbered import claimed, in_directory
 
 USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -46,16 +47,18 @@ def train(config: SftConfig) -> int:
 
         return join(config)
     check_early_sft(config)
-    announce_sft(config, __version__)
     if config.uses_torchrun and config.workers > 1:
         use_own_gpu()
         if os.environ["RANK"] != "0":
+            announce_sft(in_directory(config), __version__)
             from rloom.trainer.assemble.sft_torchrun import serve_rank
 
             return serve_rank(config)
-    from rloom.trainer.sft_run import run
+    with claimed(config) as own:
+        announce_sft(own, __version__)
+        from rloom.trainer.sft_run import run
 
-    run(config)
+        run(own)
     return 0
 
 

@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from rloom.config.load import load_config
-from rloom.config.saved import CONFIG_FILE, EVALUATION, MODEL_ALONE, load_saved, merge_trees
+from rloom.config.saved import CONFIG_FILE, EVALUATION, MODEL_ALONE, config_text, load_saved, merge_trees
 from rloom.config.schema import Config
 from rloom.config.sources import leaf_keys
 from rloom.errors import ConfigError
-from rloom.trainer.assemble.components import config_text
 
 MODEL, ESTIMATOR = "actor_rollout_ref.model.trust_remote_code", "algorithm.adv_estimator"
 LOSS, REWARD = "actor_rollout_ref.actor.policy_loss.loss_mode", "custom_reward_function.path"

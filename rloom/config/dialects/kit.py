@@ -135,7 +135,8 @@ VARIABLES = {
     "NODE_RANK": Setting("trainer.node_rank", "rank of this machine, from 0", "本机编号，从 0 开始", default="0"),
     "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0", "0 号机器的地址"),
 }
-OUTPUT = "outputs/checkpoints"  # with one folder per model
+OUTPUT = "outputs/checkpoints"  # with one folder per model, and further ones with a number
+NAMES = {"trainer.default_local_dir", "trainer.experiment_name"}  # with one of them the user names the run
 MODEL_KEY = "actor_rollout_ref.model.path"
 EMBEDDED = "embedded"
 KL_KEY = "algorithm.use_kl_in_reward"
@@ -196,6 +197,7 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCo
     model = typed.get(MODEL_KEY) or values.get(MODEL_KEY, EMBEDDED)
     defaults = {
         "trainer.default_local_dir": f"{OUTPUT}/{model_folder(model)}",
+        **({} if NAMES.intersection(typed) else {"trainer.number_runs": True}),
         **default_kl(model, {**values, **typed}),
     }
     values = {**defaults, **rewards, **values}

@@ -290,6 +290,8 @@ def run_values(given: Given) -> dict[str, Any]:
         "trainer.total_epochs": given["num_episodes"],
         "data.seed": given["seed"],
     }
+    if "ckpt_path" not in given:
+        values["trainer.number_runs"] = True
     if has_critic(given):
         values["trainer.max_critic_ckpt_to_keep"] = given["max_ckpt_num"]
     if given["save_hf_ckpt"]:

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.correction import CorrectionSettings
@@ -18,8 +17,7 @@ from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.load import expand
-from rloom.config.run_config import RunConfig
-from rloom.config.saved import CONFIG_FILE
+from rloom.config.saved import CONFIG_FILE, config_text
 from rloom.config.schema import AlgorithmSection, Config, Optim
 from rloom.data.stream import PromptStream
 from rloom.errors import ConfigError
@@ -288,10 +286,6 @@ def dynamic_sampling(config: Config) -> DynamicSampling | None:
 def kl_control(config: Config) -> KlControl:
     control = config.algorithm.kl_ctrl
     return KlControl(control.kl_coef, control.type == "adaptive", control.target_kl, control.horizon)
-
-
-def config_text(config: RunConfig) -> str:
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def schedule(optim: Optim, total_steps: int) -> LearningRateSchedule:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.objectives import SupervisedObjective
 from rloom.config.batching import micro_batching, of_one_rank
-from rloom.config.saved import CONFIG_FILE
+from rloom.config.saved import CONFIG_FILE, config_text
 from rloom.config.schema import EMBEDDED
 from rloom.config.sft_schema import SftConfig
 from rloom.data.examples import Example, RowFormat, load_examples
@@ -28,7 +28,7 @@ from rloom.models.source import check_folder
 from rloom.observe.metrics import ModelWork, device_peak_flops
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, WorkerLayout, WorkerSlot
-from rloom.trainer.assemble.components import config_text, schedule
+from rloom.trainer.assemble.components import schedule
 from rloom.trainer.assemble.engines import Ranks, make_engine, model_work
 from rloom.trainer.assemble.model_sources import sft_source
 from rloom.trainer.assemble.models import causal_network, pick_device, placement
