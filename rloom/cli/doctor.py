@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
         "rloom doctor",
         description="What is wrong with a run and what to try; `rloom doctor env` checks this machine's installation.",
         **epilog(
-            "rloom doctor checkpoints/rloom_examples/default",
+            "rloom doctor checkpoints/rloom_examples/embedded_gae_embedded",
             "0 nothing wrong · 1 findings, or training does not work here · 2 not a run directory",
         ),
     )

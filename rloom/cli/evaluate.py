@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "rloom eval",
         description="Answer the validation prompts with the policy of a checkpoint, and print the metrics.",
-        **epilog("rloom eval checkpoints/rloom_examples/default/global_step_32 data.val_max_samples=64"),
+        **epilog("rloom eval checkpoints/rloom_examples/embedded_gae_embedded/global_step_32 data.val_max_samples=64"),
     )
     parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's configuration")

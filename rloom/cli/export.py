@@ -14,7 +14,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "rloom export",
         description="Write the policy of a checkpoint as a Hugging Face folder, and print its path.",
-        **epilog("rloom export checkpoints/rloom_examples/default/global_step_32 my_model --dtype bfloat16"),
+        **epilog("rloom export checkpoints/rloom_examples/embedded_gae_embedded/global_step_32 my_model"),
     )
     parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
     parser.add_argument("folder", type=Path, help="a folder that does not exist yet")

@@ -48,7 +48,6 @@ ENGINE = "actor_rollout_ref.rollout.name"
 VALUES = "+values@_global_=given"  # the argument that makes Hydra compose the stored values after all files
 HYDRAS_OWN = ("hydra", "preset", "values")  # names of Hydra and of our groups of files
 
-OmegaConf.register_new_resolver("experiment_name", experiment_name, replace=True)  # default of that key
 
 packaged_files: dict[tuple[str, tuple[str, ...], str], tuple[bytes, bool]] = {}  # name, preset, schema -> pickled tree
 
@@ -91,6 +90,17 @@ def replaced(config: C, changes: Mapping[str, Any], given: frozenset[str]) -> C:
     return validate(tree, given=given, one_behaviour=config.one_behaviour, root=type(config))
 
 
+def default_name(*keys: str, _root_: DictConfig) -> str:
+    """`${experiment_name:...}`, the default of that key: by values of keys, or by a word that is no key."""
+    try:
+        return experiment_name(*(OmegaConf.select(_root_, key, default=key) for key in keys))
+    except OmegaConfBaseException:
+        return "run"  # a section is not one; validation reports it
+
+
+OmegaConf.register_new_resolver("experiment_name", default_name, replace=True)
+
+
 def moved(config: C, directory: str, experiment: str) -> C:
     """The same run in another directory. Paths in the directory, such as the judge's cache, move with it."""
     before = config.trainer.default_local_dir
@@ -106,11 +116,9 @@ def renamed(config: Config) -> Config:
     name = experiment_name(model, config.algorithm.adv_estimator, config.data.train_files)
     if name == trainer.experiment_name or config.is_given("trainer.experiment_name"):
         return config
-    keeps = config.is_given("trainer.default_local_dir") or not trainer.default_local_dir.endswith(
-        trainer.experiment_name
-    )
-    directory = trainer.default_local_dir
-    return moved(config, directory if keeps else directory.removesuffix(trainer.experiment_name) + name, name)
+    parent, _, last = trainer.default_local_dir.rpartition("/")
+    follows = last == trainer.experiment_name and not config.is_given("trainer.default_local_dir")
+    return moved(config, f"{parent}/{name}" if follows else trainer.default_local_dir, name)
 
 
 def compose_config(

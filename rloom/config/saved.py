@@ -7,6 +7,7 @@ as `${oc.env:NAME}` in it has no effect.
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,22 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         yield f"{prefix}{name}", value
         if isinstance(value, dict):
             yield from flattened(value, f"{prefix}{name}.")
+
+
+def other_training(file: Path, config: RunConfig) -> dict[str, Any]:
+    """The saved values of the keys in which another run was trained than this one: all but those of `same_run`."""
+    saved = saved_values(file, file.stat().st_mtime_ns)
+    own = dict(flattened(config.model_dump(mode="json")))
+    compared = {path: key.default for path, key in leaf_keys(type(config)).items() if not key.same_run}
+    # a key that the saved file does not have was added to rloom after it, and is as it was at its default
+    was = {path: saved.get(path, default) for path, default in compared.items()}
+    return {path: value for path, value in was.items() if value != own[path]}
+
+
+@lru_cache(maxsize=256)
+def saved_values(file: Path, written_ns: int) -> dict[str, Any]:
+    """Each is needed several times, and reading one takes 30 ms."""
+    return dict(flattened(read_yaml(file)))
 
 
 def check_consent(file: Path, config: RunConfig, *, named: Mapping[str, Any], uses: Collection[str]) -> None:

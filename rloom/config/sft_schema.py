@@ -90,7 +90,7 @@ class SftEngine(Sharding):
 class SftTrainer(RunTrainer):
     project_name: str = key("rloom_sft", "Project, for trackers and the default directory.")
     experiment_name: str = key(
-        "${experiment_name:${model.path},sft,${data.train_files}}",
+        "${experiment_name:model.path,sft,data.train_files}",
         "Experiment, for trackers and the default directory. The default is the model, `sft` and the data: "
         "qwen2.5-0.5b_sft_gsm8k.",
     )

@@ -63,7 +63,7 @@ class RunTrainer(Section):
     )
     project_name: str = key("rloom_examples", "Project, for trackers and the default directory.")
     experiment_name: str = key(
-        "${experiment_name:${actor_rollout_ref.model.path},${algorithm.adv_estimator},${data.train_files}}",
+        "${experiment_name:actor_rollout_ref.model.path,algorithm.adv_estimator,data.train_files}",
         "Experiment, for trackers and the default directory. The default is the model, the algorithm and the data: "
         "qwen2.5-0.5b-instruct_gae_gsm8k.",
     )

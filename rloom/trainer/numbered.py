@@ -9,16 +9,14 @@ import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, Generic
 
 from rloom.atomic import replace_text
 from rloom.config.load import C, expand, moved
-from rloom.config.saved import CONFIG_FILE, config_text, flattened, read_yaml
+from rloom.config.saved import CONFIG_FILE, config_text, other_training
 from rloom.config.smoke import is_on, shown
-from rloom.config.sources import leaf_keys
 from rloom.errors import ConfigError
 from rloom.observe.records import METRICS_FILE
 from rloom.startup import announce
@@ -96,24 +94,13 @@ class Places(Generic[C]):
         folders = first.parent.iterdir() if first.parent.is_dir() else ()
         return sorted(int(found[1] or 1) for path in folders if (found := name.fullmatch(path.name)))
 
-    @cached_property
-    def compared(self) -> dict[str, Any]:
-        """The values that decide what is trained."""
-        values = dict(flattened(self.config.model_dump(mode="json")))
-        return {path: values[path] for path, key in leaf_keys(type(self.config)).items() if not key.same_run}
-
     def differences(self, directory: Path) -> dict[str, Any] | None:
         """The saved values that differ from this run's. Empty: the directory holds this run; None: it holds no run."""
         file = directory / CONFIG_FILE
-        if not file.is_file():
-            return None
         try:
-            saved = dict(flattened(read_yaml(file)))
+            return other_training(file, self.config) if file.is_file() else None
         except ConfigError:
             return {CONFIG_FILE: "unreadable"}
-        keys = leaf_keys(type(self.config))  # a key that an older version did not have was at its default
-        was = {path: saved.get(path, keys[path].default) for path in self.compared}
-        return {path: value for path, value in was.items() if value != self.compared[path]}
 
     def choose(self, busy: Collection[int] = ()) -> int:
         """The directory of this run, else the first that holds none. `busy`: of others that have not trained yet."""

@@ -25,7 +25,7 @@ RUNTIME = tuple(
 CONFIG = tuple(
     f"rloom.config.{name}"
     for name in (
-        *("algorithm_needs", "batching", "checks", "load", "reward_parts", "run_config", "saved", "schema"),
+        *("algorithm_needs", "batching", "checks", "load", "reward_parts", "run_config", "saved", "schema", "smoke"),
         *("megatron_checks", "megatron_section", "megatron_split", "sft_checks", "sft_schema"),
     )
 )
@@ -65,7 +65,7 @@ DOORS = tuple(
     f"rloom.trainer.{name}"
     for name in (
         *("run", "launch", "join", "export", "evaluate_checkpoint", "directory", "main_ppo", "early_checks"),
-        *("sft_run", "sft_trainer", "fsdp_sft_trainer"),
+        *("sft_run", "sft_trainer", "fsdp_sft_trainer", "numbered"),
     )
 )
 
@@ -292,6 +292,7 @@ WITHOUT_TORCH = (
     "rloom.trainer.early_checks",
     "rloom.trainer.assemble.model_sources",
     "rloom.trainer.directory",
+    "rloom.trainer.numbered",
 )
 
 

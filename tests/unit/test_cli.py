@@ -257,7 +257,8 @@ def test_the_kits_flags_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("GAE_LAMBDA", "0.9")
     assert cli.main(["kit", "--lr", "1e-4", "data.seed=3"]) == 0
     keys = ["data.seed=3", "algorithm.lam=0.9", "actor_rollout_ref.actor.optim.lr=1e-4"]
-    assert cli.main(["train", *keys, "trainer.default_local_dir=outputs/checkpoints/embedded"]) == 0
+    keys += ["trainer.default_local_dir=outputs/checkpoints/embedded", "trainer.number_runs=True"]
+    assert cli.main(["train", *keys]) == 0
     kit, plain = seen
     assert (kit.algorithm.lam, kit.actor_rollout_ref.actor.optim.lr, kit.data.seed) == (0.9, 1e-4, 3)
     assert kit.model_dump() == plain.model_dump()

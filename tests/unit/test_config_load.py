@@ -200,8 +200,10 @@ def test_the_tree_that_rloom_config_prints_can_be_saved_and_used(tmp_path: Path)
     assert config.data.train_batch_size == 1024  # it says so itself, though the model is the embedded one
     assert config.actor_rollout_ref.actor.optim.lr == 1e-6
     expected = Config().model_dump()
-    expected["trainer"]["default_local_dir"] = "checkpoints/rloom_examples/default"
-    expected["reward_model"]["api"]["cache_dir"] = "checkpoints/rloom_examples/default/judge_cache"
+    directory = "checkpoints/rloom_examples/embedded_gae_embedded"
+    expected["trainer"] |= {"experiment_name": "embedded_gae_embedded", "default_local_dir": directory}
+    expected["reward_model"]["api"]["cache_dir"] = f"{directory}/judge_cache"
+    assert config.numbers_runs  # the file repeats the default
     assert config.model_copy(update={"data": Config().data}).model_dump() == expected
 
 

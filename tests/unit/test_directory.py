@@ -13,6 +13,7 @@ import pytest
 
 from rloom.config.load import load_config
 from rloom.errors import ConfigError
+from rloom.trainer import main_ppo
 from rloom.trainer import run as running
 from rloom.trainer.directory import LOCK, OWNER, locked
 
@@ -51,7 +52,7 @@ def test_the_directory_is_locked_before_anything_is_read(tmp_path: Path, monkeyp
         monkeypatch.setattr(running, name, read)
     config = load_config([f"trainer.default_local_dir={tmp_path}", "trainer.device=cpu"])
     with locked(tmp_path), pytest.raises(ConfigError, match="another run is using it"):
-        running.run(config)
+        main_ppo.train(config)
 
 
 @pytest.fixture(params=[errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

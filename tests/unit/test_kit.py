@@ -10,7 +10,7 @@ from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 
-OUTPUT = {"trainer.default_local_dir": "outputs/checkpoints/embedded"}
+OUTPUT = {"trainer.default_local_dir": "outputs/checkpoints/embedded", "trainer.number_runs": True}
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 

@@ -196,7 +196,7 @@ def test_the_files_of_the_repository_set_nothing_until_they_are_edited(monkeypat
     monkeypatch.chdir(ROOT)
     assert judge_file({}) == KeyFile(Path("api_reward_config.yaml"), {})
     command = translate(["--use_api_reward"], {})
-    assert set(command.values) == {"trainer.default_local_dir", f"{JUDGE}.enable"}
+    assert set(command.values) == {"trainer.default_local_dir", "trainer.number_runs", f"{JUDGE}.enable"}
     assert command.reward == "Reward: API judge"
 
 

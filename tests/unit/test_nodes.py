@@ -116,7 +116,7 @@ def test_a_machine_without_a_secret_says_where_it_looked_and_both_ways_out(tmp_p
     said: list[str] = []
     file = secret_file(tmp_path, listener)
     with pytest.raises(WorkerError) as caught:
-        wait_for_head(HeadCheck(listener, file), 0.3, said.append)
+        wait_for_head(HeadCheck(listener, lambda: file), 0.3, said.append)
     waiting = f"machine 0 answers at {listener}, and its secret is not in {file}"
     assert said == [f"Waiting up to 0 s: {waiting}"]
     assert str(caught.value) == (
@@ -155,7 +155,7 @@ def test_a_machine_does_not_join_with_the_secret_of_an_earlier_run(
         said.append(text)
         file.write_text("new")  # machine 0's, which has just begun
 
-    wait_for_head(HeadCheck(listener, file), 30, report)
+    wait_for_head(HeadCheck(listener, lambda: file), 30, report)
     assert said == [f"Waiting up to 30 s: {file} has the secret of an earlier run, which {listener} does not accept"]
 
 
@@ -165,9 +165,9 @@ def test_a_secret_of_the_users_that_is_not_machine_0s_is_refused_at_once(
     head("new")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
     with pytest.raises(WorkerError, match="does not accept this machine's RAY_AUTH_TOKEN"):
-        wait_for_head(HeadCheck(listener, secret_file(tmp_path, listener)), 30, print)
+        wait_for_head(HeadCheck(listener, lambda: secret_file(tmp_path, listener)), 30, print)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "new")
-    wait_for_head(HeadCheck(listener, secret_file(tmp_path, listener)), 30, print)
+    wait_for_head(HeadCheck(listener, lambda: secret_file(tmp_path, listener)), 30, print)
 
 
 def test_something_else_at_the_address_is_told_from_rays_head(
@@ -179,7 +179,7 @@ def test_something_else_at_the_address_is_told_from_rays_head(
     file = secret_file(tmp_path, listener)
     file.write_text("secret")
     with pytest.raises(WorkerError) as caught:
-        wait_for_head(HeadCheck(listener, file), 0.1, print)
+        wait_for_head(HeadCheck(listener, lambda: file), 0.1, print)
     said = str(caught.value)
     assert f"the process that answers at {listener} is not Ray's head. " in said
     assert "trainer.master_port is the same on every machine" in said and "Traceback" not in said

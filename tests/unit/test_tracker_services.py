@@ -12,7 +12,7 @@ import pytest
 from rloom.config.load import load_config
 from rloom.observe.trackers import Start, Tracker, make_trackers
 from rloom.observe.trackers.base import silent
-from rloom.trainer.run import run
+from rloom.trainer import main_ppo
 
 COLUMNS = ["input", "output", "score"]
 ROWS = [["2+2", "<b>4</b>", 1.0], ["2+3", "4\n", None]]
@@ -286,7 +286,7 @@ def test_a_run_gives_answers_of_its_validation_to_the_trackers(tmp_path: Path, m
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "events"))
     keys = {"val_only": True, "logger": "tensorboard", "log_val_generations": 2, "default_local_dir": tmp_path / "run"}
-    run(load_config([*(f"trainer.{key}={value}" for key, value in keys.items()), "data.val_max_samples=4"]))
+    main_ppo.train(load_config([*(f"trainer.{key}={value}" for key, value in keys.items()), "data.val_max_samples=4"]))
     events = accumulator.EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     (event,) = events.Tensors("val/generations/text_summary")
