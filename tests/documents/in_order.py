@@ -1,0 +1,36 @@
+"""A program: runs commands one after the other in one process and one folder. Its workers are forked processes.
+
+The commands are JSON on stdin: [program, arguments, environment variables]. Ray and huggingface_hub read the
+environment when they are imported, so the caller sets it.
+"""
+
+import json
+import os
+import sys
+
+import pytest
+
+from rloom.cli import kit, openrlhf
+from rloom.trainer import main_ppo
+from tests.local_ray import use_local_ray
+
+BEGIN, END = "=== begin", "=== end"
+PROGRAMS = {"kit": kit.main, "openrlhf": openrlhf.main, "train": main_ppo.main}
+
+
+def main() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        use_local_ray(patch)
+        patch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
+        for program, arguments, variables in json.load(sys.stdin):
+            with pytest.MonkeyPatch.context() as environment:
+                for name, value in variables.items():
+                    environment.setenv(name, value)
+                print(BEGIN, flush=True)
+                status = PROGRAMS[program](arguments)
+                print(END, status, flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    main()
