@@ -17,13 +17,14 @@ from tests.classifiers import SPECIAL, TEMPLATE, deberta_config, llama_config, s
 from tests.helpers import SHAPE, tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SUMS = range(8)  # the answers of the data; a random answer of 32 tokens has about four of each form
-ANSWERS = [form.format(number) for number in SUMS for form in ("#### {}", r"\boxed{{{}}}")]
+ROWS = range(8)  # the answer to a row is 0 or 1: half of the answers of a random model that have one are right
+FORMS = ("a{} #### {}", r"b{} \boxed{{{}}}")
+ANSWERS = [form.format(number, answer) for form in FORMS for number in range(4) for answer in (0, 1)]
 LONGER = {**SHAPE, "max_position_embeddings": 512, "initializer_range": 0.02}
 
 
 def save_policy(folder: Path, config: PreTrainedConfig) -> None:
-    """A random model, some of whose answers are right: whole answers are tokens."""
+    """A random model. Whole answers are tokens: of 32 random ones, several are answers of each form."""
     words = [*SPECIAL, *ANSWERS, *(f"w{number}" for number in range(SHAPE["vocab_size"] - len(SPECIAL) - len(ANSWERS)))]
     inner = Tokenizer(WordLevel({word: token for token, word in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = WhitespaceSplit()
@@ -79,10 +80,9 @@ def save_models(hf_home: Path) -> None:
 
 def save_data(home: Path) -> None:
     """As the documents' preparation scripts do, into ~/data."""
-    sums = [(number // 2, number - number // 2) for number in SUMS]
-    gsm8k = [{"question": f"{a} + {b} = ?", "answer": f"Add.\n#### {a + b}"} for a, b in sums]
-    math = [{"problem": f"{a} + {b} = ?", "answer": str(a + b)} for a, b in sums]
-    asked = [f"\n\nHuman: Is {a} more than {b}?\n\nAssistant:" for a, b in sums]
+    gsm8k = [{"question": f"{row} modulo 2 = ?", "answer": f"Divide.\n#### {row % 2}"} for row in ROWS]
+    math = [{"problem": f"{row} modulo 2 = ?", "answer": str(row % 2)} for row in ROWS]
+    asked = [f"\n\nHuman: Is {row} an odd number?\n\nAssistant:" for row in ROWS]
     dialogues = [{"chosen": f"{prompt} Yes.", "rejected": f"{prompt} No."} for prompt in asked]
     files = {
         "gsm8k": (gsm8k, "train.jsonl", "test.jsonl"),
