@@ -1,0 +1,126 @@
+"""The directory of a run: named by model, algorithm and data, and numbered where it holds another run."""
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rloom.api.config import changed
+from rloom.config.experiment_name import experiment_name
+from rloom.config.load import load_config, load_sft_config
+from rloom.errors import ConfigError
+from rloom.trainer.numbered import claimed, directory_of
+from tests.ranks import forkserver
+
+BASE = "checkpoints/rloom_examples/embedded_gae_embedded"
+METRICS = "metrics.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def trained(*keys: str) -> str:
+    """A run with these keys, of one step; its directory."""
+    with claimed(load_config(keys)) as config:
+        directory = Path(config.trainer.default_local_dir)
+        (directory / METRICS).write_text('{"step": 1}\n')
+    assert config.trainer.experiment_name == directory.name
+    assert config.reward_model.api.cache_dir == f"{directory}/judge_cache"
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        (("Qwen/Qwen2.5-0.5B-Instruct", "gae", "/home/me/data/gsm8k/train.parquet"), "qwen2.5-0.5b-instruct_gae_gsm8k"),
+        (("/models/My model/", "own.py:best", ["a/gsm8k/train.parquet", "a/sums.jsonl"]), "my-model_best_gsm8k-sums"),
+        (("embedded", "rloo", "<python>"), "embedded_rloo_python"),
+        (("m", "sft", "train.parquet"), "m_sft_train"),
+    ],
+)
+def test_a_run_is_named_by_model_algorithm_and_data(parts: tuple[str, str, str], name: str) -> None:
+    assert experiment_name(*parts) == name
+
+
+def test_of_sft_the_algorithm_is_sft() -> None:
+    assert load_sft_config().trainer.default_local_dir == "checkpoints/rloom_sft/embedded_sft_embedded"
+
+
+def test_another_training_has_another_number_and_the_same_one_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert trained() == BASE
+    assert trained("algorithm.gamma=0.9") == f"{BASE}-2"
+    assert f"{BASE}-2: {BASE} holds a run with algorithm.gamma=1.0" in caplog.text
+    assert trained("algorithm.gamma=0.9", "algorithm.lam=0.5") == f"{BASE}-3"
+    assert f"{BASE}-3: {BASE}-2 holds a run with algorithm.lam=0.95" in caplog.text  # the most similar one
+    assert trained("trainer.critic_warmup=1") == f"{BASE}-4"
+    longer = ("trainer.total_epochs=9", "trainer.nnodes=2", "trainer.n_gpus_per_node=4", "trainer.logger=tensorboard")
+    memory = ("actor_rollout_ref.actor.fsdp_config.param_offload=True", "data.val_max_samples=3")
+    assert trained(*longer, *memory) == BASE
+    assert trained("algorithm.gamma=0.9", "trainer.save_freq=2") == f"{BASE}-2"
+
+
+def test_a_run_that_the_user_names_is_not_numbered() -> None:
+    for name in ("trainer.experiment_name=mine", "trainer.default_local_dir=mine/run"):
+        for keys in ([name], [name, "algorithm.gamma=0.9"]):
+            with claimed(load_config(keys)) as config:
+                assert config.trainer.default_local_dir in ("checkpoints/rloom_examples/mine", "mine/run")
+    numbered = load_config(["trainer.experiment_name=mine", "trainer.number_runs=True"])
+    assert numbered.numbers_runs and not load_config(["trainer.number_runs=False"]).numbers_runs
+
+
+def test_a_directory_in_which_nothing_was_trained_is_used_again() -> None:
+    with pytest.raises(ZeroDivisionError), claimed(load_config()):
+        assert Path(BASE, "config.yaml").is_file()
+        raise ZeroDivisionError
+    assert not Path(BASE).exists()
+    Path(BASE, "logs").mkdir(parents=True)  # a run that was killed
+    with claimed(load_config()):
+        pass
+    assert trained("algorithm.gamma=0.9") == BASE
+
+
+def test_every_machine_finds_the_directory_of_machine_0() -> None:
+    trained()
+    machines = ["trainer.nnodes=2", "trainer.master_addr=10.0.0.1", "algorithm.gamma=0.9"]
+    other = load_config([*machines, "trainer.node_rank=1"])
+    assert directory_of(other) == Path(f"{BASE}-2").absolute()  # also before machine 0 has started
+    trained("algorithm.lam=0.5")  # another run takes that number
+    with claimed(load_config(machines)) as config:
+        assert config.trainer.default_local_dir == f"{BASE}-3"
+        assert directory_of(other) == Path(f"{BASE}-3").absolute()
+
+
+def test_a_changed_configuration_has_the_name_of_what_it_trains() -> None:
+    config = changed(load_config(), {"algorithm.adv_estimator": "rloo"})
+    assert config.trainer.default_local_dir == "checkpoints/rloom_examples/embedded_rloo_embedded"
+    assert config.reward_model.api.cache_dir == f"{config.trainer.default_local_dir}/judge_cache"
+
+
+def hold(folder: Path, gamma: float, ready: Any, found: Any) -> None:
+    os.chdir(folder)
+    ready.wait()
+    try:
+        with claimed(load_config([f"algorithm.gamma={gamma}"])) as config:
+            found.put(config.trainer.default_local_dir)
+            time.sleep(1.0)
+    except ConfigError as error:
+        found.put(type(error).__name__)
+
+
+def test_commands_that_start_at_the_same_moment_do_not_share_a_directory(tmp_path: Path) -> None:
+    """Three different ones, and one of them twice: the second of the two is told that the first is running."""
+    context = forkserver()
+    ready, found = context.Barrier(4), context.Queue()
+    processes = [context.Process(target=hold, args=(tmp_path, gamma, ready, found)) for gamma in (0.7, 0.8, 0.9, 0.9)]
+    for process in processes:
+        process.start()
+    directories = sorted(found.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert directories == ["DirectoryInUse", BASE, f"{BASE}-2", f"{BASE}-3"]
