@@ -22,7 +22,7 @@ APART = (
     "e2e/test_resume",
     "e2e/test_python_api",
     "e2e/test_examples",
-    "documents/test_runs",
+    "documents/test_in_order",
     "e2e/test_bad_input",
     "e2e/test_doctor_runs",
     "unit/test_families",

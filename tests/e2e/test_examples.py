@@ -1,4 +1,4 @@
-"""The example scripts that no document prints, with RLOOM_SMOKE=1; `tests/documents/test_runs.py` runs the others."""
+"""The example scripts that no document prints, with RLOOM_SMOKE=1; `tests/documents/test_in_order.py` runs the others as printed."""
 
 import os
 import subprocess
