@@ -29,7 +29,8 @@ VLLM_SEQUENCES = 256  # max_num_seqs where it is null, as in rloom/rollout/limit
 def verify(config: Config, needs: Needs) -> None:
     """Check the keys, and log those that the user set and that have no effect in this run."""
     check(config, needs)
-    for notice in (*config.one_behaviour, *megatron_notices(config), *without_effect(config, needs).notices):
+    of_megatron = megatron_notices(config, critic=needs.estimator.needs_critic)
+    for notice in (*config.one_behaviour, *of_megatron, *without_effect(config, needs).notices):
         log.warning(f"Note: {notice}")
 
 

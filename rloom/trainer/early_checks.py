@@ -24,9 +24,9 @@ from rloom.trainer.directory import run_directory
 
 def check_early(config: Config, *, critic: bool) -> None:
     """`critic`: whether the algorithm trains one."""
-    check_extras(config)
     if uses_megatron(config, critic=critic):
         check_megatron_installed()
+    check_extras(config)
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "vllm" and not rollout.uses_servers:
         check_installed()
@@ -49,13 +49,20 @@ def check_extras(config: RunConfig) -> None:
 
 
 def check_megatron_installed() -> None:
-    try:
-        version("megatron-core")
-    except PackageNotFoundError:
+    missing = [package for package in ("megatron-core", "ray") if not is_installed(package)]
+    if missing:
         raise ConfigError(
-            "strategy=megatron with several workers needs the package megatron-core, the extra rloom[megatron]; "
-            f"install it: {install_command('megatron')}; or use strategy=fsdp"
-        ) from None
+            f"strategy=megatron with several workers needs {' and '.join(missing)}, not installed here; install: "
+            f"{install_command('megatron', 'ray')}; or use strategy=fsdp"
+        )
+
+
+def is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def check_split(config: Config, *, critic: bool) -> None:
