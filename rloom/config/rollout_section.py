@@ -66,7 +66,8 @@ class RolloutSection(Section):
     val_kwargs: ValKwargs = section(ValKwargs, "Sampling in validation.")
     engine_kwargs: dict[str, Any] = key(
         {},
-        "Further arguments of the engine. hf: of `generate`; vllm: of EngineArgs; sglang: of ServerArgs.",
+        "Further arguments of the engine. hf: of `generate`; vllm: of EngineArgs; sglang: of ServerArgs; trtllm: of "
+        "TorchLlmArgs.",
         needs_consent=bool,  # generate() of transformers takes code as custom_generate
     )
     server: ServerSection = section(ServerSection, "Inference servers, for name=vllm, sglang and trtllm.")

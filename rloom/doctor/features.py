@@ -149,6 +149,8 @@ def server(name: str) -> Callable[[Installation], Feature]:
             return Feature(title, State.WRONG_VERSION, "; ".join(map(str, unmet)), way)
         if not here.machine.gpus:
             return Feature(title, State.LIMITED, "only with servers on other machines: this one has no GPU")
+        if version is not None:
+            return Feature(title, State.WORKS, f"rloom starts its server: {package} {version}")
         return Feature(title, State.WORKS, "with servers that have an environment of their own (docs/installation.md)")
 
     return check

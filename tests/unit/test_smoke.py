@@ -346,9 +346,8 @@ def test_megatron_is_not_dropped_without_its_packages(
     printed = capsys.readouterr()
     assert "trainer.n_gpus_per_node: 8 -> 2\n" in printed.out
     [line] = printed.err.strip().splitlines()  # neither torch nor Ray is announced
-    assert line.startswith(
-        f"rloom: configuration error: strategy=megatron with several workers needs {' and '.join(missing)}, not installed here; install: "
-    )
+    needed = f"strategy=megatron with several workers needs {' and '.join(missing)}, not installed here; install: "
+    assert line.startswith(f"rloom: configuration error: {needed}")
     assert "-m pip install --constraint" in line and "[megatron,ray]" in line
 
 
