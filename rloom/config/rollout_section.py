@@ -84,6 +84,16 @@ class RolloutSection(Section):
         """With the engine's own command. None: no servers."""
         return None if not self.uses_servers else not self.server.addresses and self.server.command is None
 
+    def engines(self, workers: int) -> int:
+        """Engines, or servers, of so many workers."""
+        if not self.uses_servers:
+            return workers // self.tensor_model_parallel_size
+        if self.server.addresses:
+            return len(self.server.addresses)
+        if self.name == "trtllm":  # it reads new weights from the memory of its own GPU, which is the first worker's
+            return 1
+        return self.server.count or max(1, workers // self.tensor_model_parallel_size)
+
     @property
     def workers_per_engine(self) -> int:
         """Workers whose processes are the ranks of one engine. Servers have processes of their own."""

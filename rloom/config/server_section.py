@@ -79,14 +79,6 @@ def server_faults(config: "Config") -> Iterator[str]:
         yield from trtllm_faults(rollout)
 
 
-def started_count(config: "Config") -> int:
-    """Servers that rloom starts."""
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "trtllm":  # the first worker has the weights, and the server reads them from the same GPU
-        return 1
-    return rollout.server.count or max(1, config.workers // rollout.tensor_model_parallel_size)
-
-
 def server_notices(config: "Config") -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "trtllm" and config.workers > 1:

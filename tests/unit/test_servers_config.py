@@ -40,6 +40,11 @@ def test_the_documents_commands_pass_the_plan(keys: tuple[str, ...], capsys: pyt
     assert cli.main(["plan", "trainer.n_gpus_per_node=8", f"{ROLLOUT}.name={name}", *further]) == 0
     printed = capsys.readouterr()
     assert f"{name} takes longer" in printed.out
+    engines = {
+        "sglang": "8 / TP 4 = 2 engines: 32 prompts, 256",
+        "trtllm": "1 / TP 1 = 1 engine: 64 prompts, 512",
+    }
+    assert engines[name] in printed.out
     assert ("on the GPU of the first of 8 workers" in printed.out + printed.err) == (name == "trtllm")
 
 

@@ -10,7 +10,6 @@ import torch
 
 from rloom.config.load import expand
 from rloom.config.schema import Config
-from rloom.config.server_section import started_count
 from rloom.engines.base import Engine
 from rloom.engines.distributed import all_gather_texts
 from rloom.errors import ConfigError
@@ -112,7 +111,7 @@ def started_servers(
     key: str | None,
 ) -> list[ServerSpec]:
     rollout = config.actor_rollout_ref.rollout
-    size, count = rollout.tensor_model_parallel_size, started_count(config)
+    size, count = rollout.tensor_model_parallel_size, rollout.engines(config.workers)
     on_gpu = device.type == "cuda"
     if rollout.name == "trtllm" and on_gpu:  # it takes handles of memory on its own GPU
         gpus = [own_gpu()]
