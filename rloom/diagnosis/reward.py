@@ -125,7 +125,7 @@ COLLAPSE = Fault(
             "学习率过高：几次过大的更新之后，策略不再能完成任务",
         ),
         Text("too many updates on one batch", "同一批数据更新次数过多"),
-        Text("a resumed run has other data, another reward or a damaged model", "恢复训练后数据、奖励或模型不同"),
+        Text("a resumed run has other data, another reward or a damaged model", "续训后数据、奖励或模型不同"),
     ),
     (SCORE,),
 )
