@@ -13,7 +13,9 @@ WEIGHT_CERTAIN = 0.001
 EQUAL_GROUPS = Fault(
     "equal_groups",
     Severity.ERROR,
-    Text("The answers to a prompt all have the same score: no advantage", "同一 prompt 的回答得分全部相同：没有优势信号"),
+    Text(
+        "The answers to a prompt all have the same score: no advantage", "同一 prompt 的回答得分全部相同：没有优势信号"
+    ),
     (),  # by the mean score
     ("rollout/equal_groups",),
 )

@@ -18,7 +18,7 @@ RUN_KINDS = ("test", "run", "metric", "command")
 KINDS = (*RUN_KINDS, "key", "keys", "yaml", "flag", "variable", "openrlhf", "extra", "file", "page")
 STATES = {
     "works": ("works", "可用"),
-    "small": ("tried small", "只小规模试过"),
+    "small": ("accepted, tried small", "已接受，只小规模试过"),
     "gpus": ("needs GPUs", "需要 GPU"),
     "network": ("needs the network", "需要网络"),
     "differs": ("differs", "有差异"),
@@ -61,9 +61,9 @@ documents and what was tried only on a small scale. It is generated (`make docs`
 
 {counts}
 
-- **works**: a test runs what the document promises ({run} entries), or it is a single key, flag, variable or file, which a
-  test sees accepted as printed and read by the code ({accepted} entries).
-- **tried small**: accepted as printed; what was run is smaller than what the document names.
+- **works**: a test runs what the document promises ({run} entries; offload and the share of the cache on one GPU), or
+  it is a single key or a file, which a test sees accepted as printed or finds ({accepted} entries).
+- **accepted, tried small**: accepted as printed; what was run is smaller than what the document names.
 - **needs GPUs**, **needs the network**: not run as the document describes.
 - **differs**: another default, name, meaning or output, with the reason.
 
@@ -71,7 +71,7 @@ documents and what was tried only on a small scale. It is generated (`make docs`
 
 {differs}
 
-## Tried small
+## Accepted, tried small
 
 {small}
 
@@ -79,22 +79,24 @@ documents and what was tried only on a small scale. It is generated (`make docs`
 
 {needs}
 """,
-    """# 从文档出发
-
-五份文档（000 到 004）说明用户如何训练。rloom 为其中的每条命令、配置项、参数、环境变量、文件、指标和问答各列一项。把命令中的 `verl` 换成 `rloom` 即可运行；前面加上 `RLOOM_SMOKE=1`，会先[试运行](commands.zh.md#a-smoke-run)两步，不需要 GPU、模型和数据。本页列出与文档不同之处，以及只在小规模上试过的内容。本页由 `make docs` 根据全部条目的列表 `tests/documents/entries.yaml` 生成；每一项的依据都有测试核对。
-
-{counts}
-
-- **可用**：有测试运行了文档所说的内容（{run} 项）；或者是单个配置项、参数、环境变量或文件，测试确认它按原文被接受，并且代码会读取它（{accepted} 项）。
-- **只小规模试过**：按原文被接受，但实际运行的规模小于文档所说的。
-- **需要 GPU**、**需要网络**：没有按文档描述的方式运行过。
-- **有差异**：默认值、名称、含义或输出不同，并写明原因。
+    "# 从文档出发\n\n"
+    "五份文档（000 到 004）说明用户如何训练。rloom 为其中的每条命令、配置项、参数、环境变量、文件、指标和问答各列一项。"
+    "把命令中的 `verl` 换成 `rloom` 即可运行；前面加上 `RLOOM_SMOKE=1`，会先[试运行](commands.zh.md#a-smoke-run)两步，"
+    "不需要 GPU、模型和数据。本页列出与文档不同之处，以及只在小规模上试过的内容。"
+    "本页由 `make docs` 根据全部条目的列表 `tests/documents/entries.yaml` 生成；每一项的依据都有测试核对。\n\n"
+    "{counts}\n\n"
+    "- **可用**：有测试运行了文档所说的内容（{run} 项；其中卸载和缓存占比在一张 GPU 上运行）；"
+    "或者是单个配置项或文件，测试确认它按原文被接受，或确实存在（{accepted} 项）。\n"
+    "- **已接受，只小规模试过**：按原文被接受，但实际运行的规模小于文档所说的。\n"
+    "- **需要 GPU**、**需要网络**：没有按文档描述的方式运行过。\n"
+    "- **有差异**：默认值、名称、含义或输出不同，并写明原因。"
+    """
 
 ## 有差异的内容
 
 {differs}
 
-## 只小规模试过的内容
+## 已接受、只小规模试过的内容
 
 {small}
 
