@@ -62,7 +62,8 @@ USAGE_CHINESE = """rloom train [key=value ...] [--config-path DIR] [--config-nam
   trainer.n_gpus_per_node                         每台机器的 GPU 数
   trainer.total_epochs                            训练数据的遍数
 
-`rloom config` 列出所有配置项的含义和默认值，`rloom config KEY` 解释一个配置项；`rloom plan` 用同样的配置项给出批量、显存和时间。
+`rloom config` 列出所有配置项的含义和默认值，`rloom config KEY` 解释一个配置项；
+`rloom plan` 用同样的配置项给出批量、显存和时间。
 也可以写自己的 YAML 文件（DIR 中的 NAME.yaml），文件以 `defaults: [ppo_trainer, _self_]` 开头。
 
 退出码：0 完成 · 2 可由用户修正的错误 · 3 worker 或机器丢失，请再次运行同一条命令 · 130 被中断（已保存最后一步）。"""

@@ -10,7 +10,6 @@ import pytest
 from rloom.config import smoke
 from rloom.trainer import main_ppo
 from tests.documents.test_commands import COMMANDS
-from tests.documents.test_runs import REPEATED
 from tests.e2e.runs import records
 from tests.shown_output import SHOWN, not_printed, pages_of, pages_with_output
 from tests.unit.test_config_examples import EXAMPLES, SCRIPTS, command_of
@@ -26,8 +25,7 @@ def test_the_other_scripts_are_commands_of_the_documents() -> None:
 
 
 def test_every_page_that_shows_a_run_is_compared_with_one() -> None:
-    runs = {ONE_GPU, *(command.name for command in COMMANDS if not command.name.startswith(REPEATED))}
-    assert SHOWN.keys() <= runs
+    assert SHOWN.keys() <= {ONE_GPU, *(command.name for command in COMMANDS)}
     assert {page for run in SHOWN for page in pages_of(run)} == pages_with_output()
 
 
