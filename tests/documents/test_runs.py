@@ -25,6 +25,7 @@ from tests.documents.test_commands import COMMANDS
 from tests.e2e.runs import records
 from tests.judge_server import Body, serving
 from tests.local_ray import use_local_ray
+from tests.shown_output import not_printed, pages_of
 
 pytestmark = pytest.mark.slow
 STEPS = 2
@@ -97,6 +98,8 @@ def test_two_steps_of_a_command(
     if "worker 1: process" in printed.err:  # as document 001 shows the start of a run
         places = [printed.err.index(line) for line in START]
         assert places == sorted(places)
+    for page in pages_of(command.name):
+        assert not_printed(page.read_text(encoding="utf-8"), printed.err + printed.out) == [], page
     if "--use_api_reward" in command.text:
         assert "reward_model.api.enable" not in printed.out  # not replaced
     [metrics] = tmp_path.rglob("metrics.jsonl")
