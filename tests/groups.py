@@ -23,6 +23,7 @@ APART = (
     "e2e/test_python_api",
     "e2e/test_examples",
     "documents/test_in_order",
+    "documents/test_runs",
     "e2e/test_bad_input",
     "e2e/test_doctor_runs",
     "unit/test_families",
