@@ -18,7 +18,7 @@ from tests.helpers import SHAPE, tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROWS = range(8)  # the answer to a row is 0 or 1: half of the answers of a random model that have one are right
-FORMS = ("a{} #### {}", r"b{} \boxed{{{}}}")
+FORMS = ("a{} #### {}\n", r"b{} \boxed{{{}}}")
 ANSWERS = [form.format(number, answer) for form in FORMS for number in range(4) for answer in (0, 1)]
 LONGER = {**SHAPE, "max_position_embeddings": 512, "initializer_range": 0.02}
 
