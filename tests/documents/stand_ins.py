@@ -4,6 +4,7 @@ The models are in a cache of huggingface_hub, the data sets are written by `rloo
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GemmaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from rloom.data.prepare import prepare
+from rloom.models.source import EMBEDDED
 from tests.classifiers import SPECIAL, TEMPLATE, deberta_config, llama_config, save_classifier
 from tests.helpers import SHAPE, tiny_model
 
@@ -39,6 +41,11 @@ def save_qwen(folder: Path) -> None:
     save_policy(folder, Qwen2Config(**LONGER))
 
 
+def save_solver(folder: Path) -> None:
+    """For the command that trains on rloom's own data: the model that solves some of them has the layers of Qwen2."""
+    shutil.copytree(EMBEDDED / "model", folder, dirs_exist_ok=True)
+
+
 def save_gemma(folder: Path) -> None:
     save_policy(folder, GemmaConfig(**LONGER, head_dim=16))
 
@@ -54,7 +61,7 @@ def save_llama_classifier(folder: Path) -> None:
 MODELS: Mapping[str, Callable[[Path], None]] = {
     "google/gemma-2b-it": save_gemma,
     "Qwen/Qwen2.5-0.5B-Instruct": save_qwen,
-    "Qwen/Qwen2.5-7B": save_qwen,
+    "Qwen/Qwen2.5-7B": save_solver,
     "Qwen/Qwen2.5-7B-Instruct": save_qwen,
     "Qwen/Qwen2-7B-Instruct": save_qwen,
     "Qwen/Qwen2-72B-Instruct": save_qwen,

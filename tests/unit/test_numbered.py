@@ -104,6 +104,7 @@ def test_a_changed_configuration_has_the_name_of_what_it_trains() -> None:
 
 def hold(folder: Path, gamma: float, ready: Any, found: Any) -> None:
     os.chdir(folder)
+    os.environ.pop("RLOOM_SMOKE", None)  # the process that forks may have been started by a test with it
     ready.wait()
     try:
         with claimed(load_config([f"algorithm.gamma={gamma}"])) as config:
