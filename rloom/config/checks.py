@@ -57,16 +57,19 @@ def late_notices(config: Config, total_steps: int) -> Iterator[str]:
 
 
 def check(config: Config, needs: Needs) -> None:
-    faults = [
-        *group_size_faults(config, needs.estimator),
-        *critic_faults(config, needs.estimator),
-        *mini_batch_faults(config),
+    by_workers = [
         *micro_batch_faults(config, needs.estimator),
         *scoring_batch_faults(config),
         *machine_faults(config),
         *parallel_faults(config),
         *sequence_parallel_faults(config, needs.estimator),
         *megatron_faults(config, critic=needs.estimator.needs_critic),
+    ]
+    faults = [
+        *group_size_faults(config, needs.estimator),
+        *critic_faults(config, needs.estimator),
+        *mini_batch_faults(config),
+        *with_source(by_workers, config),
         *replay_faults(config),
         *rollout_faults(config),
         *server_faults(config),
@@ -83,6 +86,11 @@ def check(config: Config, needs: Needs) -> None:
     ]
     if faults:
         raise ConfigError("\n".join(faults))
+
+
+def with_source(faults: list[str], config: RunConfig) -> list[str]:
+    """Faults of a number of workers, and where the number comes from if the user did not give it."""
+    return [*faults, f"The run has {config.all_visible}"] if faults and config.all_visible else faults
 
 
 def group_size_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
@@ -227,7 +235,7 @@ def parallel_faults(config: Config) -> Iterator[str]:
             counted = f"{among} worker" if among == 1 else f"{among} workers"
             yield f"{key}={size} does not divide {counted}; use {nearest_divisors(among, size)}, or -1"
     try:
-        worker_layout(config.trainer.nnodes, config.trainer.n_gpus_per_node, pools.own)
+        worker_layout(config.trainer.nnodes, config.gpus_per_node, pools.own)
     except ConfigError as error:
         yield str(error)
     if pools.own and config.workers == 1:

@@ -20,11 +20,11 @@ from rloom.config.megatron_section import (
 from rloom.config.reward_section import CustomRewardFunction, RewardModel
 from rloom.config.rollout_section import RolloutSection
 from rloom.config.run_config import RunConfig
+from rloom.config.section import EMBEDDED as EMBEDDED
 from rloom.config.section import IN_PYTHON as IN_PYTHON
 from rloom.config.section import Section, key, names_code, section
 from rloom.config.trainer_section import RayKwargs, Trainer
 
-EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 TRUNCATION = Literal["error", "left", "right", "middle"]
 KL_ESTIMATOR = Literal[
@@ -383,9 +383,15 @@ class Config(RunConfig):
     def resolved(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Write out values that depend on which keys were given, since a saved configuration does not record those."""
         tree: dict[str, Any] = serialize(self)
+        if "trainer" in tree:
+            tree["trainer"]["n_gpus_per_node"] = self.gpus_per_node
         if "algorithm" in tree:
             tree["algorithm"]["use_kl_in_reward"] = self.kl_in_reward
         return tree
+
+    @property
+    def model_path(self) -> str:
+        return self.actor_rollout_ref.model.path
 
     @property
     def actor_workers(self) -> int:

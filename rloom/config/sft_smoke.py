@@ -40,7 +40,9 @@ def smoke_settings(config: SftConfig) -> list[str]:
 
 def replacements(config: SftConfig) -> dict[str, Any]:
     trainer, rows = config.trainer, min(config.data.train_batch_size, ROWS)
-    workers = {} if config.uses_torchrun else {"nnodes": 1, "n_gpus_per_node": min(config.workers, MAX_WORKERS)}
+    workers = {} if config.uses_torchrun else {"nnodes": 1}
+    if not config.uses_torchrun and min(config.workers, MAX_WORKERS) != config.gpus_per_node:
+        workers["n_gpus_per_node"] = min(config.workers, MAX_WORKERS)
     return {
         "model.path": EMBEDDED,
         "model.custom_chat_template": None,

@@ -52,7 +52,8 @@ def power_of_two(number: int, limit: int) -> int:
 
 def worker_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
     trainer = config.trainer
-    changes: dict[str, Any] = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": sizes.workers}
+    changes: dict[str, Any] = {"trainer.nnodes": 1}
+    changes |= {"trainer.n_gpus_per_node": sizes.workers} if sizes.workers != config.gpus_per_node else {}
     changes |= {f"trainer.pools.{role}": 1 if role == sizes.own else None for role in trainer.pools.own}
     if trainer.nnodes > 1:
         changes |= {"trainer.node_rank": 0, "trainer.master_addr": None, "trainer.master_port": 6379}

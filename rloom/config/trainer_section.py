@@ -32,7 +32,12 @@ class RunTrainer(Section):
     """The keys that every kind of training has."""
 
     nnodes: int = key(1, "Machines.", ge=1)
-    n_gpus_per_node: int = key(1, "GPUs per machine; on a CPU, processes. More than one worker in all: Ray.", ge=1)
+    n_gpus_per_node: int | None = key(
+        None,
+        "GPUs per machine; on a CPU, processes. null: all GPUs that this machine shows (CUDA_VISIBLE_DEVICES); 1 for "
+        "the embedded model and without a GPU. More than one worker in all: Ray.",
+        ge=1,
+    )
     node_rank: int = key(
         0, "Rank of this machine, below `nnodes`. Machine 0 runs the training loop; the others only run workers.", ge=0
     )

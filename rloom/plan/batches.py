@@ -87,7 +87,7 @@ def largest_share(rows: int, workers: int) -> int:
 
 def batches(config: Config, *, critic: bool) -> Batches:
     trainer, rollout, actor = config.trainer, config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    layout = worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.pools.own)
+    layout = worker_layout(trainer.nnodes, config.gpus_per_node, trainer.pools.own)
     ranks = layout.pool_of(ACTOR).size
     return Batches(
         prompts=config.data.train_batch_size,

@@ -90,7 +90,7 @@ def placement_lines(plan: Plan) -> Iterator[str]:
     config, ranks = plan.config, plan.batches.ranks
     trainer = config.trainer
     how = "one process, without Ray" if config.workers == 1 else "Ray workers, " + pools(plan)
-    nodes, gpus = count(trainer.nnodes, "node"), count(trainer.n_gpus_per_node, "GPU")
+    nodes, gpus = count(trainer.nnodes, "node"), count(config.gpus_per_node, "GPU")
     yield line("workers", f"{nodes} × {gpus} = {config.workers}: {how}")
     yield line("roles", ", ".join(role_names(plan)))
     actor, critic = config.actor_rollout_ref.actor, config.critic

@@ -105,7 +105,7 @@ class Links:
 def step_time(
     config: Config, needs: Needs, sizes: Batches, actor: ModelPlan, critic: ModelPlan | None, memory: Memory
 ) -> StepTime:
-    links, section = Links(sizes.ranks, config.trainer.n_gpus_per_node), config.actor_rollout_ref
+    links, section = Links(sizes.ranks, config.gpus_per_node), config.actor_rollout_ref
     shared = sizes.ranks // sizes.shares
     scorings = []
     if needs_old_logprobs(config, needs.loss):
@@ -145,7 +145,7 @@ def generation(config: Config, needs: Needs, sizes: Batches, actor: ModelPlan, m
     floor_s = (steps * weights / parallel + cached) / MEMORY_BANDWIDTH + flops / parallel / MATRIX_RATE
     # tensor parallelism: two all-reduces a layer, for every token
     moved = 4.0 * size.layers * size.hidden * actor.number_bytes * (parallel - 1) / parallel * samples * answer
-    link = NVLINK if parallel <= config.trainer.n_gpus_per_node else INFINIBAND
+    link = NVLINK if parallel <= config.gpus_per_node else INFINIBAND
     return Stage(GENERATION, FLOOR_SHARE * floor_s + steps * DECODE_STEP_S, moved / link, moved)
 
 

@@ -41,6 +41,11 @@ def check_early(config: Config, *, critic: bool) -> None:
 def check_extras(config: RunConfig) -> None:
     """The optional libraries of this run, other than its rollout engine."""
     if config.uses_ray and find_spec("ray") is None:
+        if config.all_visible and config.trainer.nnodes == 1:
+            raise ConfigError(
+                f"this machine shows {config.gpus_per_node} GPUs, and more than one worker needs Ray, which is not "
+                f"installed. Install it: {install_command('ray')}; or train on one GPU: trainer.n_gpus_per_node=1"
+            )
         raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node"))
     for name in TRACKERS:
         if name in config.trainer.loggers and find_spec(name) is None:
@@ -122,20 +127,25 @@ def check_checkpoint(checkpoint: Path) -> None:
 def announce_run(config: Config, version: str) -> None:
     """The first line on the screen. The libraries load for seconds after it."""
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    workers = f"{config.workers} workers · " if config.workers > 1 else ""
     announce(
         f"rloom {version} · {config.algorithm.adv_estimator} on {config.actor_rollout_ref.model.path} · "
-        f"{config.data.train_batch_size} × {rollout.n} answers a step · {workers}"
+        f"{config.data.train_batch_size} × {rollout.n} answers a step · {workers(config)}"
         f"{trainer.default_local_dir} · {loading()}"
     )
 
 
 def announce_sft(config: SftConfig, version: str) -> None:
-    workers = f"{config.workers} workers · " if config.workers > 1 else ""
     announce(
-        f"rloom {version} · sft on {config.model.path} · {config.data.train_batch_size} rows a step · {workers}"
+        f"rloom {version} · sft on {config.model.path} · {config.data.train_batch_size} rows a step · {workers(config)}"
         f"{config.trainer.default_local_dir} · {loading()}"
     )
+
+
+def workers(config: RunConfig) -> str:
+    """`8 workers · `; where the user gave no number, what it comes from. Empty for one."""
+    machines = f"{config.trainer.nnodes} machines × " if config.trainer.nnodes > 1 else ""
+    several = f"{config.workers} workers" if config.workers > 1 else ""
+    return f"{text} · " if (text := machines + config.all_visible if config.all_visible else several) else ""
 
 
 def loading(libraries: Sequence[str] = ("torch", "transformers")) -> str:

@@ -32,7 +32,7 @@ The keys that most runs set:
   actor_rollout_ref.rollout.n                     answers to each prompt
   actor_rollout_ref.actor.optim.lr                learning rate of the policy
   actor_rollout_ref.actor.ppo_mini_batch_size     prompts per optimizer step
-  trainer.n_gpus_per_node                         GPUs of a machine
+  trainer.n_gpus_per_node                         GPUs of a machine; default: all visible
   trainer.total_epochs                            passes over the training prompts
 
 `rloom config` lists all keys with meaning and default, `rloom config KEY` explains one, `rloom plan` with the same keys
@@ -59,7 +59,7 @@ USAGE_CHINESE = """rloom train [key=value ...] [--config-path DIR] [--config-nam
   actor_rollout_ref.rollout.n                     每个提示的回答数
   actor_rollout_ref.actor.optim.lr                策略的学习率
   actor_rollout_ref.actor.ppo_mini_batch_size     每次优化器更新的提示数
-  trainer.n_gpus_per_node                         每台机器的 GPU 数
+  trainer.n_gpus_per_node                         每台机器的 GPU 数；默认全部可见 GPU
   trainer.total_epochs                            训练数据的遍数
 
 `rloom config` 列出所有键的含义和默认值，`rloom config KEY` 解释一个键；`rloom plan` 用同样的键给出批量、显存和时间。

@@ -73,6 +73,7 @@ DOORS = tuple(
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.errors": (),
     "rloom.extras": (),
+    "rloom.gpus": (),
     "rloom.language": (),
     "rloom.hub": ("rloom.errors",),
     "rloom.startup": (),
@@ -90,6 +91,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.config",
         "rloom.errors",
         "rloom.extras",
+        "rloom.gpus",
         "rloom.language",
         "rloom.packing",
         "rloom.algos.needs",

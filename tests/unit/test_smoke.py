@@ -1,7 +1,6 @@
 """RLOOM_SMOKE=1: which keys change, that the result passes the same checks, and that nothing changes without it."""
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.config.load import load_config, with_changes
 from rloom.config.schema import Config
-from rloom.config.smoke import Available, replacements, visible_gpus
+from rloom.config.smoke import Available, replacements
 from rloom.errors import ConfigError
 from tests.helpers import configured
 
@@ -340,10 +339,3 @@ def test_other_values_of_the_variable_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RLOOM_SMOKE", "yes")
     with pytest.raises(ConfigError, match="RLOOM_SMOKE=yes: use 1"):
         load_config([])
-
-
-def test_visible_gpus_are_limited_by_the_variable_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([Path(f"/dev/nvidia{n}") for n in range(4)]))
-    for value, gpus in {"": 0, "-1": 0, "0": 1, "0,2": 2, "0,1,2,3,4": 4}.items():
-        assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == gpus
-    assert visible_gpus({}) == 4

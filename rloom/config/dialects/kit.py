@@ -70,7 +70,12 @@ FLAGS = {
         default="0.001",
         embedded="0",
     ),
-    "n_gpus": Setting("trainer.n_gpus_per_node", "GPUs of this machine", "本机 GPU 数", variable="N_GPUS", default="1"),
+    "n_gpus": Setting(
+        "trainer.n_gpus_per_node",
+        "GPUs of this machine; not given: all visible ones, or 1 for the embedded task",
+        "本机 GPU 数；不指定时使用全部可见 GPU，内置任务用 1 个",
+        variable="N_GPUS",
+    ),
     "reward_model": Setting(
         "reward_model.path",
         "reward model: folder or hub name",

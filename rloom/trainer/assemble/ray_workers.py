@@ -46,7 +46,7 @@ def open_cluster(config: RunConfig) -> Iterator[None]:
     """The machines of a run, for all its restarts: this one, those that join it, or a running cluster."""
     announce("Initializing Ray ...")
     trainer, arguments = config.trainer, dict(config.ray_kwargs.ray_init)
-    cpus = trainer.n_gpus_per_node  # one for each worker: Ray starts as many processes in advance
+    cpus = config.gpus_per_node  # one for each worker: Ray starts as many processes in advance
     with ExitStack() as stack:
         if config.starts_a_cluster:
             stack.enter_context(head_node(trainer.head, cpus=cpus, gpus=torch.cuda.device_count()))

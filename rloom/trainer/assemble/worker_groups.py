@@ -52,8 +52,8 @@ def layout_of(config: RunConfig) -> WorkerLayout:
     share = os.environ.get(SHARE_GPU, "0")
     if share not in ("0", "1"):
         raise ConfigError(f"{SHARE_GPU}={share}: use 1 to put all workers of a machine on one GPU, or leave it out")
-    gpus = 1 / trainer.n_gpus_per_node if share == "1" else 1.0
-    return worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.own_workers, gpus_per_worker=gpus)
+    gpus = 1 / config.gpus_per_node if share == "1" else 1.0
+    return worker_layout(trainer.nnodes, config.gpus_per_node, trainer.own_workers, gpus_per_worker=gpus)
 
 
 def used_roles(config: Config, pool: Pool) -> str:
