@@ -77,7 +77,8 @@ def load_config(
 
 def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
     """`changes`: dotted keys. They do not count as given by the user."""
-    tree = config.model_dump()
+    # section by section: the dump of a whole Config has values that depend on which keys were given
+    tree = {name: getattr(config, name).model_dump() for name in Config.model_fields}
     for path, value in changes.items():
         put(tree, path, value)
     return validate(tree, given=smoke.still_given(config, changes), one_behaviour=config.one_behaviour)

@@ -62,6 +62,11 @@ class RunConfig(Section):
         return self.trainer.n_gpus_per_node or max(1, self._visible_gpus)
 
     @property
+    def lacks_gpus(self) -> bool:
+        """The run would take all visible GPUs, and there is none."""
+        return self.takes_visible_gpus and not self._visible_gpus
+
+    @property
     def all_visible(self) -> str:
         """Where the number of workers comes from, if it is not `trainer.n_gpus_per_node` and not 1."""
         if not self.takes_visible_gpus or self.gpus_per_node == 1:

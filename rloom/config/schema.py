@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rloom.config.megatron_section import (
+    WHERE_NEEDED,
     CriticMegatron,
     EngineMemory,
     Megatron,
@@ -130,7 +131,9 @@ class Fsdp(Sharding):
 
 
 class RefFsdp(Section):
-    param_offload: bool = key(False, "Keep the reference's parameters in host memory while they are not in use.")
+    param_offload: bool | None = key(
+        None, f"Keep the reference's parameters in host memory while they are not in use. {WHERE_NEEDED}"
+    )
 
 
 class PolicyLossSection(Section):

@@ -110,6 +110,11 @@ class RunTrainer(Section):
 
 
 class Trainer(RunTrainer):
+    memory_check: bool = key(
+        True,
+        "Before the models are loaded on GPUs: move to the host what certainly does not fit and may be moved, stop if "
+        "that is not enough, and warn if answers of full length would not fit. `rloom plan` has the figures.",
+    )
     pools: Pools = section(Pools, "Workers for one role only. By default every worker holds all roles.")
     val_only: bool = key(False, "Validate and end.")
     critic_warmup: int = key(0, "Initial steps in which only the critic is trained.", ge=0)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from rloom.config.batching import model_ranks, training_batching
+from rloom.config.algorithm_needs import Needs, needs_old_logprobs
+from rloom.config.batching import model_ranks, reward_batching, scoring_batching, training_batching
 from rloom.config.schema import Actor, Config, Critic
 from rloom.packing import MicroBatching, share_sizes
 from rloom.runtime.placement import ACTOR, ROLLOUT, worker_layout
@@ -113,3 +114,24 @@ def updates(config: Config, section: Actor | Critic, ranks: int, prompts: int, e
     batching = training_batching(section, ranks, model_ranks=model_ranks(section, ranks))
     passes = plan_passes(largest_share(samples, shares_of(section, ranks)), batching, longest)
     return Updates(prompts, samples, passes, config.data.train_batch_size // prompts, epochs)
+
+
+def scoring_passes(config: Config, needs: Needs, sizes: Batches) -> dict[str, tuple[int, PassPlan]]:
+    """The passes of this run that score samples for the policy, by what they compute: (ranks or groups of ranks that
+    share the samples, passes of each)."""
+    roles, pools, actor = config.actor_rollout_ref, config.trainer.pools, config.actor_rollout_ref.actor
+    used: dict[str, tuple[int, MicroBatching]] = {}
+    for name, section, ranks, is_used in (
+        ("old log-probs", roles.rollout, sizes.ranks, needs_old_logprobs(config, needs.loss)),
+        ("reference", roles.ref, pools.ref or sizes.ranks, config.uses_reference),
+    ):
+        if is_used:
+            batching = scoring_batching(section, ranks, model_ranks=model_ranks(actor, ranks))
+            used[name] = shares_of(actor, ranks), batching
+    if config.reward_model.model_path is not None:
+        ranks = pools.reward or sizes.ranks
+        used["reward model"] = ranks, reward_batching(config.reward_model, ranks)
+    return {
+        name: (shares, plan_passes(largest_share(sizes.samples, shares), batching, sizes.longest))
+        for name, (shares, batching) in used.items()
+    }

@@ -1,23 +1,28 @@
 """From a configuration to its plan. Nothing is started, loaded or downloaded."""
 
+import os
 from dataclasses import dataclass
 
 from rloom.algos.discount import SMALLEST_WEIGHT, discount, reach
 from rloom.config.algorithm_needs import Needs, declared_needs
 from rloom.config.checks import verify
+from rloom.config.load import with_changes
 from rloom.config.megatron_checks import CRITIC, megatron_roles
 from rloom.config.megatron_split import split_faults
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
+from rloom.gpus import smallest_memory
 from rloom.models.context import check_context
 from rloom.plan.architecture import UnknownSize, read_fields
 from rloom.plan.batches import Batches, batches
+from rloom.plan.fit import WayOut, ways_out
 from rloom.plan.memory import GIB, Memory, memory
 from rloom.plan.models import FLOAT32, ModelPlan, actor_plan, critic_model, critic_plan, policy_model
 from rloom.plan.reward_model import RewardPlan, reward_plan
 from rloom.plan.timing import StepTime, step_time
 
-USUAL_GPU_GIB = 80.0
+USUAL_GPUS, USUAL_GPU_GIB = 8, 80.0  # the number is verl's default
+ASSUMED = f"{USUAL_GPUS} GPUs are assumed"
 SMALLEST_MEASURED = 494e6  # parameters
 
 
@@ -30,6 +35,16 @@ class Costs:
     reward: RewardPlan | None  # None: there is none, or a note has the reason
     memory: Memory
     time: StepTime | None  # None: it does not fit, or no rate was measured
+    ways_out: tuple[WayOut, ...]  # settings with which it fits, if it does not
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPUs of a plan."""
+
+    gpus_from: str  # where their number comes from; empty: it is given, or 1
+    gpu_bytes: float
+    memory_from: str
 
 
 @dataclass(frozen=True)
@@ -37,26 +52,52 @@ class Plan:
     config: Config
     needs: Needs
     batches: Batches
+    machine: Machine
     costs: Costs | None  # None: the first note has the reason
     notes: tuple[str, ...]
 
 
-def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
-    if not gpu_gib > 0:
+def make_plan(given: Config, gpu_gib: float | None = None) -> Plan:
+    """`gpu_gib`: memory of a GPU. None: that of this machine's, or 80."""
+    if gpu_gib is not None and not gpu_gib > 0:
         raise ConfigError(f"--gpu_memory={gpu_gib}: give the GiB of one GPU, a number above 0")
+    config, gpus = with_gpus(given)
     needs = declared_needs(config)
-    verify(config, needs)
-    check_splits(config, critic=needs.estimator.needs_critic)
+    try:
+        verify(config, needs)
+        check_splits(config, critic=needs.estimator.needs_critic)
+    except ConfigError as error:
+        raise ConfigError(f"{error}\n{gpus}" if gpus.startswith(ASSUMED) else str(error)) from None
     sizes = batches(config, critic=needs.estimator.needs_critic)
     reward, unknown = counted_reward(config, sizes)
+    machine = Machine(gpus, *gpu_memory(gpu_gib))
     try:
-        costs = estimate(config, needs, sizes, gpu_gib, reward)
+        costs = estimate(config, needs, sizes, machine.gpu_bytes, reward)
     except UnknownSize as error:
-        return Plan(config, needs, sizes, None, (f"Memory and time are left out: {error}", *advice(config, needs)))
+        left_out = f"Memory and time are left out: {error}"
+        return Plan(config, needs, sizes, machine, None, (left_out, *advice(config, needs)))
     if config.trainer.device == "cpu":
         reason = "Memory and time are counted for GPUs, and trainer.device=cpu"
-        return Plan(config, needs, sizes, None, (reason, *advice(config, needs)))
-    return Plan(config, needs, sizes, costs, (*notes(config, costs), *unknown, *advice(config, needs)))
+        return Plan(config, needs, sizes, machine, None, (reason, *advice(config, needs)))
+    return Plan(config, needs, sizes, machine, costs, (*notes(config, costs), *unknown, *advice(config, needs)))
+
+
+def with_gpus(config: Config) -> tuple[Config, str]:
+    """The configuration with a number of GPUs, and where the number comes from; empty: it is given, or 1."""
+    if not config.lacks_gpus:
+        return config, config.all_visible
+    source = f"{ASSUMED}: none is visible here, and trainer.n_gpus_per_node is not given"
+    return with_changes(config, {"trainer.n_gpus_per_node": USUAL_GPUS}), source
+
+
+def gpu_memory(given_gib: float | None) -> tuple[float, str]:
+    """(bytes, where they come from)"""
+    if given_gib is not None:
+        return given_gib * GIB, ""
+    found = smallest_memory(os.environ)
+    if found is not None:
+        return found, "this machine's"
+    return USUAL_GPU_GIB * GIB, "assumed; --gpu_memory says otherwise"
 
 
 def check_splits(config: Config, *, critic: bool) -> None:
@@ -81,14 +122,15 @@ def counted_reward(config: Config, sizes: Batches) -> tuple[RewardPlan | None, l
         return None, [f"The reward model's memory is left out: {error}"]
 
 
-def estimate(config: Config, needs: Needs, sizes: Batches, gpu_gib: float, reward: RewardPlan | None) -> Costs:
+def estimate(config: Config, needs: Needs, sizes: Batches, gpu_bytes: float, reward: RewardPlan | None) -> Costs:
     actor, critic = actor_plan(config, sizes), critic_plan(config, sizes)
     path = config.actor_rollout_ref.model.path
     check_context(actor.architecture.context, sizes.longest, f"actor_rollout_ref.model.path={path}")
-    held = memory(config, sizes, actor, critic, gpu_gib * GIB, reward)
+    held = memory(config, sizes, actor, critic, gpu_bytes, reward)
     measured = all(model.number_bytes < FLOAT32 for model in (actor, critic) if model is not None)
     time = step_time(config, needs, sizes, actor, critic, held) if held.fits and measured else None
-    return Costs(actor, critic, reward, held, time)
+    ways = () if held.fits else tuple(ways_out(config, gpu_bytes))
+    return Costs(actor, critic, reward, held, time, ways)
 
 
 def advice(config: Config, needs: Needs) -> list[str]:

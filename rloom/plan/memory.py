@@ -23,6 +23,9 @@ OUTSIDE_ALLOCATOR = 2 * GIB  # assumed: the CUDA context, captured graphs, fragm
 GENERATION, ACTOR_PASSES, ACTOR_STEP = "generation", "actor passes", "actor step"
 CRITIC_PASSES, CRITIC_STEP, REWARD_SCORING = "critic passes", "critic step", "reward model"
 
+ALLOCATOR, CACHE = "beside torch's allocator", "key-value cache"
+ESTIMATED = (ALLOCATOR, CACHE)  # of the phases other than passes; the other parts are counted
+
 Parts = dict[str, float]  # part -> bytes
 
 
@@ -71,6 +74,23 @@ class Memory:
         return self.total(self.peak)
 
     @property
+    def needs(self) -> str:
+        if self.peak_bytes <= self.gpu_bytes and not self.cache.whole_sequences:
+            return f"a key-value cache with room for one sequence of {self.cache.longest:,} tokens"
+        return f"{self.peak_bytes / GIB:.1f} GiB in {self.peak}"
+
+    @property
+    def certain_bytes(self) -> float:
+        """Weights, gradients and optimizer state, which a step holds whatever the length of the answers. The passes
+        hold no more of them than the other phases."""
+        held = [self.phases[phase] for phase in (GENERATION, ACTOR_STEP, CRITIC_STEP) if phase in self.phases]
+        return max(sum(size for name, size in parts.items() if name not in ESTIMATED) for parts in held)
+
+    @property
+    def certainly_too_large(self) -> bool:
+        return self.certain_bytes > self.gpu_bytes
+
+    @property
     def fits(self) -> bool:
         return self.peak_bytes <= self.gpu_bytes and self.cache.whole_sequences > 0
 
@@ -113,7 +133,7 @@ def memory_of_stage(
     reward: RewardPlan | None,
 ) -> Memory:
     rest, compared = reference(config, actor)
-    common: Parts = {"beside torch's allocator": OUTSIDE_ALLOCATOR}
+    common: Parts = {ALLOCATOR: OUTSIDE_ALLOCATOR}
     if reward is not None:
         common["reward model"] = reward.at_rest
     copy, rollout = weights_copy(config, actor), config.actor_rollout_ref.rollout
@@ -127,7 +147,7 @@ def memory_of_stage(
         generating["weights"] = actor.number_bytes * actor.parameters
     cache = key_value_cache(config, sizes, actor, gpu_bytes, gpu_bytes - sum(generating.values()))
     phases: dict[str, Parts] = {
-        GENERATION: {**generating, "key-value cache": cache.bytes},
+        GENERATION: {**generating, CACHE: cache.bytes},
         ACTOR_PASSES: {**in_passes(actor, gpu_bytes), "reference": compared, **critic_rest, **common},
         ACTOR_STEP: {**in_optimizer_step(actor), "reference": rest, **critic_rest, **common},
     }
@@ -144,7 +164,7 @@ def memory_of_stage(
         }
     if not rollout.free_cache_engine:
         for parts in phases.values():
-            parts["key-value cache"] = cache.bytes
+            parts[CACHE] = cache.bytes
     return Memory(gpu_bytes, phases, cache)
 
 
@@ -153,7 +173,9 @@ def weights_copy(config: Config, actor: ModelPlan) -> Parts:
     rollout = config.actor_rollout_ref.rollout
     if not actor.sharded and not rollout.holds_copy:
         return {}
-    return {"rollout engine's weights": actor.number_bytes * actor.parameters / rollout.tensor_model_parallel_size}
+    elsewhere = rollout.uses_servers and bool(rollout.server.addresses)
+    share = 0 if elsewhere else 1 / rollout.tensor_model_parallel_size
+    return {"rollout engine's weights": actor.number_bytes * actor.parameters * share}
 
 
 def key_value_cache(config: Config, sizes: Batches, actor: ModelPlan, gpu_bytes: float, free_bytes: float) -> CachePlan:

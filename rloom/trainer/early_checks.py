@@ -1,5 +1,6 @@
 """What can be checked before torch is imported, which takes seconds: files, folders and packages that a run needs."""
 
+import os
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -11,9 +12,11 @@ from rloom.config.megatron_split import replay_fault, split_faults
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
 from rloom.config.sft_schema import SftConfig
-from rloom.errors import ConfigError, DataError, RewardError
+from rloom.errors import ConfigError, DataError, ModelError, RewardError
 from rloom.extras import TRACKERS, install_command
+from rloom.gpus import smallest_memory
 from rloom.models.source import ModelSource, check_folder, read_config
+from rloom.plan.fit import with_offload
 from rloom.rollout.vllm.environment import check_installed
 from rloom.runtime.nodes import no_ray
 from rloom.startup import announce
@@ -79,6 +82,25 @@ def check_split(config: Config, *, critic: bool) -> None:
         faults += [] if fault is None else [fault]
     if faults:
         raise ConfigError("\n".join(faults))
+
+
+def check_memory(config: Config, *, critic: bool) -> Config:
+    """The configuration to train with: on GPUs, what certainly does not fit is moved to the host, or is an error.
+
+    No check where the plan does not count what a GPU holds: roles with GPUs of their own, an engine with arguments that
+    may change the size of its weights, a model of another family.
+    """
+    trainer, gpu_bytes = config.trainer, smallest_memory(os.environ)
+    counted = config.model_path != EMBEDDED and not trainer.pools.own
+    counted = counted and not config.actor_rollout_ref.rollout.engine_kwargs
+    if gpu_bytes is None or trainer.device == "cpu" or not trainer.memory_check or trainer.val_only or not counted:
+        return config
+    for source in model_sources(config, critic=critic):
+        read_config(source)  # the plan reads it from the cache
+    try:
+        return with_offload(config, gpu_bytes)
+    except ModelError:
+        return config
 
 
 def check_early_sft(config: SftConfig) -> None:

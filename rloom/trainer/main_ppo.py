@@ -13,7 +13,7 @@ from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
 from rloom.language import is_chinese
-from rloom.trainer.early_checks import announce_run, check_early, check_extras
+from rloom.trainer.early_checks import announce_run, check_early, check_extras, check_memory
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -89,19 +89,20 @@ def train(config: Config) -> int:
         from rloom.trainer.join import join
 
         return join(config)
-    check(config)
+    checked = check(config)
     announce_run(config, __version__)
     from rloom.trainer.run import run
 
-    run(config)
+    run(checked)
     return 0
 
 
-def check(config: Config) -> None:
-    """What can be checked before torch is imported."""
+def check(config: Config) -> Config:
+    """What can be checked before torch is imported. Returns the configuration to train with."""
     check_keys(config)
     has_critic = not brings_own_algorithm(config) and declared_needs(config).estimator.needs_critic
     check_early(config, critic=has_critic)
+    return check_memory(config, critic=has_critic)
 
 
 def check_keys(config: Config) -> None:
