@@ -279,20 +279,22 @@ def test_a_token_leaves_behind_what_layers_save(folder: Path) -> None:
     assert memory.head(model, 32768) == 6 * (2**29 + 151936 * 896)
 
 
-PEAKS = {  # GiB by tokens of the fullest pass
-    "0.5B": {27520: 28.5, 40960: 36.7, 81920: 60.1},
-    "1.5B": {12160: 44.8, 16640: 51.1, 20480: 56.1, 40960: 82.6},
-}
+PEAKS = {  # (shape, tokens of the fullest pass) -> GiB; with recomputed layers
+    False: {("0.5B", 27520): 28.5, ("0.5B", 40960): 36.7, ("0.5B", 81920): 60.1, ("1.5B", 12160): 44.8,
+            ("1.5B", 16640): 51.1, ("1.5B", 20480): 56.1, ("1.5B", 40960): 82.6},
+    True: {("0.5B", 16384): 12.26, ("1.5B", 16384): 30.97, ("1.5B", 32768): 32.74},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens", "measured"), [(name, *one) for name, found in PEAKS.items() for one in found.items()]
-)
-def test_peaks_are_those_that_were_measured(tmp_path: Path, name: str, tokens: int, measured: float) -> None:
-    """docs/LOG.md, one update; torch's allocator alone."""
-    model = costs_of(written(tmp_path / "m", {**SMALL, **SHAPES[name]}), *WHOLE, "actor_rollout_ref.rollout.n=2").actor
-    found = 18 * model.parameters + memory.activations(model, tokens) + memory.head(model, tokens)
-    assert found / GIB == pytest.approx(measured, rel=0.03)
+@pytest.mark.parametrize("checkpointing", PEAKS)
+def test_peaks_are_those_that_were_measured_or_a_little_above(tmp_path: Path, checkpointing: bool) -> None:
+    """docs/LOG.md, one update; torch's allocator alone. A recomputed layer and the head are not held at once."""
+    switch = f"actor_rollout_ref.model.enable_gradient_checkpointing={checkpointing}"
+    for (name, tokens), measured in PEAKS[checkpointing].items():
+        folder = written(tmp_path / f"{name}{tokens}", {**SMALL, **SHAPES[name]})
+        model = costs_of(folder, WHOLE[1], switch, "actor_rollout_ref.rollout.n=2").actor
+        found = 18 * model.parameters + memory.activations(model, tokens) + memory.head(model, tokens)
+        assert measured < found / GIB < measured * (1.08 if checkpointing else 1.03)
 
 
 def test_the_cache_takes_what_is_asked_for_up_to_its_share(folder: Path) -> None:
