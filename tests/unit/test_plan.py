@@ -421,24 +421,6 @@ def test_time_is_left_out_where_nothing_was_measured_or_nothing_fits(folder: Pat
 # --- what is printed
 
 
-def test_the_verdict_names_the_gpu_and_keys_with_which_it_fits(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys = [f"actor_rollout_ref.model.path={folder}", ONE_GPU, *WHOLE, "actor_rollout_ref.rollout.n=2"]
-    assert cli.main(["plan", *keys]) == 0
-    assert "yes: at most " in (said := capsys.readouterr().out)
-    assert "of 80 GiB (assumed; --gpu_memory says otherwise)" in said
-    assert cli.main(["plan", *keys, "--gpu_memory", "16"]) == 0
-    said = capsys.readouterr().out
-    # 18 bytes a parameter 8.28 GiB, head 3.76, activations 16,384 × (24 × 896 + 13,568) × 2 bytes = 1.07, context 2
-    assert "of 16 GiB; it fits with actor_rollout_ref.model.enable_gradient_checkpointing=True (15.1 GiB)" in said
-    one_sample = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"
-    ways = {"9": "trainer.n_gpus_per_node=8 (8.2 GiB) or actor_rollout_ref.model.lora_rank=16 (7.5 GiB)"}
-    for gpu, way in {**ways, "2.5": "a smaller model, or more machines"}.items():
-        assert cli.main(["plan", *keys, one_sample, "--gpu_memory", gpu]) == 0
-        assert f"of {float(gpu):.0f} GiB; it fits with {way}" in capsys.readouterr().out
-
-
 def test_a_plan_needs_no_torch() -> None:
     code = "import sys; from rloom import cli; cli.main(['plan']); print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

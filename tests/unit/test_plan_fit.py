@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rloom import gpus
+from rloom import cli, gpus
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
@@ -15,6 +15,8 @@ from rloom.plan.fit import held, with_offload
 from rloom.plan.make import make_plan
 from rloom.plan.memory import GENERATION
 from rloom.trainer.early_checks import check_memory
+from tests.unit.test_plan import ONE_GPU, SMALL, WHOLE, written
+from tests.unit.test_plan import SHAPES as SMALL_SHAPES
 
 GIB = 2**30
 SHAPES = {
@@ -161,3 +163,22 @@ def test_a_model_that_cannot_be_counted_is_not_checked(
     (tmp_path / "config.json").write_text(json.dumps(fields))
     config = load_config([f"actor_rollout_ref.model.path='{tmp_path}'"])
     assert checked(config, monkeypatch, GIB) is config and not caplog.messages
+
+
+def test_the_verdict_names_the_gpu_and_keys_with_which_it_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(tmp_path / "model", {**SMALL, **SMALL_SHAPES["0.5B"]})
+    keys = [f"actor_rollout_ref.model.path={folder}", ONE_GPU, *WHOLE, "actor_rollout_ref.rollout.n=2"]
+    assert cli.main(["plan", *keys]) == 0
+    assert "yes: at most " in (said := capsys.readouterr().out)
+    assert "of 80 GiB (assumed; --gpu_memory says otherwise)" in said
+    assert cli.main(["plan", *keys, "--gpu_memory", "16"]) == 0
+    said = capsys.readouterr().out
+    # 18 bytes a parameter 8.28 GiB, head 3.76, activations 16,384 × (24 × 896 + 13,568) × 2 bytes = 1.07, context 2
+    assert "of 16 GiB; it fits with actor_rollout_ref.model.enable_gradient_checkpointing=True (15.1 GiB)" in said
+    one_sample = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"
+    ways = {"9": "trainer.n_gpus_per_node=8 (8.2 GiB) or actor_rollout_ref.model.lora_rank=16 (7.5 GiB)"}
+    for gpu, way in {**ways, "2.5": "a smaller model, or more machines"}.items():
+        assert cli.main(["plan", *keys, one_sample, "--gpu_memory", gpu]) == 0
+        assert f"of {float(gpu):.0f} GiB; it fits with {way}" in capsys.readouterr().out
