@@ -19,7 +19,7 @@ from rloom.config.sources import entries, real_key
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
 from rloom.plan.batches import batches
-from rloom.plan.make import USUAL_GPU_GIB, make_plan
+from rloom.plan.make import make_plan
 from rloom.plan.render import render
 from rloom.plan.scaling import QWEN_7B
 from tests.documents.printed import COPY, MISSION, copied, dumped, in_documents
@@ -155,7 +155,7 @@ def test_a_command_passes_every_check_and_every_key_of_it_has_an_effect(
     assert_kit_keys(command, config)
     if command == EXAMPLE_6:
         return  # its plan needs a model: the test below
-    plan = render(make_plan(config, USUAL_GPU_GIB), assumed_gpu=True)
+    plan = render(make_plan(config))
     samples = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     assert f"= {samples:,} samples" in plan
 
@@ -173,8 +173,8 @@ def test_the_critic_of_example_6_is_divided_as_the_actor_is(
     (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
     larger = load_config([*arguments, f"actor_rollout_ref.model.path='{tmp_path}'"])
     for one in (config, larger):  # the command names no model: that of rloom
-        plan = make_plan(one, USUAL_GPU_GIB)
-        assert render(plan, assumed_gpu=True).count("Megatron TP 4 × PP 2: one copy over 8 ranks") == 2
+        plan = make_plan(one)
+        assert render(plan).count("Megatron TP 4 × PP 2: one copy over 8 ranks") == 2
 
 
 FRAGMENTS = [
