@@ -19,6 +19,7 @@ from rloom.plan.reward_model import reward_plan
 log = logging.getLogger(__name__)
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 SHOWN = 3  # ways out
+NOT_ENOUGH = "Neither offload, LoRA, smaller passes nor 8 GPUs alone are enough: combine them, or take a smaller model"
 LARGEST_MACHINE = 8  # GPUs
 LORA_RANK = 16
 
@@ -51,7 +52,7 @@ def with_offload(config: Config, gpu_bytes: float) -> Config:
         return config
     size = f"{gpu_bytes / GIB:.1f} GiB"
     ways = list(ways_out(config, gpu_bytes))
-    advice = f"It fits with {' or '.join(map(str, ways[:SHOWN]))}." if ways else "No single key makes it fit."
+    advice = f"It fits with {' or '.join(map(str, ways[:SHOWN]))}." if ways else f"{NOT_ENOUGH}."
     if not found.certainly_too_large:
         log.warning(f"Note: with answers of full length this run takes {found.needs}, of {size} a GPU. {advice}")
         return config
