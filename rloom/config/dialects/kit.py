@@ -13,7 +13,8 @@ from rloom.config.sources import real_key
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
 
-MODEL_KEY, DATA_KEY, EMBEDDED = "actor_rollout_ref.model.path", "data.train_files", "embedded"
+MODEL_KEY, EMBEDDED = "actor_rollout_ref.model.path", "embedded"
+DATA_KEY, VAL_KEY = "data.train_files", "data.val_files"
 BATCH_KEY, MINI_BATCH_KEY = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
 EPOCHS_KEY = "actor_rollout_ref.actor.ppo_epochs"
 
@@ -53,9 +54,7 @@ FLAGS = {
         variable="TRAIN_DATA",
         splits=True,
     ),
-    "val": Setting(
-        "data.val_files", "validation prompts, likewise", "验证数据，格式同上", variable="VAL_DATA", splits=True
-    ),
+    "val": Setting(VAL_KEY, "validation prompts, likewise", "验证数据，格式同上", variable="VAL_DATA", splits=True),
     "epochs": Setting(
         "trainer.total_epochs", "passes over the training prompts", "训练轮数", default="30", embedded="1"
     ),
