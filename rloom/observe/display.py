@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 from rich.text import Text
 
-from rloom.observe.names import SHOWN
+from rloom.observe.names import step_line
 from rloom.terminal import printable
 
 SEPARATOR = " · "
@@ -110,10 +110,8 @@ def step_parts(
         # dynamic sampling takes more prompts than planned, and may pass the last epoch
         of_all = f"/{total_epochs}" if total_epochs is not None and epoch <= total_epochs else ""
         parts.append(Part("epoch", f"{epoch}{of_all}"))
-    for alternatives in SHOWN:
-        found = [(label, metrics[name]) for label, name in alternatives if name in metrics]
-        for label, value in found[:1]:
-            parts.append(Part(label, f"{value:.3f}" if label == "reward_mean" else _short(value)))
+    for label, value in step_line(metrics).items():
+        parts.append(Part(label, f"{value:.3f}" if label == "reward_mean" else _short(value)))
     failed = metrics.get("reward/failed", 0)
     if failed > 0:
         parts.append(Part("failed", str(round(failed))))

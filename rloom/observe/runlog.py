@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from rloom.observe.display import Display, validation_accuracies
 from rloom.observe.events import EVENTS_FILE, EventLog
+from rloom.observe.names import with_aliases
 from rloom.observe.records import METRICS_FILE, read_metrics, truncate_metrics, write_rows
 from rloom.observe.reward_summary import reward_summary
 from rloom.observe.trackers import Start, Tracker, cell, make_trackers
@@ -181,7 +182,7 @@ class RunLog:
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:
-            tracker.log(step, metrics)
+            tracker.log(step, with_aliases(metrics))
 
 
 def _timings(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -177,6 +177,7 @@ def use_of_reference(config: Config) -> str:
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     places = [f"in the reward ({algorithm.kl_penalty} × {algorithm.kl_ctrl.kl_coef})"] if config.kl_in_reward else []
     places += [f"in the loss ({actor.kl_loss_type} × {actor.kl_loss_coef})"] if actor.use_kl_loss else []
+    places += ["measured, without a penalty"] if config.kl_only_measured else []
     return f"KL to the reference {' and '.join(places)}" if places else "no reference"
 
 
