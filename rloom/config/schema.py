@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from rloom.algos.needs import ESTIMATORS, EstimatorNeeds
 from rloom.config.algorithm_section import KL_ESTIMATOR, AlgorithmSection
 from rloom.config.megatron_section import (
     CriticMegatron,
@@ -25,6 +26,7 @@ from rloom.config.section import IN_PYTHON as IN_PYTHON
 from rloom.config.section import Section, key, names_code, section
 from rloom.config.trainer_section import RayKwargs, Trainer
 
+GROUP_SIZE = 5  # answers to a prompt that estimators compare, as in the guides of RLOO and GRPO
 EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 TRUNCATION = Literal["error", "left", "right", "middle"]
@@ -299,6 +301,18 @@ class Config(RunConfig):
     algorithm: AlgorithmSection = section(AlgorithmSection, "Advantages and KL control.")
     trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.")
     ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def answers_as_the_estimator_needs(cls, tree: Any) -> Any:
+        """`rollout.n`, where it is null."""
+        roles = section_of(tree, "actor_rollout_ref")
+        rollout = section_of(roles, "rollout")
+        if rollout != roles.get("rollout", {}) or rollout.get("n") is not None:
+            return tree
+        needs = ESTIMATORS.get(str(section_of(tree, "algorithm").get("adv_estimator")), EstimatorNeeds())
+        answers = GROUP_SIZE if needs.min_group > 1 else 1
+        return {**tree, "actor_rollout_ref": {**roles, "rollout": {**rollout, "n": answers}}}
 
     @model_validator(mode="before")
     @classmethod

@@ -92,9 +92,11 @@ class Display:
         self.clear()
         self._print(step_parts(step, self._total_steps, metrics, self._total_epochs))
 
-    def validation(self, step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]]) -> None:
+    def validation(
+        self, step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]], word: str = "accuracy"
+    ) -> None:
         self.clear()
-        self._print(validation_parts(step, metrics, first))
+        self._print(validation_parts(step, metrics, first, word))
 
     def _print(self, parts: list[Part]) -> None:
         width = self._console.width if self._console.is_terminal else None
@@ -121,8 +123,12 @@ def step_parts(
     return parts
 
 
-def validation_parts(step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]]) -> list[Part]:
-    """`first`: (step, accuracy) of the run's first validation, which may be later than step 0."""
+def validation_parts(
+    step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]], word: str = "accuracy"
+) -> list[Part]:
+    """`first`: (step, accuracy) of the run's first validation, which may be later than step 0. `word`: accuracy, or
+    score, of which the mean is shown as it is."""
+    label, show = ("acc", _percent) if word == "accuracy" else (word, _short)
     parts = [Part("step", str(step)), Part("validation")]
     for name, key in (("loss", "val/loss"), ("perplexity", "val/perplexity")):
         if key in metrics:
@@ -131,8 +137,8 @@ def validation_parts(step: int, metrics: Mapping[str, float], first: Mapping[str
         since = ""
         if name in first:
             when, before = first[name]
-            since = f" ({'start' if when == 0 else f'step {when}'} {_percent(before)})"
-        parts.append(Part(f"{name} acc", _percent(value) + since))
+            since = f" ({'start' if when == 0 else f'step {when}'} {show(before)})"
+        parts.append(Part(f"{name} {label}", show(value) + since))
     return parts
 
 

@@ -115,14 +115,14 @@ class RunLog:
         self._display.step(step, timed)
         return timed
 
-    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a validation, and its time alone: the rest of the time belongs to the step."""
+    def validation(self, step: int, metrics: Mapping[str, float], word: str = "accuracy") -> None:
+        """Log a validation, and its time alone: the rest of the time belongs to the step. `word`: what it measures."""
         testing = {"testing": self._seconds.pop("testing")} if "testing" in self._seconds else {}
         timed = {**metrics, **_timings(testing)}
         self._log(step, timed)
         self.events.write("validation", step=step, metrics=timed)
         accuracies = {name: (step, value) for name, value in validation_accuracies(metrics).items()}
-        self._display.validation(step, metrics, first=self._first_accuracies)
+        self._display.validation(step, metrics, self._first_accuracies, word)
         self._first_accuracies = {**accuracies, **self._first_accuracies}
 
     def validation_answers(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from rloom.config import checks
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.algorithm_section import AlgorithmSection
 from rloom.config.load import expand
+from rloom.config.reward_parts import validation_word
 from rloom.config.run_config import RunConfig
 from rloom.config.saved import CONFIG_FILE
 from rloom.config.schema import Config, Optim
@@ -246,6 +247,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         save_every=trainer.save_freq if trainer.save_freq > 0 else None,
         validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
         validate_first=trainer.val_before_train,
+        validation_word=validation_word(config),
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
