@@ -109,17 +109,18 @@ def critic_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]
 
 
 def mini_batch_faults(config: Config) -> Iterator[str]:
-    prompts = config.data.train_batch_size
+    prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     sizes = {
         "actor_rollout_ref.actor.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
         "critic.ppo_mini_batch_size": config.critic.ppo_mini_batch_size,
     }
     for key, size in sizes.items():
         if size is not None and prompts % size:
+            # some guides divide the samples
+            samples = f". It counts prompts, not the {prompts * n} samples of rollout.n={n} answers to each"
             yield (
                 f"{key}={size} (prompts) does not divide data.train_batch_size={prompts} (prompts); "
-                f"use {nearest_divisors(prompts, size)}. It counts prompts, each with actor_rollout_ref.rollout.n="
-                f"{config.actor_rollout_ref.rollout.n} answers, and not samples"
+                f"use {nearest_divisors(prompts, size)}{samples if prompts * n % size == 0 else ''}"
             )
 
 

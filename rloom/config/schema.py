@@ -308,7 +308,8 @@ class Config(RunConfig):
         """`rollout.n`, where it is null."""
         roles = section_of(tree, "actor_rollout_ref")
         rollout = section_of(roles, "rollout")
-        if rollout != roles.get("rollout", {}) or rollout.get("n") is not None:
+        are_sections = roles == tree.get("actor_rollout_ref", {}) and rollout == roles.get("rollout", {})
+        if not are_sections or rollout.get("n") is not None:
             return tree
         needs = ESTIMATORS.get(str(section_of(tree, "algorithm").get("adv_estimator")), EstimatorNeeds())
         answers = GROUP_SIZE if needs.min_group > 1 else 1

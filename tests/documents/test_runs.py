@@ -27,7 +27,8 @@ from tests.local_ray import use_local_ray
 
 pytestmark = pytest.mark.slow
 STEPS = 2
-START = ("Initializing Ray ...", "Creating worker pool for actor", "Starting training ...")
+POOLS = tuple(f"Creating {role} worker pool" for role in ("Actor", "Critic", "Rollout"))
+START = ("Initializing Ray ...", *POOLS, "Starting training ...")
 
 
 @pytest.fixture(scope="module")
