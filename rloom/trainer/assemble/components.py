@@ -17,7 +17,6 @@ from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
-from rloom.config.algorithm_section import AlgorithmSection
 from rloom.config.load import expand
 from rloom.config.reward_parts import validation_word
 from rloom.config.run_config import RunConfig
@@ -223,7 +222,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
     rollout, trainer, algorithm = config.actor_rollout_ref.rollout, config.trainer, config.algorithm
     return Settings(
         algorithm=resolve_algorithm(algorithm.adv_estimator),
-        advantage=advantage_settings(algorithm),
+        advantage=advantage_settings(config),
         sampling=Sampling(
             max_new_tokens=config.data.max_response_length,
             temperature=rollout.temperature,
@@ -257,7 +256,8 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
     )
 
 
-def advantage_settings(section: AlgorithmSection) -> AdvantageSettings:
+def advantage_settings(config: Config) -> AdvantageSettings:
+    section = config.algorithm
     return AdvantageSettings(
         gamma=section.gamma,
         lam=section.lam,
