@@ -110,7 +110,6 @@ NAMES = (
         place="tokens/s",
     ),
 )
-ALIASES = frozenset(name for row in NAMES if row.written for name in row.names)
 
 
 def with_aliases(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -130,7 +129,15 @@ def step_line(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def describe_metrics(chinese: bool) -> str:
-    """A table: names, metric, what is healthy."""
-    head = ("名称", "metrics.jsonl 中的指标", "正常情况") if chinese else ("name", "metric in metrics.jsonl", "healthy")
-    rows = [(", ".join(row.names), " or ".join(row.metrics), row.chinese if chinese else row.english) for row in NAMES]
-    return "\n".join(f"  {name:<24}  {metric:<40}  {meaning}" for name, metric, meaning in [head, *rows])
+    """A table: names, metrics, what is healthy; and the names that files and trackers have, too."""
+    rows = [("名称", "指标", "正常情况") if chinese else ("name", "metric", "healthy")]
+    for row in NAMES:
+        first, *others = row.metrics
+        rows.append((", ".join(row.names), first, row.chinese if chinese else row.english))
+        rows += [("", f"{'或' if chinese else 'or'} {metric}", "") for metric in others]
+    lines = [f"  {name:<24}  {metric:<34}  {meaning}".rstrip() for name, metric, meaning in rows]
+    written = ", ".join(name for row in NAMES if row.written for name in row.names)
+    where = (
+        "metrics.jsonl 和跟踪工具中也有这些名称" if chinese else "metrics.jsonl and the trackers also have the names"
+    )
+    return "\n".join([*lines, "", f"{where}: {written}"])
