@@ -95,7 +95,8 @@ def test_two_steps_of_a_command(
     printed = capsys.readouterr()
     assert status == 0, printed.out + printed.err
     if "worker 1: process" in printed.err:  # as document 001 shows the start of a run
-        places = [printed.err.index(line) for line in START]
+        has_critic = "algorithm.adv_estimator=rloo" not in started.arguments
+        places = [printed.err.index(line) for line in START if has_critic or "Critic" not in line]
         assert places == sorted(places)
     if "--use_api_reward" in command.text:
         assert "reward_model.api.enable" not in printed.out  # not replaced
