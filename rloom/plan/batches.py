@@ -94,7 +94,7 @@ def batches(config: Config, *, critic: bool) -> Batches:
         n=rollout.n,
         ranks=ranks,
         shares=shares_of(actor, ranks),
-        engines=layout.pool_of(ROLLOUT).size // rollout.tensor_model_parallel_size,
+        engines=rollout.engines(layout.pool_of(ROLLOUT).size),
         tensor_parallel=rollout.tensor_model_parallel_size,
         prompt_tokens=config.data.max_prompt_length,
         answer_tokens=config.data.max_response_length,
