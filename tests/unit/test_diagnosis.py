@@ -14,7 +14,7 @@ from rloom.config.keys import all_keys
 from rloom.config.load import load_config
 from rloom.diagnosis.checks import CHECKS, EXPLAINS, diagnose
 from rloom.diagnosis.finding import Finding, Severity
-from rloom.diagnosis.history import ACTOR, History
+from rloom.diagnosis.history import History
 from rloom.diagnosis.live import FIRST_STEPS, LAST_STEPS, LiveDiagnosis, live_message
 from rloom.diagnosis.series import Series
 from rloom.observe.events import EVENTS_FILE, EventLog
@@ -191,13 +191,6 @@ def test_the_keys_to_change_exist_and_their_values_are_valid(kind: str) -> None:
 def test_a_kl_near_zero_is_no_fault_while_the_reward_rises() -> None:
     still = {"actor/ppo_kl": 1e-9, "actor/pg_clipfrac": 0.0, "actor/kl_loss": 1e-8}
     assert kinds(history(still)) == []
-
-
-def test_a_kl_that_is_only_measured_has_no_coefficient_to_raise() -> None:
-    measured = {"actor/kl_loss": None, "actor/kl_divergence": lambda step: 0.02 * step}
-    [found] = diagnose(history(measured, {"algorithm.kl_metric": True}))
-    keys = [change.key for change in found.changes]
-    assert found.kind == "kl_high" and f"{ACTOR}.use_kl_loss" in keys and "algorithm.kl_ctrl.kl_coef" not in keys
 
 
 def test_ratio_and_clip_fraction_say_nothing_with_one_update_a_step() -> None:
