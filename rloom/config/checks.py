@@ -30,8 +30,19 @@ def verify(config: Config, needs: Needs) -> None:
     """Check the keys, and log those that the user set and that have no effect in this run."""
     check(config, needs)
     of_engines = (*megatron_notices(config, critic=needs.estimator.needs_critic), *server_notices(config))
-    for notice in (*config.one_behaviour, *of_engines, *without_effect(config, needs).notices):
+    of_keys = (*config.one_behaviour, *kl_loss_notices(config), *without_effect(config, needs).notices)
+    for notice in (*of_engines, *of_keys):
         log.warning(f"Note: {notice}")
+
+
+def kl_loss_notices(config: Config) -> Iterator[str]:
+    actor = config.actor_rollout_ref.actor
+    if actor.use_kl_loss and actor.kl_loss_type in ("kl", "k1"):
+        yield (
+            f"actor_rollout_ref.actor.kl_loss_type={actor.kl_loss_type}: as a loss the gradient of this estimator has "
+            "mean 0, so it does not keep the policy near the reference; use low_var_kl, or kl+ for the same value with "
+            "the gradient of k2"
+        )
 
 
 def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
@@ -42,19 +53,12 @@ def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
 
 def late_notices(config: Config, total_steps: int) -> Iterator[str]:
     """What depends on the length of the run. The data determine it, so `verify` cannot report this."""
-    trainer = config.trainer
     if config.ends_with_the_data:
         yield (
             "algorithm.filter_groups.enable=True: a step takes as many batches of prompts as it needs. The run ends "
-            f"with the data of trainer.total_epochs={trainer.total_epochs}, at the latest after step {total_steps}, "
-            "which is also the length of the learning rate's schedule"
+            f"with the data of trainer.total_epochs={config.trainer.total_epochs}, at the latest after step "
+            f"{total_steps}, which is also the length of the learning rate's schedule"
         )
-    effects = {"trainer.save_freq": (trainer.save_freq, "saves")}
-    if config.has_held_out_prompts:
-        effects["trainer.test_freq"] = (trainer.test_freq, "validates")
-    for key, (every, does) in effects.items():
-        if config.is_given(key) and every > total_steps:
-            yield f"{key}={every} counts steps, and the run has {total_steps}: it {does} only at the end"
 
 
 def check(config: Config, needs: Needs) -> None:
@@ -114,16 +118,18 @@ def critic_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]
 
 
 def mini_batch_faults(config: Config) -> Iterator[str]:
-    prompts = config.data.train_batch_size
+    prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     sizes = {
         "actor_rollout_ref.actor.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
         "critic.ppo_mini_batch_size": config.critic.ppo_mini_batch_size,
     }
     for key, size in sizes.items():
         if size is not None and prompts % size:
+            # some guides divide the samples
+            samples = f". It counts prompts, not the {prompts * n} samples of rollout.n={n} answers to each"
             yield (
                 f"{key}={size} (prompts) does not divide data.train_batch_size={prompts} (prompts); "
-                f"use {nearest_divisors(prompts, size)}"
+                f"use {nearest_divisors(prompts, size)}{samples if prompts * n % size == 0 else ''}"
             )
 
 

@@ -113,7 +113,8 @@ def role_names(plan: Plan) -> Iterator[str]:
         yield f"critic ({config.algorithm.adv_estimator} needs one)"
     if config.uses_reference:
         lora = config.actor_rollout_ref.model.has_lora
-        yield f"reference ({'the actor with its adapter off' if lora else 'KL is on'})"
+        kl = "KL is measured" if config.kl_only_measured else "KL is on"
+        yield f"reference ({'the actor with its adapter off' if lora else kl})"
     if config.reward_model.model_path is not None:
         yield "reward model"
     engines = plan.batches.engines

@@ -111,7 +111,7 @@ def step_time(
     if needs_old_logprobs(config, needs.loss):
         passes = sizes.scoring_passes(scoring_batching(section.rollout, sizes.ranks, model_ranks=shared))
         scorings.append(scoring(OLD_LOGPROBS, sizes, actor, passes, links))
-    if config.kl_in_reward or (section.actor.use_kl_loss and section.actor.kl_loss_type != "full"):
+    if config.scores_reference:
         passes = sizes.scoring_passes(scoring_batching(section.ref, sizes.ranks, model_ranks=shared))
         scorings.append(scoring("reference", sizes, actor, passes, links))
     updates = [update(ACTOR_UPDATE, sizes, actor, links, memory)]

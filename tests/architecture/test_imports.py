@@ -130,7 +130,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.algos.discount",
         "rloom.algos.needs",
         "rloom.language",
-        *(f"rloom.observe.{name}" for name in ("events", "mismatch", "records", "run_folder")),
+        *(f"rloom.observe.{name}" for name in ("events", "mismatch", "names", "records", "run_folder")),
         *BOTTOM,
     ),
     "rloom.doctor": ("rloom", "rloom.doctor", "rloom.errors", "rloom.extras", "rloom.rewards.sandbox"),

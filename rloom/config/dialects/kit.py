@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from rloom.config.dialects.kit_files import FUNCTION_FILE, JUDGE, JUDGE_FILE, REWARD_FILE
 from rloom.config.dialects.kit_rewards import reward_values
+from rloom.config.schema import KL_SWITCHES
 from rloom.config.sources import real_key
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
@@ -153,8 +154,6 @@ VARIABLES = {
 OUTPUT = "outputs/checkpoints"  # with one folder per model
 WIDE = 0x2E80  # the first code point of East Asian scripts
 KL_KEY = "algorithm.use_kl_in_reward"
-# keys that choose a KL; with one of them the kit's own is left out
-KL_KEYS = (KL_KEY, "algorithm.kl_ctrl", "actor_rollout_ref.actor.use_kl_loss")
 
 
 @dataclass(frozen=True)
@@ -259,7 +258,7 @@ def listed(value: str) -> str | list[str]:
 
 def default_kl(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """KL in the reward, with the default coefficient 0.001. The embedded task learns in two minutes without it."""
-    chosen = any(f"{key}.".startswith(f"{name}.") for key in given for name in KL_KEYS)
+    chosen = any(f"{key}.".startswith(f"{name}.") for key in given for name in KL_SWITCHES)
     return {} if model == EMBEDDED or chosen else {KL_KEY: True}
 
 

@@ -141,7 +141,10 @@ def describe_resources(resources: Mapping[str, float]) -> str:
 @contextmanager
 def ray_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
     for pool in layout.pools:
-        announce(f"Creating worker pool for {used_roles(config, pool)}: {pool.size} workers ...")
+        first, *others = used_roles(config, pool)
+        announce(f"Creating {first.capitalize()} worker pool: {pool.size} worker{'s' * (pool.size > 1)} ...")
+        for role in others:
+            announce(f"Creating {role.capitalize()} worker pool: the workers of {first} ...")
     with start_workers(config, layout, logs, Worker) as (workers, share):
         scorers: list[cluster.RemoteScoreQueue] = []
         try:

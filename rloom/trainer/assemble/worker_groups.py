@@ -56,16 +56,16 @@ def layout_of(config: RunConfig) -> WorkerLayout:
     return worker_layout(trainer.nnodes, config.gpus_per_node, trainer.own_workers, gpus_per_worker=gpus)
 
 
-def used_roles(config: Config, pool: Pool) -> str:
-    """The roles of a pool that this run has: `actor, critic, rollout`."""
+def used_roles(config: Config, pool: Pool) -> list[str]:
+    """The roles of a pool that this run has: actor, critic, rollout."""
     used = {REFERENCE: has_reference_model, CRITIC: needs_critic, REWARD: has_reward_model}
-    return ", ".join(role for role in pool.roles if role not in used or used[role](config))
+    return [role for role in pool.roles if role not in used or used[role](config)]
 
 
 def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:
     [slot] = layout.slots()
     worker = Worker(config, layout, slot)
-    announce(f"Creating {used_roles(config, slot.pool)} in this process ...")
+    announce(f"Creating {', '.join(used_roles(config, slot.pool))} in this process ...")
     with explain_out_of_memory(BUILD):
         work = worker.build(Rendezvous())
 
