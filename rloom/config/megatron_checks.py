@@ -60,7 +60,7 @@ def megatron_roles(config: Config, *, critic: bool) -> Iterator[MegatronRole]:
         section = config.actor_rollout_ref.actor.megatron
         yield MegatronRole(ACTOR, section, config.actor_workers, "actor_rollout_ref.model")
     if critic and config.critic.strategy == "megatron":
-        yield MegatronRole(CRITIC, config.critic.megatron, config.critic_workers, "critic.model")
+        yield MegatronRole(CRITIC, config.critic.megatron, config.workers_of("critic"), "critic.model")
 
 
 def uses_megatron(config: Config, *, critic: bool) -> bool:

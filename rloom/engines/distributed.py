@@ -1,6 +1,7 @@
 """The process group of a sharded engine: initialisation, device mesh and small collectives."""
 
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, cast
 
@@ -9,7 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, _world
+from torch.distributed.distributed_c10d import (
+    PrefixStore,
+    _new_process_group_helper,
+    _update_default_pg,
+    _world,
+)
 from torch.distributed.rendezvous import rendezvous
 
 from rloom.errors import ConfigError
@@ -45,6 +51,21 @@ def backend_of(device: torch.device, shared: bool) -> str:
 
 def leave() -> None:
     dist.destroy_process_group()
+
+
+@contextmanager
+def as_whole_group(ranks: Sequence[int]) -> Iterator[None]:
+    """In it, the default process group has these ranks only, for a library that uses all ranks of that group.
+
+    The ranks enter it together, without the others. What is created in it goes on with the groups that it has then.
+    """
+    whole = dist.group.WORLD
+    part = dist.new_group([*ranks], use_local_synchronization=True)
+    _update_default_pg(part)
+    try:
+        yield
+    finally:
+        _update_default_pg(whole)
 
 
 class Broadcast:

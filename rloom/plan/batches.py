@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rloom.config.batching import model_ranks, training_batching
 from rloom.config.schema import Actor, Config, Critic
 from rloom.packing import MicroBatching, share_sizes
-from rloom.runtime.placement import ACTOR, ROLLOUT, worker_layout
+from rloom.runtime.placement import ACTOR, ROLLOUT, WorkerLayout, worker_layout
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,20 @@ def largest_share(rows: int, workers: int) -> int:
     return share_sizes(rows, workers)[0]
 
 
+def layout_of(config: Config) -> WorkerLayout:
+    trainer = config.trainer
+    return worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.pools.by_role)
+
+
 def batches(config: Config, *, critic: bool) -> Batches:
-    trainer, rollout, actor = config.trainer, config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    layout = worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.pools.own)
+    rollout, actor, layout = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, layout_of(config)
     ranks = layout.pool_of(ACTOR).size
     return Batches(
         prompts=config.data.train_batch_size,
         n=rollout.n,
         ranks=ranks,
         shares=shares_of(actor, ranks),
-        engines=layout.pool_of(ROLLOUT).size // rollout.tensor_model_parallel_size,
+        engines=len(layout.workers_of(ROLLOUT)) // rollout.tensor_model_parallel_size,
         tensor_parallel=rollout.tensor_model_parallel_size,
         prompt_tokens=config.data.max_prompt_length,
         answer_tokens=config.data.max_response_length,

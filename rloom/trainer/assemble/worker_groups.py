@@ -12,7 +12,17 @@ from rloom.errors import ConfigError
 from rloom.observe.metrics import ModelWork, device_peak_flops
 from rloom.rewards.background import FutureQueue
 from rloom.runtime.group import Group, LocalGroup
-from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
+from rloom.runtime.placement import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    REWARD,
+    ROLLOUT,
+    Pool,
+    WorkerLayout,
+    named_workers,
+    worker_layout,
+)
 from rloom.startup import announce
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
 from rloom.trainer.assemble.reward_model import has_reward_model
@@ -53,19 +63,21 @@ def layout_of(config: RunConfig) -> WorkerLayout:
     if share not in ("0", "1"):
         raise ConfigError(f"{SHARE_GPU}={share}: use 1 to put all workers of a machine on one GPU, or leave it out")
     gpus = 1 / trainer.n_gpus_per_node if share == "1" else 1.0
-    return worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.own_workers, gpus_per_worker=gpus)
+    return worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.workers_by_role, gpus_per_worker=gpus)
 
 
-def used_roles(config: Config, pool: Pool) -> str:
-    """The roles of a pool that this run has: `actor, critic, rollout`."""
+def used_roles(config: Config, layout: WorkerLayout, pool: Pool) -> str:
+    """The roles of a pool that this run has: `actor, critic, rollout on workers 0 and 1`."""
     used = {REFERENCE: has_reference_model, CRITIC: needs_critic, REWARD: has_reward_model}
-    return ", ".join(role for role in pool.roles if role not in used or used[role](config))
+    found = [role for role in pool.roles if role not in used or used[role](config)]
+    some = {role: f"{role} on {named_workers(numbers)}" for role, numbers in layout.placed.items()}
+    return ", ".join(some.get(role, role) for role in sorted(found, key=some.__contains__))
 
 
 def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:
     [slot] = layout.slots()
     worker = Worker(config, layout, slot)
-    announce(f"Creating {used_roles(config, slot.pool)} in this process ...")
+    announce(f"Creating {used_roles(config, layout, slot.pool)} in this process ...")
     with explain_out_of_memory(BUILD):
         work = worker.build(Rendezvous())
 
