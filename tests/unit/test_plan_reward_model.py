@@ -68,7 +68,7 @@ def test_a_shared_gpu_holds_the_model_only_while_it_scores_unless_it_is_to_stay(
     assert (held(plan, GENERATION), held(plan, ACTOR_STEP)) == (0, 0)
     stays = plan_of(classifier, *KEYS, "reward_model.model.fsdp_config.param_offload=False")
     assert (held(stays, GENERATION), held(stays, ACTOR_STEP)) == (weights, weights)
-    assert "whole on each GPU; bfloat16; on the host while others work" in render(plan, assumed_gpu=True)
+    assert "whole on each of its GPUs; bfloat16; on the host while others work" in render(plan, assumed_gpu=True)
     assert "always on the GPU" in render(stays, assumed_gpu=True)
 
 
