@@ -21,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from rloom.errors import ConfigError
 
 REPLICAS, SHARDS = "replicas", "shards"
+OF_A_PART = 1_000_000  # torch numbers process groups; those that only some ranks create get numbers from here
 
 
 def join(
@@ -54,18 +55,31 @@ def leave() -> None:
 
 
 @contextmanager
-def as_whole_group(ranks: Sequence[int]) -> Iterator[None]:
+def as_whole_group(ranks: Sequence[int], timeout_s: float = 1800) -> Iterator[None]:
     """In it, the default process group has these ranks only, for a library that uses all ranks of that group.
 
     The ranks enter it together, without the others. What is created in it goes on with the groups that it has then.
     """
-    whole = dist.group.WORLD
-    part = dist.new_group([*ranks], use_local_synchronization=True)
+    whole, groups = dist.group.WORLD, _world.group_count
+    backend, store = _world.pg_map[cast(Any, whole)]
+    part, _ = _new_process_group_helper(
+        len(ranks),
+        ranks.index(dist.get_rank()),
+        [*ranks],
+        dist.Backend(backend),
+        store,
+        # dist.new_group names a group by the number of those that a rank is in, which can differ between ranks
+        group_name=cast(Any, f"ranks {[*ranks]}"),
+        timeout=timedelta(seconds=timeout_s),
+    )
+    _world.pg_group_ranks[part] = {rank: position for position, rank in enumerate(ranks)}
     _update_default_pg(part)
+    _world.group_count += OF_A_PART  # later groups of all ranks get the same numbers on all of them
     try:
         yield
     finally:
         _update_default_pg(whole)
+        _world.group_count = groups
 
 
 class Broadcast:
