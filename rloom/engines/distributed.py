@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from rloom.errors import ConfigError
 
+T = TypeVar("T")
 REPLICAS, SHARDS = "replicas", "shards"
 OF_A_PART = 1_000_000  # torch numbers process groups; those that only some ranks create get numbers from here
 
@@ -176,10 +177,10 @@ def all_reduce_max(number: int) -> int:
     return int(result)
 
 
-def all_gather_texts(text: str) -> list[str]:
+def all_gather_objects(own: T) -> list[T]:
     """Those of all ranks, in their order."""
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, text)
+    dist.all_gather_object(found, own)
     return found
 
 

@@ -147,16 +147,16 @@ class Worker:
         )
 
     def start_own_rollout(self) -> None:
-        """Send the actor's weights, and compare what both compute where they are on one worker."""
+        """Send the actor's weights, and compare what both compute where they share workers."""
         if WEIGHT_SYNC in self.roles:
             self.roles[WEIGHT_SYNC].sync(0)
-        # all ranks of the actor score together, so each of them needs an engine
-        everywhere = self.slot.alone or not rollout_backend(self.config).one_client
-        everywhere = everywhere and self.layout.workers_of(ROLLOUT) == self.layout.workers_of(ACTOR)
-        if ROLLOUT in self.roles and everywhere:
-            section = self.config.actor_rollout_ref.rollout
+        shared = {ACTOR, ROLLOUT} <= {*self.slot.pool.roles}
+        if shared and (self.slot.alone or not rollout_backend(self.config).one_client):
+            section, rollout = self.config.actor_rollout_ref.rollout, self.roles.get(ROLLOUT)
             longest = self.config.data.max_prompt_length + self.config.data.max_response_length
-            check_agreement(self.roles[ROLLOUT], self.roles[ACTOR], section.name, longest, section.temperature)
+            check_agreement(
+                rollout, self.roles[ACTOR], section.name, longest, section.temperature, alone=self.slot.alone
+            )
 
     def connect(self, rendezvous: Rendezvous) -> None:
         """Weights go from the actor to the rollout engine of the same worker, or from its rank 0 to other workers."""
