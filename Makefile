@@ -95,6 +95,7 @@ bench-gpu:
 	$(PYTHON) benchmarks/rollout.py --shape qwen2.5-0.5b --sequences 1024 --spread 50
 	$(PYTHON) benchmarks/training.py --shape qwen2.5-0.5b
 	$(PYTHON) benchmarks/step.py --shape qwen2.5-0.5b
+	$(PYTHON) benchmarks/algorithms.py
 
 docs: docs-pages
 	$(MKDOCS) build --strict

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One command: sets itself up, then trains. No argument: the embedded model on the embedded data, no download.
-#   ./train.sh --model Qwen/Qwen2.5-0.5B-Instruct --lr 5e-7 data.train_files=train.parquet
+#   ./train.sh --model Qwen/Qwen2.5-0.5B-Instruct --data train.parquet --lr 5e-7
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # Libraries that only some runs need are extras: the providers' SDKs, megatron-core, Ray for several workers, trackers.

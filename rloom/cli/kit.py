@@ -3,19 +3,58 @@
 import os
 from collections.abc import Sequence
 
-from rloom.config.dialects.kit import translate
+from rloom.config.dialects.kit import BATCH_KEY, MINI_BATCH_KEY, KitCommand, mini_batch, translate
 from rloom.config.load import load_config
+from rloom.config.schema import EMBEDDED, Config
 from rloom.config.smoke import is_on
 from rloom.console import run_safely
+from rloom.errors import DataError
 from rloom.trainer import main_ppo
+
+FORGOTTEN = (
+    "WARNING: no --data is given, so {model} trains on rloom's embedded sums, such as 12 + 29. "
+    "For your own prompts: --data FILE (json, jsonl or parquet), or TRAIN_DATA=FILE"
+)
 
 
 def main(arguments: Sequence[str]) -> int:
     def run() -> int:
         command = translate(arguments, os.environ)
         config = load_config(command.overrides, command.values)
-        if not is_on(os.environ):  # a smoke run prints what it replaces
-            print(command.reward, flush=True)
-        return main_ppo.train(config)
+        if is_on(os.environ):  # a smoke run prints what it replaces
+            return main_ppo.train(config)
+        print(f"Model: {command.model} · Data: {command.data} · {command.reward}", flush=True)
+        if command.uses_embedded_data_only:
+            print(FORGOTTEN.format(model=command.model), flush=True)
+        return main_ppo.train(with_fitting_batch(command, config))
 
     return run_safely(run)
+
+
+def with_fitting_batch(command: KitCommand, config: Config) -> Config:
+    """With fewer prompts than the default batch, a step takes all of them. A chosen batch size stays."""
+    data = config.data
+    if command.data == EMBEDDED or config.trainer.node_rank > 0:  # machine 0 reads the data
+        return config
+    rows = row_count(data.train_files, "--data")
+    row_count(data.val_files or [], "--val")
+    if data.train_max_samples > 0:
+        rows = min(rows, data.train_max_samples)
+    if command.chooses_batch_size or rows >= data.train_batch_size:
+        return config
+    found = f"{rows} prompts" if rows != 1 else "1 prompt"
+    print(
+        f"Batch: {command.data} has {found}, fewer than the default batch of {data.train_batch_size}; a step takes all "
+        "of them. --batch_size sets another number",
+        flush=True,
+    )
+    return load_config(command.overrides, {**command.values, BATCH_KEY: rows, MINI_BATCH_KEY: mini_batch(rows)})
+
+
+def row_count(files: str | list[str], flag: str) -> int:
+    from rloom.data.files import count_rows  # imports pyarrow
+
+    try:
+        return sum(count_rows(file) for file in ([files] if isinstance(files, str) else files))
+    except DataError as error:
+        raise DataError(f"{flag}: {error}") from error

@@ -40,6 +40,11 @@ class ApiJudge(Section):
     preset: str | None = key(
         None, "Prompts of the judge: math, code, dialogue, safety, or a YAML file of your own. null: general prompts."
     )
+    language: Literal["auto", "en", "zh"] = key(
+        "auto",
+        "Language of the preset: en (English) or zh (Chinese). auto: Chinese for prompts with Chinese characters, else "
+        "English.",
+    )
     system_prompt: str | None = key(None, "System prompt of the judge. null: that of the preset.")
     scoring_prompt: str | None = key(
         None, "User prompt with {prompt}, {response} and {ground_truth}. null: that of the preset."

@@ -44,6 +44,17 @@ def read_rows(path: str | Path, at_most: int | None = None) -> list[Row]:
     return rows[:at_most]
 
 
+def count_rows(path: str | Path) -> int:
+    """The number of rows of a file; that of parquet is read from its footer."""
+    file = locate(path)
+    if _suffix(file) != ".parquet":
+        return len(read_rows(file))
+    try:
+        return int(pq.read_metadata(file).num_rows)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise _not_parquet(file, error) from error
+
+
 def locate(path: str | Path) -> Path:
     """The file that `path` names, `~` and environment variables expanded."""
     if "://" in str(path):
@@ -83,8 +94,12 @@ def _read_parquet(file: Path, at_most: int | None) -> list[Row]:
     try:
         rows = pq.read_table(file).slice(length=at_most).to_pylist()  # most of the time is that of Python values
     except (pa.ArrowException, ValueError) as error:
-        raise DataError(f"{file}: not a readable parquet file ({error}); write it again") from error
+        raise _not_parquet(file, error) from error
     return [{name: without_filled_keys(value) for name, value in row.items()} for row in rows]
+
+
+def _not_parquet(file: Path, error: Exception) -> DataError:
+    return DataError(f"{file}: not a readable parquet file ({error}); write it again")
 
 
 def without_filled_keys(value: Any) -> Any:

@@ -17,6 +17,7 @@ from rloom.families.training import TOLERANCE, largest_difference, small_model, 
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.classifier import Classifier, Layout, ScoringLayout, read_output, restore_older_names
 from rloom.models.conversations import Conversation
+from rloom.models.gated_reward import is_gated
 from rloom.models.load import first_line, quiet_transformers, read_config
 from rloom.models.rotary import varies_with_length
 from rloom.models.source import ModelSource, check_folder
@@ -59,9 +60,9 @@ def try_layouts(source: ModelSource) -> dict[ScoringLayout, str | None]:
         raise ModelError(f"{source.key}={source.path}: its config.json cannot be read: {first_line(error)}") from error
     with quiet_transformers():
         try:
-            model = small_model(
-                config, trust_remote_code=source.trust_remote_code, kind=AutoModelForSequenceClassification
-            )
+            # a gated reward model has the body of its family's classifier, and layouts concern the body
+            runs_code = source.trust_remote_code and not is_gated(config)
+            model = small_model(config, trust_remote_code=runs_code, kind=AutoModelForSequenceClassification)
         except ModelError as error:  # its code may require entries or tokens that a small model does not have
             return dict.fromkeys(CANDIDATES, str(error))
         if varies_with_length(model):

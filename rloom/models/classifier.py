@@ -3,20 +3,20 @@
 N conversations, T tokens of all of them, packed, L labels, H hidden size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 from rloom.errors import ModelError
 from rloom.models.conversations import Conversation
 from rloom.models.decoder import Decoder
+from rloom.models.gated_reward import GatedRewardModel, dense, is_gated, prompt_end
 from rloom.models.load import first_line, quiet_transformers, read_config
 from rloom.models.source import ModelSource, check_folder
 from rloom.packing import MicroBatching
@@ -72,10 +72,14 @@ def read_classifier(
     if labels is not None:
         config.num_labels = labels
     with quiet_transformers():  # check_complete raises an error where transformers would log a table
-        model, report = AutoModelForSequenceClassification.from_pretrained(
+        model, report = classifier_class(config).from_pretrained(
             source.location, config=config, output_loading_info=True, **settings
         )
     return model, report
+
+
+def classifier_class(config: PreTrainedConfig) -> Any:
+    return GatedRewardModel if is_gated(config) else AutoModelForSequenceClassification
 
 
 def untrained_classifier(source: ModelSource, settings: Mapping[str, Any]) -> PreTrainedModel:
@@ -88,7 +92,7 @@ def untrained_classifier(source: ModelSource, settings: Mapping[str, Any]) -> Pr
 
 
 def restore_older_names() -> None:
-    """ArmoRM's own code imports a docstring from transformers that newer versions do not have."""
+    """Code of repositories after ArmoRM's imports a docstring from transformers that newer versions do not have."""
     vars(modeling_llama).setdefault("LLAMA_INPUTS_DOCSTRING", "")
 
 
@@ -128,7 +132,7 @@ class Classifier:
         self.decoder: Decoder | None = None
         if layout in (Layout.PACKED, Layout.PADDED):
             self.decoder = Decoder(model, packed=layout is Layout.PACKED)
-            self.head = linear_head(model)
+            self.head = None if isinstance(model, GatedRewardModel) else linear_head(model)
 
     @property
     def labels(self) -> list[str]:
@@ -155,11 +159,24 @@ class Classifier:
         length_N = torch.tensor([len(conversation.tokens) for conversation in conversations])
         tokens_T = torch.tensor([token for conversation in conversations for token in conversation.tokens])
         hidden_TH = self.decoder.hidden(send(tokens_T, device), length_N)
-        end_N = torch.tensor([self.last_token(conversation.tokens) for conversation in conversations])
-        hidden_NH = hidden_TH[send(length_N.cumsum(0) - length_N + end_N, device)].float()
-        bias = None if self.head.bias is None else self.head.bias.float()
-        # in float32: bfloat16 cannot tell a score of 5.01 from one of 5.03
-        return linear(hidden_NH, self.head.weight.float(), bias)
+
+        def hidden_NH(position: Callable[[Sequence[int]], int | None]) -> Tensor:
+            position_N = torch.tensor([position(conversation.tokens) for conversation in conversations])
+            return hidden_TH[send(length_N.cumsum(0) - length_N + position_N, device)]
+
+        if isinstance(self.model, GatedRewardModel):
+            return self.model.scores(hidden_NH(self.last_token), hidden_NH(prompt_end))
+        assert self.head is not None
+        return dense(hidden_NH(self.last_token).float(), self.head)
+
+    def fault(self, conversation: Conversation) -> str | None:
+        """Why the model cannot score this conversation."""
+        if isinstance(self.model, GatedRewardModel) and prompt_end(conversation.tokens) is None:
+            return (
+                "the conversation has no header of an answer (<|start_header_id|>assistant<|end_header_id|>), where "
+                "the reward model reads the prompt; it needs the chat template of Llama 3, and the end of the prompt"
+            )
+        return None
 
     def last_token(self, tokens: Sequence[int]) -> int:
         """The token at which the head reads: the last that is not the padding token, as in transformers.
@@ -186,7 +203,7 @@ class Classifier:
 
 
 def read_output(output: Any) -> Tensor:
-    """ArmoRM has one score that combines its labels; other classifiers have logits."""
+    """Some repositories' code gives one score that combines the labels; other classifiers have logits."""
     score: Tensor | None = getattr(output, "score", None)
     found = output.logits if score is None else score
     return found.float().reshape(len(found), -1)

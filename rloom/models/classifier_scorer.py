@@ -75,7 +75,7 @@ class ClassifierScorer:
 
     def score(self, samples: Sequence[Sample]) -> ScoredConversations:
         """A score for each sample, in order."""
-        encoded = self.encoder.encode(samples)
+        encoded = [self.checked(one) for one in self.encoder.encode(samples)]
         rows = [row for row, one in enumerate(encoded) if isinstance(one, Conversation)]
         conversations = [one for one in encoded if isinstance(one, Conversation)]
         found: dict[int, Score] = {row: one for row, one in enumerate(encoded) if isinstance(one, Score)}
@@ -86,6 +86,10 @@ class ClassifierScorer:
             tokens=sum(len(conversation.tokens) for conversation in conversations),
             truncated=sum(conversation.truncated for conversation in conversations),
         )
+
+    def checked(self, one: Conversation | Score) -> Conversation | Score:
+        fault = self.classifier.fault(one) if isinstance(one, Conversation) else None
+        return one if fault is None else Score.failed(fault)
 
     def outputs(self, conversations: Sequence[Conversation]) -> list[list[float]]:
         """The outputs of each conversation, one for each label. The host reads them once, after the last pass."""
@@ -109,7 +113,7 @@ class ClassifierScorer:
         return Score.of(value, parts, subject=f"the reward model's output is {list(outputs)}")
 
     def check_combined(self, outputs: Sequence[float]) -> None:
-        """Of a model that combines its labels itself, as ArmoRM does."""
+        """A model that combines its labels itself, as ArmoRM does, has one output."""
         name = type(self.classifier.model).__name__
         if len(outputs) != 1:
             raise ModelError(f"reward_model.path: {name} has {len(outputs)} outputs for {len(self.labels)} labels")

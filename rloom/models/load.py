@@ -46,7 +46,13 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
+# Repositories without a tokenizer, and the model whose tokenizer their model card names.
+TOKENIZERS = {"berkeley-nest/Starling-RM-7B-alpha": "meta-llama/Llama-2-7b-chat-hf"}
+
+
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
+    if source.path in TOKENIZERS:
+        source = ModelSource(TOKENIZERS[source.path], key=f"{source.key}={source.path}: its tokenizer")
     check_folder(source)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(

@@ -115,7 +115,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *NOUNS,
     ),  # the KL over a vocabulary is taken chunk by chunk
     "rloom.runtime": ("rloom.runtime", *NOUNS),
-    "rloom.rewards": ("rloom.rewards", *BOTTOM),
+    "rloom.rewards": ("rloom.rewards", "rloom.language", *BOTTOM),
     "rloom.rewards.rules": ("rloom.rewards.rules", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.rewards.sandbox": ("rloom.rewards.framing", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.hub", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),

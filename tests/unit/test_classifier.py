@@ -15,7 +15,7 @@ from rloom.families.classifier import check_layouts, scoring_layout
 from rloom.models.classifier import Classifier, Layout, load_classifier
 from rloom.models.classifier_scorer import ClassifierScorer
 from rloom.models.conversations import Conversation, ConversationEncoder, length_limit
-from rloom.models.load import load_tokenizer
+from rloom.models.load import TOKENIZERS, load_tokenizer
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from rloom.types import Sample
@@ -238,6 +238,18 @@ def test_a_value_head_beside_a_causal_model_is_read_as_the_head(tmp_path: Path) 
     with torch.no_grad():
         expected = whole.v_head(whole.transformer(tokens).last_hidden_state[0, -1])
         torch.testing.assert_close(model(input_ids=tokens).logits[0], expected)
+
+
+def test_a_repository_without_a_tokenizer_gets_the_one_of_its_model_card(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "berkeley-nest/Starling-RM-7B-alpha"
+    assert TOKENIZERS[name] == "meta-llama/Llama-2-7b-chat-hf"
+    monkeypatch.setitem(TOKENIZERS, name, str(llama))
+    assert load_tokenizer(ModelSource(name, key="reward_model.path"))("w7 w8")["input_ids"] == [1, 7, 8, 2]
+    monkeypatch.setitem(TOKENIZERS, name, "./none")
+    with pytest.raises(ModelError, match=rf"^reward_model.path={name}: its tokenizer=./none: there is no such folder"):
+        load_tokenizer(ModelSource(name, key="reward_model.path"))
 
 
 # Two labels that the model combines itself. One import exists in older transformers only, as in ArmoRM's code.

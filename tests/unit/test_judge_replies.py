@@ -139,9 +139,9 @@ def test_counts_that_cannot_be_right_are_estimated_and_never_lower_the_sum(
     with caplog.at_level(logging.WARNING, logger="rloom"):
         scores, metrics = scored(type, replies, **keys)
     assert [score.value for score in scores] == [6 / 9] * 4
-    # a token for 2 bytes of: S, the 3 bytes of 评, two spaces, "Question 0", the 19 bytes of the answer, and the 121
-    # that rloom adds, which are 156; and of the 19 bytes of WORDS
-    assert metrics["input_tokens"] == 4 * 78 and metrics["output_tokens"] == 4 * 10
+    # a token for 2 bytes of: S, the 3 bytes of 评, two spaces, "Question 0", the 19 bytes of the answer, and the 117
+    # that rloom adds, which are 152; and of the 19 bytes of WORDS
+    assert metrics["input_tokens"] == 4 * 76 and metrics["output_tokens"] == 4 * 10
     assert metrics["cost"] == metrics["input_tokens"] + metrics["output_tokens"]
     assert caplog.text.count("sends no usable count of tokens") == 1
 

@@ -182,6 +182,32 @@ def test_a_server_that_refuses_structured_output_is_used_without_it(
         assert len(server.received) == 4
 
 
+@pytest.mark.parametrize("mode", ["pointwise", "groupwise"])
+def test_the_preset_and_the_form_are_in_the_language_of_the_prompt(mode: str) -> None:
+    questions = ("计算 15 + 27 的结果", "What is 15 + 27?", "15と27の和は何ですか")
+    words = {"zh": ("严格的数学阅卷人", "到 10 的分数"), "en": ("a strict examiner", "from 1 to 10")}
+    expected = {"auto": ("zh", "en", "en"), "en": ("en",) * 3, "zh": ("zh",) * 3}
+    for language, found in expected.items():
+        with serving() as server:
+            reward = judge_for(server, preset="math", language=language, mode=mode)
+            for question, own in zip(questions, found, strict=True):
+                group = (worth(7, prompt=question, ground_truth="42"),)
+                assert values_of(reward, [group]) == [[6 / 9]]
+                system, user = (message["content"] for message in server.received[-1].body["messages"])
+                assert words[own][0] in system and words[own][1] in user and question in user
+                other = "en" if own == "zh" else "zh"
+                assert words[other][0] not in system and words[other][1] not in user
+
+
+def test_the_form_is_in_the_language_of_the_users_own_prompt() -> None:
+    with serving() as server:
+        values_of(judge_for(server, scoring_prompt="请打分：{prompt} {response}"), [(worth(7, prompt="1 + 1?"),)])
+        values_of(judge_for(server, scoring_prompt="Rate: {prompt} {response}"), [(worth(7, prompt="一加一？"),)])
+        chinese, english = (request.body["messages"][-1]["content"] for request in server.received)
+    assert chinese.endswith('请给出一个 1 到 10 的分数。只输出 JSON，格式为：{"reason": "一到两句理由", "score": 分数}')
+    assert english.endswith('in this form: {"reason": "one or two sentences", "score": a number}')
+
+
 def test_a_row_without_a_ground_truth_fails_alone() -> None:
     with serving() as server:
         reward = judge_for(server, preset="math")

@@ -1,5 +1,7 @@
 """train.sh's flags and environment variables become keys."""
 
+import re
+
 import pytest
 
 from rloom.config.algorithm_needs import declared_needs
@@ -20,7 +22,8 @@ def loaded(command: KitCommand) -> Config:
 
 def test_without_flags_only_the_output_directory_is_set() -> None:
     """The files beside train.sh set nothing until they are edited."""
-    assert translate([], {}) == KitCommand(OUTPUT, [], "Reward: rules, selected by the data_source of each row")
+    rules = "Reward: rules, selected by the data_source of each row"
+    assert translate([], {}) == KitCommand(OUTPUT, [], "embedded", "embedded", rules)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,40 @@ def test_a_model_of_ones_own_has_a_kl_unless_another_is_chosen(arguments: list[s
 
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_a_variable_becomes_its_key(variable: str) -> None:
-    assert translate([], {variable: "1"}).values == OUTPUT | {VARIABLES[variable].key: "1"}
+    other = {"critic.ppo_epochs": 1} if variable == "PPO_EPOCHS" else {}
+    assert translate([], {variable: "1"}).values == OUTPUT | other | {VARIABLES[variable].key: "1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "epochs"),
+    [
+        ([], {"PPO_EPOCHS": "2"}, 1),
+        (["actor_rollout_ref.actor.ppo_epochs=2"], {}, 1),
+        ([], {"PPO_EPOCHS": "2", "CRITIC_EPOCHS": "3"}, 3),
+        (["critic.ppo_epochs=4"], {"PPO_EPOCHS": "2"}, 4),
+    ],
+)
+def test_the_critics_epochs_are_1_whatever_those_of_the_actor(
+    arguments: list[str], environment: dict[str, str], epochs: int
+) -> None:
+    config = loaded(translate(arguments, environment))
+    assert (config.actor_rollout_ref.actor.ppo_epochs, config.critic_updates[1]) == (2, epochs)
+
+
+def test_without_a_critic_its_epochs_are_not_set() -> None:
+    """They would be reported as a key without effect."""
+    command = translate(["algorithm.adv_estimator=rloo"], {"PPO_EPOCHS": "2"})
+    assert not loaded(command).is_given("critic.ppo_epochs")
+
+
+def test_data_of_ones_own_bring_the_defaults_of_the_document() -> None:
+    config = loaded(translate(["--data", "a.json", "--val", "b.json"], {}))
+    assert (config.data.train_files, config.data.val_files) == ("a.json", "b.json")
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-0.5B" and config.kl_in_reward
+    assert (config.data.train_batch_size, config.actor_rollout_ref.rollout.n) == (1024, 1)
+    own = loaded(translate(["--data", "flag.json", "--model", "embedded"], {"TRAIN_DATA": "variable.json"}))
+    assert (own.data.train_files, own.actor_rollout_ref.model.path) == ("flag.json", "embedded")
+    assert loaded(translate([], {"TRAIN_DATA": "a.json, b.jsonl"})).data.train_files == ["a.json", "b.jsonl"]
 
 
 def test_an_empty_variable_is_none() -> None:
@@ -148,7 +184,10 @@ def test_an_unknown_flag_is_an_error_that_lists_the_flags() -> None:
     with pytest.raises(ConfigError) as caught:
         translate(["--batchsize", "4"], {})
     assert "--batchsize" in str(caught.value)
-    assert "it takes --model, --epochs, --lr, --batch_size, --kl_coef, --n_gpus, --reward_model, " in str(caught.value)
+    assert (
+        "it takes --model, --data, --val, --epochs, --lr, --batch_size, --kl_coef, --n_gpus, --reward_model, "
+        in str(caught.value)
+    )
 
 
 def test_a_flag_without_its_value_is_named() -> None:
@@ -191,6 +230,11 @@ def test_help_explains_every_flag_and_variable_in_the_users_language(
     for file in ("reward_model_config.yaml", "api_reward_config.yaml", "common/reward_functions.py"):
         assert file in said
     assert "MODEL_PATH" in said and "KL_COEF" in said and "N_GPUS" in said
+    assert said.startswith("用法：" if "策略" in learning_rate else "Usage: ")
+    assert not re.search("usage:|options:|in two", said)  # words of argparse, which are not translated
+    other = {"--model, MODEL_PATH": "Qwen/Qwen2.5-0.5B embedded", "--epochs": "30 1", "--lr": "1e-6 2e-4"}
+    other |= {"--batch_size": "1024 64", "--kl_coef, KL_COEF": "0.001 0", "CRITIC_LR": "1e-5 1e-3", "ROLLOUT_N": "1 8"}
+    assert " ".join(f"{name} {values}" for name, values in other.items()) in said  # the table of the embedded task
 
 
 def test_every_flag_and_variable_ends_in_a_real_key() -> None:

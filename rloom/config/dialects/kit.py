@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NoReturn
@@ -12,6 +12,10 @@ from rloom.config.dialects.kit_rewards import reward_values
 from rloom.config.sources import real_key
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
+
+MODEL_KEY, DATA_KEY, EMBEDDED = "actor_rollout_ref.model.path", "data.train_files", "embedded"
+BATCH_KEY, MINI_BATCH_KEY = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
+EPOCHS_KEY = "actor_rollout_ref.actor.ppo_epochs"
 
 
 @dataclass(frozen=True)
@@ -23,27 +27,34 @@ class Setting:
     chinese: str
     variable: str | None = None  # the environment variable with the same meaning as the flag
     takes_value: bool = True
-    default: str = ""  # with a model of your own; the embedded task has others
+    default: str = ""  # with a model or data of your own
     embedded: str = ""  # the default of the embedded task, if it is another
+    splits: bool = False  # the value is a list, with commas
 
-    def meaning(self, chinese: bool) -> str:
-        return f"{self.chinese if chinese else self.english} ({self.key})"
-
-    def defaults(self, chinese: bool) -> str:
-        """`[0.2]`, or both defaults: `[1e-5; embedded: 1e-3]`."""
-        if not self.default:
-            return ""
-        other = f"；内置任务：{self.embedded}" if chinese else f"; embedded task: {self.embedded}"
-        return f" [{self.default}{other if self.embedded else ''}]"
+    def explained(self, chinese: bool) -> str:
+        """Meaning, key and default: `PPO's clip range (actor_rollout_ref.actor.clip_ratio) [0.2]`."""
+        default = f" [{self.default}]" if self.default else ""
+        return f"{self.chinese if chinese else self.english} ({self.key}){default}"
 
 
 FLAGS = {
     "model": Setting(
-        "actor_rollout_ref.model.path",
+        MODEL_KEY,
         "model: folder or hub name",
         "模型：目录或 Hub 名称",
         variable="MODEL_PATH",
-        default="embedded",
+        default="Qwen/Qwen2.5-0.5B",
+        embedded=EMBEDDED,
+    ),
+    "data": Setting(
+        DATA_KEY,
+        "your training prompts: json, jsonl or parquet files, with commas between them",
+        "训练数据：json、jsonl 或 parquet 文件，多个文件用逗号分隔",
+        variable="TRAIN_DATA",
+        splits=True,
+    ),
+    "val": Setting(
+        "data.val_files", "validation prompts, likewise", "验证数据，格式同上", variable="VAL_DATA", splits=True
     ),
     "epochs": Setting(
         "trainer.total_epochs", "passes over the training prompts", "训练轮数", default="30", embedded="1"
@@ -56,11 +67,11 @@ FLAGS = {
         embedded="2e-4",
     ),
     "batch_size": Setting(
-        "data.train_batch_size",
+        BATCH_KEY,
         "prompts per step, in four updates",
         "每步的提示数，分四次更新",
         default="1024",
-        embedded="64 in two updates",
+        embedded="64",
     ),
     "kl_coef": Setting(
         "algorithm.kl_ctrl.kl_coef",
@@ -106,7 +117,7 @@ VARIABLES = {
     "GAE_GAMMA": Setting("algorithm.gamma", "discount of later rewards", "折扣因子 γ", default="1.0"),
     "GAE_LAMBDA": Setting("algorithm.lam", "GAE's lambda", "GAE 的 λ", default="0.95"),
     "PPO_EPOCHS": Setting(
-        "actor_rollout_ref.actor.ppo_epochs", "passes over each batch in the update", "每批数据的更新轮数", default="1"
+        EPOCHS_KEY, "passes over each batch in the update of the actor", "每批数据的更新轮数", default="1"
     ),
     "CRITIC_LR": Setting(
         "critic.optim.lr", "learning rate of the critic", "Critic 学习率", default="1e-5", embedded="1e-3"
@@ -136,32 +147,51 @@ VARIABLES = {
     "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0", "0 号机器的地址"),
 }
 OUTPUT = "outputs/checkpoints"  # with one folder per model
-MODEL_KEY = "actor_rollout_ref.model.path"
-EMBEDDED = "embedded"
+WIDE = 0x2E80  # the first code point of East Asian scripts
 KL_KEY = "algorithm.use_kl_in_reward"
 # keys that choose a KL; with one of them the kit's own is left out
 KL_KEYS = (KL_KEY, "algorithm.kl_ctrl", "actor_rollout_ref.actor.use_kl_loss")
 
-ENGLISH = (
-    "Trains a policy: without flags, the embedded model on the embedded data, no download.",
-    "With a model of your own (--model, MODEL_PATH) the defaults are those in brackets, with KL to the reference. The\n"
-    "embedded task has other defaults, so that it learns within minutes on a CPU. The default model of\n"
-    "the kit's guide is a download: --model Qwen/Qwen2.5-0.5B.\n"
+
+@dataclass(frozen=True)
+class Help:
+    """The texts of `--help` in one language."""
+
+    usage: str
+    about: str
+    options: str
+    show: str
+    embedded: str
+    columns: tuple[str, str, str]
+    variables: str
+    files: str
+
+
+ENGLISH = Help(
+    usage="Usage: train.sh [--flag VALUE ...] [key=value ...]",
+    about="Trains a policy: without flags, the embedded model on the embedded data, no download.\n"
+    "With data or a model of your own (--data, --model) the defaults are those in brackets, with KL to the reference.\n"
     "Every key of `rloom config` can follow as key=value and overrides the flags.",
-    "Environment variables (a flag overrides its variable), with their defaults:",
-    f"Files (in the current directory, then beside train.sh): {REWARD_FILE}; {JUDGE_FILE} with --use_api_reward;\n"
-    f"compute_score in common/{FUNCTION_FILE}, if no other reward is set or a mix uses rule_score.",
-    "show this help and end",
+    options="Flags",
+    show="show this help and end",
+    embedded="Without --model and --data: the embedded task, whose defaults let it learn within minutes on a CPU:",
+    columns=("flag or variable", "default", "embedded task"),
+    variables="Environment variables (a flag overrides its variable), with their defaults:",
+    files=f"Files (in the current directory, then beside train.sh): {REWARD_FILE}; {JUDGE_FILE} with\n"
+    f"--use_api_reward; compute_score in common/{FUNCTION_FILE}, if no other reward is set or a mix uses rule_score.",
 )
-CHINESE = (
-    "训练策略模型；不带参数时使用内置模型和内置数据，无需下载。",
-    "用 --model 或 MODEL_PATH 指定自己的模型时，默认值见方括号，并使用对参考模型的 KL；\n"
-    "内置任务的默认值不同，以便在 CPU 上几分钟内学会。教程中的默认模型需要下载：--model Qwen/Qwen2.5-0.5B。\n"
+CHINESE = Help(
+    usage="用法：train.sh [--参数 值 ...] [key=value ...]",
+    about="训练策略模型；不带参数时使用内置模型和内置数据，无需下载。\n"
+    "用 --data 或 --model 指定自己的数据或模型时，默认值见方括号，并使用对参考模型的 KL。\n"
     "其后可写 `rloom config` 中的任意 key=value，优先级最高。",
-    "环境变量（同名参数优先于变量）及默认值：",
-    f"文件（先找当前目录，再找 train.sh 所在目录）：{REWARD_FILE}；--use_api_reward 时的 {JUDGE_FILE}；\n"
+    options="参数",
+    show="显示本帮助并退出",
+    embedded="不带 --model 和 --data 时训练内置任务，默认值如下，以便在 CPU 上几分钟内学会：",
+    columns=("参数或变量", "默认值", "内置任务"),
+    variables="环境变量（同名参数优先于变量）及默认值：",
+    files=f"文件（先找当前目录，再找 train.sh 所在目录）：{REWARD_FILE}；--use_api_reward 时的 {JUDGE_FILE}；\n"
     f"common/{FUNCTION_FILE} 中的 compute_score（未设置其他奖励，或组合奖励用到 rule_score 时）。",
-    "显示本帮助并退出",
 )
 
 
@@ -172,11 +202,22 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class KitCommand:
-    """Arguments of `load_config`, and a sentence about the reward."""
+    """Arguments of `load_config`, and what the run uses."""
 
     values: Mapping[str, Any]
     overrides: Sequence[str]
-    reward: str
+    model: str
+    data: str  # as given: names of files
+    reward: str  # a sentence
+
+    @property
+    def uses_embedded_data_only(self) -> bool:
+        """A model of the user's own on rloom's sums: most likely the data were forgotten."""
+        return self.model != EMBEDDED and self.data == EMBEDDED
+
+    @property
+    def chooses_batch_size(self) -> bool:
+        return BATCH_KEY in {**self.values, **split(self.overrides)}
 
 
 def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCommand:
@@ -189,23 +230,39 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCo
     for flag, found in FLAGS.items():
         value = given[flag] or (environment.get(found.variable) if found.variable else None)
         if value:
-            values |= {found.key: value, **consequences(flag, value)}
+            values |= {found.key: listed(value) if found.splits else value, **consequences(flag, value)}
     overrides = given["overrides"]
     typed = split(overrides)
     rewards, sentence = reward_values(values, typed, environment)
-    model = typed.get(MODEL_KEY) or values.get(MODEL_KEY, EMBEDDED)
+    both = {**values, **typed}
+    data = both.get(DATA_KEY, EMBEDDED)
+    model = both.get(MODEL_KEY) or (EMBEDDED if data == EMBEDDED else FLAGS["model"].default)
     defaults = {
+        **({} if data == EMBEDDED else {MODEL_KEY: model}),
         "trainer.default_local_dir": f"{OUTPUT}/{model_folder(model)}",
-        **default_kl(model, {**values, **typed}),
+        **default_kl(model, both),
+        **default_critic_epochs(both),
     }
-    values = {**defaults, **rewards, **values}
-    return KitCommand(values, overrides, sentence)
+    named = data if isinstance(data, str) else ", ".join(data)
+    return KitCommand({**defaults, **rewards, **values}, overrides, model, named, sentence)
+
+
+def listed(value: str) -> str | list[str]:
+    """`a.json`, or a list of `a.json,b.json`."""
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    return names if len(names) > 1 else value
 
 
 def default_kl(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """KL in the reward, with the default coefficient 0.001. The embedded task learns in two minutes without it."""
     chosen = any(f"{key}.".startswith(f"{name}.") for key in given for name in KL_KEYS)
     return {} if model == EMBEDDED or chosen else {KL_KEY: True}
+
+
+def default_critic_epochs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """1, where the key's own default would follow the actor. Without a critic the key would be reported as unused."""
+    has_critic = given.get("algorithm.adv_estimator", "gae") == "gae"
+    return {VARIABLES["CRITIC_EPOCHS"].key: 1} if EPOCHS_KEY in given and has_critic else {}
 
 
 def check_judge_flags(given: Mapping[str, Any]) -> None:
@@ -231,29 +288,47 @@ def model_folder(model: str) -> str:
 
 
 def parser(chinese: bool) -> Parser:
-    about, keys, variables, files, help_help = CHINESE if chinese else ENGLISH
+    text = CHINESE if chinese else ENGLISH
     named = {found.variable: found for found in FLAGS.values() if found.variable} | VARIABLES
-    lines = [f"  {name:<24}{found.meaning(chinese)}{found.defaults(chinese)}" for name, found in named.items()]
+    variables = [f"  {name:<24}{found.explained(chinese)}" for name, found in named.items()]
     made = Parser(
         "train.sh",
-        usage="train.sh [--flag VALUE ...] [key=value ...]",
-        description=f"{about}\n{keys}",
-        epilog="\n".join([variables, *lines, "", files]),
+        usage=argparse.SUPPRESS,  # argparse would write the word before it in English
+        description=f"{text.usage}\n\n{text.about}",
+        epilog="\n".join([*embedded_table(text), "", text.variables, *variables, "", text.files]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
-    made.add_argument("-h", "--help", action="help", help=help_help)
+    flags = made.add_argument_group(text.options)
+    flags.add_argument("-h", "--help", action="help", help=text.show)
     for flag, found in FLAGS.items():
         kind: dict[str, Any] = {"metavar": "VALUE"} if found.takes_value else {"action": "store_true"}
-        made.add_argument(f"--{flag}", help=found.meaning(chinese) + found.defaults(chinese), **kind)
+        flags.add_argument(f"--{flag}", help=found.explained(chinese), **kind)
     made.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
     return made
 
 
+def embedded_table(text: Help) -> Iterator[str]:
+    """The settings whose default is another in the embedded task."""
+    yield text.embedded
+    rows = [text.columns]
+    named = {f"--{flag}" + (f", {found.variable}" if found.variable else ""): found for flag, found in FLAGS.items()}
+    rows += [(name, one.default, one.embedded) for name, one in (named | VARIABLES).items() if one.embedded]
+    for name, default, embedded in rows:
+        yield f"  {padded(name, 24)}{padded(default, 24)}{embedded}"
+
+
+def padded(text: str, width: int) -> str:
+    """With spaces to this width on a terminal, where a Chinese character takes two columns."""
+    return text + " " * (width - sum(2 if ord(one) > WIDE else 1 for one in text))
+
+
 def consequences(flag: str, value: str) -> dict[str, Any]:
     """Further keys that a flag sets."""
-    if flag == "batch_size" and value.isdigit():
-        quarter = int(value) // 4 if int(value) % 4 == 0 else int(value)  # four updates per step, as in the kit
-        return {"actor_rollout_ref.actor.ppo_mini_batch_size": quarter}
-    return {}
+    return {MINI_BATCH_KEY: mini_batch(int(value))} if flag == "batch_size" and value.isdigit() else {}
+
+
+def mini_batch(prompts: int) -> int:
+    """Four updates per step, as in the kit, or one."""
+    return prompts // 4 if prompts % 4 == 0 else prompts

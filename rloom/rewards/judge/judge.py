@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rloom.errors import RewardError
+from rloom.language import is_chinese_text
 from rloom.rewards.base import Unit
 from rloom.rewards.judge.addresses import address_in, variable_fault
 from rloom.rewards.judge.client import Answer, BudgetSpent, CallLimits, Failed, JudgeClient
 from rloom.rewards.judge.parsing import Range, Verdict, parse_group, parse_one
 from rloom.rewards.judge.prompts import (
+    AUTO,
+    LANGUAGES,
     SCORE_SCHEMA,
     SCORES_SCHEMA,
     Prompts,
@@ -25,7 +28,7 @@ from rloom.rewards.judge.providers.table import PROVIDERS, check_library
 from rloom.rewards.judge.secret import find_key, silence_libraries
 from rloom.rewards.judge.settings import KEY, JudgeSettings
 from rloom.rewards.judge.store import AnswerStore
-from rloom.rewards.judge.templates import MissingValue
+from rloom.rewards.judge.templates import MissingValue, prompt_of
 from rloom.rewards.judge.timing import Backoff, Clock, RateLimits, SystemClock
 from rloom.rewards.judge.usage import Prices, Usage
 from rloom.types import SampleGroup, Score
@@ -102,7 +105,7 @@ class JudgeReward:
     def request_for(self, group: SampleGroup) -> ChatRequest:
         groupwise = self.unit is Unit.PROMPT
         question = question_about_all if groupwise else question_about_one
-        system, user = question(self._prompts, group, self._range)
+        system, user = question(self._prompts[self._language(group)], group, self._range)
         return ChatRequest(
             model=self.model,
             system=system,
@@ -135,8 +138,14 @@ class JudgeReward:
         self.close()
 
     @functools.cached_property
-    def _prompts(self) -> Prompts:
-        return load_prompts(self._settings)
+    def _prompts(self) -> Mapping[str, Prompts]:
+        """By language."""
+        return {language: load_prompts(self._settings, language) for language in LANGUAGES}
+
+    def _language(self, group: SampleGroup) -> str:
+        if self._settings.language != AUTO:
+            return self._settings.language
+        return "zh" if is_chinese_text(prompt_of(group[0])) else "en"
 
     def _calls(self, group: SampleGroup) -> list[SampleGroup]:
         """The samples of each call."""

@@ -22,6 +22,9 @@ class JudgeSettings(Protocol):
     def preset(self) -> str | None: ...
 
     @property
+    def language(self) -> str: ...
+
+    @property
     def system_prompt(self) -> str | None: ...
 
     @property

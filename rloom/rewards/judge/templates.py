@@ -87,10 +87,14 @@ def with_line_breaks(text: str) -> str:
 
 def values_of(sample: Sample, response: str) -> dict[str, str | None]:
     return {
-        "prompt": conversation(sample.messages) if sample.messages else sample.prompt,
+        "prompt": prompt_of(sample),
         "response": response,
         "ground_truth": as_text(sample.ground_truth),
     }
+
+
+def prompt_of(sample: Sample) -> str:
+    return conversation(sample.messages) if sample.messages else sample.prompt
 
 
 def as_text(value: Any) -> str | None:
