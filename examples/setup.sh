@@ -3,8 +3,8 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [[ -z ${PYTHON:-} && -x $root/.venv/bin/python ]]; then
     PYTHON=$root/.venv/bin/python
-    # Several GPUs need Ray, and some scripts megatron-core: extras that are installed once. A smoke run without Ray has
-    # one process instead.
+    # Several GPUs need Ray, and some scripts megatron-core: extras that are installed once. A smoke run installs
+    # nothing: without Ray it has one process, and with strategy=megatron it names the command that installs both.
     if [[ ${RLOOM_SMOKE:-} != 1 ]] && ! grep -q '^# GPUs: 1 x' "${BASH_SOURCE[1]}"; then
         extras=(ray)
         grep -q 'strategy=megatron' "${BASH_SOURCE[1]}" && extras+=(megatron)

@@ -12,17 +12,17 @@ TRACKERS = ("wandb", "swanlab", "mlflow", "trackio")  # values of trainer.logger
 UNPINNED = {"vllm"}  # pins torch and others itself, and other versions than constraints.txt
 
 
-def install_command(extra: str | None = None) -> str:
-    """In a clone: the extra of its pyproject.toml, with the tested versions. Otherwise: the libraries of the extra.
+def install_command(*extras: str) -> str:
+    """In a clone: the extras of its pyproject.toml, with the tested versions. Otherwise: the libraries of the extras.
 
     Without an extra: rloom itself, with what every run needs.
     """
     python = shlex.quote(sys.executable)
     if (CLONE / "pyproject.toml").is_file():
-        wanted = shlex.quote(str(CLONE) if extra is None else f"{CLONE}[{extra}]")
-        pins = "" if extra in UNPINNED else f"--constraint {shlex.quote(str(CLONE / 'constraints.txt'))} "
+        wanted = shlex.quote(f"{CLONE}[{','.join(extras)}]" if extras else str(CLONE))
+        pins = "" if UNPINNED.intersection(extras) else f"--constraint {shlex.quote(str(CLONE / 'constraints.txt'))} "
         return f"{python} -m pip install {pins}--editable {wanted}"
-    wanted = "rloom" if extra is None else " ".join(map(shlex.quote, requirements(extra)))
+    wanted = " ".join(shlex.quote(name) for extra in extras for name in requirements(extra)) if extras else "rloom"
     return f"{python} -m pip install {wanted}"
 
 

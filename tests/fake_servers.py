@@ -7,6 +7,8 @@ or as a process: `python -m tests.fake_servers sglang --model FOLDER --port 8000
 
 import argparse
 import base64
+import hashlib
+import hmac
 import io
 import json
 import os
@@ -19,6 +21,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -125,6 +128,9 @@ class FakeServer(ThreadingHTTPServer):
             raise Refusal(f"{tags} are not released", 500)
         self.released -= set(tags)
 
+    def authorize(self, path: str, body: bytes, headers: Message) -> None:
+        pass
+
     def answer(self, path: str, body: JSON) -> Any:
         raise NotImplementedError
 
@@ -147,10 +153,12 @@ class Handler(BaseHTTPRequestHandler):
         self.reply((200 if self.server.is_healthy else 503) if self.path == "/health" else 404, b"")
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = json.loads(sent or b"{}")
         self.server.calls[self.path] += 1
         self.server.bodies.append((self.path, body))
         try:
+            self.server.authorize(self.path, sent, self.headers)
             found = self.server.answer(self.path, body)
         except Refusal as refusal:
             self.reply(refusal.status, json.dumps({"error": {"message": str(refusal)}}).encode())
@@ -288,6 +296,16 @@ def opened(data: bytes) -> Any:
 
 
 class FakeTrtllm(FakeServer):
+    control_routes = ("/release_memory", "/resume_memory", "/update_weights")
+    control_key: str | None = None
+
+    def authorize(self, path: str, body: bytes, headers: Message) -> None:
+        """As serve/rl_control_auth.py."""
+        if self.control_key is not None and path in self.control_routes:
+            signed = f"sha256={hmac.new(self.control_key.encode(), body, hashlib.sha256).hexdigest()}"
+            if headers.get("x-trtllm-rl-control-auth") != signed:
+                raise Refusal("Invalid RL control request authentication", 401)
+
     def answer(self, path: str, body: JSON) -> Any:
         match path:
             case "/v1/completions":
@@ -389,6 +407,15 @@ class FakeVllm(FakeServer):
 KINDS: dict[str, type[FakeServer]] = {"sglang": FakeSglang, "trtllm": FakeTrtllm, "vllm": FakeVllm}
 
 
+def dies_once(request: int | None, file: Path) -> int | None:
+    """The request, if the file is not there; it is made."""
+    try:
+        file.touch(exist_ok=False)
+    except FileExistsError:
+        return None
+    return request
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=KINDS)
@@ -397,12 +424,7 @@ def main() -> None:
     parser.add_argument("--die_at", type=int, help="kill the process at this request")
     parser.add_argument("--once", type=Path, help="only if this file is not there; it is made")
     given = parser.parse_args()
-    die_at = given.die_at
-    if given.once is not None:
-        try:
-            given.once.touch(exist_ok=False)
-        except FileExistsError:
-            die_at = None
+    die_at = given.die_at if given.once is None else dies_once(given.die_at, given.once)
     KINDS[given.kind](given.model, given.port, die_at=die_at).serve_forever()
 
 

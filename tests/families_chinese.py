@@ -13,7 +13,7 @@ transformers {version} 的每个因果语言模型族，都用一个随机的小
 启动时、读取权重之前被拒绝，并给出原因和替代办法：每次训练都会用同样的方法检查自己的模型。
 
 - **packed**：训练时样本首尾拼接（`use_remove_padding=True`，默认值）。拼接算得不对时，每个样本单独占一行，\
-在末尾补齐，并给出提示。*窗口之内*：前提是最长的样本（`data.max_prompt_length + data.max_response_length`）\
+在末尾补齐，并给出提醒。*窗口之内*：前提是最长的样本（`data.max_prompt_length + data.max_response_length`）\
 不超过注意力窗口。这些模型族也都在两个 rank 拆分样本 token（`ulysses_sequence_parallel_size=2`）的情况下对比过。
 - **padded**：训练时每个样本一行，括号里是算得对的注意力实现：rloom 的，或者 transformers 的 sdpa 或 eager。
 - **native**：由 rloom 自己的引擎生成；在 GPU 上用 CUDA graph，各层缓存形状不同时逐步执行。

@@ -1,6 +1,6 @@
 """检查数据质量：python learning_notes/02_数据准备/data_quality_check.py ~/data/gsm8k/train.parquet [--tokenizer 模型]
 
-依次给出：格式检查（同 `rloom data check`）、提示词长度、前两行样本（同 `rloom data show`）。
+依次给出：格式检查（同 `rloom data check`）、prompt 长度、前两行样本（同 `rloom data show`）。
 有错误时退出码为 1。其余参数（--own_reward、--reward_model 等）原样传给 `rloom data check`。
 """
 
@@ -18,7 +18,7 @@ from rloom.errors import DataError
 
 
 def prompt_lengths(file: str) -> list[int]:
-    """每个提示词的字符数；无法读取的行不计入。"""
+    """每个 prompt 的字符数；无法读取的行不计入。"""
     rows = (read_row(values, Columns()) for values in read_rows(file))
     return [sum(len(message["content"]) for message in row.messages) for row in rows if row.messages is not None]
 
@@ -32,7 +32,7 @@ def check(file: str, tokenizer: str | None, options: list[str]) -> int:
     except DataError:
         return status  # 文件无法读取：上面已说明原因
     if lengths:
-        print("\n== 2. 提示词长度（字符）==")
+        print("\n== 2. prompt 长度（字符）==")
         print(f"最短 {min(lengths)}，中位数 {median(lengths):.0f}，最长 {max(lengths)}，共 {len(lengths)} 条")
     print("\n== 3. 样本 ==", flush=True)
     main(["show", file, "-n", "2", *with_tokenizer])

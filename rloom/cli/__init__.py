@@ -92,7 +92,7 @@ COMMANDS = {
             (
                 "[--sft] [key]",
                 "print the documented configuration, or explain one key",
-                "打印带说明的全部配置，或解释一个键",
+                "打印带说明的全部配置，或解释一个配置项",
             )
         ],
     ),

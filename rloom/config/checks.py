@@ -17,7 +17,7 @@ from rloom.config.reward_parts import reward_faults
 from rloom.config.rollout_section import RolloutSection
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import Actor, Config, Critic, Ref
-from rloom.config.server_section import server_faults
+from rloom.config.server_section import server_faults, server_notices
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
 from rloom.runtime.placement import worker_layout
@@ -29,7 +29,8 @@ VLLM_SEQUENCES = 256  # max_num_seqs where it is null, as in rloom/rollout/limit
 def verify(config: Config, needs: Needs) -> None:
     """Check the keys, and log those that the user set and that have no effect in this run."""
     check(config, needs)
-    for notice in (*config.one_behaviour, *megatron_notices(config), *without_effect(config, needs).notices):
+    of_engines = (*megatron_notices(config, critic=needs.estimator.needs_critic), *server_notices(config))
+    for notice in (*config.one_behaviour, *of_engines, *without_effect(config, needs).notices):
         log.warning(f"Note: {notice}")
 
 

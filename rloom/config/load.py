@@ -70,8 +70,9 @@ def load_config(
     config = compose_config(overrides, values, config_path, config_name)
     if not brings_own_algorithm(config):  # its requirements are known after its file is loaded
         check(config, declared_needs(config))
-    changes = smoke.replacements(config, smoke.examine(os.environ))
-    print(smoke.description(config, changes), flush=True)
+    available = smoke.examine(os.environ)
+    changes = smoke.replacements(config, available)
+    print(smoke.description(config, changes, available), flush=True)
     return with_changes(config, changes)
 
 

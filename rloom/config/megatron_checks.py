@@ -189,7 +189,10 @@ def replay_faults(config: Config) -> Iterator[str]:
         )
 
 
-def megatron_notices(config: Config) -> Iterator[str]:
+def megatron_notices(config: Config, *, critic: bool) -> Iterator[str]:
+    alone = [f"{role.path}.strategy=megatron" for role in megatron_roles(config, critic=critic) if role.workers == 1]
+    if alone:
+        yield f"{', '.join(alone)}: one worker holds the whole model, so megatron-core is not used"
     roles = {ACTOR: config.actor_rollout_ref.actor.megatron, CRITIC: config.critic.megatron}
     for path, section in roles.items():
         ignored = sorted(ONE_IMPLEMENTATION.intersection(section.override_transformer_config))

@@ -66,7 +66,8 @@ class RolloutSection(Section):
     val_kwargs: ValKwargs = section(ValKwargs, "Sampling in validation.")
     engine_kwargs: dict[str, Any] = key(
         {},
-        "Further arguments of the engine. hf: of `generate`; vllm: of EngineArgs; sglang: of ServerArgs.",
+        "Further arguments of the engine. hf: of `generate`; vllm: of EngineArgs; sglang: of ServerArgs; trtllm: of "
+        "TorchLlmArgs.",
         needs_consent=bool,  # generate() of transformers takes code as custom_generate
     )
     server: ServerSection = section(ServerSection, "Inference servers, for name=vllm, sglang and trtllm.")
@@ -82,6 +83,16 @@ class RolloutSection(Section):
     def starts_servers(self) -> bool | None:
         """With the engine's own command. None: no servers."""
         return None if not self.uses_servers else not self.server.addresses and self.server.command is None
+
+    def engines(self, workers: int) -> int:
+        """Engines, or servers, of so many workers."""
+        if not self.uses_servers:
+            return workers // self.tensor_model_parallel_size
+        if self.server.addresses:
+            return len(self.server.addresses)
+        if self.name == "trtllm":  # it reads new weights from the memory of its own GPU, which is the first worker's
+            return 1
+        return self.server.count or max(1, workers // self.tensor_model_parallel_size)
 
     @property
     def workers_per_engine(self) -> int:

@@ -7,6 +7,7 @@ from rloom.config.remote_section import VARIABLE, is_plain_address
 from rloom.config.section import Section, key
 
 if TYPE_CHECKING:
+    from rloom.config.rollout_section import RolloutSection
     from rloom.config.schema import Config
 
 NAME = "actor_rollout_ref.rollout.server"
@@ -22,14 +23,13 @@ class ServerSection(Section):
     )
     count: int | None = key(
         None,
-        "Servers that rloom starts on this machine. null: one for each `tensor_model_parallel_size` workers; "
-        "with name=vllm, an engine in each worker's process and no server.",
+        "Servers that rloom starts on this machine. null: one for each `tensor_model_parallel_size` workers; one with "
+        "name=trtllm; with name=vllm, an engine in each worker's process and no server.",
         ge=1,
     )
     command: str | None = key(
         None,
-        "Command that starts a server, in place of the engine's own. `{model}` and `{port}` are replaced. "
-        "Required to start name=trtllm.",
+        "Command that starts a server, in place of the engine's own. `{model}` and `{port}` are replaced.",
         needs_consent=bool,
     )
     start_timeout_s: float = key(
@@ -75,17 +75,36 @@ def server_faults(config: "Config") -> Iterator[str]:
             f"actor_rollout_ref.model.lora_rank: rloom sends servers whole weights, not adapters; use "
             f"actor_rollout_ref.rollout.name=native, or vllm without {NAME}"
         )
-    if name == "trtllm" and not section.addresses and section.command is None:
+    if name == "trtllm":
+        yield from trtllm_faults(rollout)
+
+
+def server_notices(config: "Config") -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "trtllm" and config.workers > 1:
         yield (
-            f"{NAME}.urls is empty: trtllm-serve has no route for new weights, so rloom does not start it; set "
-            f"{NAME}.urls to servers that have /update_weights, or {NAME}.command (docs/servers.md)"
+            f"actor_rollout_ref.rollout.name=trtllm: one server generates all answers, on the GPU of the first of "
+            f"{config.workers} workers; vllm and sglang use all GPUs"
         )
-    if name == "trtllm" and rollout.temperature != 1.0:
+
+
+def trtllm_faults(rollout: "RolloutSection") -> Iterator[str]:
+    section = rollout.server
+    handles = "TensorRT-LLM's server takes weights as handles of memory on its own GPU, which is the first worker's"
+    if rollout.tensor_model_parallel_size > 1:
+        size = rollout.tensor_model_parallel_size
+        yield (
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: {handles}; use 1, or "
+            "actor_rollout_ref.rollout.name=vllm"
+        )
+    if section.count is not None and section.count > 1:
+        yield f"{NAME}.count={section.count}: {handles}; use 1, or actor_rollout_ref.rollout.name=vllm"
+    if rollout.temperature != 1.0:
         yield (
             f"actor_rollout_ref.rollout.temperature={rollout.temperature}: TensorRT-LLM's log-probs are those before "
             "the temperature, and equal the trainer's at 1.0 only; use 1.0, or another engine"
         )
-    if name == "trtllm" and section.weight_transfer == "collective":
+    if section.weight_transfer == "collective":
         yield f"{NAME}.weight_transfer=collective: TensorRT-LLM's server takes handles of memory only; use shared"
 
 

@@ -7,7 +7,7 @@ from rloom.config.grammar import override_value
 from rloom.config.keys import value_at
 from rloom.config.schema import EMBEDDED
 from rloom.config.sft_schema import TORCHRUN, SftConfig
-from rloom.config.smoke import STEPS, is_on, replaced_text
+from rloom.config.smoke import STEPS, examine, is_on, replaced_text, smoke_workers, worker_notes
 from rloom.config.smoke_sizes import MAX_WORKERS
 from rloom.errors import ConfigError
 
@@ -33,14 +33,16 @@ def smoke_settings(config: SftConfig) -> list[str]:
     """With RLOOM_SMOKE=1: the embedded model on a few embedded rows, two steps, at most two workers."""
     if not is_on(os.environ):
         return []
-    changes = {key: value for key, value in replacements(config).items() if value_at(config, key) != value}
-    print(replaced_text(config, changes, {}), flush=True)
+    available = examine(os.environ)
+    workers = min(config.workers, MAX_WORKERS) if config.uses_torchrun else smoke_workers(config, available)
+    changes = {key: value for key, value in replacements(config, workers).items() if value_at(config, key) != value}
+    print(replaced_text(config, changes, worker_notes(config, available, workers)), flush=True)
     return [f"++{key}={override_value(value)}" for key, value in changes.items()]
 
 
-def replacements(config: SftConfig) -> dict[str, Any]:
+def replacements(config: SftConfig, workers: int) -> dict[str, Any]:
     trainer, rows = config.trainer, min(config.data.train_batch_size, ROWS)
-    workers = {} if config.uses_torchrun else {"nnodes": 1, "n_gpus_per_node": min(config.workers, MAX_WORKERS)}
+    sizes = {} if config.uses_torchrun else {"nnodes": 1, "n_gpus_per_node": workers}
     return {
         "model.path": EMBEDDED,
         "model.custom_chat_template": None,
@@ -58,10 +60,10 @@ def replacements(config: SftConfig) -> dict[str, Any]:
         "data.micro_batch_size": None,
         "data.micro_batch_size_per_gpu": min(config.data.micro_batch_size_per_gpu or rows, rows),
         "engine.fsdp_size": -1,
-        "engine.ulysses_sequence_parallel_size": min(config.engine.ulysses_sequence_parallel_size, MAX_WORKERS),
+        "engine.ulysses_sequence_parallel_size": min(config.engine.ulysses_sequence_parallel_size, workers),
         "trainer.total_training_steps": STEPS,
         "trainer.logger": ["console"],
-        **{f"trainer.{key}": value for key, value in workers.items()},
+        **{f"trainer.{key}": value for key, value in sizes.items()},
         "trainer.default_local_dir": f"{trainer.default_local_dir}/smoke",
         "trainer.resume_mode": "disable",
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rloom.config.keys import value_at
+from rloom.config.megatron_checks import uses_megatron
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, Config
 from rloom.config.smoke_rewards import is_key_of_replaced_server, reward_changes, server_notes
@@ -74,20 +75,32 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
 
 def replacements(config: Config, available: Available) -> dict[str, Any]:
     """The keys whose value changes -> the new value. `config` is checked."""
-    gpus = 0 if config.trainer.device == "cpu" else available.gpus
-    workers = min(config.workers, gpus or MAX_WORKERS, MAX_WORKERS) if available.ray else 1
     changes = {
         **dict.fromkeys(OF_ANOTHER_MODEL, None),
         **model_changes(config),
         **data_changes(config),
-        **engine_changes(config, has_vllm=available.vllm and gpus > 0),
+        **engine_changes(config, available),
         **run_changes(config),
         **reward_changes(config, available.environment),
-        **size_changes(config, workers),
+        **size_changes(config, ppo_workers(config, available)),
     }
     keys = leaf_keys()
     wanted = {path: keys[path].default if path in OF_ANOTHER_MODEL else value for path, value in changes.items()}
     return {path: value for path, value in wanted.items() if value_at(config, path) != value}
+
+
+def usable_gpus(config: RunConfig, available: Available) -> int:
+    return 0 if config.trainer.device == "cpu" else available.gpus
+
+
+def smoke_workers(config: RunConfig, available: Available, *, needs_ray: bool = False) -> int:
+    """One without Ray, unless it is needed: the run then ends with the command that installs it."""
+    most = min(config.workers, usable_gpus(config, available) or MAX_WORKERS, MAX_WORKERS)
+    return most if available.ray or needs_ray else 1
+
+
+def ppo_workers(config: Config, available: Available) -> int:
+    return smoke_workers(config, available, needs_ray=uses_megatron(config, critic=True))
 
 
 def model_changes(config: Config) -> dict[str, Any]:
@@ -113,13 +126,23 @@ def data_changes(config: Config) -> dict[str, Any]:
     return changes
 
 
-def engine_changes(config: Config, *, has_vllm: bool) -> dict[str, Any]:
+def engine_changes(config: Config, available: Available) -> dict[str, Any]:
     rollout = config.actor_rollout_ref.rollout
     changes: dict[str, Any] = {f"{ROLLOUT}.tensor_model_parallel_size": 1}
     changes[f"{ROLLOUT}.val_kwargs.n"] = min(rollout.val_kwargs.n, VALIDATION_ANSWERS)
-    if rollout.name in ("native", "hf") or (rollout.name == "vllm" and has_vllm and not rollout.uses_servers):
+    if engine_note(config, available) is None:
         return changes
     return changes | {f"{ROLLOUT}.name": "native", f"{ROLLOUT}.engine_kwargs": {}} | defaults(f"{ROLLOUT}.server")
+
+
+def engine_note(config: Config, available: Available) -> str | None:
+    """Why the native engine replaces the given one. None: the given one is used."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.uses_servers:
+        return "a smoke run uses no servers"
+    if rollout.name == "vllm" and not available.vllm:
+        return "vllm is not installed"
+    return "vllm needs a GPU" if rollout.name == "vllm" and not usable_gpus(config, available) else None
 
 
 def run_changes(config: Config) -> dict[str, Any]:
@@ -155,9 +178,18 @@ def defaults(section: str) -> dict[str, Any]:
     return {path: key.default for path, key in leaf_keys().items() if path.startswith(f"{section}.")}
 
 
-def description(config: Config, changes: Mapping[str, Any]) -> str:
+def description(config: Config, changes: Mapping[str, Any], available: Available) -> str:
     worth_a_line = {path: value for path, value in changes.items() if not is_key_of_replaced_server(path, changes)}
-    return replaced_text(config, worth_a_line, server_notes(config))
+    notes = {**server_notes(config), **worker_notes(config, available, ppo_workers(config, available))}
+    return replaced_text(config, worth_a_line, {**notes, f"{ROLLOUT}.name": f" ({engine_note(config, available)})"})
+
+
+def worker_notes(config: RunConfig, available: Available, workers: int) -> dict[str, str]:
+    """Why there is one process where two workers are usual."""
+    if workers == min(config.workers, MAX_WORKERS):
+        return {}
+    reason = "one GPU is visible" if available.ray else "Ray is not installed"
+    return {"trainer.n_gpus_per_node": f" ({reason}: one process holds the whole model)"}
 
 
 def replaced_text(config: RunConfig, changes: Mapping[str, Any], notes: Mapping[str, str]) -> str:

@@ -13,7 +13,9 @@ WEIGHT_CERTAIN = 0.001
 EQUAL_GROUPS = Fault(
     "equal_groups",
     Severity.ERROR,
-    Text("The answers to a prompt all have the same score: no advantage", "同一提示词的回答得分全部相同：没有优势信号"),
+    Text(
+        "The answers to a prompt all have the same score: no advantage", "同一 prompt 的回答得分全部相同：没有优势信号"
+    ),
     (),  # by the mean score
     ("rollout/equal_groups",),
 )
@@ -23,7 +25,7 @@ SAME_ANSWERS = Text(
     "the answers are the same: temperature, top_p or top_k leave no choice",
     "回答完全相同：temperature、top_p 或 top_k 限制过死",
 )
-FEW_ANSWERS = Text("too few answers to a prompt", "每个提示词的回答数太少")
+FEW_ANSWERS = Text("too few answers to a prompt", "每个 prompt 的回答数太少")
 COARSE = Text("the reward has too few levels", "奖励取值过于粗糙")
 CREDIT = Fault(
     "credit_decay",
@@ -53,7 +55,7 @@ def equal_groups(history: History) -> Finding | None:
         Text(
             f"rollout/equal_groups: {equal:.0%} of the prompts of the last {len(share.tail)} steps have answers with "
             "equal scores, whose advantage is 0",
-            f"rollout/equal_groups：最后 {len(share.tail)} 步中 {equal:.0%} 的提示词其回答得分全部相同，优势为 0",
+            f"rollout/equal_groups：最后 {len(share.tail)} 步中 {equal:.0%} 的 prompt 其回答得分全部相同，优势为 0",
         )
     ]
     if len(score):
@@ -65,9 +67,9 @@ def equal_groups(history: History) -> Finding | None:
         Change(
             "algorithm.filter_groups.enable",
             True,
-            Text("generate until enough prompts differ", "持续采样直到有足够的有效提示词"),
+            Text("generate until enough prompts differ", "持续采样直到有足够的有效 prompt"),
         ),
-        Change(f"{ROLLOUT}.n", 2 * max(n, 4), Text("more answers to a prompt", "每个提示词生成更多回答")),
+        Change(f"{ROLLOUT}.n", 2 * max(n, 4), Text("more answers to a prompt", "每个 prompt 生成更多回答")),
         Change(f"{ROLLOUT}.temperature", 1.0, Text("answers that differ", "使回答各不相同"), "higher"),
     ]
     certain = len(share) >= FEWEST_CERTAIN and equal >= EQUAL_CERTAIN

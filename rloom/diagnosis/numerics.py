@@ -244,7 +244,7 @@ SFT_LOSS = Fault(
     (
         Text("the learning rate is too low", "学习率过低"),
         Text("the learning rate is so high that the loss jumps", "学习率过高，损失来回跳动"),
-        Text("the answers in the data cannot be predicted from the prompts", "数据中的回答无法由提示词预测"),
+        Text("the answers in the data cannot be predicted from the prompts", "数据中的回答无法由 prompt 预测"),
     ),
     ("train/loss",),
 )

@@ -16,7 +16,7 @@ Line = tuple[str, str]  # its text and its style, as rich names it
 SEVERITIES = {
     Severity.ERROR: (Text("ERROR", "错误"), "bold red"),
     Severity.WARNING: (Text("WARNING", "警告"), "bold yellow"),
-    Severity.NOTE: (Text("NOTE", "提示"), "bold cyan"),
+    Severity.NOTE: (Text("NOTE", "注意"), "bold cyan"),
 }
 EVIDENCE, CAUSES, CHANGES = Text("Evidence", "依据"), Text("Likely causes", "可能原因"), Text("Try", "可尝试")
 

@@ -57,7 +57,7 @@ STAGE_CAUSES = {
         Text("the rollout engine is slow: hf, or without CUDA graphs", "推理引擎慢：hf，或未启用 CUDA graph"),
     ),
     "gen_greedy": (
-        Text("remax generates one greedy answer more for each prompt", "remax 需要为每个提示词多生成一个贪心回答"),
+        Text("remax generates one greedy answer more for each prompt", "remax 需要为每个 prompt 多生成一个贪心回答"),
     ),
 }
 

@@ -36,7 +36,7 @@ REWARD_ZERO = Fault(
         ),
         Text(
             "the prompts do not ask for the format that the rule reads (#### or \\boxed{})",
-            "提示词没有要求规则所读取的格式（#### 或 \\boxed{}）",
+            "prompt 没有要求规则所读取的格式（#### 或 \\boxed{}）",
         ),
         Text(
             "`ground_truth` is wrong or unreadable: `rloom data check FILE`",
@@ -63,7 +63,7 @@ REWARD_CONSTANT = Fault(
         Text("the model solves (or misses) all prompts: other data", "模型全部做对或全部做错：更换数据"),
         Text(
             "the answers to a prompt are all the same: sampling without temperature",
-            "同一提示词的回答完全相同：采样温度过低",
+            "同一 prompt 的回答完全相同：采样温度过低",
         ),
     ),
     ("critic/score/max",),
@@ -125,7 +125,7 @@ COLLAPSE = Fault(
             "学习率过高：几次过大的更新之后，策略不再能完成任务",
         ),
         Text("too many updates on one batch", "同一批数据更新次数过多"),
-        Text("a resumed run has other data, another reward or a damaged model", "恢复训练后数据、奖励或模型不同"),
+        Text("a resumed run has other data, another reward or a damaged model", "续训后数据、奖励或模型不同"),
     ),
     (SCORE,),
 )

@@ -147,8 +147,12 @@ def server(name: str) -> Callable[[Installation], Feature]:
         if unmet:
             way = "install the server into an environment of its own (docs/installation.md)"
             return Feature(title, State.WRONG_VERSION, "; ".join(map(str, unmet)), way)
+        if not here.machine.gpus and name == "trtllm":
+            return Feature(title, State.IMPOSSIBLE, "its server takes weights from the trainer's GPU: there is none")
         if not here.machine.gpus:
             return Feature(title, State.LIMITED, "only with servers on other machines: this one has no GPU")
+        if version is not None:
+            return Feature(title, State.WORKS, f"rloom starts its server: {package} {version}")
         return Feature(title, State.WORKS, "with servers that have an environment of their own (docs/installation.md)")
 
     return check

@@ -66,7 +66,7 @@ NAMES = (
         "equal groups",
         "rollout/equal_groups",
         "well below 1: prompts whose answers score the same have no advantage",
-        "明显低于 1：回答得分相同的提示词没有优势",
+        "明显低于 1：回答得分相同的 prompt 没有优势",
     ),
     MetricName(
         "repetition",

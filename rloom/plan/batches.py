@@ -98,7 +98,7 @@ def batches(config: Config, *, critic: bool) -> Batches:
         n=rollout.n,
         ranks=ranks,
         shares=shares_of(actor, ranks),
-        engines=len(layout.workers_of(ROLLOUT)) // rollout.tensor_model_parallel_size,
+        engines=rollout.engines(len(layout.workers_of(ROLLOUT))),
         tensor_parallel=rollout.tensor_model_parallel_size,
         prompt_tokens=config.data.max_prompt_length,
         answer_tokens=config.data.max_response_length,

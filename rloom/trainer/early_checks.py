@@ -21,15 +21,19 @@ from rloom.trainer.assemble.model_sources import critic_source, policy_source, r
 from rloom.trainer.checkpoint import STATE, verify_checkpoint
 from rloom.trainer.directory import run_directory
 
+SERVER_PACKAGES = {"sglang": ("sglang",), "trtllm": ("tensorrt_llm", "ray")}  # AsyncLLM's workers belong to Ray
+
 
 def check_early(config: Config, *, critic: bool) -> None:
     """`critic`: whether the algorithm trains one."""
-    check_extras(config)
     if uses_megatron(config, critic=critic):
         check_megatron_installed()
+    check_extras(config)
     rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "vllm" and not rollout.uses_servers:
+    if rollout.name == "vllm" and rollout.starts_servers is not False:
         check_installed()
+    elif rollout.starts_servers:
+        check_server_installed(rollout.name)
     run_directory(config)
     check_data_files(config)
     check_reward_function(config)
@@ -49,13 +53,30 @@ def check_extras(config: RunConfig) -> None:
 
 
 def check_megatron_installed() -> None:
-    try:
-        version("megatron-core")
-    except PackageNotFoundError:
+    missing = [package for package in ("megatron-core", "ray") if not is_installed(package)]
+    if missing:
         raise ConfigError(
-            "strategy=megatron with several workers needs the package megatron-core, the extra rloom[megatron]; "
-            f"install it: {install_command('megatron')}; or use strategy=fsdp"
-        ) from None
+            f"strategy=megatron with several workers needs {' and '.join(missing)}, not installed here; install: "
+            f"{install_command('megatron', 'ray')}; or use strategy=fsdp"
+        )
+
+
+def is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def check_server_installed(name: str) -> None:
+    missing = [package for package in SERVER_PACKAGES[name] if find_spec(package) is None]
+    if missing:
+        key = "actor_rollout_ref.rollout"
+        raise ConfigError(
+            f"{key}.name={name}: {' and '.join(missing)} not installed here, so rloom cannot start the server; install "
+            f"it (docs/servers.md), name a running server in {key}.server.urls=[...], or use {key}.name=vllm"
+        )
 
 
 def check_split(config: Config, *, critic: bool) -> None:

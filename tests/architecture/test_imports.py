@@ -266,7 +266,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ray": ("rloom.runtime.ray",),
     "vllm": ("rloom.rollout.vllm",),
     "sglang": (),
-    "tensorrt_llm": (),
+    "tensorrt_llm": ("rloom.rollout.servers.trtllm_server",),
     "megatron": ("rloom.engines.megatron.core",),
 }
 

@@ -1,55 +1,117 @@
-"""The 337 entries of the users' documents, their states, and the page that lists them.
+"""The 337 entries of the users' documents (entries.yaml), their states, and the guide to what differs.
 
-A check is a kind and an argument: `key algorithm.lam`. `python -m tests.documents.entries en|zh` prints the page.
+A check is a kind and an argument: `key algorithm.lam`. `python -m tests.documents.entries en|zh` prints the guide.
 """
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 FILE = Path(__file__).with_name("entries.yaml")
 
-# Kinds that a test looks at: the entry works. kind -> how the page names it, in English and Chinese
-WORKS = {
-    "command": ("the command is started as printed, and run for two steps: `{}`", "命令按原文启动，并试跑两步：`{}`"),
-    "run": ("the command is run as printed: `{}`", "命令按原文运行：`{}`"),
-    "key": ("`rloom config {}`", "`rloom config {}`"),
-    "keys": ("added to a command of the same document: `{}`", "加到同一文档的命令后：`{}`"),
-    "yaml": ("the YAML of document {} is read as printed", "文档 {} 的 YAML 按原文读取"),
-    "flag": ("`./train.sh {}`", "`./train.sh {}`"),
-    "variable": ("`{}=... ./train.sh`", "`{}=... ./train.sh`"),
-    "openrlhf": ("`rloom openrlhf {}`", "`rloom openrlhf {}`"),
-    "extra": ("`pip install -e .[{}]`", "`pip install -e .[{}]`"),
-    "metric": ("metric `{}`", "指标 `{}`"),
-    "file": ("`{}`", "`{}`"),
-    "page": ("[guide]({})", "[说明]({})"),
-    "test": ("tested: {}", "测试：{}"),
-}
-# Kinds of entries that no test can look at here: "kind: reason"
+# What a check looks at. Of the first kinds something is run; of the others a test sees that they are accepted or exist.
+RUN_KINDS = ("test", "run", "metric", "command")
+KINDS = (*RUN_KINDS, "key", "keys", "yaml", "flag", "variable", "openrlhf", "extra", "file", "page")
 STATES = {
+    "works": ("works", "可用"),
+    "small": ("accepted, tried small", "已接受，只小规模试过"),
     "gpus": ("needs GPUs", "需要 GPU"),
     "network": ("needs the network", "需要网络"),
-    "choice": ("different", "有差异"),
-    "missing": ("not in this version", "本版本尚未提供"),
+    "differs": ("differs", "有差异"),
 }
-WORKING = ("works", "可用")
-HEADS = (
+# What ran in place of what the document names: [small, KIND].
+TRIED = {
+    "smoke": (
+        "Two steps with `RLOOM_SMOKE=1`: the embedded model and data, small sizes and the native engine",
+        "用 `RLOOM_SMOKE=1` 试运行两步：内置的模型和数据，很小的规模，native 引擎",
+    ),
+    "workers": ("Two workers on a CPU in place of 8 or 16 GPUs", "用 CPU 上的两个 worker 代替 8 或 16 张 GPU"),
+    "machines": (
+        "Two nodes of Ray on one machine in place of several machines",
+        "用一台机器上的两个 Ray 节点代替多台机器",
+    ),
+    "tensor_parallel": (
+        "Two workers on a CPU that share an engine of vLLM (`make test-vllm`); numbers of engines by `rloom plan`",
+        "CPU 上的两个 worker 共用一个 vLLM 引擎（`make test-vllm`）；引擎数由 `rloom plan` 计算",
+    ),
+    "megatron": (
+        "megatron-core on up to four ranks of a CPU, with a tiny model",
+        "在 CPU 的最多四个 rank 上运行 megatron-core，模型很小",
+    ),
+    "judge": (
+        "A server on this machine that answers by the provider's protocol",
+        "用本机上按服务商协议应答的服务代替服务商",
+    ),
+    "hub": ("A hub on this machine with a few rows of data", "用本机上只有几行数据的 hub 代替"),
+    "family": ("Small random models of the family", "用该模型族的随机小模型代替"),
+    "classifier": ("A small random model of the same structure", "用同样结构的随机小模型代替"),
+}
+GUIDE = (
     """# Coming from the documents
 
-Every command, key, flag, variable, file, metric and answer of the five documents that rloom follows, with its state.
-Replace `verl` with `rloom` in a command and run it. `RLOOM_SMOKE=1` in front of it runs two steps with a tiny model and
-tiny data first. This page is generated (`make docs`); tests look at each entry that works.
+Five documents describe how users train: 000 to 004. rloom has an entry for each command, key, flag, variable, file,
+metric and answer in them. Replace `verl` with `rloom` in a command and run it; `RLOOM_SMOKE=1` in front of it
+[tries it](commands.md#a-smoke-run) for two steps, without GPU, model and data. This page lists what differs from the
+documents and what was tried only on a small scale. It is generated (`make docs`) from the list of all entries,
+`tests/documents/entries.yaml`; a test looks at the proof of each.
+
+{counts}
+
+- **works**: a test runs what the document promises ({run} entries; offload and the share of the cache on one GPU), or
+  it is a single key or a file, which a test sees accepted as printed or finds ({accepted} entries).
+- **accepted, tried small**: accepted as printed; what was run is smaller than what the document names.
+- **needs GPUs**, **needs the network**: not run as the document describes.
+- **differs**: another default, name, meaning or output, with the reason.
+
+## What differs
+
+{differs}
+
+## Accepted, tried small
+
+{small}
+
+## Needs GPUs or the network
+
+{needs}
 """,
     "# 从文档出发\n\n"
-    "五份文档中的每条命令、键、参数、环境变量、文件、指标和问答，以及它们在 rloom 中的状态。"
-    "把命令中的 `verl` 换成 `rloom` 即可运行；"
-    "前面加上 `RLOOM_SMOKE=1`，会先用很小的模型和数据试跑两步。本页由 `make docs` 生成，标为“可用”的每一项都有测试。\n",
+    "五份文档（000 到 004）说明用户如何训练。rloom 为其中的每条命令、配置项、参数、环境变量、文件、指标和问答各列一项。"
+    "把命令中的 `verl` 换成 `rloom` 即可运行；前面加上 `RLOOM_SMOKE=1`，会先[试运行](commands.zh.md#a-smoke-run)两步，"
+    "不需要 GPU、模型和数据。本页列出与文档不同之处，以及只在小规模上试过的内容。"
+    "本页由 `make docs` 根据全部条目的列表 `tests/documents/entries.yaml` 生成；每一项的依据都有测试核对。\n\n"
+    "{counts}\n\n"
+    "- **可用**：有测试运行了文档所说的内容（{run} 项；其中卸载和缓存占比在一张 GPU 上运行）；"
+    "或者是单个配置项或文件，测试确认它按原文被接受，或确实存在（{accepted} 项）。\n"
+    "- **已接受，只小规模试过**：按原文被接受，但实际运行的规模小于文档所说的。\n"
+    "- **需要 GPU**、**需要网络**：没有按文档描述的方式运行过。\n"
+    "- **有差异**：默认值、名称、含义或输出不同，并写明原因。"
+    """
+
+## 有差异的内容
+
+{differs}
+
+## 已接受、只小规模试过的内容
+
+{small}
+
+## 需要 GPU 或网络的内容
+
+{needs}
+""",
 )
-COLUMNS = ("| no. | what the document has | state | how |", "| 编号 | 文档内容 | 状态 | 依据 |")
-TOTALS = ("| document | entries |", "| 文档 | 条目 |")
-DOCUMENT, TOGETHER = ("Document", "文档"), ("together", "合计")
+HEADS = {
+    "counts": ("| document | entries |", "| 文档 | 条目 |"),
+    "differs": ("| no. | the document | rloom |", "| 编号 | 文档 | rloom |"),
+    "needs": ("| no. | the document | state |", "| 编号 | 文档 | 状态 |"),
+}
+TOGETHER = ("together", "合计")
+SEPARATORS = (": ", "：")
 
 
 @dataclass(frozen=True)
@@ -57,65 +119,86 @@ class Check:
     kind: str
     argument: str
 
-    def shown(self, language: int) -> str:
-        if self.kind in STATES:
-            return self.argument
-        return WORKS[self.kind][language].format(self.text)
-
-    @property
-    def text(self) -> str:
-        if self.kind == "page":
-            return self.argument.removeprefix("docs/")
-        return self.argument.removeprefix("test_").replace("_", " ") if self.kind == "test" else self.argument
-
 
 @dataclass(frozen=True)
 class Entry:
     number: str
-    what: str
+    what: tuple[str, str]  # in English and Chinese
+    state: str
+    reason: tuple[str, ...]  # in English and Chinese, or what was tried
     checks: tuple[Check, ...]
 
     @property
-    def document(self) -> str:
-        return self.number[:3]
-
-    def state(self, language: int) -> str:
-        return STATES.get(self.checks[0].kind, WORKING)[language]
+    def ran(self) -> bool:
+        """Whether a test runs it in full; two steps of a command are not that."""
+        return any(check.kind in RUN_KINDS and check.kind != "command" for check in self.checks)
 
 
-def read() -> tuple[dict[str, str], list[Entry]]:
-    """(title of each document, entries)"""
+def read() -> tuple[dict[str, list[str]], list[Entry]]:
+    """(titles of each document, entries)"""
     documents = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    entries = [
-        Entry(row["id"], row["what"], tuple(parsed(text) for text in row["checks"]))
-        for document in documents.values()
-        for row in document["entries"]
-    ]
+    entries = [entry_of(row) for document in documents.values() for row in document["entries"]]
     return {number: document["title"] for number, document in documents.items()}, entries
 
 
-def parsed(text: str) -> Check:
-    kind, _, argument = text.partition(" ")
-    return Check(kind.removesuffix(":"), argument)
+def entry_of(row: dict[str, Any]) -> Entry:
+    state, *reason = row.get("state", ["works"])
+    checks = tuple(Check(*text.split(" ", 1)) for text in row["checks"])
+    return Entry(row["id"], (row["what"], row.get("zh", row["what"])), state, tuple(reason), checks)
+
+
+def has_words(what: str) -> bool:
+    """Whether there is something to translate outside of code."""
+    return bool(re.search(r"[a-z]{2}", re.sub(r"`[^`]*`", "", what)))
 
 
 def page(language: int) -> str:
     titles, entries = read()
-    states = [WORKING, *STATES.values()]
-    names = [state[language] for state in states]
-    lines = [HEADS[language], f"{TOTALS[language]} {' | '.join(names)} |", "| --- " * (len(names) + 2) + "|"]
-    for name, of in [(number, number) for number in titles] + [(TOGETHER[language], "")]:
-        found = [entry.state(language) for entry in entries if entry.number.startswith(of)]
-        lines.append(f"| {name} | {len(found)} | {' | '.join(str(found.count(state)) for state in names)} |")
-    for number, title in titles.items():
-        lines += ["", f"## {DOCUMENT[language]} {number}: {title}", "", COLUMNS[language], "| --- " * 4 + "|"]
-        lines += [row(entry, language) for entry in entries if entry.document == number]
-    return "\n".join(lines) + "\n"
+    works = [entry for entry in entries if entry.state == "works"]
+    return GUIDE[language].format(
+        counts=counts(titles, entries, language),
+        run=sum(entry.ran for entry in works),
+        accepted=sum(not entry.ran for entry in works),
+        differs=table("differs", [(e, e.reason[language]) for e in entries if e.state == "differs"], language),
+        small=tried_small(entries, language),
+        needs=table(
+            "needs",
+            [
+                (e, STATES[e.state][language] + SEPARATORS[language] + e.reason[language])
+                for state in ("gpus", "network")
+                for e in entries
+                if e.state == state
+            ],
+            language,
+        ),
+    )
 
 
-def row(entry: Entry, language: int) -> str:
-    how = "; ".join(check.shown(language) for check in entry.checks)
-    return "| " + " | ".join([entry.number, *(cell(text) for text in (entry.what, entry.state(language), how))]) + " |"
+def counts(titles: dict[str, list[str]], entries: list[Entry], language: int) -> str:
+    names = " | ".join(name[language] for name in STATES.values())
+    lines = [f"{HEADS['counts'][language]} {names} |", "| --- " * (len(STATES) + 2) + "|"]
+    rows = [(f"{number} {title[language]}", number) for number, title in titles.items()]
+    for name, number in [*rows, (TOGETHER[language], "")]:
+        states = [entry.state for entry in entries if entry.number.startswith(number)]
+        lines.append(f"| {name} | {len(states)} | {' | '.join(str(states.count(state)) for state in STATES)} |")
+    return "\n".join(lines)
+
+
+def table(name: str, rows: list[tuple[Entry, str]], language: int) -> str:
+    lines = [HEADS[name][language], "| --- | --- | --- |"]
+    for entry, last in rows:
+        lines.append(f"| {entry.number} | {cell(entry.what[language])} | {cell(last)} |")
+    return "\n".join(lines)
+
+
+def tried_small(entries: list[Entry], language: int) -> str:
+    parts = []
+    for kind, texts in TRIED.items():
+        found = [entry for entry in entries if entry.state == "small" and entry.reason == (kind,)]
+        if found:
+            items = "\n".join(f"- {entry.number} {entry.what[language]}" for entry in found)
+            parts.append(f"{texts[language]}{SEPARATORS[language].strip()}\n\n{items}")
+    return "\n\n".join(parts)
 
 
 def cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Each of the 337 entries that works: its command, key, flag, file, metric or test is there."""
+"""Each of the 337 entries: its state has a reason, and its command, key, flag, file, metric or test is there."""
 
 import re
 import tomllib
@@ -11,15 +11,14 @@ import pytest
 from rloom.config.dialects import kit
 from rloom.config.dialects.openrlhf_flags import flags as openrlhf_flags
 from rloom.config.keys import all_keys
-from tests.documents.entries import STATES, WORKS, Check, Entry, page, read
-from tests.documents.printed import MISSION, ROOT
+from tests.documents.entries import KINDS, STATES, TRIED, Check, Entry, entry_of, has_words, page, read
+from tests.documents.printed import ROOT
 from tests.documents.test_commands import COMMANDS, FRAGMENTS, PRINTED
 from tests.documents.test_programs import RUN, TENSORBOARD
 from tests.e2e.runs import records, train
 
 ENTRIES = read()[1]
-CHECKS = dict.fromkeys(check for entry in ENTRIES for check in entry.checks if check.kind in WORKS)
-AUDIT = MISSION.parent / "AUDIT.md"
+CHECKS = dict.fromkeys(check for entry in ENTRIES for check in entry.checks)
 LANGUAGES = {"": 0, ".zh": 1}
 
 
@@ -68,18 +67,23 @@ def test_the_metrics_of_the_documents_are_those_of_a_run(tmp_path: Path) -> None
     assert {check.argument for check in CHECKS if check.kind == "metric"} <= record.keys()
 
 
-def test_every_entry_works_or_has_one_reason_why_not() -> None:
-    assert len(ENTRIES) == 337
+def test_every_entry_has_a_state_with_its_reason_and_a_proof() -> None:
+    assert len(ENTRIES) == len({entry.number for entry in ENTRIES}) == 337
     for entry in ENTRIES:
-        kinds = [check.kind for check in entry.checks]
-        assert kinds and (set(kinds) <= WORKS.keys() or (len(kinds) == 1 and kinds[0] in STATES)), entry.number
+        assert entry.state in STATES and {check.kind for check in entry.checks} <= set(KINDS), entry.number
+        if entry.state == "works":
+            assert not entry.reason and {check.kind for check in entry.checks} - {"command"}, entry.number
+        elif entry.state == "small":
+            assert entry.checks and entry.reason in {(kind,) for kind in TRIED}, entry.number
+        else:
+            assert len(entry.reason) == 2, entry.number
 
 
-@pytest.mark.skipif(not AUDIT.is_file(), reason="the audit is not beside this clone")
-def test_no_entry_of_the_audit_is_left_out() -> None:
-    rows = re.findall(r"^\| (\d{3}-\d+) \| ", AUDIT.read_text(encoding="utf-8"), re.M)
-    assert rows
-    assert set(rows) <= {entry.number for entry in ENTRIES}
+@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.state != "works"], ids=lambda entry: entry.number)
+def test_what_the_guide_lists_is_in_chinese(entry: Entry) -> None:
+    english, chinese = entry.what
+    assert not has_words(english) or re.search("[一-鿿，：（]", chinese)
+    assert entry.state == "small" or re.search("[一-鿿]", entry.reason[1])
 
 
 @pytest.mark.parametrize("suffix", LANGUAGES)
@@ -88,6 +92,9 @@ def test_the_page_is_the_one_that_the_table_makes(suffix: str) -> None:
     assert file.read_text(encoding="utf-8") == page(LANGUAGES[suffix]), "run `make docs`"
 
 
-def test_an_entry_with_a_reason_has_its_state() -> None:
-    entry = Entry("000-01", "a thing", (Check("gpus", "it needs them"),))
-    assert (entry.state(0), entry.state(1)) == ("needs GPUs", "需要 GPU")
+def test_a_row_becomes_an_entry() -> None:
+    row = {"id": "000-01", "what": "a thing `x`", "zh": "某物 `x`", "state": ["small", "hub"], "checks": ["run ls ~/d"]}
+    entry = entry_of(row)
+    assert entry == Entry("000-01", ("a thing `x`", "某物 `x`"), "small", ("hub",), (Check("run", "ls ~/d"),))
+    assert entry.ran and not entry_of({**row, "checks": ["command ./train.sh", "key data.seed"]}).ran
+    assert has_words("a thing `x`") and not has_words("Q1 `x`, `y` 0.1")

@@ -6,6 +6,7 @@ forked processes (`tests/local_ray.py`), since Python and Ray take longer to sta
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.documents.test_commands import COMMANDS
 from tests.e2e.runs import records
 from tests.judge_server import Body, serving
 from tests.local_ray import use_local_ray
+from tests.shown_output import not_printed, pages_of
 
 pytestmark = pytest.mark.slow
 STEPS = 2
@@ -96,9 +98,17 @@ def test_two_steps_of_a_command(
     if "worker 1: process" in printed.err:  # as document 001 shows the start of a run
         places = [printed.err.index(line) for line in START]
         assert places == sorted(places)
+    for page in pages_of(command.name):
+        assert not_printed(page.read_text(encoding="utf-8"), printed.err + printed.out) == [], page
     if "--use_api_reward" in command.text:
         assert "reward_model.api.enable" not in printed.out  # not replaced
     [metrics] = tmp_path.rglob("metrics.jsonl")
+    if "critic.strategy=megatron" in started.arguments:  # two workers divide each layer of both models
+        log = (metrics.parent / "logs" / "worker_0.log").read_text()
+        assert re.findall(r"(\w+): [\d,]+ parameters, (\w+ \([\w ,]+\))", log) == [
+            ("actor", "Megatron (tensor 2)"),
+            ("critic", "Megatron (tensor 2)"),
+        ]
     steps = [record for record in records(metrics.parent) if "critic/score/mean" in record]
     assert [record["step"] for record in steps] == [1, STEPS]
     assert all(record["reward/failed"] == 0 for record in steps)

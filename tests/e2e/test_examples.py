@@ -11,6 +11,7 @@ from rloom.config import smoke
 from rloom.trainer import main_ppo
 from tests.documents.test_commands import COMMANDS
 from tests.e2e.runs import records
+from tests.shown_output import SHOWN, not_printed, pages_of, pages_with_output
 from tests.unit.test_config_examples import EXAMPLES, SCRIPTS, command_of
 
 ONE_GPU = "grpo_trainer/run_qwen2.5-0.5b.sh"
@@ -21,6 +22,19 @@ def test_the_other_scripts_are_commands_of_the_documents() -> None:
     texts = [" ".join([*command.before, command.text]) for command in COMMANDS]
     printed = {script for script in SCRIPTS for text in texts if all(part in text for part in script.split("/"))}
     assert printed == SCRIPTS.keys() - {ONE_GPU, *OTHERS}
+
+
+def test_every_page_that_shows_a_run_is_compared_with_one() -> None:
+    assert SHOWN.keys() <= {ONE_GPU, *(command.name for command in COMMANDS)}
+    assert {page for run in SHOWN for page in pages_of(run)} == pages_with_output()
+
+
+def test_a_line_with_other_names_or_another_order_is_found() -> None:
+    page = "```text\nstep 1/32 · kl 0.1 · len 19.5 · 3.8 s\n...\nModel: a/checkpoints/b\n```\n"
+    run = "step 1/2 · kl -4.97e-06 · len 1,024 · 11.2 s\nstep 2/2\nModel: checkpoints/c\n"
+    assert not_printed(page, run) == []
+    assert not_printed(page, run.replace("kl", "ppo_kl")) == ["step 1/32 · kl 0.1 · len 19.5 · 3.8 s"]
+    assert not_printed(page, "\n".join(reversed(run.splitlines()))) == ["Model: a/checkpoints/b"]
 
 
 def assert_two_steps_and_a_checkpoint(folder: Path) -> None:
@@ -57,5 +71,6 @@ def test_bash_runs_a_script_with_the_users_keys(tmp_path: Path) -> None:
     [run] = (tmp_path / "checkpoints").glob("**/smoke")
     kept = run.parent.relative_to(tmp_path)
     assert f"trainer.default_local_dir: {kept} -> {kept}/smoke" in done.stdout
-    assert "step 2/2" in done.stdout
+    for page in pages_of(ONE_GPU):
+        assert not_printed(page.read_text(encoding="utf-8"), done.stdout) == [], page
     assert_two_steps_and_a_checkpoint(tmp_path)

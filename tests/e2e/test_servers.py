@@ -1,5 +1,8 @@
-"""Whole runs with servers: processes that replay SGLang's protocol (tests/fake_servers.py), started by rloom."""
+"""Whole runs with servers: processes that replay SGLang's and TensorRT-LLM's protocols (tests/fake_servers.py), started
+by rloom."""
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -42,9 +45,23 @@ def test_a_server_killed_in_mid_generation_changes_nothing_in_the_weights(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_over_the_protocol_of_tensorrt_llm(tmp_path: Path, calm: Path) -> None:
-    train(tmp_path, 2, *servers("trtllm", count=1))
+def test_tensorrt_llm_is_started_by_its_name_alone_and_again_after_its_death(
+    tmp_path: Path, calm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = str(Path(__file__).parents[1] / "packages")  # a package tensorrt_llm
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setenv("PYTHONPATH", packages)
+    monkeypatch.setenv("DIED", str(tmp_path.parent / "trtllm_died"))
+    own = f"+{ROLLOUT}.engine_kwargs.disable_overlap_scheduler=True"
+    train(tmp_path, 2, GRPO, f"{ROLLOUT}.name=trtllm", own, f"{ROLLOUT}.server.health_interval_s=0.2")
     assert same(weights(tmp_path, 2), weights(calm, 2))
+    log = (tmp_path / "logs" / "server_0.log").read_text()
+    assert log.count('"disable_overlap_scheduler": true') == log.count("\n$ ") == 2
+    ended = [int(number) for number in re.findall(r"^process (\d+)$", log, re.MULTILINE)]
+    assert len(ended) == 2
+    for number in ended:
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
 
 
 def test_a_server_that_does_not_start_ends_the_run_with_its_log(

@@ -78,6 +78,9 @@ def test_an_sglang_that_pins_another_torch_gets_an_environment_of_its_own(instal
     install("torch", "2.13.0")
     assert server("sglang")(installation(H200)).state is State.WORKS  # by HTTP: nothing is needed here
     assert server("sglang")(installation(CPU)).state is State.LIMITED
+    assert server("trtllm")(installation(CPU)).state is State.IMPOSSIBLE  # weights go to it on the trainer's GPU
+    install("tensorrt_llm", "1.4.0")
+    assert server("trtllm")(installation(H200)).detail == "rloom starts its server: tensorrt_llm 1.4.0"
     install("sglang", "0.5.23", "torch==2.14.1")
     found = server("sglang")(installation(H200))
     assert found.state is State.WRONG_VERSION and "environment of its own" in found.way_out

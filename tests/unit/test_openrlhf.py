@@ -402,7 +402,7 @@ def test_the_guide_has_every_flag(page: str) -> None:
 def test_help_lists_every_flag_in_the_language_of_the_locale(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for language, word in {"C": "prompts per step", "zh_CN.UTF-8": "每步的提示数"}.items():
+    for language, word in {"C": "prompts per step", "zh_CN.UTF-8": "每步的 prompt 数"}.items():
         monkeypatch.setenv("LC_ALL", language)
         assert rloom(["openrlhf", "--help"]) == 0
         text = capsys.readouterr().out

@@ -16,7 +16,7 @@ BAD = {
     "a machine without an address": ["trainer.nnodes=2"],
     "a loss": ["actor_rollout_ref.actor.policy_loss.loss_mode=x"],
     "a key without effect": ["actor_rollout_ref.actor.kl_loss_coef=0.1"],
-    "an engine": ["actor_rollout_ref.rollout.name=trtllm"],
+    "an engine": ["actor_rollout_ref.rollout.name=trtllm", "actor_rollout_ref.rollout.temperature=0.7"],
     "rejection without a bound": ["algorithm.rollout_correction.rollout_rs=token"],
 }
 
@@ -37,6 +37,7 @@ def test_training_refuses_keys_before_torch_loads() -> None:
         codes = [cli.main(["train", *keys]) for keys in {list(BAD.values())!r}]
         sys.modules["ray"] = sys.modules["wandb"] = None  # not installed
         codes += [cli.main(["train", key]) for key in ("trainer.n_gpus_per_node=2", "trainer.logger=wandb")]
+        codes += [cli.main(["train", "actor_rollout_ref.rollout.name=trtllm"])]  # its package neither
         print(set(codes), {{"torch", "transformers"}} & set(sys.modules))
     """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)

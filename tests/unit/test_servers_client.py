@@ -15,6 +15,7 @@ import torch
 
 from rloom.engines.local import LocalEngine
 from rloom.errors import ModelError, WorkerError
+from rloom.import_path import OWN_FOLDER
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
@@ -284,6 +285,8 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     server = Path("/proc") / parent.stdout.readline().strip()
     while (server / "comm").read_text() != "sleep\n":  # before that it is Python, which starts it
         time.sleep(0.05)
+    # rloom's packages are not those of another program's environment
+    assert f"PYTHONPATH={OWN_FOLDER}".encode() not in (server / "environ").read_bytes()
     parent.kill()
     parent.communicate()
     deadline_s = time.monotonic() + 20

@@ -1,5 +1,7 @@
 """Keys of inference servers: what is accepted, what is refused, and the commands that they become."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,18 @@ from rloom.config.checks import check
 from rloom.errors import ConfigError
 from rloom.models.source import ModelSource
 from rloom.rollout.servers import arguments
-from rloom.rollout.servers.arguments import SglangSettings, server_args_fields, sglang_command, vllm_command
+from rloom.rollout.servers.arguments import (
+    SGLANG,
+    TRTLLM,
+    ServerSettings,
+    class_fields,
+    sglang_command,
+    trtllm_command,
+    vllm_command,
+)
 from rloom.rollout.servers.launch import own_command
+from rloom.rollout.servers.trtllm_server import control_arguments
+from rloom.trainer import main_ppo
 from rloom.trainer.assemble import servers
 from tests.helpers import configured
 
@@ -22,30 +34,39 @@ SERVER = f"{ROLLOUT}.server"
 URL = f"{SERVER}.urls=http://10.0.0.1:30000"
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("keys", [("sglang", f"{ROLLOUT}.tensor_model_parallel_size=4"), ("trtllm",)])
+def test_the_documents_commands_pass_the_plan(keys: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    name, *further = keys
+    assert cli.main(["plan", "trainer.n_gpus_per_node=8", f"{ROLLOUT}.name={name}", *further]) == 0
+    printed = capsys.readouterr()
+    assert f"{name} takes longer" in printed.out
+    engines = {
+        "sglang": "8 / TP 4 = 2 engines: 32 prompts, 256",
+        "trtllm": "1 / TP 1 = 1 engine: 64 prompts, 512",
+    }
+    assert engines[name] in printed.out
+    assert ("on the GPU of the first of 8 workers" in printed.out + printed.err) == (name == "trtllm")
+
+
 @pytest.mark.parametrize("name", ["sglang", "trtllm"])
-def test_engines_that_are_servers_accept_tensor_parallelism(name: str, size: int) -> None:
-    start = "" if name == "sglang" else f"{SERVER}.command=start {{port}}"
-    keys = (
-        f"{ROLLOUT}.name={name}",
-        f"{ROLLOUT}.tensor_model_parallel_size={size}",
-        "trainer.n_gpus_per_node=8",
-        start,
-    )
-    config = configured(*filter(None, keys))
-    check(config, declared_needs(config))
-
-
-def test_the_documents_commands_pass_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ["trainer.n_gpus_per_node=8", f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.tensor_model_parallel_size=4"]
-    assert cli.main(["plan", *keys]) == 0
-    assert "sglang takes longer" in capsys.readouterr().out
+def test_a_server_that_is_not_installed_is_named_before_torch_loads(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main_ppo.main([f"{ROLLOUT}.name={name}", "algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=2"]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    package = {"sglang": "sglang", "trtllm": "tensorrt_llm"}[name]
+    assert f"{ROLLOUT}.name={name}: {package} not installed here, so rloom cannot start the server" in line
+    assert f"{SERVER}.urls=[...], or use {ROLLOUT}.name=vllm" in line
 
 
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ([f"{ROLLOUT}.name=trtllm"], "trtllm-serve has no route for new weights, .*server.urls .*server.command"),
+        (
+            [f"{ROLLOUT}.name=trtllm", f"{ROLLOUT}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"],
+            "tensor_model_parallel_size=2: TensorRT-LLM's server takes .* first worker's; use 1, or .*name=vllm",
+        ),
+        ([f"{ROLLOUT}.name=trtllm", f"{SERVER}.count=2"], "server.count=2: .* first worker's; use 1, or .*name=vllm"),
         ([f"{ROLLOUT}.name=trtllm", URL, f"{ROLLOUT}.temperature=0.7"], "temperature=0.7: TensorRT-LLM's log-probs"),
         ([f"{ROLLOUT}.name=trtllm", URL, f"{SERVER}.weight_transfer=collective"], "takes handles of memory only"),
         ([f"{ROLLOUT}.name=sglang", f"{SERVER}.urls=localhost:30000"], "server.urls has an entry that is not a URL"),
@@ -80,7 +101,7 @@ def test_vllm_is_a_server_where_its_keys_ask_for_one() -> None:
 
 
 GPUS = "trainer.n_gpus_per_node=2"
-SGLANG = SglangSettings(
+SETTINGS = ServerSettings(
     source=ModelSource("m"),
     dtype="bfloat16",
     max_sequences=256,
@@ -96,13 +117,54 @@ SGLANG = SglangSettings(
 
 
 def test_sglangs_command_has_rlooms_settings_and_the_users() -> None:
-    words = " ".join(sglang_command(SGLANG)[1:])
+    words = " ".join(sglang_command(SETTINGS)[1:])
     assert words == (
-        f"-P -m sglang.launch_server --model-path {SGLANG.source.location} --host 127.0.0.1 --port {{port}} "
+        f"-P -m sglang.launch_server --model-path {SETTINGS.source.location} --host 127.0.0.1 --port {{port}} "
         "--dtype bfloat16 --context-length 1024 --max-running-requests 256 --max-prefill-tokens 8192 "
         "--mem-fraction-static 0.5 --tp-size 2 --enable-memory-saver --enable-weights-cpu-backup "
         "--attention-backend fa3 --enable-deterministic-inference"
     )
+
+
+def test_tensorrt_llm_is_started_over_the_llm_that_takes_new_weights() -> None:
+    own = {"disable_overlap_scheduler": True, "kv_cache_config": {"enable_block_reuse": False}}
+    settings = replace(
+        SETTINGS, source=ModelSource("m", overrides={"rope_theta": 1}), tensor_parallel=1, eager=True, engine_kwargs=own
+    )
+    _, *words, arguments = trtllm_command(settings, "KEY")
+    assert words[:2] == ["-P", arguments_file("trtllm_server.py")]
+    assert " ".join(words[2:]) == "--model m --host 127.0.0.1 --port {port} --key-env KEY --arguments"
+    assert json.loads(arguments) == {
+        "trust_remote_code": False,
+        "dtype": "bfloat16",
+        "max_seq_len": 1024,
+        "max_batch_size": 256,
+        "max_num_tokens": 8192,
+        "enable_chunked_prefill": True,
+        "tensor_parallel_size": 1,
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.5, "enable_block_reuse": False},
+        "model_kwargs": {"rope_theta": 1},
+        "sleep_config": {},
+        "cuda_graph_config": None,
+        "disable_overlap_scheduler": True,
+    }
+
+
+def test_a_tensorrt_llm_without_a_key_for_its_routes_gets_none() -> None:
+    class Older:
+        def __init__(self, generator: Any, model: str) -> None: ...
+
+    class Newer:
+        def __init__(
+            self, enable_rl_control_endpoints: bool = False, rl_control_api_key: str | None = None
+        ) -> None: ...
+
+    assert control_arguments(Older, "key") == {}
+    assert control_arguments(Newer, "key") == {"enable_rl_control_endpoints": True, "rl_control_api_key": "key"}
+
+
+def arguments_file(name: str) -> str:
+    return str(Path(arguments.__file__).with_name(name))
 
 
 def test_vllms_command_is_that_of_the_engine_in_process_with_rlooms_worker() -> None:
@@ -115,14 +177,21 @@ def test_vllms_command_is_that_of_the_engine_in_process_with_rlooms_worker() -> 
     ]
 
 
-def test_unknown_arguments_of_sglang_are_refused_by_its_own_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_arguments_are_refused_by_the_engines_own_list(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "@dataclass\nclass ServerArgs:\n    tp_size: A[int, 'x'] = 1\n    attention_backend: str = 'a'\n"
-    assert server_args_fields(source) == {"tp_size", "attention_backend"}
-    monkeypatch.setattr(arguments, "sglang_names", lambda: server_args_fields(source))
+    assert class_fields(source, ["ServerArgs"]) == {"tp_size", "attention_backend"}
+    monkeypatch.setattr(arguments, "argument_names", lambda engine: class_fields(source, engine.classes))
     with pytest.raises(ConfigError, match=r"engine_kwargs.atention_backend=1: .*did you mean attention_backend\?"):
-        arguments.check_sglang_names({"atention_backend": 1})
+        arguments.check_names(SGLANG, {"atention_backend": 1})
     with pytest.raises(ConfigError, match=r"tp_size=2: rloom sets this argument; use .*tensor_model_parallel_size"):
-        arguments.check_sglang_names({"tp_size": 2})
+        arguments.check_names(SGLANG, {"tp_size": 2})
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "packages")  # a package tensorrt_llm
+    with pytest.raises(ConfigError, match=r"TorchLlmArgs of tensorrt_llm has no .*mean disable_overlap_scheduler\?"):
+        arguments.check_names(TRTLLM, {"overlap_scheduler": 1})
+    share = {"kv_cache_config": {"free_gpu_memory_fraction": 0.9}}
+    with pytest.raises(ConfigError, match=r"free_gpu_memory_fraction=0.9: rloom sets .*use .*gpu_memory_utilization"):
+        arguments.trtllm_arguments(replace(SETTINGS, engine_kwargs=share))
 
 
 def test_a_command_of_the_users_has_the_models_folder(tmp_path: Path) -> None:

@@ -85,3 +85,14 @@ def test_help_and_the_tree_are_printed(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == "optim.clip_grad (float, default 1.0): Maximum norm of the gradient.\n"
     assert main(["config", "--sft", "model.partial_pretrain"]) == 0
     assert capsys.readouterr().out.startswith("model.path (str, default embedded)")
+
+
+def test_a_smoke_run_without_ray_has_one_process_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    monkeypatch.setattr("rloom.config.smoke.find_spec", lambda name: None)
+    config = load_sft_config([MODEL, "trainer.n_gpus_per_node=8", "engine.ulysses_sequence_parallel_size=4"])
+    assert (config.workers, config.engine.ulysses_sequence_parallel_size) == (1, 1)
+    line = "  trainer.n_gpus_per_node: 8 -> 1 (Ray is not installed: one process holds the whole model)"
+    assert line in capsys.readouterr().out.splitlines()

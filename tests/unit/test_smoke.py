@@ -1,17 +1,20 @@
 """RLOOM_SMOKE=1: which keys change, that the result passes the same checks, and that nothing changes without it."""
 
 import random
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rloom.config import smoke as smoke_module
 from rloom.config.algorithm_needs import declared_needs
-from rloom.config.checks import check
+from rloom.config.checks import check, verify
 from rloom.config.load import load_config, with_changes
 from rloom.config.schema import Config
-from rloom.config.smoke import Available, replacements, visible_gpus
+from rloom.config.smoke import Available, description, replacements, visible_gpus
 from rloom.errors import ConfigError
+from rloom.trainer import early_checks, main_ppo
 from tests.helpers import configured
 
 NOTHING = Available(gpus=0, ray=True, vllm=False, environment={})
@@ -298,17 +301,18 @@ MEGATRON = [f"{ACTOR}.strategy=megatron", "critic.strategy=megatron", "trainer.n
 
 
 @pytest.mark.parametrize(
-    ("given", "workers", "sizes"),  # tensor and pipeline parallel sizes
+    ("given", "gpus", "ray", "sizes"),  # tensor and pipeline parallel sizes
     [
-        ((4, 2), 2, (2, 1)),
-        ((8, 1), 2, (2, 1)),
-        ((1, 8), 2, (1, 2)),
-        ((1, 1), 2, (1, 1)),
-        ((4, 2), 1, (1, 1)),
+        ((4, 2), 0, True, (2, 1)),
+        ((8, 1), 0, True, (2, 1)),
+        ((1, 8), 2, True, (1, 2)),
+        ((1, 1), 0, True, (1, 1)),
+        ((4, 2), 0, False, (2, 1)),  # the run then names the command that installs Ray
+        ((4, 2), 1, True, (1, 1)),
     ],
 )
 def test_megatron_divides_the_tiny_model_over_the_workers_that_remain(
-    given: tuple[int, int], workers: int, sizes: tuple[int, int]
+    given: tuple[int, int], gpus: int, ray: bool, sizes: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     tensor, pipeline = given
     keys = [f"{ACTOR}.megatron.tensor_model_parallel_size={tensor}"]
@@ -316,8 +320,13 @@ def test_megatron_divides_the_tiny_model_over_the_workers_that_remain(
     keys += [f"{ACTOR}.ppo_micro_batch_size=8", "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=null"]
     keys += ["+critic.megatron.override_transformer_config.recompute_granularity=selective"]
     config = load_config([*MEGATRON, *keys])
-    smaller = with_changes(config, replacements(config, Available(0, workers > 1, False, {})))
-    check(smaller, declared_needs(smaller))
+    smaller = with_changes(config, replacements(config, Available(gpus, ray, False, {})))
+    verify(smaller, declared_needs(smaller))
+    workers = 1 if gpus == 1 else 2
+    notice = (
+        "strategy=megatron, critic.strategy=megatron: one worker holds the whole model, so megatron-core is not used"
+    )
+    assert smaller.workers == workers and (notice in caplog.text) == (workers == 1)
     for role in (smaller.actor_rollout_ref.actor, smaller.critic):
         assert role.strategy == "megatron"
         found = role.megatron
@@ -326,6 +335,45 @@ def test_megatron_divides_the_tiny_model_over_the_workers_that_remain(
     # all micro-batches together have a multiple of the groups of workers that hold a model
     size, model_ranks = smaller.actor_rollout_ref.actor.ppo_micro_batch_size, sizes[0] * sizes[1]
     assert size is not None and size % (workers // model_ranks) == 0
+
+
+@pytest.mark.parametrize("missing", [("megatron-core",), ("megatron-core", "ray")])
+def test_megatron_is_not_dropped_without_its_packages(
+    missing: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def absent(package: str) -> str:
+        if package in missing:
+            raise PackageNotFoundError(package)
+        return "1"
+
+    monkeypatch.setattr(early_checks, "version", absent)
+    monkeypatch.setattr(smoke_module, "find_spec", lambda name: None if name in missing else object())
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    assert main_ppo.main([*MEGATRON, f"{ACTOR}.megatron.tensor_model_parallel_size=4"]) == 2
+    printed = capsys.readouterr()
+    assert "trainer.n_gpus_per_node: 8 -> 2\n" in printed.out
+    [line] = printed.err.strip().splitlines()  # neither torch nor Ray is announced
+    needed = f"strategy=megatron with several workers needs {' and '.join(missing)}, not installed here; install: "
+    assert line.startswith(f"rloom: configuration error: {needed}")
+    assert "-m pip install --constraint" in line and "[megatron,ray]" in line
+
+
+def test_the_list_says_why_there_is_one_process_and_another_engine() -> None:
+    config = configured("trainer.n_gpus_per_node=8", f"{ROLLOUT}.name=vllm")
+    for available, workers, engine in (
+        (
+            Available(0, False, True, {}),
+            " (Ray is not installed: one process holds the whole model)",
+            "vllm needs a GPU",
+        ),
+        (Available(1, True, False, {}), " (one GPU is visible: one process holds the whole model)", None),
+        (Available(0, True, False, {}), "", "vllm is not installed"),
+    ):
+        lines = description(config, replacements(config, available), available).splitlines()
+        assert f"  trainer.n_gpus_per_node: 8 -> {1 if workers else 2}{workers}" in lines
+        assert f"  {ROLLOUT}.name: vllm -> native ({engine or 'vllm is not installed'})" in lines
 
 
 def test_the_tiny_model_has_no_experts() -> None:

@@ -69,7 +69,7 @@ FLAGS = {
     "batch_size": Setting(
         BATCH_KEY,
         "prompts per step, in four updates",
-        "每步的提示数，分四次更新",
+        "每步的 prompt 数，分四次更新",
         default="1024",
         embedded="64",
     ),
@@ -125,7 +125,7 @@ VARIABLES = {
     "CRITIC_EPOCHS": Setting("critic.ppo_epochs", "the same, for the critic", "Critic 的更新轮数", default="1"),
     "CLIPRANGE_VALUE": Setting("critic.cliprange_value", "clip range of the values", "价值裁剪范围", default="0.5"),
     "ROLLOUT_N": Setting(
-        "actor_rollout_ref.rollout.n", "answers to each prompt", "每个提示的回答数", default="1", embedded="8"
+        "actor_rollout_ref.rollout.n", "answers to each prompt", "每个 prompt 的回答数", default="1", embedded="8"
     ),
     "ROLLOUT_TEMPERATURE": Setting(
         "actor_rollout_ref.rollout.temperature", "sampling temperature", "采样温度", default="1.0"

@@ -3,7 +3,7 @@
 import ast
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -12,32 +12,72 @@ from typing import Any
 
 from rloom.errors import ConfigError
 from rloom.models.source import ModelSource
+from rloom.rollout.servers import trtllm_server
 from rloom.rollout.servers.launch import HOST, PORT
 from rloom.rollout.servers.vllm import EXTENSION
 
-KWARGS_KEY = "actor_rollout_ref.rollout.engine_kwargs"
-# arguments of SGLang that rloom sets, and the key that the user sets instead
-SGLANG_SET_BY_RLOOM = {
-    "model_path": "actor_rollout_ref.model.path",
-    "trust_remote_code": "actor_rollout_ref.model.trust_remote_code",
-    "json_model_override_args": "actor_rollout_ref.model.override_config",
-    "dtype": "actor_rollout_ref.actor.fsdp_config.dtype",
-    "context_length": "data.max_prompt_length and data.max_response_length",
-    "max_running_requests": "actor_rollout_ref.rollout.max_num_seqs",
-    "max_prefill_tokens": "actor_rollout_ref.rollout.max_num_batched_tokens",
-    "mem_fraction_static": "actor_rollout_ref.rollout.gpu_memory_utilization",
-    "enable_memory_saver": "actor_rollout_ref.rollout.free_cache_engine",
-    "tp_size": "actor_rollout_ref.rollout.tensor_model_parallel_size",
-    "host": "actor_rollout_ref.rollout.server.urls",
-    "port": "actor_rollout_ref.rollout.server.urls",
-}
+ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+KWARGS_KEY = f"{ROLLOUT}.engine_kwargs"
+LENGTHS = "data.max_prompt_length and data.max_response_length"
+CACHE_SHARE = "free_gpu_memory_fraction"  # of TensorRT-LLM's kv_cache_config
+
+
+@dataclass(frozen=True)
+class EngineArguments:
+    """Which arguments an engine takes."""
+
+    package: str
+    file: str  # of the package: has the classes
+    classes: tuple[str, ...]  # whose fields are the arguments
+    set_by_rloom: Mapping[str, str]  # argument -> the key that the user sets instead
+
+
+SGLANG = EngineArguments(
+    "sglang",
+    "srt/server_args.py",
+    ("ServerArgs",),
+    {
+        "model_path": f"{MODEL}.path",
+        "trust_remote_code": f"{MODEL}.trust_remote_code",
+        "json_model_override_args": f"{MODEL}.override_config",
+        "dtype": "actor_rollout_ref.actor.fsdp_config.dtype",
+        "context_length": LENGTHS,
+        "max_running_requests": f"{ROLLOUT}.max_num_seqs",
+        "max_prefill_tokens": f"{ROLLOUT}.max_num_batched_tokens",
+        "mem_fraction_static": f"{ROLLOUT}.gpu_memory_utilization",
+        "enable_memory_saver": f"{ROLLOUT}.free_cache_engine",
+        "tp_size": f"{ROLLOUT}.tensor_model_parallel_size",
+        "host": f"{ROLLOUT}.server.urls",
+        "port": f"{ROLLOUT}.server.urls",
+    },
+)
+TRTLLM = EngineArguments(
+    "tensorrt_llm",
+    "llmapi/llm_args.py",
+    ("BaseLlmArgs", "TorchLlmArgs"),
+    {
+        "model": f"{MODEL}.path",
+        "trust_remote_code": f"{MODEL}.trust_remote_code",
+        "model_kwargs": f"{MODEL}.override_config",
+        "dtype": "actor_rollout_ref.actor.fsdp_config.dtype",
+        "max_seq_len": LENGTHS,
+        "max_batch_size": f"{ROLLOUT}.max_num_seqs",
+        "max_num_tokens": f"{ROLLOUT}.max_num_batched_tokens",
+        "sleep_config": f"{ROLLOUT}.free_cache_engine",
+        "tensor_parallel_size": f"{ROLLOUT}.tensor_model_parallel_size",
+        "backend": f"{ROLLOUT}.server.command",
+        "orchestrator_type": f"{ROLLOUT}.server.command",
+    },
+)
 VLLM_ONLY_IN_PROCESS = ("skip_tokenizer_init",)  # /v1/completions needs a tokenizer
 SGLANG_ENVIRONMENT = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}  # log-probs at the temperature
 VLLM_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}  # its routes for weights and memory
 
 
 @dataclass(frozen=True)
-class SglangSettings:
+class ServerSettings:
+    """What SGLang's server and TensorRT-LLM's are told."""
+
     source: ModelSource
     dtype: str
     max_sequences: int
@@ -51,8 +91,8 @@ class SglangSettings:
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def sglang_arguments(settings: SglangSettings) -> dict[str, Any]:
-    check_sglang_names(settings.engine_kwargs)
+def sglang_arguments(settings: ServerSettings) -> dict[str, Any]:
+    check_names(SGLANG, settings.engine_kwargs)
     return {
         "model_path": settings.source.location,
         "trust_remote_code": settings.source.trust_remote_code,
@@ -73,8 +113,37 @@ def sglang_arguments(settings: SglangSettings) -> dict[str, Any]:
     }
 
 
-def sglang_command(settings: SglangSettings) -> list[str]:
+def sglang_command(settings: ServerSettings) -> list[str]:
     return [sys.executable, "-P", "-m", "sglang.launch_server", *flags(sglang_arguments(settings), negations=False)]
+
+
+def trtllm_arguments(settings: ServerSettings) -> dict[str, Any]:
+    """Of AsyncLLM."""
+    given = dict(settings.engine_kwargs)
+    check_names(TRTLLM, given)
+    cache = dict(given.pop("kv_cache_config", {}))
+    if CACHE_SHARE in cache:
+        raise set_by_rloom(f"kv_cache_config.{CACHE_SHARE}", cache[CACHE_SHARE], f"{ROLLOUT}.gpu_memory_utilization")
+    return {
+        "trust_remote_code": settings.source.trust_remote_code,
+        "dtype": settings.dtype,
+        "max_seq_len": settings.max_model_tokens,
+        "max_batch_size": settings.max_sequences,
+        "max_num_tokens": settings.max_prefill_tokens,
+        "enable_chunked_prefill": True,  # a prompt may be longer than max_num_tokens
+        "tensor_parallel_size": settings.tensor_parallel,
+        "kv_cache_config": {CACHE_SHARE: settings.memory_share, **cache},
+        **({"model_kwargs": dict(settings.source.overrides)} if settings.source.overrides else {}),
+        **({"sleep_config": {}} if settings.releases_memory else {}),  # weights are kept on the host by default
+        **({"cuda_graph_config": None} if settings.eager else {}),
+        **given,
+    }
+
+
+def trtllm_command(settings: ServerSettings, key_variable: str) -> list[str]:
+    given = {"model": settings.source.location, "host": HOST, "port": PORT, "key_env": key_variable}
+    arguments = {**given, "arguments": trtllm_arguments(settings)}
+    return [sys.executable, "-P", trtllm_server.__file__, *flags(arguments, negations=False)]
 
 
 def vllm_command(engine_arguments: Mapping[str, Any], tensor_parallel: int) -> list[str]:
@@ -107,40 +176,34 @@ def flags(arguments: Mapping[str, Any], *, negations: bool) -> list[str]:
     return words
 
 
-def check_sglang_names(engine_kwargs: Mapping[str, Any]) -> None:
-    known = sglang_names()
+def check_names(engine: EngineArguments, engine_kwargs: Mapping[str, Any]) -> None:
+    known = argument_names(engine)
     for name, value in engine_kwargs.items():
-        if name in SGLANG_SET_BY_RLOOM:
-            instead = SGLANG_SET_BY_RLOOM[name]
-            raise ConfigError(f"{KWARGS_KEY}.{name}={value}: rloom sets this argument; use {instead}")
+        if name in engine.set_by_rloom:
+            raise set_by_rloom(name, value, engine.set_by_rloom[name])
         if known is not None and name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(
-                f"{KWARGS_KEY}.{name}={value}: SGLang's ServerArgs has no such argument; {hint}correct or remove it"
+                f"{KWARGS_KEY}.{name}={value}: {engine.classes[-1]} of {engine.package} has no such argument; "
+                f"{hint}correct or remove it"
             )
 
 
-def sglang_names() -> set[str] | None:
-    """Fields of SGLang's ServerArgs, read from its file without importing it. None: it is not installed."""
-    spec = find_spec("sglang")
+def set_by_rloom(name: str, value: Any, instead: str) -> ConfigError:
+    return ConfigError(f"{KWARGS_KEY}.{name}={value}: rloom sets this argument; use {instead}")
+
+
+def argument_names(engine: EngineArguments) -> set[str] | None:
+    """Read from the engine's file without importing it. None: it is not installed."""
+    spec = find_spec(engine.package)
     if spec is None or spec.origin is None:
         return None
-    file = Path(spec.origin).parent / "srt" / "server_args.py"
-    return server_args_fields(file.read_text()) if file.is_file() else None
+    file = Path(spec.origin).parent / engine.file
+    return class_fields(file.read_text(), engine.classes) if file.is_file() else None
 
 
-def server_args_fields(source: str) -> set[str]:
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "ServerArgs"]
+def class_fields(source: str, names: Sequence[str]) -> set[str]:
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name in names]
     fields = [statement.target for kind in classes for statement in kind.body if isinstance(statement, ast.AnnAssign)]
     return {target.id for target in fields if isinstance(target, ast.Name)}
-
-
-def check_sglang_installed() -> None:
-    spec = find_spec("sglang")
-    if spec is None or spec.origin is None:
-        raise ConfigError(
-            "actor_rollout_ref.rollout.name=sglang: the package sglang is not installed here, so rloom cannot start "
-            "its server; install it (docs/servers.md), name running servers in actor_rollout_ref.rollout.server.urls, "
-            "or use actor_rollout_ref.rollout.name=native"
-        )

@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,14 +43,16 @@ class ServerProcess:
         """In the main thread or one that runs as long: the server ends with the thread that started it."""
         command = [word.replace(PORT, str(self.port)) for word in self.launch.command]
         guard = child_command("rloom.rollout.servers.child", str(os.getpid()))
-        path = os.pathsep.join(filter(None, (OWN_FOLDER, os.environ.get("PYTHONPATH"))))
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, (OWN_FOLDER, os.environ.get("PYTHONPATH"))))}
+        if command[0] != sys.executable:  # another environment has packages of its own, of other versions
+            path = {}
         self.launch.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.launch.log_file.open("ab") as log:
             log.write(f"\n$ {shlex.join(command)}\n".encode())
             log.flush()
             self.process = subprocess.Popen(
                 [*guard, *command],
-                env={**os.environ, "PYTHONPATH": path, **self.launch.environment},
+                env={**os.environ, **path, **self.launch.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

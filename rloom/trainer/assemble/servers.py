@@ -1,6 +1,7 @@
 """The rollout engine of servers, from the configuration: by URL, or started on this machine."""
 
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from rloom.rollout.limits import default_sequences, with_queued
 from rloom.rollout.servers.arguments import (
     SGLANG_ENVIRONMENT,
     VLLM_ENVIRONMENT,
-    SglangSettings,
-    check_sglang_installed,
+    ServerSettings,
     sglang_arguments,
     sglang_command,
+    trtllm_arguments,
+    trtllm_command,
     vllm_command,
 )
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
@@ -34,6 +36,7 @@ from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wir
 from rloom.trainer.assemble.model_sources import policy_source
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+CONTROL_KEY = "RLOOM_SERVER_KEY"
 VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 WIRES: Mapping[str, Callable[[Config], Wire]] = {
     "vllm": lambda config: VllmWire(config.actor_rollout_ref.rollout.temperature),
@@ -55,10 +58,13 @@ def server_rollout(
     section = rollout.server
     on_gpu = device.type == "cuda"
     shared = section.weight_transfer == SHARED
+    key = server_key(section.key_env)
+    if key is None and rollout.name == "trtllm" and rollout.starts_servers:
+        key = secrets.token_hex(32)  # its server takes weights only with a key
     return ServerRollout(
         running_servers(config, device)
         if section.addresses
-        else started_servers(config, device, dtype, gpus, engine_arguments),
+        else started_servers(config, device, dtype, gpus, engine_arguments, key),
         WIRES[rollout.name](config),
         ClientSettings(
             WatchSettings(section.start_timeout_s, section.health_interval_s, section.max_restarts),
@@ -66,7 +72,7 @@ def server_rollout(
             # a server of the user's is on other GPUs, unless it shares the trainer's memory
             releases_memory=on_gpu and rollout.free_cache_engine and (shared or not section.addresses),
             max_requests=with_queued(rollout.max_num_seqs or default_sequences(rollout.name, device.type)),
-            key=server_key(section.key_env),
+            key=key,
         ),
         CheckpointFormat(network),
         None if actor is None else actor.weights,
@@ -97,19 +103,25 @@ def running_servers(config: Config, device: torch.device) -> list[ServerSpec]:
 
 
 def started_servers(
-    config: Config, device: torch.device, dtype: torch.dtype, gpus: Sequence[str], engine_arguments: Mapping[str, Any]
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    gpus: Sequence[str],
+    engine_arguments: Mapping[str, Any],
+    key: str | None,
 ) -> list[ServerSpec]:
     rollout = config.actor_rollout_ref.rollout
-    size = rollout.tensor_model_parallel_size
-    count = rollout.server.count or max(1, config.workers // size)
+    size, count = rollout.tensor_model_parallel_size, rollout.engines(config.workers)
     on_gpu = device.type == "cuda"
+    if rollout.name == "trtllm" and on_gpu:  # it takes handles of memory on its own GPU
+        gpus = [own_gpu()]
     if on_gpu and count * size > len(gpus):
         raise ConfigError(
             f"actor_rollout_ref.rollout.server.count={count} with tensor_model_parallel_size={size}: {count * size} "
             f"GPUs are needed, and the run has {len(gpus)} here; use less, or name servers in "
             "actor_rollout_ref.rollout.server.urls"
         )
-    command, environment = start_command(config, device, dtype, engine_arguments)
+    command, environment = start_command(config, device, dtype, engine_arguments, key)
     logs = expand(config.trainer.default_local_dir) / "logs"
     specs = []
     for number in range(count):
@@ -122,24 +134,27 @@ def started_servers(
 
 
 def start_command(
-    config: Config, device: torch.device, dtype: torch.dtype, engine_arguments: Mapping[str, Any]
+    config: Config, device: torch.device, dtype: torch.dtype, engine_arguments: Mapping[str, Any], key: str | None
 ) -> tuple[list[str], dict[str, str]]:
     rollout = config.actor_rollout_ref.rollout
     if rollout.server.command is not None:
         return own_command(rollout.server.command, policy_source(config).location), {}
     if rollout.name == "sglang":
-        return sglang_command(sglang_settings(config, device, dtype)), SGLANG_ENVIRONMENT
+        return sglang_command(server_settings(config, device, dtype)), SGLANG_ENVIRONMENT
+    if rollout.name == "trtllm":
+        assert key is not None
+        return trtllm_command(server_settings(config, device, dtype), CONTROL_KEY), {CONTROL_KEY: key}
     assert rollout.name == "vllm"
     environment = VLLM_ENVIRONMENT | ({} if device.type == "cuda" else VLLM_ON_CPU)
     return vllm_command(engine_arguments, rollout.tensor_model_parallel_size), environment
 
 
-def sglang_settings(config: Config, device: torch.device, dtype: torch.dtype) -> SglangSettings:
+def server_settings(config: Config, device: torch.device, dtype: torch.dtype) -> ServerSettings:
     rollout, on_gpu = config.actor_rollout_ref.rollout, device.type == "cuda"
-    return SglangSettings(
+    return ServerSettings(
         source=policy_source(config),
         dtype=str(dtype).removeprefix("torch."),
-        max_sequences=rollout.max_num_seqs or default_sequences("sglang", device.type),
+        max_sequences=rollout.max_num_seqs or default_sequences(rollout.name, device.type),
         max_prefill_tokens=rollout.max_num_batched_tokens,
         max_model_tokens=config.data.max_prompt_length + config.data.max_response_length,
         memory_share=rollout.gpu_memory_utilization,
@@ -155,9 +170,9 @@ def check_servers(config: Config, device: torch.device, dtype: torch.dtype) -> N
     """On the machine that starts them, before weights are read."""
     rollout = config.actor_rollout_ref.rollout
     server_key(rollout.server.key_env)
-    if rollout.name == "sglang" and rollout.starts_servers:
-        check_sglang_installed()
-        sglang_arguments(sglang_settings(config, device, dtype))
+    arguments = {"sglang": sglang_arguments, "trtllm": trtllm_arguments}
+    if rollout.name in arguments and rollout.starts_servers:
+        arguments[rollout.name](server_settings(config, device, dtype))
 
 
 def own_gpu() -> str:

@@ -44,7 +44,7 @@ from rloom.trainer.assemble.probe import check_agreement
 from rloom.trainer.assemble.reward_model import has_reward_model, reward_scorer
 from rloom.trainer.assemble.servers import visible_gpus
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rloom.calls")  # of a worker of Ray: in its log file
 WEIGHT_SYNC, FILES = "weight_sync", "files"
 
 
