@@ -141,8 +141,8 @@ def micro_batch_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator
         "actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, workers
     )
     if algorithm.needs_critic:
-        (prompts, _), own = config.critic_updates, config.trainer.pools.critic
-        yield from role_micro_batch_faults("critic", critic, prompts * n, longest, own or workers)
+        prompts, _ = config.critic_updates
+        yield from role_micro_batch_faults("critic", critic, prompts * n, longest, config.workers_of("critic"))
 
 
 def role_micro_batch_faults(name: str, role: Actor | Critic, samples: int, longest: int, workers: int) -> Iterator[str]:
@@ -181,7 +181,7 @@ def scoring_batch_faults(config: Config) -> Iterator[str]:
     samples = config.data.train_batch_size * roles.rollout.n
     among: dict[str, tuple[RolloutSection | Ref, int]] = {
         "rollout": (roles.rollout, workers),
-        "ref": (roles.ref, config.trainer.pools.ref or workers),
+        "ref": (roles.ref, config.workers_of("ref")),
     }
     for name, (section, ranks) in among.items():
         whole = section.log_prob_micro_batch_size
@@ -220,8 +220,8 @@ def machine_faults(config: RunConfig) -> Iterator[str]:
 
 def parallel_faults(config: Config) -> Iterator[str]:
     actor, chosen = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    pools, workers = config.trainer.pools, config.actor_workers
-    tensor_parallel, generating = chosen.tensor_model_parallel_size, pools.rollout or workers
+    trainer, pools, workers = config.trainer, config.trainer.pools, config.actor_workers
+    tensor_parallel, generating = chosen.tensor_model_parallel_size, config.workers_of("rollout")
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel}"
     if tensor_parallel > 1 and chosen.name in ("native", "hf"):
         yield (
@@ -235,17 +235,20 @@ def parallel_faults(config: Config) -> Iterator[str]:
         )
     sizes = {
         "actor_rollout_ref.actor.fsdp_config.fsdp_size": (actor.fsdp_config.fsdp_size, workers),
-        "critic.model.fsdp_config.fsdp_size": (config.critic.model.fsdp_config.fsdp_size, pools.critic or workers),
+        "critic.model.fsdp_config.fsdp_size": (
+            config.critic.model.fsdp_config.fsdp_size,
+            config.workers_of("critic"),
+        ),
     }
     for key, (size, among) in sizes.items():
         if size != -1 and (size < 1 or among % size):
             counted = f"{among} worker" if among == 1 else f"{among} workers"
             yield f"{key}={size} does not divide {counted}; use {nearest_divisors(among, size)}, or -1"
     try:
-        worker_layout(config.trainer.nnodes, config.gpus_per_node, pools.own)
+        worker_layout(trainer.nnodes, config.gpus_per_node, pools.by_role)
     except ConfigError as error:
         yield str(error)
-    if pools.own and config.workers == 1:
+    if pools.by_role and config.workers == 1:
         yield "trainer.pools: one worker holds every role; set trainer.n_gpus_per_node or trainer.nnodes above 1"
     if pools.ref and config.actor_rollout_ref.model.has_lora:
         yield f"trainer.pools.ref={pools.ref}: with LoRA the reference is the actor without its adapter; remove the key"
@@ -382,7 +385,7 @@ def reward_model_faults(config: Config) -> Iterator[str]:
         yield f"reward_model.label_weights={section.label_weights}: every score would be 0; give a weight above 0"
     if section.micro_batch_size is not None and section.micro_batch_size_per_gpu is None:
         samples = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-        ranks = config.trainer.pools.reward or config.actor_workers
+        ranks = config.workers_of("reward")
         yield from division_faults("reward_model.micro_batch_size", section.micro_batch_size, ranks, samples)
 
 

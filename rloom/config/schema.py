@@ -349,9 +349,10 @@ class Config(RunConfig):
         pools = self.trainer.pools
         return pools.actor or self.workers - sum(size for role, size in pools.own.items() if role != "actor")
 
-    @property
-    def critic_workers(self) -> int:
-        return self.trainer.pools.critic or self.actor_workers
+    def workers_of(self, role: str) -> int:
+        """Number of workers that hold the role."""
+        found = self.trainer.pools.by_role.get(role, self.actor_workers)
+        return found if isinstance(found, int) else len(found)
 
     @property
     def ends_with_the_data(self) -> bool:

@@ -392,7 +392,7 @@ USES: list[Use] = [
     ),
     Use(
         [f"{CRITIC}.model.use_remove_padding"],
-        lambda run: run.config.critic_workers == 1 or run.config.critic.strategy != "megatron",
+        lambda run: run.config.workers_of("critic") == 1 or run.config.critic.strategy != "megatron",
         "the Megatron engine packs sequences",
         harmless=(True,),
     ),

@@ -12,7 +12,7 @@ from rloom.config.load import with_changes
 from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, ModelError
 from rloom.plan.batches import batches
-from rloom.plan.memory import GIB, Memory, memory
+from rloom.plan.memory import GIB, Memory, fullest, memory_by_gpu
 from rloom.plan.models import actor_plan, critic_plan
 from rloom.plan.reward_model import reward_plan
 
@@ -37,9 +37,10 @@ class WayOut:
 
 
 def held(config: Config, gpu_bytes: float) -> Memory:
+    """On the fullest GPU."""
     sizes = batches(config, critic=declared_needs(config).estimator.needs_critic)
     models = actor_plan(config, sizes), critic_plan(config, sizes)
-    return memory(config, sizes, *models, gpu_bytes, reward_plan(config, sizes))
+    return fullest(memory_by_gpu(config, sizes, *models, gpu_bytes, reward_plan(config, sizes))).memory
 
 
 def with_offload(config: Config, gpu_bytes: float) -> Config:

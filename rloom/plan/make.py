@@ -1,7 +1,8 @@
 """From a configuration to its plan. Nothing is started, loaded or downloaded."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from rloom.algos.discount import SMALLEST_WEIGHT, discount, reach
 from rloom.config.algorithm_needs import Needs, declared_needs
@@ -16,7 +17,7 @@ from rloom.models.context import check_context
 from rloom.plan.architecture import UnknownSize, read_fields
 from rloom.plan.batches import Batches, batches
 from rloom.plan.fit import WayOut, ways_out
-from rloom.plan.memory import GIB, Memory, memory
+from rloom.plan.memory import GIB, CachePlan, GpuMemory, Memory, fullest, memory_by_gpu
 from rloom.plan.models import FLOAT32, ModelPlan, actor_plan, critic_model, critic_plan, policy_model
 from rloom.plan.reward_model import RewardPlan, reward_plan
 from rloom.plan.timing import StepTime, step_time
@@ -33,9 +34,31 @@ class Costs:
     actor: ModelPlan
     critic: ModelPlan | None
     reward: RewardPlan | None  # None: there is none, or a note has the reason
-    memory: Memory
-    time: StepTime | None  # None: it does not fit, or no rate was measured
-    ways_out: tuple[WayOut, ...]  # settings with which it fits, if it does not
+    gpus: Sequence[GpuMemory]  # one for each set of roles that a GPU of the actor holds
+    time: StepTime | None = None  # None: it does not fit, or no rate was measured
+    ways_out: tuple[WayOut, ...] = ()  # settings with which it fits, if it does not
+
+    @property
+    def fullest(self) -> GpuMemory:
+        return fullest(self.gpus)
+
+    @property
+    def memory(self) -> Memory:
+        return self.fullest.memory
+
+    @property
+    def generating(self) -> Memory:
+        return next(gpu.memory for gpu in self.gpus if gpu.generates)
+
+    @property
+    def cache(self) -> CachePlan:
+        found = self.generating.cache
+        assert found is not None  # it generates
+        return found
+
+    @property
+    def fits(self) -> bool:
+        return all(gpu.memory.fits for gpu in self.gpus)
 
 
 @dataclass(frozen=True)
@@ -126,11 +149,12 @@ def estimate(config: Config, needs: Needs, sizes: Batches, gpu_bytes: float, rew
     actor, critic = actor_plan(config, sizes), critic_plan(config, sizes)
     path = config.actor_rollout_ref.model.path
     check_context(actor.architecture.context, sizes.longest, f"actor_rollout_ref.model.path={path}")
-    held = memory(config, sizes, actor, critic, gpu_bytes, reward)
+    costs = Costs(actor, critic, reward, memory_by_gpu(config, sizes, actor, critic, gpu_bytes, reward))
+    if not costs.fits:
+        return replace(costs, ways_out=tuple(ways_out(config, gpu_bytes)))
     measured = all(model.number_bytes < FLOAT32 for model in (actor, critic) if model is not None)
-    time = step_time(config, needs, sizes, actor, critic, held) if held.fits and measured else None
-    ways = () if held.fits else tuple(ways_out(config, gpu_bytes))
-    return Costs(actor, critic, reward, held, time, ways)
+    time = step_time(config, needs, sizes, actor, critic, costs.generating) if measured else None
+    return replace(costs, time=time)
 
 
 def advice(config: Config, needs: Needs) -> list[str]:
@@ -152,7 +176,7 @@ def advice(config: Config, needs: Needs) -> list[str]:
 def notes(config: Config, costs: Costs) -> list[str]:
     found = []
     if costs.time is None:
-        why = "rates were measured in bfloat16 only" if costs.memory.fits else "it does not fit"
+        why = "rates were measured in bfloat16 only" if costs.fits else "it does not fit"
         found.append(f"Time is left out: {why}")
     elif costs.actor.parameters < SMALLEST_MEASURED / 2:
         found.append("The smallest model measured has 494 M parameters: a step of one this small takes longer")

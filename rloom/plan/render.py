@@ -7,10 +7,11 @@ from rloom.plan.batches import Batches, Updates, scoring_passes
 from rloom.plan.fit import SHOWN
 from rloom.plan.make import Costs, Machine, Plan
 from rloom.plan.megatron import description
-from rloom.plan.memory import GIB, Memory
+from rloom.plan.memory import GIB, GpuMemory
 from rloom.plan.models import FLOAT32, ModelPlan, divided_by_megatron, shards_of
 from rloom.plan.reward_model import RewardPlan
 from rloom.plan.timing import THROUGH_DRIVER, Stage, StepTime
+from rloom.runtime.placement import named_workers
 
 LABEL = 28  # columns of a line's label
 POOL_NAMES = {"ref": "reference", "critic": "critic", "rollout": "rollout engines", "reward": "reward model"}
@@ -24,7 +25,7 @@ def render(plan: Plan) -> str:
         *section("Placement", placement_lines(plan)),
     ]
     if plan.costs is not None:
-        lines += section("Memory a GPU, GiB", memory_lines(plan.costs, plan.machine))
+        lines += section("Memory a GPU, GiB", memory_lines(plan, plan.costs))
         if plan.costs.time is not None:
             lines += section("Time a step, estimated", time_lines(plan.costs.time))
     return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
@@ -96,14 +97,16 @@ def placement_lines(plan: Plan) -> Iterator[str]:
 
 
 def pools(plan: Plan) -> str:
-    config, own = plan.config, plan.config.trainer.pools.own
-    if not own:
+    config, own, placed = plan.config, plan.config.trainer.pools.own, plan.config.trainer.pools.placed
+    if not own and not placed:
         return "all roles on every GPU"
     used = {"critic": plan.needs.estimator.needs_critic, "ref": config.uses_reference, "rollout": True}
     used["reward"] = config.reward_model.model_path is not None
-    shared = ["actor", *(POOL_NAMES[role] for role, is_used in used.items() if is_used and role not in own)]
+    everywhere = [role for role, is_used in used.items() if is_used and role not in own and role not in placed]
+    shared = " + ".join(["actor", *(POOL_NAMES[role] for role in everywhere)])
+    some = [f"{POOL_NAMES[role]} on {named_workers(numbers, 'GPU')} of these" for role, numbers in placed.items()]
     apart = [f"{POOL_NAMES[role]} on {size}" for role, size in own.items() if role != "actor"]
-    return ", ".join([f"{' + '.join(shared)} on {plan.batches.ranks}", *apart])
+    return ", ".join([f"{shared} on {plan.batches.ranks}", *some, *apart])
 
 
 def role_names(plan: Plan) -> Iterator[str]:
@@ -132,21 +135,26 @@ def division(role: Actor | Critic, fsdp: Fsdp, ranks: int) -> str:
     return f"FSDP2: one copy over {shards} ranks" + (f", {copies} copies" if copies > 1 else "")
 
 
-def memory_lines(costs: Costs, machine: Machine) -> Iterator[str]:
+def memory_lines(plan: Plan, costs: Costs) -> Iterator[str]:
     memory, phases = costs.memory, costs.memory.phases
     yield line("actor", model_line(costs.actor))
     if costs.critic is not None:
         yield line("critic", model_line(costs.critic))
     if costs.reward is not None:
         yield line("reward model", reward_line(costs.reward))
-    yield line("", "".join(f"{phase:>15}" for phase in phases))
+    several = len(costs.gpus) > 1
+    for gpu in costs.gpus if several else ():
+        most = f"{gib(gpu.memory.peak_bytes)} in {gpu.memory.peak}"
+        yield line(named_workers(gpu.numbers, "GPU"), f"{' + '.join(held_roles(plan, gpu))}: at most {most}")
+    label = f"on {named_workers(costs.fullest.numbers, 'GPU')}" if several else ""
+    yield line(label, "".join(f"{phase:>15}" for phase in phases))
     for name in dict.fromkeys(name for parts in phases.values() for name in parts):
         sizes = [parts.get(name, 0.0) for parts in phases.values()]
         if any(sizes):
             yield line(name, "".join(f"{gib(size):>15}" for size in sizes))
     yield line("together", "".join(f"{gib(memory.total(phase)):>15}" for phase in phases))
-    yield from cache_lines(memory)
-    yield line("does it fit?", verdict(costs, machine))
+    yield from cache_lines(costs)
+    yield line("does it fit?", verdict(costs, plan.machine))
 
 
 def gib(size: float) -> str:
@@ -163,14 +171,26 @@ def model_line(model: ModelPlan) -> str:
 
 def reward_line(model: RewardPlan) -> str:
     dtype = "float32" if model.number_bytes == FLOAT32 else "bfloat16"
-    parameters = f"{model.parameters:,} parameters ({model.family}), whole on each GPU; {dtype}"
+    parameters = f"{model.parameters:,} parameters ({model.family}), whole on each of its GPUs; {dtype}"
     if model.own_workers is not None:
         return f"{parameters}; {count(model.own_workers, 'GPU')} of its own, {gib(model.scoring)} GiB each"
     return f"{parameters}; {'on the host while others work' if model.offloaded else 'always on the GPU'}"
 
 
-def cache_lines(memory: Memory) -> Iterator[str]:
-    cache = memory.cache
+def held_roles(plan: Plan, gpu: GpuMemory) -> Iterator[str]:
+    yield "actor"
+    if plan.needs.estimator.needs_critic:
+        yield POOL_NAMES["critic"]
+    if plan.config.uses_reference:
+        yield POOL_NAMES["ref"]
+    if gpu.generates:
+        yield POOL_NAMES["rollout"]
+    if gpu.scores:
+        yield POOL_NAMES["reward"]
+
+
+def cache_lines(costs: Costs) -> Iterator[str]:
+    cache = costs.cache
     yield line("cache has room for", f"{cache.room:,} tokens of {cache.token_bytes / 1024:,.1f} KiB")
     room = min(cache.whole_sequences, cache.running)
     shorter = f"; all of them at {cache.tokens_each:,} tokens each" if room < cache.running else ""

@@ -137,10 +137,12 @@ def generation(config: Config, needs: Needs, sizes: Batches, actor: ModelPlan, m
     samples, answer, prompt = sizes.samples_per_engine, sizes.answer_tokens, sizes.prompt_tokens
     if needs.estimator.needs_greedy:
         samples += sizes.prompts_per_engine
-    running = max(1, min(memory.cache.running, memory.cache.whole_sequences))
+    cache = memory.cache
+    assert cache is not None  # of a GPU that generates
+    running = max(1, min(cache.running, cache.whole_sequences))
     steps = math.ceil(samples / running) * answer
     weights = actor.number_bytes * size.matrix_parameters
-    cached = samples * (answer * prompt + answer * (answer - 1) // 2) * memory.cache.token_bytes
+    cached = samples * (answer * prompt + answer * (answer - 1) // 2) * cache.token_bytes
     flops = 2.0 * size.matrix_parameters * (samples * answer + sizes.prompts_per_engine * prompt)
     floor_s = (steps * weights / parallel + cached) / MEMORY_BANDWIDTH + flops / parallel / MATRIX_RATE
     # tensor parallelism: two all-reduces a layer, for every token

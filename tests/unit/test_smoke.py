@@ -114,7 +114,7 @@ def test_valid_sizes_stay_valid_whatever_they_are() -> None:
             f"trainer.n_gpus_per_node={gpus}",
             f"trainer.nnodes={nodes}",
             "trainer.master_addr=10.0.0.1",
-            *([f"trainer.pools.rollout={draws.choice([1, 2])}"] if gpus * nodes > 1 and draws.random() < 0.3 else []),
+            *([f"trainer.pools.rollout={draws.choice([1, 2, [0], [0, 1]])}"] if draws.random() < 0.3 else []),
         )
         needs = declared_needs(config)
         try:
@@ -151,6 +151,15 @@ def test_pools_keep_one_worker_of_their_own() -> None:
     assert pools.own == {"rollout": 1}
     alone = Available(gpus=0, ray=False, vllm=False, environment={})
     assert smoke("trainer.n_gpus_per_node=8", "trainer.pools.rollout=4", available=alone).trainer.pools.own == {}
+    some = ("trainer.n_gpus_per_node=8", "trainer.pools.rollout=[4,5]", "trainer.pools.reward=[2,3]")
+    reward = "reward_model.path=a"
+    assert smoke(*some, reward).trainer.pools.by_role == {"rollout": [0], "reward": [1]}
+    assert smoke(*some, reward, "trainer.pools.critic=1").trainer.pools.by_role == {
+        "critic": 1,
+        "rollout": [0],
+        "reward": [0],
+    }
+    assert smoke(*some, reward, available=alone).trainer.pools.by_role == {}
 
 
 def test_vllm_stays_where_it_is_installed_with_a_gpu() -> None:

@@ -41,7 +41,7 @@ from rloom.trainer.assemble.models import (
     rollout_engine,
     rollout_has_own_model,
 )
-from rloom.trainer.assemble.reward_model import check_reward_model
+from rloom.trainer.assemble.reward_model import check_reward_model, scores_during_generation
 from rloom.trainer.assemble.rewards import in_process_model, open_queues, reward_mix
 from rloom.trainer.assemble.servers import visible_gpus
 from rloom.trainer.assemble.worker import ModelFiles
@@ -130,7 +130,8 @@ def open_components(
         open_queues(config, [*prompts, *held_out], inputs.reward) as queues,
         open_workers(config, layout, logs) as groups,
     ):
-        reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward)
+        at_once = scores_during_generation(config, layout)
+        reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)
         sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward)
         roles = Roles(
             policy=policy_learner(config, groups.policy, groups.work.get("actor"), total),

@@ -12,7 +12,16 @@ from rloom.errors import ConfigError
 from rloom.observe.metrics import ModelWork, device_peak_flops
 from rloom.rewards.background import FutureQueue
 from rloom.runtime.group import Group, LocalGroup
-from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
+from rloom.runtime.placement import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    REWARD,
+    ROLLOUT,
+    Pool,
+    WorkerLayout,
+    worker_layout,
+)
 from rloom.startup import announce
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
 from rloom.trainer.assemble.reward_model import has_reward_model
@@ -53,7 +62,7 @@ def layout_of(config: RunConfig) -> WorkerLayout:
     if share not in ("0", "1"):
         raise ConfigError(f"{SHARE_GPU}={share}: use 1 to put all workers of a machine on one GPU, or leave it out")
     gpus = 1 / config.gpus_per_node if share == "1" else 1.0
-    return worker_layout(trainer.nnodes, config.gpus_per_node, trainer.own_workers, gpus_per_worker=gpus)
+    return worker_layout(trainer.nnodes, config.gpus_per_node, trainer.workers_by_role, gpus_per_worker=gpus)
 
 
 def used_roles(config: Config, pool: Pool) -> list[str]:
