@@ -10,7 +10,7 @@ from rloom.errors import ConfigError, WorkerError
 from rloom.runtime.placement import worker_layout
 from rloom.trainer.assemble.reward_model import offloads_reward_model, scores_during_generation
 from rloom.trainer.assemble.worker import Worker
-from rloom.trainer.assemble.worker_groups import layout_of, used_roles
+from rloom.trainer.assemble.worker_groups import layout_of, pool_lines
 
 EIGHT = (  # rollout on GPUs 0 and 1 with TP 2, the reward model on 2 and 3, actor, critic and reference on all
     "trainer.n_gpus_per_node=8",
@@ -40,9 +40,13 @@ def test_the_documents_table_of_eight_gpus_that_roles_share() -> None:
         *[(*both, "reward")] * 2,
         *[both] * 4,
     ]
-    assert (
-        used_roles(config, layout, pool) == "actor, critic, ref, rollout on workers 0 and 1, reward on workers 2 and 3"
-    )
+    assert list(pool_lines(config, layout, pool)) == [
+        "Creating Actor worker pool: 8 workers ...",
+        "Creating Critic worker pool: the workers of actor ...",
+        "Creating Ref worker pool: the workers of actor ...",
+        "Creating Rollout worker pool: workers 0 and 1 ...",
+        "Creating Reward worker pool: workers 2 and 3 ...",
+    ]
     assert (config.workers_of("rollout"), config.workers_of("critic"), config.actor_workers) == (2, 8, 8)
 
 

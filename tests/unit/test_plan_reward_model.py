@@ -100,7 +100,7 @@ def test_gpus_hold_what_is_placed_on_them_and_the_fullest_is_printed(classifier:
     assert scoring.memory.total(REWARD_SCORING) == sum(rest.values()) + costs.reward.scoring
     assert all(REWARD_SCORING not in gpu.memory.phases for gpu in (generating, others))
     assert costs.fullest is generating and plan.batches.engines == 1
-    said = " ".join(render(plan, assumed_gpu=True).split())
+    said = " ".join(render(plan).split())
     placed = "actor on 4, rollout engines on GPU 0 of these, reward model on GPU 1 of these"
     assert f"1 node × 4 GPUs = 4: Ray workers, {placed}" in said
     assert "GPU 0 actor + rollout engines: at most " in said and "GPU 1 actor + reward model: at most " in said

@@ -21,7 +21,6 @@ from rloom.runtime.placement import (
     REWARD,
     ROLLOUT,
     WorkerLayout,
-    named_workers,
     worker_layout,
 )
 from rloom.runtime.process_stats import Machine
@@ -36,7 +35,7 @@ from rloom.trainer.assemble.models import (
 from rloom.trainer.assemble.reward_model import has_reward_model
 from rloom.trainer.assemble.rewards import queue_of, spread_source
 from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
-from rloom.trainer.assemble.worker_groups import WorkerGroups, used_roles
+from rloom.trainer.assemble.worker_groups import WorkerGroups, pool_lines
 from rloom.trainer.memory import BUILD, explain_out_of_memory
 
 try:
@@ -149,11 +148,8 @@ def describe_resources(resources: Mapping[str, float]) -> str:
 @contextmanager
 def ray_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
     for pool in layout.pools:
-        first, *others = used_roles(config, pool)
-        announce(f"Creating {first.capitalize()} worker pool: {pool.size} worker{'s' * (pool.size > 1)} ...")
-        for role in others:
-            where = named_workers(layout.placed[role]) if role in layout.placed else f"the workers of {first}"
-            announce(f"Creating {role.capitalize()} worker pool: {where} ...")
+        for line in pool_lines(config, layout, pool):
+            announce(line)
     with start_workers(config, layout, logs, Worker) as (workers, share):
         scorers: list[cluster.RemoteScoreQueue] = []
         try:

@@ -1,7 +1,7 @@
 """The worker groups of a run, and how they are made in this process. ray_workers.py makes them of Ray actors."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from rloom.runtime.placement import (
     ROLLOUT,
     Pool,
     WorkerLayout,
+    named_workers,
     worker_layout,
 )
 from rloom.startup import announce
@@ -69,6 +70,15 @@ def used_roles(config: Config, pool: Pool) -> list[str]:
     """The roles of a pool that this run has: actor, critic, rollout."""
     used = {REFERENCE: has_reference_model, CRITIC: needs_critic, REWARD: has_reward_model}
     return [role for role in pool.roles if role not in used or used[role](config)]
+
+
+def pool_lines(config: Config, layout: WorkerLayout, pool: Pool) -> Iterator[str]:
+    """Lines of the start: where each role of a pool is."""
+    first, *others = used_roles(config, pool)
+    yield f"Creating {first.capitalize()} worker pool: {pool.size} worker{'s' * (pool.size > 1)} ..."
+    for role in others:
+        where = named_workers(layout.placed[role]) if role in layout.placed else f"the workers of {first}"
+        yield f"Creating {role.capitalize()} worker pool: {where} ..."
 
 
 def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:
