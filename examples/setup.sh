@@ -1,4 +1,4 @@
-# Sourced by the example scripts: `$PYTHON`, the interpreter, and the function `experiment`.
+# Sourced by the example scripts: `$PYTHON`, the interpreter, and the functions `installed` and `experiment`.
 # The interpreter is $PYTHON if it is set, else that of the clone's .venv (`make runtime`), else python3.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [[ -z ${PYTHON:-} && -x $root/.venv/bin/python ]]; then
@@ -18,6 +18,11 @@ if [[ -z ${PYTHON:-} ]]; then
         exit 1
     fi
 fi
+
+# installed MODULE: whether the interpreter has it.
+installed() {
+    "$PYTHON" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)" > /dev/null
+}
 
 # experiment MODEL SUFFIX ARGUMENTS...: the name MODEL_SUFFIX. If the arguments name another model, MODEL is replaced by
 # its name, so that its run has a directory of its own.

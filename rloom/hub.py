@@ -6,6 +6,7 @@ huggingface_hub and transformers repeat a failed request for a minute and log ea
 import fnmatch
 import logging
 import os
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
 MIRROR = "HF_ENDPOINT=https://hf-mirror.com"
 SHOWN_FILES = 8
+OF_AUTH = ("login", "logout", "whoami")  # commands of huggingface-cli that `hf` has below `auth`
 
 
 @cache  # a run loads tokenizer, configuration and weights
@@ -133,3 +135,16 @@ def explain(error: Exception, repository: str) -> str:
 
 def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def huggingface_cli() -> None:
+    """The command `huggingface-cli` of guides, as `hf`: `huggingface-cli download NAME` -> `hf download NAME`.
+
+    In the versions of huggingface_hub that rloom needs, it does not exist or only says that it no longer works.
+    """
+    from huggingface_hub.cli.hf import main
+
+    given = sys.argv[1:]
+    sys.argv = ["hf", *(["auth"] if given[:1] and given[0] in OF_AUTH else []), *given]
+    print(f"huggingface-cli is now: {' '.join(sys.argv)}", file=sys.stderr)
+    main()

@@ -93,7 +93,10 @@ def _content(files: Mapping[str, Mapping[str, bytes]], path: str) -> bytes | Non
     if name is None:
         return None
     if "/tree/" in path:
-        return None  # folders of optional files
+        if "/" in path.partition("/tree/")[2]:
+            return None  # folders of optional files
+        found = [{"type": "file", "path": p, "size": len(c), "oid": COMMIT} for p, c in files[name].items()]
+        return json.dumps(found).encode()
     if path.startswith("api/"):
         siblings = [{"rfilename": file} for file in files[name]]
         owner = name.removeprefix("datasets/")

@@ -26,6 +26,7 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \
     actor_rollout_ref.rollout.gpu_memory_utilization=0.5 \
     actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 \
+    actor_rollout_ref.ref.megatron.param_offload=True \
     critic.strategy=megatron \
     critic.megatron_config.tensor_model_parallel_size=4 \
     critic.megatron_config.pipeline_model_parallel_size=2 \
@@ -33,6 +34,7 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     critic.optim.lr=1e-5 \
     critic.ppo_micro_batch_size_per_gpu=4 \
     algorithm.use_kl_in_reward=False \
+    algorithm.kl_metric=True \
     trainer.critic_warmup=0 \
     trainer.logger='["console","tensorboard"]' \
     trainer.project_name=rloom_ppo \

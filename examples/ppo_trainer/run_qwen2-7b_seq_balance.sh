@@ -31,6 +31,7 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     actor_rollout_ref.rollout.gpu_memory_utilization=0.5 \
     actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True \
     actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=24000 \
+    actor_rollout_ref.ref.fsdp_config.param_offload=True \
     critic.model.path=Qwen/Qwen2-7B-Instruct \
     critic.model.enable_gradient_checkpointing=True \
     critic.model.fsdp_config.param_offload=True \
@@ -39,6 +40,7 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     critic.use_dynamic_bsz=True \
     critic.ppo_max_token_len_per_gpu=48000 \
     algorithm.use_kl_in_reward=False \
+    algorithm.kl_metric=True \
     trainer.balance_batch=True \
     trainer.critic_warmup=0 \
     trainer.logger='["console","tensorboard"]' \

@@ -17,6 +17,7 @@ from rloom.trainer.sampling import draw_seed
 
 MODEL = "actor_rollout_ref.model.path"
 ENGINE = "actor_rollout_ref.rollout.name"
+ONE_GPU = ("trainer.n_gpus_per_node=1",)
 KWARGS = "actor_rollout_ref.rollout.engine_kwargs"  # the hf engine passes them to generate(), which takes code
 
 
@@ -81,13 +82,13 @@ def located(model: str | Path, keys: Sequence[str]) -> tuple[Config, Path | None
 
 def of_pretrained(model: Sequence[str], keys: Sequence[str]) -> Config:
     """With lengths that fit the model, unless `keys` set them."""
-    config = load_config([*model, *keys])
+    config = load_config([*ONE_GPU, *model, *keys])
     context = context_of(config)
     if context is None or context >= config.data.max_prompt_length + config.data.max_response_length:
         return config
     answer = min(config.data.max_response_length, context // 2)
     lengths = [f"data.max_prompt_length={context - answer}", f"data.max_response_length={answer}"]
-    return load_config([*model, *lengths, *keys])
+    return load_config([*ONE_GPU, *model, *lengths, *keys])
 
 
 def checkpoint_in(folder: Path) -> Path | None:

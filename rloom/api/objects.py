@@ -33,7 +33,7 @@ def configured(
     if config.trainer.val_only or config.trainer.node_rank > 0:
         key = "val_only=True" if config.trainer.val_only else f"node_rank={config.trainer.node_rank}"
         raise ConfigError(f"trainer.{key}: use the command `rloom train` for this, or remove the key")
-    check(config)
+    config = check(config)
     if reward is not None:
         batch = config.reward_model.reward_manager == "batch"
         style_of(reward, config.custom_reward_function.reward_kwargs, whole_groups=batch)

@@ -3,7 +3,16 @@
 import os
 from collections.abc import Sequence
 
-from rloom.config.dialects.kit import BATCH_KEY, MINI_BATCH_KEY, KitCommand, mini_batch, translate
+from rloom.config.dialects.kit import (
+    BATCH_KEY,
+    DATA_KEY,
+    MINI_BATCH_KEY,
+    VAL_KEY,
+    KitCommand,
+    mini_batch,
+    split,
+    translate,
+)
 from rloom.config.load import load_config
 from rloom.config.schema import EMBEDDED, Config
 from rloom.config.smoke import is_on
@@ -36,8 +45,9 @@ def with_fitting_batch(command: KitCommand, config: Config) -> Config:
     data = config.data
     if command.data == EMBEDDED or config.trainer.node_rank > 0:  # machine 0 reads the data
         return config
-    rows = row_count(data.train_files, "--data")
-    row_count(data.val_files or [], "--val")
+    typed = split(command.overrides)
+    rows = row_count(data.train_files, DATA_KEY if DATA_KEY in typed else "--data")
+    row_count(data.val_files or [], VAL_KEY if VAL_KEY in typed else "--val")
     if data.train_max_samples > 0:
         rows = min(rows, data.train_max_samples)
     if command.chooses_batch_size or rows >= data.train_batch_size:
@@ -51,10 +61,10 @@ def with_fitting_batch(command: KitCommand, config: Config) -> Config:
     return load_config(command.overrides, {**command.values, BATCH_KEY: rows, MINI_BATCH_KEY: mini_batch(rows)})
 
 
-def row_count(files: str | list[str], flag: str) -> int:
+def row_count(files: str | list[str], given_as: str) -> int:
     from rloom.data.files import count_rows  # imports pyarrow
 
     try:
         return sum(count_rows(file) for file in ([files] if isinstance(files, str) else files))
     except DataError as error:
-        raise DataError(f"{flag}: {error}") from error
+        raise DataError(f"{given_as}: {error}") from error

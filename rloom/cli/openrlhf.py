@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         print("".join(f"{notice}\n" for notice in command.notices), end="", file=sys.stderr, flush=True)
         if "--plan" in own:
-            return print_plan(command, config)
+            return print_plan(config)
         return train(command, config)
 
     return run_safely(run)
@@ -46,11 +46,17 @@ def print_command(command: OpenrlhfCommand, config: Config) -> None:
         print(shlex.join(["rloom", "export", step, command.save_path, "--dtype", "bfloat16"]), " # N: the last step")
 
 
-def print_plan(command: OpenrlhfCommand, config: Config) -> int:
+def print_plan(config: Config) -> int:
+    from rloom.plan.batches import scoring_passes
     from rloom.plan.make import make_plan
     from rloom.plan.render import render
 
-    print(render(make_plan(config), assumed_gpu=True, micro_rollout=command.micro_rollout_batch_size))
+    plan = make_plan(config)
+    print(render(plan))
+    scored = ", ".join(scoring_passes(plan.config, plan.needs, plan.batches))
+    by_tokens = config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz  # --use_dynamic_batch
+    effect = f"sets the samples in a pass of: {scored}" if scored and not by_tokens else "has no effect in this run"
+    print(f"\n--micro_rollout_batch_size {effect}. Generation is batched continuously and has no micro-batch.")
     return 0
 
 

@@ -16,16 +16,20 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
         **epilog("rloom plan actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct trainer.n_gpus_per_node=8"),
     )
-    parser.add_argument("--gpu_memory", type=float, metavar="GIB", help="memory of one GPU; 80 if not given")
+    parser.add_argument(
+        "--gpu_memory",
+        type=float,
+        metavar="GIB",
+        help="memory of one GPU; not given: that of this machine's GPUs, or 80",
+    )
     given, rest = parser.parse_known_args(arguments)
 
     def show() -> int:
-        from rloom.plan.make import USUAL_GPU_GIB, make_plan
+        from rloom.plan.make import make_plan
         from rloom.plan.render import render
 
         overrides, source = split_hydra_flags(rest)
-        memory = USUAL_GPU_GIB if given.gpu_memory is None else given.gpu_memory
-        print(render(make_plan(load_config(overrides, **source), memory), assumed_gpu=given.gpu_memory is None))
+        print(render(make_plan(load_config(overrides, **source), given.gpu_memory)))
         return 0
 
     return run_safely(show)

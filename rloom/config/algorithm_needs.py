@@ -53,8 +53,9 @@ def brings_own_algorithm(config: Config) -> bool:
 
 
 def needs_old_logprobs(config: Config, loss: HasLossNeeds) -> bool:
-    """An exactly on-policy update needs none, unless the loss, a KL in the reward or rollout correction reads them."""
-    also_read = config.kl_in_reward or config.algorithm.rollout_correction.enabled
+    """An exactly on-policy update needs none, unless the loss, the step's KL or rollout correction reads them."""
+    measures_kl = config.kl_in_reward or config.kl_only_measured
+    also_read = measures_kl or config.algorithm.rollout_correction.enabled
     return not config.on_policy or loss.needs_old_logprobs or also_read
 
 

@@ -30,8 +30,19 @@ def verify(config: Config, needs: Needs) -> None:
     """Check the keys, and log those that the user set and that have no effect in this run."""
     check(config, needs)
     of_engines = (*megatron_notices(config, critic=needs.estimator.needs_critic), *server_notices(config))
-    for notice in (*config.one_behaviour, *of_engines, *without_effect(config, needs).notices):
+    of_keys = (*config.one_behaviour, *kl_loss_notices(config), *without_effect(config, needs).notices)
+    for notice in (*of_engines, *of_keys):
         log.warning(f"Note: {notice}")
+
+
+def kl_loss_notices(config: Config) -> Iterator[str]:
+    actor = config.actor_rollout_ref.actor
+    if actor.use_kl_loss and actor.kl_loss_type in ("kl", "k1"):
+        yield (
+            f"actor_rollout_ref.actor.kl_loss_type={actor.kl_loss_type}: as a loss the gradient of this estimator has "
+            "mean 0, so it does not keep the policy near the reference; use low_var_kl, or kl+ for the same value with "
+            "the gradient of k2"
+        )
 
 
 def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
@@ -42,32 +53,28 @@ def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
 
 def late_notices(config: Config, total_steps: int) -> Iterator[str]:
     """What depends on the length of the run. The data determine it, so `verify` cannot report this."""
-    trainer = config.trainer
     if config.ends_with_the_data:
         yield (
             "algorithm.filter_groups.enable=True: a step takes as many batches of prompts as it needs. The run ends "
-            f"with the data of trainer.total_epochs={trainer.total_epochs}, at the latest after step {total_steps}, "
-            "which is also the length of the learning rate's schedule"
+            f"with the data of trainer.total_epochs={config.trainer.total_epochs}, at the latest after step "
+            f"{total_steps}, which is also the length of the learning rate's schedule"
         )
-    effects = {"trainer.save_freq": (trainer.save_freq, "saves")}
-    if config.has_held_out_prompts:
-        effects["trainer.test_freq"] = (trainer.test_freq, "validates")
-    for key, (every, does) in effects.items():
-        if config.is_given(key) and every > total_steps:
-            yield f"{key}={every} counts steps, and the run has {total_steps}: it {does} only at the end"
 
 
 def check(config: Config, needs: Needs) -> None:
-    faults = [
-        *group_size_faults(config, needs.estimator),
-        *critic_faults(config, needs.estimator),
-        *mini_batch_faults(config),
+    by_workers = [
         *micro_batch_faults(config, needs.estimator),
         *scoring_batch_faults(config),
         *machine_faults(config),
         *parallel_faults(config),
         *sequence_parallel_faults(config, needs.estimator),
         *megatron_faults(config, critic=needs.estimator.needs_critic),
+    ]
+    faults = [
+        *group_size_faults(config, needs.estimator),
+        *critic_faults(config, needs.estimator),
+        *mini_batch_faults(config),
+        *with_source(by_workers, config),
         *replay_faults(config),
         *rollout_faults(config),
         *server_faults(config),
@@ -84,6 +91,11 @@ def check(config: Config, needs: Needs) -> None:
     ]
     if faults:
         raise ConfigError("\n".join(faults))
+
+
+def with_source(faults: list[str], config: RunConfig) -> list[str]:
+    """Faults of a number of workers, and where the number comes from if the user did not give it."""
+    return [*faults, f"The run has {config.all_visible}"] if faults and config.all_visible else faults
 
 
 def group_size_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
@@ -106,16 +118,18 @@ def critic_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]
 
 
 def mini_batch_faults(config: Config) -> Iterator[str]:
-    prompts = config.data.train_batch_size
+    prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     sizes = {
         "actor_rollout_ref.actor.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
         "critic.ppo_mini_batch_size": config.critic.ppo_mini_batch_size,
     }
     for key, size in sizes.items():
         if size is not None and prompts % size:
+            # some guides divide the samples
+            samples = f". It counts prompts, not the {prompts * n} samples of rollout.n={n} answers to each"
             yield (
                 f"{key}={size} (prompts) does not divide data.train_batch_size={prompts} (prompts); "
-                f"use {nearest_divisors(prompts, size)}"
+                f"use {nearest_divisors(prompts, size)}{samples if prompts * n % size == 0 else ''}"
             )
 
 
@@ -127,8 +141,8 @@ def micro_batch_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator
         "actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, workers
     )
     if algorithm.needs_critic:
-        (prompts, _), own = config.critic_updates, config.trainer.pools.critic
-        yield from role_micro_batch_faults("critic", critic, prompts * n, longest, own or workers)
+        prompts, _ = config.critic_updates
+        yield from role_micro_batch_faults("critic", critic, prompts * n, longest, config.workers_of("critic"))
 
 
 def role_micro_batch_faults(name: str, role: Actor | Critic, samples: int, longest: int, workers: int) -> Iterator[str]:
@@ -167,7 +181,7 @@ def scoring_batch_faults(config: Config) -> Iterator[str]:
     samples = config.data.train_batch_size * roles.rollout.n
     among: dict[str, tuple[RolloutSection | Ref, int]] = {
         "rollout": (roles.rollout, workers),
-        "ref": (roles.ref, config.trainer.pools.ref or workers),
+        "ref": (roles.ref, config.workers_of("ref")),
     }
     for name, (section, ranks) in among.items():
         whole = section.log_prob_micro_batch_size
@@ -206,8 +220,8 @@ def machine_faults(config: RunConfig) -> Iterator[str]:
 
 def parallel_faults(config: Config) -> Iterator[str]:
     actor, chosen = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    pools, workers = config.trainer.pools, config.actor_workers
-    tensor_parallel, generating = chosen.tensor_model_parallel_size, pools.rollout or workers
+    trainer, pools, workers = config.trainer, config.trainer.pools, config.actor_workers
+    tensor_parallel, generating = chosen.tensor_model_parallel_size, config.workers_of("rollout")
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel}"
     if tensor_parallel > 1 and chosen.name in ("native", "hf"):
         yield (
@@ -221,17 +235,20 @@ def parallel_faults(config: Config) -> Iterator[str]:
         )
     sizes = {
         "actor_rollout_ref.actor.fsdp_config.fsdp_size": (actor.fsdp_config.fsdp_size, workers),
-        "critic.model.fsdp_config.fsdp_size": (config.critic.model.fsdp_config.fsdp_size, pools.critic or workers),
+        "critic.model.fsdp_config.fsdp_size": (
+            config.critic.model.fsdp_config.fsdp_size,
+            config.workers_of("critic"),
+        ),
     }
     for key, (size, among) in sizes.items():
         if size != -1 and (size < 1 or among % size):
             counted = f"{among} worker" if among == 1 else f"{among} workers"
             yield f"{key}={size} does not divide {counted}; use {nearest_divisors(among, size)}, or -1"
     try:
-        worker_layout(config.trainer.nnodes, config.trainer.n_gpus_per_node, pools.own)
+        worker_layout(trainer.nnodes, config.gpus_per_node, pools.by_role)
     except ConfigError as error:
         yield str(error)
-    if pools.own and config.workers == 1:
+    if pools.by_role and config.workers == 1:
         yield "trainer.pools: one worker holds every role; set trainer.n_gpus_per_node or trainer.nnodes above 1"
     if pools.ref and config.actor_rollout_ref.model.has_lora:
         yield f"trainer.pools.ref={pools.ref}: with LoRA the reference is the actor without its adapter; remove the key"
@@ -368,7 +385,7 @@ def reward_model_faults(config: Config) -> Iterator[str]:
         yield f"reward_model.label_weights={section.label_weights}: every score would be 0; give a weight above 0"
     if section.micro_batch_size is not None and section.micro_batch_size_per_gpu is None:
         samples = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-        ranks = config.trainer.pools.reward or config.actor_workers
+        ranks = config.workers_of("reward")
         yield from division_faults("reward_model.micro_batch_size", section.micro_batch_size, ranks, samples)
 
 

@@ -65,6 +65,8 @@ def type_name(annotation: Any) -> str:
         return "|".join(str(choice) for choice in arguments)
     if origin in ("list", "tuple", "dict"):
         return origin
+    if origin.endswith("Annotated"):
+        return type_name(arguments[0])
     return " or ".join(type_name(argument) for argument in arguments)
 
 

@@ -85,7 +85,8 @@ def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def replaced(config: C, changes: Mapping[str, Any], given: frozenset[str]) -> C:
-    tree = config.model_dump()
+    # section by section: the dump of a whole Config has values that depend on which keys were given
+    tree = {name: getattr(config, name).model_dump() for name in type(config).model_fields}
     for path, value in changes.items():
         put(tree, path, value)
     return validate(tree, given=given, one_behaviour=config.one_behaviour, root=type(config))

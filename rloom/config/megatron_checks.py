@@ -60,7 +60,7 @@ def megatron_roles(config: Config, *, critic: bool) -> Iterator[MegatronRole]:
         section = config.actor_rollout_ref.actor.megatron
         yield MegatronRole(ACTOR, section, config.actor_workers, "actor_rollout_ref.model")
     if critic and config.critic.strategy == "megatron":
-        yield MegatronRole(CRITIC, config.critic.megatron, config.critic_workers, "critic.model")
+        yield MegatronRole(CRITIC, config.critic.megatron, config.workers_of("critic"), "critic.model")
 
 
 def uses_megatron(config: Config, *, critic: bool) -> bool:
@@ -76,7 +76,6 @@ def megatron_faults(config: Config, *, critic: bool) -> Iterator[str]:
     if config.actor_rollout_ref.actor.strategy == "megatron":
         yield from reference_faults(config)
         yield from actor_faults(config)
-        yield from engine_faults(config)
     yield from ulysses_faults(ACTOR, config.actor_rollout_ref.actor)
     if critic:
         yield from ulysses_faults(CRITIC, config.critic)
@@ -147,20 +146,6 @@ def actor_faults(config: Config) -> Iterator[str]:
         yield (
             f"{key}: a KL over the whole vocabulary needs whole logits on each worker; use strategy=fsdp, or another "
             f"{ACTOR}.kl_loss_type"
-        )
-
-
-def engine_faults(config: Config) -> Iterator[str]:
-    """Ranks are numbered by tensor, data and pipeline dimension, and vLLM divides an engine over consecutive ranks."""
-    section, rollout = config.actor_rollout_ref.actor.megatron, config.actor_rollout_ref.rollout
-    copies = config.actor_workers // section.model_ranks
-    shares_workers = config.trainer.pools.rollout is None
-    if shares_workers and rollout.workers_per_engine > 1 and section.pipeline_model_parallel_size > 1 and copies > 1:
-        yield (
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: with {copies} "
-            f"copies of the model in pipeline stages, the workers of an engine are not consecutive ranks; use "
-            f"{ACTOR}.megatron.pipeline_model_parallel_size=1, actor_rollout_ref.rollout.server.count, or workers of "
-            "its own (trainer.pools.rollout)"
         )
 
 

@@ -11,6 +11,7 @@ SIZES = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )
+WHERE_NEEDED = "null: only if `rloom train` finds that the run certainly does not fit without it, which it prints."
 RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
 # entries of TransformerConfig that select kernels and buffers; rloom's model has one implementation of each
 ONE_IMPLEMENTATION = frozenset(
@@ -26,10 +27,14 @@ ONE_IMPLEMENTATION = frozenset(
 class EngineMemory(Section):
     """What every training engine has."""
 
-    param_offload: bool = key(
-        False, "Keep the parameters in host memory while they are not in use. No effect on a CPU.", same_run=True
+    param_offload: bool | None = key(
+        None,
+        f"Keep the parameters in host memory while they are not in use. No effect on a CPU. {WHERE_NEEDED}",
+        same_run=True,
     )
-    optimizer_offload: bool = key(False, "Keep the optimizer state in host memory between updates.", same_run=True)
+    optimizer_offload: bool | None = key(
+        None, f"Keep the optimizer state in host memory between updates. {WHERE_NEEDED}", same_run=True
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto",
         "Data type of weights and computation; the optimizer keeps float32 copies. auto: bfloat16 on a GPU, float32 on "
@@ -138,7 +143,9 @@ class RefMegatron(Section):
     pipeline_model_parallel_size: int | None = key(None, "Only null or the actor's.", ge=1)
     expert_model_parallel_size: int | None = key(None, "Only null or the actor's.", ge=1)
     expert_tensor_parallel_size: int | None = key(None, "Only null or the actor's.", ge=1)
-    param_offload: bool = key(False, "Keep the reference's parameters in host memory while they are not in use.")
+    param_offload: bool | None = key(
+        None, f"Keep the reference's parameters in host memory while they are not in use. {WHERE_NEEDED}"
+    )
 
 
 class RouterReplay(Section):

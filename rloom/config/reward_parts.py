@@ -47,6 +47,15 @@ def configured(config: Config) -> dict[str, bool]:
     }
 
 
+ACCURACY, SCORE = "accuracy", "score"
+
+
+def validation_word(config: Config) -> str:
+    """What validation measures: a rule or function decides whether an answer is right, also as a part of a mix; the
+    scores of a reward model, a judge or a remote reward have a mean, which is no accuracy."""
+    return ACCURACY if any(part.source in ("rules", "function") for part in reward_parts(config)) else SCORE
+
+
 def reward_parts(config: Config) -> list[RewardPart]:
     """Of a checked configuration."""
     reward, found = config.reward_model, configured(config)

@@ -17,7 +17,7 @@ REWARD_USES: list[Use] = [
     Use(
         ["trainer.pools.reward"],
         lambda run: run.config.reward_model.model_path is not None,
-        "there is no reward model, and these workers would be idle; set reward_model.path, or remove the key",
+        "there is no reward model; set reward_model.path, or remove the key",
         error=True,
     ),
     Use(

@@ -20,7 +20,11 @@ class RolloutSection(Section):
         "Engine. native: part of rloom, with continuous batching; hf: generate() of transformers; vllm: vLLM in each "
         "worker's own process (extra `vllm`), or its servers; sglang, trtllm: servers of SGLang and TensorRT-LLM.",
     )
-    n: int = key(1, "Answers per prompt.", ge=1)
+    n: int = key(
+        None,
+        "Answers per prompt. null: 5 if the estimator compares the answers to one prompt (rloo, grpo), else 1.",
+        ge=1,
+    )
     temperature: float = key(1.0, "Sampling temperature; log-probs are computed at this temperature.", gt=0)
     top_p: float = key(1.0, "Nucleus sampling.", gt=0, le=1)
     top_k: int = key(-1, "Top-k sampling. -1: off.", ge=-1)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PrivateAttr
 
-from rloom.config.section import Section
+from rloom.config.section import EMBEDDED, Section
+from rloom.gpus import visible_gpus
 
 if TYPE_CHECKING:
     from rloom.config.trainer_section import RayKwargs, RunTrainer
@@ -21,10 +22,13 @@ class RunConfig(Section):
         ray_kwargs: RayKwargs
 
     _given: frozenset[str] = PrivateAttr(default=frozenset())
+    _visible_gpus: int = PrivateAttr(default=0)
     _one_behaviour: tuple[str, ...] = PrivateAttr(default=())
 
     def model_post_init(self, context: Any) -> None:
         self._given = frozenset((context or {}).get("given", ()))
+        # counted once: a worker, which sees one GPU, gets the number with the configuration
+        self._visible_gpus = len(visible_gpus(os.environ)) if self.takes_visible_gpus else 0
         self._one_behaviour = tuple((context or {}).get("one_behaviour", ()))
 
     @property
@@ -49,8 +53,36 @@ class RunConfig(Section):
         return not named if chosen is None else chosen
 
     @property
+    def model_path(self) -> str:
+        """Of the model that is trained."""
+        raise NotImplementedError
+
+    @property
+    def takes_visible_gpus(self) -> bool:
+        """No number of GPUs is given. The embedded model is too small for more than one."""
+        trainer = self.trainer
+        return trainer.n_gpus_per_node is None and trainer.device != "cpu" and self.model_path != EMBEDDED
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Workers of each machine: one for each GPU; without a GPU, one."""
+        return self.trainer.n_gpus_per_node or max(1, self._visible_gpus)
+
+    @property
+    def lacks_gpus(self) -> bool:
+        """The run would take all visible GPUs, and there is none."""
+        return self.takes_visible_gpus and not self._visible_gpus
+
+    @property
+    def all_visible(self) -> str:
+        """Where the number of workers comes from, if it is not `trainer.n_gpus_per_node` and not 1."""
+        if not self.takes_visible_gpus or self.gpus_per_node == 1:
+            return ""
+        return f"{self.gpus_per_node} GPUs (all visible; trainer.n_gpus_per_node sets another number)"
+
+    @property
     def workers(self) -> int:
-        return self.trainer.nnodes * self.trainer.n_gpus_per_node
+        return self.trainer.nnodes * self.gpus_per_node
 
     @property
     def uses_ray(self) -> bool:

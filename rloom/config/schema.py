@@ -9,8 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from rloom.algos.needs import ESTIMATORS, EstimatorNeeds
+from rloom.config.algorithm_section import KL_ESTIMATOR, AlgorithmSection
 from rloom.config.data_section import Data
 from rloom.config.megatron_section import (
+    WHERE_NEEDED,
     CriticMegatron,
     EngineMemory,
     Megatron,
@@ -21,15 +24,15 @@ from rloom.config.megatron_section import (
 from rloom.config.reward_section import CustomRewardFunction, RewardModel
 from rloom.config.rollout_section import RolloutSection
 from rloom.config.run_config import RunConfig
+from rloom.config.section import EMBEDDED as EMBEDDED
 from rloom.config.section import IN_PYTHON as IN_PYTHON
 from rloom.config.section import Section, key, names_code, section
 from rloom.config.trainer_section import RayKwargs, Trainer
 
-EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
+GROUP_SIZE = 5  # answers to a prompt that estimators compare, as in the guides of RLOO and GRPO
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-KL_ESTIMATOR = Literal[
-    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
-]
+# keys that choose a KL in the reward or in the loss, also if they switch it off
+KL_SWITCHES = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl", "actor_rollout_ref.actor.use_kl_loss")
 BETA = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -103,7 +106,9 @@ class Fsdp(Sharding):
 
 
 class RefFsdp(Section):
-    param_offload: bool = key(False, "Keep the reference's parameters in host memory while they are not in use.")
+    param_offload: bool | None = key(
+        None, f"Keep the reference's parameters in host memory while they are not in use. {WHERE_NEEDED}"
+    )
 
 
 class PolicyLossSection(Section):
@@ -208,7 +213,7 @@ class Ref(Section):
 class ActorRolloutRef(Section):
     model: Model = section(Model, "The policy's model.")
     actor: Actor = section(Actor, "Training of the policy.")
-    ref: Ref = section(Ref, "The reference policy. Built only if a KL to it is used.", same_run=True)
+    ref: Ref = section(Ref, "The reference policy. Built only if a KL to it is used or measured.", same_run=True)
     rollout: RolloutSection = section(RolloutSection, "Generation.")
 
 
@@ -251,74 +256,6 @@ class Critic(Section):
         return self.megatron if self.strategy == "megatron" else self.model.fsdp_config
 
 
-class KlCtrl(Section):
-    type: Literal["fixed", "adaptive"] = key("fixed", "adaptive: change the coefficient until the KL is `target_kl`.")
-    kl_coef: float = key(0.001, "Coefficient of the KL in the reward; the initial value if adaptive.", ge=0)
-    horizon: int = key(10000, "Samples over which the adaptive coefficient changes.", ge=1)
-    target_kl: float = key(0.1, "Target of the adaptive coefficient.", gt=0)
-
-
-class RolloutCorrection(Section):
-    rollout_is: Literal["token", "sequence"] | None = key(
-        None, "Weight the loss by the ratio of trainer to engine probability, of a token or of a whole answer."
-    )
-    bypass_mode: bool = key(
-        False,
-        "Take the rollout engine's log-probs as those of the old policy, which saves a scoring pass. The clipped ratio "
-        "then corrects for the gap between engine and trainer.",
-    )
-    rollout_is_threshold: float = key(2.0, "Upper bound of the weights.", gt=0)
-    rollout_is_batch_normalize: bool = key(False, "Scale the weights to mean 1 over the batch.")
-    rollout_rs: Literal["token", "sequence", "geometric"] | None = key(
-        None, "Reject tokens, or answers by the product or geometric mean of their ratios, if it is out of bounds."
-    )
-    rollout_rs_threshold: float | None = key(None, "Upper bound of the ratio.", gt=0)
-    rollout_rs_threshold_lower: float | None = key(None, "Lower bound of the ratio. null: 1 / the upper bound.", gt=0)
-    rollout_token_veto_threshold: float | None = key(
-        None, "Reject an answer if one of its tokens has a ratio below this.", gt=0
-    )
-
-    @property
-    def enabled(self) -> bool:
-        return any(value is not None for value in (self.rollout_is, self.rollout_rs, self.rollout_token_veto_threshold))
-
-
-class FilterGroups(Section):
-    enable: bool = key(False, "Replace groups with equal scores by further prompts (DAPO's dynamic sampling).")
-    max_num_gen_batches: int = key(10, "Stop the run if this many rounds of generation do not fill a step.", ge=1)
-
-
-class AlgorithmSection(Section):
-    adv_estimator: str = key(
-        "gae",
-        "The advantage estimator: gae (PPO, with a critic), rloo, grpo, reinforce_plus_plus, "
-        "reinforce_plus_plus_baseline, remax, opo, gpg, grpo_passk, or your own as file.py:name.",
-        needs_consent=names_code,
-    )
-    gamma: float = key(1.0, "Discount of later rewards.", ge=0, le=1)
-    lam: float = key(0.95, "GAE's lambda. 0: one-step TD errors; 1: Monte Carlo returns.", ge=0, le=1)
-    norm_adv_by_std_in_grpo: bool = key(
-        True, "Divide the advantages of a group by their standard deviation. False: Dr. GRPO."
-    )
-    normalize_advantages: bool | None = key(
-        None,
-        "After the estimator: subtract the mean of the advantages and divide by their standard deviation, over the "
-        "tokens of the whole step. null: as the estimator is defined; on for gae, reinforce_plus_plus and "
-        "reinforce_plus_plus_baseline, off for the others.",
-    )
-    use_kl_in_reward: bool | None = key(
-        None,
-        "Subtract the KL to the reference from each token's reward. null: if a key of `kl_ctrl` is set, unless it is "
-        "a fixed coefficient of 0.",
-    )
-    kl_penalty: KL_ESTIMATOR = key("kl", "Estimator of the KL in the reward.")
-    kl_ctrl: KlCtrl = section(KlCtrl, "Coefficient of the KL in the reward.")
-    rollout_correction: RolloutCorrection = section(
-        RolloutCorrection, "Correction of the difference between the engine's log-probs and the trainer's."
-    )
-    filter_groups: FilterGroups = section(FilterGroups, "Dynamic sampling.")
-
-
 def section_of(tree: Any, name: str) -> Mapping[str, Any]:
     """Before validation: a section can be missing, or another value."""
     found = tree.get(name, {})
@@ -348,6 +285,19 @@ class Config(RunConfig):
 
     @model_validator(mode="before")
     @classmethod
+    def answers_as_the_estimator_needs(cls, tree: Any) -> Any:
+        """`rollout.n`, where it is null."""
+        roles = section_of(tree, "actor_rollout_ref")
+        rollout = section_of(roles, "rollout")
+        are_sections = roles == tree.get("actor_rollout_ref", {}) and rollout == roles.get("rollout", {})
+        if not are_sections or rollout.get("n") is not None:
+            return tree
+        needs = ESTIMATORS.get(str(section_of(tree, "algorithm").get("adv_estimator")), EstimatorNeeds())
+        answers = GROUP_SIZE if needs.min_group > 1 else 1
+        return {**tree, "actor_rollout_ref": {**roles, "rollout": {**rollout, "n": answers}}}
+
+    @model_validator(mode="before")
+    @classmethod
     def critic_as_actor(cls, tree: Any) -> Any:
         """The critic's engine and its sizes, where they are null, are the actor's."""
         actor, critic = section_of(section_of(tree, "actor_rollout_ref"), "actor"), section_of(tree, "critic")
@@ -361,18 +311,26 @@ class Config(RunConfig):
     def resolved(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Write out values that depend on which keys were given, since a saved configuration does not record those."""
         tree: dict[str, Any] = serialize(self)
+        if "trainer" in tree:
+            tree["trainer"]["n_gpus_per_node"] = self.gpus_per_node
         if "algorithm" in tree:
             tree["algorithm"]["use_kl_in_reward"] = self.kl_in_reward
+            tree["algorithm"]["kl_metric"] = self.kl_only_measured
         return tree
+
+    @property
+    def model_path(self) -> str:
+        return self.actor_rollout_ref.model.path
 
     @property
     def actor_workers(self) -> int:
         pools = self.trainer.pools
         return pools.actor or self.workers - sum(size for role, size in pools.own.items() if role != "actor")
 
-    @property
-    def critic_workers(self) -> int:
-        return self.trainer.pools.critic or self.actor_workers
+    def workers_of(self, role: str) -> int:
+        """Number of workers that hold the role."""
+        found = self.trainer.pools.by_role.get(role, self.actor_workers)
+        return found if isinstance(found, int) else len(found)
 
     @property
     def ends_with_the_data(self) -> bool:
@@ -381,7 +339,14 @@ class Config(RunConfig):
 
     @property
     def uses_reference(self) -> bool:
-        return self.actor_rollout_ref.actor.use_kl_loss or self.kl_in_reward
+        return self.actor_rollout_ref.actor.use_kl_loss or self.kl_in_reward or self.kl_only_measured
+
+    @property
+    def scores_reference(self) -> bool:
+        """A forward pass of the reference in each step. A KL loss over the whole vocabulary runs it in the update."""
+        actor = self.actor_rollout_ref.actor
+        in_update = actor.use_kl_loss and actor.kl_loss_type == "full"
+        return self.uses_reference and (self.kl_in_reward or not in_update)
 
     @property
     def replays_routing(self) -> bool:
@@ -396,6 +361,16 @@ class Config(RunConfig):
             return chosen
         is_zero = control.type == "fixed" and control.kl_coef == 0
         return self.is_given("algorithm.kl_ctrl") and not is_zero
+
+    @property
+    def kl_only_measured(self) -> bool:
+        """The KL to the reference is a metric of each step, and neither in the reward nor in the loss."""
+        chosen = self.algorithm.kl_metric
+        if self.kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss:
+            return False
+        if chosen is not None:
+            return chosen
+        return self.is_given("actor_rollout_ref.ref") and not any(self.is_given(name) for name in KL_SWITCHES)
 
     @property
     def has_held_out_prompts(self) -> bool:

@@ -11,6 +11,7 @@ class Section(BaseModel):
 
 
 NeedsConsent = Callable[[Any], bool]
+EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
 IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
 
 

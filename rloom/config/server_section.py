@@ -126,7 +126,7 @@ def placement_faults(config: "Config") -> Iterator[str]:
     if trainer.pools.rollout:
         yield (
             f"trainer.pools.rollout={trainer.pools.rollout}: servers are processes of their own, and the actor's first "
-            "worker sends them the requests; remove the key"
+            f"worker sends them the requests; remove the key ({NAME}.count servers take the first GPUs)"
         )
     if rollout.server.addresses:
         return

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 
-from rloom.config.checks import division_faults, machine_faults, resume_faults
+from rloom.config.checks import division_faults, machine_faults, resume_faults, with_source
 from rloom.config.divisors import nearest_divisors
 from rloom.config.sft_schema import SftConfig
 from rloom.errors import ConfigError
 
 
 def check_sft(config: SftConfig) -> None:
-    faults = [*batch_faults(config), *worker_faults(config), *resume_faults(config), *output_faults(config)]
+    by_workers = with_source([*batch_faults(config), *worker_faults(config)], config)
+    faults = [*by_workers, *resume_faults(config), *output_faults(config)]
     if faults:
         raise ConfigError("\n".join(faults))
 

@@ -126,6 +126,10 @@ class SftConfig(RunConfig):
     ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.", same_run=True)
 
     @property
+    def model_path(self) -> str:
+        return self.model.path
+
+    @property
     def uses_torchrun(self) -> bool:
         """torchrun has started the workers."""
         return TORCHRUN in os.environ

@@ -42,7 +42,9 @@ def smoke_settings(config: SftConfig) -> list[str]:
 
 def replacements(config: SftConfig, workers: int) -> dict[str, Any]:
     trainer, rows = config.trainer, min(config.data.train_batch_size, ROWS)
-    sizes = {} if config.uses_torchrun else {"nnodes": 1, "n_gpus_per_node": workers}
+    sizes = {} if config.uses_torchrun else {"nnodes": 1}
+    if not config.uses_torchrun and workers != config.gpus_per_node:
+        sizes["n_gpus_per_node"] = workers
     return {
         "model.path": EMBEDDED,
         "model.custom_chat_template": None,

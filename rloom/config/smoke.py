@@ -7,7 +7,6 @@ values; `load_config` puts them on top of all others. Every other key stays as i
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from rloom.config.keys import value_at
@@ -19,6 +18,7 @@ from rloom.config.smoke_sizes import MAX_WORKERS, size_changes
 from rloom.config.sources import leaf_keys
 from rloom.errors import ConfigError
 from rloom.extras import TRACKERS
+from rloom.gpus import visible_gpus
 
 VARIABLE = "RLOOM_SMOKE"
 STEPS, TRAINING_ROWS, VALIDATION_ROWS, VALIDATION_ANSWERS, LORA_RANK = 2, 64, 16, 4, 8
@@ -61,16 +61,7 @@ def is_on(environment: Mapping[str, str]) -> bool:
 
 def examine(environment: Mapping[str, str]) -> Available:
     ray, vllm = (find_spec(name) is not None for name in ("ray", "vllm"))
-    return Available(visible_gpus(environment), ray, vllm, environment)
-
-
-def visible_gpus(environment: Mapping[str, str]) -> int:
-    """Without torch, which takes seconds to import."""
-    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return present
-    return min(present, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
+    return Available(len(visible_gpus(environment)), ray, vllm, environment)
 
 
 def replacements(config: Config, available: Available) -> dict[str, Any]:

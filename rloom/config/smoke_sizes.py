@@ -19,17 +19,21 @@ OWN_WORKERS = ("rollout", "reward", "critic", "ref")  # the first that has worke
 class Sizes:
     workers: int
     own: str | None  # the role that has one of two workers for itself
+    placed: dict[str, int]  # roles on one of the actor's workers, and its number
     prompts: int
     answers: int  # to each prompt
 
     def ranks(self, role: str) -> int:
-        return 1 if role == self.own else self.workers - (self.own is not None)
+        return 1 if role == self.own or role in self.placed else self.workers - (self.own is not None)
 
 
 def size_changes(config: Config, workers: int) -> dict[str, Any]:
-    own = next((role for role in OWN_WORKERS if role in config.trainer.pools.own), None) if workers > 1 else None
+    pools = config.trainer.pools
+    own = next((role for role in OWN_WORKERS if role in pools.own), None) if workers > 1 else None
+    chosen = {"rollout": 0, "reward": workers - 1 - (own is not None)}  # two workers, if the actor has two
+    placed = {role: chosen[role] for role in pools.placed} if workers > 1 else {}
     prompts = power_of_two(config.data.train_batch_size, MAX_PROMPTS)
-    sizes = Sizes(workers, own, prompts, power_of_two(config.actor_rollout_ref.rollout.n, MAX_ANSWERS))
+    sizes = Sizes(workers, own, placed, prompts, power_of_two(config.actor_rollout_ref.rollout.n, MAX_ANSWERS))
     answer_tokens = min(config.data.max_response_length, ANSWER_TOKENS)
     buffer = config.reward_model.overlong_buffer
     return {
@@ -52,8 +56,12 @@ def power_of_two(number: int, limit: int) -> int:
 
 def worker_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
     trainer = config.trainer
-    changes: dict[str, Any] = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": sizes.workers}
+    changes: dict[str, Any] = {"trainer.nnodes": 1}
+    changes |= {"trainer.n_gpus_per_node": sizes.workers} if sizes.workers != config.gpus_per_node else {}
     changes |= {f"trainer.pools.{role}": 1 if role == sizes.own else None for role in trainer.pools.own}
+    changes |= {
+        f"trainer.pools.{role}": [sizes.placed[role]] if role in sizes.placed else None for role in trainer.pools.placed
+    }
     if trainer.nnodes > 1:
         changes |= {"trainer.node_rank": 0, "trainer.master_addr": None, "trainer.master_port": 6379}
     ray_init = config.ray_kwargs.ray_init

@@ -1,38 +1,61 @@
 """The keys of a run: length, machines, output."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from rloom.config.section import Section, key, section
 
 LOGGER = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow", "trackio", "file"]
 
 
+Count = Annotated[int, Field(ge=1)]
+Numbers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
 class Pools(Section):
     actor: int | None = key(None, "Workers of the actor. null: all that no other role has.", ge=1)
     critic: int | None = key(None, "Workers for the critic only. null: it shares the actor's.", ge=1)
     ref: int | None = key(None, "Workers for the reference only. null: it shares the actor's.", ge=1)
-    rollout: int | None = key(None, "Workers for the rollout engines only. null: they share the actor's.", ge=1)
-    reward: int | None = key(
+    rollout: Count | Numbers | None = key(
         None,
-        "Workers for the reward model only, which then scores during generation. null: it shares the actor's.",
-        ge=1,
+        "N: workers for the rollout engines only. [0,1]: engines on these of the actor's workers only, which keep "
+        "their other roles. null: on all of the actor's.",
     )
+    reward: Count | Numbers | None = key(
+        None,
+        "N: workers for the reward model only, which then scores during generation. [2,3]: it is on these of the "
+        "actor's workers only, which keep their other roles. null: on all of the actor's.",
+    )
+
+    @property
+    def by_role(self) -> dict[str, int | list[int]]:
+        """Roles with separate workers, and how many; roles on some of the actor's workers, and their numbers."""
+        return {name: workers for name, workers in self.model_dump().items() if workers is not None}
 
     @property
     def own(self) -> dict[str, int]:
         """Roles with separate workers, and how many."""
-        return {name: size for name, size in self.model_dump().items() if size is not None}
+        return {name: workers for name, workers in self.by_role.items() if isinstance(workers, int)}
+
+    @property
+    def placed(self) -> dict[str, list[int]]:
+        """Roles on some of the actor's workers, and the numbers of these."""
+        return {name: workers for name, workers in self.by_role.items() if isinstance(workers, list)}
 
 
 class RunTrainer(Section):
     """The keys that every kind of training has."""
 
     nnodes: int = key(1, "Machines.", ge=1)
-    n_gpus_per_node: int = key(1, "GPUs per machine; on a CPU, processes. More than one worker in all: Ray.", ge=1)
+    n_gpus_per_node: int | None = key(
+        None,
+        "GPUs per machine; on a CPU, processes. null: all GPUs that this machine shows (CUDA_VISIBLE_DEVICES); 1 for "
+        "the embedded model and without a GPU. More than one worker in all: Ray.",
+        ge=1,
+    )
     node_rank: int = key(
         0, "Rank of this machine, below `nnodes`. Machine 0 runs the training loop; the others only run workers.", ge=0
     )
@@ -99,8 +122,8 @@ class RunTrainer(Section):
         return f"{self.master_addr}:{self.master_port}"
 
     @property
-    def own_workers(self) -> Mapping[str, int]:
-        """Roles with separate workers, and how many."""
+    def workers_by_role(self) -> Mapping[str, int | list[int]]:
+        """As `Pools.by_role`."""
         return {}
 
     @property
@@ -114,7 +137,16 @@ class RunTrainer(Section):
 
 
 class Trainer(RunTrainer):
-    pools: Pools = section(Pools, "Workers for one role only. By default every worker holds all roles.")
+    memory_check: bool = key(
+        True,
+        "Before the models are loaded on GPUs: move to the host what certainly does not fit and may be moved, stop if "
+        "that is not enough, and warn if answers of full length would not fit. `rloom plan` has the figures.",
+    )
+    pools: Pools = section(
+        Pools,
+        "Workers of single roles. By default every worker holds all roles. Workers are numbered from 0 over all "
+        "machines: machine × `n_gpus_per_node` + GPU.",
+    )
     val_only: bool = key(False, "Validate and end.")
     critic_warmup: int = key(0, "Initial steps in which only the critic is trained.", ge=0, same_run=False)
     max_actor_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the actor. null: all.", ge=1)
@@ -146,8 +178,8 @@ class Trainer(RunTrainer):
     )
 
     @property
-    def own_workers(self) -> Mapping[str, int]:
-        return self.pools.own
+    def workers_by_role(self) -> Mapping[str, int | list[int]]:
+        return self.pools.by_role
 
     @property
     def output_folders(self) -> Mapping[str, str | None]:

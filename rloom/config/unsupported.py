@@ -46,6 +46,10 @@ OF_OPTIMIZER = {
 }
 ROLES = ("actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref")
 REPLAY_FILES = Unsupported("writing routings to files is", "remove the key: they go from memory to memory")
+DIVIDED = Unsupported(
+    "a model that is divided over some of the actor's workers is",
+    "remove the key: it is divided over all of them, or give it a number of workers for itself alone",
+)
 
 UNSUPPORTED_KEYS = {  # keys or sections
     **{f"{role}.megatron.{name}": missing for role in ROLES for name, missing in OF_MEGATRON.items()},
@@ -57,11 +61,12 @@ UNSUPPORTED_KEYS = {  # keys or sections
     "model.use_liger": LIGER,
     "model.fsdp_config": FSDP_KEYS,
 }
-UNSUPPORTED_VALUES = {  # (key, value)
+UNSUPPORTED_VALUES: dict[tuple[str, str | type], Unsupported] = {  # (key, value or its type)
     ("actor_rollout_ref.actor.router_replay.mode", "R2"): Unsupported(
         "replaying the experts of the old policy (R2) is", "use R3, which replays those of the rollout"
     ),
     **{("reward_model.reward_manager", name): MANAGERS for name in ("prime", "rate_limited")},
+    **{(f"trainer.pools.{role}", list): DIVIDED for role in ("actor", "critic", "ref")},
 }
 
 
@@ -70,7 +75,7 @@ def unsupported_key(path: str) -> Unsupported | None:
 
 
 def unsupported_value(path: str, value: Any) -> Unsupported | None:
-    return UNSUPPORTED_VALUES.get((path, value)) if isinstance(value, str) else None
+    return UNSUPPORTED_VALUES.get((path, value if isinstance(value, str) else type(value)))
 
 
 def unsupported_name(name: str) -> str | None:

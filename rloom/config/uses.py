@@ -166,12 +166,19 @@ USES: list[Use] = [
         harmless=(0,),
     ),
     Use(
-        [f"{ALGORITHM}.kl_penalty", f"{ALGORITHM}.kl_ctrl"],
+        [f"{ALGORITHM}.kl_ctrl"],
         lambda run: run.config.kl_in_reward,
         f"there is no KL in the reward; set {ALGORITHM}.use_kl_in_reward=True",
         error=True,
         switch=f"{ALGORITHM}.use_kl_in_reward",
         harmless=(0, "fixed"),
+    ),
+    Use(
+        [f"{ALGORITHM}.kl_penalty"],
+        lambda run: run.config.kl_in_reward or run.config.kl_only_measured,
+        f"there is no KL in the reward; set {ALGORITHM}.use_kl_in_reward=True, or {ALGORITHM}.kl_metric=True",
+        error=True,
+        switch=f"{ALGORITHM}.use_kl_in_reward",
     ),
     Use(
         [f"{ALGORITHM}.kl_ctrl.horizon", f"{ALGORITHM}.kl_ctrl.target_kl"],
@@ -184,14 +191,13 @@ USES: list[Use] = [
         ["trainer.pools.ref"],
         lambda run: run.config.uses_reference,
         f"there is no reference, and these workers would be idle; set {ACTOR}.use_kl_loss=True or "
-        f"{ALGORITHM}.use_kl_in_reward=True, or remove the key",
+        f"{ALGORITHM}.use_kl_in_reward=True or {ALGORITHM}.kl_metric=True, or remove the key",
         error=True,
     ),
     Use(
         [REF],
         lambda run: run.has_reference_model,
-        f"there is no reference model; {ACTOR}.use_kl_loss=True or {ALGORITHM}.use_kl_in_reward=True builds one, "
-        "unless LoRA is used",
+        f"there is no reference model; a KL to it or {ALGORITHM}.kl_metric=True builds one, unless LoRA is used",
     ),
     # estimators
     Use(
@@ -386,7 +392,7 @@ USES: list[Use] = [
     ),
     Use(
         [f"{CRITIC}.model.use_remove_padding"],
-        lambda run: run.config.critic_workers == 1 or run.config.critic.strategy != "megatron",
+        lambda run: run.config.workers_of("critic") == 1 or run.config.critic.strategy != "megatron",
         "the Megatron engine packs sequences",
         harmless=(True,),
     ),

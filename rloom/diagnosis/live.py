@@ -15,7 +15,7 @@ CHECK_EVERY = 5  # steps; a check of all kinds takes about two milliseconds
 OWN_WARNING = frozenset({"rollout_mismatch"})  # `MismatchMonitor` warns, with the versions of the weights
 VALIDATION = "val-core/"
 READ = (  # prefixes of the metrics that checks read; a step has about a hundred
-    *("actor/entropy", "actor/grad_norm", "actor/kl_loss", "actor/lr", "actor/nonfinite", "actor/pg_clipfrac"),
+    *("actor/entropy", "actor/grad_norm", "actor/kl_", "actor/lr", "actor/nonfinite", "actor/pg_clipfrac"),
     *("actor/ppo_", "actor/reward_kl_penalty", "critic/nonfinite", "critic/score/", "critic/values/mean", "critic/vf_"),
     *("perf/max_memory_allocated_gb", "response_length/", "reward/", "rollout/", "timing_s/", "train/", VALIDATION),
 )

@@ -8,8 +8,8 @@ from rloom.diagnosis.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT
 from rloom.diagnosis.numerics import learning_rate_key, lower_learning_rate
 from rloom.diagnosis.series import FEWEST_OF_A_TREND
 from rloom.observe.mismatch import CAUSES, CAUSES_CHINESE, CORRECTION, FIGURE, THRESHOLD_KEY
+from rloom.observe.names import KL_METRICS
 
-KL = ("actor/reward_kl_penalty", "actor/kl_loss")
 KL_HIGH, KL_CERTAIN = 0.1, 0.2  # the documents: 0.001 to 0.1, never above 0.1 to 0.2
 CLIP_HIGH = 0.3  # the documents: at most 0.3
 RATIO_LOW, RATIO_HIGH = 0.8, 1.2
@@ -32,7 +32,7 @@ KL_FAULT = Fault(
         Text("the KL coefficient is too small", "KL 系数过小"),
         Text("the reward pays for answers that the reference would never give", "奖励鼓励了参考模型不会给出的回答"),
     ),
-    KL,
+    KL_METRICS,
 )
 CLIP = Fault(
     "clip_high",
@@ -54,7 +54,7 @@ STATIC = Fault(
         Text("the KL coefficient is so large that it outweighs the reward", "KL 系数过大，压过了奖励"),
         Text("weights in bfloat16 without float32 masters lose small updates", "bfloat16 权重丢失了微小的更新"),
     ),
-    ("actor/ppo_kl", *KL),
+    ("actor/ppo_kl", *KL_METRICS),
 )
 ENTROPY_LOW = Fault(
     "entropy_collapse",
@@ -89,7 +89,7 @@ MISMATCH = Fault(
 
 
 def kl_high(history: History) -> Finding | None:
-    kl = history.series(*KL)
+    kl = history.series(*KL_METRICS)
     if len(kl) < FEWEST_STEPS or kl.tail.mean <= KL_HIGH:
         return None
     evidence = [
@@ -101,10 +101,12 @@ def kl_high(history: History) -> Finding | None:
     ]
     in_loss = history.config.get(f"{ACTOR}.use_kl_loss") is True
     key, least = (f"{ACTOR}.kl_loss_coef", 0.01) if in_loss else ("algorithm.kl_ctrl.kl_coef", 0.005)
-    coefficient = max(least, rounded(5 * history.number(key, 0.001)))
+    stronger = Change(key, max(least, rounded(5 * history.number(key, 0.001))), Text("a stronger KL", "更强的 KL 约束"))
+    if history.config.get("algorithm.kl_metric") is True:  # no KL in reward and loss: it is only measured
+        stronger = Change(f"{ACTOR}.use_kl_loss", True, Text("stay closer to the reference", "约束在参考模型附近"))
     changes = [
         lower_learning_rate(history),
-        Change(key, coefficient, Text("a stronger KL", "更强的 KL 约束")),
+        stronger,
         Change(f"{ACTOR}.clip_ratio", 0.1, Text("smaller updates", "减小单次更新幅度"), "lower"),
     ]
     certain = len(kl) >= FEWEST_CERTAIN and min(kl.tail.values) > KL_CERTAIN
@@ -149,14 +151,16 @@ def clip_high(history: History) -> Finding | None:
 
 def policy_static(history: History) -> Finding | None:
     """With one update a step, ratio and ppo_kl are 1 and 0 by definition: then only a KL to the reference can tell."""
-    moved, kl = history.series("actor/ppo_kl"), history.series(*KL)
+    moved, kl = history.series("actor/ppo_kl"), history.series(*KL_METRICS)
     measured = []
     if len(history.steps) < FEWEST_OF_A_TREND:  # whether the reward rises is not known yet
         return None
     if history.updates_per_step > 1 and len(moved):
         measured.append(("actor/ppo_kl", moved, PPO_KL_STATIC))
     if len(kl) > 1:  # before the first update policy and reference are equal
-        measured.append((next(name for name in KL if name in history.columns), kl.after(kl.steps[0]), KL_STATIC))
+        measured.append(
+            (next(name for name in KL_METRICS if name in history.columns), kl.after(kl.steps[0]), KL_STATIC)
+        )
     if not measured or any(max(map(abs, series.tail.values)) > limit for _, series, limit in measured):
         return None
     if any(history.series("actor/pg_clipfrac").values) or history.score_rises:

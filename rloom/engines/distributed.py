@@ -1,20 +1,28 @@
 """The process group of a sharded engine: initialisation, device mesh and small collectives."""
 
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, _world
+from torch.distributed.distributed_c10d import (
+    PrefixStore,
+    _new_process_group_helper,
+    _update_default_pg,
+    _world,
+)
 from torch.distributed.rendezvous import rendezvous
 
 from rloom.errors import ConfigError
 
+T = TypeVar("T")
 REPLICAS, SHARDS = "replicas", "shards"
+OF_A_PART = 1_000_000  # torch numbers process groups; those that only some ranks create get numbers from here
 
 
 def join(
@@ -45,6 +53,34 @@ def backend_of(device: torch.device, shared: bool) -> str:
 
 def leave() -> None:
     dist.destroy_process_group()
+
+
+@contextmanager
+def as_whole_group(ranks: Sequence[int], timeout_s: float = 1800) -> Iterator[None]:
+    """In it, the default process group has these ranks only, for a library that uses all ranks of that group.
+
+    The ranks enter it together, without the others. What is created in it goes on with the groups that it has then.
+    """
+    whole, groups = dist.group.WORLD, _world.group_count
+    backend, store = _world.pg_map[cast(Any, whole)]
+    part, _ = _new_process_group_helper(
+        len(ranks),
+        ranks.index(dist.get_rank()),
+        [*ranks],
+        dist.Backend(backend),
+        store,
+        # dist.new_group names a group by the number of those that a rank is in, which can differ between ranks
+        group_name=cast(Any, f"ranks {[*ranks]}"),
+        timeout=timedelta(seconds=timeout_s),
+    )
+    _world.pg_group_ranks[part] = {rank: position for position, rank in enumerate(ranks)}
+    _update_default_pg(part)
+    _world.group_count += OF_A_PART  # later groups of all ranks get the same numbers on all of them
+    try:
+        yield
+    finally:
+        _update_default_pg(whole)
+        _world.group_count = groups
 
 
 class Broadcast:
@@ -141,10 +177,10 @@ def all_reduce_max(number: int) -> int:
     return int(result)
 
 
-def all_gather_texts(text: str) -> list[str]:
+def all_gather_objects(own: T) -> list[T]:
     """Those of all ranks, in their order."""
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, text)
+    dist.all_gather_object(found, own)
     return found
 
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rloom.observe.display import validation_accuracies
+from rloom.observe.names import KL_METRICS
 from rloom.observe.run_folder import RunFolder, flat_config
 
 # label -> names of the metric; the first that a run has
 KEY_METRICS: Mapping[str, Sequence[str]] = {
     "reward": ("critic/score/mean",),
-    "KL to the reference": ("actor/reward_kl_penalty", "actor/kl_loss"),
+    "KL to the reference": KL_METRICS,
     "ppo_kl": ("actor/ppo_kl",),
     "entropy": ("actor/entropy",),
     "answer length": ("response_length/mean",),

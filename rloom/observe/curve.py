@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rloom.observe.display import validation_accuracies
+from rloom.observe.names import KL_METRICS
 from rloom.observe.records import read_metrics
 
 INK = "#1f2933"
@@ -82,7 +83,7 @@ def _panels(records: Sequence[Mapping[str, float]]) -> tuple[list[Panel], list[P
     below: list[Panel] = []
     for title, unit, names in (
         ("Response length", "tokens", ("response_length/mean",)),
-        ("KL", "nats", ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")),
+        ("KL", "nats", (*KL_METRICS, "actor/ppo_kl")),
         ("Entropy", "nats", ("actor/entropy",)),
     ):
         found = next((s for name in names if (s := _series(records, name)) is not None), None)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 from rich.text import Text
 
-from rloom.observe.names import SHOWN
+from rloom.observe.names import step_line
 from rloom.terminal import printable
 
 SEPARATOR = " · "
@@ -92,9 +92,11 @@ class Display:
         self.clear()
         self._print(step_parts(step, self._total_steps, metrics, self._total_epochs))
 
-    def validation(self, step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]]) -> None:
+    def validation(
+        self, step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]], word: str = "accuracy"
+    ) -> None:
         self.clear()
-        self._print(validation_parts(step, metrics, first))
+        self._print(validation_parts(step, metrics, first, word))
 
     def _print(self, parts: list[Part]) -> None:
         width = self._console.width if self._console.is_terminal else None
@@ -110,10 +112,8 @@ def step_parts(
         # dynamic sampling takes more prompts than planned, and may pass the last epoch
         of_all = f"/{total_epochs}" if total_epochs is not None and epoch <= total_epochs else ""
         parts.append(Part("epoch", f"{epoch}{of_all}"))
-    for alternatives in SHOWN:
-        found = [(label, metrics[name]) for label, name in alternatives if name in metrics]
-        for label, value in found[:1]:
-            parts.append(Part(label, f"{value:.3f}" if label == "reward_mean" else _short(value)))
+    for label, value in step_line(metrics).items():
+        parts.append(Part(label, f"{value:.3f}" if label == "reward_mean" else _short(value)))
     failed = metrics.get("reward/failed", 0)
     if failed > 0:
         parts.append(Part("failed", str(round(failed))))
@@ -123,8 +123,12 @@ def step_parts(
     return parts
 
 
-def validation_parts(step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]]) -> list[Part]:
-    """`first`: (step, accuracy) of the run's first validation, which may be later than step 0."""
+def validation_parts(
+    step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]], word: str = "accuracy"
+) -> list[Part]:
+    """`first`: (step, accuracy) of the run's first validation, which may be later than step 0. `word`: accuracy, or
+    score, of which the mean is shown as it is."""
+    label, show = ("acc", _percent) if word == "accuracy" else (word, _short)
     parts = [Part("step", str(step)), Part("validation")]
     for name, key in (("loss", "val/loss"), ("perplexity", "val/perplexity")):
         if key in metrics:
@@ -133,8 +137,8 @@ def validation_parts(step: int, metrics: Mapping[str, float], first: Mapping[str
         since = ""
         if name in first:
             when, before = first[name]
-            since = f" ({'start' if when == 0 else f'step {when}'} {_percent(before)})"
-        parts.append(Part(f"{name} acc", _percent(value) + since))
+            since = f" ({'start' if when == 0 else f'step {when}'} {show(before)})"
+        parts.append(Part(f"{name} {label}", show(value) + since))
     return parts
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from rloom.observe.display import Display, validation_accuracies
 from rloom.observe.events import EVENTS_FILE, EventLog
+from rloom.observe.names import with_aliases
 from rloom.observe.records import METRICS_FILE, read_metrics, truncate_metrics, write_rows
 from rloom.observe.reward_summary import reward_summary
 from rloom.observe.trackers import Start, Tracker, cell, make_trackers
@@ -114,14 +115,14 @@ class RunLog:
         self._display.step(step, timed)
         return timed
 
-    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a validation, and its time alone: the rest of the time belongs to the step."""
+    def validation(self, step: int, metrics: Mapping[str, float], word: str = "accuracy") -> None:
+        """Log a validation, and its time alone: the rest of the time belongs to the step. `word`: what it measures."""
         testing = {"testing": self._seconds.pop("testing")} if "testing" in self._seconds else {}
         timed = {**metrics, **_timings(testing)}
         self._log(step, timed)
         self.events.write("validation", step=step, metrics=timed)
         accuracies = {name: (step, value) for name, value in validation_accuracies(metrics).items()}
-        self._display.validation(step, metrics, first=self._first_accuracies)
+        self._display.validation(step, metrics, self._first_accuracies, word)
         self._first_accuracies = {**accuracies, **self._first_accuracies}
 
     def validation_answers(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -181,7 +182,7 @@ class RunLog:
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:
-            tracker.log(step, metrics)
+            tracker.log(step, with_aliases(metrics))
 
 
 def _timings(seconds: Mapping[str, float]) -> dict[str, float]:

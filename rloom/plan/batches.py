@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from rloom.config.batching import model_ranks, training_batching
+from rloom.config.algorithm_needs import Needs, needs_old_logprobs
+from rloom.config.batching import model_ranks, reward_batching, scoring_batching, training_batching
 from rloom.config.schema import Actor, Config, Critic
 from rloom.packing import MicroBatching, share_sizes
-from rloom.runtime.placement import ACTOR, ROLLOUT, worker_layout
+from rloom.runtime.placement import ACTOR, ROLLOUT, WorkerLayout, worker_layout
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,19 @@ def largest_share(rows: int, workers: int) -> int:
     return share_sizes(rows, workers)[0]
 
 
+def layout_of(config: Config) -> WorkerLayout:
+    return worker_layout(config.trainer.nnodes, config.gpus_per_node, config.trainer.pools.by_role)
+
+
 def batches(config: Config, *, critic: bool) -> Batches:
-    trainer, rollout, actor = config.trainer, config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    layout = worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.pools.own)
+    rollout, actor, layout = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, layout_of(config)
     ranks = layout.pool_of(ACTOR).size
     return Batches(
         prompts=config.data.train_batch_size,
         n=rollout.n,
         ranks=ranks,
         shares=shares_of(actor, ranks),
-        engines=rollout.engines(layout.pool_of(ROLLOUT).size),
+        engines=rollout.engines(len(layout.workers_of(ROLLOUT))),
         tensor_parallel=rollout.tensor_model_parallel_size,
         prompt_tokens=config.data.max_prompt_length,
         answer_tokens=config.data.max_response_length,
@@ -113,3 +117,24 @@ def updates(config: Config, section: Actor | Critic, ranks: int, prompts: int, e
     batching = training_batching(section, ranks, model_ranks=model_ranks(section, ranks))
     passes = plan_passes(largest_share(samples, shares_of(section, ranks)), batching, longest)
     return Updates(prompts, samples, passes, config.data.train_batch_size // prompts, epochs)
+
+
+def scoring_passes(config: Config, needs: Needs, sizes: Batches) -> dict[str, tuple[int, PassPlan]]:
+    """The passes of this run that score samples for the policy, by what they compute: (ranks or groups of ranks that
+    share the samples, passes of each)."""
+    roles, actor = config.actor_rollout_ref, config.actor_rollout_ref.actor
+    used: dict[str, tuple[int, MicroBatching]] = {}
+    for name, section, ranks, is_used in (
+        ("old log-probs", roles.rollout, sizes.ranks, needs_old_logprobs(config, needs.loss)),
+        ("reference", roles.ref, config.workers_of("ref"), config.uses_reference),
+    ):
+        if is_used:
+            batching = scoring_batching(section, ranks, model_ranks=model_ranks(actor, ranks))
+            used[name] = shares_of(actor, ranks), batching
+    if config.reward_model.model_path is not None:
+        ranks = config.workers_of("reward")
+        used["reward model"] = ranks, reward_batching(config.reward_model, ranks)
+    return {
+        name: (shares, plan_passes(largest_share(sizes.samples, shares), batching, sizes.longest))
+        for name, (shares, batching) in used.items()
+    }

@@ -1,23 +1,29 @@
 """From a configuration to its plan. Nothing is started, loaded or downloaded."""
 
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from rloom.algos.discount import SMALLEST_WEIGHT, discount, reach
 from rloom.config.algorithm_needs import Needs, declared_needs
 from rloom.config.checks import verify
+from rloom.config.load import with_changes
 from rloom.config.megatron_checks import CRITIC, megatron_roles
 from rloom.config.megatron_split import split_faults
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
+from rloom.gpus import smallest_memory
 from rloom.models.context import check_context
 from rloom.plan.architecture import UnknownSize, read_fields
 from rloom.plan.batches import Batches, batches
-from rloom.plan.memory import GIB, Memory, memory
+from rloom.plan.fit import WayOut, ways_out
+from rloom.plan.memory import GIB, CachePlan, GpuMemory, Memory, fullest, memory_by_gpu
 from rloom.plan.models import FLOAT32, ModelPlan, actor_plan, critic_model, critic_plan, policy_model
 from rloom.plan.reward_model import RewardPlan, reward_plan
 from rloom.plan.timing import StepTime, step_time
 
-USUAL_GPU_GIB = 80.0
+USUAL_GPUS, USUAL_GPU_GIB = 8, 80.0  # the number is verl's default
+ASSUMED = f"{USUAL_GPUS} GPUs are assumed"
 SMALLEST_MEASURED = 494e6  # parameters
 
 
@@ -28,8 +34,40 @@ class Costs:
     actor: ModelPlan
     critic: ModelPlan | None
     reward: RewardPlan | None  # None: there is none, or a note has the reason
-    memory: Memory
-    time: StepTime | None  # None: it does not fit, or no rate was measured
+    gpus: Sequence[GpuMemory]  # one for each set of roles that a GPU of the actor holds
+    time: StepTime | None = None  # None: it does not fit, or no rate was measured
+    ways_out: tuple[WayOut, ...] = ()  # settings with which it fits, if it does not
+
+    @property
+    def fullest(self) -> GpuMemory:
+        return fullest(self.gpus)
+
+    @property
+    def memory(self) -> Memory:
+        return self.fullest.memory
+
+    @property
+    def generating(self) -> Memory:
+        return next(gpu.memory for gpu in self.gpus if gpu.generates)
+
+    @property
+    def cache(self) -> CachePlan:
+        found = self.generating.cache
+        assert found is not None  # it generates
+        return found
+
+    @property
+    def fits(self) -> bool:
+        return all(gpu.memory.fits for gpu in self.gpus)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPUs of a plan."""
+
+    gpus_from: str  # where their number comes from; empty: it is given, or 1
+    gpu_bytes: float
+    memory_from: str
 
 
 @dataclass(frozen=True)
@@ -37,26 +75,52 @@ class Plan:
     config: Config
     needs: Needs
     batches: Batches
+    machine: Machine
     costs: Costs | None  # None: the first note has the reason
     notes: tuple[str, ...]
 
 
-def make_plan(config: Config, gpu_gib: float = USUAL_GPU_GIB) -> Plan:
-    if not gpu_gib > 0:
+def make_plan(given: Config, gpu_gib: float | None = None) -> Plan:
+    """`gpu_gib`: memory of a GPU. None: that of this machine's, or 80."""
+    if gpu_gib is not None and not gpu_gib > 0:
         raise ConfigError(f"--gpu_memory={gpu_gib}: give the GiB of one GPU, a number above 0")
+    config, gpus = with_gpus(given)
     needs = declared_needs(config)
-    verify(config, needs)
-    check_splits(config, critic=needs.estimator.needs_critic)
+    try:
+        verify(config, needs)
+        check_splits(config, critic=needs.estimator.needs_critic)
+    except ConfigError as error:
+        raise ConfigError(f"{error}\n{gpus}" if gpus.startswith(ASSUMED) else str(error)) from None
     sizes = batches(config, critic=needs.estimator.needs_critic)
     reward, unknown = counted_reward(config, sizes)
+    machine = Machine(gpus, *gpu_memory(gpu_gib))
     try:
-        costs = estimate(config, needs, sizes, gpu_gib, reward)
+        costs = estimate(config, needs, sizes, machine.gpu_bytes, reward)
     except UnknownSize as error:
-        return Plan(config, needs, sizes, None, (f"Memory and time are left out: {error}", *advice(config, needs)))
+        left_out = f"Memory and time are left out: {error}"
+        return Plan(config, needs, sizes, machine, None, (left_out, *advice(config, needs)))
     if config.trainer.device == "cpu":
         reason = "Memory and time are counted for GPUs, and trainer.device=cpu"
-        return Plan(config, needs, sizes, None, (reason, *advice(config, needs)))
-    return Plan(config, needs, sizes, costs, (*notes(config, costs), *unknown, *advice(config, needs)))
+        return Plan(config, needs, sizes, machine, None, (reason, *advice(config, needs)))
+    return Plan(config, needs, sizes, machine, costs, (*notes(config, costs), *unknown, *advice(config, needs)))
+
+
+def with_gpus(config: Config) -> tuple[Config, str]:
+    """The configuration with a number of GPUs, and where the number comes from; empty: it is given, or 1."""
+    if not config.lacks_gpus:
+        return config, config.all_visible
+    source = f"{ASSUMED}: none is visible here, and trainer.n_gpus_per_node is not given"
+    return with_changes(config, {"trainer.n_gpus_per_node": USUAL_GPUS}), source
+
+
+def gpu_memory(given_gib: float | None) -> tuple[float, str]:
+    """(bytes, where they come from)"""
+    if given_gib is not None:
+        return given_gib * GIB, ""
+    found = smallest_memory(os.environ)
+    if found is not None:
+        return found, "this machine's"
+    return USUAL_GPU_GIB * GIB, "assumed; --gpu_memory says otherwise"
 
 
 def check_splits(config: Config, *, critic: bool) -> None:
@@ -81,14 +145,16 @@ def counted_reward(config: Config, sizes: Batches) -> tuple[RewardPlan | None, l
         return None, [f"The reward model's memory is left out: {error}"]
 
 
-def estimate(config: Config, needs: Needs, sizes: Batches, gpu_gib: float, reward: RewardPlan | None) -> Costs:
+def estimate(config: Config, needs: Needs, sizes: Batches, gpu_bytes: float, reward: RewardPlan | None) -> Costs:
     actor, critic = actor_plan(config, sizes), critic_plan(config, sizes)
     path = config.actor_rollout_ref.model.path
     check_context(actor.architecture.context, sizes.longest, f"actor_rollout_ref.model.path={path}")
-    held = memory(config, sizes, actor, critic, gpu_gib * GIB, reward)
+    costs = Costs(actor, critic, reward, memory_by_gpu(config, sizes, actor, critic, gpu_bytes, reward))
+    if not costs.fits:
+        return replace(costs, ways_out=tuple(ways_out(config, gpu_bytes)))
     measured = all(model.number_bytes < FLOAT32 for model in (actor, critic) if model is not None)
-    time = step_time(config, needs, sizes, actor, critic, held) if held.fits and measured else None
-    return Costs(actor, critic, reward, held, time)
+    time = step_time(config, needs, sizes, actor, critic, costs.generating) if measured else None
+    return replace(costs, time=time)
 
 
 def advice(config: Config, needs: Needs) -> list[str]:
@@ -110,7 +176,7 @@ def advice(config: Config, needs: Needs) -> list[str]:
 def notes(config: Config, costs: Costs) -> list[str]:
     found = []
     if costs.time is None:
-        why = "rates were measured in bfloat16 only" if costs.memory.fits else "it does not fit"
+        why = "rates were measured in bfloat16 only" if costs.fits else "it does not fit"
         found.append(f"Time is left out: {why}")
     elif costs.actor.parameters < SMALLEST_MEASURED / 2:
         found.append("The smallest model measured has 494 M parameters: a step of one this small takes longer")

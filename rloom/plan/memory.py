@@ -5,23 +5,27 @@ always takes more. The reward model has a phase of its own, since no update hold
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rloom.config.schema import Config
 from rloom.engines.limits import UNREDUCED_SHARE
 from rloom.models.limits import LOGITS_AT_ONCE
 from rloom.plan import megatron
-from rloom.plan.batches import Batches
+from rloom.plan.batches import Batches, layout_of
 from rloom.plan.models import FLOAT32, ModelPlan
 from rloom.plan.reward_model import RewardPlan
 from rloom.rollout.limits import PAGE_TOKENS, cache_capacity, default_sequences, wanted_cache_tokens
+from rloom.runtime.placement import ACTOR, REWARD, ROLLOUT
 
 GIB = 2**30
 OUTSIDE_ALLOCATOR = 2 * GIB  # assumed: the CUDA context, captured graphs, fragmentation
 
 GENERATION, ACTOR_PASSES, ACTOR_STEP = "generation", "actor passes", "actor step"
 CRITIC_PASSES, CRITIC_STEP, REWARD_SCORING = "critic passes", "critic step", "reward model"
+
+ALLOCATOR, CACHE = "beside torch's allocator", "key-value cache"
+ESTIMATED = (ALLOCATOR, CACHE)  # of the phases other than passes; the other parts are counted
 
 Parts = dict[str, float]  # part -> bytes
 
@@ -57,7 +61,7 @@ class CachePlan:
 class Memory:
     gpu_bytes: float
     phases: Mapping[str, Parts]  # phase of a step -> what is held in it
-    cache: CachePlan
+    cache: CachePlan | None  # None: other GPUs generate
 
     def total(self, phase: str) -> float:
         return held_bytes(self.phases[phase])
@@ -71,8 +75,64 @@ class Memory:
         return self.total(self.peak)
 
     @property
+    def needs(self) -> str:
+        if self.peak_bytes <= self.gpu_bytes and self.cache is not None and not self.cache.whole_sequences:
+            return f"a key-value cache with room for one sequence of {self.cache.longest:,} tokens"
+        return f"{self.peak_bytes / GIB:.1f} GiB in {self.peak}"
+
+    @property
+    def certain_bytes(self) -> float:
+        """Weights, gradients and optimizer state, which a step holds whatever the length of the answers. The passes
+        hold no more of them than the other phases."""
+        held = [self.phases[phase] for phase in (GENERATION, ACTOR_STEP, CRITIC_STEP) if phase in self.phases]
+        return max(sum(size for name, size in parts.items() if name not in ESTIMATED) for parts in held)
+
+    @property
+    def certainly_too_large(self) -> bool:
+        return self.certain_bytes > self.gpu_bytes
+
+    @property
     def fits(self) -> bool:
-        return self.peak_bytes <= self.gpu_bytes and self.cache.whole_sequences > 0
+        return self.peak_bytes <= self.gpu_bytes and (self.cache is None or self.cache.whole_sequences > 0)
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """The memory of GPUs that hold the same roles."""
+
+    numbers: Sequence[int]  # of these workers
+    generates: bool
+    scores: bool  # with the reward model
+    memory: Memory
+
+
+def memory_by_gpu(
+    config: Config,
+    sizes: Batches,
+    actor: ModelPlan,
+    critic: ModelPlan | None,
+    gpu_bytes: float,
+    reward: RewardPlan | None,
+) -> list[GpuMemory]:
+    """Of the actor's GPUs. A role with GPUs of its own is counted on all of these, too."""
+    layout, kinds = layout_of(config), dict[tuple[bool, bool], list[int]]()
+    for number in layout.workers_of(ACTOR):
+        held = [role not in layout.placed or number in layout.placed[role] for role in (ROLLOUT, REWARD)]
+        kinds.setdefault((held[0], held[1] and reward is not None), []).append(number)
+    return [
+        GpuMemory(
+            numbers,
+            generates,
+            scores,
+            memory(config, sizes, actor, critic, gpu_bytes, reward if scores else None, generates=generates),
+        )
+        for (generates, scores), numbers in kinds.items()
+    ]
+
+
+def fullest(gpus: Sequence[GpuMemory]) -> GpuMemory:
+    """The GPU that decides whether a run fits."""
+    return max(gpus, key=lambda gpu: (not gpu.memory.fits, gpu.memory.peak_bytes))
 
 
 def memory(
@@ -82,6 +142,8 @@ def memory(
     critic: ModelPlan | None,
     gpu_bytes: float,
     reward: RewardPlan | None = None,
+    *,
+    generates: bool = True,
 ) -> Memory:
     """Of a GPU; with a pipeline, in each phase of one of the stage that needs most: the first or the last."""
     stages = [0] if actor.megatron is None else sorted({0, actor.megatron.pipeline_model_parallel_size - 1})
@@ -93,11 +155,13 @@ def memory(
             None if critic is None else replace(critic, stage=stage),
             gpu_bytes,
             reward,
+            generates=generates,
         )
         for stage in stages
     ]
     phases = {phase: max((each.phases[phase] for each in found), key=held_bytes) for phase in found[0].phases}
-    return Memory(gpu_bytes, phases, min((each.cache for each in found), key=lambda cache: cache.room))
+    caches = [each.cache for each in found if each.cache is not None]
+    return Memory(gpu_bytes, phases, min(caches, key=lambda cache: cache.room, default=None))
 
 
 def held_bytes(parts: Parts) -> float:
@@ -111,23 +175,27 @@ def memory_of_stage(
     critic: ModelPlan | None,
     gpu_bytes: float,
     reward: RewardPlan | None,
+    *,
+    generates: bool,
 ) -> Memory:
     rest, compared = reference(config, actor)
-    common: Parts = {"beside torch's allocator": OUTSIDE_ALLOCATOR}
+    common: Parts = {ALLOCATOR: OUTSIDE_ALLOCATOR}
     if reward is not None:
         common["reward model"] = reward.at_rest
-    copy, rollout = weights_copy(config, actor), config.actor_rollout_ref.rollout
+    copy, rollout = weights_copy(config, actor) if generates else {}, config.actor_rollout_ref.rollout
     sleeps = rollout.holds_copy and rollout.free_cache_engine  # its weights are on the host while training
     if not sleeps:
         common |= copy
     critic_rest = {"critic at rest": sum(at_rest(critic).values())} if critic is not None else {}
     actor_rest = {"actor at rest": sum(at_rest(actor).values())}
     generating = {**at_rest(actor), "reference": rest, **critic_rest, **common, **copy}
-    if not copy:
+    if generates and not copy:
         generating["weights"] = actor.number_bytes * actor.parameters
-    cache = key_value_cache(config, sizes, actor, gpu_bytes, gpu_bytes - sum(generating.values()))
+    free = gpu_bytes - sum(generating.values())
+    cache = key_value_cache(config, sizes, actor, gpu_bytes, free) if generates else None
+    cached = {} if cache is None else {CACHE: cache.bytes}
     phases: dict[str, Parts] = {
-        GENERATION: {**generating, "key-value cache": cache.bytes},
+        GENERATION: generating | cached,
         ACTOR_PASSES: {**in_passes(actor, gpu_bytes), "reference": compared, **critic_rest, **common},
         ACTOR_STEP: {**in_optimizer_step(actor), "reference": rest, **critic_rest, **common},
     }
@@ -144,7 +212,7 @@ def memory_of_stage(
         }
     if not rollout.free_cache_engine:
         for parts in phases.values():
-            parts["key-value cache"] = cache.bytes
+            parts |= cached
     return Memory(gpu_bytes, phases, cache)
 
 
@@ -153,7 +221,9 @@ def weights_copy(config: Config, actor: ModelPlan) -> Parts:
     rollout = config.actor_rollout_ref.rollout
     if not actor.sharded and not rollout.holds_copy:
         return {}
-    return {"rollout engine's weights": actor.number_bytes * actor.parameters / rollout.tensor_model_parallel_size}
+    elsewhere = rollout.uses_servers and bool(rollout.server.addresses)
+    share = 0 if elsewhere else 1 / rollout.tensor_model_parallel_size
+    return {"rollout engine's weights": actor.number_bytes * actor.parameters * share}
 
 
 def key_value_cache(config: Config, sizes: Batches, actor: ModelPlan, gpu_bytes: float, free_bytes: float) -> CachePlan:

@@ -2,30 +2,30 @@
 
 from collections.abc import Iterator, Sequence
 
-from rloom.config.batching import scoring_batching
 from rloom.config.schema import Actor, Critic, Fsdp
-from rloom.plan.batches import Batches, Updates
-from rloom.plan.make import Costs, Plan
+from rloom.plan.batches import Batches, Updates, scoring_passes
+from rloom.plan.fit import SHOWN
+from rloom.plan.make import Costs, Machine, Plan
 from rloom.plan.megatron import description
-from rloom.plan.memory import CRITIC_PASSES, CRITIC_STEP, GIB, Memory
+from rloom.plan.memory import GIB, GpuMemory
 from rloom.plan.models import FLOAT32, ModelPlan, divided_by_megatron, shards_of
 from rloom.plan.reward_model import RewardPlan
 from rloom.plan.timing import THROUGH_DRIVER, Stage, StepTime
+from rloom.runtime.placement import named_workers
 
 LABEL = 28  # columns of a line's label
 POOL_NAMES = {"ref": "reference", "critic": "critic", "rollout": "rollout engines", "reward": "reward model"}
 
 
-def render(plan: Plan, assumed_gpu: bool, micro_rollout: int | None = None) -> str:
-    """`assumed_gpu`: --gpu_memory is not given. `micro_rollout`: --micro_rollout_batch_size of an OpenRLHF command."""
+def render(plan: Plan) -> str:
     config = plan.config
     lines = [
         f"Plan of {config.algorithm.adv_estimator} on {config.actor_rollout_ref.model.path}. Nothing was started.",
-        *section("Batches, a step", batch_lines(plan, micro_rollout)),
+        *section("Batches, a step", batch_lines(plan)),
         *section("Placement", placement_lines(plan)),
     ]
     if plan.costs is not None:
-        lines += section("Memory a GPU, GiB", memory_lines(plan.costs, assumed_gpu))
+        lines += section("Memory a GPU, GiB", memory_lines(plan, plan.costs))
         if plan.costs.time is not None:
             lines += section("Time a step, estimated", time_lines(plan.costs.time))
     return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
@@ -43,10 +43,8 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def batch_lines(plan: Plan, micro_rollout: int | None) -> Iterator[str]:
+def batch_lines(plan: Plan) -> Iterator[str]:
     sizes = plan.batches
-    if micro_rollout is not None:
-        yield from openrlhf_lines(plan, micro_rollout)
     yield line("prompts × answers", f"{sizes.prompts:,} × {sizes.n} = {count(sizes.samples, 'sample')}")
     exact = "" if sizes.prompts % sizes.engines == 0 else "at most "
     each = f"{exact}{count(sizes.prompts_per_engine, 'prompt')}, {count(sizes.samples_per_engine, 'sample')}"
@@ -54,6 +52,7 @@ def batch_lines(plan: Plan, micro_rollout: int | None) -> Iterator[str]:
     yield line(
         "rollout engines", f"{gpus} / TP {sizes.tensor_parallel} = {count(sizes.engines, 'engine')}: {each} each"
     )
+    yield from scoring_lines(plan)
     longest = f"{sizes.prompt_tokens:,} + {sizes.answer_tokens:,} = {sizes.longest:,} tokens"
     yield line("longest sample", f"{longest}; at most {sizes.tokens:,} a step")
     yield from update_lines("actor", sizes, sizes.actor)
@@ -61,15 +60,11 @@ def batch_lines(plan: Plan, micro_rollout: int | None) -> Iterator[str]:
         yield from update_lines("critic", sizes, sizes.critic)
 
 
-def openrlhf_lines(plan: Plan, micro_rollout: int) -> Iterator[str]:
-    """rollout_batch_size = micro_rollout_batch_size × GPUs, and what micro_rollout_batch_size does in rloom."""
-    sizes, rollout = plan.batches, plan.config.actor_rollout_ref.rollout
-    gpus = -(-sizes.prompts // micro_rollout)
-    formula = "rollout_batch_size = micro_rollout_batch_size × GPUs"
-    yield line("prompts over GPUs", f"{sizes.prompts:,} = {micro_rollout} a GPU × {count(gpus, 'GPU')} ({formula})")
-    passes = sizes.scoring_passes(scoring_batching(rollout, sizes.ranks))
-    shape = f"{passes.samples:,} a rank, in micro-batches of {passes.samples_each}"
-    yield line("log-probs", f"{count(sizes.samples, 'sample')} / {count(sizes.ranks, 'rank')} = {shape}")
+def scoring_lines(plan: Plan) -> Iterator[str]:
+    samples = count(plan.batches.samples, "sample")
+    for name, (ranks, passes) in scoring_passes(plan.config, plan.needs, plan.batches).items():
+        each = f"{passes.samples_each:,} a pass" + ("" if passes.budget is None else " at full length")
+        yield line(name, f"{samples} / {count(ranks, 'rank')} = {passes.samples:,} a rank, {each}")
 
 
 def update_lines(name: str, sizes: Batches, updates: Updates) -> Iterator[str]:
@@ -90,8 +85,10 @@ def placement_lines(plan: Plan) -> Iterator[str]:
     config, ranks = plan.config, plan.batches.ranks
     trainer = config.trainer
     how = "one process, without Ray" if config.workers == 1 else "Ray workers, " + pools(plan)
-    nodes, gpus = count(trainer.nnodes, "node"), count(trainer.n_gpus_per_node, "GPU")
+    nodes, gpus = count(trainer.nnodes, "node"), count(config.gpus_per_node, "GPU")
     yield line("workers", f"{nodes} × {gpus} = {config.workers}: {how}")
+    if plan.machine.gpus_from:
+        yield line("", plan.machine.gpus_from)
     yield line("roles", ", ".join(role_names(plan)))
     actor, critic = config.actor_rollout_ref.actor, config.critic
     yield line("actor's weights", division(actor, actor.fsdp_config, ranks))
@@ -100,14 +97,16 @@ def placement_lines(plan: Plan) -> Iterator[str]:
 
 
 def pools(plan: Plan) -> str:
-    config, own = plan.config, plan.config.trainer.pools.own
-    if not own:
+    config, own, placed = plan.config, plan.config.trainer.pools.own, plan.config.trainer.pools.placed
+    if not own and not placed:
         return "all roles on every GPU"
     used = {"critic": plan.needs.estimator.needs_critic, "ref": config.uses_reference, "rollout": True}
     used["reward"] = config.reward_model.model_path is not None
-    shared = ["actor", *(POOL_NAMES[role] for role, is_used in used.items() if is_used and role not in own)]
+    everywhere = [role for role, is_used in used.items() if is_used and role not in own and role not in placed]
+    shared = " + ".join(["actor", *(POOL_NAMES[role] for role in everywhere)])
+    some = [f"{POOL_NAMES[role]} on {named_workers(numbers, 'GPU')} of these" for role, numbers in placed.items()]
     apart = [f"{POOL_NAMES[role]} on {size}" for role, size in own.items() if role != "actor"]
-    return ", ".join([f"{' + '.join(shared)} on {plan.batches.ranks}", *apart])
+    return ", ".join([f"{shared} on {plan.batches.ranks}", *some, *apart])
 
 
 def role_names(plan: Plan) -> Iterator[str]:
@@ -117,7 +116,8 @@ def role_names(plan: Plan) -> Iterator[str]:
         yield f"critic ({config.algorithm.adv_estimator} needs one)"
     if config.uses_reference:
         lora = config.actor_rollout_ref.model.has_lora
-        yield f"reference ({'the actor with its adapter off' if lora else 'KL is on'})"
+        kl = "KL is measured" if config.kl_only_measured else "KL is on"
+        yield f"reference ({'the actor with its adapter off' if lora else kl})"
     if config.reward_model.model_path is not None:
         yield "reward model"
     engines = plan.batches.engines
@@ -135,21 +135,26 @@ def division(role: Actor | Critic, fsdp: Fsdp, ranks: int) -> str:
     return f"FSDP2: one copy over {shards} ranks" + (f", {copies} copies" if copies > 1 else "")
 
 
-def memory_lines(costs: Costs, assumed_gpu: bool) -> Iterator[str]:
+def memory_lines(plan: Plan, costs: Costs) -> Iterator[str]:
     memory, phases = costs.memory, costs.memory.phases
     yield line("actor", model_line(costs.actor))
     if costs.critic is not None:
         yield line("critic", model_line(costs.critic))
     if costs.reward is not None:
         yield line("reward model", reward_line(costs.reward))
-    yield line("", "".join(f"{phase:>15}" for phase in phases))
+    several = len(costs.gpus) > 1
+    for gpu in costs.gpus if several else ():
+        most = f"{gib(gpu.memory.peak_bytes)} in {gpu.memory.peak}"
+        yield line(named_workers(gpu.numbers, "GPU"), f"{' + '.join(held_roles(plan, gpu))}: at most {most}")
+    label = f"on {named_workers(costs.fullest.numbers, 'GPU')}" if several else ""
+    yield line(label, "".join(f"{phase:>15}" for phase in phases))
     for name in dict.fromkeys(name for parts in phases.values() for name in parts):
         sizes = [parts.get(name, 0.0) for parts in phases.values()]
         if any(sizes):
             yield line(name, "".join(f"{gib(size):>15}" for size in sizes))
     yield line("together", "".join(f"{gib(memory.total(phase)):>15}" for phase in phases))
-    yield from cache_lines(memory)
-    yield line("does it fit?", verdict(costs, assumed_gpu))
+    yield from cache_lines(costs)
+    yield line("does it fit?", verdict(costs, plan.machine))
 
 
 def gib(size: float) -> str:
@@ -166,51 +171,39 @@ def model_line(model: ModelPlan) -> str:
 
 def reward_line(model: RewardPlan) -> str:
     dtype = "float32" if model.number_bytes == FLOAT32 else "bfloat16"
-    parameters = f"{model.parameters:,} parameters ({model.family}), whole on each GPU; {dtype}"
+    parameters = f"{model.parameters:,} parameters ({model.family}), whole on each of its GPUs; {dtype}"
     if model.own_workers is not None:
         return f"{parameters}; {count(model.own_workers, 'GPU')} of its own, {gib(model.scoring)} GiB each"
     return f"{parameters}; {'on the host while others work' if model.offloaded else 'always on the GPU'}"
 
 
-def cache_lines(memory: Memory) -> Iterator[str]:
-    cache = memory.cache
+def held_roles(plan: Plan, gpu: GpuMemory) -> Iterator[str]:
+    yield "actor"
+    if plan.needs.estimator.needs_critic:
+        yield POOL_NAMES["critic"]
+    if plan.config.uses_reference:
+        yield POOL_NAMES["ref"]
+    if gpu.generates:
+        yield POOL_NAMES["rollout"]
+    if gpu.scores:
+        yield POOL_NAMES["reward"]
+
+
+def cache_lines(costs: Costs) -> Iterator[str]:
+    cache = costs.cache
     yield line("cache has room for", f"{cache.room:,} tokens of {cache.token_bytes / 1024:,.1f} KiB")
     room = min(cache.whole_sequences, cache.running)
     shorter = f"; all of them at {cache.tokens_each:,} tokens each" if room < cache.running else ""
     yield line("at a time", f"{room:,} of the {count(cache.running, 'sequence')} that may run, at full length{shorter}")
 
 
-def verdict(costs: Costs, assumed_gpu: bool) -> str:
+def verdict(costs: Costs, machine: Machine) -> str:
     memory = costs.memory
-    size = f"{memory.gpu_bytes / GIB:.0f} GiB" + (" (assumed; --gpu_memory says otherwise)" if assumed_gpu else "")
-    need = f"{memory.peak_bytes / GIB:.1f} GiB in {memory.peak}"
+    size = f"{memory.gpu_bytes / GIB:.0f} GiB" + (f" ({machine.memory_from})" if machine.memory_from else "")
     if memory.fits:
-        return f"yes: at most {need}, of {size}"
-    if memory.peak_bytes <= memory.gpu_bytes:
-        return f"NO: not one sequence of {memory.cache.longest:,} tokens fits the cache in {size}"
-    return f"NO: {need}, of {size}; {way_out(costs)}"
-
-
-def way_out(costs: Costs) -> str:
-    """The key that lowers the largest part at the peak."""
-    memory = costs.memory
-    parts = memory.phases[memory.peak]
-    largest = max(parts, key=lambda name: parts[name])
-    model = costs.critic if memory.peak in (CRITIC_PASSES, CRITIC_STEP) and costs.critic is not None else costs.actor
-    if largest == "moments" and model.keys.optimizer_offload:
-        return "share over more GPUs: one process brings the offloaded state back for the optimizer's step"
-    return {
-        "activations": "lower ppo_max_token_len_per_gpu or the micro-batch size, or enable gradient checkpointing",
-        "moments": f"set {engine_keys(model)}.optimizer_offload=True, or share over more GPUs",
-        "key-value cache": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
-        "head": "set actor_rollout_ref.model.use_fused_kernels=True",
-        "reward model": "lower reward_model.forward_max_token_len_per_gpu, or set trainer.pools.reward",
-        "gradients": "share over more GPUs, or take a mini-batch in one pass",
-    }.get(largest, f"the largest part: {largest}; share over more GPUs, offload it, train LoRA, or a smaller model")
-
-
-def engine_keys(model: ModelPlan) -> str:
-    return "fsdp_config" if model.megatron is None else "megatron"
+        return f"yes: at most {memory.needs}, of {size}"
+    ways = " or ".join(map(str, costs.ways_out[:SHOWN])) or "a smaller model, or more machines (trainer.nnodes)"
+    return f"NO: {memory.needs}, of {size}; it fits with {ways}"
 
 
 def time_lines(time: StepTime) -> Iterator[str]:

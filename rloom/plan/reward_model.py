@@ -41,12 +41,12 @@ class RewardPlan:
 
 
 def reward_plan(config: Config, sizes: Batches) -> RewardPlan | None:
-    section, pool = config.reward_model, config.trainer.pools.reward
+    section, own = config.reward_model, config.trainer.pools.own.get("reward")
     path = section.model_path
     if path is None:
         return None
     key = "reward_model.path" if section.path is not None else "reward_model.model.path"
-    fsdp, ranks = section.model.fsdp_config, pool or sizes.ranks
+    fsdp, ranks = section.model.fsdp_config, config.workers_of("reward")
     longest = min(sizes.longest, section.max_length or sizes.longest)
     family, parameters, token_numbers = size_of(read_fields(path, key), f"{key}={path}", longest)
     float32 = fsdp.dtype == "float32" or (fsdp.dtype == "auto" and config.trainer.device == "cpu")
@@ -57,8 +57,8 @@ def reward_plan(config: Config, sizes: Batches) -> RewardPlan | None:
         number_bytes=FLOAT32 if float32 else BFLOAT16,
         token_numbers=token_numbers,
         tokens=passes.tokens,
-        offloaded=pool is None if fsdp.param_offload is None else fsdp.param_offload,
-        own_workers=pool,
+        offloaded=own is None if fsdp.param_offload is None else fsdp.param_offload,
+        own_workers=own,
     )
 
 

@@ -105,13 +105,13 @@ class Links:
 def step_time(
     config: Config, needs: Needs, sizes: Batches, actor: ModelPlan, critic: ModelPlan | None, memory: Memory
 ) -> StepTime:
-    links, section = Links(sizes.ranks, config.trainer.n_gpus_per_node), config.actor_rollout_ref
+    links, section = Links(sizes.ranks, config.gpus_per_node), config.actor_rollout_ref
     shared = sizes.ranks // sizes.shares
     scorings = []
     if needs_old_logprobs(config, needs.loss):
         passes = sizes.scoring_passes(scoring_batching(section.rollout, sizes.ranks, model_ranks=shared))
         scorings.append(scoring(OLD_LOGPROBS, sizes, actor, passes, links))
-    if config.kl_in_reward or (section.actor.use_kl_loss and section.actor.kl_loss_type != "full"):
+    if config.scores_reference:
         passes = sizes.scoring_passes(scoring_batching(section.ref, sizes.ranks, model_ranks=shared))
         scorings.append(scoring("reference", sizes, actor, passes, links))
     updates = [update(ACTOR_UPDATE, sizes, actor, links, memory)]
@@ -137,15 +137,17 @@ def generation(config: Config, needs: Needs, sizes: Batches, actor: ModelPlan, m
     samples, answer, prompt = sizes.samples_per_engine, sizes.answer_tokens, sizes.prompt_tokens
     if needs.estimator.needs_greedy:
         samples += sizes.prompts_per_engine
-    running = max(1, min(memory.cache.running, memory.cache.whole_sequences))
+    cache = memory.cache
+    assert cache is not None  # of a GPU that generates
+    running = max(1, min(cache.running, cache.whole_sequences))
     steps = math.ceil(samples / running) * answer
     weights = actor.number_bytes * size.matrix_parameters
-    cached = samples * (answer * prompt + answer * (answer - 1) // 2) * memory.cache.token_bytes
+    cached = samples * (answer * prompt + answer * (answer - 1) // 2) * cache.token_bytes
     flops = 2.0 * size.matrix_parameters * (samples * answer + sizes.prompts_per_engine * prompt)
     floor_s = (steps * weights / parallel + cached) / MEMORY_BANDWIDTH + flops / parallel / MATRIX_RATE
     # tensor parallelism: two all-reduces a layer, for every token
     moved = 4.0 * size.layers * size.hidden * actor.number_bytes * (parallel - 1) / parallel * samples * answer
-    link = NVLINK if parallel <= config.trainer.n_gpus_per_node else INFINIBAND
+    link = NVLINK if parallel <= config.gpus_per_node else INFINIBAND
     return Stage(GENERATION, FLOOR_SHARE * floor_s + steps * DECODE_STEP_S, moved / link, moved)
 
 

@@ -1,7 +1,7 @@
 """Placement: which roles share workers, and on which node each worker runs. Only computes; starts nothing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rloom.errors import ConfigError
 
@@ -11,7 +11,7 @@ ROLES = (ACTOR, CRITIC, REFERENCE, ROLLOUT, REWARD)
 
 @dataclass(frozen=True)
 class Pool:
-    """Workers that all hold the same roles."""
+    """Workers with one process group. They all hold the same roles, except those in `WorkerLayout.placed`."""
 
     roles: tuple[str, ...]
     first: int  # number of its first worker among all workers of the run
@@ -43,6 +43,9 @@ class WorkerLayout:
     nodes: int
     per_node: int  # workers per node
     pools: Sequence[Pool]
+    placed: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # roles of the first pool that some workers hold
     gpus_per_worker: float = 1.0  # below 1 only in tests, where the workers of a machine share its GPU
 
     @property
@@ -66,23 +69,59 @@ class WorkerLayout:
     def pool_of(self, role: str) -> Pool:
         return next(pool for pool in self.pools if role in pool.roles)
 
+    def workers_of(self, role: str) -> tuple[int, ...]:
+        """Numbers of the workers that hold the role."""
+        pool = self.pool_of(role)
+        return self.placed.get(role) or tuple(range(pool.first, pool.first + pool.size))
 
-def worker_layout(nodes: int, per_node: int, own: Mapping[str, int], *, gpus_per_worker: float = 1.0) -> WorkerLayout:
-    """`own`: roles with separate workers, and how many. The other roles share the remaining workers with the actor."""
+    def roles_of(self, slot: WorkerSlot) -> tuple[str, ...]:
+        return tuple(role for role in slot.pool.roles if slot.number in self.workers_of(role))
+
+    def can_shrink(self, nodes: int) -> bool:
+        """Whether so many nodes have workers for every role. Nodes are numbered again, so the last ones are missing."""
+        last = max((numbers[-1] for numbers in self.placed.values()), default=0)
+        return self.colocated and last < nodes * self.per_node
+
+
+def worker_layout(
+    nodes: int, per_node: int, given: Mapping[str, int | Sequence[int]], *, gpus_per_worker: float = 1.0
+) -> WorkerLayout:
+    """`given`: roles with separate workers, and how many; roles on some of the actor's workers, and their numbers.
+
+    All other roles are on all of the actor's workers: those that no role has for itself.
+    """
     workers = nodes * per_node
+    own = {role: size for role, size in given.items() if isinstance(size, int)}
     apart = {role: size for role, size in own.items() if role != ACTOR}
     left = workers - sum(apart.values())
     shared = tuple(role for role in ROLES if role not in apart)
     wanted = own.get(ACTOR, left)
+    counted = f"trainer.nnodes × trainer.n_gpus_per_node = {nodes} × {per_node} = {workers} workers"
     if left < 1 or wanted != left:
         sizes = ", ".join(f"{role} {size}" for role, size in own.items())
         raise ConfigError(
-            f"trainer.pools ({sizes}): trainer.nnodes × trainer.n_gpus_per_node = {nodes} × {per_node} = {workers} "
-            f"workers, of which {left} are left for the actor"
+            f"trainer.pools ({sizes}): {counted}, of which {left} are left for the actor"
             + (f", not {wanted}" if ACTOR in own else "")
             + "; change the pools or the number of workers until they add up"
         )
+    placed = {role: tuple(numbers) for role, numbers in given.items() if not isinstance(numbers, int)}
+    for role, numbers in placed.items():
+        if numbers != tuple(sorted({*numbers} & {*range(left)})):
+            raise ConfigError(
+                f"trainer.pools.{role}={[*numbers]}: of {counted}, the actor has 0 to {left - 1}; name some of these, "
+                "each once and in ascending order"
+            )
     pools = [Pool(shared, 0, left)]
     for role, size in apart.items():
         pools.append(Pool((role,), pools[-1].first + pools[-1].size, size))
-    return WorkerLayout(nodes, per_node, pools, gpus_per_worker)
+    return WorkerLayout(nodes, per_node, pools, placed, gpus_per_worker)
+
+
+def named_workers(numbers: Sequence[int], noun: str = "worker") -> str:
+    """`worker 3`, `workers 0 and 1`, `workers 4 to 7`, `workers 0, 2 and 5`."""
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) == 1:
+        return f"{noun} {first}"
+    if len(numbers) > 2 and [*numbers] == [*range(first, last + 1)]:
+        return f"{noun}s {first} to {last}"
+    return f"{noun}s {', '.join(map(str, numbers[:-1]))} and {last}"

@@ -1,5 +1,6 @@
 """What can be checked before torch is imported, which takes seconds: files, folders and packages that a run needs."""
 
+import os
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -11,9 +12,11 @@ from rloom.config.megatron_split import replay_fault, split_faults
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
 from rloom.config.sft_schema import SftConfig
-from rloom.errors import ConfigError, DataError, RewardError
+from rloom.errors import ConfigError, DataError, ModelError, RewardError
 from rloom.extras import TRACKERS, install_command
+from rloom.gpus import smallest_memory
 from rloom.models.source import ModelSource, check_folder, read_config
+from rloom.plan.fit import with_offload
 from rloom.rollout.vllm.environment import check_installed
 from rloom.runtime.nodes import no_ray
 from rloom.startup import announce
@@ -45,6 +48,11 @@ def check_early(config: Config, *, critic: bool) -> None:
 def check_extras(config: RunConfig) -> None:
     """The optional libraries of this run, other than its rollout engine."""
     if config.uses_ray and find_spec("ray") is None:
+        if config.all_visible and config.trainer.nnodes == 1:
+            raise ConfigError(
+                f"this machine shows {config.gpus_per_node} GPUs, and more than one worker needs Ray, which is not "
+                f"installed. Install it: {install_command('ray')}; or train on one GPU: trainer.n_gpus_per_node=1"
+            )
         raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node"))
     for name in TRACKERS:
         if name in config.trainer.loggers and find_spec(name) is None:
@@ -97,6 +105,25 @@ def check_split(config: Config, *, critic: bool) -> None:
         raise ConfigError("\n".join(faults))
 
 
+def check_memory(config: Config, *, critic: bool) -> Config:
+    """The configuration to train with: on GPUs, what certainly does not fit is moved to the host, or is an error.
+
+    No check where the plan does not count what a GPU holds: roles with GPUs of their own, an engine with arguments that
+    may change the size of its weights, a model of another family.
+    """
+    trainer, gpu_bytes = config.trainer, smallest_memory(os.environ)
+    counted = config.model_path != EMBEDDED and not trainer.pools.own
+    counted = counted and not config.actor_rollout_ref.rollout.engine_kwargs
+    if gpu_bytes is None or trainer.device == "cpu" or not trainer.memory_check or trainer.val_only or not counted:
+        return config
+    for source in model_sources(config, critic=critic):
+        read_config(source)  # the plan reads it from the cache
+    try:
+        return with_offload(config, gpu_bytes)
+    except ModelError:
+        return config
+
+
 def check_early_sft(config: SftConfig) -> None:
     check_extras(config)
     run_directory(config)
@@ -143,20 +170,25 @@ def check_checkpoint(checkpoint: Path) -> None:
 def announce_run(config: Config, version: str) -> None:
     """The first line on the screen. The libraries load for seconds after it."""
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    workers = f"{config.workers} workers · " if config.workers > 1 else ""
     announce(
         f"rloom {version} · {config.algorithm.adv_estimator} on {config.actor_rollout_ref.model.path} · "
-        f"{config.data.train_batch_size} × {rollout.n} answers a step · {workers}"
+        f"{config.data.train_batch_size} × {rollout.n} answers a step · {workers(config)}"
         f"{trainer.default_local_dir} · {loading()}"
     )
 
 
 def announce_sft(config: SftConfig, version: str) -> None:
-    workers = f"{config.workers} workers · " if config.workers > 1 else ""
     announce(
-        f"rloom {version} · sft on {config.model.path} · {config.data.train_batch_size} rows a step · {workers}"
+        f"rloom {version} · sft on {config.model.path} · {config.data.train_batch_size} rows a step · {workers(config)}"
         f"{config.trainer.default_local_dir} · {loading()}"
     )
+
+
+def workers(config: RunConfig) -> str:
+    """`8 workers · `; where the user gave no number, what it comes from. Empty for one."""
+    machines = f"{config.trainer.nnodes} machines × " if config.trainer.nnodes > 1 else ""
+    several = f"{config.workers} workers" if config.workers > 1 else ""
+    return f"{text} · " if (text := machines + config.all_visible if config.all_visible else several) else ""
 
 
 def loading(libraries: Sequence[str] = ("torch", "transformers")) -> str:

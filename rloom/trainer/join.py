@@ -13,7 +13,7 @@ def join(config: RunConfig) -> int:
         trainer.head,
         trainer.node_rank,
         directory=lambda: directory_of(config),
-        cpus=trainer.n_gpus_per_node,
+        cpus=config.gpus_per_node,
         gpus=torch.cuda.device_count(),
         timeout_s=trainer.start_timeout_s,
         report=print,

@@ -24,7 +24,7 @@ from rloom.trainer.assemble.worker_groups import layout_of
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.directory import last_of_this_run, run_directory, set_aside_later, starting_point
 from rloom.trainer.identity import IDENTITY_FILE, Continuation, Record
-from rloom.trainer.steps import StepLoop
+from rloom.trainer.steps import StepLoop, StepSettings
 
 LOGS = "logs"
 
@@ -150,6 +150,24 @@ def continue_from(loop: StepLoop, log: RunLog, start: Path | None, how: Continua
         log.message(f"Going on from {start}")
         if how.notice:
             log.message(how.notice)
+
+
+def timetable(settings: StepSettings, steps_per_epoch: int, *, validates: bool) -> str:
+    """When checkpoints and validations are due. Guides also count them in epochs, so both are said."""
+
+    def when(key: str, every: int | None, otherwise: str) -> str:
+        if every is None:
+            return f"{otherwise} ({key}=-1)"
+        if every >= settings.total_steps:
+            return f"at the end ({key}={every} steps)"
+        return f"every {every} step{'s' * (every > 1)} and at the end ({key})"
+
+    parts = [f"{steps_per_epoch} step{'s' * (steps_per_epoch != 1)} an epoch"]
+    parts.append(f"checkpoint {when('trainer.save_freq', settings.save_every, 'only at the end')}")
+    if validates:
+        never = "only before the first step" if settings.validate_first else "never"
+        parts.append(f"validation {when('trainer.test_freq', settings.validate_every, never)}")
+    return "; ".join(parts)
 
 
 def run_to_end(loop: StepLoop, log: RunLog, start: Path | None, *, opening: str, summary: Callable[[], str]) -> Outcome:

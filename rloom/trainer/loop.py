@@ -60,7 +60,8 @@ class Settings:
     sampling: Sampling
     answers_per_prompt: int
     old_logprobs: OldLogprobs | None  # None: exactly on-policy, and nothing else uses them
-    kl_in_reward: str | None  # the estimator's name
+    kl_in_reward: bool
+    kl_estimator: str | None  # its name; None: the step measures no KL to the reference
     correction: CorrectionSettings | None
     overlong: Overlong | None
     dynamic_sampling: DynamicSampling | None
@@ -72,6 +73,7 @@ class Settings:
     save_every: int | None
     validate_every: int | None
     validate_first: bool
+    validation_word: str  # what validation measures: "accuracy" or "score"
     shown_answers: int
     rollout_dir: Path | None
     validation_dir: Path | None
@@ -85,7 +87,7 @@ class Roles:
     policy: Learner
     sampler: Sampler
     critic: Learner | None  # iff the algorithm needs one
-    reference: Scorer | None  # iff KL is used
+    reference: Scorer | None  # iff KL is used or measured
     evaluator: Evaluator | None  # iff there are held-out prompts
     workers: Group | None = None  # all of them, iff they are other processes
 
@@ -259,11 +261,13 @@ class Training(StepLoop):
         control, scored = self.state.kl, batch
         batch = self.penalised(scored)
         metrics = {"reward/overlong": float((batch.score_N - scored.score_N).mean())} if self.settings.overlong else {}
-        if self.settings.kl_in_reward is None:
+        if self.settings.kl_estimator is None:
             return token_rewards(batch, None, 0.0), control, metrics
         assert logprobs_T is not None and ref_logprobs_T is not None  # KL on: both were computed
-        kl_T = kl_estimator(self.settings.kl_in_reward)(logprobs_T, ref_logprobs_T)
+        kl_T = kl_estimator(self.settings.kl_estimator)(logprobs_T, ref_logprobs_T)
         kl = mean_sample_kl(batch, kl_T)
+        if not self.settings.kl_in_reward:
+            return token_rewards(batch, None, 0.0), control, metrics | {"actor/kl_divergence": kl}
         metrics |= {"actor/reward_kl_penalty": kl, "actor/kl_coef": control.coefficient}
         return token_rewards(batch, kl_T, control.coefficient), control.updated(kl, len(batch)), metrics
 
@@ -340,7 +344,7 @@ class Training(StepLoop):
             answers = evaluator.answer(step, log.advance)
         self.report_failures(answers)
         metrics = evaluator.metrics(answers)
-        log.validation(step, metrics)
+        log.validation(step, metrics, word=self.settings.validation_word)
         if self.dumps is not None:
             self.dumps.write("validation", step, partial(validation_table, answers))
         rows = self.roles.sampler.rows(answers, step)

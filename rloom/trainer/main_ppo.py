@@ -13,7 +13,7 @@ from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
 from rloom.language import is_chinese
-from rloom.trainer.early_checks import announce_run, check_early, check_extras
+from rloom.trainer.early_checks import announce_run, check_early, check_extras, check_memory
 from rloom.trainer.numbered import claimed, in_directory
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
@@ -33,7 +33,7 @@ The keys that most runs set:
   actor_rollout_ref.rollout.n                     answers to each prompt
   actor_rollout_ref.actor.optim.lr                learning rate of the policy
   actor_rollout_ref.actor.ppo_mini_batch_size     prompts per optimizer step
-  trainer.n_gpus_per_node                         GPUs of a machine
+  trainer.n_gpus_per_node                         GPUs of a machine; default: all visible
   trainer.total_epochs                            passes over the training prompts
 
 `rloom config` lists all keys with meaning and default, `rloom config KEY` explains one, `rloom plan` with the same keys
@@ -60,7 +60,7 @@ USAGE_CHINESE = """rloom train [key=value ...] [--config-path DIR] [--config-nam
   actor_rollout_ref.rollout.n                     每个 prompt 的回答数
   actor_rollout_ref.actor.optim.lr                策略的学习率
   actor_rollout_ref.actor.ppo_mini_batch_size     每次优化器更新的 prompt 数
-  trainer.n_gpus_per_node                         每台机器的 GPU 数
+  trainer.n_gpus_per_node                         每台机器的 GPU 数；默认全部可见 GPU
   trainer.total_epochs                            训练数据的遍数
 
 `rloom config` 列出所有配置项的含义和默认值，`rloom config KEY` 解释一个配置项；
@@ -91,8 +91,7 @@ def train(config: Config) -> int:
         from rloom.trainer.join import join
 
         return join(config)
-    check(config)
-    with claimed(config) as own:
+    with claimed(check(config)) as own:
         announce_run(own, __version__)
         from rloom.trainer.run import run
 
@@ -100,11 +99,12 @@ def train(config: Config) -> int:
     return 0
 
 
-def check(config: Config) -> None:
-    """What can be checked before torch is imported."""
+def check(config: Config) -> Config:
+    """What can be checked before torch is imported. Returns the configuration to train with."""
     check_keys(config)
     has_critic = not brings_own_algorithm(config) and declared_needs(config).estimator.needs_critic
     check_early(config, critic=has_critic)
+    return check_memory(config, critic=has_critic)
 
 
 def check_keys(config: Config) -> None:

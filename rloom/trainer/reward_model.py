@@ -42,10 +42,10 @@ class ModelScores:
 class ModelQueue:
     """Sends answers to the workers of a reward model.
 
-    On workers of its own, it scores the answers to a prompt as soon as all of them are generated: one worker gets them,
-    the one with the fewest tokens so far. Workers that also generate are busy until the last answer is finished, so
-    they score all answers of a generation at the end, each worker a share of about equally many tokens. These calls
-    start when the scores are requested, after the rollout engines have released their memory.
+    During generation, it scores the answers to a prompt as soon as all of them are generated: one worker gets them, the
+    one with the fewest tokens so far. Workers that also generate are busy until the last answer is finished, so they
+    score all answers of a generation at the end, each worker a share of about equally many tokens. These calls start
+    when the scores are requested, after the rollout engines have released their memory.
     """
 
     def __init__(self, workers: Sequence[Group], *, during_generation: bool) -> None:

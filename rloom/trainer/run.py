@@ -12,6 +12,7 @@ import torch
 
 from rloom.config.algorithm_needs import brings_own_algorithm
 from rloom.config.checks import late_notices, notices_on_a_cpu, verify
+from rloom.config.reward_parts import ACCURACY, validation_word
 from rloom.config.schema import Config
 from rloom.dumps.index import limit_bytes
 from rloom.dumps.layout import FOLDER
@@ -26,12 +27,13 @@ from rloom.trainer.assemble.inputs import Given, Inputs
 from rloom.trainer.assemble.models import needs_critic
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.identity import Continuation, Record, compare, describe
-from rloom.trainer.launch import Outcome, continue_from, live_diagnosis, run_job, run_to_end
+from rloom.trainer.launch import Outcome, continue_from, live_diagnosis, run_job, run_to_end, timetable
 from rloom.trainer.loop import Training
 from rloom.trainer.steps import AfterStep, go_on
 
 logger = logging.getLogger(__name__)
 CURVE = "learning_curve.png"
+NO_REFERENCE = "no reference (algorithm.kl_metric=True measures the KL to it)"
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def train(
             log,
             start,
             opening=opening(config, parts),
-            summary=lambda: summary(log, checkpoints),
+            summary=lambda: summary(config, log, checkpoints),
         )
 
 
@@ -169,7 +171,8 @@ def opening(config: Config, parts: Components) -> str:
         f"{config.algorithm.adv_estimator} on {model} ({parts.settings.device}): {len(parts.stream)} prompts, "
         f"{config.data.train_batch_size} × {n} answers a step, "
         f"{'at most ' if config.ends_with_the_data else ''}{steps} step{'s' if steps != 1 else ''}, "
-        f"{use_of_reference(config)}"
+        f"{use_of_reference(config)}\n"
+        f"{timetable(parts.settings, parts.stream.steps_per_epoch, validates=parts.roles.evaluator is not None)}"
     )
 
 
@@ -177,11 +180,12 @@ def use_of_reference(config: Config) -> str:
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     places = [f"in the reward ({algorithm.kl_penalty} × {algorithm.kl_ctrl.kl_coef})"] if config.kl_in_reward else []
     places += [f"in the loss ({actor.kl_loss_type} × {actor.kl_loss_coef})"] if actor.use_kl_loss else []
-    return f"KL to the reference {' and '.join(places)}" if places else "no reference"
+    places += ["measured, without a penalty"] if config.kl_only_measured else []
+    return f"KL to the reference {' and '.join(places)}" if places else NO_REFERENCE
 
 
-def summary(log: RunLog, checkpoints: Checkpoints) -> str:
-    lines = accuracy_lines(RunFolder(log.run_dir).metrics)
+def summary(config: Config, log: RunLog, checkpoints: Checkpoints) -> str:
+    lines = validation_lines(RunFolder(log.run_dir).metrics, validation_word(config))
     picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
     lines.append(f"Learning curve: {picture}")
     lines.append(f"In the browser: rloom view {log.run_dir}")
@@ -190,7 +194,7 @@ def summary(log: RunLog, checkpoints: Checkpoints) -> str:
     return "\n".join(lines)
 
 
-def accuracy_lines(records: Sequence[Mapping[str, float]]) -> list[str]:
+def validation_lines(records: Sequence[Mapping[str, float]], word: str) -> list[str]:
     """The first validation and the last, each with its step: there need not have been one before the first step."""
     found = [(int(record["step"]), values) for record in records if (values := validation_accuracies(record))]
     if not found:
@@ -200,11 +204,11 @@ def accuracy_lines(records: Sequence[Mapping[str, float]]) -> list[str]:
     for source, accuracy in last.items():
         step, first = next((step, values[source]) for step, values in found if source in values)
         when = "at the start" if step == 0 else f"after step {step}"
-        now = f", {shown(accuracy)} now" if step < last_step else ""
-        lines.append(f"Held-out accuracy on {source}: {shown(first)} {when}{now}")
+        now = f", {shown(accuracy, word)} now" if step < last_step else ""
+        lines.append(f"Held-out {word} on {source}: {shown(first, word)} {when}{now}")
     return lines
 
 
-def shown(accuracy: float) -> str:
-    """As a percentage, unless the scores of the reward are not within 0 and 1."""
-    return f"{accuracy:.1%}" if 0 <= accuracy <= 1 else f"{accuracy:.3g}"
+def shown(value: float, word: str) -> str:
+    """An accuracy as a percentage, unless the scores of a function are not within 0 and 1."""
+    return f"{value:.1%}" if word == ACCURACY and 0 <= value <= 1 else f"{value:.3g}"

@@ -13,7 +13,7 @@ from rloom.runtime.placement import WorkerLayout
 from rloom.trainer.assemble.sft import SftComponents, SftInputs, open_sft, prepare_sft
 from rloom.trainer.checkpoint import Checkpoints
 from rloom.trainer.identity import Continuation, Record
-from rloom.trainer.launch import Outcome, continue_from, live_diagnosis, run_job, run_to_end
+from rloom.trainer.launch import Outcome, continue_from, live_diagnosis, run_job, run_to_end, timetable
 from rloom.trainer.run import CURVE
 from rloom.trainer.sft_identity import compare_sft, describe_sft
 from rloom.trainer.sft_loop import SftTraining
@@ -78,7 +78,8 @@ def opening(config: SftConfig, parts: SftComponents) -> str:
     steps = parts.settings.total_steps
     return (
         f"sft on {config.model.path} ({parts.settings.device}): {len(parts.stream)} rows, "
-        f"{config.data.train_batch_size} a step, {steps} step{'s' if steps != 1 else ''}, {tuned}"
+        f"{config.data.train_batch_size} a step, {steps} step{'s' if steps != 1 else ''}, {tuned}\n"
+        f"{timetable(parts.settings, parts.stream.steps_per_epoch, validates=bool(parts.held_out))}"
     )
 
 

@@ -19,7 +19,7 @@ from rloom.config.sources import entries, real_key
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
 from rloom.plan.batches import batches
-from rloom.plan.make import USUAL_GPU_GIB, make_plan
+from rloom.plan.make import make_plan
 from rloom.plan.render import render
 from rloom.plan.scaling import QWEN_7B
 from tests.documents.printed import COPY, MISSION, copied, dumped, in_documents
@@ -68,13 +68,6 @@ SMALL_MEMORY = named("python3 -m rloom.trainer.main_ppo algorithm.adv_estimator=
 EXAMPLE_2 = next(c for c in COMMANDS if "tensor_model_parallel_size=2" in c.text)
 EXAMPLE_6 = next(c for c in COMMANDS if "megatron_config" in c.text)
 EXAMPLE_5 = next(c for c in COMMANDS if "72B" in c.text)
-NOTICES = {  # it offloads a reference, and has none
-    SMALL_MEMORY: [
-        "actor_rollout_ref.ref.fsdp_config.param_offload=True: no effect in this run, because there is no reference "
-        "model; actor_rollout_ref.actor.use_kl_loss=True or algorithm.use_kl_in_reward=True builds one, unless LoRA "
-        "is used"
-    ]
-}
 
 
 @pytest.mark.parametrize(
@@ -151,11 +144,11 @@ def test_a_command_passes_every_check_and_every_key_of_it_has_an_effect(
         assert str(read) == given or read == yaml.safe_load(given) or read == float(given)
     needs = declared_needs(config)
     check(config, needs)
-    assert without_effect(config, needs).notices == NOTICES.get(command, [])
+    assert without_effect(config, needs).notices == []
     assert_kit_keys(command, config)
     if command == EXAMPLE_6:
         return  # its plan needs a model: the test below
-    plan = render(make_plan(config, USUAL_GPU_GIB), assumed_gpu=True)
+    plan = render(make_plan(config))
     samples = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     assert f"= {samples:,} samples" in plan
 
@@ -173,8 +166,8 @@ def test_the_critic_of_example_6_is_divided_as_the_actor_is(
     (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
     larger = load_config([*arguments, f"actor_rollout_ref.model.path='{tmp_path}'"])
     for one in (config, larger):  # the command names no model: that of rloom
-        plan = make_plan(one, USUAL_GPU_GIB)
-        assert render(plan, assumed_gpu=True).count("Megatron TP 4 × PP 2: one copy over 8 ranks") == 2
+        plan = make_plan(one)
+        assert render(plan).count("Megatron TP 4 × PP 2: one copy over 8 ranks") == 2
 
 
 FRAGMENTS = [

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,6 @@ NOT_RUN = {
     "pip install -e .[test,sglang]": "installs packages; the extras are in pyproject.toml (test_entries.py)",
     "pip install wandb": "installs a package",
     "wandb login": "needs an account",
-    "huggingface-cli download Qwen/Qwen2.5-0.5B-Instruct": "downloads a model; the command is now `hf download`",
 }
 TENSORBOARD = "tensorboard --logdir ./runs/"
 FLAGS = next(text for text in STATEMENTS if text.startswith("--"))  # document 000 prints the flags alone
@@ -49,7 +49,7 @@ RUN = [
 
 
 def test_every_command_is_run_here_or_in_another_file_or_listed_with_a_reason() -> None:
-    assert len(RUN) == 9
+    assert len(RUN) == 10
     assert set(NOT_RUN) < set(STATEMENTS)
 
 
@@ -62,6 +62,7 @@ def parquet(*rows: dict[str, str]) -> bytes:
 APPLES = {"question": "Tom has 3 apples and buys 4. How many has he?", "answer": "3 + 4 = 7\n#### 7"}
 HALF = {"problem": "What is 1 divided by 2?", "solution": r"It is \boxed{\frac12}.", "answer": r"\frac12"}
 HUB = {
+    "Qwen/Qwen2.5-0.5B-Instruct": {"config.json": b"{}"},
     "datasets/openai/gsm8k": {f"main/{split}-00000-of-00001.parquet": parquet(APPLES) for split in ("train", "test")},
     "datasets/DigitalLearningGmbH/MATH-lighteval": {"data/train-00000-of-00001.parquet": parquet(HALF)},
     "datasets/HuggingFaceH4/MATH-500": {"test.jsonl": json.dumps(HALF).encode()},
@@ -74,6 +75,7 @@ EXPECTED = {  # a part of the statement -> what it prints
     "data_quality_check.py": r"openai/gsm8k",
     "['reward_model']": r"^\{'style': 'rule', 'ground_truth': '7'\}$",
     "['data_source']": r"^openai/gsm8k$",
+    "huggingface-cli": r"models--Qwen--Qwen2.5-0.5B-Instruct/snapshots/",
     "ls ": r"^test\.parquet\ntrain\.parquet$",
 }
 
@@ -81,12 +83,25 @@ EXPECTED = {  # a part of the statement -> what it prints
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     home = tmp_path_factory.mktemp("home")
+    command = console_script("huggingface-cli", home / "bin")
     with hub_server(HUB) as hub:
         yield {
-            "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(home), "PATH": f"{command.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HF_ENDPOINT": hub.url, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8",
             "PYTHONWARNINGS": "ignore",
         }  # fmt: skip
+
+
+def console_script(name: str, folder: Path) -> Path:
+    """As an installation writes it. The one of this environment may be older than pyproject.toml."""
+    module, _, function = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"][name].partition(
+        ":"
+    )
+    script = folder / name
+    folder.mkdir()
+    script.write_text(f"#!{sys.executable}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    script.chmod(0o755)
+    return script
 
 
 @pytest.mark.parametrize("statement", RUN)

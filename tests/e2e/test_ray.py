@@ -203,12 +203,19 @@ def test_roles_apart_compute_the_same_as_together(alone: Path, with_workers: Cal
             assert record["perf/max_memory_allocated_gb"] >= max(resident)
 
 
-def test_a_run_goes_on_with_another_number_of_workers(alone: Path, with_workers: Callable[..., Path]) -> None:
+def test_a_run_goes_on_with_another_number_of_workers_and_another_placement(
+    alone: Path, with_workers: Callable[..., Path], tmp_path: Path
+) -> None:
     # one answer at a time: two workers get one prompt of the four each, and the others as they finish
     one_by_one = "actor_rollout_ref.rollout.max_num_seqs=1"
-    for workers, steps in ((2, 1), (1, 2), (3, 3)):  # 8 samples a step: 3 workers train on 3, 3 and 2
-        moved = with_workers(workers, steps, *GAE, one_by_one, "trainer.test_freq=-1", name="moved")
+    engines = ("trainer.pools.rollout=[1,2]",)  # on two of three workers that train
+    # 8 samples a step: 3 workers train on 3, 3 and 2
+    for workers, steps, placement in ((2, 1, ()), (1, 2, ()), (3, 3, engines)):
+        moved = with_workers(workers, steps, *GAE, *placement, one_by_one, "trainer.test_freq=-1", name="moved")
     assert_near([record for record in numbers(alone) if "actor/grad_norm" in record], numbers(moved))
+    expected = whole(alone, tmp_path / "alone")
+    for name, tensor in whole(moved, tmp_path / "moved_hf").items():
+        torch.testing.assert_close(tensor, expected[name], atol=2e-5, rtol=0)
 
 
 def test_gpus_that_are_not_there_are_missed_at_once_in_a_cluster_of_this_machine_alone(

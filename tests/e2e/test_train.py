@@ -239,11 +239,16 @@ def test_an_estimator_of_the_users_own(tmp_path: Path) -> None:
 def test_exactly_on_policy_skips_the_old_log_probs_and_changes_nothing(tmp_path: Path) -> None:
     once = ("algorithm.adv_estimator=rloo", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
     train(tmp_path / "skipped", 1, *once)
-    train(tmp_path / "computed", 1, *once, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0")
+    train(tmp_path / "computed", 2, *once, "algorithm.kl_metric=True")
     assert "timing_s/old_log_prob" not in records(tmp_path / "skipped")[0]
     assert "timing_s/old_log_prob" in records(tmp_path / "computed")[0]
     skipped, computed = weights(tmp_path / "skipped", 1), weights(tmp_path / "computed", 1)
     assert max(float((skipped[name] - computed[name]).abs().max()) for name in skipped) < 1e-4
+    train(tmp_path / "penalty", 2, *once, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0")
+    assert same(weights(tmp_path / "computed", 2), weights(tmp_path / "penalty", 2))
+    measured = [record["kl_divergence"] for record in records(tmp_path / "computed")]
+    assert measured == [record["actor/reward_kl_penalty"] for record in records(tmp_path / "penalty")]
+    assert measured[0] == 0 < abs(measured[1]), "the first step compares the model with itself"
 
 
 def test_critic_warmup_leaves_the_policy_alone(tmp_path: Path) -> None:

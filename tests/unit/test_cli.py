@@ -109,9 +109,11 @@ def test_the_names_of_the_metrics_are_a_topic_of_help(
 ) -> None:
     monkeypatch.setenv("LC_ALL", "C")
     assert cli.main(["help", "metrics"]) == 0
-    rows = {line.split("  ")[1]: line for line in capsys.readouterr().out.splitlines()}
+    *table, _, written = capsys.readouterr().out.splitlines()
+    rows = {line.split("  ")[1]: line for line in table}
     assert "critic/vf_loss" in rows["critic_loss, value_loss"]
     assert "actor/pg_clipfrac" in rows["clip_fraction"]
+    assert "reward_mean, kl, kl_divergence, actor_loss, policy_loss" in written
 
 
 def test_config_prints_a_tree_that_is_the_default_configuration(capsys: pytest.CaptureFixture[str]) -> None:

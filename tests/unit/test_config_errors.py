@@ -180,6 +180,9 @@ def test_a_mini_batch_that_does_not_divide_names_both_keys_and_what_would() -> N
     assert check_error("critic.ppo_mini_batch_size=48") == (
         "critic.ppo_mini_batch_size=48 (prompts) does not divide data.train_batch_size=64 (prompts); use 32 or 64"
     )
+    assert check_error(f"{ACTOR}.ppo_mini_batch_size=128", f"{ROLLOUT}.n=8").endswith(
+        "use 64. It counts prompts, not the 512 samples of rollout.n=8 answers to each"
+    )
 
 
 def test_a_micro_batch_is_counted_in_samples() -> None:

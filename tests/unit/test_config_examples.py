@@ -60,10 +60,11 @@ GPUS = {  # what each names: (GPUs, GB of one)
 }
 
 
-def command_of(script: str, folder: Path, *own: str) -> list[str]:
-    """What the script would have run, as Python sees it."""
+def command_of(script: str, folder: Path, *own: str, has_packages: bool = True) -> list[str]:
+    """What the script would have run, as Python sees it. `has_packages`: the answer if it looks for a package."""
     stub = folder / "python"
-    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    answer = "" if has_packages else '[ "$1" = -c ] && exit 1\n'
+    stub.write_text(f'#!/bin/sh\n{answer}printf "%s\\n" "$@"\n')
     stub.chmod(0o755)
     done = subprocess.run(
         ["bash", str(EXAMPLES / script), *own],
@@ -122,6 +123,26 @@ def test_a_key_given_to_a_script_wins(script: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_can_be_executed(script: str) -> None:
     assert os.access(EXAMPLES / script, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("has_packages", "engine", "gpus", "tracker"), [(True, "vllm", 2, "wandb"), (False, "native", 1, "tensorboard")]
+)
+def test_the_rloo_script_has_the_keys_of_document_003_where_their_packages_are_installed(
+    tmp_path: Path, has_packages: bool, engine: str, gpus: int, tracker: str
+) -> None:
+    _, _, *overrides = command_of("rloo_trainer/run_qwen2-7b.sh", tmp_path, has_packages=has_packages)
+    config = load_config(overrides)
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    assert (rollout.name, rollout.tensor_model_parallel_size, rollout.gpu_memory_utilization) == (engine, gpus, 0.6)
+    assert (trainer.loggers, trainer.save_freq, trainer.test_freq) == (["console", tracker], -1, 5)
+    check(config, declared_needs(config))
+
+
+def test_the_ppo_scripts_measure_the_kl_that_document_001_shows(tmp_path: Path) -> None:
+    for script in (name for name, estimator in SCRIPTS.items() if estimator == "gae"):
+        _, _, *overrides = command_of(script, tmp_path)
+        assert load_config(overrides).uses_reference, script
 
 
 def test_another_model_has_a_directory_of_its_own(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -9,15 +10,18 @@ import yaml
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.describe import whole_tree
 from rloom.config.load import load_config
+from rloom.config.reward_parts import validation_word
 from rloom.config.saved import load_saved
 from rloom.config.schema import Config
 from rloom.config.uses import WithoutEffect, without_effect
 from rloom.errors import ConfigError
+from rloom.trainer.launch import timetable
 from rloom.trainer.run import use_of_reference
 from tests.helpers import configured
 
 MODEL = "actor_rollout_ref.model.path=a/model"  # composed once; the embedded model is composed again for its preset
 COEFFICIENT = "algorithm.kl_ctrl.kl_coef"
+OFFLOADED = "actor_rollout_ref.ref.fsdp_config.param_offload"
 ON_OURS = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {model: {path: a/model}}\n"
 # The configuration of document 003, as it is printed there, engine and trackers left out.
 DOCUMENT_003 = """
@@ -104,7 +108,8 @@ def test_kl_is_in_the_reward_where_its_control_is_set_or_it_is_asked_for(overrid
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ([], "no reference"),
+        ([], "no reference (algorithm.kl_metric=True measures the KL to it)"),
+        (["algorithm.kl_metric=True"], "KL to the reference measured, without a penalty"),
         ([f"{COEFFICIENT}=0.002"], "KL to the reference in the reward (kl × 0.002)"),
         (["actor_rollout_ref.actor.use_kl_loss=True"], "KL to the reference in the loss (low_var_kl × 0.001)"),
         (
@@ -115,6 +120,83 @@ def test_kl_is_in_the_reward_where_its_control_is_set_or_it_is_asked_for(overrid
 )
 def test_the_first_line_of_a_run_says_what_the_reference_is_for(overrides: list[str], said: str) -> None:
     assert use_of_reference(configured(*overrides)) == said
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ((-1, -1, False), "checkpoint only at the end (trainer.save_freq=-1); validation never (trainer.test_freq=-1)"),
+        (
+            (5, -1, True),
+            "checkpoint every 5 steps and at the end (trainer.save_freq); validation only before the first step "
+            "(trainer.test_freq=-1)",
+        ),
+        (
+            (105, 1, True),
+            "checkpoint at the end (trainer.save_freq=105 steps); validation every 1 step and at the end "
+            "(trainer.test_freq)",
+        ),
+    ],
+)
+def test_the_second_line_of_a_run_counts_checkpoints_and_validations_in_steps(
+    keys: tuple[int, int, bool], said: str
+) -> None:
+    """1,024 of 7,473 prompts are 7 steps an epoch, and 15 epochs are 105."""
+    save, test, first = keys
+    settings = SimpleNamespace(
+        total_steps=105, save_every=max(save, 0) or None, validate_every=max(test, 0) or None, validate_first=first
+    )
+    assert timetable(settings, 7473 // 1024, validates=True) == f"7 steps an epoch; {said}"
+    assert timetable(settings, 1, validates=False) == f"1 step an epoch; {said.partition('; ')[0]}"
+
+
+def test_only_rules_and_functions_measure_an_accuracy() -> None:
+    words = {
+        "": "accuracy",
+        "custom_reward_function.path=f.py": "accuracy",
+        "reward_model.enable=True reward_model.path=some/classifier": "score",
+        "reward_model.api.enable=True": "score",
+        "reward_model.remote.urls=http://127.0.0.1:1": "score",
+    }
+    assert {keys: validation_word(configured(*keys.split())) for keys in words} == words
+
+
+@pytest.mark.parametrize(
+    ("overrides", "measured"),
+    [
+        (["algorithm.kl_metric=True"], True),
+        ([f"{OFFLOADED}=True"], True),  # whoever offloads a reference expects one
+        ([f"{OFFLOADED}=True", "algorithm.kl_metric=False"], False),
+        ([f"{OFFLOADED}=True", "actor_rollout_ref.actor.use_kl_loss=False"], False),  # verl's scripts without KL
+        ([f"{OFFLOADED}=True", "algorithm.use_kl_in_reward=False"], False),
+        ([f"{OFFLOADED}=True", f"{COEFFICIENT}=0"], False),
+        (["algorithm.kl_metric=True", f"{COEFFICIENT}=0.01"], False),  # the penalty's own metric is there
+    ],
+)
+def test_kl_is_only_measured_where_it_is_asked_for_or_a_reference_is_set_up(
+    overrides: list[str], measured: bool, tmp_path: Path
+) -> None:
+    config = configured(*overrides)
+    assert config.kl_only_measured == measured
+    assert config.uses_reference == config.scores_reference == (measured or config.kl_in_reward)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    assert load_saved(tmp_path).kl_only_measured == measured
+
+
+@pytest.mark.parametrize(
+    ("overrides", "answers"),
+    [
+        (["algorithm.adv_estimator=gae"], 1),
+        (["algorithm.adv_estimator=rloo"], 5),
+        (["algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=null"], 5),
+        (["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2"], 2),
+        (["algorithm.adv_estimator=remax"], 1),
+        (["algorithm.adv_estimator=mine.py:f"], 1),
+    ],
+)
+def test_estimators_that_compare_answers_get_five_to_a_prompt(overrides: list[str], answers: int) -> None:
+    config = load_config(["actor_rollout_ref.model.path=some/model", *overrides])
+    assert config.actor_rollout_ref.rollout.n == answers
 
 
 def test_a_saved_configuration_keeps_what_followed_from_the_given_keys(tmp_path: Path) -> None:

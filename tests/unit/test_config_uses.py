@@ -12,7 +12,7 @@ from rloom.algos.needs import ESTIMATORS, LOSSES
 from rloom.algos.policy_losses import LossSettings, LossTerms
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
 from rloom.config.algorithm_needs import declared_needs
-from rloom.config.checks import check, late_notices, notices_on_a_cpu
+from rloom.config.checks import check, notices_on_a_cpu, verify
 from rloom.config.keys import all_keys
 from rloom.config.load import validate
 from rloom.config.sources import default_tree, put
@@ -72,7 +72,7 @@ NOTICES = {
     f"{RLOO} critic.optim.lr=1e-2": f"{ALGORITHM}.adv_estimator=rloo trains no critic; gae does",
     f"{RLOO} critic.model.path=Qwen/NoSuch": "trains no critic",
     f"{RLOO} {ALGORITHM}.lam=0.9": "gae does",
-    f"{RLOO} {REF}.fsdp_config.param_offload=True": f"{ACTOR}.use_kl_loss=True or {ALGORITHM}.use_kl_in_reward=True",
+    f"{ALGORITHM}.use_kl_in_reward=False {REF}.fsdp_config.param_offload=True": "kl_metric=True builds one",
     f"{ACTOR}.use_kl_loss=True {MODEL}.lora_rank=8 {REF}.log_prob_micro_batch_size_per_gpu=4": "no reference model",
     f"{ACTOR}.policy_loss.loss_mode=gpg {ACTOR}.clip_ratio=0.1": "loss_mode=gpg does not clip; vanilla does",
     f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.clip_ratio_c=5": "loss_mode=gspo has no dual clip",
@@ -230,9 +230,10 @@ def test_a_loss_reads_the_settings_that_it_declares(name: str) -> None:
     assert {KEY_OF.get(read, read) for read in watched.read} == LOSSES[name].reads == entry.reads
 
 
-def test_a_frequency_beyond_the_end_is_reported_in_steps() -> None:
-    config = configured("trainer.test_freq=5", "trainer.save_freq=3", "data.val_files=a.parquet")
-    assert list(late_notices(config, total_steps=3)) == [
-        "trainer.test_freq=5 counts steps, and the run has 3: it validates only at the end"
-    ]
-    assert list(late_notices(configured("trainer.test_freq=5", "data.train_files=a.parquet"), total_steps=3)) == []
+def test_a_kl_loss_without_a_mean_gradient_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+    for kind, noted in {"kl": True, "k1": True, "kl+": False, "low_var_kl": False}.items():
+        config = configured(f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type={kind}")
+        caplog.clear()
+        verify(config, declared_needs(config))
+        found = f"kl_loss_type={kind}: as a loss the gradient of this estimator has mean 0" in caplog.text
+        assert (found, "use low_var_kl, or kl+" in caplog.text) == (noted, noted)

@@ -9,7 +9,7 @@ import pytest
 
 from rloom.diagnosis.checks import diagnose
 from rloom.diagnosis.finding import Finding, Severity
-from rloom.diagnosis.history import History
+from rloom.diagnosis.history import ACTOR, History
 from rloom.diagnosis.live import LiveDiagnosis
 from rloom.diagnosis.series import Series, correlation_of_changes
 from tests.unit.test_diagnosis import GAE, SFT, Values, flat, history, kinds, scores_of
@@ -325,3 +325,10 @@ def test_a_reward_that_is_always_at_its_top_is_no_fault_of_the_reward(
     score: float, more: Values, found: list[str]
 ) -> None:
     assert kinds(history({**scores_of(score), **more}, steps=6)) == found
+
+
+def test_a_kl_that_is_only_measured_has_no_coefficient_to_raise() -> None:
+    measured = {"actor/kl_loss": None, "actor/kl_divergence": lambda step: 0.02 * step}
+    [found] = diagnose(history(measured, {"algorithm.kl_metric": True}))
+    keys = [change.key for change in found.changes]
+    assert found.kind == "kl_high" and f"{ACTOR}.use_kl_loss" in keys and "algorithm.kl_ctrl.kl_coef" not in keys

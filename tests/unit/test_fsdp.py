@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts
@@ -15,7 +16,7 @@ from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TrainBatch, token_indices
 from rloom.engines.base import Placement
-from rloom.engines.distributed import all_gather_rows, backend_of, rank_mesh
+from rloom.engines.distributed import all_gather_rows, as_whole_group, backend_of, rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.errors import ConfigError
 from rloom.models.load import Lora
@@ -213,6 +214,27 @@ def test_rows_are_gathered_from_shards_of_unequal_size(
     whole = torch.arange(10, dtype=dtype).view(5, 2)
     for found in rank_processes.run(4, gather_my_rows, whole, shards):
         assert torch.equal(found, whole)
+
+
+def sum_in_a_part(rank: int, ranks: int) -> tuple[int, list[int]]:
+    def summed(group: Any) -> int:
+        number = torch.tensor(10**rank)
+        dist.all_reduce(number, group=group)
+        return int(number)
+
+    if rank == 2:  # its groups are more than those of the other rank
+        dist.new_group([2], use_local_synchronization=True)
+    found, groups = 0, []
+    if rank in (1, 2):
+        with as_whole_group([1, 2]):
+            found, groups = dist.get_rank(), [dist.new_group([0, 1])]
+    return found, [summed(group) for group in (*groups, dist.group.WORLD, dist.new_group([0, 1, 2, 3]))]
+
+
+def test_some_ranks_are_the_whole_group_of_what_is_created_among_them(rank_processes: RankProcesses) -> None:
+    everywhere = [1111, 1111]
+    expected = [(0, everywhere), (0, [110, *everywhere]), (1, [110, *everywhere]), (0, everywhere)]
+    assert rank_processes.run(4, sum_in_a_part) == expected
 
 
 def test_ranks_on_one_gpu_communicate_over_gloo() -> None:

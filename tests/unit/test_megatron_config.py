@@ -145,11 +145,6 @@ def test_values_that_would_give_another_result_are_refused(key: str, what: str) 
             f"{ACTOR}.megatron: tensor_model_parallel_size × pipeline_model_parallel_size = 3 × 2 = 6 does not divide "
             "8 workers; TP × PP that do: 4 × 1, 4 × 2, 2 × 2, 2 × 4, 1 × 4, 1 × 8, ...; ",
         ),
-        (
-            [*GRPO, *sizes(2, 2), "actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
-            "tensor_model_parallel_size=2: with 2 copies of the model in pipeline stages, the workers of an engine are "
-            "not consecutive ranks; use",
-        ),
         ([*GRPO, *sizes(2, 1), "trainer.pools.rollout=3"], "= 2 × 1 = 2 does not divide 5 workers; TP × PP that do: "),
         ([*BOTH[:2], *sizes(2, 1)], "does not divide 1 worker; TP × PP that do: 1 × 1; trainer.nnodes × "),
         (

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from rloom.observe.display import Display, validation_accuracies
-from rloom.observe.names import NAMES, SHOWN, describe_metrics
+from rloom.observe.names import describe_metrics, with_aliases
 
 METRICS = {
     "critic/score/mean": 0.53125,
@@ -82,11 +82,17 @@ def test_an_epoch_beyond_the_planned_ones_has_no_total() -> None:
     assert written(console) == "step 3 · epoch 3\n"
 
 
-def test_every_value_of_the_line_and_every_name_of_the_guides_is_explained() -> None:
-    explained = {name.strip() for row in NAMES for name in row.name.split(",")}
-    assert {label for alternatives in SHOWN for label, _ in alternatives} <= explained
-    guides = {"reward_mean", "kl", "kl_divergence", "actor_loss", "policy_loss", "critic_loss", "value_loss"}
-    assert guides | {"clip_fraction", "ppo_ratio", "grad_norm"} <= explained
+def test_metrics_have_the_names_of_the_guides_too_where_they_were_measured() -> None:
+    measured = {
+        "critic/score/mean": 0.5, "actor/kl_loss": 0.3, "actor/kl_divergence": 0.2, "actor/pg_loss": 0.1,
+        "critic/vf_loss": 0.4, "actor/pg_clipfrac": 0.15, "actor/ppo_ratio": 1.01, "actor/grad_norm": 2.0,
+        "critic/grad_norm": 9.0, "training/epoch": 0,
+    }  # fmt: skip
+    assert with_aliases(measured) == measured | {
+        "reward_mean": 0.5, "kl": 0.3, "kl_divergence": 0.3, "actor_loss": 0.1, "policy_loss": 0.1, "critic_loss": 0.4,
+        "value_loss": 0.4, "clip_fraction": 0.15, "ppo_ratio": 1.01, "grad_norm": 2.0, "epoch": 0,
+    }  # fmt: skip
+    assert with_aliases({"actor/ppo_kl": 0.1}) == {"actor/ppo_kl": 0.1}  # it is not the KL to the reference
     assert "actor/pg_clipfrac" in describe_metrics(chinese=False) and "缓慢下降" in describe_metrics(chinese=True)
 
 
@@ -98,6 +104,12 @@ def test_a_validation_line_remembers_the_start() -> None:
         first={"math_reasoning": (0, 0.375)},
     )
     assert written(console) == "step 10 · validation · math_reasoning acc 71.9 % (start 37.5 %) · b acc 1.25\n"
+
+
+def test_the_mean_of_a_reward_models_scores_is_called_a_score() -> None:
+    console = plain()
+    Display(console).validation(2, {"val-core/hh/acc/mean@1": 0.8214}, first={"hh": (0, 0.5)}, word="score")
+    assert written(console) == "step 2 · validation · hh score 0.821 (start 0.5)\n"
 
 
 def test_a_validation_line_claims_no_start_that_was_not_measured() -> None:

@@ -58,7 +58,7 @@ def test_repeated_spans_add_up_and_start_anew_with_the_next_step(log: Recorded) 
     log.spend("gen", 3.0)
     log.step(2, {})
     assert records(log) == [
-        {"step": 1, "critic/score/mean": 0.5, "timing_s/gen": 2.0, "timing_s/update_actor": 1.5},
+        {"step": 1, "critic/score/mean": 0.5, "timing_s/gen": 2.0, "timing_s/update_actor": 1.5, "reward_mean": 0.5},
         {"step": 2, "timing_s/gen": 3.0},
     ]
 
@@ -92,7 +92,7 @@ def test_a_validation_is_logged_with_its_own_time_only(log: Recorded) -> None:
     assert records(log) == [
         {"step": 0, "val-core/s/acc/mean@1": 0.375, "timing_s/testing": 5.0},
         {"step": 1, "val-core/s/acc/mean@1": 0.5, "timing_s/testing": 4.0},
-        {"step": 1, "critic/score/mean": 0.5, "timing_s/gen": 1.0},
+        {"step": 1, "critic/score/mean": 0.5, "timing_s/gen": 1.0, "reward_mean": 0.5},
     ]
     assert log.printed.splitlines() == [
         "step 0 · validation · s acc 37.5 %",

@@ -209,17 +209,35 @@ def test_document_000_has_its_figures(capsys: pytest.CaptureFixture[str]) -> Non
     assert rloom(["openrlhf", "--plan", *shlex.split(f"{SIZES} {PLACED}")]) == 0
     text = re.sub(" +", " ", capsys.readouterr().out)
     for figure in (
-        "prompts over GPUs 32 = 2 a GPU × 16 GPUs (rollout_batch_size = micro_rollout_batch_size × GPUs)",
         "prompts × answers 32 × 4 = 128 samples",
         "rollout engines 8 / TP 4 = 2 engines: 16 prompts, 64 samples each",
-        "log-probs 128 samples / 8 ranks = 16 a rank, in micro-batches of 2",
+        "old log-probs 128 samples / 8 ranks = 16 a rank, 2 a pass",
+        "reference 128 samples / 8 ranks = 16 a rank, 2 a pass",
         "actor mini-batch 8 prompts × 4 = 32 samples; 4 a rank",
         "actor micro-batches 4 / 1 a pass = 4 accumulation steps a mini-batch",
         "actor optimizer steps 128 / 32 = 4 a PPO epoch × 1 epoch = 4 a step",
         "3 nodes × 8 GPUs = 24: Ray workers, actor on 8, reference on 8, rollout engines on 8",
         "actor, reference (KL is on), vllm rollout engine × 2",
+        "--micro_rollout_batch_size sets the samples in a pass of: old log-probs, reference. Generation is batched",
     ):
         assert figure in text
+
+
+def test_every_number_of_a_plan_is_of_its_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """One GPU; 3 does not divide 128; on-policy without KL nothing is scored."""
+    assert rloom(["openrlhf", "--plan", *shlex.split(f"{SIZES} --micro_rollout_batch_size 3")]) == 0
+    text = re.sub(" +", " ", capsys.readouterr().out)
+    assert "rollout engines 1 / TP 1 = 1 engine: 32 prompts, 128 samples each" in text
+    assert "old log-probs 128 samples / 1 rank = 128 a rank, 3 a pass" in text
+    assert "1 node × 1 GPU = 1: one process" in text and "16 GPUs" not in text and "11 GPUs" not in text
+    unscored = f"{SIZES} --advantage_estimator rloo --train_batch_size 128 --init_kl_coef 0"
+    assert rloom(["openrlhf", "--plan", *shlex.split(unscored)]) == 0
+    assert "--micro_rollout_batch_size has no effect in this run. Generation" in capsys.readouterr().out
+    # a model of one's own on a machine without a GPU: 8 as OpenRLHF, so 32 / (1 × 8) = 4 accumulation steps
+    assert rloom(["openrlhf", "--plan", *shlex.split(f"{SIZES} {MODEL} --advantage_estimator rloo")]) == 0
+    text = re.sub(" +", " ", capsys.readouterr().out)
+    assert "actor micro-batches 4 / 1 a pass = 4 accumulation steps a mini-batch" in text
+    assert "8 GPUs are assumed: none is visible here" in text
 
 
 def test_four_ppo_epochs_are_sixteen_updates(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from tests.architecture.source import ROOT
 from tests.helpers import FAMILIES, SHAPE, a_batch
 
 GIB = 2**30
+ONE_GPU = "trainer.n_gpus_per_node=1"
 SHAPES: dict[str, dict[str, Any]] = {
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
     "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
@@ -56,7 +57,7 @@ def written(folder: Path, config: dict[str, Any]) -> Path:
 
 def plan_of(folder: Path | None, *keys: str, gpu_gib: float = 140.0) -> Plan:
     path = [] if folder is None else [f"actor_rollout_ref.model.path='{folder}'"]
-    return make_plan(load_config([*path, *keys]), gpu_gib)
+    return make_plan(load_config([ONE_GPU, *path, *keys]), gpu_gib)
 
 
 def costs_of(folder: Path, *keys: str, gpu_gib: float = 140.0) -> Costs:
@@ -278,20 +279,22 @@ def test_a_token_leaves_behind_what_layers_save(folder: Path) -> None:
     assert memory.head(model, 32768) == 6 * (2**29 + 151936 * 896)
 
 
-PEAKS = {  # GiB by tokens of the fullest pass
-    "0.5B": {27520: 28.5, 40960: 36.7, 81920: 60.1},
-    "1.5B": {12160: 44.8, 16640: 51.1, 20480: 56.1, 40960: 82.6},
-}
+PEAKS = {  # (shape, tokens of the fullest pass) -> GiB; with recomputed layers
+    False: {("0.5B", 27520): 28.5, ("0.5B", 40960): 36.7, ("0.5B", 81920): 60.1, ("1.5B", 12160): 44.8,
+            ("1.5B", 16640): 51.1, ("1.5B", 20480): 56.1, ("1.5B", 40960): 82.6},
+    True: {("0.5B", 16384): 12.26, ("1.5B", 16384): 30.97, ("1.5B", 32768): 32.74},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens", "measured"), [(name, *one) for name, found in PEAKS.items() for one in found.items()]
-)
-def test_peaks_are_those_that_were_measured(tmp_path: Path, name: str, tokens: int, measured: float) -> None:
-    """docs/LOG.md, one update; torch's allocator alone."""
-    model = costs_of(written(tmp_path / "m", {**SMALL, **SHAPES[name]}), *WHOLE, "actor_rollout_ref.rollout.n=2").actor
-    found = 18 * model.parameters + memory.activations(model, tokens) + memory.head(model, tokens)
-    assert found / GIB == pytest.approx(measured, rel=0.03)
+@pytest.mark.parametrize("checkpointing", PEAKS)
+def test_peaks_are_those_that_were_measured_or_a_little_above(tmp_path: Path, checkpointing: bool) -> None:
+    """docs/LOG.md, one update; torch's allocator alone. A recomputed layer and the head are not held at once."""
+    switch = f"actor_rollout_ref.model.enable_gradient_checkpointing={checkpointing}"
+    for (name, tokens), measured in PEAKS[checkpointing].items():
+        folder = written(tmp_path / f"{name}{tokens}", {**SMALL, **SHAPES[name]})
+        model = costs_of(folder, WHOLE[1], switch, "actor_rollout_ref.rollout.n=2").actor
+        found = 18 * model.parameters + memory.activations(model, tokens) + memory.head(model, tokens)
+        assert measured < found / GIB < measured * (1.08 if checkpointing else 1.03)
 
 
 def test_the_cache_takes_what_is_asked_for_up_to_its_share(folder: Path) -> None:
@@ -416,25 +419,6 @@ def test_time_is_left_out_where_nothing_was_measured_or_nothing_fits(folder: Pat
 
 
 # --- what is printed
-
-
-def test_the_verdict_names_the_gpu_and_the_way_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = [f"actor_rollout_ref.model.path={folder}", *WHOLE, "actor_rollout_ref.rollout.n=2"]
-    assert cli.main(["plan", *keys]) == 0
-    assert "yes: at most " in (said := capsys.readouterr().out)
-    assert "of 80 GiB (assumed; --gpu_memory says otherwise)" in said
-    assert cli.main(["plan", *keys, "--gpu_memory", "16"]) == 0
-    assert "of 16 GiB; lower ppo_max_token_len_per_gpu or the micro-batch size, or enable" in capsys.readouterr().out
-
-
-def test_the_way_out_is_not_a_key_that_is_set(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = [f"actor_rollout_ref.model.path={folder}", *WHOLE, "actor_rollout_ref.rollout.n=2"]
-    keys += ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "--gpu_memory", "9"]
-    assert cli.main(["plan", *keys]) == 0
-    assert "set fsdp_config.optimizer_offload=True" in capsys.readouterr().out
-    assert cli.main(["plan", *keys, *OFFLOAD]) == 0
-    said = capsys.readouterr().out
-    assert "NO: " in said and "share over more GPUs: one process brings the offloaded state back" in said
 
 
 def test_a_plan_needs_no_torch() -> None:

@@ -192,7 +192,7 @@ def test_stages_wait_at_both_ends_of_a_mini_batch(tmp_path: Path) -> None:
 
 
 def test_the_text_has_the_split(tmp_path: Path) -> None:
-    text = render(plan_of(tmp_path, f"{ACTOR}.megatron.param_offload=True"), assumed_gpu=True)
+    text = render(plan_of(tmp_path, f"{ACTOR}.megatron.param_offload=True"))
     assert (
         "Megatron TP 2 × PP 2: 2 copies, each over 4 ranks; they divide the optimizer state; on the host between uses: "
         "parameters"

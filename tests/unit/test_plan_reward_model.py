@@ -68,16 +68,43 @@ def test_a_shared_gpu_holds_the_model_only_while_it_scores_unless_it_is_to_stay(
     assert (held(plan, GENERATION), held(plan, ACTOR_STEP)) == (0, 0)
     stays = plan_of(classifier, *KEYS, "reward_model.model.fsdp_config.param_offload=False")
     assert (held(stays, GENERATION), held(stays, ACTOR_STEP)) == (weights, weights)
-    assert "whole on each GPU; bfloat16; on the host while others work" in render(plan, assumed_gpu=True)
-    assert "always on the GPU" in render(stays, assumed_gpu=True)
+    assert "whole on each of its GPUs; bfloat16; on the host while others work" in render(plan)
+    assert "always on the GPU" in render(stays)
 
 
 def test_workers_of_its_own_take_it_from_the_others(classifier: Path) -> None:
     plan = plan_of(classifier, *KEYS, "trainer.n_gpus_per_node=4", "trainer.pools.reward=1")
     assert plan.costs is not None and REWARD_SCORING not in plan.costs.memory.phases
     assert held(plan, GENERATION) == 0
-    text = render(plan, assumed_gpu=True)
+    text = render(plan)
     assert "actor + rollout engines on 3, reward model on 1" in text and "1 GPU of its own, 0.0 GiB each" in text
+
+
+def test_gpus_hold_what_is_placed_on_them_and_the_fullest_is_printed(classifier: Path) -> None:
+    batch = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    keys = (*KEYS, *batch, "trainer.n_gpus_per_node=4", "trainer.pools.rollout=[0]", "trainer.pools.reward=[1]")
+    plan = plan_of(classifier, *keys)
+    costs = plan.costs
+    assert costs is not None and costs.reward is not None
+    generating, scoring, others = costs.gpus
+    assert [gpu.numbers for gpu in costs.gpus] == [[0], [1], [2, 3]]
+    assert [gpu.memory.cache is not None for gpu in costs.gpus] == [True, False, False]
+    rest = others.memory.phases[GENERATION]
+    # a whole copy in bfloat16, and a page of 128 tokens for each of 8 prompts and 16 answers
+    more = {
+        "rollout engine's weights": 2 * costs.actor.parameters,
+        "key-value cache": 24 * 128 * costs.cache.token_bytes,
+    }
+    assert generating.memory.phases[GENERATION] == {**rest, **more}
+    assert scoring.memory.total(GENERATION) == sum(rest.values())
+    assert scoring.memory.total(REWARD_SCORING) == sum(rest.values()) + costs.reward.scoring
+    assert all(REWARD_SCORING not in gpu.memory.phases for gpu in (generating, others))
+    assert costs.fullest is generating and plan.batches.engines == 1
+    said = " ".join(render(plan).split())
+    placed = "actor on 4, rollout engines on GPU 0 of these, reward model on GPU 1 of these"
+    assert f"1 node × 4 GPUs = 4: Ray workers, {placed}" in said
+    assert "GPU 0 actor + rollout engines: at most " in said and "GPU 1 actor + reward model: at most " in said
+    assert "GPUs 2 and 3 actor: at most " in said and "on GPU 0 generation" in said
 
 
 def test_a_reward_model_of_unknown_size_leaves_the_rest_of_the_plan(classifier: Path) -> None:

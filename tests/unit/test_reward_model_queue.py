@@ -176,8 +176,7 @@ def test_the_scorer_of_a_run_reads_every_key(tmp_path: Path) -> None:
         "reward_model.model.use_remove_padding=False",
         "trainer.device=cpu",
     )
-    [pool] = worker_layout(1, 1, {}).pools
-    scorer = reward_scorer(config, pool)
+    scorer = reward_scorer(config, worker_layout(1, 1, {}))
     assert scorer.description == "bfloat16 on cpu, conversations padded"
     assert (scorer.encoder.max_length, scorer.encoder.truncation) == (20, "left")
     assert (scorer.batching, scorer.label_weights) == (MicroBatching(samples=2), [1.0, -1.0])

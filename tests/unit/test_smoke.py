@@ -2,7 +2,6 @@
 
 import random
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check, verify
 from rloom.config.load import load_config, with_changes
 from rloom.config.schema import Config
-from rloom.config.smoke import Available, description, replacements, visible_gpus
+from rloom.config.smoke import Available, description, replacements
 from rloom.errors import ConfigError
 from rloom.trainer import early_checks, main_ppo
 from tests.helpers import configured
@@ -115,7 +114,7 @@ def test_valid_sizes_stay_valid_whatever_they_are() -> None:
             f"trainer.n_gpus_per_node={gpus}",
             f"trainer.nnodes={nodes}",
             "trainer.master_addr=10.0.0.1",
-            *([f"trainer.pools.rollout={draws.choice([1, 2])}"] if gpus * nodes > 1 and draws.random() < 0.3 else []),
+            *([f"trainer.pools.rollout={draws.choice([1, 2, [0], [0, 1]])}"] if draws.random() < 0.3 else []),
         )
         needs = declared_needs(config)
         try:
@@ -152,6 +151,15 @@ def test_pools_keep_one_worker_of_their_own() -> None:
     assert pools.own == {"rollout": 1}
     alone = Available(gpus=0, ray=False, vllm=False, environment={})
     assert smoke("trainer.n_gpus_per_node=8", "trainer.pools.rollout=4", available=alone).trainer.pools.own == {}
+    some = ("trainer.n_gpus_per_node=8", "trainer.pools.rollout=[4,5]", "trainer.pools.reward=[2,3]")
+    reward = "reward_model.path=a"
+    assert smoke(*some, reward).trainer.pools.by_role == {"rollout": [0], "reward": [1]}
+    assert smoke(*some, reward, "trainer.pools.critic=1").trainer.pools.by_role == {
+        "critic": 1,
+        "rollout": [0],
+        "reward": [0],
+    }
+    assert smoke(*some, reward, available=alone).trainer.pools.by_role == {}
 
 
 def test_vllm_stays_where_it_is_installed_with_a_gpu() -> None:
@@ -388,10 +396,3 @@ def test_other_values_of_the_variable_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RLOOM_SMOKE", "yes")
     with pytest.raises(ConfigError, match="RLOOM_SMOKE=yes: use 1"):
         load_config([])
-
-
-def test_visible_gpus_are_limited_by_the_variable_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([Path(f"/dev/nvidia{n}") for n in range(4)]))
-    for value, gpus in {"": 0, "-1": 0, "0": 1, "0,2": 2, "0,1,2,3,4": 4}.items():
-        assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == gpus
-    assert visible_gpus({}) == 4

@@ -17,7 +17,8 @@ def targets(folder: Path, *arguments: str, **variables: str) -> list[str]:
         (folder / program).parent.mkdir(parents=True, exist_ok=True)
         (folder / program).write_text(f"#!/bin/sh\n{text}\n")
         (folder / program).chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if name not in ("N_GPUS", "NNODES")}
+    kept = {name: value for name, value in os.environ.items() if name not in ("N_GPUS", "NNODES", "MODEL_PATH")}
+    kept["CUDA_VISIBLE_DEVICES"] = ""
     done = subprocess.run(
         [folder / "train.sh", *arguments],
         env=kept | {"PATH": f"{folder}:{os.environ['PATH']}"} | variables,
@@ -38,11 +39,17 @@ def targets(folder: Path, *arguments: str, **variables: str) -> list[str]:
         ["--n_gpus", "1"],
         ["trainer.n_gpus_per_node=1", "trainer.nnodes=1"],
         ["trainer.logger=[console]"],
+        ["--model", "Qwen/Qwen2-7B"],
         ["--batch_size", "128", "trainer.n_gpus_per_node=1", "actor_rollout_ref.rollout.n=8"],
     ],
 )
 def test_a_run_with_one_worker_needs_no_extra(tmp_path: Path, arguments: list[str]) -> None:
     assert targets(tmp_path, *arguments) == ["runtime"]
+
+
+def test_one_of_several_visible_gpus_needs_no_extra(tmp_path: Path) -> None:
+    for given in (["--model", "Qwen/Qwen2-7B", "--n_gpus", "1"], ["--lr", "1e-6"]):
+        assert targets(tmp_path, *given, CUDA_VISIBLE_DEVICES="0,1") == ["runtime"]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +61,8 @@ def test_a_run_with_one_worker_needs_no_extra(tmp_path: Path, arguments: list[st
         (["+trainer.nnodes=2"], {}),
         ([], {"N_GPUS": "8"}),
         ([], {"NNODES": "2"}),
+        (["--model", "Qwen/Qwen2-7B"], {"CUDA_VISIBLE_DEVICES": "0,1"}),
+        ([], {"MODEL_PATH": "Qwen/Qwen2-7B", "CUDA_VISIBLE_DEVICES": "0,1"}),
     ],
 )
 def test_several_workers_bring_ray(tmp_path: Path, arguments: list[str], variables: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Two workers that shard the actor, with an engine each or one together; Ray is replaced by tests/local_ray.py."""
+"""Workers that shard the actor, with an engine each or one together; Ray is replaced by tests/local_ray.py."""
 
 from pathlib import Path
 
@@ -14,22 +14,29 @@ from tests.local_ray import use_local_ray
 CHOSEN = (
     "actor_rollout_ref.rollout.name=vllm",
     "algorithm.adv_estimator=grpo",
-    "trainer.n_gpus_per_node=2",
     "trainer.start_timeout_s=300",
     "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,hf_model]",
 )
 
 
 TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
+PLACEMENTS = {
+    "each": ("trainer.n_gpus_per_node=2",),
+    "apart": ("trainer.n_gpus_per_node=2", "trainer.pools.rollout=1"),
+    "tp2": ("trainer.n_gpus_per_node=2", TENSOR_PARALLEL),
+    "two engines": ("trainer.n_gpus_per_node=4", TENSOR_PARALLEL),
+    # ranks 1 and 2 of the actor are ranks 0 and 1 of the engine
+    "some": ("trainer.n_gpus_per_node=3", TENSOR_PARALLEL, "trainer.pools.rollout=[1,2]"),
+}
 
 
-@pytest.mark.parametrize("pools", [(), ("trainer.pools.rollout=1",), (TENSOR_PARALLEL,)], ids=["each", "apart", "tp2"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_engines_of_several_workers_have_the_weights_of_the_sharded_actor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
 ) -> None:
     use_local_ray(monkeypatch, cpus=8)
     run = tmp_path / "run"
-    train(run, 2, *CHOSEN, *pools)
+    train(run, 2, *CHOSEN, *PLACEMENTS[placement])
     gaps = [record["training/rollout_probs_diff_mean"] for record in records(run)]
     assert len(gaps) == 2 and max(gaps) < 1e-4
     folder = run / "global_step_2" / "actor" / "huggingface"

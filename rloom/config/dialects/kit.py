@@ -9,11 +9,13 @@ from typing import Any, NoReturn
 
 from rloom.config.dialects.kit_files import FUNCTION_FILE, JUDGE, JUDGE_FILE, REWARD_FILE
 from rloom.config.dialects.kit_rewards import reward_values
+from rloom.config.schema import KL_SWITCHES
 from rloom.config.sources import real_key
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
 
-MODEL_KEY, DATA_KEY, EMBEDDED = "actor_rollout_ref.model.path", "data.train_files", "embedded"
+MODEL_KEY, EMBEDDED = "actor_rollout_ref.model.path", "embedded"
+DATA_KEY, VAL_KEY = "data.train_files", "data.val_files"
 BATCH_KEY, MINI_BATCH_KEY = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
 EPOCHS_KEY = "actor_rollout_ref.actor.ppo_epochs"
 
@@ -53,9 +55,7 @@ FLAGS = {
         variable="TRAIN_DATA",
         splits=True,
     ),
-    "val": Setting(
-        "data.val_files", "validation prompts, likewise", "验证数据，格式同上", variable="VAL_DATA", splits=True
-    ),
+    "val": Setting(VAL_KEY, "validation prompts, likewise", "验证数据，格式同上", variable="VAL_DATA", splits=True),
     "epochs": Setting(
         "trainer.total_epochs", "passes over the training prompts", "训练轮数", default="30", embedded="1"
     ),
@@ -81,7 +81,12 @@ FLAGS = {
         default="0.001",
         embedded="0",
     ),
-    "n_gpus": Setting("trainer.n_gpus_per_node", "GPUs of this machine", "本机 GPU 数", variable="N_GPUS", default="1"),
+    "n_gpus": Setting(
+        "trainer.n_gpus_per_node",
+        "GPUs of this machine; not given: all visible ones, or 1 for the embedded task",
+        "本机 GPU 数；不指定时使用全部可见 GPU，内置任务用 1 个",
+        variable="N_GPUS",
+    ),
     "reward_model": Setting(
         "reward_model.path",
         "reward model: folder or hub name",
@@ -150,8 +155,6 @@ OUTPUT = "outputs/checkpoints"  # with one folder per model, and further ones wi
 NAMES = {"trainer.default_local_dir", "trainer.experiment_name"}  # with one of them the user names the run
 WIDE = 0x2E80  # the first code point of East Asian scripts
 KL_KEY = "algorithm.use_kl_in_reward"
-# keys that choose a KL; with one of them the kit's own is left out
-KL_KEYS = (KL_KEY, "algorithm.kl_ctrl", "actor_rollout_ref.actor.use_kl_loss")
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,7 @@ def listed(value: str) -> str | list[str]:
 
 def default_kl(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """KL in the reward, with the default coefficient 0.001. The embedded task learns in two minutes without it."""
-    chosen = any(f"{key}.".startswith(f"{name}.") for key in given for name in KL_KEYS)
+    chosen = any(f"{key}.".startswith(f"{name}.") for key in given for name in KL_SWITCHES)
     return {} if model == EMBEDDED or chosen else {KL_KEY: True}
 
 

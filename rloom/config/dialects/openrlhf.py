@@ -36,7 +36,6 @@ class OpenrlhfCommand:
     values: Mapping[str, Any]
     overrides: Sequence[str]
     save_path: str | None  # --save_path
-    micro_rollout_batch_size: int
     notices: Sequence[str]  # about flags of models that the run does not have
 
     @property
@@ -65,9 +64,7 @@ def translate(arguments: Sequence[str]) -> OpenrlhfCommand:
         **run_values(given),
         **plain_values(given),
     }
-    return OpenrlhfCommand(
-        values, line.overrides, given["save_path"], given["micro_rollout_batch_size"], list(notices(given))
-    )
+    return OpenrlhfCommand(values, line.overrides, given["save_path"], list(notices(given)))
 
 
 def typed_keys(overrides: Sequence[str]) -> dict[str, str]:

@@ -57,7 +57,7 @@ class VllmSettings:
     temperature: float  # of the trainer's log-probs
     reads_weights: bool = True  # False: load_weights sends all of them before the first request
     lora_rank: int | None = None
-    tensor_parallel: int = 1  # workers that share the engine: consecutive ranks of their process group
+    tensor_parallel: int = 1  # workers that share the engine
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 

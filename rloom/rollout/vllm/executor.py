@@ -8,9 +8,9 @@ from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 
 class GroupExecutor(ExecutorWithExternalLauncher):  # type: ignore[misc]
-    """vLLM divides the group into engines of `tensor_parallel_size` consecutive ranks.
+    """The engine's ranks are those of the default process group: `as_whole_group` in rloom/engines/distributed.py.
 
-    Its own executor reads rank and address from the environment variables of a launcher such as torchrun.
+    vLLM's own executor reads rank and address from the environment variables of a launcher such as torchrun.
     """
 
     def _distributed_args(self) -> tuple[str, int, int]:

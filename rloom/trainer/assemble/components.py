@@ -17,8 +17,9 @@ from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.load import expand
+from rloom.config.reward_parts import validation_word
 from rloom.config.saved import CONFIG_FILE, config_text
-from rloom.config.schema import AlgorithmSection, Config, Optim
+from rloom.config.schema import Config, Optim
 from rloom.data.stream import PromptStream
 from rloom.errors import ConfigError
 from rloom.models.load import load_tokenizer
@@ -38,7 +39,7 @@ from rloom.trainer.assemble.models import (
     rollout_engine,
     rollout_has_own_model,
 )
-from rloom.trainer.assemble.reward_model import check_reward_model
+from rloom.trainer.assemble.reward_model import check_reward_model, scores_during_generation
 from rloom.trainer.assemble.rewards import in_process_model, open_queues, reward_mix
 from rloom.trainer.assemble.servers import visible_gpus
 from rloom.trainer.assemble.worker import ModelFiles
@@ -127,7 +128,8 @@ def open_components(
         open_queues(config, [*prompts, *held_out], inputs.reward) as queues,
         open_workers(config, layout, logs) as groups,
     ):
-        reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward)
+        at_once = scores_during_generation(config, layout)
+        reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)
         sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward)
         roles = Roles(
             policy=policy_learner(config, groups.policy, groups.work.get("actor"), total),
@@ -219,7 +221,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
     rollout, trainer, algorithm = config.actor_rollout_ref.rollout, config.trainer, config.algorithm
     return Settings(
         algorithm=resolve_algorithm(algorithm.adv_estimator),
-        advantage=advantage_settings(algorithm),
+        advantage=advantage_settings(config),
         sampling=Sampling(
             max_new_tokens=config.data.max_response_length,
             temperature=rollout.temperature,
@@ -230,7 +232,8 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         ),
         answers_per_prompt=rollout.n,
         old_logprobs=old_logprobs(config),
-        kl_in_reward=algorithm.kl_penalty if config.kl_in_reward else None,
+        kl_in_reward=config.kl_in_reward,
+        kl_estimator=algorithm.kl_penalty if config.kl_in_reward or config.kl_only_measured else None,
         correction=correction(config),
         overlong=overlong(config),
         dynamic_sampling=dynamic_sampling(config),
@@ -242,6 +245,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         save_every=trainer.save_freq if trainer.save_freq > 0 else None,
         validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
         validate_first=trainer.val_before_train,
+        validation_word=validation_word(config),
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
@@ -251,7 +255,8 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
     )
 
 
-def advantage_settings(section: AlgorithmSection) -> AdvantageSettings:
+def advantage_settings(config: Config) -> AdvantageSettings:
+    section = config.algorithm
     return AdvantageSettings(
         gamma=section.gamma,
         lam=section.lam,
@@ -344,12 +349,11 @@ def critic_learner(config: Config, group: Group, work: ModelWork | None, total_s
 
 
 def reference_scorer(config: Config, policy: Group, reference: Group | None) -> Scorer | None:
-    """None if the loop does not use the reference's log-probs, as with a KL loss over the whole vocabulary."""
-    actor, balance = config.actor_rollout_ref.actor, config.trainer.balance_batch
-    if not config.kl_in_reward and not (actor.use_kl_loss and actor.kl_loss_type != "full"):
+    """None if the loop does not use the reference's log-probs."""
+    if not config.scores_reference:
         return None
     group = policy if reference is None else reference
-    return Scorer(group, balance, reference=reference is None)
+    return Scorer(group, config.trainer.balance_batch, reference=reference is None)
 
 
 def mini_batching(config: Config, prompts: int, epochs: int, shuffle: bool) -> MiniBatching:

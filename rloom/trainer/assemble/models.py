@@ -46,7 +46,9 @@ def pick_device(config: RunConfig) -> torch.device:
 
 def placement(config: RunConfig, memory: EngineMemory) -> Placement:
     device = pick_device(config)
-    return Placement(device, pick_dtype(device, memory.dtype), memory.param_offload, memory.optimizer_offload)
+    return Placement(
+        device, pick_dtype(device, memory.dtype), bool(memory.param_offload), bool(memory.optimizer_offload)
+    )
 
 
 def pick_dtype(device: torch.device, name: str) -> torch.dtype:
@@ -167,7 +169,8 @@ def has_reference_model(config: Config) -> bool:
 
 def offloads_reference(config: Config) -> bool:
     roles = config.actor_rollout_ref
-    return (roles.ref.megatron if roles.actor.strategy == "megatron" else roles.ref.fsdp_config).param_offload
+    section = roles.ref.megatron if roles.actor.strategy == "megatron" else roles.ref.fsdp_config
+    return bool(section.param_offload)
 
 
 def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Engine:

@@ -6,6 +6,7 @@ log-probs in both show a family for which that goes wrong.
 
 from rloom.batch import Batch
 from rloom.engines.base import Engine
+from rloom.engines.distributed import all_gather_objects
 from rloom.errors import ModelError
 from rloom.rollout.base import Request, Rollout, Sampling
 from rloom.trainer.scoring import Answer
@@ -17,11 +18,14 @@ FIRST_TOKEN = 3  # lower ones are special tokens in many vocabularies
 LARGEST_DIFFERENCE = 0.3
 
 
-def check_agreement(rollout: Rollout, actor: Engine, name: str, longest: int, temperature: float) -> None:
-    """All ranks of the actor call it together."""
+def check_agreement(
+    rollout: Rollout | None, actor: Engine, name: str, longest: int, temperature: float, *, alone: bool = True
+) -> None:
+    """All ranks of the actor call it together, those without a rollout engine too. `alone`: there is one rank."""
     prompt = tuple(range(FIRST_TOKEN, FIRST_TOKEN + min(TOKENS, longest - 1)))
     sampling = Sampling(min(TOKENS, longest - len(prompt)), temperature=temperature, ignore_eos=True)
-    [(_, completion)] = rollout.generate([Request(prompt, sampling, seed=0)])
+    own = None if rollout is None else dict(rollout.generate([Request(prompt, sampling, seed=0)]))[0]
+    completion = next(found for found in ([own] if alone else all_gather_objects(own)) if found is not None)
     answer = Answer(Prompt(0, (), "", prompt, ""), 0, completion, "", ()).trajectory(Score(1.0))
     batch = Batch.pack([answer])
     difference = float((actor.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs().mean())

@@ -1,9 +1,8 @@
 """The worker groups of a run as Ray actors: wait for the machines, start the workers, check them, build the models."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,15 @@ from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, WorkerError
 from rloom.observe.metrics import ModelWork, peak_flops_by_name
 from rloom.runtime.nodes import head_node, no_ray, wait_until
-from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
+from rloom.runtime.placement import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    REWARD,
+    ROLLOUT,
+    WorkerLayout,
+    worker_layout,
+)
 from rloom.runtime.process_stats import Machine
 from rloom.runtime.secret import OTHER_WAY
 from rloom.startup import announce
@@ -28,7 +35,7 @@ from rloom.trainer.assemble.models import (
 from rloom.trainer.assemble.reward_model import has_reward_model
 from rloom.trainer.assemble.rewards import queue_of, spread_source
 from rloom.trainer.assemble.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
-from rloom.trainer.assemble.worker_groups import WorkerGroups, used_roles
+from rloom.trainer.assemble.worker_groups import WorkerGroups, pool_lines
 from rloom.trainer.memory import BUILD, explain_out_of_memory
 
 try:
@@ -46,7 +53,7 @@ def open_cluster(config: RunConfig) -> Iterator[None]:
     """The machines of a run, for all its restarts: this one, those that join it, or a running cluster."""
     announce("Initializing Ray ...")
     trainer, arguments = config.trainer, dict(config.ray_kwargs.ray_init)
-    cpus = trainer.n_gpus_per_node  # one for each worker: Ray starts as many processes in advance
+    cpus = config.gpus_per_node  # one for each worker: Ray starts as many processes in advance
     with ExitStack() as stack:
         if config.starts_a_cluster:
             stack.enter_context(head_node(trainer.head, cpus=cpus, gpus=torch.cuda.device_count()))
@@ -103,12 +110,12 @@ def shrink_layout(config: RunConfig, layout: WorkerLayout) -> WorkerLayout:
         wait_until(lambda: cluster.responsive_machines(share) >= layout.nodes, patience, "")
     except WorkerError:
         left = cluster.responsive_machines(share)
-        if left < 1 or not layout.colocated:
+        if not layout.can_shrink(left):
             raise WorkerError(
                 f"{left} of {layout.nodes} machines are left, and none came back within {patience:.0f} s; "
                 "the same command goes on from the last checkpoint when they are there again"
             ) from None
-        smaller = worker_layout(left, layout.per_node, {}, gpus_per_worker=layout.gpus_per_worker)
+        smaller = worker_layout(left, layout.per_node, layout.placed, gpus_per_worker=layout.gpus_per_worker)
         check_copies(config, smaller.workers)
         print(f"{left} of {layout.nodes} machines are left: going on with them", flush=True)
         return smaller
@@ -141,7 +148,8 @@ def describe_resources(resources: Mapping[str, float]) -> str:
 @contextmanager
 def ray_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
     for pool in layout.pools:
-        announce(f"Creating worker pool for {used_roles(config, pool)}: {pool.size} workers ...")
+        for line in pool_lines(config, layout, pool):
+            announce(line)
     with start_workers(config, layout, logs, Worker) as (workers, share):
         scorers: list[cluster.RemoteScoreQueue] = []
         try:
@@ -181,32 +189,28 @@ def build(
 ) -> WorkerGroups:
     all_workers, machines, work = build_models(config, layout, workers)
 
-    def group(role: str, pool: Pool, workers_per_share: int = 1) -> cluster.RayGroup:
-        members = workers[pool.first : pool.first + pool.size]
-        return cluster.RayGroup(members, role, workers_per_share=workers_per_share)
+    def group(role: str, numbers: Iterable[int], workers_per_share: int = 1) -> cluster.RayGroup:
+        return cluster.RayGroup([workers[number] for number in numbers], role, workers_per_share=workers_per_share)
 
     def trained(role: str, section: Actor | Critic) -> cluster.RayGroup:
-        pool = layout.pool_of(role)
-        return group(role, pool, ranks_per_share(section, pool.size))
+        numbers = layout.workers_of(role)
+        return group(role, numbers, ranks_per_share(section, len(numbers)))
 
-    actor, rollout, reward = (layout.pool_of(role) for role in (ACTOR, ROLLOUT, REWARD))
-    scoring = workers[reward.first : reward.first + reward.size] if has_reward_model(config) else ()
-    syncing = [workers[slot.number] for slot in layout.slots() if slot.pool in (actor, rollout)]
+    actor, rollout = layout.workers_of(ACTOR), layout.workers_of(ROLLOUT)
+    reward = layout.workers_of(REWARD) if has_reward_model(config) else ()
     section = config.actor_rollout_ref.actor
     return WorkerGroups(
         policy=trained(ACTOR, section),
         rollout=group(
             ROLLOUT,
-            replace(rollout, size=1) if rollout_backend(config).one_client else rollout,
+            rollout[:1] if rollout_backend(config).one_client else rollout,
             config.actor_rollout_ref.rollout.workers_per_engine,
         ),
-        weight_sync=cluster.RayGroup(syncing, WEIGHT_SYNC),
-        files=group(FILES, actor)
-        if rollout_has_own_model(config)
-        else cluster.RayGroup([workers[rollout.first]], FILES),
+        weight_sync=group(WEIGHT_SYNC, sorted({*actor, *rollout})),
+        files=group(FILES, actor if rollout_has_own_model(config) else rollout[:1]),
         critic=trained(CRITIC, config.critic) if needs_critic(config) else None,
         reference=trained(REFERENCE, section) if has_reference_model(config) else None,
-        reward=[cluster.RayGroup([worker], REWARD) for worker in scoring],
+        reward=[group(REWARD, [number]) for number in reward],
         all_workers=all_workers,
         work=work,
         scorers=scorers,

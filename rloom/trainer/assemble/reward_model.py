@@ -11,7 +11,7 @@ from rloom.models.classifier_scorer import ClassifierScorer
 from rloom.models.conversations import ConversationEncoder, length_limit
 from rloom.models.load import load_tokenizer, read_config
 from rloom.models.source import ModelSource
-from rloom.runtime.placement import Pool
+from rloom.runtime.placement import REWARD, ROLLOUT, WorkerLayout
 from rloom.trainer.assemble.model_sources import reward_source
 from rloom.trainer.assemble.models import pick_device, pick_dtype
 
@@ -40,8 +40,20 @@ def longest_conversation(config: Config, source: ModelSource, tokenizer: PreTrai
     return wanted or limit
 
 
-def reward_scorer(config: Config, pool: Pool) -> ClassifierScorer:
-    """A whole copy of the reward model, for a worker of this pool."""
+def offloads_reward_model(config: Config, layout: WorkerLayout) -> bool:
+    """By default its weights are on the host while other roles use its GPU."""
+    chosen = config.reward_model.model.fsdp_config.param_offload
+    return len(layout.pool_of(REWARD).roles) > 1 if chosen is None else chosen
+
+
+def scores_during_generation(config: Config, layout: WorkerLayout) -> bool:
+    """Its workers do not generate, and its weights need not be copied to the GPU again for each prompt."""
+    apart = {*layout.workers_of(REWARD)}.isdisjoint(layout.workers_of(ROLLOUT))
+    return apart and not offloads_reward_model(config, layout)
+
+
+def reward_scorer(config: Config, layout: WorkerLayout) -> ClassifierScorer:
+    """A whole copy of the reward model, for one of its workers."""
     section, source, device = config.reward_model, reward_source(config), pick_device(config)
     tokenizer = load_tokenizer(source)
     chosen = scoring_layout(source, packed=section.model.use_remove_padding)
@@ -53,8 +65,8 @@ def reward_scorer(config: Config, pool: Pool) -> ClassifierScorer:
             tokenizer, max_length=longest_conversation(config, source, tokenizer), truncation=section.truncation
         ),
         device=device,
-        batching=reward_batching(section, pool.size),
+        batching=reward_batching(section, len(layout.workers_of(REWARD))),
         label_weights=section.label_weights,
-        offload=len(pool.roles) > 1 if fsdp.param_offload is None else fsdp.param_offload,
+        offload=offloads_reward_model(config, layout),
         compiled=section.use_torch_compile,
     )

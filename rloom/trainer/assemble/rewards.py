@@ -140,8 +140,7 @@ def in_process_model(config: Config) -> list[Group]:
     """The reward model for a run without workers, if the run has one."""
     if not has_reward_model(config):
         return []
-    [pool] = worker_layout(1, 1, {}).pools
-    return [LocalGroup([reward_scorer(config, pool)])]
+    return [LocalGroup([reward_scorer(config, worker_layout(1, 1, {}))])]
 
 
 def reward_mix(
@@ -150,12 +149,14 @@ def reward_mix(
     *,
     elsewhere: Sequence[FutureQueue] = (),
     model: Sequence[Group],
+    during_generation: bool = False,
 ) -> Mix:
-    """`elsewhere`: the queues of the other machines of the run. `model`: the workers of the reward model."""
+    """`elsewhere`: the queues of the other machines of the run. `model`: the workers of the reward model, which score
+    at the end of a generation or during it."""
 
     def queue(part: RewardPart) -> ScoreQueue:
         if part.source == "model":
-            return ModelQueue(model, during_generation=config.trainer.pools.reward is not None)
+            return ModelQueue(model, during_generation=during_generation)
         own = queues[part.name]
         return LeastLoaded(own, [own, *elsewhere]) if part.source in ON_EVERY_MACHINE else own
 

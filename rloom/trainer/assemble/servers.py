@@ -11,7 +11,7 @@ import torch
 from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.engines.base import Engine
-from rloom.engines.distributed import all_gather_texts
+from rloom.engines.distributed import all_gather_objects
 from rloom.errors import ConfigError
 from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.network import PolicyNetwork
@@ -184,4 +184,4 @@ def visible_gpus(*, alone: bool = True) -> list[str]:
     if alone:
         seen = os.environ.get(VISIBLE_GPUS) or ",".join(map(str, range(torch.cuda.device_count())))
         return [gpu for gpu in seen.split(",") if gpu]
-    return sorted({*all_gather_texts(own_gpu())})
+    return sorted({*all_gather_objects(own_gpu())})

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from rloom.config.schema import Actor, Config, Critic
 from rloom.data.chat import stop_token_ids
 from rloom.engines.base import Engine
-from rloom.engines.distributed import Broadcast, join
+from rloom.engines.distributed import Broadcast, as_whole_group, join
 from rloom.engines.weight_sync import WeightSync
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
@@ -69,41 +69,41 @@ class Worker:
 
     def build(self, rendezvous: Rendezvous) -> dict[str, ModelWork]:
         """Load the models, all ranks of a pool together. Returns their work by role, where it is known."""
-        pool, config = self.slot.pool, self.config
+        pool, config, roles = self.slot.pool, self.config, self.layout.roles_of(self.slot)
         # seed before LoRA weights are created, so that every world size starts from the same adapter
         torch.manual_seed(config.data.seed)
-        learns = ACTOR in pool.roles or CRITIC in pool.roles or REFERENCE in pool.roles
+        learns = ACTOR in roles or CRITIC in roles or REFERENCE in roles
         tokenizer = load_tokenizer(policy_source(config))  # first: fails at once if this machine has no such model
-        if ROLLOUT in pool.roles:
+        if ROLLOUT in roles:
             check_rollout(config)
-        divides_engine = ROLLOUT in pool.roles and config.actor_rollout_ref.rollout.workers_per_engine > 1
+        divides_engine = ROLLOUT in roles and config.actor_rollout_ref.rollout.workers_per_engine > 1
         if pool.size > 1 and (learns or divides_engine):
             rank = rank_of(self.trained_role, self.slot.rank, pool.size)
             join(rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
         empty = self.slot.rank > 0  # rank 0 reads the model and broadcasts its weights
         described = empty or reads_own_part(config.actor_rollout_ref.actor, pool.size)
-        network = policy_network(config, empty=described) if ACTOR in pool.roles else None
+        network = policy_network(config, empty=described) if ACTOR in roles else None
         work = {ACTOR: None if network is None else model_work(network)}  # before an engine divides it
-        if REFERENCE in pool.roles and has_reference_model(config):
+        if REFERENCE in roles and has_reference_model(config):
             self.roles[REFERENCE] = reference_engine(config, ranks=pool.size, empty=empty)
         if network is not None:
             frozen = self.roles.get(REFERENCE)
             self.roles[ACTOR] = policy_engine(config, network, reference=frozen, ranks=pool.size)
-        if CRITIC in pool.roles and needs_critic(config):
+        if CRITIC in roles and needs_critic(config):
             critic = critic_network(config, empty=empty or reads_own_part(config.critic, pool.size))
             work[CRITIC] = model_work(critic)
             self.roles[CRITIC] = critic_engine(config, critic, ranks=pool.size)
-        if REWARD in pool.roles and has_reward_model(config):
-            self.roles[REWARD] = reward_scorer(config, pool)
+        if REWARD in roles and has_reward_model(config):
+            self.roles[REWARD] = reward_scorer(config, self.layout)
         if rollout_has_own_model(config):
             self.add_own_rollout(network, tokenizer)
-        elif ROLLOUT in pool.roles:
+        elif ROLLOUT in roles:
             self.add_rollout(network, tokenizer)
         self.connect(rendezvous)
         if rollout_has_own_model(config):
             self.start_own_rollout()
         for name in (ACTOR, CRITIC, REFERENCE, REWARD):
-            if name in self.roles and self.slot.rank == 0:
+            if name in self.roles and self.slot.number == self.layout.workers_of(name)[0]:
                 log.info(f"{name}: {self.roles[name].size:,} parameters, {self.roles[name].description}")
         return {name: found for name, found in work.items() if found is not None}
 
@@ -130,20 +130,33 @@ class Worker:
             )
         one_client = rollout_backend(self.config).one_client
         gpus = visible_gpus(alone=self.slot.alone) if one_client else ()
-        if ROLLOUT in self.slot.pool.roles and (self.slot.rank == 0 or not one_client):
+        if ROLLOUT in self.layout.roles_of(self.slot) and (self.slot.rank == 0 or not one_client):
             described = network or policy_network(self.config, empty=True)  # for the configuration of its adapter
             owner = self.roles.get(ACTOR) if self.slot.alone else None
-            self.roles[ROLLOUT] = rollout_engine(self.config, described, owner, tokenizer, gpus)
+            ranks = self.ranks_of_engine()
+            with as_whole_group(ranks) if len(ranks) > 1 else nullcontext():
+                self.roles[ROLLOUT] = rollout_engine(self.config, described, owner, tokenizer, gpus)
+
+    def ranks_of_engine(self) -> list[int]:
+        """The ranks, in the process group of the pool, of the workers that divide an engine with this one."""
+        pool, size = self.slot.pool, self.config.actor_rollout_ref.rollout.workers_per_engine
+        numbers = self.layout.workers_of(ROLLOUT)
+        first = numbers.index(self.slot.number) // size * size
+        return sorted(
+            rank_of(self.trained_role, number - pool.first, pool.size) for number in numbers[first : first + size]
+        )
 
     def start_own_rollout(self) -> None:
-        """Send the actor's weights, and compare what both compute where they are on one worker."""
+        """Send the actor's weights, and compare what both compute where they share workers."""
         if WEIGHT_SYNC in self.roles:
             self.roles[WEIGHT_SYNC].sync(0)
-        everywhere = self.slot.alone or not rollout_backend(self.config).one_client  # all ranks score together
-        if ACTOR in self.roles and ROLLOUT in self.roles and everywhere:
-            section = self.config.actor_rollout_ref.rollout
+        shared = {ACTOR, ROLLOUT} <= {*self.slot.pool.roles}
+        if shared and (self.slot.alone or not rollout_backend(self.config).one_client):
+            section, rollout = self.config.actor_rollout_ref.rollout, self.roles.get(ROLLOUT)
             longest = self.config.data.max_prompt_length + self.config.data.max_response_length
-            check_agreement(self.roles[ROLLOUT], self.roles[ACTOR], section.name, longest, section.temperature)
+            check_agreement(
+                rollout, self.roles[ACTOR], section.name, longest, section.temperature, alone=self.slot.alone
+            )
 
     def connect(self, rendezvous: Rendezvous) -> None:
         """Weights go from the actor to the rollout engine of the same worker, or from its rank 0 to other workers."""

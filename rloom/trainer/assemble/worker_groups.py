@@ -1,7 +1,7 @@
 """The worker groups of a run, and how they are made in this process. ray_workers.py makes them of Ray actors."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,17 @@ from rloom.errors import ConfigError
 from rloom.observe.metrics import ModelWork, device_peak_flops
 from rloom.rewards.background import FutureQueue
 from rloom.runtime.group import Group, LocalGroup
-from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, Pool, WorkerLayout, worker_layout
+from rloom.runtime.placement import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    REWARD,
+    ROLLOUT,
+    Pool,
+    WorkerLayout,
+    named_workers,
+    worker_layout,
+)
 from rloom.startup import announce
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
 from rloom.trainer.assemble.reward_model import has_reward_model
@@ -52,20 +62,29 @@ def layout_of(config: RunConfig) -> WorkerLayout:
     share = os.environ.get(SHARE_GPU, "0")
     if share not in ("0", "1"):
         raise ConfigError(f"{SHARE_GPU}={share}: use 1 to put all workers of a machine on one GPU, or leave it out")
-    gpus = 1 / trainer.n_gpus_per_node if share == "1" else 1.0
-    return worker_layout(trainer.nnodes, trainer.n_gpus_per_node, trainer.own_workers, gpus_per_worker=gpus)
+    gpus = 1 / config.gpus_per_node if share == "1" else 1.0
+    return worker_layout(trainer.nnodes, config.gpus_per_node, trainer.workers_by_role, gpus_per_worker=gpus)
 
 
-def used_roles(config: Config, pool: Pool) -> str:
-    """The roles of a pool that this run has: `actor, critic, rollout`."""
+def used_roles(config: Config, pool: Pool) -> list[str]:
+    """The roles of a pool that this run has: actor, critic, rollout."""
     used = {REFERENCE: has_reference_model, CRITIC: needs_critic, REWARD: has_reward_model}
-    return ", ".join(role for role in pool.roles if role not in used or used[role](config))
+    return [role for role in pool.roles if role not in used or used[role](config)]
+
+
+def pool_lines(config: Config, layout: WorkerLayout, pool: Pool) -> Iterator[str]:
+    """Lines of the start: where each role of a pool is."""
+    first, *others = used_roles(config, pool)
+    yield f"Creating {first.capitalize()} worker pool: {pool.size} worker{'s' * (pool.size > 1)} ..."
+    for role in others:
+        where = named_workers(layout.placed[role]) if role in layout.placed else f"the workers of {first}"
+        yield f"Creating {role.capitalize()} worker pool: {where} ..."
 
 
 def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:
     [slot] = layout.slots()
     worker = Worker(config, layout, slot)
-    announce(f"Creating {used_roles(config, slot.pool)} in this process ...")
+    announce(f"Creating {', '.join(used_roles(config, slot.pool))} in this process ...")
     with explain_out_of_memory(BUILD):
         work = worker.build(Rendezvous())
 

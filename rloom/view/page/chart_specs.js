@@ -9,7 +9,7 @@ const MEMORY = /^perf\/.*memory.*_gb$/;
 const SPECS = [
   { id: "reward", metrics: ["critic/score/mean"] },
   { id: "accuracy", pattern: VALIDATION, points: true, format: percent, tick: percentTick, most: 1 },
-  { id: "kl", oneOf: ["actor/reward_kl_penalty", "actor/kl_loss"], band: [0.001, 0.1], log: true },
+  { id: "kl", oneOf: ["actor/reward_kl_penalty", "actor/kl_loss", "actor/kl_divergence"], band: [0.001, 0.1], log: true },
   { id: "ppo_kl", metrics: ["actor/ppo_kl"] },
   { id: "entropy", metrics: ["actor/entropy"] },
   { id: "length", metrics: ["response_length/mean", "response_length/max", "response_length/min"] },
