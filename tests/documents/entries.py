@@ -25,9 +25,14 @@ STATES = {
 }
 # What ran in place of what the document names: [small, KIND].
 TRIED = {
-    "smoke": (
-        "Two steps with `RLOOM_SMOKE=1`: the embedded model and data, small sizes and the native engine",
-        "用 `RLOOM_SMOKE=1` 试运行两步：内置的模型和数据，很小的规模，native 引擎",
+    "stand_ins": (
+        "One step, after the commands printed before it and in the same folder: small random models and a few rows of "
+        "data under the printed names, at most two workers on a CPU, the native engine",
+        "与前面印出的命令在同一目录里依次运行一步：用同名的随机小模型和几行数据代替，CPU 上最多两个 worker，native 引擎",
+    ),
+    "server": (
+        "A server on this machine that answers by the engine's protocol",
+        "用本机上按引擎协议应答的服务代替引擎",
     ),
     "workers": ("Two workers on a CPU in place of 8 or 16 GPUs", "用 CPU 上的两个 worker 代替 8 或 16 张 GPU"),
     "machines": (
@@ -130,7 +135,7 @@ class Entry:
 
     @property
     def ran(self) -> bool:
-        """Whether a test runs it in full; two steps of a command are not that."""
+        """Whether a test runs it in full; a command with small models is not that."""
         return any(check.kind in RUN_KINDS and check.kind != "command" for check in self.checks)
 
 

@@ -127,7 +127,7 @@ SHORT = [
     or any(kind in command.text for kind in KINDS[1:])
 ]
 QUICK_START = next(command for command in PRINTED if command.text.startswith("python3"))
-START = ("Initializing Ray ...", "Creating worker pool for actor", "Starting training ...")
+START = ("Initializing Ray ...", "Creating Actor worker pool", "Starting training ...")
 
 
 @dataclass(frozen=True)
