@@ -75,6 +75,7 @@ class AlgorithmSection(Section):
         "Without a KL in reward and loss: measure the KL to the reference, the model at the start, in each step, as "
         "`kl_divergence`. It costs a forward pass and, unless LoRA is used, the memory of the reference. null: if a "
         "key of `actor_rollout_ref.ref` is set and no key that chooses a KL.",
+        same_run=True,
     )
     kl_ctrl: KlCtrl = section(KlCtrl, "Coefficient of the KL in the reward.")
     rollout_correction: RolloutCorrection = section(

@@ -28,7 +28,7 @@ TRIED = {
     "stand_ins": (
         "One step, after the commands printed before it and in the same folder: small random models and a few rows of "
         "data under the printed names, at most two workers on a CPU, the native engine",
-        "与前面印出的命令在同一目录里依次运行一步：用同名的随机小模型和几行数据代替，CPU 上最多两个 worker，native 引擎",
+        "在同一目录里按印出的顺序依次运行，各一步：同名的随机小模型和几行数据，CPU 上最多两个 worker，native 引擎",
     ),
     "server": (
         "A server on this machine that answers by the engine's protocol",
