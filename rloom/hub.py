@@ -145,6 +145,7 @@ def huggingface_cli() -> None:
     from huggingface_hub.cli.hf import main
 
     given = sys.argv[1:]
-    sys.argv = ["hf", *(["auth"] if given[:1] and given[0] in OF_AUTH else []), *given]
-    print(f"huggingface-cli is now: {' '.join(sys.argv)}", file=sys.stderr)
+    command = ["hf", *(["auth"] if given[:1] and given[0] in OF_AUTH else []), *given[:1]]
+    sys.argv = [*command, *given[1:]]
+    print(f"huggingface-cli is now: {' '.join(command)}", file=sys.stderr)  # the rest may have a token
     main()

@@ -7,7 +7,7 @@ from typing import Any
 from rloom.config import load
 from rloom.config.load import HYDRAS_OWN, expand, validate
 from rloom.config.saved import merge_trees
-from rloom.config.schema import Config
+from rloom.config.schema import Config, usual_answers
 from rloom.config.sources import entries, known, nested
 from rloom.errors import ConfigError
 
@@ -52,6 +52,9 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """The configuration with other values of some keys."""
     # section by section: the dump of a whole Config has values that depend on which keys were given
     tree = {name: getattr(config, name).model_dump(mode="json") for name in Config.model_fields}
+    answers = config.actor_rollout_ref.rollout.n
+    if not config.is_given("actor_rollout_ref.rollout.n") and answers == usual_answers(config.algorithm.adv_estimator):
+        tree["actor_rollout_ref"]["rollout"]["n"] = None  # the number that another estimator needs
     return load.renamed(validate(merge_trees(tree, nested(values)), given=config.given | known(values)))
 
 

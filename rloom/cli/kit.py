@@ -43,11 +43,16 @@ def main(arguments: Sequence[str]) -> int:
 def with_fitting_batch(command: KitCommand, config: Config) -> Config:
     """With fewer prompts than the default batch, a step takes all of them. A chosen batch size stays."""
     data = config.data
-    if command.data == EMBEDDED or config.trainer.node_rank > 0:  # machine 0 reads the data
+    if command.data == EMBEDDED:
         return config
     typed = split(command.overrides)
-    rows = row_count(data.train_files, DATA_KEY if DATA_KEY in typed else "--data")
-    row_count(data.val_files or [], VAL_KEY if VAL_KEY in typed else "--val")
+    try:
+        rows = row_count(data.train_files, DATA_KEY if DATA_KEY in typed else "--data")
+        row_count(data.val_files or [], VAL_KEY if VAL_KEY in typed else "--val")
+    except DataError:
+        if config.trainer.node_rank == 0:
+            raise
+        return config  # machine 0 reads the data
     if data.train_max_samples > 0:
         rows = min(rows, data.train_max_samples)
     if command.chooses_batch_size or rows >= data.train_batch_size:

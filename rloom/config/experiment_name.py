@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 COMMON = ("train", "training", "data")  # names of files that say less than the name of their folder
-LONGEST_PART = 60
+LONGEST_PART = 60  # bytes
 
 
 def experiment_name(model: Any, algorithm: Any, files: Any) -> str:
@@ -24,4 +24,5 @@ def data_name(file: str) -> str:
 
 def file_name(text: str) -> str:
     """In lower case, since some file systems do not distinguish upper and lower case."""
-    return re.sub(r"[^\w.-]+", "-", text.lower())[:LONGEST_PART].strip("-.") or "run"
+    safe = re.sub(r"[^\w.-]+", "-", text.lower()).encode()[:LONGEST_PART].decode(errors="ignore")
+    return safe.strip("-.") or "run"

@@ -45,6 +45,7 @@ from rloom.errors import ConfigError
 
 PACKAGED = Path(__file__).parent
 ENGINE = "actor_rollout_ref.rollout.name"
+DIRECTORY, JUDGE_CACHE = "trainer.default_local_dir", "reward_model.api.cache_dir"
 VALUES = "+values@_global_=given"  # the argument that makes Hydra compose the stored values after all files
 HYDRAS_OWN = ("hydra", "preset", "values")  # names of Hydra and of our groups of files
 
@@ -104,9 +105,10 @@ OmegaConf.register_new_resolver("experiment_name", default_name, replace=True)
 
 
 def moved(config: C, directory: str, experiment: str) -> C:
-    """The same run in another directory. Paths in the directory, such as the judge's cache, move with it."""
+    """The same run in another directory. Outputs in the directory, such as the judge's cache, move with it."""
     before = config.trainer.default_local_dir
-    texts = {path: value for path in leaf_keys(type(config)) if isinstance(value := value_at(config, path), str)}
+    outputs = leaf_keys(type(config)).keys() & {DIRECTORY, JUDGE_CACHE, *config.trainer.output_folders}
+    texts = {path: value for path in outputs if isinstance(value := value_at(config, path), str)}
     below = {path: text for path, text in texts.items() if f"{text}/".startswith(f"{before}/")}
     changes = {path: f"{directory}{text.removeprefix(before)}" for path, text in below.items()}
     return replaced(config, {**changes, "trainer.experiment_name": experiment}, config.given)

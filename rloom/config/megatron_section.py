@@ -11,7 +11,7 @@ SIZES = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )
-WHERE_NEEDED = "null: only if `rloom train` finds that the run certainly does not fit without it, which it prints."
+WHERE_NEEDED = "null: off; `rloom train` switches it on if the run certainly does not fit without it, and prints that."
 RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
 # entries of TransformerConfig that select kernels and buffers; rloom's model has one implementation of each
 ONE_IMPLEMENTATION = frozenset(

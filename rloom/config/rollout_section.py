@@ -19,6 +19,7 @@ class RolloutSection(Section):
         "native",
         "Engine. native: part of rloom, with continuous batching; hf: generate() of transformers; vllm: vLLM in each "
         "worker's own process (extra `vllm`), or its servers; sglang, trtllm: servers of SGLang and TensorRT-LLM.",
+        same_run=True,
     )
     n: int = key(
         None,

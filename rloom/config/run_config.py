@@ -53,8 +53,12 @@ class RunConfig(Section):
         return not named if chosen is None else chosen
 
     @property
+    def only_validates(self) -> bool:
+        return False
+
+    @property
     def model_path(self) -> str:
-        """Of the model that is trained."""
+        """Folder or name of the model that is trained."""
         raise NotImplementedError
 
     @property

@@ -149,13 +149,15 @@ class Actor(Section):
     strategy: STRATEGY = key("fsdp", STRATEGIES, same_run=True)
     ppo_mini_batch_size: int = key(256, "Prompts per optimizer step; divides `data.train_batch_size`.", ge=1)
     ppo_micro_batch_size_per_gpu: int | None = key(
-        None, "Samples per forward-backward pass. null: by token budget.", ge=1
+        None, "Samples per forward-backward pass. null: by token budget.", ge=1, same_run=True
     )
-    ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
+    ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1, same_run=True)
     use_dynamic_bsz: bool | None = key(
-        None, "Fill micro-batches up to `ppo_max_token_len_per_gpu` tokens. null: if no micro-batch size is given."
+        None,
+        "Fill micro-batches up to `ppo_max_token_len_per_gpu` tokens. null: if no micro-batch size is given.",
+        same_run=True,
     )
-    ppo_max_token_len_per_gpu: int = key(16384, "Token budget of a micro-batch.", ge=1)
+    ppo_max_token_len_per_gpu: int = key(16384, "Token budget of a micro-batch.", ge=1, same_run=True)
     ppo_epochs: int = key(1, "Passes over each batch in the update.", ge=1)
     clip_ratio: float = key(0.2, "PPO's clip range: the ratio is clipped to 1 ± this.", ge=0)
     clip_ratio_low: float | None = key(None, "Lower clip range. null: `clip_ratio`.", ge=0)
@@ -234,12 +236,16 @@ class Critic(Section):
     model: CriticModel = section(CriticModel, "The critic's model.")
     optim: CriticOptim = section(CriticOptim, "The optimizer and its learning rate schedule.")
     ppo_mini_batch_size: int | None = key(None, "Prompts per optimizer step. null: the actor's.", ge=1)
-    ppo_micro_batch_size_per_gpu: int | None = key(None, "Samples per pass. null: by token budget.", ge=1)
-    ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
-    use_dynamic_bsz: bool | None = key(
-        None, "Fill passes up to `ppo_max_token_len_per_gpu` tokens. null: if no micro-batch size is given."
+    ppo_micro_batch_size_per_gpu: int | None = key(
+        None, "Samples per pass. null: by token budget.", ge=1, same_run=True
     )
-    ppo_max_token_len_per_gpu: int = key(32768, "Token budget of a pass.", ge=1)
+    ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1, same_run=True)
+    use_dynamic_bsz: bool | None = key(
+        None,
+        "Fill passes up to `ppo_max_token_len_per_gpu` tokens. null: if no micro-batch size is given.",
+        same_run=True,
+    )
+    ppo_max_token_len_per_gpu: int = key(32768, "Token budget of a pass.", ge=1, same_run=True)
     ppo_epochs: int | None = key(None, "Passes over each batch in the update. null: the actor's.", ge=1)
     cliprange_value: float = key(0.5, "Clip range of the values: new values are clipped to the old ± this.", gt=0)
     loss_agg_mode: AGGREGATION = key("token-mean", "Aggregation of token losses.")
@@ -260,6 +266,11 @@ def section_of(tree: Any, name: str) -> Mapping[str, Any]:
     """Before validation: a section can be missing, or another value."""
     found = tree.get(name, {})
     return found if isinstance(found, Mapping) else {}
+
+
+def usual_answers(estimator: str) -> int:
+    """Answers to a prompt, where no number is given."""
+    return GROUP_SIZE if ESTIMATORS.get(estimator, EstimatorNeeds()).min_group > 1 else 1
 
 
 class Config(RunConfig):
@@ -292,8 +303,7 @@ class Config(RunConfig):
         are_sections = roles == tree.get("actor_rollout_ref", {}) and rollout == roles.get("rollout", {})
         if not are_sections or rollout.get("n") is not None:
             return tree
-        needs = ESTIMATORS.get(str(section_of(tree, "algorithm").get("adv_estimator")), EstimatorNeeds())
-        answers = GROUP_SIZE if needs.min_group > 1 else 1
+        answers = usual_answers(str(section_of(tree, "algorithm").get("adv_estimator")))
         return {**tree, "actor_rollout_ref": {**roles, "rollout": {**rollout, "n": answers}}}
 
     @model_validator(mode="before")
@@ -317,6 +327,10 @@ class Config(RunConfig):
             tree["algorithm"]["use_kl_in_reward"] = self.kl_in_reward
             tree["algorithm"]["kl_metric"] = self.kl_only_measured
         return tree
+
+    @property
+    def only_validates(self) -> bool:
+        return self.trainer.val_only
 
     @property
     def model_path(self) -> str:

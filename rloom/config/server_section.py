@@ -81,7 +81,7 @@ def server_faults(config: "Config") -> Iterator[str]:
 
 def server_notices(config: "Config") -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "trtllm" and config.workers > 1:
+    if rollout.name == "trtllm" and rollout.starts_servers and config.workers > 1:
         yield (
             f"actor_rollout_ref.rollout.name=trtllm: one server generates all answers, on the GPU of the first of "
             f"{config.workers} workers; vllm and sglang use all GPUs"

@@ -31,12 +31,16 @@ class SftData(Section):
         same_run=True,
     )
     train_batch_size: int = key(256, "Rows per step, over all workers: one optimizer step.", ge=1)
-    micro_batch_size_per_gpu: int | None = key(None, "Rows per forward-backward pass. null: by token budget.", ge=1)
-    micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
-    use_dynamic_bsz: bool | None = key(
-        None, "Fill micro-batches up to `max_token_len_per_gpu` tokens. null: if no micro-batch size is given."
+    micro_batch_size_per_gpu: int | None = key(
+        None, "Rows per forward-backward pass. null: by token budget.", ge=1, same_run=True
     )
-    max_token_len_per_gpu: int = key(8192, "Token budget of a micro-batch.", ge=1)
+    micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1, same_run=True)
+    use_dynamic_bsz: bool | None = key(
+        None,
+        "Fill micro-batches up to `max_token_len_per_gpu` tokens. null: if no micro-batch size is given.",
+        same_run=True,
+    )
+    max_token_len_per_gpu: int = key(8192, "Token budget of a micro-batch.", ge=1, same_run=True)
     prompt_key: str | None = key(
         None, "Column with the prompt: text or chat messages. null: `prompt`, `question` or `extra_info.question`."
     )

@@ -126,7 +126,7 @@ def scoring_passes(config: Config, needs: Needs, sizes: Batches) -> dict[str, tu
     used: dict[str, tuple[int, MicroBatching]] = {}
     for name, section, ranks, is_used in (
         ("old log-probs", roles.rollout, sizes.ranks, needs_old_logprobs(config, needs.loss)),
-        ("reference", roles.ref, config.workers_of("ref"), config.uses_reference),
+        ("reference", roles.ref, config.workers_of("ref"), config.scores_reference),
     ):
         if is_used:
             batching = scoring_batching(section, ranks, model_ranks=model_ranks(actor, ranks))

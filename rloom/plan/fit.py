@@ -8,7 +8,7 @@ from typing import Any
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.config.keys import value_at
-from rloom.config.load import with_changes
+from rloom.config.load import replaced, with_changes
 from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, ModelError
 from rloom.plan.batches import batches
@@ -58,11 +58,18 @@ def with_offload(config: Config, gpu_bytes: float) -> Config:
         log.warning(f"Note: with answers of full length this run takes {found.needs}, of {size} a GPU. {advice}")
         return config
     alone = f"weights, gradients and optimizer state alone take {found.certain_bytes / GIB:.1f} GiB, of {size} a GPU"
-    for changes in offloads(config, lambda key: not config.is_given(key)):
-        moved = held(with_changes(config, changes), gpu_bytes)
-        if moved.fits:
-            log.warning(f"Note: {alone}, so this run has {WayOut(changes, moved)}")
-            return with_changes(config, changes)
+    tried_offloads = [
+        (WayOut(changes, held(other, gpu_bytes)), other)
+        for changes in offloads(config, lambda key: not config.is_given(key))
+        for other in [with_changes(config, changes)]
+    ]
+    fitting = [found for found in tried_offloads if found[0].memory.fits]
+    possible = [found for found in tried_offloads if not found[0].memory.certainly_too_large]
+    if fitting or possible:
+        way, other = fitting[0] if fitting else possible[-1]  # the last moves most
+        limit = "" if fitting else ", which is not enough for answers of full length"
+        log.warning(f"Note: {alone}, so this run has {way}{limit}")
+        return other
     raise ConfigError(
         f"{MODEL}.path={config.model_path}: {alone}. {advice} `rloom plan` with the same keys shows every part; "
         "trainer.memory_check=False starts the run without this check"
@@ -78,7 +85,7 @@ def ways_out(config: Config, gpu_bytes: float) -> Iterator[WayOut]:
 
 
 def tried(config: Config, changes: Changes, gpu_bytes: float) -> WayOut | None:
-    other = with_changes(config, changes)
+    other = replaced(config, changes, config.given)  # a key of the reference that is given may be why there is one
     try:
         check(other, declared_needs(other))
         found = held(other, gpu_bytes)
@@ -110,7 +117,7 @@ def has_critic(config: Config) -> bool:
 
 
 def smaller_passes(config: Config) -> Iterator[Changes]:
-    """Of the update: with recomputed layers, with fewer tokens, down to one sample."""
+    """Smaller passes of the update: with recomputed layers, with fewer tokens, down to one sample."""
     roles: dict[str, Actor | Critic] = {"actor_rollout_ref.actor": config.actor_rollout_ref.actor}
     if has_critic(config):
         roles["critic"] = config.critic
@@ -131,7 +138,7 @@ def smaller_passes(config: Config) -> Iterator[Changes]:
 
 
 def tensor_parallel(config: Config) -> Iterator[Changes]:
-    """Of an engine that has it; the others hold a whole copy on each GPU."""
+    """More GPUs for one engine, where the engine can divide its weights."""
     rollout = config.actor_rollout_ref.rollout
     size = 2 * rollout.tensor_model_parallel_size
     while rollout.holds_copy and size <= min(config.actor_workers, LARGEST_MACHINE):

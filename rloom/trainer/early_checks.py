@@ -108,11 +108,11 @@ def check_split(config: Config, *, critic: bool) -> None:
 def check_memory(config: Config, *, critic: bool) -> Config:
     """The configuration to train with: on GPUs, what certainly does not fit is moved to the host, or is an error.
 
-    No check where the plan does not count what a GPU holds: roles with GPUs of their own, an engine with arguments that
-    may change the size of its weights, a model of another family.
+    No check where the plan does not count what a GPU holds: roles with GPUs of their own, a cluster whose GPUs may be
+    others, an engine with arguments that may change the size of its weights, a model of another family.
     """
     trainer, gpu_bytes = config.trainer, smallest_memory(os.environ)
-    counted = config.model_path != EMBEDDED and not trainer.pools.own
+    counted = config.model_path != EMBEDDED and not trainer.pools.own and not config.joins_a_cluster
     counted = counted and not config.actor_rollout_ref.rollout.engine_kwargs
     if gpu_bytes is None or trainer.device == "cpu" or not trainer.memory_check or trainer.val_only or not counted:
         return config

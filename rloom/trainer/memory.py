@@ -37,7 +37,8 @@ REWARD = (
 )
 BUILDING = (
     f"{ACTOR}.fsdp_config.optimizer_offload=True, {ACTOR}.fsdp_config.param_offload=True, "
-    f"{REFERENCE}.fsdp_config.param_offload=True, {CRITIC}.model.fsdp_config.optimizer_offload=True, "
+    f"{REFERENCE}.fsdp_config.param_offload=True (if there is a reference), "
+    f"{CRITIC}.model.fsdp_config.optimizer_offload=True, "
     f"{CRITIC}.model.fsdp_config.param_offload=True, reward_model.model.fsdp_config.param_offload=True, more GPUs "
     "(trainer.n_gpus_per_node), or LoRA "
     "(actor_rollout_ref.model.lora_rank)"

@@ -24,7 +24,7 @@ from rloom.trainer.checkpoint import PREFIX
 from rloom.trainer.directory import LOCK, OWNER, DirectoryInUse, locked, run_directory
 
 WAIT_S = 10.0  # for the config.yaml of a run that has just locked its directory
-MOST_KEYS = 3  # of a difference that is shown
+MOST_KEYS = 3  # keys that the note about another run shows
 
 
 def directory_of(config: C) -> Path:
@@ -43,9 +43,10 @@ def in_directory(config: C) -> C:
 @contextmanager
 def claimed(config: C) -> Iterator[C]:
     """The configuration with the run's directory, which is locked. Another run that starts now sees whose it is."""
-    if not is_numbered(config):
-        with locked(run_directory(config)):
-            yield config
+    if not is_numbered(config) or config.only_validates:
+        own = in_directory(config)
+        with locked(run_directory(own)):
+            yield own
         return
     places = Places(config)
     with ExitStack() as stack:
@@ -88,7 +89,7 @@ class Places(Generic[C]):
 
     @property
     def numbers(self) -> list[int]:
-        """Of the directories that exist."""
+        """Numbers of the directories that exist."""
         first = self.path(1)
         name = re.compile(rf"{re.escape(first.name)}(?:-([2-9]|[1-9]\d+))?")
         folders = first.parent.iterdir() if first.parent.is_dir() else ()
@@ -103,10 +104,15 @@ class Places(Generic[C]):
             return {CONFIG_FILE: "unreadable"}
 
     def choose(self, busy: Collection[int] = ()) -> int:
-        """The directory of this run, else the first that holds none. `busy`: of others that have not trained yet."""
+        """The directory of this run, else the first that holds none. `busy`: directories of runs that began just now.
+
+        A validation reads a run, also with other keys: if none has these keys, the first.
+        """
         found = {number: self.differences(self.path(number)) for number in self.numbers}
         own = [number for number, differing in found.items() if differing == {}]
-        return own[0] if own else next(n for n in count(1) if n not in busy and has_no_run(self.path(n)))
+        if own or self.config.only_validates:
+            return own[0] if own else 1
+        return next(n for n in count(1) if n not in busy and has_no_run(self.path(n)))
 
     def lock(self, stack: ExitStack) -> int:
         """The number of the directory that is now locked."""

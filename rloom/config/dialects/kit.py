@@ -152,7 +152,7 @@ VARIABLES = {
     "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0", "0 号机器的地址"),
 }
 OUTPUT = "outputs/checkpoints"  # with one folder per model, and further ones with a number
-NAMES = {"trainer.default_local_dir", "trainer.experiment_name"}  # with one of them the user names the run
+DIRECTORY_KEY = "trainer.default_local_dir"
 WIDE = 0x2E80  # the first code point of East Asian scripts
 KL_KEY = "algorithm.use_kl_in_reward"
 
@@ -221,7 +221,8 @@ class KitCommand:
 
     @property
     def chooses_batch_size(self) -> bool:
-        return BATCH_KEY in {**self.values, **split(self.overrides)}
+        given = {**self.values, **split(self.overrides)}
+        return BATCH_KEY in given or MINI_BATCH_KEY in given
 
 
 def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCommand:
@@ -243,8 +244,8 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCo
     model = both.get(MODEL_KEY) or (EMBEDDED if data == EMBEDDED else FLAGS["model"].default)
     defaults = {
         **({} if data == EMBEDDED else {MODEL_KEY: model}),
-        "trainer.default_local_dir": f"{OUTPUT}/{model_folder(model)}",
-        **({} if NAMES.intersection(typed) else {"trainer.number_runs": True}),
+        DIRECTORY_KEY: f"{OUTPUT}/{model_folder(model)}",
+        **({} if DIRECTORY_KEY in typed else {"trainer.number_runs": True}),
         **default_kl(model, both),
         **default_critic_epochs(both),
     }

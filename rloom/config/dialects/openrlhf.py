@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ def translate(arguments: Sequence[str]) -> OpenrlhfCommand:
         **optimizer_values(given, "actor", f"{ACTOR}.optim", ACTOR),
         **(optimizer_values(given, "critic", "critic.optim", "critic") if has_critic(given) else {}),
         **model_values(given),
-        **run_values(given),
+        **run_values(given, typed_keys(line.overrides)),
         **plain_values(given),
     }
     return OpenrlhfCommand(values, line.overrides, given["save_path"], list(notices(given)))
@@ -276,7 +276,7 @@ def model_values(given: Given) -> dict[str, Any]:
     return values
 
 
-def run_values(given: Given) -> dict[str, Any]:
+def run_values(given: Given, typed: Collection[str]) -> dict[str, Any]:
     values = {
         "trainer.save_freq": given["save_steps"],
         "trainer.test_freq": given["eval_steps"],
@@ -287,7 +287,7 @@ def run_values(given: Given) -> dict[str, Any]:
         "trainer.total_epochs": given["num_episodes"],
         "data.seed": given["seed"],
     }
-    if "ckpt_path" not in given:
+    if "ckpt_path" not in given and "trainer.default_local_dir" not in typed:
         values["trainer.number_runs"] = True
     if has_critic(given):
         values["trainer.max_critic_ckpt_to_keep"] = given["max_ckpt_num"]

@@ -43,9 +43,9 @@ class ServerProcess:
         """In the main thread or one that runs as long: the server ends with the thread that started it."""
         command = [word.replace(PORT, str(self.port)) for word in self.launch.command]
         guard = child_command("rloom.rollout.servers.child", str(os.getpid()))
-        path = {"PYTHONPATH": os.pathsep.join(filter(None, (OWN_FOLDER, os.environ.get("PYTHONPATH"))))}
-        if command[0] != sys.executable:  # another environment has packages of its own, of other versions
-            path = {}
+        folders = os.pathsep.join(filter(None, (OWN_FOLDER, os.environ.get("PYTHONPATH"))))
+        # another environment has packages of its own, of other versions
+        path = {"PYTHONPATH": folders} if command[0] == sys.executable else {}
         self.launch.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.launch.log_file.open("ab") as log:
             log.write(f"\n$ {shlex.join(command)}\n".encode())
