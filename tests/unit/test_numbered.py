@@ -41,6 +41,7 @@ def trained(*keys: str) -> str:
         (("/models/My model/", "own.py:best", ["a/gsm8k/train.parquet", "a/sums.jsonl"]), "my-model_best_gsm8k-sums"),
         (("embedded", "rloo", "<python>"), "embedded_rloo_python"),
         (("m", "sft", "train.parquet"), "m_sft_train"),
+        (("模" * 80, "gae", "d" * 80), f"{'模' * 20}_gae_{'d' * 60}"),  # 60 bytes each
     ],
 )
 def test_a_run_is_named_by_model_algorithm_and_data(parts: tuple[str, str, str], name: str) -> None:
@@ -60,9 +61,35 @@ def test_another_training_has_another_number_and_the_same_one_its_own(caplog: py
     assert f"{BASE}-3: {BASE}-2 holds a run with algorithm.lam=0.95" in caplog.text  # the most similar one
     assert trained("trainer.critic_warmup=1") == f"{BASE}-4"
     longer = ("trainer.total_epochs=9", "trainer.nnodes=2", "trainer.n_gpus_per_node=4", "trainer.logger=tensorboard")
-    memory = ("actor_rollout_ref.actor.fsdp_config.param_offload=True", "data.val_max_samples=3")
+    passes = ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096", "critic.ppo_micro_batch_size_per_gpu=2")
+    memory = ("actor_rollout_ref.actor.fsdp_config.param_offload=True", "data.val_max_samples=3", *passes)
     assert trained(*longer, *memory) == BASE
     assert trained("algorithm.gamma=0.9", "trainer.save_freq=2") == f"{BASE}-2"
+
+
+def test_inputs_in_the_directory_of_another_run_are_read_there() -> None:
+    saved = f"{trained()}/global_step_8"
+    start = (
+        "trainer.resume_mode=resume_path",
+        f"trainer.resume_from_path={saved}",
+        f"critic.model.path={saved}/critic",
+    )
+    with claimed(load_config(["algorithm.gamma=0.9", *start, f"trainer.rollout_data_dir={BASE}/answers"])) as config:
+        assert (config.trainer.resume_from_path, config.critic.model.path) == (saved, f"{saved}/critic")
+        assert config.trainer.rollout_data_dir == f"{BASE}-2/answers"
+
+
+def test_a_validation_reads_the_run_that_exists() -> None:
+    with claimed(load_config(["trainer.val_only=True"])):
+        pass
+    assert not Path(BASE, "config.yaml").exists()  # it is no run
+    assert [trained(), trained("algorithm.gamma=0.9")] == [BASE, f"{BASE}-2"]
+    for keys, directory in (
+        (("algorithm.gamma=0.9",), f"{BASE}-2"),
+        (("data.max_response_length=64",), BASE),
+    ):
+        with claimed(load_config([*keys, "trainer.val_only=True"])) as config:
+            assert config.trainer.default_local_dir == directory
 
 
 def test_a_run_that_the_user_names_is_not_numbered() -> None:

@@ -64,6 +64,16 @@ def test_example_5_has_the_critics_moments_on_the_host(paths: dict[str, str], ca
     ]
 
 
+def test_offload_that_is_enough_for_shorter_answers_is_switched_on(
+    paths: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    moved = with_offload(load_config([paths["7B"], "trainer.n_gpus_per_node=8"]), 24 * GIB)
+    for engine in (moved.critic.model.fsdp_config, moved.actor_rollout_ref.actor.fsdp_config):
+        assert (engine.param_offload, engine.optimizer_offload) == (True, True)
+    assert not held(moved, 24 * GIB).fits and not held(moved, 24 * GIB).certainly_too_large
+    assert caplog.messages[0].endswith("which is not enough for answers of full length")
+
+
 def test_a_key_that_the_user_set_is_not_changed(paths: dict[str, str]) -> None:
     kept = with_offload(load_config([paths["72B"], *EXAMPLE_5, f"{CRITIC_MOMENTS}=False"]), 80 * GIB)
     assert kept.critic.model.fsdp_config.optimizer_offload is False

@@ -63,6 +63,8 @@ def test_one_of_several_visible_gpus_needs_no_extra(tmp_path: Path) -> None:
         ([], {"NNODES": "2"}),
         (["--model", "Qwen/Qwen2-7B"], {"CUDA_VISIBLE_DEVICES": "0,1"}),
         ([], {"MODEL_PATH": "Qwen/Qwen2-7B", "CUDA_VISIBLE_DEVICES": "0,1"}),
+        (["--data", "sums.json"], {"CUDA_VISIBLE_DEVICES": "0,1"}),
+        ([], {"TRAIN_DATA": "sums.json", "CUDA_VISIBLE_DEVICES": "0,1"}),
     ],
 )
 def test_several_workers_bring_ray(tmp_path: Path, arguments: list[str], variables: dict[str, str]) -> None:
