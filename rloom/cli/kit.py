@@ -57,7 +57,7 @@ def with_fitting_batch(command: KitCommand, config: Config) -> Config:
         rows = min(rows, data.train_max_samples)
     if command.chooses_batch_size or rows >= data.train_batch_size:
         return config
-    found = f"{rows} prompts" if rows != 1 else "1 prompt"
+    found = f"{rows} rows" if rows != 1 else "1 row"
     print(
         f"Batch: {command.data} has {found}, fewer than the default batch of {data.train_batch_size}; a step takes all "
         "of them. --batch_size sets another number",

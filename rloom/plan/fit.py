@@ -9,7 +9,7 @@ from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.config.keys import value_at
 from rloom.config.load import replaced, with_changes
-from rloom.config.schema import Actor, Config, Critic
+from rloom.config.schema import EMBEDDED, Actor, Config, Critic
 from rloom.errors import ConfigError, ModelError
 from rloom.plan.batches import batches
 from rloom.plan.memory import GIB, Memory, fullest, memory_by_gpu
@@ -43,6 +43,14 @@ def held(config: Config, gpu_bytes: float) -> Memory:
     return fullest(memory_by_gpu(config, sizes, *models, gpu_bytes, reward_plan(config, sizes))).memory
 
 
+def is_checked(config: Config) -> bool:
+    """Whether the plan counts what a GPU holds. Not with roles on GPUs of their own, on a cluster whose GPUs may be
+    others, and for an engine with arguments that may change the size of its weights."""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    wanted = trainer.memory_check and trainer.device != "cpu" and not trainer.val_only and config.model_path != EMBEDDED
+    return wanted and not (trainer.pools.own or config.joins_a_cluster or rollout.engine_kwargs)
+
+
 def with_offload(config: Config, gpu_bytes: float) -> Config:
     """The configuration to train with: what certainly does not fit is moved to the host, or is an error.
 
@@ -57,23 +65,44 @@ def with_offload(config: Config, gpu_bytes: float) -> Config:
     if not found.certainly_too_large:
         log.warning(f"Note: with answers of full length this run takes {found.needs}, of {size} a GPU. {advice}")
         return config
-    alone = f"weights, gradients and optimizer state alone take {found.certain_bytes / GIB:.1f} GiB, of {size} a GPU"
-    tried_offloads = [
+    offload = needed_offload(config, gpu_bytes)
+    if offload is None:
+        raise ConfigError(
+            f"{MODEL}.path={config.model_path}: {certain(found)}. {advice} `rloom plan` with the same keys shows every "
+            "part; trainer.memory_check=False starts the run without this check"
+        )
+    log.warning(f"Note: {offload.reason}")
+    return offload.config
+
+
+@dataclass(frozen=True)
+class Offload:
+    config: Config
+    reason: str
+
+
+def certain(found: Memory) -> str:
+    sizes = f"{found.certain_bytes / GIB:.1f} GiB, of {found.gpu_bytes / GIB:.1f} GiB a GPU"
+    return f"weights, gradients and optimizer state alone take {sizes}"
+
+
+def needed_offload(config: Config, gpu_bytes: float) -> Offload | None:
+    """The offload that `rloom train` switches on. None: it needs none, or none is enough."""
+    found = held(config, gpu_bytes)
+    if not found.certainly_too_large:
+        return None
+    moved = [
         (WayOut(changes, held(other, gpu_bytes)), other)
         for changes in offloads(config, lambda key: not config.is_given(key))
         for other in [with_changes(config, changes)]
     ]
-    fitting = [found for found in tried_offloads if found[0].memory.fits]
-    possible = [found for found in tried_offloads if not found[0].memory.certainly_too_large]
-    if fitting or possible:
-        way, other = fitting[0] if fitting else possible[-1]  # the last moves most
-        limit = "" if fitting else ", which is not enough for answers of full length"
-        log.warning(f"Note: {alone}, so this run has {way}{limit}")
-        return other
-    raise ConfigError(
-        f"{MODEL}.path={config.model_path}: {alone}. {advice} `rloom plan` with the same keys shows every part; "
-        "trainer.memory_check=False starts the run without this check"
-    )
+    fitting = [one for one in moved if one[0].memory.fits]
+    possible = [one for one in moved if not one[0].memory.certainly_too_large]
+    if not possible:
+        return None
+    way, other = fitting[0] if fitting else possible[-1]  # the last moves most
+    limit = "" if fitting else ", which is not enough for answers of full length"
+    return Offload(other, f"{certain(found)}, so this run has {way}{limit}")
 
 
 def ways_out(config: Config, gpu_bytes: float) -> Iterator[WayOut]:

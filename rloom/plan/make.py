@@ -11,12 +11,12 @@ from rloom.config.load import with_changes
 from rloom.config.megatron_checks import CRITIC, megatron_roles
 from rloom.config.megatron_split import split_faults
 from rloom.config.schema import Config
-from rloom.errors import ConfigError
+from rloom.errors import ConfigError, ModelError
 from rloom.gpus import smallest_memory
 from rloom.models.context import check_context
 from rloom.plan.architecture import UnknownSize, read_fields
 from rloom.plan.batches import Batches, batches
-from rloom.plan.fit import WayOut, ways_out
+from rloom.plan.fit import WayOut, is_checked, needed_offload, ways_out
 from rloom.plan.memory import GIB, CachePlan, GpuMemory, Memory, fullest, memory_by_gpu
 from rloom.plan.models import FLOAT32, ModelPlan, actor_plan, critic_model, critic_plan, policy_model
 from rloom.plan.reward_model import RewardPlan, reward_plan
@@ -91,9 +91,10 @@ def make_plan(given: Config, gpu_gib: float | None = None) -> Plan:
         check_splits(config, critic=needs.estimator.needs_critic)
     except ConfigError as error:
         raise ConfigError(f"{error}\n{gpus}" if gpus.startswith(ASSUMED) else str(error)) from None
+    machine = Machine(gpus, *gpu_memory(gpu_gib))
+    config, offload = as_trained(config, machine.gpu_bytes)
     sizes = batches(config, critic=needs.estimator.needs_critic)
     reward, unknown = counted_reward(config, sizes)
-    machine = Machine(gpus, *gpu_memory(gpu_gib))
     try:
         costs = estimate(config, needs, sizes, machine.gpu_bytes, reward)
     except UnknownSize as error:
@@ -102,7 +103,20 @@ def make_plan(given: Config, gpu_gib: float | None = None) -> Plan:
     if config.trainer.device == "cpu":
         reason = "Memory and time are counted for GPUs, and trainer.device=cpu"
         return Plan(config, needs, sizes, machine, None, (reason, *advice(config, needs)))
-    return Plan(config, needs, sizes, machine, costs, (*notes(config, costs), *unknown, *advice(config, needs)))
+    return Plan(
+        config, needs, sizes, machine, costs, (*offload, *notes(config, costs), *unknown, *advice(config, needs))
+    )
+
+
+def as_trained(config: Config, gpu_bytes: float) -> tuple[Config, list[str]]:
+    """With the offload that `rloom train` switches on, and why it does."""
+    try:
+        offload = needed_offload(config, gpu_bytes) if is_checked(config) else None
+    except ModelError:
+        offload = None  # of unknown size
+    if offload is None:
+        return config, []
+    return offload.config, [f"`rloom train` offloads by itself: {offload.reason}"]
 
 
 def with_gpus(config: Config) -> tuple[Config, str]:

@@ -114,11 +114,13 @@ def memory_by_gpu(
     gpu_bytes: float,
     reward: RewardPlan | None,
 ) -> list[GpuMemory]:
-    """Of the actor's GPUs. A role with GPUs of its own is counted on all of these, too."""
+    """The memory of the actor's GPUs. Engines and a critic or reference with GPUs of their own are counted on all of
+    these, too."""
     layout, kinds = layout_of(config), dict[tuple[bool, bool], list[int]]()
+    scores = reward is not None and REWARD not in config.trainer.pools.own
     for number in layout.workers_of(ACTOR):
         held = [role not in layout.placed or number in layout.placed[role] for role in (ROLLOUT, REWARD)]
-        kinds.setdefault((held[0], held[1] and reward is not None), []).append(number)
+        kinds.setdefault((held[0], held[1] and scores), []).append(number)
     return [
         GpuMemory(
             numbers,

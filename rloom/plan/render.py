@@ -36,7 +36,7 @@ def section(title: str, lines: Iterator[str]) -> list[str]:
 
 
 def line(label: str, text: str) -> str:
-    return f"{label:<{LABEL}}{text}"
+    return f"{label:<{LABEL - 1}} {text}"
 
 
 def count(number: int, noun: str) -> str:

@@ -16,7 +16,7 @@ from rloom.errors import ConfigError, DataError, ModelError, RewardError
 from rloom.extras import TRACKERS, install_command
 from rloom.gpus import smallest_memory
 from rloom.models.source import ModelSource, check_folder, read_config
-from rloom.plan.fit import with_offload
+from rloom.plan.fit import is_checked, with_offload
 from rloom.rollout.vllm.environment import check_installed
 from rloom.runtime.nodes import no_ray
 from rloom.startup import announce
@@ -108,13 +108,10 @@ def check_split(config: Config, *, critic: bool) -> None:
 def check_memory(config: Config, *, critic: bool) -> Config:
     """The configuration to train with: on GPUs, what certainly does not fit is moved to the host, or is an error.
 
-    No check where the plan does not count what a GPU holds: roles with GPUs of their own, a cluster whose GPUs may be
-    others, an engine with arguments that may change the size of its weights, a model of another family.
+    No check for a model of a family that the plan does not count.
     """
-    trainer, gpu_bytes = config.trainer, smallest_memory(os.environ)
-    counted = config.model_path != EMBEDDED and not trainer.pools.own and not config.joins_a_cluster
-    counted = counted and not config.actor_rollout_ref.rollout.engine_kwargs
-    if gpu_bytes is None or trainer.device == "cpu" or not trainer.memory_check or trainer.val_only or not counted:
+    gpu_bytes = smallest_memory(os.environ)
+    if gpu_bytes is None or not is_checked(config):
         return config
     for source in model_sources(config, critic=critic):
         read_config(source)  # the plan reads it from the cache

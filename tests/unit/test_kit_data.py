@@ -48,7 +48,7 @@ def test_the_printed_file_trains_and_its_rule_scores(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr()
     assert shown.out.splitlines()[:2] == [
         "Model: embedded · Data: data.json · Reward: rules, selected by the data_source of each row",
-        "Batch: data.json has 1 prompt, fewer than the default batch of 64; a step takes all of them. "
+        "Batch: data.json has 1 row, fewer than the default batch of 64; a step takes all of them. "
         "--batch_size sets another number",
     ]
     assert "Rewards: math_reasoning " in shown.out + shown.err

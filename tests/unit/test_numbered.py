@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -127,16 +126,22 @@ def test_a_changed_configuration_has_the_name_of_what_it_trains() -> None:
     config = changed(load_config(), {"algorithm.adv_estimator": "rloo"})
     assert config.trainer.default_local_dir == "checkpoints/rloom_examples/embedded_rloo_embedded"
     assert config.reward_model.api.cache_dir == f"{config.trainer.default_local_dir}/judge_cache"
+    own = load_config(["actor_rollout_ref.model.path=some/model"])
+    rloo = changed(own, {"algorithm.adv_estimator": "rloo"})
+    answers = [
+        each.actor_rollout_ref.rollout.n for each in (own, rloo, changed(rloo, {"algorithm.adv_estimator": "gae"}))
+    ]
+    assert answers == [1, 5, 1]  # as each of them has without a number
 
 
-def hold(folder: Path, gamma: float, ready: Any, found: Any) -> None:
+def hold(folder: Path, gamma: float, ready: Any, found: Any, done: Any) -> None:
     os.chdir(folder)
     os.environ.pop("RLOOM_SMOKE", None)  # the process that forks may have been started by a test with it
     ready.wait()
     try:
         with claimed(load_config([f"algorithm.gamma={gamma}"])) as config:
             found.put(config.trainer.default_local_dir)
-            time.sleep(1.0)
+            done.wait()
     except ConfigError as error:
         found.put(type(error).__name__)
 
@@ -144,11 +149,13 @@ def hold(folder: Path, gamma: float, ready: Any, found: Any) -> None:
 def test_commands_that_start_at_the_same_moment_do_not_share_a_directory(tmp_path: Path) -> None:
     """Three different ones, and one of them twice: the second of the two is told that the first is running."""
     context = forkserver()
-    ready, found = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=hold, args=(tmp_path, gamma, ready, found)) for gamma in (0.7, 0.8, 0.9, 0.9)]
+    all_run = (context.Barrier(4), context.Queue(), context.Event())
+    processes = [context.Process(target=hold, args=(tmp_path, gamma, *all_run)) for gamma in (0.7, 0.8, 0.9, 0.9)]
     for process in processes:
         process.start()
+    _, found, done = all_run
     directories = sorted(found.get(timeout=60) for _ in processes)
+    done.set()
     for process in processes:
         process.join()
     assert directories == ["DirectoryInUse", BASE, f"{BASE}-2", f"{BASE}-3"]
