@@ -231,10 +231,11 @@ def assert_trained(world: World, given: Given, ended: Ended) -> None:
     step = next(record for record in records(directory) if "critic/score/mean" in record)
     assert (step["step"], step["reward/failed"]) == (1, 0)
     assert step["actor/grad_norm"] > 0
-    if "critic.strategy=megatron" in given.arguments:  # two workers divide each layer of both models
+    if "critic.strategy=megatron" in given.arguments:  # two workers divide each layer of all models
         log = (directory / "logs" / "worker_0.log").read_text()
-        both = re.findall(r"(\w+): [\d,]+ parameters, (\w+ \([\w ,]+\))", log)
-        assert both == [("actor", "Megatron (tensor 2)"), ("critic", "Megatron (tensor 2)")]
+        engines = dict(re.findall(r"(\w+): [\d,]+ parameters, (\w+ \([\w ,]+\))", log))
+        assert {"actor", "critic"} <= engines.keys()
+        assert set(engines.values()) == {"Megatron (tensor 2)"}
     saved = directory / "global_step_1" / "actor"
     model = config.actor_rollout_ref.model
     if model.has_lora:
