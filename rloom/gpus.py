@@ -55,7 +55,7 @@ class Memory(ctypes.Structure):
 
 @cache
 def present_gpus() -> tuple[Gpu, ...]:
-    """Of this machine or container; without NVML, by the driver's device files."""
+    """The GPUs of this machine or container; without NVML, by the driver's device files."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -18,10 +18,11 @@ BLOCK = re.compile(r"^```text\n(.*?)^```", re.M | re.S)
 STEP = re.compile(r"^step \d+/\d+ · ", re.M)
 PATH = re.compile(r"\S*(?:checkpoints|runs)/\S*")
 NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*(?:e-?\d+)?")
+TIMETABLE = re.compile(r"(steps an epoch; ).*")  # its words depend on the number of steps
 
 
 def form(line: str) -> str:
-    return re.sub(r"\s+", "", NUMBER.sub("#", PATH.sub("PATH", line)))
+    return re.sub(r"\s+", "", NUMBER.sub("#", PATH.sub("PATH", TIMETABLE.sub(r"\1", line))))
 
 
 def shown_lines(text: str) -> Iterator[str]:

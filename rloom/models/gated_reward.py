@@ -70,7 +70,7 @@ class GatedRewardModel(LlamaPreTrainedModel):  # type: ignore[misc]
         return (gate_NK * objectives_NK).sum(dim=-1, keepdim=True)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> SequenceClassifierOutput:
-        """Of one conversation without padding."""
+        """Score one conversation without padding."""
         hidden_TH = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state[0]
         end = prompt_end(input_ids[0].tolist())
         assert len(input_ids) == 1 and end is not None

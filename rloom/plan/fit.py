@@ -43,12 +43,12 @@ def held(config: Config, gpu_bytes: float) -> Memory:
     return fullest(memory_by_gpu(config, sizes, *models, gpu_bytes, reward_plan(config, sizes))).memory
 
 
-def is_checked(config: Config) -> bool:
+def is_counted(config: Config) -> bool:
     """Whether the plan counts what a GPU holds. Not with roles on GPUs of their own, on a cluster whose GPUs may be
     others, and for an engine with arguments that may change the size of its weights."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    wanted = trainer.memory_check and trainer.device != "cpu" and not trainer.val_only and config.model_path != EMBEDDED
-    return wanted and not (trainer.pools.own or config.joins_a_cluster or rollout.engine_kwargs)
+    trains = trainer.device != "cpu" and not trainer.val_only and config.model_path != EMBEDDED
+    return trains and not (trainer.pools.own or config.joins_a_cluster or rollout.engine_kwargs)
 
 
 def with_offload(config: Config, gpu_bytes: float) -> Config:

@@ -16,7 +16,7 @@ from rloom.gpus import smallest_memory
 from rloom.models.context import check_context
 from rloom.plan.architecture import UnknownSize, read_fields
 from rloom.plan.batches import Batches, batches
-from rloom.plan.fit import WayOut, is_checked, needed_offload, ways_out
+from rloom.plan.fit import WayOut, is_counted, needed_offload, ways_out
 from rloom.plan.memory import GIB, CachePlan, GpuMemory, Memory, fullest, memory_by_gpu
 from rloom.plan.models import FLOAT32, ModelPlan, actor_plan, critic_model, critic_plan, policy_model
 from rloom.plan.reward_model import RewardPlan, reward_plan
@@ -111,9 +111,10 @@ def make_plan(given: Config, gpu_gib: float | None = None) -> Plan:
 def as_trained(config: Config, gpu_bytes: float) -> tuple[Config, list[str]]:
     """With the offload that `rloom train` switches on, and why it does."""
     try:
-        offload = needed_offload(config, gpu_bytes) if is_checked(config) else None
+        checked = config.trainer.memory_check and is_counted(config)
+        offload = needed_offload(config, gpu_bytes) if checked else None
     except ModelError:
-        offload = None  # of unknown size
+        offload = None  # the size of the model is unknown
     if offload is None:
         return config, []
     return offload.config, [f"`rloom train` offloads by itself: {offload.reason}"]

@@ -25,7 +25,7 @@ GENERATION, ACTOR_PASSES, ACTOR_STEP = "generation", "actor passes", "actor step
 CRITIC_PASSES, CRITIC_STEP, REWARD_SCORING = "critic passes", "critic step", "reward model"
 
 ALLOCATOR, CACHE = "beside torch's allocator", "key-value cache"
-ESTIMATED = (ALLOCATOR, CACHE)  # of the phases other than passes; the other parts are counted
+ESTIMATED = (ALLOCATOR, CACHE)  # parts that are estimates in every phase but the passes; the others are counted
 
 Parts = dict[str, float]  # part -> bytes
 
@@ -100,7 +100,7 @@ class Memory:
 class GpuMemory:
     """The memory of GPUs that hold the same roles."""
 
-    numbers: Sequence[int]  # of these workers
+    numbers: Sequence[int]  # numbers of the workers
     generates: bool
     scores: bool  # with the reward model
     memory: Memory

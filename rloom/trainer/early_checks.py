@@ -16,7 +16,7 @@ from rloom.errors import ConfigError, DataError, ModelError, RewardError
 from rloom.extras import TRACKERS, install_command
 from rloom.gpus import smallest_memory
 from rloom.models.source import ModelSource, check_folder, read_config
-from rloom.plan.fit import is_checked, with_offload
+from rloom.plan.fit import is_counted, with_offload
 from rloom.rollout.vllm.environment import check_installed
 from rloom.runtime.nodes import no_ray
 from rloom.startup import announce
@@ -111,7 +111,7 @@ def check_memory(config: Config, *, critic: bool) -> Config:
     No check for a model of a family that the plan does not count.
     """
     gpu_bytes = smallest_memory(os.environ)
-    if gpu_bytes is None or not is_checked(config):
+    if gpu_bytes is None or not config.trainer.memory_check or not is_counted(config):
         return config
     for source in model_sources(config, critic=critic):
         read_config(source)  # the plan reads it from the cache

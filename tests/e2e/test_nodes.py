@@ -168,7 +168,7 @@ def stop_machine(joined: subprocess.Popen[str]) -> None:
 def test_a_machine_whose_first_is_not_there_says_so(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(WorkerError, match=f"trainer.start_timeout_s=1: there is no answer at {address}"):
-        join_run(address, 1, directory=tmp_path, cpus=1, gpus=0, timeout_s=1, report=print)
+        join_run(address, 1, directory=lambda: tmp_path, cpus=1, gpus=0, timeout_s=1, report=print)
 
 
 def test_the_kits_variables_name_the_machines() -> None:

@@ -19,7 +19,7 @@ from rloom.rollout.servers.vllm import EXTENSION
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 KWARGS_KEY = f"{ROLLOUT}.engine_kwargs"
 LENGTHS = "data.max_prompt_length and data.max_response_length"
-CACHE_SHARE = "free_gpu_memory_fraction"  # of TensorRT-LLM's kv_cache_config
+CACHE_SHARE = "free_gpu_memory_fraction"  # entry of TensorRT-LLM's kv_cache_config
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class EngineArguments:
     """Which arguments an engine takes."""
 
     package: str
-    file: str  # of the package: has the classes
+    file: str  # file of the package that defines the arguments
     classes: tuple[str, ...]  # whose fields are the arguments
     set_by_rloom: Mapping[str, str]  # argument -> the key that the user sets instead
 
@@ -118,7 +118,7 @@ def sglang_command(settings: ServerSettings) -> list[str]:
 
 
 def trtllm_arguments(settings: ServerSettings) -> dict[str, Any]:
-    """Of AsyncLLM."""
+    """Arguments of AsyncLLM."""
     given = dict(settings.engine_kwargs)
     check_names(TRTLLM, given)
     cache = dict(given.pop("kv_cache_config", {}))
