@@ -1,14 +1,13 @@
 """Shared by all commands: Hydra's flags, and user errors without a traceback."""
 
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.startup import announce as announce
-from rloom.terminal import printable
+from rloom.terminal import discard_output, printable
 
 OK = 0
 FAULTS = 1  # a check found faults, or there is no score; a traceback, which is a bug, ends with it too
@@ -59,11 +58,13 @@ def run_safely(command: Callable[[], int]) -> int:
     # torch's stack trace on a CPU without bfloat16 arithmetic
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed", category=UserWarning)
     try:
-        return command()
+        status = command()
+        sys.stdout.flush()  # Python's own flush at the end would report a closed pipe
+        return status
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `rloom config | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return OK
     except RloomError as error:
         kind = "configuration" if isinstance(error, ConfigError) else type(error).__name__.removesuffix("Error").lower()

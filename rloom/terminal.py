@@ -4,6 +4,8 @@ A terminal interprets control characters: it moves the cursor over what was prin
 clipboard (OSC 52). Bidirectional overrides show text in another order than it has. They are printed as escapes.
 """
 
+import os
+import sys
 import unicodedata
 
 # Cc: control, Cf: format (bidirectional, invisible), Cs: half of a surrogate pair, which cannot be printed at all
@@ -21,3 +23,8 @@ def printable(text: str) -> str:
 def escaped(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
+
+
+def discard_output() -> None:
+    """After the reader of standard output has ended: what is still buffered goes nowhere, without a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

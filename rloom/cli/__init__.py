@@ -9,6 +9,7 @@ from importlib import import_module
 from rloom import __version__
 from rloom.cli.overview import render_overview, suggestion
 from rloom.language import is_chinese
+from rloom.terminal import discard_output
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,16 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `rloom --help | head`
+        discard_output()
+        return 0
+
+
+def run(given: list[str]) -> int:
     if not given or given[0] in ("-h", "--help") or given == ["help"]:
         print(usage(is_chinese(os.environ)))
         return 0

@@ -162,13 +162,10 @@ def dump_writer(config: Config, parts: Components, log: RunLog) -> DumpWriter | 
 
 
 def opening(config: Config, parts: Components) -> str:
-    model, n, steps = (
-        config.actor_rollout_ref.model.path,
-        config.actor_rollout_ref.rollout.n,
-        parts.settings.total_steps,
-    )
+    n, steps, prompts = config.actor_rollout_ref.rollout.n, parts.settings.total_steps, len(parts.stream)
     return (
-        f"{config.algorithm.adv_estimator} on {model} ({parts.settings.device}): {len(parts.stream)} prompts, "
+        f"{config.algorithm.adv_estimator} on {config.model_path} ({parts.settings.device}): {prompts} "
+        f"prompt{'s' if prompts != 1 else ''}, "
         f"{config.data.train_batch_size} × {n} answers a step, "
         f"{'at most ' if config.ends_with_the_data else ''}{steps} step{'s' if steps != 1 else ''}, "
         f"{use_of_reference(config)}\n"

@@ -1,6 +1,8 @@
 """`rloom COMMAND`, as far as it goes without training."""
 
 import logging
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -280,3 +282,14 @@ def test_torchs_stack_trace_on_a_cpu_without_bfloat16_is_not_shown() -> None:
 
     warnings.simplefilter("error")
     assert run_safely(multiply) == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["help", "metrics"]])
+def test_a_reader_that_ends_early_is_no_error(arguments: list[str]) -> None:
+    """`rloom --help | head -1`"""
+    command = [sys.executable, "-m", "rloom", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        assert (process.stderr.read(), process.wait()) == (b"", 0)
