@@ -200,7 +200,8 @@ def test_roles_apart_compute_the_same_as_together(alone: Path, with_workers: Cal
             per_worker = record["perf/total_num_tokens"] / record["perf/time_per_step"] / 4
             assert record["perf/throughput"] == pytest.approx(per_worker)
             resident = [record[f"perf/worker_{number}/resident_gb"] for number in range(4)]
-            assert record["perf/max_memory_allocated_gb"] >= max(resident)
+            # Linux updates the peak of a process in batches of pages: it may be some pages below what is resident
+            assert record["perf/max_memory_allocated_gb"] >= 0.99 * max(resident)
 
 
 def test_a_run_goes_on_with_another_number_of_workers_and_another_placement(
