@@ -29,8 +29,6 @@ from tests.fake_servers import FakeSglang, FakeTrtllm
 from tests.helpers import engine_of, policy
 from tests.ranks import forkserver
 
-# httpcore drops a connection without closing it if a request is cancelled while it connects
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 SERVERS = {"sglang": FakeSglang, "trtllm": FakeTrtllm}
 WIRES: dict[str, Callable[[], Wire]] = {"sglang": SglangWire, "trtllm": TrtllmWire}
 SAMPLED = Sampling(12, temperature=1.0)

@@ -23,9 +23,6 @@ from rloom.rollout.servers.wire import SHARED, TransferSettings
 from tests.fake_servers import FakeTrtllm
 from tests.ranks import forkserver
 
-# httpcore drops a connection without closing it if a request is cancelled while it connects
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 @contextmanager
 def client(urls: list[str], **settings: Any) -> Iterator[ServerRollout]:

@@ -27,8 +27,6 @@ from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
 from tests.fake_servers import FakeServer, FakeSglang, FakeTrtllm, FakeVllm
 
-# httpcore drops a connection without closing it if a request is cancelled while it connects
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 OWN, TRAINERS = 222, 111
 NEVER_S = 1000.0
 Start = Callable[..., FakeServer]

@@ -101,9 +101,13 @@ class Http:
         target, body = httpcore.URL(url.rstrip("/") + call.path), call.body
         headers = {"Content-Type": "application/json", **self.wire.headers(self.key, body)}
         connection = await self.connection_to(url, target.origin)
-        response = await connection.request(
-            "GET" if call.is_get else "POST", target, headers=list(headers.items()), content=body
-        )
+        method = "GET" if call.is_get else "POST"
+        try:
+            response = await connection.request(method, target, headers=list(headers.items()), content=body)
+        except BaseException:
+            # httpcore leaves it open where the cancellation arrives between two of its own steps
+            await connection.aclose()
+            raise
         if connection.is_idle():
             self.idle[url].append(connection)
         return response
