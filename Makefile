@@ -11,7 +11,6 @@ export TOKENIZERS_PARALLELISM = false
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
-FAILED := --last-failed --last-failed-no-failures none
 
 .PHONY: runtime judge megatron ray wandb swanlab mlflow trackio setup check types rules quick test test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
 
@@ -56,10 +55,8 @@ rules: setup
 quick: setup
 	$(PYTEST) -m "not slow" tests/unit tests/contract
 
-# Tests that fail (exit code 1) are run once more, one at a time: on a busy machine a time limit may be what failed.
 test: check
-	$(PYTEST) -m "not long" --ignore tests/architecture --durations 20 || \
-	{ test $$? = 1 && echo "The tests that failed are run again, one at a time:" && $(BIN)/pytest $(FAILED); }
+	$(PYTEST) -m "not long" --ignore tests/architecture --durations 20
 
 test-long: setup
 	$(PYTEST) -m long tests

@@ -1,6 +1,7 @@
 """What the configuration of every kind of training has: the run, its machines, and which keys the user set."""
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -57,9 +58,9 @@ class RunConfig(Section):
         return False
 
     @property
+    @abstractmethod
     def model_path(self) -> str:
         """Folder or name of the model that is trained."""
-        raise NotImplementedError
 
     @property
     def takes_visible_gpus(self) -> bool:

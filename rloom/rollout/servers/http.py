@@ -105,7 +105,7 @@ class Http:
         try:
             response = await connection.request(method, target, headers=list(headers.items()), content=body)
         except BaseException:
-            # httpcore leaves it open where the cancellation arrives between two of its own steps
+            # httpcore does not close the connection at every point where a request can be cancelled
             await connection.aclose()
             raise
         if connection.is_idle():
