@@ -20,7 +20,6 @@ from rloom.config.schema import Actor, Config, Critic, Ref
 from rloom.config.server_section import server_faults, server_notices
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
-from rloom.runtime.placement import worker_layout
 
 log = logging.getLogger(__name__)
 VLLM_SEQUENCES = 256  # max_num_seqs where it is null, as in rloom/rollout/limits.py
@@ -220,7 +219,7 @@ def machine_faults(config: RunConfig) -> Iterator[str]:
 
 def parallel_faults(config: Config) -> Iterator[str]:
     actor, chosen = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    trainer, pools, workers = config.trainer, config.trainer.pools, config.actor_workers
+    pools, workers = config.trainer.pools, config.actor_workers
     tensor_parallel, generating = chosen.tensor_model_parallel_size, config.workers_of("rollout")
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel}"
     if tensor_parallel > 1 and chosen.name in ("native", "hf"):
@@ -245,7 +244,7 @@ def parallel_faults(config: Config) -> Iterator[str]:
             counted = f"{among} worker" if among == 1 else f"{among} workers"
             yield f"{key}={size} does not divide {counted}; use {nearest_divisors(among, size)}, or -1"
     try:
-        worker_layout(trainer.nnodes, config.gpus_per_node, pools.by_role)
+        config.layout()
     except ConfigError as error:
         yield str(error)
     if pools.by_role and config.workers == 1:

@@ -98,6 +98,11 @@ class RolloutSection(Section):
         return self.name in ("sglang", "trtllm") or (self.name == "vllm" and asked_for)
 
     @property
+    def generates_elsewhere(self) -> bool:
+        """On servers of the user's, with GPUs of their own."""
+        return self.uses_servers and bool(self.server.addresses)
+
+    @property
     def starts_servers(self) -> bool | None:
         """With the engine's own command. None: no servers."""
         return None if not self.uses_servers else not self.server.addresses and self.server.command is None

@@ -9,6 +9,7 @@ from pydantic import PrivateAttr
 
 from rloom.config.section import EMBEDDED, Section
 from rloom.gpus import visible_gpus
+from rloom.runtime.placement import WorkerLayout, worker_layout
 
 if TYPE_CHECKING:
     from rloom.config.trainer_section import RayKwargs, RunTrainer
@@ -88,6 +89,13 @@ class RunConfig(Section):
     @property
     def workers(self) -> int:
         return self.trainer.nnodes * self.gpus_per_node
+
+    def layout(self, gpus_per_worker: float = 1.0) -> WorkerLayout:
+        """The roles of each worker."""
+        trainer = self.trainer
+        return worker_layout(
+            trainer.nnodes, self.gpus_per_node, trainer.workers_by_role, gpus_per_worker=gpus_per_worker
+        )
 
     @property
     def uses_ray(self) -> bool:

@@ -43,7 +43,7 @@ def smoke_settings(config: SftConfig) -> list[str]:
 def replacements(config: SftConfig, workers: int) -> dict[str, Any]:
     trainer, rows = config.trainer, min(config.data.train_batch_size, ROWS)
     sizes = {} if config.uses_torchrun else {"nnodes": 1}
-    if not config.uses_torchrun and workers != config.gpus_per_node:
+    if not config.uses_torchrun and workers != (trainer.n_gpus_per_node or 1):  # null: the embedded model takes one GPU
         sizes["n_gpus_per_node"] = workers
     return {
         "model.path": EMBEDDED,

@@ -57,7 +57,8 @@ def power_of_two(number: int, limit: int) -> int:
 def worker_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
     trainer = config.trainer
     changes: dict[str, Any] = {"trainer.nnodes": 1}
-    changes |= {"trainer.n_gpus_per_node": sizes.workers} if sizes.workers != config.gpus_per_node else {}
+    if sizes.workers != (trainer.n_gpus_per_node or 1):  # null: the embedded model takes one GPU
+        changes["trainer.n_gpus_per_node"] = sizes.workers
     changes |= {f"trainer.pools.{role}": 1 if role == sizes.own else None for role in trainer.pools.own}
     changes |= {
         f"trainer.pools.{role}": [sizes.placed[role]] if role in sizes.placed else None for role in trainer.pools.placed

@@ -1,7 +1,7 @@
-"""A row of the table in uses.py: a key that only some runs use."""
+"""The types of uses.py: a row of its table, and what it returns."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
@@ -36,3 +36,11 @@ class Use:
     switch: str | None = None  # if the user set this key too, a notice replaces the error
     harmless: Sequence[Any] = ()  # values that are not reported
     apart_from: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class WithoutEffect:
+    """Sentences about keys that the user set and this run does not use."""
+
+    errors: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)

@@ -6,26 +6,19 @@ row of the table names.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from rloom.config.algorithm_needs import Needs, measures_mismatch
 from rloom.config.keys import value_at
 from rloom.config.reward_uses import REWARD_MODEL, REWARD_USES
 from rloom.config.schema import Config
-from rloom.config.use import Run, Use
+from rloom.config.use import Run, Use, WithoutEffect
 from rloom.extras import TRACKERS
 
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 OFFLOADED = ("param", "optimizer")
 ESTIMATOR, LOSS_MODE = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode"
-
-
-@dataclass(frozen=True)
-class WithoutEffect:
-    errors: list[str] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
 
 
 def without_effect(config: Config, needs: Needs, *, on_cpu: bool = False) -> WithoutEffect:
@@ -179,6 +172,12 @@ USES: list[Use] = [
         f"there is no KL in the reward; set {ALGORITHM}.use_kl_in_reward=True, or {ALGORITHM}.kl_metric=True",
         error=True,
         switch=f"{ALGORITHM}.use_kl_in_reward",
+    ),
+    Use(
+        [f"{ALGORITHM}.kl_metric"],
+        lambda run: run.config.kl_only_measured,
+        "there is a KL in the reward or in the loss, which has a metric of its own",
+        harmless=(False,),
     ),
     Use(
         [f"{ALGORITHM}.kl_ctrl.horizon", f"{ALGORITHM}.kl_ctrl.target_kl"],

@@ -40,7 +40,7 @@ def read_rows(path: str | Path, at_most: int | None = None) -> list[Row]:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: cannot be read ({error}); check its permissions, or copy it again") from error
     if not rows:
-        raise DataError(f"{file}: holds no rows; write it again, or name another file")
+        raise _no_rows(file)
     return rows[:at_most]
 
 
@@ -50,9 +50,16 @@ def count_rows(path: str | Path) -> int:
     if _suffix(file) != ".parquet":
         return len(read_rows(file))
     try:
-        return int(pq.read_metadata(file).num_rows)
+        rows = int(pq.read_metadata(file).num_rows)
     except (pa.ArrowException, ValueError, OSError) as error:
         raise _not_parquet(file, error) from error
+    if not rows:
+        raise _no_rows(file)
+    return rows
+
+
+def _no_rows(file: Path) -> DataError:
+    return DataError(f"{file}: holds no rows; write it again, or name another file")
 
 
 def locate(path: str | Path) -> Path:

@@ -7,7 +7,7 @@ from enum import Enum
 from rloom.doctor.machine import Machine
 from rloom.doctor.packages import Probe, conflicts, declared, installed_version, required_by
 from rloom.errors import RloomError
-from rloom.extras import TRACKERS, install_command
+from rloom.extras import SERVER_PACKAGES, TRACKERS, install_command
 from rloom.rewards.sandbox.client import Sandbox
 from rloom.rewards.sandbox.settings import Limits
 
@@ -51,7 +51,6 @@ TRAINING_MODULES = (
     "accelerate",
 )
 NOT_FOR_TRAINING = ("pandas",)  # required by rloom, for users who look into parquet files
-SERVER_PACKAGES = {"sglang": "sglang", "trtllm": "tensorrt_llm"}
 
 
 def training(here: Installation) -> Feature:
@@ -141,7 +140,7 @@ def server(name: str) -> Callable[[Installation], Feature]:
     title = f"rollout.name={name}"
 
     def check(here: Installation) -> Feature:
-        package = SERVER_PACKAGES[name]
+        package, *others = SERVER_PACKAGES[name]
         version = installed_version(package)
         unmet = conflicts(f"{package} {version}", required_by(package), missing=False)
         if unmet:
@@ -151,6 +150,9 @@ def server(name: str) -> Callable[[Installation], Feature]:
             return Feature(title, State.IMPOSSIBLE, "its server takes weights from the trainer's GPU: there is none")
         if not here.machine.gpus:
             return Feature(title, State.LIMITED, "only with servers on other machines: this one has no GPU")
+        missing = [other for other in others if version is not None and installed_version(other) is None]
+        if missing:
+            return Feature(title, State.MISSING, f"{', '.join(missing)} is not installed", install_command(*missing))
         if version is not None:
             return Feature(title, State.WORKS, f"rloom starts its server: {package} {version}")
         return Feature(title, State.WORKS, "with servers that have an environment of their own (docs/installation.md)")

@@ -22,7 +22,7 @@ from rloom.errors import ConfigError
 
 T = TypeVar("T")
 REPLICAS, SHARDS = "replicas", "shards"
-OF_A_PART = 1_000_000  # torch numbers process groups; those that only some ranks create get numbers from here
+SUBGROUP_NUMBERS = 1_000_000  # torch numbers process groups; those that only some ranks create get numbers from here
 
 
 def join(
@@ -59,7 +59,7 @@ def leave() -> None:
 def as_whole_group(ranks: Sequence[int], timeout_s: float = 1800) -> Iterator[None]:
     """In it, the default process group has these ranks only, for a library that uses all ranks of that group.
 
-    The ranks enter it together, without the others. What is created in it goes on with the groups that it has then.
+    The ranks enter it together, without the others. Objects created in it keep using these ranks.
     """
     whole, groups = dist.group.WORLD, _world.group_count
     backend, store = _world.pg_map[cast(Any, whole)]
@@ -75,7 +75,7 @@ def as_whole_group(ranks: Sequence[int], timeout_s: float = 1800) -> Iterator[No
     )
     _world.pg_group_ranks[part] = {rank: position for position, rank in enumerate(ranks)}
     _update_default_pg(part)
-    _world.group_count += OF_A_PART  # later groups of all ranks get the same numbers on all of them
+    _world.group_count += SUBGROUP_NUMBERS  # later groups of all ranks get the same numbers on all of them
     try:
         yield
     finally:

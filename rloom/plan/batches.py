@@ -6,7 +6,7 @@ from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.batching import model_ranks, reward_batching, scoring_batching, training_batching
 from rloom.config.schema import Actor, Config, Critic
 from rloom.packing import MicroBatching, share_sizes
-from rloom.runtime.placement import ACTOR, ROLLOUT, WorkerLayout, worker_layout
+from rloom.runtime.placement import ACTOR, ROLLOUT
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,8 @@ def largest_share(rows: int, workers: int) -> int:
     return share_sizes(rows, workers)[0]
 
 
-def layout_of(config: Config) -> WorkerLayout:
-    return worker_layout(config.trainer.nnodes, config.gpus_per_node, config.trainer.pools.by_role)
-
-
 def batches(config: Config, *, critic: bool) -> Batches:
-    rollout, actor, layout = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, layout_of(config)
+    rollout, actor, layout = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, config.layout()
     ranks = layout.pool_of(ACTOR).size
     return Batches(
         prompts=config.data.train_batch_size,

@@ -37,7 +37,7 @@ class WayOut:
 
 
 def held(config: Config, gpu_bytes: float) -> Memory:
-    """On the fullest GPU."""
+    """The memory of the GPU that holds most."""
     sizes = batches(config, critic=declared_needs(config).estimator.needs_critic)
     models = actor_plan(config, sizes), critic_plan(config, sizes)
     return fullest(memory_by_gpu(config, sizes, *models, gpu_bytes, reward_plan(config, sizes))).memory
@@ -83,7 +83,7 @@ class Offload:
 
 def certain(found: Memory) -> str:
     sizes = f"{found.certain_bytes / GIB:.1f} GiB, of {found.gpu_bytes / GIB:.1f} GiB a GPU"
-    return f"weights, gradients and optimizer state alone take {sizes}"
+    return f"the weights of all models, gradients and optimizer state alone take {sizes}"
 
 
 def needed_offload(config: Config, gpu_bytes: float) -> Offload | None:

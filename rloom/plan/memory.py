@@ -12,7 +12,7 @@ from rloom.config.schema import Config
 from rloom.engines.limits import UNREDUCED_SHARE
 from rloom.models.limits import LOGITS_AT_ONCE
 from rloom.plan import megatron
-from rloom.plan.batches import Batches, layout_of
+from rloom.plan.batches import Batches
 from rloom.plan.models import FLOAT32, ModelPlan
 from rloom.plan.reward_model import RewardPlan
 from rloom.rollout.limits import PAGE_TOKENS, cache_capacity, default_sequences, wanted_cache_tokens
@@ -82,8 +82,8 @@ class Memory:
 
     @property
     def certain_bytes(self) -> float:
-        """Weights, gradients and optimizer state, which a step holds whatever the length of the answers. The passes
-        hold no more of them than the other phases."""
+        """The weights of all models, gradients and optimizer state, which a step holds whatever the length of the
+        answers. The passes hold no more of them than the other phases."""
         held = [self.phases[phase] for phase in (GENERATION, ACTOR_STEP, CRITIC_STEP) if phase in self.phases]
         return max(sum(size for name, size in parts.items() if name not in ESTIMATED) for parts in held)
 
@@ -116,7 +116,7 @@ def memory_by_gpu(
 ) -> list[GpuMemory]:
     """The memory of the actor's GPUs. Engines and a critic or reference with GPUs of their own are counted on all of
     these, too."""
-    layout, kinds = layout_of(config), dict[tuple[bool, bool], list[int]]()
+    layout, kinds = config.layout(), dict[tuple[bool, bool], list[int]]()
     scores = reward is not None and REWARD not in config.trainer.pools.own
     for number in layout.workers_of(ACTOR):
         held = [role not in layout.placed or number in layout.placed[role] for role in (ROLLOUT, REWARD)]
@@ -193,9 +193,9 @@ def memory_of_stage(
     generating = {**at_rest(actor), "reference": rest, **critic_rest, **common, **copy}
     if generates and not copy:
         generating["weights"] = actor.number_bytes * actor.parameters
-    free = gpu_bytes - sum(generating.values())
+    free = gpu_bytes - (0 if rollout.generates_elsewhere else sum(generating.values()))
     cache = key_value_cache(config, sizes, actor, gpu_bytes, free) if generates else None
-    cached = {} if cache is None else {CACHE: cache.bytes}
+    cached = {} if cache is None or rollout.generates_elsewhere else {CACHE: cache.bytes}
     phases: dict[str, Parts] = {
         GENERATION: generating | cached,
         ACTOR_PASSES: {**in_passes(actor, gpu_bytes), "reference": compared, **critic_rest, **common},
@@ -223,8 +223,7 @@ def weights_copy(config: Config, actor: ModelPlan) -> Parts:
     rollout = config.actor_rollout_ref.rollout
     if not actor.sharded and not rollout.holds_copy:
         return {}
-    elsewhere = rollout.uses_servers and bool(rollout.server.addresses)
-    share = 0 if elsewhere else 1 / rollout.tensor_model_parallel_size
+    share = 0 if rollout.generates_elsewhere else 1 / rollout.tensor_model_parallel_size
     return {"rollout engine's weights": actor.number_bytes * actor.parameters * share}
 
 

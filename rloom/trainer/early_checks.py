@@ -13,7 +13,7 @@ from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
 from rloom.config.sft_schema import SftConfig
 from rloom.errors import ConfigError, DataError, ModelError, RewardError
-from rloom.extras import TRACKERS, install_command
+from rloom.extras import SERVER_PACKAGES, TRACKERS, install_command
 from rloom.gpus import smallest_memory
 from rloom.models.source import ModelSource, check_folder, read_config
 from rloom.plan.fit import is_counted, with_offload
@@ -23,8 +23,6 @@ from rloom.startup import announce
 from rloom.trainer.assemble.model_sources import critic_source, policy_source, reward_source, sft_source
 from rloom.trainer.checkpoint import STATE, verify_checkpoint
 from rloom.trainer.directory import run_directory
-
-SERVER_PACKAGES = {"sglang": ("sglang",), "trtllm": ("tensorrt_llm", "ray")}  # AsyncLLM's workers belong to Ray
 
 
 def check_early(config: Config, *, critic: bool) -> None:

@@ -73,6 +73,7 @@ NOTICES = {
     f"{RLOO} critic.model.path=Qwen/NoSuch": "trains no critic",
     f"{RLOO} {ALGORITHM}.lam=0.9": "gae does",
     f"{ALGORITHM}.use_kl_in_reward=False {REF}.fsdp_config.param_offload=True": "kl_metric=True builds one",
+    f"{ACTOR}.use_kl_loss=True {ALGORITHM}.kl_metric=True": "there is a KL in the reward or in the loss",
     f"{ACTOR}.use_kl_loss=True {MODEL}.lora_rank=8 {REF}.log_prob_micro_batch_size_per_gpu=4": "no reference model",
     f"{ACTOR}.policy_loss.loss_mode=gpg {ACTOR}.clip_ratio=0.1": "loss_mode=gpg does not clip; vanilla does",
     f"{ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.clip_ratio_c=5": "loss_mode=gspo has no dual clip",

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from rloom import cli
-from rloom.doctor import env, packages
+from rloom.doctor import env, features, packages
 from rloom.doctor.features import Feature, Installation, State, gpu_training, library, native, server, training, vllm
 from rloom.doctor.machine import Machine, nvidia_gpus
 from rloom.doctor.packages import Imports, Probe, conflicts, required_by
@@ -84,6 +84,15 @@ def test_an_sglang_that_pins_another_torch_gets_an_environment_of_its_own(instal
     install("sglang", "0.5.23", "torch==2.14.1")
     found = server("sglang")(installation(H200))
     assert found.state is State.WRONG_VERSION and "environment of its own" in found.way_out
+
+
+def test_tensorrt_llm_without_ray_cannot_be_started(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("tensorrt_llm", "1.4.0")
+    found = features.installed_version
+    monkeypatch.setattr(features, "installed_version", lambda name: None if name == "ray" else found(name))
+    feature = server("trtllm")(installation(H200))
+    assert (feature.state, feature.detail) == (State.MISSING, "ray is not installed")
+    assert shlex.split(feature.way_out)[-1].endswith("[ray]")
 
 
 def test_a_torchvision_for_another_torch_is_found_and_named(install: Install) -> None:

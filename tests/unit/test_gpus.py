@@ -8,8 +8,9 @@ import pytest
 from rloom import gpus
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
-from rloom.config.load import load_config, load_sft_config
+from rloom.config.load import load_config, load_sft_config, with_changes
 from rloom.config.saved import load_saved
+from rloom.config.smoke import Available, replacements
 from rloom.errors import ConfigError
 from rloom.gpus import Gpu, choose, smallest_memory, visible_gpus
 from rloom.trainer import early_checks
@@ -128,3 +129,18 @@ def test_the_first_line_says_how_many(four_gpus: None, caplog: pytest.LogCapture
     early_checks.announce_run(load_config([OWN]), "1.0")
     [line] = caplog.messages
     assert "answers a step · 4 GPUs (all visible; trainer.n_gpus_per_node sets another number) · checkpoints/" in line
+
+
+def test_a_smoke_run_on_two_visible_gpus_has_two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded model, which it trains, takes one GPU unless a number is given."""
+    monkeypatch.setattr(gpus, "present_gpus", lambda: FOUR[:2])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    available = Available(gpus=2, ray=True, vllm=False, environment={})
+    config = load_config([OWN, "data.train_files=x.parquet", "trainer.pools.rollout=1"])
+    small = with_changes(config, replacements(config, available))
+    check(small, declared_needs(small))
+    assert (small.workers, small.trainer.pools.own) == (2, {"rollout": 1})
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    monkeypatch.setattr("rloom.config.smoke.find_spec", lambda name: object())
+    shared = load_sft_config(["model.path=Qwen/Qwen2-7B", "engine.ulysses_sequence_parallel_size=2"])
+    assert (shared.workers, shared.engine.ulysses_sequence_parallel_size) == (2, 2)

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rloom.cli.kit import main
@@ -114,3 +116,12 @@ def test_a_file_that_cannot_be_used_is_named_with_its_flag(
     Path("data.txt").write_text("x")
     assert main(arguments) == 2
     assert fault in capsys.readouterr().err
+
+
+def test_a_file_without_rows_is_named_before_the_batch_is_chosen(
+    started: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), "empty.parquet")
+    assert main(["--data", "empty.parquet"]) == 2
+    shown = capsys.readouterr()
+    assert started == [] and "--data: empty.parquet: holds no rows" in shown.err and "Batch:" not in shown.out

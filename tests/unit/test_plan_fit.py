@@ -13,7 +13,7 @@ from rloom.errors import ConfigError
 from rloom.gpus import Gpu
 from rloom.plan.fit import held, with_offload
 from rloom.plan.make import make_plan
-from rloom.plan.memory import GENERATION
+from rloom.plan.memory import CACHE, GENERATION
 from rloom.trainer.early_checks import check_memory
 from tests.unit.test_plan import ONE_GPU, SMALL, WHOLE, written
 from tests.unit.test_plan import SHAPES as SMALL_SHAPES
@@ -59,8 +59,8 @@ def test_example_5_has_the_critics_moments_on_the_host(paths: dict[str, str], ca
     assert found.fits and found.peak == GENERATION
     assert found.peak_bytes == pytest.approx((12 * actor + 4 * critic) / 32 + 42 * GIB, abs=0.02 * GIB)
     assert caplog.messages == [
-        "Note: weights, gradients and optimizer state alone take 84.2 GiB, of 80.0 GiB a GPU, so this run has "
-        f"{CRITIC_MOMENTS}=True (75.7 GiB)"
+        "Note: the weights of all models, gradients and optimizer state alone take 84.2 GiB, of 80.0 GiB a GPU, so "
+        f"this run has {CRITIC_MOMENTS}=True (75.7 GiB)"
     ]
 
 
@@ -115,8 +115,8 @@ def test_what_cannot_fit_is_an_error_with_keys_that_are_planned(paths: dict[str,
         with_offload(config, 80 * GIB)
     # 18 × 7,615,616,512 bytes; on one process moments come back for the optimizer's step
     assert (
-        ": weights, gradients and optimizer state alone take 127.7 GiB, of 80.0 GiB a GPU. It fits with "
-        "trainer.n_gpus_per_node=4 (71.5 GiB) or actor_rollout_ref.model.lora_rank=16 (56.7 GiB). `rloom plan`"
+        ": the weights of all models, gradients and optimizer state alone take 127.7 GiB, of 80.0 GiB a GPU. It fits "
+        "with trainer.n_gpus_per_node=4 (71.5 GiB) or actor_rollout_ref.model.lora_rank=16 (56.7 GiB). `rloom plan`"
     ) in str(caught.value)
     assert str(caught.value).endswith("trainer.memory_check=False starts the run without this check")
 
@@ -192,3 +192,12 @@ def test_the_verdict_names_the_gpu_and_keys_with_which_it_fits(
     for gpu, way in {**ways, "2.5": "a smaller model, or more machines"}.items():
         assert cli.main(["plan", *keys, one_sample, "--gpu_memory", gpu]) == 0
         assert f"of {float(gpu):.0f} GiB; it fits with {way}" in capsys.readouterr().out
+
+
+def test_servers_elsewhere_hold_weights_and_cache_on_their_own_gpus(paths: dict[str, str]) -> None:
+    keys = [paths["7B"], "trainer.n_gpus_per_node=8", "actor_rollout_ref.rollout.name=sglang"]
+    elsewhere = held(load_config([*keys, "actor_rollout_ref.rollout.server.urls=[http://10.0.0.1:30000]"]), 80 * GIB)
+    here = held(load_config(keys), 80 * GIB)
+    assert {CACHE, "rollout engine's weights"} <= here.phases[GENERATION].keys()
+    assert CACHE not in elsewhere.phases[GENERATION] and not elsewhere.phases[GENERATION]["rollout engine's weights"]
+    assert elsewhere.cache is not None and elsewhere.cache.whole_sequences > 0

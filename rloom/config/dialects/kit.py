@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 
 from rloom.config.dialects.kit_files import FUNCTION_FILE, JUDGE, JUDGE_FILE, REWARD_FILE
 from rloom.config.dialects.kit_rewards import reward_values
-from rloom.config.schema import KL_SWITCHES
+from rloom.config.schema import EMBEDDED, KL_SWITCHES
 from rloom.config.sources import real_key
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
 
-MODEL_KEY, EMBEDDED = "actor_rollout_ref.model.path", "embedded"
+MODEL_KEY = "actor_rollout_ref.model.path"
 DATA_KEY, VAL_KEY = "data.train_files", "data.val_files"
 BATCH_KEY, MINI_BATCH_KEY = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
 EPOCHS_KEY = "actor_rollout_ref.actor.ppo_epochs"

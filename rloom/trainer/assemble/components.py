@@ -41,7 +41,7 @@ from rloom.trainer.assemble.models import (
 )
 from rloom.trainer.assemble.reward_model import check_reward_model, scores_during_generation
 from rloom.trainer.assemble.rewards import in_process_model, open_queues, reward_mix
-from rloom.trainer.assemble.servers import visible_gpus
+from rloom.trainer.assemble.servers import gpus_of_workers
 from rloom.trainer.assemble.worker import ModelFiles
 from rloom.trainer.assemble.worker_groups import WorkerGroups, in_this_process
 from rloom.trainer.evaluate import Evaluator
@@ -184,7 +184,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
         network = policy_network(config)
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
-        rollout = rollout_engine(config, network, engine, tokenizer, visible_gpus())
+        rollout = rollout_engine(config, network, engine, tokenizer, gpus_of_workers())
         if rollout_has_own_model(config):
             rollout.load_weights(engine.weights(), version=0)
         reward = reward_mix(config, queues, model=in_process_model(config))

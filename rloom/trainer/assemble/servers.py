@@ -179,8 +179,8 @@ def own_gpu() -> str:
     return os.environ.get(VISIBLE_GPUS, "0").split(",")[0]
 
 
-def visible_gpus(*, alone: bool = True) -> list[str]:
-    """Of all workers of a pool, which call it together. A single worker has those that it sees."""
+def gpus_of_workers(*, alone: bool = True) -> list[str]:
+    """The GPUs of all workers of a pool, which call this together. A single worker has those that it sees."""
     if alone:
         seen = os.environ.get(VISIBLE_GPUS) or ",".join(map(str, range(torch.cuda.device_count())))
         return [gpu for gpu in seen.split(",") if gpu]

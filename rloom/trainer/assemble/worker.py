@@ -42,7 +42,7 @@ from rloom.trainer.assemble.models import (
 )
 from rloom.trainer.assemble.probe import check_agreement
 from rloom.trainer.assemble.reward_model import has_reward_model, reward_scorer
-from rloom.trainer.assemble.servers import visible_gpus
+from rloom.trainer.assemble.servers import gpus_of_workers
 
 log = logging.getLogger("rloom.calls")  # of a worker of Ray: in its log file
 WEIGHT_SYNC, FILES = "weight_sync", "files"
@@ -129,7 +129,7 @@ class Worker:
                 else GatheredFiles(network, tokenizer, self.roles[ACTOR], writes=self.slot.rank == 0)
             )
         one_client = rollout_backend(self.config).one_client
-        gpus = visible_gpus(alone=self.slot.alone) if one_client else ()
+        gpus = gpus_of_workers(alone=self.slot.alone) if one_client else ()
         if ROLLOUT in self.layout.roles_of(self.slot) and (self.slot.rank == 0 or not one_client):
             described = network or policy_network(self.config, empty=True)  # for the configuration of its adapter
             owner = self.roles.get(ACTOR) if self.slot.alone else None

@@ -21,7 +21,6 @@ from rloom.runtime.placement import (
     Pool,
     WorkerLayout,
     named_workers,
-    worker_layout,
 )
 from rloom.startup import announce
 from rloom.trainer.assemble.models import has_reference_model, needs_critic
@@ -58,12 +57,10 @@ class WorkerGroups:
 
 
 def layout_of(config: RunConfig) -> WorkerLayout:
-    trainer = config.trainer
     share = os.environ.get(SHARE_GPU, "0")
     if share not in ("0", "1"):
         raise ConfigError(f"{SHARE_GPU}={share}: use 1 to put all workers of a machine on one GPU, or leave it out")
-    gpus = 1 / config.gpus_per_node if share == "1" else 1.0
-    return worker_layout(trainer.nnodes, config.gpus_per_node, trainer.workers_by_role, gpus_per_worker=gpus)
+    return config.layout(1 / config.gpus_per_node if share == "1" else 1.0)
 
 
 def used_roles(config: Config, pool: Pool) -> list[str]:
