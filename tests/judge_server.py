@@ -7,12 +7,13 @@ import asyncio
 import json
 import random
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
+
+from tests.streams import listening
 
 KEY = "sk-test-4f9d2c7b1e8a6053"
 INPUT_TOKENS, OUTPUT_TOKENS = 120, 20  # of every answer
@@ -241,26 +242,6 @@ async def write(
 @contextmanager
 def serving(kind: type[JudgeServer] = JudgeServer, **settings: Any) -> Iterator[JudgeServer]:
     """The server in a thread of its own."""
-    server, loop = kind(**settings), asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="judge-server", daemon=True)
-    thread.start()
-
-    async def start() -> asyncio.Server:
-        return await asyncio.start_server(server.handle, "127.0.0.1", 0, backlog=512)
-
-    async def stop() -> None:
-        listening.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    listening = asyncio.run_coroutine_threadsafe(start(), loop).result()
-    server.port = listening.sockets[0].getsockname()[1]
-    try:
+    server = kind(**settings)
+    with listening(server.handle) as server.port:
         yield server
-    finally:
-        asyncio.run_coroutine_threadsafe(stop(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

@@ -26,6 +26,7 @@ from rloom.rollout.servers.vllm import VllmWire
 from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
 from tests.fake_servers import FakeServer, FakeSglang, FakeTrtllm, FakeVllm
+from tests.streams import listening
 
 OWN, TRAINERS = 222, 111
 NEVER_S = 1000.0
@@ -236,7 +237,6 @@ def test_two_servers_behind_one_url_are_refused_at_the_start(start: Start) -> No
 @contextmanager
 def balanced(ports: list[int]) -> Iterator[str]:
     """A load balancer: each connection goes to the next port."""
-    loop = asyncio.new_event_loop()
     turn = iter(ports * 100)
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -246,24 +246,13 @@ def balanced(ports: list[int]) -> Iterator[str]:
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", next(turn))
-        await asyncio.gather(pipe(reader, behind_writer), pipe(behind_reader, writer))
+        try:
+            await asyncio.gather(pipe(reader, behind_writer), pipe(behind_reader, writer))
+        finally:
+            behind_writer.close()
 
-    proxy = loop.run_until_complete(asyncio.start_server(forward, "127.0.0.1", 0))
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-
-    async def end() -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        proxy.close()
-
-    asyncio.run_coroutine_threadsafe(end(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with listening(forward) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_a_server_without_the_extension_is_refused_at_the_start(start: Start) -> None:
