@@ -20,7 +20,7 @@ import torch
 from measuring import machine, note, pick_device, table
 from shapes import SHAPES
 
-from rloom.observe.records import METRICS_FILE, read_metrics
+from rloom.runs.records import METRICS_FILE, read_metrics
 
 TOKENIZER = Path(__file__).parents[1] / "rloom" / "assets" / "embedded" / "model"
 KL = ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.001"]

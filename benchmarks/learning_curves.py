@@ -13,7 +13,7 @@ from os import environ
 from pathlib import Path
 
 from rloom.algos.registry import ALGORITHMS
-from rloom.observe.records import METRICS_FILE, read_metrics
+from rloom.runs.records import METRICS_FILE, read_metrics
 
 ACCURACY = "val-core/math_reasoning/acc/mean@1"
 Curve = dict[int, float]

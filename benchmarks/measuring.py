@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rloom.observe.metrics import peak_memory_bytes
+from rloom.runs.metrics import peak_memory_bytes
 
 NEGLIGIBLE_GIB = 0.1
 

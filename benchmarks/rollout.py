@@ -39,14 +39,14 @@ from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.engines.base import Placement
 from rloom.engines.local import LocalEngine
+from rloom.launch.inputs import train_prompts
+from rloom.launch.model_sources import policy_source
+from rloom.launch.models import policy_engine, policy_network, rollout_engine
+from rloom.launch.worker import ModelFiles
 from rloom.models.load import load_tokenizer
 from rloom.packing import MicroBatching
 from rloom.rollout.base import Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
-from rloom.trainer.assemble.inputs import train_prompts
-from rloom.trainer.assemble.model_sources import policy_source
-from rloom.trainer.assemble.models import policy_engine, policy_network, rollout_engine
-from rloom.trainer.assemble.worker import ModelFiles
 
 ENGINES = ("native", "hf", "vllm")
 IN_TURN = ("vllm", "hf", "native")  # vLLM wants an empty GPU, and native keeps its cache until the process ends

@@ -39,9 +39,6 @@ from rloom.algos.kl import token_rewards
 from rloom.algos.objectives import Metrics
 from rloom.algos.registry import ALGORITHMS
 from rloom.batch import Batch, TokenRecord, TrainBatch
-from rloom.dumps.index import Index
-from rloom.dumps.table import training_table
-from rloom.dumps.writer import DumpWriter
 from rloom.engines.local import LocalEngine
 from rloom.engines.weight_sync import WeightSync
 from rloom.models.checkpoint_format import CheckpointFormat
@@ -52,10 +49,13 @@ from rloom.rewards.mix import Mix, Part
 from rloom.rollout.base import Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.vllm.environment import set_environment
+from rloom.runs.dumps.index import Index
+from rloom.runs.dumps.table import training_table
+from rloom.runs.dumps.writer import DumpWriter
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.learning_rate import LearningRateSchedule
-from rloom.trainer.roles import Learner, MiniBatching
-from rloom.trainer.sampling import Sampler
+from rloom.training.learning_rate import LearningRateSchedule
+from rloom.training.roles import Learner, MiniBatching
+from rloom.training.sampling import Sampler
 from rloom.types import Prompt, SampleGroup, Score
 
 STAGES = ("generation", "reward and pack", "advantages", "update", "weights", "dump")

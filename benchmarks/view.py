@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.measuring import note, table
-from rloom.observe.run_folder import RunFolder
+from rloom.runs.run_folder import RunFolder
 from tests.browser import chromium
 from tests.view_runs import write_big_run
 

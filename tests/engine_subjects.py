@@ -22,8 +22,8 @@ from rloom.models.network import PolicyNetwork, ValueNetwork
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.learning_rate import LearningRateSchedule
-from rloom.trainer.roles import Learner, MiniBatching
+from rloom.training.learning_rate import LearningRateSchedule
+from rloom.training.roles import Learner, MiniBatching
 from tests.helpers import ADAMW, FLOAT32, Weights, float32_as
 
 WHOLE = MicroBatching(samples=8)

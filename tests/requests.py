@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rloom.batch import Trajectory
 from rloom.rollout.base import Completion, Request, Sampling
-from rloom.trainer.scoring import Answer
+from rloom.training.scoring import Answer
 from rloom.types import Prompt, Score
 
 NO_LIMIT = 10**6

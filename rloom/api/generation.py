@@ -9,11 +9,11 @@ from rloom.api.config import load_config
 from rloom.config.saved import MODEL_ALONE, load_saved
 from rloom.config.schema import Config
 from rloom.errors import CheckpointError, ConfigError, DataError
+from rloom.launch.directory import open_checkpoint
+from rloom.launch.generation import TextGenerator, context_of, open_generator
 from rloom.rollout.base import Sampling
-from rloom.trainer.assemble.generation import TextGenerator, context_of, open_generator
-from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.directory import open_checkpoint
-from rloom.trainer.sampling import draw_seed
+from rloom.training.checkpoint import Checkpoints
+from rloom.training.sampling import draw_seed
 
 MODEL = "actor_rollout_ref.model.path"
 ENGINE = "actor_rollout_ref.rollout.name"

@@ -8,9 +8,9 @@ from rloom.config.schema import IN_PYTHON, Config
 from rloom.data.in_memory import rows_of, with_defaults
 from rloom.data.prompts import GivenRows
 from rloom.errors import ConfigError
+from rloom.launch.early_checks import check
+from rloom.launch.inputs import Given
 from rloom.rewards.in_process import style_of
-from rloom.trainer.assemble.inputs import Given
-from rloom.trainer.main_ppo import check
 
 DATA_SOURCE = "custom"  # of rows without one, if a reward function is given
 KEY_OF = {

@@ -13,15 +13,15 @@ from rloom.api.config import Source
 from rloom.api.objects import configured
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
 from rloom.config.schema import Config
-from rloom.trainer.assemble.components import Components, open_components, prepare
-from rloom.trainer.assemble.models import needs_critic
-from rloom.trainer.assemble.worker_groups import layout_of
-from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.directory import run_directory, set_aside_later
-from rloom.trainer.identity import describe
-from rloom.trainer.launch import LOGS, machines
-from rloom.trainer.numbered import claimed
-from rloom.trainer.roles import Learner, Scorer, no_progress
+from rloom.launch.build import Components, open_components, prepare
+from rloom.launch.directory import run_directory, set_aside_later
+from rloom.launch.identity import describe
+from rloom.launch.job import LOGS, machines
+from rloom.launch.models import needs_critic
+from rloom.launch.numbered import claimed
+from rloom.launch.worker_groups import layout_of
+from rloom.training.checkpoint import Checkpoints
+from rloom.training.roles import Learner, Scorer, no_progress
 from rloom.types import Prompt, Score
 
 __all__ = [

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rloom.trainer.steps import AfterStep
+from rloom.training.steps import AfterStep
 
 
 class StopTraining(Exception):

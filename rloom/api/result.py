@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from rloom.observe.curve import draw_learning_curve
-from rloom.observe.display import validation_accuracies
-from rloom.observe.events import Event
-from rloom.observe.records import METRICS_FILE
-from rloom.observe.run_folder import RunFolder
-from rloom.trainer.export import export
-from rloom.trainer.launch import Outcome
-from rloom.trainer.run import CURVE
+from rloom.launch.export import export
+from rloom.launch.job import Outcome
+from rloom.launch.run import CURVE
+from rloom.runs.curve import draw_learning_curve
+from rloom.runs.display import validation_accuracies
+from rloom.runs.events import Event
+from rloom.runs.records import METRICS_FILE
+from rloom.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True, repr=False)

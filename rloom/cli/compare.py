@@ -16,8 +16,8 @@ from rloom.terminal import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rloom.observe.compare import AccuracyComparison, Comparison, MetricComparison, Point
-    from rloom.observe.run_folder import RunFolder
+    from rloom.runs.compare import AccuracyComparison, Comparison, MetricComparison, Point
+    from rloom.runs.run_folder import RunFolder
 
 WIDTH_OF_A_FILE = 160
 MAX_VALUE = 60  # characters of a value of the configuration
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def show(paths: Sequence[Path], *, as_json: bool) -> int:
     from rloom.config.sources import leaf_keys
-    from rloom.observe.compare import compare
-    from rloom.observe.run_folder import RunFolder
+    from rloom.runs.compare import compare
+    from rloom.runs.run_folder import RunFolder
 
     runs = [RunFolder(path) for path in paths]
     found = compare(runs, {path: key.default for path, key in leaf_keys().items()})
@@ -167,7 +167,7 @@ def spread(count: int, most: int) -> list[int]:
 
 def curves(metric: "MetricComparison") -> list[str]:
     """Of the whole runs, on one scale."""
-    from rloom.observe.sparkline import sparkline
+    from rloom.runs.sparkline import sparkline
 
     everything = [value for series in metric.series for value in series.values()]
     low, high = min(everything), max(everything)

@@ -29,10 +29,10 @@ def main(arguments: Sequence[str]) -> int:
     def run() -> int:
         if given.runs == [ENVIRONMENT]:
             from rloom.config.rollout_section import RolloutSection
-            from rloom.doctor import env
+            from rloom.doctor.machine import env
 
             return env.run(get_args(RolloutSection.model_fields["name"].annotation), as_json=given.json)
-        from rloom.diagnosis import command
+        from rloom.doctor.run import command
 
         return command.run([Path(name).expanduser() for name in given.runs], as_json=given.json)
 

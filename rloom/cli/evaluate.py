@@ -7,8 +7,8 @@ from pathlib import Path
 from rloom import __version__
 from rloom.cli.parsing import epilog
 from rloom.console import announce, run_safely
+from rloom.launch.early_checks import check_checkpoint, loading
 from rloom.terminal import printable
-from rloom.trainer.early_checks import check_checkpoint, loading
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     def run() -> int:
         check_checkpoint(given.checkpoint)
         announce(f"rloom {__version__} · validating {given.checkpoint} · {loading()}")
-        from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
+        from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
 
         for name, value in evaluate_checkpoint(given.checkpoint, given.overrides).items():
             print(printable(f"{name}: {value:.4g}"))

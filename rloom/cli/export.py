@@ -7,7 +7,7 @@ from pathlib import Path
 from rloom import __version__
 from rloom.cli.parsing import epilog
 from rloom.console import announce, run_safely
-from rloom.trainer.early_checks import check_checkpoint, loading
+from rloom.launch.early_checks import check_checkpoint, loading
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     def run() -> int:
         check_checkpoint(given.checkpoint)
         announce(f"rloom {__version__} · exporting {given.checkpoint} · {loading()}")
-        from rloom.trainer import export
+        from rloom.launch import export
 
         print(export.export(given.checkpoint, given.folder, given.overrides, adapter=given.adapter, dtype=given.dtype))
         return 0

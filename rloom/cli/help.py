@@ -8,7 +8,7 @@ from importlib import import_module
 from rloom.cli import COMMANDS
 from rloom.cli.overview import suggestion
 from rloom.language import is_chinese
-from rloom.observe.names import describe_metrics
+from rloom.runs.names import describe_metrics
 
 METRICS = "metrics"
 USAGE = """rloom help COMMAND

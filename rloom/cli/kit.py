@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from rloom.config.dialects.kit import (
+from rloom.config.frontends.kit import (
     BATCH_KEY,
     DATA_KEY,
     MINI_BATCH_KEY,
@@ -13,9 +13,9 @@ from rloom.config.dialects.kit import (
     split,
     translate,
 )
+from rloom.config.frontends.smoke import is_on
 from rloom.config.load import load_config
 from rloom.config.schema import EMBEDDED, Config
-from rloom.config.smoke import is_on
 from rloom.console import run_safely
 from rloom.errors import DataError
 from rloom.trainer import main_ppo

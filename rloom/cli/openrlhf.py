@@ -6,14 +6,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloom.config.dialects.openrlhf import OpenrlhfCommand, translate
-from rloom.config.dialects.openrlhf_help import help_text
+from rloom.config.frontends.openrlhf import OpenrlhfCommand, translate
+from rloom.config.frontends.openrlhf_help import help_text
 from rloom.config.load import expand, load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
-from rloom.trainer.numbered import directory_of, in_directory
+from rloom.launch.numbered import directory_of, in_directory
 
 OWN_FLAGS = ("--print", "--plan")
 
@@ -82,6 +82,6 @@ def check_empty(folder: Path) -> None:
 
 
 def write_policy(config: Config, folder: Path) -> Path:
-    from rloom.trainer.export import export_newest
+    from rloom.launch.export import export_newest
 
     return export_newest(directory_of(config), folder, dtype="bfloat16")

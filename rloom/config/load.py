@@ -18,16 +18,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from rloom.config import faults, smoke
+from rloom.config import faults
 from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
 from rloom.config.checks import check
 from rloom.config.experiment_name import experiment_name
+from rloom.config.frontends import smoke
+from rloom.config.frontends.sft_smoke import smoke_settings, torchrun_settings
 from rloom.config.keys import Root, all_keys, value_at
 from rloom.config.one_behaviour import without_one_behaviour
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, Config
 from rloom.config.sft_schema import SftConfig
-from rloom.config.sft_smoke import smoke_settings, torchrun_settings
 from rloom.config.sources import (
     Tree,
     default_tree,

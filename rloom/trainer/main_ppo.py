@@ -5,16 +5,14 @@ import sys
 from collections.abc import Sequence
 
 from rloom import __version__
-from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
 
 # No import of torch here: configuration errors must not wait for it.
-from rloom.config.checks import verify
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
 from rloom.language import is_chinese
-from rloom.trainer.early_checks import announce_run, check_early, check_extras, check_memory
-from rloom.trainer.numbered import claimed, in_directory
+from rloom.launch.early_checks import announce_run, check, check_extras, check_keys
+from rloom.launch.numbered import claimed, in_directory
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -88,28 +86,15 @@ def train(config: Config) -> int:
         check_keys(config)
         check_extras(config)
         announce_run(in_directory(config), __version__)
-        from rloom.trainer.join import join
+        from rloom.launch.join import join
 
         return join(config)
     with claimed(check(config)) as own:
         announce_run(own, __version__)
-        from rloom.trainer.run import run
+        from rloom.launch.run import run
 
         run(own)
     return 0
-
-
-def check(config: Config) -> Config:
-    """What can be checked before torch is imported. Returns the configuration to train with."""
-    check_keys(config)
-    has_critic = not brings_own_algorithm(config) and declared_needs(config).estimator.needs_critic
-    check_early(config, critic=has_critic)
-    return check_memory(config, critic=has_critic)
-
-
-def check_keys(config: Config) -> None:
-    if not brings_own_algorithm(config):  # the user's own file imports torch; `run` checks it
-        verify(config, declared_needs(config))
 
 
 if __name__ == "__main__":

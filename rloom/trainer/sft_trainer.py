@@ -10,8 +10,8 @@ from rloom.config.load import load_sft_config
 from rloom.config.sft_checks import check_sft
 from rloom.config.sft_schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
-from rloom.trainer.early_checks import announce_sft, check_early_sft, check_extras
-from rloom.trainer.numbered import claimed, in_directory
+from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras
+from rloom.launch.numbered import claimed, in_directory
 
 USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -43,7 +43,7 @@ def train(config: SftConfig) -> int:
     check_sft(config)
     if config.trainer.node_rank > 0:
         check_extras(config)
-        from rloom.trainer.join import join
+        from rloom.launch.join import join
 
         return join(config)
     check_early_sft(config)
@@ -51,12 +51,12 @@ def train(config: SftConfig) -> int:
         use_own_gpu()
         if os.environ["RANK"] != "0":
             announce_sft(in_directory(config), __version__)
-            from rloom.trainer.assemble.sft_torchrun import serve_rank
+            from rloom.launch.sft_torchrun import serve_rank
 
             return serve_rank(config)
     with claimed(config) as own:
         announce_sft(own, __version__)
-        from rloom.trainer.sft_run import run
+        from rloom.launch.sft_run import run
 
         run(own)
     return 0

@@ -8,8 +8,8 @@ from rloom.view.opened import OpenedRun
 from rloom.view.prompts import prompt_json, prompts_of
 
 if TYPE_CHECKING:
-    from rloom.dumps.layout import Kind
-    from rloom.dumps.reader import DumpedAnswer
+    from rloom.runs.dumps.layout import Kind
+    from rloom.runs.dumps.reader import DumpedAnswer
 
 
 def group_answers(run: OpenedRun, kind: "Kind", step: int, group: int) -> Json:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from rloom.observe.compare import Point, accuracy_curves, compare_accuracies, compare_configs
+from rloom.runs.compare import Point, accuracy_curves, compare_accuracies, compare_configs
 from rloom.view.faults import BadRequest
 from rloom.view.json_text import Json
 from rloom.view.opened import OpenedRuns

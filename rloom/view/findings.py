@@ -1,6 +1,6 @@
 """What `rloom doctor` finds in the run."""
 
-from rloom.diagnosis.report import Report
+from rloom.doctor.run.report import Report
 from rloom.view.json_text import Json
 from rloom.view.opened import OpenedRun
 

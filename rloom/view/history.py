@@ -9,8 +9,8 @@ from rloom.view.json_text import Json
 from rloom.view.opened import OpenedRun
 
 if TYPE_CHECKING:
-    from rloom.dumps.layout import Kind
-    from rloom.dumps.reader import Dumps, PromptAtStep, PromptSummary
+    from rloom.runs.dumps.layout import Kind
+    from rloom.runs.dumps.reader import Dumps, PromptAtStep, PromptSummary
 
 
 def prompt_history(run: OpenedRun, kind: "Kind", index: int) -> Json:

@@ -9,14 +9,14 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from rloom.errors import DataError
-from rloom.observe.events import EVENTS_FILE
-from rloom.observe.records import METRICS_FILE
-from rloom.observe.run_folder import CONFIG_FILE, RunFolder, is_run, run_directories
-from rloom.observe.run_summary import RunSummary, summarize
+from rloom.runs.events import EVENTS_FILE
+from rloom.runs.records import METRICS_FILE
+from rloom.runs.run_folder import CONFIG_FILE, RunFolder, is_run, run_directories
+from rloom.runs.run_summary import RunSummary, summarize
 from rloom.view.faults import NotFound
 
 if TYPE_CHECKING:
-    from rloom.dumps.reader import Dumps
+    from rloom.runs.dumps.reader import Dumps
 
 
 WRITTEN = (EVENTS_FILE, METRICS_FILE, CONFIG_FILE)  # that a summary is made of
@@ -24,7 +24,7 @@ WRITTEN = (EVENTS_FILE, METRICS_FILE, CONFIG_FILE)  # that a summary is made of
 
 def preload() -> None:
     """Import what the first request for a dump needs, while the browser opens."""
-    Thread(target=import_module, args=("rloom.dumps.reader",), name="preload", daemon=True).start()
+    Thread(target=import_module, args=("rloom.runs.dumps.reader",), name="preload", daemon=True).start()
 
 
 class OpenedRun:
@@ -53,7 +53,7 @@ class OpenedRun:
 
     @contextmanager
     def dumps(self) -> "Iterator[Dumps]":
-        from rloom.dumps.reader import Dumps  # pyarrow: half of the time that the command would need to start
+        from rloom.runs.dumps.reader import Dumps  # pyarrow: half of the time that the command would need to start
 
         with self._lock:
             if self._dumps is None:

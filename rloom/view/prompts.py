@@ -11,8 +11,8 @@ from rloom.view.paging import paged
 from rloom.view.query import Query
 
 if TYPE_CHECKING:
-    from rloom.dumps.layout import Kind
-    from rloom.dumps.reader import Dumps, PromptSummary
+    from rloom.runs.dumps.layout import Kind
+    from rloom.runs.dumps.reader import Dumps, PromptSummary
 
 ORDERS = ("asc", "desc")
 KEYS: "dict[str, Callable[[PromptSummary], Any]]" = {

@@ -19,7 +19,7 @@ from rloom.view.stages import stages
 from rloom.view.validation import validation
 
 if TYPE_CHECKING:
-    from rloom.dumps.layout import Kind
+    from rloom.runs.dumps.layout import Kind
 
 API = "/api/"
 KIND = "(?P<kind>train|validation)"

@@ -3,8 +3,8 @@
 from contextlib import suppress
 from dataclasses import asdict
 
-from rloom.observe.run_folder import RunState, flat_config
-from rloom.observe.run_summary import RunSummary
+from rloom.runs.run_folder import RunState, flat_config
+from rloom.runs.run_summary import RunSummary
 from rloom.view.faults import NotFound
 from rloom.view.json_text import Json
 from rloom.view.opened import OpenedRun, OpenedRuns

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from rloom.observe.events import Event
+from rloom.runs.events import Event
 from rloom.view.faults import NotFound
 from rloom.view.json_text import Json
 from rloom.view.opened import OpenedRun

@@ -13,9 +13,9 @@ from rloom.view.prompts import prompts_of
 from rloom.view.query import Query
 
 if TYPE_CHECKING:
-    from rloom.dumps.reader import Dumps, PromptSummary
+    from rloom.runs.dumps.reader import Dumps, PromptSummary
 
-# An accuracy above this counts as right, as in the metrics of a validation. `rloom.observe.accuracy` imports numpy.
+# An accuracy above this counts as right, as in the metrics of a validation. `rloom.runs.accuracy` imports numpy.
 RIGHT_ABOVE = 0.5
 OUTCOMES = {(False, True): "fixed", (True, False): "broken", (True, True): "right", (False, False): "wrong"}
 ALL = "all"

@@ -19,33 +19,6 @@ BOTTOM = (
 )
 NOUNS = (*BOTTOM, "rloom.batch", "rloom.packing", "rloom.transfer")
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
-RUNTIME = tuple(
-    f"rloom.runtime.{name}" for name in ("joining", "nodes", "placement", "process_stats", "ray", "secret", "torchrun")
-)
-CONFIG = tuple(
-    f"rloom.config.{name}"
-    for name in (
-        *("algorithm_needs", "batching", "checks", "load", "reward_parts", "run_config", "saved", "schema", "smoke"),
-        *("megatron_checks", "megatron_section", "megatron_split", "sft_checks", "sft_schema"),
-    )
-)
-LOOP = tuple(
-    f"rloom.trainer.{name}"
-    for name in (
-        "checkpoint",
-        "dispatch",
-        "evaluate",
-        "learning_rate",
-        "loop",
-        "memory",
-        "reward_model",
-        "roles",
-        "sampling",
-        "scoring",
-        "sft_loop",
-        "steps",
-    )
-)
 ENGINE_PARTS = tuple(
     f"rloom.engines.{name}"
     for name in ("base", "limits", "micro_batches", "optim", "storage", "distributed", "broadcast", "ulysses")
@@ -57,17 +30,9 @@ LIMITS = (
     "rloom.engines.limits",
     "rloom.rollout.limits",
 )  # what `rloom plan` counts with
-BACKENDS = tuple(
-    f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "dumps", "observe")
-)
-ASSEMBLE = ("rloom.trainer.assemble", "rloom.trainer.identity", "rloom.trainer.sft_identity")
-DOORS = tuple(
-    f"rloom.trainer.{name}"
-    for name in (
-        *("run", "launch", "join", "export", "evaluate_checkpoint", "directory", "main_ppo", "early_checks"),
-        *("sft_run", "sft_trainer", "fsdp_sft_trainer", "numbered"),
-    )
-)
+BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "runs"))
+# what starts runs: above the loop, the backends and the configuration
+LAUNCH = ("rloom.launch", "rloom.training", *BACKENDS, "rloom.config", "rloom.algos", "rloom.runtime", *NOUNS)
 
 # part of rloom -> the parts of it that it may import; the longest name that fits a module counts
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -122,15 +87,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.rewards.rules": ("rloom.rewards.rules", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.rewards.sandbox": ("rloom.rewards.framing", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.hub", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
-    "rloom.observe": ("rloom.observe", "rloom.atomic", *NOUNS),
-    "rloom.dumps": ("rloom.dumps", "rloom.observe.json_lines", "rloom.observe.records", *NOUNS),
-    "rloom.view": ("rloom.view", "rloom.dumps", "rloom.diagnosis", "rloom.observe", "rloom.errors"),
-    "rloom.diagnosis": (
-        "rloom.diagnosis",
+    "rloom.runs": ("rloom.runs", "rloom.atomic", *NOUNS),
+    "rloom.runs.dumps": ("rloom.runs.dumps", "rloom.runs.json_lines", "rloom.runs.records", *NOUNS),
+    "rloom.view": ("rloom.view", "rloom.doctor.run", "rloom.runs", "rloom.errors"),
+    "rloom.doctor.run": (
+        "rloom.doctor.run",
         "rloom.algos.discount",
         "rloom.algos.needs",
         "rloom.language",
-        *(f"rloom.observe.{name}" for name in ("events", "mismatch", "names", "records", "run_folder")),
+        *(f"rloom.runs.{name}" for name in ("events", "mismatch", "names", "records", "run_folder")),
         *BOTTOM,
     ),
     "rloom.doctor": ("rloom", "rloom.doctor", "rloom.errors", "rloom.extras", "rloom.rewards.sandbox"),
@@ -159,78 +124,36 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *WEIGHT_CHANNELS,
         *NOUNS,
     ),
-    **{
-        name: (
-            *LOOP,
-            *PROTOCOLS,
-            "rloom.algos",
-            "rloom.data",
-            "rloom.dumps",
-            "rloom.diagnosis.live",
-            "rloom.observe",
-            "rloom.rewards.failures",
-            "rloom.rewards.mix",
-            "rloom.atomic",
-            *NOUNS,
-        )
-        for name in LOOP
-    },
-    "rloom.trainer.reward_model": ("rloom.models.classifier_scorer", *PROTOCOLS, *NOUNS),
-    **{
-        name: (*ASSEMBLE, *LOOP, *PROTOCOLS, *BACKENDS, *RUNTIME, *CONFIG, "rloom.algos", "rloom.startup", *NOUNS)
-        for name in ASSEMBLE
-    },
-    **{
-        name: (
-            *DOORS,
-            *LOOP,
-            "rloom.diagnosis.live",
-            *BACKENDS,
-            *RUNTIME,
-            *CONFIG,
-            *ASSEMBLE,
-            "rloom",
-            "rloom.console",
-            "rloom.gpus",
-            "rloom.language",
-            "rloom.plan.fit",
-            "rloom.startup",
-            "rloom.atomic",
-            *NOUNS,
-        )
-        for name in DOORS
-    },
-    "rloom.api": (
-        "rloom.api",
-        *DOORS,
-        *LOOP,
-        *BACKENDS,
-        *CONFIG,
-        "rloom.config.sources",
-        *ASSEMBLE,
+    "rloom.training": (
+        "rloom.training",
+        *PROTOCOLS,
         "rloom.algos",
+        "rloom.data",
+        "rloom.doctor.run.live",
+        "rloom.runs",
+        "rloom.rewards.failures",
+        "rloom.rewards.mix",
+        "rloom.atomic",
         *NOUNS,
     ),
-    "rloom.cli": (
+    "rloom.training.reward_model": ("rloom.models.classifier_scorer", *PROTOCOLS, *NOUNS),
+    "rloom.launch": (
+        *LAUNCH,
         *(
-            "rloom",
-            "rloom.api",
-            "rloom.cli",
-            *DOORS,
-            *BACKENDS,
-            "rloom.diagnosis",
-            "rloom.doctor",
-            "rloom.view",
-            "rloom.config",
-            "rloom.plan",
-            "rloom.console",
+            f"rloom.{name}"
+            for name in ("atomic", "console", "doctor.run.live", "gpus", "language", "plan.fit", "startup")
         ),
-        *("rloom.language", "rloom.algos.needs", *NOUNS),
+        "rloom",
+    ),
+    "rloom.api": ("rloom.api", *LAUNCH),
+    "rloom.cli": (
+        *("rloom", "rloom.api", "rloom.cli", "rloom.console", "rloom.doctor", "rloom.language", "rloom.plan"),
+        *("rloom.trainer", "rloom.view", *LAUNCH),
     ),
     "rloom.__main__": ("rloom.cli",),
     "rloom.trainer.ppo": ("rloom.trainer.ppo", "rloom.algos", "rloom.rewards.helpers", "rloom.rewards.rules", *NOUNS),
     "rloom.trainer.config": (),
-    "rloom.trainer": (),
+    "rloom.trainer": ("rloom", "rloom.console", "rloom.language", "rloom.trainer", *LAUNCH),
     "rloom": ("rloom.api", "rloom.errors", "rloom.import_path"),
 }
 
@@ -239,25 +162,31 @@ HOMES: dict[str, tuple[str, ...]] = {
     "hydra": ("rloom.config.load",),
     "omegaconf": ("rloom.config.load",),
     "pydantic": ("rloom.config",),
-    "transformers": ("rloom.models", "rloom.families", "rloom.rollout.hf", "rloom.trainer.assemble"),
+    "transformers": ("rloom.models", "rloom.families", "rloom.rollout.hf", "rloom.launch"),
     "peft": ("rloom.models",),
     "huggingface_hub": ("rloom.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
     "httpx": ("rloom.rewards.remote_http", "rloom.rewards.judge.providers", "rloom.rollout.servers.http"),
-    "pyarrow": ("rloom.data", "rloom.dumps"),
-    "tokenizers": ("rloom.dumps.pieces", "rloom.models", "rloom.families"),
+    "pyarrow": ("rloom.data", "rloom.runs.dumps"),
+    "tokenizers": ("rloom.runs.dumps.pieces", "rloom.models", "rloom.families"),
     "math_verify": ("rloom.rewards.rules",),
     "latex2sympy2_extended": ("rloom.rewards.rules",),
     "sympy": ("rloom.rewards.rules",),
-    "wandb": ("rloom.observe.trackers.wandb",),
-    "swanlab": ("rloom.observe.trackers.swanlab",),
-    "mlflow": ("rloom.observe.trackers.mlflow",),
-    "trackio": ("rloom.observe.trackers.trackio",),
-    "tensorboard": ("rloom.observe.trackers.tensorboard",),
-    "torch.utils.tensorboard": ("rloom.observe.trackers.tensorboard",),
-    "matplotlib": ("rloom.observe.curve",),
-    "rich": ("rloom.observe", "rloom.diagnosis.command", "rloom.doctor.env", "rloom.cli.runs", "rloom.cli.compare"),
+    "wandb": ("rloom.runs.trackers.wandb",),
+    "swanlab": ("rloom.runs.trackers.swanlab",),
+    "mlflow": ("rloom.runs.trackers.mlflow",),
+    "trackio": ("rloom.runs.trackers.trackio",),
+    "tensorboard": ("rloom.runs.trackers.tensorboard",),
+    "torch.utils.tensorboard": ("rloom.runs.trackers.tensorboard",),
+    "matplotlib": ("rloom.runs.curve",),
+    "rich": (
+        "rloom.runs",
+        "rloom.doctor.run.command",
+        "rloom.doctor.machine.env",
+        "rloom.cli.runs",
+        "rloom.cli.compare",
+    ),
     "torch.distributed": (
         *(f"rloom.engines.{name}" for name in ("distributed", "storage", "broadcast", "fsdp", "ulysses", "megatron")),
         "rloom.runtime.torchrun",  # calls among the ranks that torchrun has started
@@ -287,17 +216,16 @@ WITHOUT_TORCH = (
     "rloom.rewards",
     "rloom.console",
     "rloom.startup",
-    "rloom.diagnosis",
     "rloom.doctor",
     "rloom.view",
     "rloom.cli",
     "rloom.models.source",
     "rloom.trainer.main_ppo",
     "rloom.trainer.sft_trainer",
-    "rloom.trainer.early_checks",
-    "rloom.trainer.assemble.model_sources",
-    "rloom.trainer.directory",
-    "rloom.trainer.numbered",
+    "rloom.launch.early_checks",
+    "rloom.launch.model_sources",
+    "rloom.launch.directory",
+    "rloom.launch.numbered",
 )
 
 
@@ -321,10 +249,10 @@ def test_a_module_imports_only_what_is_below_it(module: Module) -> None:
 
 
 def test_only_the_front_doors_and_the_builder_know_the_configuration_tree() -> None:
-    allowed = ("rloom.config", "rloom.plan", "rloom.cli", "rloom.api", *ASSEMBLE, *DOORS)
+    allowed = ("rloom.config", "rloom.plan", "rloom.cli", "rloom.api", "rloom.launch", "rloom.trainer")
     knowing = {m.name for m in modules() if any(under(name, "rloom.config") for name in m.imports())}
     assert {name for name in knowing if not is_any_of(name, allowed)} == set()
-    assert "rloom.trainer.assemble.components" in knowing  # the search finds something
+    assert "rloom.launch.build" in knowing  # the search finds something
 
 
 @pytest.mark.parametrize("library", HOMES)

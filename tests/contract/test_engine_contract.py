@@ -19,7 +19,7 @@ from rloom.models.load import Lora
 from rloom.models.save import merge_adapter, save_pretrained
 from rloom.packing import MicroBatching
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.roles import Learner, Scorer
+from rloom.training.roles import Learner, Scorer
 from tests.engine_subjects import ENGINES, OBJECTIVE, WHOLE, Subject, learner
 from tests.helpers import (
     ADAMW,

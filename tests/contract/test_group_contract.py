@@ -18,8 +18,8 @@ from rloom.rewards.mix import Mix, Part
 from rloom.rollout.base import Rollout, Sampling
 from rloom.runtime import ray as cluster
 from rloom.runtime.group import Group, LocalGroup
-from rloom.trainer.dispatch import Dispatcher
-from rloom.trainer.sampling import Sampler
+from rloom.training.dispatch import Dispatcher
+from rloom.training.sampling import Sampler
 from rloom.types import Prompt, SampleGroup, Score
 from tests.local_ray import use_local_ray
 from tests.requests import ask

@@ -21,7 +21,7 @@ PROGRAMS = {"kit": kit.main, "openrlhf": openrlhf.main, "train": main_ppo.main}
 def main() -> None:
     with pytest.MonkeyPatch.context() as patch:
         use_local_ray(patch)
-        patch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
+        patch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
         for program, arguments, variables in json.load(sys.stdin):
             with pytest.MonkeyPatch.context() as environment:
                 for name, value in variables.items():

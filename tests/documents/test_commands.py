@@ -11,7 +11,7 @@ import yaml
 
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
-from rloom.config.dialects.kit import translate
+from rloom.config.frontends.kit import translate
 from rloom.config.keys import value_at
 from rloom.config.load import load_config
 from rloom.config.schema import Config

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rloom.config.dialects import kit
-from rloom.config.dialects.openrlhf_flags import flags as openrlhf_flags
+from rloom.config.frontends import kit
+from rloom.config.frontends.openrlhf_flags import flags as openrlhf_flags
 from rloom.config.keys import all_keys
 from tests.documents.entries import KINDS, STATES, TRIED, Check, Entry, entry_of, has_words, page, read
 from tests.documents.printed import ROOT

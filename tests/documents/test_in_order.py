@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("ray")
 
-from rloom.config.dialects import kit, openrlhf
+from rloom.config.frontends import kit, openrlhf
 from rloom.config.keys import value_at
 from rloom.config.load import load_config
 from rloom.config.schema import Config

@@ -19,7 +19,7 @@ import pytest
 
 from rloom import __version__
 from rloom.cli import openrlhf
-from rloom.observe.trackers import Start, make_trackers
+from rloom.runs.trackers import Start, make_trackers
 from tests.documents.printed import ROOT, copied
 from tests.documents.shell import PROGRAMS, sets_only
 from tests.hub_server import hub_server

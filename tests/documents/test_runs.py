@@ -39,7 +39,7 @@ def test_two_steps_of_a_command(
     monkeypatch.setenv("HOME", started.variables["HOME"])
     monkeypatch.setenv("RLOOM_SMOKE", "1")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
+    monkeypatch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
     use_local_ray(monkeypatch)
     main = kit.main if command.is_kit else main_ppo.main
     status = main(started.arguments)

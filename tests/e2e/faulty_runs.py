@@ -18,7 +18,7 @@ from torch import Tensor
 import rloom
 from rloom.errors import RloomError
 from rloom.rollout.native.engine import NativeRollout
-from rloom.trainer import loop
+from rloom.training import loop
 
 Reward = Callable[[str, Any], Any]  # (answer, ground truth) -> score
 EMBEDDED = Path(rloom.__file__).parent / "assets" / "embedded" / "model"
@@ -57,7 +57,7 @@ def run(case: RunCase, directory: Path, seed: int = 1) -> Path:
         own["actor_rollout_ref.model.path"] = damaged_model(directory.with_name(f"{directory.name}-model"))
     given = {} if case.reward is None else {"reward": as_rloom_calls_it(case.reward())}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
+        patch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
         if case.patch is not None:
             case.patch(patch)
         try:
@@ -186,7 +186,7 @@ def memory_of_now(patch: pytest.MonkeyPatch) -> None:
     def now(device: torch.device) -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
-    patch.setattr("rloom.observe.metrics.peak_memory_bytes", now)
+    patch.setattr("rloom.runs.metrics.peak_memory_bytes", now)
 
 
 FAULTY: Mapping[str, RunCase] = {

@@ -41,7 +41,7 @@ def command(directory: Path, steps: int, *overrides: str, picture: bool = False)
     """In this process; its exit status. The learning curve takes as long as a step and is left out."""
     with pytest.MonkeyPatch.context() as patch:
         if not picture:
-            patch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
+            patch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
         return main_ppo.main(arguments(directory, steps, *overrides))
 
 

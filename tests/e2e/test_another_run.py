@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rloom.models.source import EMBEDDED
-from rloom.trainer import checkpoint as checkpoints
+from rloom.training import checkpoint as checkpoints
 from tests.e2e.runs import command, train, weights
 
 ROWS = 16

@@ -23,14 +23,14 @@ from torch import Tensor
 from rloom.config.saved import CONFIG_FILE, load_saved
 from rloom.engines.storage import INDEX, write_tensors
 from rloom.errors import CheckpointError, ConfigError, ModelError, RloomError
+from rloom.launch.directory import open_checkpoint
+from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.export import export
+from rloom.launch.identity import IDENTITY_FILE, compare, read_identity
+from rloom.launch.models import policy_engine, policy_network
 from rloom.models.source import EMBEDDED
 from rloom.trainer import main_ppo
-from rloom.trainer.assemble.models import policy_engine, policy_network
-from rloom.trainer.checkpoint import SEAL, STATE, read_state, seal
-from rloom.trainer.directory import open_checkpoint
-from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
-from rloom.trainer.export import export
-from rloom.trainer.identity import IDENTITY_FILE, compare, read_identity
+from rloom.training.checkpoint import SEAL, STATE, read_state, seal
 from tests.e2e.runs import arguments, same, train, weights
 from tests.unit.test_data_stream import stream
 
@@ -92,7 +92,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rloom.trainer.checkpoint.sync", lambda path: None)
+    monkeypatch.setattr("rloom.training.checkpoint.sync", lambda path: None)
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rloom.diagnosis.live import LiveDiagnosis
-from rloom.diagnosis.report import Report
-from rloom.observe.events import Event
-from rloom.observe.run_folder import RunFolder
+from rloom.doctor.run.live import LiveDiagnosis
+from rloom.doctor.run.report import Report
+from rloom.runs.events import Event
+from rloom.runs.run_folder import RunFolder
 from tests.e2e.faulty_runs import FAULTY, HEALTHY, RunCase, run
 
 LONG = {
@@ -66,7 +66,7 @@ def test_a_running_run_warns_of_what_is_certain(tmp_path: Path, capsys: pytest.C
     case = replace(FAULTY["reward function returns 0"], steps=10)
     found, [warning] = diagnosed(case, tmp_path)
     assert found == ["reward_zero"]
-    assert warning["kind"] == "diagnosis/reward_zero" and warning["step"] == 10
+    assert warning["kind"] == "doctor/run/reward_zero" and warning["step"] == 10
     assert warning["finding"]["steps"] == [1, 10]
     printed = capsys.readouterr().out
     assert "Warning: Every reward is 0: nothing to learn from: critic/score/max is 0 in all 10 steps" in printed
@@ -83,7 +83,7 @@ def test_a_resumed_run_compares_with_its_first_steps(tmp_path: Path, monkeypatch
             added.append([(int(record["step"]), has) for record, has in zip(known, accuracies, strict=True)])
             super().add_history(known)
 
-    monkeypatch.setattr("rloom.trainer.launch.LiveDiagnosis", Recording)
+    monkeypatch.setattr("rloom.launch.job.LiveDiagnosis", Recording)
     keys = {"trainer.val_before_train": True, "data.val_max_samples": 4, "trainer.resume_mode": "auto"}
     validated = RunCase(None, keys, steps=2)
     run(validated, tmp_path)

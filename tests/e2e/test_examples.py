@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.config import smoke
+from rloom.config.frontends import smoke
 from rloom.trainer import main_ppo
 from tests.documents.test_commands import COMMANDS
 from tests.e2e.runs import records
@@ -49,7 +49,7 @@ def test_a_script_trains_two_steps(script: str, tmp_path: Path, monkeypatch: pyt
     """In one process, as where Ray is not installed."""
     monkeypatch.setenv("RLOOM_SMOKE", "1")
     monkeypatch.setattr(smoke, "examine", lambda environment: smoke.Available(0, False, False, environment))
-    monkeypatch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)  # slow
+    monkeypatch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)  # slow
     monkeypatch.chdir(tmp_path)
     _, _, *overrides = command_of(script, tmp_path)
     assert main_ppo.main(overrides) == 0

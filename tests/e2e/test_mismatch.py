@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.observe.run_folder import RunFolder
+from rloom.runs.run_folder import RunFolder
 from tests.e2e import faulty_runs
 from tests.e2e.runs import records, train
 

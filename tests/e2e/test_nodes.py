@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.config.dialects import kit
+from rloom.config.frontends import kit
 from rloom.console import INTERRUPTED
 from rloom.errors import WorkerError
 from rloom.runtime.joining import join_run

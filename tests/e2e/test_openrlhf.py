@@ -14,7 +14,7 @@ KEYS = [one for one in SMALL if one.startswith(("data.train_max", "reward_model"
 def test_a_command_of_openrlhf_trains_with_its_reward_function_and_its_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
+    monkeypatch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
     (tmp_path / "prompts.jsonl").write_text(
         '{"input": "1 + 2 =", "answer": "3"}\n{"input": "2 + 2 =", "answer": "4"}\n'
     )

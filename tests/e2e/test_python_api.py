@@ -13,8 +13,8 @@ import pytest
 
 import rloom
 from rloom.errors import CheckpointError, ConfigError, DataError, RewardError
-from rloom.observe.run_folder import RunFolder
-from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.runs.run_folder import RunFolder
 from tests.architecture.source import ROOT
 from tests.e2e.runs import SMALL, command, records
 
@@ -31,7 +31,7 @@ ROWS = [{"prompt": f"Compute {a} + {b}.", "answer": str(a + b)} for a in range(4
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes as long as a step."""
-    monkeypatch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
+    monkeypatch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
 
 
 def length(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> float:

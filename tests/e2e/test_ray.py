@@ -25,13 +25,13 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray looks when it is impor
 pytest.importorskip("ray")
 
 from rloom.errors import WorkerError
+from rloom.launch.export import export
+from rloom.launch.ray_workers import await_machines
 from rloom.runtime import failures
 from rloom.runtime import ray as cluster
 from rloom.runtime.group import NextItems, Stream
 from rloom.runtime.nodes import free_port, head_node, wait_until
 from rloom.runtime.secret import LOOPBACK
-from rloom.trainer.assemble.ray_workers import await_machines
-from rloom.trainer.export import export
 from tests.e2e.peers import KILLED, Peer
 from tests.e2e.runs import records, same, terminate_all, train
 from tests.helpers import configured

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from rloom.dumps.reader import Dumps
 from rloom.engines.local import LocalEngine
+from rloom.runs.dumps.reader import Dumps
 from tests.e2e.runs import command, fork, records, same, train, weights
 
 # gae with everything that has a state of its own: critic, adaptive KL, schedule, several mini-batches and epochs

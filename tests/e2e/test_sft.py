@@ -18,10 +18,10 @@ from rloom.config.load import load_config, load_sft_config
 from rloom.data.prepare import arithmetic
 from rloom.engines.local import LocalEngine
 from rloom.errors import CheckpointError, ConfigError
+from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.export import export
 from rloom.models.source import EMBEDDED
 from rloom.trainer import main_ppo, sft_trainer
-from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
-from rloom.trainer.export import export
 from tests.e2e.runs import records, same, weights
 from tests.helpers import apart
 from tests.ranks import forkserver
@@ -42,7 +42,7 @@ SMALL = (
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """The learning curve takes as long as a step."""
-    monkeypatch.setattr("rloom.trainer.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
+    monkeypatch.setattr("rloom.launch.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
 
 
 def command(directory: Path, steps: int, *overrides: str) -> int:
@@ -62,7 +62,7 @@ WITH_VALIDATION = ("optim.lr_scheduler=constant", "trainer.val_before_train=True
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps in one process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rloom.trainer.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
+        patch.setattr("rloom.launch.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
         return train(tmp_path_factory.mktemp("sft") / "whole", 4, *WITH_VALIDATION)
 
 
@@ -105,7 +105,7 @@ def test_the_loss_falls_and_the_answers_are_learnt(tmp_path: Path, capsys: pytes
     rl += ["trainer.val_before_train=False", "trainer.test_freq=-1"]
     rl += [f"trainer.default_local_dir={tmp_path / 'rl'}", "trainer.total_training_steps=1"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rloom.trainer.run.draw_learning_curve", lambda metrics_file, picture: picture)
+        patch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
         main_ppo.train(load_config([*rl, f"actor_rollout_ref.model.path={folder}"]))
     assert (tmp_path / "rl" / "global_step_1").is_dir()
 

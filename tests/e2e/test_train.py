@@ -18,11 +18,11 @@ from transformers import (
 )
 
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
-from rloom.dumps.reader import Dumps
+from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.export import export
 from rloom.models.source import EMBEDDED
-from rloom.observe.run_folder import RunFolder
-from rloom.trainer.evaluate_checkpoint import evaluate_checkpoint
-from rloom.trainer.export import export
+from rloom.runs.dumps.reader import Dumps
+from rloom.runs.run_folder import RunFolder
 from tests.e2e.runs import records, same, train, weights
 
 
@@ -202,7 +202,7 @@ def test_with_dynamic_sampling_a_run_ends_when_its_epochs_have_been_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """10 prompts in batches of 2, of which one has answers of different score: a step takes 2 of the 5 batches."""
-    monkeypatch.setattr("rloom.trainer.sampling.informative_groups", lambda *_: torch.tensor([True, False]))
+    monkeypatch.setattr("rloom.training.sampling.informative_groups", lambda *_: torch.tensor([True, False]))
     keys = (
         *("algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=True", "trainer.total_training_steps=null"),
         *("data.train_max_samples=10", "data.train_batch_size=2", "trainer.save_freq=-1", "trainer.test_freq=4"),

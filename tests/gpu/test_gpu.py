@@ -21,6 +21,7 @@ from rloom.engines.base import Placement
 from rloom.engines.distributed import join, leave, rank_mesh
 from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
+from rloom.launch.models import pick_device
 from rloom.models import head
 from rloom.models.load import Lora
 from rloom.models.network import PolicyNetwork
@@ -29,7 +30,6 @@ from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
 from rloom.runtime.nodes import free_port
-from rloom.trainer.assemble.models import pick_device
 from tests.helpers import ADAMW, SHAPE, VOCABULARY, a_batch, engine_of, policy, save_model
 from tests.requests import ask, sampled, trajectories
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from rloom.observe.events import EventLog
-from rloom.observe.records import append_metrics, truncate_metrics
+from rloom.runs.events import EventLog
+from rloom.runs.records import append_metrics, truncate_metrics
 
 
 def write_run(

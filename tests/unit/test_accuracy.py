@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rloom.batch import Trajectory
-from rloom.observe import accuracy
-from rloom.observe.accuracy import validation_metrics
-from rloom.trainer.evaluate import Evaluator
+from rloom.runs import accuracy
+from rloom.runs.accuracy import validation_metrics
+from rloom.training.evaluate import Evaluator
 from rloom.types import Prompt, Score
 
 NAN = float("nan")
@@ -162,7 +162,7 @@ def test_chunks_do_not_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, rloom.observe.accuracy; sys.exit('torch' in sys.modules)"
+    code = "import sys, rloom.runs.accuracy; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rloom.errors import CheckpointError
-from rloom.trainer.checkpoint import (
+from rloom.training.checkpoint import (
     LATEST,
     SEAL,
     STATE,

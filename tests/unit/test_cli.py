@@ -237,7 +237,7 @@ def test_an_interrupt_ends_with_the_shells_code() -> None:
 
 
 def test_an_export_takes_keys_beside_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rloom.trainer import export
+    from rloom.launch import export
 
     monkeypatch.chdir(tmp_path)
     Path("global_step_1").mkdir()

@@ -15,8 +15,8 @@ from rloom.config.saved import load_saved
 from rloom.config.schema import Config
 from rloom.config.uses import WithoutEffect, without_effect
 from rloom.errors import ConfigError
-from rloom.trainer.launch import timetable
-from rloom.trainer.run import use_of_reference
+from rloom.launch.job import timetable
+from rloom.launch.run import use_of_reference
 from tests.helpers import configured
 
 MODEL = "actor_rollout_ref.model.path=a/model"  # composed once; the embedded model is composed again for its preset

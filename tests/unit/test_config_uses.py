@@ -18,7 +18,7 @@ from rloom.config.load import validate
 from rloom.config.sources import default_tree, put
 from rloom.config.uses import USES, WithoutEffect, without_effect
 from rloom.errors import ConfigError
-from rloom.trainer.assemble.components import resolved_needs
+from rloom.launch.build import resolved_needs
 from tests.helpers import configured
 
 ALGORITHM, ACTOR, ROLLOUT = "algorithm", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -12,12 +12,12 @@ import yaml
 from rloom import cli
 from rloom.config.keys import all_keys
 from rloom.config.load import load_config
-from rloom.diagnosis.checks import CHECKS, EXPLAINS, diagnose
-from rloom.diagnosis.finding import Finding, Severity
-from rloom.diagnosis.history import History
-from rloom.diagnosis.live import FIRST_STEPS, LAST_STEPS, LiveDiagnosis, live_message
-from rloom.diagnosis.series import Series
-from rloom.observe.events import EVENTS_FILE, EventLog
+from rloom.doctor.run.checks import CHECKS, EXPLAINS, diagnose
+from rloom.doctor.run.finding import Finding, Severity
+from rloom.doctor.run.history import History
+from rloom.doctor.run.live import FIRST_STEPS, LAST_STEPS, LiveDiagnosis, live_message
+from rloom.doctor.run.series import Series
+from rloom.runs.events import EVENTS_FILE, EventLog
 from tests.architecture.source import ROOT
 
 STEPS = 20

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from rloom.diagnosis.checks import diagnose
-from rloom.diagnosis.history import History
+from rloom.doctor.run.checks import diagnose
+from rloom.doctor.run.history import History
 from tests.unit.test_diagnosis import KEYS, critic_of_the_step, of_the_step
 
 NAMES = (

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rloom.diagnosis.checks import diagnose
-from rloom.diagnosis.finding import Finding, Severity
-from rloom.diagnosis.history import ACTOR, History
-from rloom.diagnosis.live import LiveDiagnosis
-from rloom.diagnosis.series import Series, correlation_of_changes
+from rloom.doctor.run.checks import diagnose
+from rloom.doctor.run.finding import Finding, Severity
+from rloom.doctor.run.history import ACTOR, History
+from rloom.doctor.run.live import LiveDiagnosis
+from rloom.doctor.run.series import Series, correlation_of_changes
 from tests.unit.test_diagnosis import GAE, SFT, Values, flat, history, kinds, scores_of
 
 SFT_KEYS = {"optim.lr": 1e-5, "optim.clip_grad": 1.0}

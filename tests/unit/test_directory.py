@@ -13,9 +13,9 @@ import pytest
 
 from rloom.config.load import load_config
 from rloom.errors import ConfigError
+from rloom.launch import run as running
+from rloom.launch.directory import LOCK, OWNER, locked
 from rloom.trainer import main_ppo
-from rloom.trainer import run as running
-from rloom.trainer.directory import LOCK, OWNER, locked
 
 
 def test_a_second_run_is_refused_and_the_first_one_leaves_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rloom.rollout.base import Request, Sampling
-from rloom.trainer.dispatch import Dispatcher
+from rloom.training.dispatch import Dispatcher
 
 
 def requests(lengths: Sequence[int], n: int = 1) -> list[Request]:

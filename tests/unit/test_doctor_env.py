@@ -14,10 +14,20 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from rloom import cli
-from rloom.doctor import env, features, packages
-from rloom.doctor.features import Feature, Installation, State, gpu_training, library, native, server, training, vllm
-from rloom.doctor.machine import Machine, nvidia_gpus
-from rloom.doctor.packages import Imports, Probe, conflicts, required_by
+from rloom.doctor.machine import env, features, packages
+from rloom.doctor.machine.features import (
+    Feature,
+    Installation,
+    State,
+    gpu_training,
+    library,
+    native,
+    server,
+    training,
+    vllm,
+)
+from rloom.doctor.machine.hardware import Machine, nvidia_gpus
+from rloom.doctor.machine.packages import Imports, Probe, conflicts, required_by
 
 CPU = Machine("3.11.7", "Linux", cpus=2, gpus=(), driver=None, driver_fault=None, compiler="/usr/bin/cc")
 H200 = replace(CPU, gpus=("NVIDIA H200, 143771 MiB",), driver="570.1")

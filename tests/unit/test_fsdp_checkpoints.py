@@ -9,7 +9,7 @@ import torch
 
 from rloom.algos.aggregate import Counts
 from rloom.errors import CheckpointError
-from rloom.trainer.checkpoint import Checkpoints, verify_checkpoint
+from rloom.training.checkpoint import Checkpoints, verify_checkpoint
 from tests.helpers import SAME, Weights, apart, assert_identical, float32_as, recorded_syncs, train_batch
 from tests.ranks import RankProcesses
 from tests.unit.test_fsdp import CASES, EVERYTHING, LOCAL, POLICY, SHARDED, VALUES

@@ -8,13 +8,13 @@ import pytest
 from rloom import gpus
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
+from rloom.config.frontends.smoke import Available, replacements
 from rloom.config.load import load_config, load_sft_config, with_changes
 from rloom.config.saved import load_saved
-from rloom.config.smoke import Available, replacements
 from rloom.errors import ConfigError
 from rloom.gpus import Gpu, choose, smallest_memory, visible_gpus
-from rloom.trainer import early_checks
-from rloom.trainer.assemble.components import config_text
+from rloom.launch import early_checks
+from rloom.launch.build import config_text
 
 GIB = 2**30
 FOUR = tuple(Gpu(number, f"GPU-{letter}1", 80 * GIB) for number, letter in enumerate("abcd"))
@@ -141,6 +141,6 @@ def test_a_smoke_run_on_two_visible_gpus_has_two_workers(monkeypatch: pytest.Mon
     check(small, declared_needs(small))
     assert (small.workers, small.trainer.pools.own) == (2, {"rollout": 1})
     monkeypatch.setenv("RLOOM_SMOKE", "1")
-    monkeypatch.setattr("rloom.config.smoke.find_spec", lambda name: object())
+    monkeypatch.setattr("rloom.config.frontends.smoke.find_spec", lambda name: object())
     shared = load_sft_config(["model.path=Qwen/Qwen2-7B", "engine.ulysses_sequence_parallel_size=2"])
     assert (shared.workers, shared.engine.ulysses_sequence_parallel_size) == (2, 2)

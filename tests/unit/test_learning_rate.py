@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rloom.trainer.learning_rate import LearningRateSchedule
+from rloom.training.learning_rate import LearningRateSchedule
 
 
 def rates(schedule: LearningRateSchedule, steps: int) -> list[float]:

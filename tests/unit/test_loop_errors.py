@@ -14,16 +14,16 @@ from rloom.algos.objectives import Metrics
 from rloom.config.keys import all_keys
 from rloom.data.stream import EndOfData
 from rloom.errors import CheckpointError, ModelError, RewardError, RloomError, TrainingError, WorkerError
-from rloom.observe.display import Display
-from rloom.observe.run_folder import RunFolder
-from rloom.observe.runlog import RunLog
 from rloom.rewards.mix import Mix
+from rloom.runs.display import Display
+from rloom.runs.run_folder import RunFolder
+from rloom.runs.runlog import RunLog
 from rloom.runtime.group import LocalGroup
 from rloom.runtime.process_stats import PEAK
-from rloom.trainer.checkpoint import Checkpoints
-from rloom.trainer.loop import State, StepResult, Training
-from rloom.trainer.memory import STAGE_KEYS
-from rloom.trainer.steps import worker_metrics
+from rloom.training.checkpoint import Checkpoints
+from rloom.training.loop import State, StepResult, Training
+from rloom.training.memory import STAGE_KEYS
+from rloom.training.steps import worker_metrics
 
 
 class Planted(Training):

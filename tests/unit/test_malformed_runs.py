@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rloom.cli import main
-from rloom.dumps.index import Index
-from rloom.dumps.layout import FOLDER, INDEX, SCHEMA, TOKENIZER
 from rloom.errors import RloomError
-from rloom.observe.events import EVENTS_FILE
-from rloom.observe.records import METRICS_FILE
-from rloom.observe.run_folder import CONFIG_FILE, RunFolder, Status
-from rloom.observe.run_summary import summaries
+from rloom.runs.dumps.index import Index
+from rloom.runs.dumps.layout import FOLDER, INDEX, SCHEMA, TOKENIZER
+from rloom.runs.events import EVENTS_FILE
+from rloom.runs.records import METRICS_FILE
+from rloom.runs.run_folder import CONFIG_FILE, RunFolder, Status
+from rloom.runs.run_summary import summaries
 from rloom.view.faults import RequestFault
 from rloom.view.json_text import to_json
 from rloom.view.opened import OpenedRuns

@@ -10,8 +10,8 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.engines.local import LocalEngine, Placement
+from rloom.launch.models import note_slow_bfloat16, placement
 from rloom.packing import MicroBatching
-from rloom.trainer.assemble.models import note_slow_bfloat16, placement
 from tests.helpers import ADAMW, a_batch, configured, policy
 
 REINFORCE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, None, "kl")

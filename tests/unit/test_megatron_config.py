@@ -15,9 +15,9 @@ from rloom.config.load import load_config
 from rloom.config.saved import ONE_PROCESS
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
+from rloom.launch import early_checks
 from rloom.packing import MicroBatching
 from rloom.plan.scaling import QWEN_7B
-from rloom.trainer import early_checks
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 BOTH = (f"{ACTOR}.strategy=megatron", "critic.strategy=megatron", "trainer.n_gpus_per_node=8")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from rloom.algos.correction import k3_kl
-from rloom.observe.display import Display
-from rloom.observe.mismatch import MismatchMonitor, MismatchWarning
-from rloom.observe.run_folder import RunFolder
-from rloom.observe.runlog import RunLog
+from rloom.runs.display import Display
+from rloom.runs.mismatch import MismatchMonitor, MismatchWarning
+from rloom.runs.run_folder import RunFolder
+from rloom.runs.runlog import RunLog
 
 
 def found(monitor: MismatchMonitor, figure: float | None) -> MismatchWarning | None:

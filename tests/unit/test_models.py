@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from rloom.config.load import load_config
 from rloom.engines.base import Placement
 from rloom.errors import ModelError
+from rloom.launch.engines import model_work
+from rloom.launch.models import pick_device, placement
 from rloom.models import logprobs
 from rloom.models.load import Lora, load_causal_lm, load_tokenizer
 from rloom.models.network import PolicyNetwork, ValueNetwork
 from rloom.models.save import save_description, save_pretrained
 from rloom.models.source import ModelSource
-from rloom.trainer.assemble.engines import model_work
-from rloom.trainer.assemble.models import pick_device, placement
 from tests.helpers import (
     FAMILIES,
     MIXTURES,

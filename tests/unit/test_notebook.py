@@ -19,7 +19,7 @@ sys.modules["IPython.display"] = types.ModuleType("IPython.display")
 sys.modules["IPython.display"].display = lambda output: shown.append(output._repr_mimebundle_([], [])["text/plain"])
 warnings.simplefilter("error")
 
-from rloom.observe.display import Display
+from rloom.runs.display import Display
 
 display = Display(total_steps=2)
 display.begin("gen")

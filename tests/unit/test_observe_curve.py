@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rloom.observe.curve import draw_learning_curve, smoothed
+from rloom.runs.curve import draw_learning_curve, smoothed
 
 
 def draw(tmp_path: Path, *records: dict[str, float]) -> tuple[int, int, int]:
@@ -63,5 +63,5 @@ def test_the_smooth_line_is_the_mean_of_the_neighbourhood() -> None:
 
 
 def test_matplotlib_is_imported_only_to_draw() -> None:
-    code = "import sys, rloom.observe.curve; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, rloom.runs.curve; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

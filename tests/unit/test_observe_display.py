@@ -3,8 +3,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from rloom.observe.display import Display, validation_accuracies
-from rloom.observe.names import describe_metrics, with_aliases
+from rloom.runs.display import Display, validation_accuracies
+from rloom.runs.names import describe_metrics, with_aliases
 
 METRICS = {
     "critic/score/mean": 0.53125,

@@ -3,9 +3,9 @@
 from itertools import pairwise
 from pathlib import Path
 
-from rloom.observe.events import EVENTS_FILE, EventLog
-from rloom.observe.run_folder import RunFolder
-from rloom.observe.runlog import RunLog
+from rloom.runs.events import EVENTS_FILE, EventLog
+from rloom.runs.run_folder import RunFolder
+from rloom.runs.runlog import RunLog
 
 
 def names(file: Path) -> list[tuple[str, object]]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rloom.batch import Batch, TrainBatch
-from rloom.observe.metrics import (
+from rloom.runs.metrics import (
     ModelWork,
     batch_metrics,
     device_peak_flops,
@@ -158,8 +158,8 @@ def test_a_cpu_run_reports_the_peak_of_the_process(monkeypatch: pytest.MonkeyPat
     class Usage:
         ru_maxrss = 3 * 1024**3 // unit
 
-    monkeypatch.setattr("rloom.observe.metrics.sys.platform", platform)
-    monkeypatch.setattr("rloom.observe.metrics.resource.getrusage", lambda who: Usage)
+    monkeypatch.setattr("rloom.runs.metrics.sys.platform", platform)
+    monkeypatch.setattr("rloom.runs.metrics.resource.getrusage", lambda who: Usage)
     assert throughput(tokens=1, seconds=0.0, device=CPU, devices=1) == {
         "perf/total_num_tokens": 1.0,
         "perf/time_per_step": 0.0,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rloom.observe.display import Display
-from rloom.observe.runlog import RunLog
-from rloom.observe.trackers.file import FileTracker
+from rloom.runs.display import Display
+from rloom.runs.runlog import RunLog
+from rloom.runs.trackers.file import FileTracker
 from rloom.types import Score
 
 

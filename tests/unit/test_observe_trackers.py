@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rloom.errors import ConfigError
-from rloom.observe.records import read_metrics, truncate_metrics
-from rloom.observe.trackers import Start, Tracker, make_trackers
-from rloom.observe.trackers.file import FileTracker
-from rloom.observe.trackers.tensorboard import TensorboardTracker, folder_of
-from rloom.observe.trackers.wandb import WandbTracker, logged_in
+from rloom.runs.records import read_metrics, truncate_metrics
+from rloom.runs.trackers import Start, Tracker, make_trackers
+from rloom.runs.trackers.file import FileTracker
+from rloom.runs.trackers.tensorboard import TensorboardTracker, folder_of
+from rloom.runs.trackers.wandb import WandbTracker, logged_in
 
 
 def lines(run_dir: Path) -> list[Any]:

@@ -7,10 +7,10 @@ from rloom.config.checks import check
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError, WorkerError
+from rloom.launch.reward_model import offloads_reward_model, scores_during_generation
+from rloom.launch.worker import Worker
+from rloom.launch.worker_groups import layout_of, pool_lines
 from rloom.runtime.placement import worker_layout
-from rloom.trainer.assemble.reward_model import offloads_reward_model, scores_during_generation
-from rloom.trainer.assemble.worker import Worker
-from rloom.trainer.assemble.worker_groups import layout_of, pool_lines
 
 EIGHT = (  # rollout on GPUs 0 and 1 with TP 2, the reward model on 2 and 3, actor, critic and reference on all
     "trainer.n_gpus_per_node=8",
@@ -119,7 +119,7 @@ def test_a_placement_that_cannot_be_is_refused(key: str, reason: str) -> None:
 
 def test_a_smaller_cluster_keeps_the_placement_if_it_has_these_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
-    from rloom.trainer.assemble import ray_workers
+    from rloom.launch import ray_workers
 
     monkeypatch.setattr(ray_workers.cluster, "responsive_machines", lambda _: 1)
     monkeypatch.setattr(ray_workers, "RETURN_S", 0.0)
@@ -162,7 +162,7 @@ def test_pools_that_do_not_add_up_say_what_is_left(own: dict[str, int]) -> None:
 
 def test_every_worker_has_a_gpu_of_its_own_unless_a_test_makes_them_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
-    from rloom.trainer.assemble.ray_workers import needs_of_a_worker, node_share
+    from rloom.launch.ray_workers import needs_of_a_worker, node_share
 
     config = load_config(["trainer.n_gpus_per_node=4", "trainer.device=cuda"])
     found = {}

@@ -9,7 +9,7 @@ import sys
 from tests.architecture.source import ROOT
 
 STEP = """
-from rloom.observe.display import Display
+from rloom.runs.display import Display
 display = Display(total_steps=2)
 display.begin("gen")
 display.advance("gen", 1, 2)

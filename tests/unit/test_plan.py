@@ -17,12 +17,12 @@ from rloom.config.load import load_config
 from rloom.errors import ConfigError, ModelError
 from rloom.models.load import Lora, with_lora
 from rloom.models.network import ValueNetwork
-from rloom.observe.metrics import PEAK_FLOPS
 from rloom.packing import MicroBatching
 from rloom.plan import memory, render, scaling, timing
 from rloom.plan.architecture import Architecture, architecture
 from rloom.plan.batches import batches, plan_passes
 from rloom.plan.make import Costs, Plan, make_plan
+from rloom.runs.metrics import PEAK_FLOPS
 from tests.architecture.source import ROOT
 from tests.helpers import FAMILIES, SHAPE, a_batch
 

@@ -13,15 +13,15 @@ from rloom.config.batching import reward_batching
 from rloom.config.checks import check
 from rloom.config.uses import without_effect
 from rloom.errors import ConfigError, ModelError
+from rloom.launch.model_sources import reward_source
+from rloom.launch.reward_model import check_reward_model, reward_scorer
 from rloom.models.classifier_scorer import ScoredConversations
 from rloom.models.host_weights import HostWeights
 from rloom.packing import MicroBatching
 from rloom.rewards.base import Unit
 from rloom.runtime.group import LocalGroup
 from rloom.runtime.placement import REWARD, worker_layout
-from rloom.trainer.assemble.model_sources import reward_source
-from rloom.trainer.assemble.reward_model import check_reward_model, reward_scorer
-from rloom.trainer.reward_model import ModelQueue
+from rloom.training.reward_model import ModelQueue
 from rloom.types import Sample, Score
 from tests.classifiers import llama_config, random_classifier, sample, samples, save_classifier
 from tests.helpers import configured

@@ -14,8 +14,8 @@ from rloom.batch import Batch, TrainBatch
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.learning_rate import LearningRateSchedule
-from rloom.trainer.roles import Learner, MiniBatching, Scorer
+from rloom.training.learning_rate import LearningRateSchedule
+from rloom.training.roles import Learner, MiniBatching, Scorer
 from tests.helpers import a_batch
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory, Turn
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.loop import OldLogprobs, Training
-from rloom.trainer.roles import Scorer
+from rloom.training.loop import OldLogprobs, Training
+from rloom.training.roles import Scorer
 from rloom.types import Prompt, Score
 
 

@@ -14,8 +14,8 @@ from rloom.rewards.base import Unit
 from rloom.rewards.mix import Mix, Part
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.runtime.group import LocalGroup
-from rloom.trainer.sampling import DynamicSampling, Sampler
-from rloom.trainer.scoring import Scoring
+from rloom.training.sampling import DynamicSampling, Sampler
+from rloom.training.scoring import Scoring
 from rloom.types import Prompt, SampleGroup, Score
 
 SAMPLING = Sampling(max_new_tokens=2)

@@ -12,6 +12,7 @@ from rloom import cli
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
 from rloom.errors import ConfigError
+from rloom.launch import servers
 from rloom.models.source import ModelSource
 from rloom.rollout.servers import arguments
 from rloom.rollout.servers.arguments import (
@@ -26,7 +27,6 @@ from rloom.rollout.servers.arguments import (
 from rloom.rollout.servers.launch import own_command
 from rloom.rollout.servers.trtllm_server import control_arguments
 from rloom.trainer import main_ppo
-from rloom.trainer.assemble import servers
 from tests.helpers import configured
 
 ROLLOUT = "actor_rollout_ref.rollout"

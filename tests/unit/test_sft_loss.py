@@ -12,7 +12,7 @@ from rloom.algos.objectives import SupervisedObjective
 from rloom.data.examples import Example
 from rloom.engines.local import LocalEngine
 from rloom.packing import MicroBatching
-from rloom.trainer.sft_loop import pack, perplexity
+from rloom.training.sft import pack, perplexity
 from tests.engine_subjects import local_gradients
 from tests.helpers import ADAMW, CPU, SHAPE, assert_near, eager_model, policy, save_model
 

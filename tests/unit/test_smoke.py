@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from rloom.config import smoke as smoke_module
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check, verify
+from rloom.config.frontends import smoke as smoke_module
+from rloom.config.frontends.smoke import Available, description, replacements
 from rloom.config.load import load_config, with_changes
 from rloom.config.schema import Config
-from rloom.config.smoke import Available, description, replacements
 from rloom.errors import ConfigError
-from rloom.trainer import early_checks, main_ppo
+from rloom.launch import early_checks
+from rloom.trainer import main_ppo
 from tests.helpers import configured
 
 NOTHING = Available(gpus=0, ray=True, vllm=False, environment={})

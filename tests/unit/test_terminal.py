@@ -13,9 +13,9 @@ from rich.console import Console
 from rloom.cli import main
 from rloom.console import run_safely
 from rloom.errors import DataError
-from rloom.observe.display import Display
-from rloom.observe.events import EVENTS_FILE, EventLog
 from rloom.rewards.try_command import render
+from rloom.runs.display import Display
+from rloom.runs.events import EVENTS_FILE, EventLog
 from rloom.terminal import printable
 from rloom.types import Sample, Score
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rloom.observe import trackers
-from rloom.observe.trackers import Start, make_trackers
-from rloom.observe.trackers.base import cell, first_line
-from rloom.observe.trackers.file import FileTracker
-from rloom.observe.trackers.guard import GuardedTracker
-from rloom.observe.trackers.mlflow_values import metric_name, params
+from rloom.runs import trackers
+from rloom.runs.trackers import Start, make_trackers
+from rloom.runs.trackers.base import cell, first_line
+from rloom.runs.trackers.file import FileTracker
+from rloom.runs.trackers.guard import GuardedTracker
+from rloom.runs.trackers.mlflow_values import metric_name, params
 
 
 class Service:

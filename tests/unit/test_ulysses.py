@@ -23,10 +23,10 @@ from rloom.engines.base import Placement
 from rloom.engines.ulysses import SequenceParallelGroup, check_heads, exchange, new_sequence_parallel_group
 from rloom.errors import ConfigError
 from rloom.families.family import family_of
+from rloom.launch.models import sequence_ranks
 from rloom.models.load import Lora
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching, share_rows
-from rloom.trainer.assemble.models import sequence_ranks
 from tests.engine_subjects import ENGINES, check_recorded, recording
 from tests.families import listed_families, split_faults, tiny_config
 from tests.helpers import (

@@ -143,7 +143,7 @@ from rloom.view.access import Access
 from rloom.view.opened import OpenedRuns
 listen(0, OpenedRuns([Path(sys.argv[1])]), Access("x" * 22)).server_close()
 print([name for name in ("torch", "transformers", "numpy", "pyarrow", "pandas") if name in sys.modules])
-from rloom.dumps.reader import Dumps
+from rloom.runs.dumps.reader import Dumps
 dumps = Dumps(Path(sys.argv[1]))
 dumps.prompts("train", 1), dumps.answers("train", 1, 0), dumps.texts("train", 1)
 print([name for name in ("torch", "transformers", "pandas") if name in sys.modules])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rloom.diagnosis.report import Report
-from rloom.observe.run_folder import RunFolder
+from rloom.doctor.run.report import Report
+from rloom.runs.run_folder import RunFolder
 from tests.view_client import Viewer, viewing
 from tests.view_runs import (
     ANSWERS,

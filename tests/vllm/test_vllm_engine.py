@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from rloom.errors import ConfigError, ModelError
+from rloom.launch.probe import check_agreement
 from rloom.models.load import Lora
 from rloom.models.source import EMBEDDED, ModelSource
 from rloom.rollout.base import Request, Rollout
 from rloom.rollout.vllm.environment import set_environment
-from rloom.trainer.assemble.probe import check_agreement
 from tests.contract.test_rollout_contract import (
     GREEDY,
     LUCKY,

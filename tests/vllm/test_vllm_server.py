@@ -13,6 +13,7 @@ import torch
 
 from rloom.batch import Batch
 from rloom.engines.local import LocalEngine
+from rloom.launch.servers import VLLM_ON_CPU
 from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.network import PolicyNetwork
 from rloom.models.source import ModelSource
@@ -23,7 +24,6 @@ from rloom.rollout.servers.launch import Launch, ServerProcess
 from rloom.rollout.servers.vllm import VllmWire
 from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import COLLECTIVE, TransferSettings
-from rloom.trainer.assemble.servers import VLLM_ON_CPU
 from tests.helpers import CPU, engine_of, policy
 from tests.requests import trajectories
 

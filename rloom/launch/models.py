@@ -1,0 +1,372 @@
+"""The models of a run, and the training and rollout engines that hold them."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rloom.algos.registry import resolve_algorithm
+from rloom.config.batching import model_ranks, scoring_batching, training_batching
+from rloom.config.megatron_section import EngineMemory
+from rloom.config.run_config import RunConfig
+from rloom.config.schema import Actor, Config, Critic, Model, Optim
+from rloom.engines.base import AdamW, Engine, Placement
+from rloom.errors import ConfigError
+from rloom.families.family import Family, family_of
+from rloom.launch.engines import Ranks, make_engine, reads_own_part
+from rloom.launch.model_sources import critic_source, policy_source
+from rloom.launch.servers import check_servers, server_rollout
+from rloom.models.checkpoint_format import CheckpointFormat
+from rloom.models.load import Lora, load_causal_lm
+from rloom.models.network import PolicyNetwork, ValueNetwork
+from rloom.models.source import ModelSource, check_folder
+from rloom.rollout.base import Rollout, WeightOwner
+from rloom.rollout.hf import HfRollout
+from rloom.rollout.limits import default_sequences
+from rloom.rollout.native.engine import NativeRollout
+from rloom.rollout.vllm.environment import check_installed, set_environment
+
+if TYPE_CHECKING:
+    from rloom.rollout.vllm.arguments import VllmSettings
+
+log = logging.getLogger(__name__)
+
+
+def pick_device(config: RunConfig) -> torch.device:
+    wanted = config.trainer.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device=cuda: torch sees no GPU on this machine; use auto or cpu")
+    # with its index, which torch.distributed needs; a worker sees only its own GPU
+    return torch.device("cuda", 0) if wanted != "cpu" and torch.cuda.is_available() else torch.device("cpu")
+
+
+def placement(config: RunConfig, memory: EngineMemory) -> Placement:
+    device = pick_device(config)
+    return Placement(
+        device, pick_dtype(device, memory.dtype), bool(memory.param_offload), bool(memory.optimizer_offload)
+    )
+
+
+def pick_dtype(device: torch.device, name: str) -> torch.dtype:
+    auto = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = auto if name == "auto" else getattr(torch, name)
+    if (device.type, dtype) == ("cpu", torch.bfloat16) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        note_slow_bfloat16()
+    return dtype
+
+
+@cache
+def note_slow_bfloat16() -> None:
+    """Cached: logged once in a process, not once for each role."""
+    log.warning(
+        "Note: fsdp_config.dtype=bfloat16: this CPU has no bfloat16 arithmetic, and torch's substitute can be "
+        "a hundred times slower than float32; use dtype=auto or float32 on it"
+    )
+
+
+def sequence_ranks(role: Actor | Critic, ranks: int) -> int:
+    """Ranks that divide a sequence. The reference uses the actor's; a single rank (evaluation) does not divide it."""
+    return 1 if ranks == 1 else role.ulysses_sequence_parallel_size
+
+
+def adamw(optim: Optim, grad_clip: float) -> AdamW:
+    return AdamW(optim.weight_decay, optim.betas, grad_clip)
+
+
+def policy_network(config: Config, *, dtype: torch.dtype = torch.float32, empty: bool = False) -> PolicyNetwork:
+    """Empty: it has no weights; they come from rank 0, or each rank reads its part."""
+    model, checkpointing = (
+        config.actor_rollout_ref.model,
+        config.actor_rollout_ref.actor.fsdp_config.gradient_checkpointing,
+    )
+    return causal_network(
+        model,
+        policy_source(config),
+        temperature=config.actor_rollout_ref.rollout.temperature,
+        checkpointing=model.enable_gradient_checkpointing if checkpointing is None else checkpointing,
+        dtype=dtype,
+        empty=empty,
+        replays_routing=config.replays_routing,
+    )
+
+
+def causal_network(
+    model: Model,
+    source: ModelSource,
+    *,
+    temperature: float,
+    checkpointing: bool,
+    dtype: torch.dtype = torch.float32,
+    empty: bool = False,
+    replays_routing: bool = False,
+) -> PolicyNetwork:
+    lora = (
+        Lora(model.lora_rank, model.lora_alpha, model.target_modules, model.lora_adapter_path)
+        if model.has_lora
+        else None
+    )
+    layout = family_of(source).layout(packed=model.use_remove_padding)
+    network = PolicyNetwork(
+        load_causal_lm(source, lora=lora, dtype=dtype, empty=empty, attention=layout.attention),
+        packed=layout.packed,
+        temperature=temperature,
+        chunked=model.use_fused_kernels,
+        replays_routing=replays_routing,
+    )
+    if checkpointing:
+        network.decoder.enable_checkpointing()
+    return network
+
+
+def actor_ranks(config: Config, ranks: int) -> Ranks:
+    """Of actor and reference."""
+    actor = config.actor_rollout_ref.actor
+    return Ranks(
+        ranks,
+        actor.fsdp_config.fsdp_size,
+        sequence_ranks(actor, ranks),
+        "actor_rollout_ref.actor",
+        policy_source(config),
+        actor.megatron,
+    )
+
+
+def policy_engine(
+    config: Config,
+    network: PolicyNetwork,
+    *,
+    trained: bool = True,
+    reference: Engine | None = None,
+    ranks: int = 1,
+) -> Engine:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    shared, divided = sequence_ranks(actor, ranks), model_ranks(actor, ranks)
+    return make_engine(
+        actor.strategy,
+        network,
+        placement(config, actor.engine_memory),
+        actor_ranks(config, ranks),
+        scoring=scoring_batching(rollout, ranks, shared, divided),
+        training=training_batching(actor, ranks, shared, divided),
+        optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
+        reference=reference,
+        compiled=actor.use_torch_compile,
+    )
+
+
+def needs_critic(config: Config) -> bool:
+    return resolve_algorithm(config.algorithm.adv_estimator).needs_critic
+
+
+def has_reference_model(config: Config) -> bool:
+    """A frozen second copy, where KL is used. With LoRA there is none: the policy's adapter is switched off."""
+    return config.uses_reference and not config.actor_rollout_ref.model.has_lora
+
+
+def offloads_reference(config: Config) -> bool:
+    roles = config.actor_rollout_ref
+    section = roles.ref.megatron if roles.actor.strategy == "megatron" else roles.ref.fsdp_config
+    return bool(section.param_offload)
+
+
+def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Engine:
+    model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
+    actor = config.actor_rollout_ref.actor
+    where = placement(config, actor.engine_memory)
+    shared, divided, source = sequence_ranks(actor, ranks), model_ranks(actor, ranks), policy_source(config)
+    empty = empty or reads_own_part(actor, ranks)
+    layout = family_of(source).layout(packed=model.use_remove_padding)
+    return make_engine(
+        actor.strategy,
+        PolicyNetwork(
+            load_causal_lm(source, empty=empty, attention=layout.attention),
+            packed=layout.packed,
+            temperature=config.actor_rollout_ref.rollout.temperature,
+            chunked=model.use_fused_kernels,
+        ),
+        Placement(where.device, where.dtype, offload_parameters=offloads_reference(config)),
+        actor_ranks(config, ranks),
+        scoring=scoring_batching(ref, ranks, shared, divided),
+        compiled=actor.use_torch_compile if ref.use_torch_compile is None else ref.use_torch_compile,
+    )
+
+
+def critic_network(config: Config, *, empty: bool = False) -> ValueNetwork:
+    critic, source = config.critic, critic_source(config)
+    layout = family_of(source).layout(packed=critic.model.use_remove_padding)
+    network = ValueNetwork(load_causal_lm(source, empty=empty, attention=layout.attention), packed=layout.packed)
+    checkpointing = critic.model.fsdp_config.gradient_checkpointing
+    if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
+        network.decoder.enable_checkpointing()
+    return network
+
+
+def critic_engine(config: Config, network: ValueNetwork, *, ranks: int = 1) -> Engine:
+    critic, fsdp = config.critic, config.critic.model.fsdp_config
+    shared = sequence_ranks(critic, ranks)
+    batching = training_batching(critic, ranks, shared, model_ranks(critic, ranks))
+    return make_engine(
+        critic.strategy,
+        network,
+        placement(config, critic.engine_memory),
+        Ranks(ranks, fsdp.fsdp_size, shared, "critic", critic_source(config), critic.megatron),
+        scoring=batching,
+        training=batching,
+        optimizer=adamw(critic.optim, critic.grad_clip),
+        compiled=critic.use_torch_compile,
+    )
+
+
+def hf_rollout(
+    config: Config, network: PolicyNetwork, owner: WeightOwner, tokenizer: PreTrainedTokenizerBase
+) -> Rollout:
+    rollout = config.actor_rollout_ref.rollout
+    generation = family_of(policy_source(config)).hf_generation()
+    return HfRollout(
+        network,
+        owner=owner,
+        pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        max_sequences=rollout.max_num_seqs or default_sequences("hf", owner.device.type),
+        generate_kwargs=rollout.engine_kwargs,
+        attention=generation.attention,
+        pads_prompts=generation.pads_prompts,
+    )
+
+
+def native_rollout(
+    config: Config, network: PolicyNetwork, owner: WeightOwner, tokenizer: PreTrainedTokenizerBase
+) -> Rollout:
+    rollout = config.actor_rollout_ref.rollout
+    return NativeRollout(
+        network,
+        owner=owner,
+        max_sequences=rollout.max_num_seqs or default_sequences("native", owner.device.type),
+        max_prefill_tokens=rollout.max_num_batched_tokens,
+        memory_share=rollout.gpu_memory_utilization,
+        free_cache=rollout.free_cache_engine,
+        eager=rollout.enforce_eager,
+        longest_prompt=config.data.max_prompt_length,
+        records_routing=config.replays_routing,
+    )
+
+
+def vllm_rollout(
+    config: Config, network: PolicyNetwork, owner: WeightOwner | None, tokenizer: PreTrainedTokenizerBase
+) -> Rollout:
+    from rloom.rollout.vllm.engine import VllmRollout  # an extra, and slow to import
+
+    adapter, convert = network.adapter_config(), CheckpointFormat(network)
+    settings = vllm_settings(config, None if adapter is None else adapter["r"])
+    reads_weights = adapter is not None or not convert.complete
+    return VllmRollout(replace(settings, reads_weights=reads_weights), convert, adapter)
+
+
+def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":
+    from rloom.rollout.vllm.arguments import VllmSettings
+
+    rollout, where = config.actor_rollout_ref.rollout, placement(config, config.actor_rollout_ref.actor.engine_memory)
+    return VllmSettings(
+        source=policy_source(config),
+        device=where.device,
+        dtype=where.dtype,
+        max_sequences=rollout.max_num_seqs or default_sequences("vllm", where.device.type),
+        max_batched_tokens=rollout.max_num_batched_tokens,
+        max_model_tokens=config.data.max_prompt_length + config.data.max_response_length,
+        memory_share=rollout.gpu_memory_utilization,
+        free_memory=rollout.free_cache_engine,
+        eager=rollout.enforce_eager,
+        temperature=rollout.temperature,
+        lora_rank=lora_rank,
+        tensor_parallel=rollout.workers_per_engine,
+        engine_kwargs=rollout.engine_kwargs,
+    )
+
+
+def servers(
+    config: Config,
+    network: PolicyNetwork,
+    actor: Engine | None,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    gpus: Sequence[str],
+) -> Rollout:
+    where, rollout = placement(config, config.actor_rollout_ref.actor.engine_memory), config.actor_rollout_ref.rollout
+    arguments: dict[str, Any] = {}
+    if rollout.name == "vllm" and rollout.starts_servers:
+        from rloom.rollout.vllm.arguments import engine_arguments
+
+        arguments = engine_arguments(vllm_settings(config, None))
+    return server_rollout(config, network, actor, where.device, where.dtype, gpus, arguments)
+
+
+@dataclass(frozen=True)
+class RolloutBackend:
+    build: Callable[..., Rollout]
+    own_model: bool = False  # it reads the model itself and gets every update by load_weights
+    one_client: bool = False  # only the first worker has it: the model is in processes of its own
+
+
+SERVERS = RolloutBackend(servers, own_model=True, one_client=True)
+ROLLOUTS = {
+    "native": RolloutBackend(native_rollout),
+    "hf": RolloutBackend(hf_rollout),
+    "vllm": RolloutBackend(vllm_rollout, own_model=True),
+}
+
+
+def rollout_backend(config: Config) -> RolloutBackend:
+    rollout = config.actor_rollout_ref.rollout
+    return SERVERS if rollout.uses_servers else ROLLOUTS[rollout.name]
+
+
+def rollout_engine(
+    config: Config,
+    network: PolicyNetwork,
+    owner: WeightOwner | None,
+    tokenizer: PreTrainedTokenizerBase,
+    gpus: Sequence[str] = (),
+) -> Rollout:
+    """`owner` of all the network's weights, if this process has them. `gpus`: where servers can be started."""
+    backend = rollout_backend(config)
+    places = {"gpus": gpus} if backend.one_client else {}
+    return backend.build(config, network, owner, tokenizer, **places)
+
+
+def rollout_has_own_model(config: Config) -> bool:
+    return rollout_backend(config).own_model
+
+
+def check_rollout(config: Config) -> None:
+    """On the machine that generates, before weights are read."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.uses_servers:
+        where = placement(config, config.actor_rollout_ref.actor.engine_memory)
+        check_servers(config, where.device, where.dtype)
+    if rollout.name == "vllm" and rollout.starts_servers is not False:
+        check_installed()
+        set_environment()
+        from rloom.rollout.vllm.arguments import check_model
+
+        model = config.actor_rollout_ref.model
+        check_model(vllm_settings(config, model.lora_rank if model.has_lora else None))
+
+
+def check_policy_family(config: Config) -> None:
+    """Before weights are read: the model can be trained here, and the rollout engine can generate with it."""
+    source = policy_source(config)
+    check_folder(source)
+    family = family_of(source)
+    family.layout(packed=config.actor_rollout_ref.model.use_remove_padding)
+    if not config.actor_rollout_ref.rollout.uses_servers:  # servers have models of their own, perhaps elsewhere
+        FAMILY_CHECKS[config.actor_rollout_ref.rollout.name](family)
+
+
+FAMILY_CHECKS: dict[str, Callable[[Family], object]] = {
+    "native": Family.check_native,
+    "hf": Family.hf_generation,
+    "vllm": lambda family: check_installed(),  # vLLM has models of its own: check_rollout
+}

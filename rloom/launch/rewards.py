@@ -1,0 +1,177 @@
+"""The reward of a run, from its configuration."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+from rloom.config.load import expand
+from rloom.config.reward_parts import RewardPart, reward_parts
+from rloom.config.schema import IN_PYTHON, Config
+from rloom.errors import RewardError
+from rloom.launch.reward_model import has_reward_model, reward_scorer
+from rloom.rewards.background import BackgroundScorer, FutureQueue, LeastLoaded
+from rloom.rewards.base import Reward, ScoreQueue
+from rloom.rewards.in_process import FunctionReward
+from rloom.rewards.judge.judge import JudgeReward
+from rloom.rewards.mix import Mix, Part
+from rloom.rewards.pool import RulePool
+from rloom.rewards.remote import RemoteReward
+from rloom.rewards.routing import check_sources, runs_code
+from rloom.rewards.rules import format
+from rloom.rewards.rules.code import Settings
+from rloom.rewards.sandbox.describe import check_sandbox
+from rloom.runtime.group import Group, LocalGroup
+from rloom.runtime.placement import worker_layout
+from rloom.training.reward_model import ModelQueue
+from rloom.types import Prompt
+
+log = logging.getLogger(__name__)
+
+
+def rules(config: Config) -> RulePool:
+    return RulePool(
+        num_workers=config.reward_model.num_workers,
+        timeout_s=config.reward_model.timeout_s,
+        reward_kwargs=config.custom_reward_function.reward_kwargs,
+        sandbox=config.reward_model.sandbox.model_dump(),
+    )
+
+
+def custom_function(config: Config) -> RulePool:
+    custom = config.custom_reward_function
+    assert custom.path is not None
+    if custom.path == IN_PYTHON:
+        raise RewardError(
+            f"custom_reward_function.path={IN_PYTHON}: the reward of that run was a function given to rloom.train, "
+            "which is not saved; write it to a file and set custom_reward_function.path=FILE"
+        )
+    return RulePool(
+        num_workers=config.reward_model.num_workers,
+        timeout_s=config.reward_model.timeout_s,
+        path=str(expand(custom.path)),
+        name=custom.name,
+        reward_kwargs=custom.reward_kwargs,
+        whole_groups=config.reward_model.reward_manager == "batch",
+    )
+
+
+def given_function(config: Config, function: Callable[..., Any]) -> FunctionReward:
+    # by default one call at a time, since a function that was written for a notebook need not be thread-safe
+    calls = config.reward_model.num_workers if config.is_given("reward_model.num_workers") else 1
+    return FunctionReward(
+        function,
+        concurrent_calls=calls,
+        timeout_s=config.reward_model.timeout_s,
+        reward_kwargs=config.custom_reward_function.reward_kwargs,
+        whole_groups=config.reward_model.reward_manager == "batch",
+    )
+
+
+def format_rule(config: Config) -> RulePool:
+    return RulePool(
+        num_workers=1,
+        timeout_s=config.reward_model.timeout_s,
+        path=format.__file__,
+        reward_kwargs={"pattern": config.reward_model.format.pattern},
+    )
+
+
+def judge(config: Config) -> JudgeReward:
+    return JudgeReward(config.reward_model.api)
+
+
+def remote_reward(config: Config) -> RemoteReward:
+    remote = config.reward_model.remote
+    return RemoteReward(
+        remote.addresses,
+        timeout_s=remote.timeout_s,
+        max_retries=remote.max_retries,
+        concurrency=remote.concurrency,
+        batch_size=remote.batch_size,
+        token_env=remote.token_env,
+    )
+
+
+REWARDS: Mapping[str, Callable[[Config], Reward]] = {
+    "rules": rules,
+    "function": custom_function,
+    "format": format_rule,
+    "judge": judge,
+    "remote": remote_reward,
+}
+ON_EVERY_MACHINE = ("rules", "function")  # they need processors; the others wait for something else
+
+
+@contextmanager
+def open_queues(
+    config: Config, prompts: Sequence[Prompt], function: Callable[..., Any] | None = None
+) -> Iterator[dict[str, BackgroundScorer]]:
+    """The rewards that run in this process, by the name of their part. Checked: they can score the prompts.
+
+    `function`: the reward function that the calling program gave.
+    """
+    with ExitStack() as stack:
+        queues = {}
+        for part in reward_parts(config):
+            if part.source == "rules":
+                check_rules(config, prompts)
+            if part.source in REWARDS:
+                given = function if part.source == "function" else None
+                reward = REWARDS[part.source](config) if given is None else given_function(config, given)
+                queues[part.name] = stack.enter_context(closing(BackgroundScorer(reward)))
+                reward.check()
+        yield queues
+
+
+def check_rules(config: Config, prompts: Sequence[Prompt]) -> None:
+    """Every data source has a rule."""
+    rows: dict[str, list[int]] = defaultdict(list)
+    for prompt in prompts:
+        rows[prompt.data_source].append(prompt.index)
+    check_sources(rows, config.custom_reward_function.reward_kwargs)
+    if any(map(runs_code, rows)):
+        settings = Settings.of(config.reward_model.sandbox.model_dump())
+        log.warning(f"Note: {check_sandbox(settings.limits, settings.isolation)}")
+
+
+def in_process_model(config: Config) -> list[Group]:
+    """The reward model for a run without workers, if the run has one."""
+    if not has_reward_model(config):
+        return []
+    return [LocalGroup([reward_scorer(config, worker_layout(1, 1, {}))])]
+
+
+def reward_mix(
+    config: Config,
+    queues: Mapping[str, BackgroundScorer],
+    *,
+    elsewhere: Sequence[FutureQueue] = (),
+    model: Sequence[Group],
+    during_generation: bool = False,
+) -> Mix:
+    """`elsewhere`: the queues of the other machines of the run. `model`: the workers of the reward model, which score
+    at the end of a generation or during it."""
+
+    def queue(part: RewardPart) -> ScoreQueue:
+        if part.source == "model":
+            return ModelQueue(model, during_generation=during_generation)
+        own = queues[part.name]
+        return LeastLoaded(own, [own, *elsewhere]) if part.source in ON_EVERY_MACHINE else own
+
+    return Mix(
+        [Part(part.name, queue(part), part.weight, part.normalize, part.skip_failed) for part in reward_parts(config)]
+    )
+
+
+def spread_source(config: Config) -> str | None:
+    """What the other machines of a run compute too. A function of this process stays in it."""
+    if config.custom_reward_function.path == IN_PYTHON:
+        return None
+    return next((part.source for part in reward_parts(config) if part.source in ON_EVERY_MACHINE), None)
+
+
+def queue_of(config: Config, source: str) -> BackgroundScorer:
+    """On a machine other than the first, on which the reward was checked."""
+    return BackgroundScorer(REWARDS[source](config))

@@ -1,0 +1,187 @@
+"""The rollout engine of servers, from the configuration: by URL, or started on this machine."""
+
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rloom.config.load import expand
+from rloom.config.schema import Config
+from rloom.engines.base import Engine
+from rloom.engines.distributed import all_gather_objects
+from rloom.errors import ConfigError
+from rloom.launch.model_sources import policy_source
+from rloom.models.checkpoint_format import CheckpointFormat
+from rloom.models.network import PolicyNetwork
+from rloom.rollout.limits import default_sequences, with_queued
+from rloom.rollout.servers.arguments import (
+    SGLANG_ENVIRONMENT,
+    VLLM_ENVIRONMENT,
+    ServerSettings,
+    sglang_arguments,
+    sglang_command,
+    trtllm_arguments,
+    trtllm_command,
+    vllm_command,
+)
+from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
+from rloom.rollout.servers.launch import Launch, ServerProcess, own_command
+from rloom.rollout.servers.sglang import SglangWire
+from rloom.rollout.servers.trtllm import TrtllmWire
+from rloom.rollout.servers.vllm import VllmWire
+from rloom.rollout.servers.watch import WatchSettings
+from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+CONTROL_KEY = "RLOOM_SERVER_KEY"
+VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+WIRES: Mapping[str, Callable[[Config], Wire]] = {
+    "vllm": lambda config: VllmWire(config.actor_rollout_ref.rollout.temperature),
+    "sglang": lambda config: SglangWire(),
+    "trtllm": lambda config: TrtllmWire(),
+}
+
+
+def server_rollout(
+    config: Config,
+    network: PolicyNetwork,
+    actor: Engine | None,  # where this process has all its weights
+    device: torch.device,
+    dtype: torch.dtype,
+    gpus: Sequence[str],  # of all workers of this machine
+    engine_arguments: Mapping[str, Any],  # of vLLM, if it is started
+) -> ServerRollout:
+    rollout = config.actor_rollout_ref.rollout
+    section = rollout.server
+    on_gpu = device.type == "cuda"
+    shared = section.weight_transfer == SHARED
+    key = server_key(section.key_env)
+    if key is None and rollout.name == "trtllm" and rollout.starts_servers:
+        key = secrets.token_hex(32)  # its server takes weights only with a key
+    return ServerRollout(
+        running_servers(config, device)
+        if section.addresses
+        else started_servers(config, device, dtype, gpus, engine_arguments, key),
+        WIRES[rollout.name](config),
+        ClientSettings(
+            WatchSettings(section.start_timeout_s, section.health_interval_s, section.max_restarts),
+            request_timeout_s=section.request_timeout_s,
+            # a server of the user's is on other GPUs, unless it shares the trainer's memory
+            releases_memory=on_gpu and rollout.free_cache_engine and (shared or not section.addresses),
+            max_requests=with_queued(rollout.max_num_seqs or default_sequences(rollout.name, device.type)),
+            key=key,
+        ),
+        CheckpointFormat(network),
+        None if actor is None else actor.weights,
+    )
+
+
+def server_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if variable not in os.environ:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.server.key_env={variable}: the environment has no such variable; set it"
+        )
+    return os.environ[variable]
+
+
+def transfer(config: Config, device: torch.device, *, on_trainers_gpu: bool) -> TransferSettings:
+    rollout = config.actor_rollout_ref.rollout
+    kind: str = rollout.server.weight_transfer
+    if kind == "auto":
+        kind = SHARED if rollout.name == "trtllm" or on_trainers_gpu else COLLECTIVE
+    return TransferSettings(kind, device, rollout.tensor_model_parallel_size, rollout.server.start_timeout_s)
+
+
+def running_servers(config: Config, device: torch.device) -> list[ServerSpec]:
+    how = transfer(config, device, on_trainers_gpu=False)
+    return [ServerSpec(url, None, how) for url in config.actor_rollout_ref.rollout.server.addresses]
+
+
+def started_servers(
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    gpus: Sequence[str],
+    engine_arguments: Mapping[str, Any],
+    key: str | None,
+) -> list[ServerSpec]:
+    rollout = config.actor_rollout_ref.rollout
+    size, count = rollout.tensor_model_parallel_size, rollout.engines(config.workers)
+    on_gpu = device.type == "cuda"
+    if rollout.name == "trtllm" and on_gpu:  # it takes handles of memory on its own GPU
+        gpus = [own_gpu()]
+    if on_gpu and count * size > len(gpus):
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.server.count={count} with tensor_model_parallel_size={size}: {count * size} "
+            f"GPUs are needed, and the run has {len(gpus)} here; use less, or name servers in "
+            "actor_rollout_ref.rollout.server.urls"
+        )
+    command, environment = start_command(config, device, dtype, engine_arguments, key)
+    logs = expand(config.trainer.default_local_dir) / "logs"
+    specs = []
+    for number in range(count):
+        own = gpus[number * size : (number + 1) * size] if on_gpu else []
+        visible = {VISIBLE_GPUS: ",".join(own)} if own else {}
+        process = ServerProcess(Launch(command, environment | visible, Path(logs) / f"server_{number}.log"))
+        how = transfer(config, device, on_trainers_gpu=own_gpu() in own)
+        specs.append(ServerSpec(process.url, process, how))
+    return specs
+
+
+def start_command(
+    config: Config, device: torch.device, dtype: torch.dtype, engine_arguments: Mapping[str, Any], key: str | None
+) -> tuple[list[str], dict[str, str]]:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.server.command is not None:
+        return own_command(rollout.server.command, policy_source(config).location), {}
+    if rollout.name == "sglang":
+        return sglang_command(server_settings(config, device, dtype)), SGLANG_ENVIRONMENT
+    if rollout.name == "trtllm":
+        assert key is not None
+        return trtllm_command(server_settings(config, device, dtype), CONTROL_KEY), {CONTROL_KEY: key}
+    assert rollout.name == "vllm"
+    environment = VLLM_ENVIRONMENT | ({} if device.type == "cuda" else VLLM_ON_CPU)
+    return vllm_command(engine_arguments, rollout.tensor_model_parallel_size), environment
+
+
+def server_settings(config: Config, device: torch.device, dtype: torch.dtype) -> ServerSettings:
+    rollout, on_gpu = config.actor_rollout_ref.rollout, device.type == "cuda"
+    return ServerSettings(
+        source=policy_source(config),
+        dtype=str(dtype).removeprefix("torch."),
+        max_sequences=rollout.max_num_seqs or default_sequences(rollout.name, device.type),
+        max_prefill_tokens=rollout.max_num_batched_tokens,
+        max_model_tokens=config.data.max_prompt_length + config.data.max_response_length,
+        memory_share=rollout.gpu_memory_utilization,
+        releases_memory=on_gpu and rollout.free_cache_engine,
+        eager=rollout.enforce_eager,
+        tensor_parallel=rollout.tensor_model_parallel_size,
+        on_gpu=on_gpu,
+        engine_kwargs=rollout.engine_kwargs,
+    )
+
+
+def check_servers(config: Config, device: torch.device, dtype: torch.dtype) -> None:
+    """On the machine that starts them, before weights are read."""
+    rollout = config.actor_rollout_ref.rollout
+    server_key(rollout.server.key_env)
+    arguments = {"sglang": sglang_arguments, "trtllm": trtllm_arguments}
+    if rollout.name in arguments and rollout.starts_servers:
+        arguments[rollout.name](server_settings(config, device, dtype))
+
+
+def own_gpu() -> str:
+    return os.environ.get(VISIBLE_GPUS, "0").split(",")[0]
+
+
+def gpus_of_workers(*, alone: bool = True) -> list[str]:
+    """The GPUs of all workers of a pool, which call this together. A single worker has those that it sees."""
+    if alone:
+        seen = os.environ.get(VISIBLE_GPUS) or ",".join(map(str, range(torch.cuda.device_count())))
+        return [gpu for gpu in seen.split(",") if gpu]
+    return sorted({*all_gather_objects(own_gpu())})

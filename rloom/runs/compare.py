@@ -1,0 +1,159 @@
+"""Two or more runs side by side: configuration, accuracy, metrics at equal steps. Values of a run are in its order."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rloom.runs.display import validation_accuracies
+from rloom.runs.names import KL_METRICS
+from rloom.runs.run_folder import RunFolder, flat_config
+
+# label -> names of the metric; the first that a run has
+KEY_METRICS: Mapping[str, Sequence[str]] = {
+    "reward": ("critic/score/mean",),
+    "KL to the reference": KL_METRICS,
+    "ppo_kl": ("actor/ppo_kl",),
+    "entropy": ("actor/entropy",),
+    "answer length": ("response_length/mean",),
+    "clip fraction": ("actor/pg_clipfrac",),
+    "loss": ("train/loss",),  # of supervised fine-tuning
+    "validation loss": ("val/loss",),
+    "seconds a step": ("timing_s/step", "perf/time_per_step"),
+    "tokens/s": ("perf/throughput", "train/tokens_per_s"),
+    "memory (GB)": ("perf/max_memory_allocated_gb",),
+}
+TENTHS = 10
+
+Series = Mapping[int, float]  # by step
+
+
+@dataclass(frozen=True)
+class ConfigDifference:
+    key: str
+    values: Sequence[Any]  # None also where a run has no such key
+    present: Sequence[bool]  # whether a run has the key: versions of rloom differ in their keys
+    default: Any
+    is_default: Sequence[bool]
+
+
+@dataclass(frozen=True)
+class Point:
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class AccuracyComparison:
+    """Of one data source. A run without validations of it has no points."""
+
+    source: str
+    common_steps: Sequence[int]  # at which all runs have validated
+    first_common: Sequence[Point | None]
+    last_common: Sequence[Point | None]
+    best: Sequence[Point | None]  # of each run, at any step
+    last: Sequence[Point | None]  # of each run, at its own last validation
+
+
+@dataclass(frozen=True)
+class MetricComparison:
+    label: str
+    series: Sequence[Series]
+    steps: Sequence[int]  # every tenth of the steps that all runs have
+    rows: Sequence[Sequence[float]]  # for each of `steps`, the values of the runs
+
+
+@dataclass(frozen=True)
+class Comparison:
+    names: Sequence[str]
+    last_steps: Sequence[int]
+    config: Sequence[ConfigDifference]
+    accuracy: Sequence[AccuracyComparison]
+    metrics: Sequence[MetricComparison]
+
+
+def compare(runs: Sequence[RunFolder], defaults: Mapping[str, Any] | None = None) -> Comparison:
+    """`defaults`: of the keys of the configuration."""
+    metrics = [run.metrics for run in runs]
+    return Comparison(
+        names=[run.name for run in runs],
+        last_steps=[int(rows[-1]["step"]) if rows else 0 for rows in metrics],
+        config=compare_configs([run.config for run in runs], defaults or {}),
+        accuracy=compare_accuracies(metrics),
+        metrics=compare_metrics(metrics),
+    )
+
+
+def compare_configs(configs: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> list[ConfigDifference]:
+    """The keys whose values differ. A run whose config.yaml is missing or empty takes no part."""
+    flat = [flat_config(config) for config in configs]
+    keys = dict.fromkeys(key for config in flat for key in config)
+    found = []
+    for key in keys:
+        values = [config.get(key) for config in flat]
+        known = [value for value, config in zip(values, flat, strict=True) if config]
+        if any(value != known[0] for value in known):
+            default = defaults.get(key)
+            is_default = [key in defaults and bool(config) and config.get(key) == default for config in flat]
+            found.append(ConfigDifference(key, values, [key in config for config in flat], default, is_default))
+    return found
+
+
+def compare_accuracies(metrics: Sequence[Sequence[Mapping[str, float]]]) -> list[AccuracyComparison]:
+    curves = [accuracy_curves(rows) for rows in metrics]
+    found = []
+    for source in dict.fromkeys(source for curve in curves for source in curve):
+        series = [curve.get(source, {}) for curve in curves]
+        common = common_steps(series)
+        found.append(
+            AccuracyComparison(
+                source,
+                common,
+                first_common=[Point(common[0], each[common[0]]) if common else None for each in series],
+                last_common=[Point(common[-1], each[common[-1]]) if common else None for each in series],
+                best=[Point(step := max(each, key=lambda s: each[s]), each[step]) if each else None for each in series],
+                last=[Point(step := max(each), each[step]) if each else None for each in series],
+            )
+        )
+    return found
+
+
+def accuracy_curves(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[int, float]]:
+    """By data source."""
+    curves: dict[str, dict[int, float]] = {}
+    for row in rows:
+        for source, value in validation_accuracies(row).items():
+            curves.setdefault(source, {})[int(row["step"])] = value
+    return curves
+
+
+def compare_metrics(metrics: Sequence[Sequence[Mapping[str, float]]]) -> list[MetricComparison]:
+    """Those of `KEY_METRICS` that any run has."""
+    found = []
+    for label, names in KEY_METRICS.items():
+        series = [series_of(rows, names) for rows in metrics]
+        if any(series):
+            steps = tenths(common_steps(series))
+            rows = [[each[step] for each in series] for step in steps]
+            found.append(MetricComparison(label, series, steps, rows))
+    return found
+
+
+def series_of(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[int, float]:
+    """The first of the metrics that the run has."""
+    for name in names:
+        found = {int(row["step"]): row[name] for row in rows if name in row}
+        if found:
+            return found
+    return {}
+
+
+def common_steps(series: Sequence[Series]) -> list[int]:
+    return sorted(set(series[0]).intersection(*series[1:])) if series else []
+
+
+def tenths(steps: Sequence[int]) -> list[int]:
+    """The first step, every tenth of the way, the last step."""
+    last = len(steps) - 1
+    return (
+        [steps[index] for index in sorted({round(last * part / TENTHS) for part in range(TENTHS + 1)})] if steps else []
+    )

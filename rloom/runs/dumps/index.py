@@ -1,0 +1,137 @@
+"""`rollouts/index.jsonl`: what is in each dump, so that a reader opens only the dumps that it shows.
+
+A line is one of
+
+    {"kind": "train", "step": 12, "bytes": 4194304, "groups": [0, 1], "prompts": [17, 3], "answers": [8, 8],
+     "means": [0.5, null]}
+    {"kind": "train", "step": 4, "removed": true}      the folder had reached its limit
+    {"after": 7}                                       a run resumed: dumps of later steps are not valid any more
+
+`prompts` are rows of the data set, in the order of the groups; `means` are their mean scores.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rloom.runs.dumps.layout import INDEX, KINDS
+from rloom.runs.json_lines import JsonLines
+from rloom.runs.records import finite, is_whole
+
+Place = tuple[str, int]  # kind, step
+
+
+@dataclass(frozen=True)
+class Entry:
+    bytes: int
+    groups: list[int]
+    prompts: list[int]
+    answers: list[int]
+    means: list[float | None]  # None: every score of the prompt failed
+
+
+@dataclass(frozen=True)
+class Line:
+    """Of the index, checked: a dump, one that was removed (`entry` is None), or a resume (`kind` is None)."""
+
+    kind: str | None
+    step: int  # of the dump, or after which the run goes on
+    entry: Entry | None = None
+
+
+def read_line(row: Mapping[str, Any]) -> Line | None:
+    """None: a field is missing or has another type."""
+    if "after" in row:
+        return Line(None, row["after"]) if type(row["after"]) is int else None
+    if row.get("kind") not in KINDS or not is_whole(row.get("step")):
+        return None
+    if row.get("removed") is True:
+        return Line(row["kind"], row["step"])
+    lists: list[Any] = [row.get(name) for name in ("groups", "prompts", "answers", "means")]
+    if not all(isinstance(each, list) for each in lists) or len({len(each) for each in lists}) != 1:
+        return None
+    groups, prompts, answers, means = lists
+    whole = all(is_whole(number) for number in [row.get("bytes"), *groups, *prompts, *answers])
+    if not whole or any(mean is not None and finite(mean) is None for mean in means):
+        return None
+    return Line(row["kind"], row["step"], Entry(row["bytes"], groups, prompts, answers, means))
+
+
+class Index:
+    """The entries in effect. `refresh` reads what was appended since."""
+
+    def __init__(self, folder: Path) -> None:
+        self._lines = JsonLines(folder / INDEX, read_line)
+        self.entries: dict[Place, Entry] = {}
+        self.refresh()
+
+    def refresh(self) -> bool:
+        appended, replaced = self._lines.read()
+        if replaced:
+            self.entries = {}
+        for line in appended:
+            self._add(line)
+        return bool(appended) or replaced
+
+    @property
+    def skipped(self) -> int:
+        """Lines that do not fit."""
+        return self._lines.skipped
+
+    def _add(self, line: Line) -> None:
+        if line.kind is None:
+            self.entries = {place: entry for place, entry in self.entries.items() if place[1] <= line.step}
+        elif line.entry is None:
+            self.entries.pop((line.kind, line.step), None)
+        else:
+            self.entries[line.kind, line.step] = line.entry
+
+    def steps(self, kind: str) -> list[int]:
+        return sorted(step for found, step in self.entries if found == kind)
+
+
+def index_line(kind: str, step: int, table: pa.Table, size: int) -> str:
+    group_N, first_N, inverse_N = np.unique(table["group"].to_numpy(), return_index=True, return_inverse=True)
+    score_N = np.array([np.nan if score is None else score for score in table["score"].to_pylist()], dtype=np.float64)
+    valid_N = np.isfinite(score_N)
+    count_G = np.bincount(inverse_N, valid_N, len(group_N))
+    total_G = np.bincount(inverse_N, np.where(valid_N, score_N, 0.0), len(group_N))
+    means = [round(total / count, 4) if count else None for total, count in zip(total_G, count_G, strict=True)]
+    row = {
+        "kind": kind,
+        "step": step,
+        "bytes": size,
+        "groups": group_N.tolist(),
+        "prompts": table["index"].to_numpy()[first_N].tolist(),
+        "answers": np.bincount(inverse_N).tolist(),
+        "means": means,
+    }
+    return json.dumps(row, separators=(",", ":")) + "\n"
+
+
+def places_to_remove(entries: Mapping[Place, Entry], limit: float) -> list[Place]:
+    """The dumps whose removal brings the folder to its limit.
+
+    Training steps go first, and of these always the one whose neighbours are nearest to each other, the oldest of
+    equals: what is left is spread evenly over the run. The first and the last dump of each kind stay.
+    """
+    total = sum(entry.bytes for entry in entries.values())
+    removed: list[Place] = []
+    for kind in KINDS:
+        steps = sorted(step for found, step in entries if found == kind)
+        while total > limit and len(steps) > 2:
+            gaps = [after - before for before, after in zip(steps, steps[2:], strict=False)]
+            step = steps.pop(1 + gaps.index(min(gaps)))
+            removed.append((kind, step))
+            total -= entries[kind, step].bytes
+    return removed
+
+
+def limit_bytes(gigabytes: float | None) -> float:
+    return math.inf if gigabytes is None else gigabytes * 1024**3

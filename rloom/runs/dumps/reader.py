@@ -1,0 +1,253 @@
+"""Reads the dumps of a run, one step at a time, also while the run writes them. Imports no torch."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rloom.errors import DataError
+from rloom.runs.dumps.index import Index
+from rloom.runs.dumps.layout import FOLDER, KINDS, SCHEMA, TOKEN_COLUMNS, TOKENIZER, Kind, file_name
+from rloom.runs.dumps.pieces import TokenTexts
+from rloom.runs.json_lines import open_regular, parse_row
+from rloom.runs.records import finite, is_whole
+
+LARGEST_DUMP = 1 << 32  # bytes, not compressed
+MOST_ROWS = 1 << 17  # repeated rows take no space in the file, but much in memory
+SUMMARY_COLUMNS = ["group", "index", "data_source", "prompt", "ground_truth", "score", "accuracy", "length"]
+
+
+@dataclass(frozen=True)
+class PromptSummary:
+    """A prompt of a step. Scores are over the answers whose score did not fail."""
+
+    group: int
+    index: int  # row in the data set
+    data_source: str
+    text: str
+    ground_truth: str | None
+    answers: int
+    mean: float | None
+    best: float | None
+    worst: float | None
+    spread: float | None  # standard deviation, 0 for a single answer
+    accuracy: float | None  # mean
+    failed: int
+    length: float  # mean, tokens
+
+
+@dataclass(frozen=True)
+class Piece:
+    text: str
+    masked: bool  # a token of the environment, such as a tool's output
+
+
+@dataclass(frozen=True)
+class DumpedAnswer:
+    text: str
+    pieces: list[Piece] | None  # None: the tokens cannot be turned into text
+    logprobs: list[float | None] | None
+    advantages: list[float | None] | None
+    entropy: list[float | None] | None
+    ratio: list[float | None] | None
+    score: float | None
+    accuracy: float | None
+    parts: dict[str, float]
+    reason: str | None
+    detail: str | None
+    prediction: str | None
+    finished: bool
+    version: int
+    turns: list[tuple[int, int]]
+    length: int
+
+
+@dataclass(frozen=True)
+class PromptAtStep:
+    step: int
+    group: int
+    answers: int
+    mean: float | None
+
+
+class Dumps:
+    def __init__(self, run: Path) -> None:
+        self._folder = run / FOLDER
+        self._index = Index(self._folder)
+        self._texts = TokenTexts(self._folder / TOKENIZER)
+
+    def refresh(self) -> bool:
+        """Whether there was anything new."""
+        return self._index.refresh()
+
+    @property
+    def skipped(self) -> int:
+        """Lines of the index that do not fit."""
+        return self._index.skipped
+
+    def steps(self, kind: Kind) -> list[int]:
+        return self._index.steps(kind)
+
+    def prompts(self, kind: Kind, step: int) -> list[PromptSummary]:
+        """In the order of their groups."""
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for row in self._rows(kind, step, SUMMARY_COLUMNS):
+            groups.setdefault(row["group"], []).append(row)
+        return [_summary(group) for group in groups.values()]
+
+    def texts(self, kind: Kind, step: int) -> dict[int, list[str]]:
+        """The answers of each group, to search in."""
+        found: dict[int, list[str]] = {}
+        for row in self._rows(kind, step, ["group", "output"]):
+            found.setdefault(row["group"], []).append(row["output"])
+        return found
+
+    def first_answers(self, kind: Kind, step: int) -> dict[int, tuple[str, float | None]]:
+        """Text and score of the first answer of each group."""
+        found: dict[int, tuple[str, float | None]] = {}
+        for row in self._rows(kind, step, ["group", "output", "score"]):
+            found.setdefault(row["group"], (row["output"], row["score"]))
+        return found
+
+    def answers(self, kind: Kind, step: int, group: int) -> list[DumpedAnswer]:
+        """Empty if the step has no such group."""
+        return [self._answer(row) for row in self._rows(kind, step, SCHEMA.names, group)]
+
+    def history(self, kind: Kind, index: int) -> list[PromptAtStep]:
+        """The steps whose dump has the prompt, from the index alone."""
+        return list(self._history(kind, index))
+
+    def _history(self, kind: Kind, index: int) -> Iterator[PromptAtStep]:
+        for step in self.steps(kind):
+            entry = self._index.entries[kind, step]
+            for place, prompt in enumerate(entry.prompts):
+                if prompt == index:
+                    yield PromptAtStep(step, entry.groups[place], entry.answers[place], entry.means[place])
+
+    def _rows(self, kind: Kind, step: int, columns: Sequence[str], group: int | None = None) -> list[dict[str, Any]]:
+        """Those columns of all rows, or of the rows of one group, checked."""
+        if kind not in KINDS or (kind, step) not in self._index.entries:
+            raise DataError(f"there is no dump of {kind} step {step} in {self._folder}")
+        try:
+            with open_regular(self._folder / file_name(kind, step)) as source:
+                rows: list[dict[str, Any]] = read_table(source, columns, group).to_pylist()
+            for number, row in enumerate(rows):
+                check_row(number, row)
+        except (OSError, pa.ArrowException, UnicodeDecodeError, DataError) as error:
+            raise DataError(f"the dump of {kind} step {step} cannot be read: {error}") from error
+        return rows
+
+    def _answer(self, row: dict[str, Any]) -> DumpedAnswer:
+        ends = row["turns"]
+        turns = list(zip(ends[::2], ends[1::2], strict=True))  # checked: pairs, within the tokens
+        texts = self._texts.split(row["tokens"])
+        own = {place for start, stop in turns for place in range(start, stop)}
+        pieces = None if texts is None else [Piece(text, place not in own) for place, text in enumerate(texts)]
+        return DumpedAnswer(
+            text=row["output"],
+            pieces=pieces,
+            **{name: _numbers(row[name]) for name in TOKEN_COLUMNS},
+            score=row["score"],
+            accuracy=row["accuracy"],
+            parts=row["parts"],
+            reason=row["reason"],
+            detail=row["detail"],
+            prediction=row["prediction"],
+            finished=row["finished"],
+            version=row["version"],
+            turns=turns,
+            length=row["length"],
+        )
+
+
+def read_table(source: Any, columns: Sequence[str], group: int | None) -> pa.Table:
+    # not pq.read_table: it imports pandas, which takes longer than everything else
+    with pq.ParquetFile(source, page_checksum_verification=True) as file:
+        parts = (file.metadata.row_group(part) for part in range(file.num_row_groups))
+        if sum(part.total_byte_size for part in parts) > LARGEST_DUMP:
+            raise DataError(f"it has more than {LARGEST_DUMP:,} bytes")
+        if file.metadata.num_rows > MOST_ROWS:
+            raise DataError(f"it has {file.metadata.num_rows:,} rows; a step has at most {MOST_ROWS:,}")
+        if not file.schema_arrow.equals(SCHEMA):
+            raise DataError("it has other columns")
+        return file.read(list(columns)) if group is None else rows_of_group(file, group)
+
+
+def check_row(number: int, row: dict[str, Any]) -> None:
+    """Types are those of the schema. `parts` is read. DataError: a value that a run does not write."""
+    for name, value in row.items():
+        if not CHECKS[name](value):
+            raise DataError(f"row {number} has no valid {name}")
+    if "tokens" in row:
+        ends, count = row["turns"], len(row["tokens"])
+        if len(ends) % 2 or ends != sorted(ends) or any(not 0 <= end <= count for end in ends):
+            raise DataError(f"row {number} has no valid turns")
+        if any(row[name] is not None and len(row[name]) != count for name in TOKEN_COLUMNS):
+            raise DataError(f"row {number} has more tokens than numbers, or fewer")
+        parts = parse_row(row["parts"].encode()) if row["parts"] else {}
+        if parts is None or any(finite(value) is None for value in parts.values()):
+            raise DataError(f"row {number} has no valid parts")
+        row["parts"] = parts
+
+
+def _is_number_or_none(value: float | None) -> bool:
+    return value is None or finite(value) is not None
+
+
+def _has_no_none(values: Sequence[Any] | None) -> bool:
+    return values is not None and None not in values
+
+
+CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("group", "index", "length"), is_whole),
+    **dict.fromkeys(("data_source", "prompt", "output", "finished", "version"), lambda value: value is not None),
+    **dict.fromkeys(("ground_truth", "parts", "prediction", "reason", "detail"), lambda value: True),
+    **dict.fromkeys(("score", "accuracy"), _is_number_or_none),
+    **dict.fromkeys(("turns", "tokens"), _has_no_none),
+    **dict.fromkeys(TOKEN_COLUMNS, lambda values: values is None or None not in values),
+}
+
+
+def rows_of_group(file: pq.ParquetFile, group: int) -> pa.Table:
+    """Decompresses only the parts of the file that have rows of the group."""
+    found = [place for place, value in enumerate(file.read(["group"])["group"].to_pylist()) if value == group]
+    tables, start = [], 0
+    for part in range(file.num_row_groups):
+        stop = start + file.metadata.row_group(part).num_rows
+        inside = [place - start for place in found if start <= place < stop]
+        if inside:
+            rows = file.read_row_group(part)
+            tables += [rows.slice(place, 1) for place in inside]
+        start = stop
+    return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> PromptSummary:
+    first, scores = rows[0], [row["score"] for row in rows if row["score"] is not None]
+    accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    return PromptSummary(
+        group=first["group"],
+        index=first["index"],
+        data_source=first["data_source"],
+        text=first["prompt"],
+        ground_truth=first["ground_truth"],
+        answers=len(rows),
+        mean=statistics.fmean(scores) if scores else None,
+        best=max(scores, default=None),
+        worst=min(scores, default=None),
+        spread=(statistics.stdev(scores) if len(scores) > 1 else 0.0) if scores else None,
+        accuracy=statistics.fmean(accuracies) if accuracies else None,
+        failed=len(rows) - len(scores),
+        length=statistics.fmean(row["length"] for row in rows),
+    )
+
+
+def _numbers(values: Sequence[float] | None) -> list[float | None] | None:
+    if values is None:
+        return None
+    return [float(value) if math.isfinite(value) else None for value in values]

@@ -1,0 +1,198 @@
+"""The log of a run: metrics, the time of each stage, events. It writes the log files of the run directory."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rloom.runs.display import Display, validation_accuracies
+from rloom.runs.events import EVENTS_FILE, EventLog
+from rloom.runs.names import with_aliases
+from rloom.runs.records import METRICS_FILE, read_metrics, truncate_metrics, write_rows
+from rloom.runs.reward_summary import reward_summary
+from rloom.runs.trackers import Start, Tracker, cell, make_trackers
+from rloom.types import Score
+
+VALIDATION_ANSWERS = "val/generations"  # the name of the table in the trackers, as in verl
+
+
+class RunLog:
+    """Example:
+
+    with RunLog.open(run_dir, loggers=["console"], project="p", experiment="e", config={}) as log:
+        with log.span("gen"):
+            log.advance(64, 128)
+        log.step(1, {"critic/score/mean": 0.5})  # -> metrics.jsonl, with timing_s/gen, and a line on the console
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        trackers: Sequence[Tracker],
+        display: Display,
+        total_steps: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.run_dir = run_dir
+        self._total_steps = total_steps
+        self._trackers = trackers
+        self._display = display
+        self._clock = clock
+        self.events = EventLog(run_dir / EVENTS_FILE)
+        self._step = 0  # that is under way
+        self._open_spans: list[str] = []
+        self._seconds: dict[str, float] = {}  # by span, since they were last logged
+        self._first_accuracies = _first_accuracies(self.metrics_file)  # and the step of each
+        self._has_shown_rewards = False
+
+    @classmethod
+    def open(
+        cls,
+        run_dir: Path,
+        *,
+        loggers: Sequence[str],
+        project: str,
+        experiment: str,
+        config: Mapping[str, Any],
+        total_steps: int | None = None,
+        total_epochs: int | None = None,
+        resumed: bool = False,
+    ) -> Self:
+        """`resumed`: whether the run continues from a checkpoint; trackers then continue its curves."""
+        display = Display(total_steps=total_steps, total_epochs=total_epochs, quiet="console" not in loggers)
+        start = Start(run_dir, project, experiment, config, resumed, report=display.message)
+        return cls(run_dir, trackers=make_trackers(loggers, start), display=display, total_steps=total_steps)
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.run_dir / METRICS_FILE
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Time a stage into `timing_s/{name}`. Within a step, spans of one name add up; nested, the outer counts."""
+        self._open_spans.append(name)
+        self._display.begin(name)
+        self.events.write("stage_begin", step=self._step, stage=name)
+        started = self._clock()
+        try:
+            yield
+        finally:
+            elapsed = self._clock() - started
+            self._open_spans.pop()
+            self.events.write("stage_end", step=self._step, stage=name, seconds=elapsed)
+            if name not in self._open_spans:
+                self._seconds[name] = self._seconds.get(name, 0.0) + elapsed
+                self._display.end(name)
+
+    def begin_step(self, step: int) -> None:
+        """Events from here on are those of this step."""
+        self._step = step
+
+    def seconds(self, name: str) -> float:
+        """What spans of this name took since they were last logged."""
+        return self._seconds.get(name, 0.0)
+
+    def advance(self, done: int, total: int, *, stage: str | None = None) -> None:
+        """Move the bar of the current stage, or of one that runs beside it."""
+        if stage is None:
+            if not self._open_spans:
+                return
+            stage = self._open_spans[-1]
+        self._display.begin(stage)
+        self._display.advance(stage, done, total)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Log what a step measured and took. Returns both."""
+        timed = {**metrics, **_timings(self._seconds)}
+        self._seconds = {}
+        self._log(step, timed)
+        self.events.write("step", step=step, metrics=timed)
+        self._display.step(step, timed)
+        return timed
+
+    def validation(self, step: int, metrics: Mapping[str, float], word: str = "accuracy") -> None:
+        """Log a validation, and its time alone: the rest of the time belongs to the step. `word`: what it measures."""
+        testing = {"testing": self._seconds.pop("testing")} if "testing" in self._seconds else {}
+        timed = {**metrics, **_timings(testing)}
+        self._log(step, timed)
+        self.events.write("validation", step=step, metrics=timed)
+        accuracies = {name: (step, value) for name, value in validation_accuracies(metrics).items()}
+        self._display.validation(step, metrics, self._first_accuracies, word)
+        self._first_accuracies = {**accuracies, **self._first_accuracies}
+
+    def validation_answers(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print some answers of a validation, and give them to the trackers as a table. `rows`: those of a dump."""
+        if not rows:
+            return
+        for row in rows:
+            self._display.message(f"  [{row['score']}] {row['input']!r} -> {row['output']!r} (expected {row['gts']!r})")
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[cell(row.get(name)) for name in columns] for row in rows]
+        for tracker in self._trackers:
+            tracker.table(step, VALIDATION_ANSWERS, columns, cells)
+
+    def show_first_rewards(self, scores: Sequence[tuple[str, Score]]) -> None:
+        """Print, once after each start, the rewards of each data source. `scores`: with the data source of each."""
+        if not self._has_shown_rewards:
+            self._has_shown_rewards = True
+            self._display.message(reward_summary(scores))
+
+    def message(self, text: str) -> None:
+        self._display.message(text)
+
+    def warning(self, message: str, *, kind: str, **fields: Any) -> None:
+        self._display.message(message)
+        self.events.write("warning", step=self._step, kind=kind, message=message, **fields)
+
+    def dump_rollouts(self, folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """One JSON object a row (input, output, gts, score, step, ...) in `{folder}/{step}.jsonl`."""
+        file = folder / f"{step}.jsonl"
+        write_rows(file, rows)
+        return file
+
+    def truncate_after(self, step: int) -> None:
+        """Forget what was logged after `step`: a resumed run will log it anew. -1 forgets everything."""
+        truncate_metrics(self.metrics_file, step)
+        self.begin_step(max(step, 0))
+        self.events.write(
+            "run", step=max(step, 0), total_steps=self._total_steps, host=socket.gethostname(), pid=os.getpid()
+        )
+        self._first_accuracies = _first_accuracies(self.metrics_file)
+
+    def close(self, *, failed: bool = False) -> None:
+        self._display.clear()
+        for tracker in self._trackers:
+            tracker.close(failed=failed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        status = "finished" if kind is None else "interrupted" if kind is KeyboardInterrupt else kind.__name__
+        message = {} if error is None or status == "interrupted" else {"message": str(error)}
+        self.events.write("end", status=status, **message)
+        self.close(failed=kind is not None)
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, with_aliases(metrics))
+
+
+def _timings(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {f"timing_s/{name}": value for name, value in seconds.items()}
+
+
+def _first_accuracies(metrics_file: Path) -> dict[str, tuple[int, float]]:
+    """(step, accuracy) of each data source, in what the file already holds: a resumed run still knows its first."""
+    first: dict[str, tuple[int, float]] = {}
+    for record in read_metrics(metrics_file):
+        found = {name: (int(record["step"]), value) for name, value in validation_accuracies(record).items()}
+        first = {**found, **first}
+    return first

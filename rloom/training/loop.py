@@ -1,0 +1,364 @@
+"""READ FIRST: the loop that trains a policy. `Training.step` is one step; all else in rloom is called from it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rloom.algos.correction import CorrectionSettings, correct, mismatch
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, overlong_penalty
+from rloom.algos.kl import KlControl, kl_estimator, mean_sample_kl, token_rewards
+from rloom.algos.objectives import Metrics
+from rloom.algos.packed import sum_by_sample
+from rloom.algos.registry import Algorithm
+from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory
+from rloom.data.stream import PromptStream
+from rloom.doctor.run.live import LiveDiagnosis
+from rloom.rewards.failures import check_failures, common_reasons
+from rloom.rollout.base import Sampling
+from rloom.runs.dumps.table import training_table, validation_table
+from rloom.runs.dumps.writer import DumpWriter
+from rloom.runs.metrics import batch_metrics, part_metrics, throughput, utilisation
+from rloom.runs.mismatch import MismatchMonitor
+from rloom.runs.runlog import RunLog
+from rloom.runtime.group import Group
+from rloom.training.checkpoint import Checkpoints, read_state
+from rloom.training.evaluate import Evaluator
+from rloom.training.roles import Learner, Scorer
+from rloom.training.sampling import DynamicSampling, Sampler
+from rloom.training.steps import AfterStep, CompletedStep, StepLoop, go_on, worker_metrics
+from rloom.types import Prompt
+
+
+class OldLogprobs(Enum):
+    """Where the log-probs of the policy that generated the answers come from."""
+
+    TRAINER = "trainer"  # a scoring pass over the batch
+    ROLLOUT = "rollout"  # the rollout engine reported them
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """DAPO's penalty on answers that are close to the length limit."""
+
+    max_length: int
+    buffer: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The part of the configuration that the loop itself uses."""
+
+    algorithm: Algorithm
+    advantage: AdvantageSettings
+    sampling: Sampling
+    answers_per_prompt: int
+    old_logprobs: OldLogprobs | None  # None: exactly on-policy, and nothing else uses them
+    kl_in_reward: bool
+    kl_estimator: str | None  # its name; None: the step measures no KL to the reference
+    correction: CorrectionSettings | None
+    overlong: Overlong | None
+    dynamic_sampling: DynamicSampling | None
+    compare_logprobs: bool
+    mismatch_warning: float | None  # threshold
+    critic_warmup: int
+    max_failed_share: float
+    total_steps: int
+    save_every: int | None
+    validate_every: int | None
+    validate_first: bool
+    validation_word: str  # what validation measures: "accuracy" or "score"
+    shown_answers: int
+    rollout_dir: Path | None
+    validation_dir: Path | None
+    device: torch.device
+    devices: int  # of all workers
+    peak_flops: float | None  # of all devices together, where it is known
+
+
+@dataclass(frozen=True)
+class Roles:
+    policy: Learner
+    sampler: Sampler
+    critic: Learner | None  # iff the algorithm needs one
+    reference: Scorer | None  # iff KL is used or measured
+    evaluator: Evaluator | None  # iff there are held-out prompts
+    workers: Group | None = None  # all of them, iff they are other processes
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds beside weights and optimizer moments."""
+
+    step: int
+    kl: KlControl
+    stream: dict[str, object]  # position in the data
+    reward: dict[str, Any]  # running moments
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What is logged of a step."""
+
+    trajectories: Sequence[Trajectory]
+    train_batch: TrainBatch
+    rewards_T: Tensor
+    metrics: Metrics
+    record: TokenRecord | None = None  # iff the policy was updated and its tokens are dumped
+
+
+class Training(StepLoop):
+    settings: Settings
+    state: State
+
+    def __init__(
+        self,
+        settings: Settings,
+        roles: Roles,
+        stream: PromptStream,
+        kl: KlControl,
+        log: RunLog,
+        checkpoints: Checkpoints,
+        write_checkpoint: Callable[[Path], None],
+        load_checkpoint: Callable[[Path], None],
+        after_step: AfterStep = go_on,
+        diagnosis: LiveDiagnosis | None = None,
+        dumps: DumpWriter | None = None,
+    ) -> None:
+        state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
+        super().__init__(settings, state, log, checkpoints, write_checkpoint, after_step, diagnosis)
+        self.roles, self.stream, self.load_checkpoint, self.dumps = roles, stream, load_checkpoint, dumps
+        self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
+
+    def step(self, step: int) -> "StepResult":
+        s, roles, log = self.settings, self.roles, self.log
+
+        # 1. Generate and score: n answers to each prompt, scored while others are still being generated.
+        trajectories, metrics = self.sample(step)
+        batch = Batch.pack(trajectories)
+
+        # 2. Turn scores into advantages.
+        old_logprobs_T, ref_logprobs_T, values_T = self.model_outputs(batch)
+        greedy_N = self.greedy_scores(trajectories, step) if s.algorithm.needs_greedy else None
+        with log.span("adv"):
+            rewards_T, kl, reward_metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
+            found = s.algorithm.estimate(AdvantageInputs(batch, rewards_T, values_T, greedy_N), s.advantage)
+            train_batch = TrainBatch.of(
+                batch, found, old_logprobs_T=old_logprobs_T, ref_logprobs_T=ref_logprobs_T, values_T=values_T
+            )
+            train_batch, mismatch_metrics = self.corrected(train_batch)
+
+        # 3. Update: the critic in every step, the policy once the critic's warm-up is over.
+        metrics |= reward_metrics | mismatch_metrics
+        if roles.critic is not None:
+            with self.stage("update_critic"):
+                metrics |= roles.critic.learn(train_batch.without_experts(), step, log.advance)
+        record = None if self.dumps is None or step <= s.critic_warmup else TokenRecord.empty(len(batch.tokens_T))
+        if step > s.critic_warmup:
+            with self.stage("update_actor"):
+                metrics |= roles.policy.learn(train_batch, step, log.advance, record)
+
+        # 4. Send the new weights to the rollout engines.
+        with self.stage("update_weights"):
+            roles.sampler.sync_weights(version=step)
+        self.state, self.updates_at_state = self.state_after(step, kl), self.updates
+        return StepResult(trajectories, train_batch, rewards_T, metrics, record)
+
+    def state_after(self, step: int, kl: KlControl) -> State:
+        return State(step=step, kl=kl, stream=self.stream.state(), reward=self.roles.sampler.reward.state())
+
+    def sample(self, step: int) -> tuple[list[Trajectory], Metrics]:
+        """Answers to a step's prompts; with dynamic sampling, to as many prompts as are needed."""
+        s = self.settings
+
+        def answer_new_prompts(occasion: str) -> list[Trajectory]:
+            prompts = self.stream.next()
+            return self.answer(prompts, s.answers_per_prompt, s.sampling, occasion, "gen", update_moments=True)
+
+        if s.dynamic_sampling is None:
+            return answer_new_prompts(f"train/{step}"), {}
+        return s.dynamic_sampling.fill(lambda number: answer_new_prompts(f"train/{step}/{number}"))
+
+    def answer(
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: Sampling,
+        occasion: str,
+        stage: str,
+        *,
+        update_moments: bool = False,
+    ) -> list[Trajectory]:
+        log = self.log
+        with self.stage(stage):
+            pending = self.roles.sampler.generate(prompts, n, sampling, occasion, log.advance)
+        with self.stage("reward"):
+            trajectories = pending.scored(log.advance, update_moments=update_moments)
+        self.report_failures(trajectories)
+        return trajectories
+
+    def report_failures(self, trajectories: Sequence[Trajectory]) -> None:
+        """Log failed rewards with their reasons; too many of them stop the run."""
+        scores = [trajectory.score for trajectory in trajectories]
+        check_failures(scores, self.settings.max_failed_share)
+        if reasons := common_reasons(scores):
+            failed = sum(not score.ok for score in scores)
+            self.log.message(f"{failed} of {len(scores)} rewards failed: {'; '.join(reasons)}")
+
+    def model_outputs(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Log-probs of the old policy, log-probs of the reference, values of the critic: those that the step uses.
+
+        All are started before the first is waited for: models on workers of their own run at the same time.
+        """
+        roles, source = self.roles, self.settings.old_logprobs
+        scorers = {
+            "old_log_prob": roles.policy.scorer if source is OldLogprobs.TRAINER else None,
+            "ref": roles.reference,
+            "values": roles.critic.scorer if roles.critic is not None else None,
+        }
+        others = batch.without_experts()  # only the policy repeats the rollout's routing
+        pending = {
+            stage: scorer.start(batch if stage == "old_log_prob" else others)
+            for stage, scorer in scorers.items()
+            if scorer is not None
+        }
+        found: dict[str, Tensor] = {}
+        if source is OldLogprobs.ROLLOUT:
+            found["old_log_prob"] = batch.rollout_logprobs_T
+        for stage, outputs in pending.items():
+            with self.stage(stage):
+                found[stage] = outputs.wait()
+        return found.get("old_log_prob"), found.get("ref"), found.get("values")
+
+    def greedy_scores(self, trajectories: Sequence[Trajectory], step: int) -> Tensor:
+        """For each trajectory, the score of the greedy answer to its prompt; NaN where that score failed."""
+        prompts = {trajectory.group: trajectory.prompt for trajectory in trajectories}
+        greedy = replace(self.settings.sampling, temperature=0.0)
+        batch = Batch.pack(self.answer(list(prompts.values()), 1, greedy, f"greedy/{step}", "gen_greedy"))
+        score_G = self.penalised(batch).score_N.where(batch.valid_N, torch.nan)
+        index_of = {group: index for index, group in enumerate(prompts)}
+        return score_G[torch.tensor([index_of[trajectory.group] for trajectory in trajectories])]
+
+    def penalised(self, batch: Batch) -> Batch:
+        """The scores with the penalty on over-long answers, if there is one."""
+        overlong = self.settings.overlong
+        if overlong is None:
+            return batch
+        length_N = sum_by_sample(batch.mask_T.float(), batch.sample_T, len(batch))
+        penalty_N = overlong_penalty(length_N, overlong.max_length, overlong.buffer, overlong.factor)
+        return replace(batch, score_N=batch.score_N + penalty_N)
+
+    def rewards(
+        self, batch: Batch, logprobs_T: Tensor | None, ref_logprobs_T: Tensor | None
+    ) -> tuple[Tensor, KlControl, Metrics]:
+        """Rewards of each token, less the KL if that is configured, and the KL coefficient of the next step."""
+        control, scored = self.state.kl, batch
+        batch = self.penalised(scored)
+        metrics = {"reward/overlong": float((batch.score_N - scored.score_N).mean())} if self.settings.overlong else {}
+        if self.settings.kl_estimator is None:
+            return token_rewards(batch, None, 0.0), control, metrics
+        assert logprobs_T is not None and ref_logprobs_T is not None  # KL on: both were computed
+        kl_T = kl_estimator(self.settings.kl_estimator)(logprobs_T, ref_logprobs_T)
+        kl = mean_sample_kl(batch, kl_T)
+        if not self.settings.kl_in_reward:
+            return token_rewards(batch, None, 0.0), control, metrics | {"actor/kl_divergence": kl}
+        metrics |= {"actor/reward_kl_penalty": kl, "actor/kl_coef": control.coefficient}
+        return token_rewards(batch, kl_T, control.coefficient), control.updated(kl, len(batch)), metrics
+
+    def corrected(self, train_batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
+        """The batch with the weights and rejections of rollout correction, and how far the log-probs of trainer and
+        rollout engine differ."""
+        logprobs_T, settings = train_batch.old_logprobs_T, self.settings.correction
+        measured = settings is not None or self.settings.compare_logprobs
+        if logprobs_T is None or self.settings.old_logprobs is OldLogprobs.ROLLOUT or not measured:
+            return train_batch, {}
+        if settings is None:
+            return train_batch, mismatch(train_batch, logprobs_T)
+        found = correct(train_batch, logprobs_T, settings)
+        return replace(train_batch, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
+
+    def warn_of_mismatch(self, step: int, result: StepResult) -> None:
+        versions = {turn.version for trajectory in result.trajectories for turn in trajectory.turns}
+        found = self.mismatch_monitor.check(result.metrics, engine_versions=versions, trainer_version=step - 1)
+        if found is not None:
+            self.log.warning(**found.fields)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps begun, of both models."""
+        return self.roles.policy.updates + (self.roles.critic.updates if self.roles.critic is not None else 0)
+
+    def train_step(self, step: int) -> CompletedStep:
+        with self.log.span("step"):
+            result = self.step(step)
+        metrics = self.record(step, result)
+        return CompletedStep(metrics, partial(self.roles.sampler.rows, result.trajectories, step))
+
+    def saved_state(self) -> dict[str, Any]:
+        return {
+            "step": self.state.step,
+            "kl_coefficient": self.state.kl.coefficient,
+            "stream": self.state.stream,
+            "reward": self.state.reward,
+        }
+
+    def record(self, step: int, result: StepResult) -> Metrics:
+        s, log, train_batch = self.settings, self.log, result.train_batch
+        metrics = result.metrics | batch_metrics(
+            train_batch, result.rewards_T, finished=[trajectory.finished for trajectory in result.trajectories]
+        )
+        metrics |= part_metrics([trajectory.score for trajectory in result.trajectories])
+        metrics |= self.roles.sampler.reward.metrics()
+        log.show_first_rewards(
+            [(trajectory.prompt.data_source, trajectory.score) for trajectory in result.trajectories]
+        )
+        if s.rollout_dir is not None:
+            log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(result.trajectories, step))
+        if self.dumps is not None:
+            self.dumps.write("train", step, partial(training_table, result.trajectories, train_batch, result.record))
+        tokens = len(train_batch.tokens_T)
+        metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device, devices=s.devices)
+        for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
+            if learner is not None and learner.work is not None:
+                flops = learner.work.update_flops(train_batch.length_N) * learner.mini_batching.epochs
+                metrics |= utilisation(
+                    name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=s.peak_flops
+                )
+        if self.roles.workers is not None:
+            metrics |= worker_metrics(self.roles.workers)
+        logged = log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})
+        self.warn_of_mismatch(step, result)
+        return logged
+
+    def validate(self, step: int) -> dict[str, float]:
+        evaluator, log = self.roles.evaluator, self.log
+        if evaluator is None:
+            return {}
+        with self.stage("testing"):
+            answers = evaluator.answer(step, log.advance)
+        self.report_failures(answers)
+        metrics = evaluator.metrics(answers)
+        log.validation(step, metrics, word=self.settings.validation_word)
+        if self.dumps is not None:
+            self.dumps.write("validation", step, partial(validation_table, answers))
+        rows = self.roles.sampler.rows(answers, step)
+        if self.settings.validation_dir is not None:
+            log.dump_rollouts(self.settings.validation_dir, step, rows)
+        log.validation_answers(step, rows[: self.settings.shown_answers])
+        return metrics
+
+    def resume(self, checkpoint: Path, *, keep_position: bool = True) -> None:
+        """From a checkpoint that was checked. `keep_position`: whether to continue in the data where it stopped."""
+        saved = read_state(checkpoint)
+        self.load_checkpoint(checkpoint)
+        self.roles.sampler.sync_weights(version=saved["step"])
+        if keep_position:
+            self.stream.load(saved["stream"])
+        self.roles.sampler.reward.load(saved["reward"])
+        self.state = self.state_after(saved["step"], replace(self.state.kl, coefficient=saved["kl_coefficient"]))

@@ -1,0 +1,135 @@
+"""Phase one of the loop: prompts -> answers -> scores. Answers are scored while others are still being generated."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from rloom.algos.estimators import informative_groups
+from rloom.batch import Batch, Trajectory
+from rloom.errors import TrainingError
+from rloom.rewards.mix import Mix
+from rloom.rollout.base import Request, Sampling
+from rloom.runtime.group import Group
+from rloom.training.dispatch import Dispatcher
+from rloom.training.scoring import Decode, PendingTrajectories, Progress, Scoring
+from rloom.types import Prompt
+
+# of a step with dynamic sampling: batches of prompts it took, and groups of different scores that it did not need
+ROUNDS, SURPLUS = "rollout/num_gen_batches", "rollout/surplus_groups"
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Generates `n` answers to each prompt and scores them."""
+
+    rollout: Group
+    weight_sync: Group  # the workers that take part when the policy's weights go to the rollout engines
+    reward: Mix
+    decode: Decode
+    seed: int
+
+    @cached_property
+    def max_unfinished(self) -> int | None:
+        """Of the engines, which are all alike."""
+        limit: int | None = self.rollout.call("max_unfinished")[0]
+        return limit
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: Sampling,
+        occasion: str,  # such as "train/12": with the seed and the row, it determines every draw
+        progress: Progress,
+        first_group: int = 0,  # groups are numbered from here, one for each prompt
+    ) -> PendingTrajectories:
+        """`n` answers to each prompt, in the order of the prompts. Their scores may be pending."""
+        rows = [(first_group + index, prompt) for index, prompt in enumerate(prompts) for _ in range(n)]
+        first_row = first_group * n
+        requests = [
+            Request(prompt.tokens, sampling, draw_seed(self.seed, occasion, first_row + row))
+            for row, (_, prompt) in enumerate(rows)
+        ]
+        self.rollout.call("wake")
+        dispatcher = Dispatcher(requests, n, self.rollout.shares, self.max_unfinished)
+        with Scoring(self.reward, self.decode, answers_per_group=n) as scoring:
+            with closing(self.rollout.stream("generate_stream", dispatcher.next_requests)) as stream:
+                for share, finished in stream:
+                    scoring.check()
+                    for index, completion in finished:
+                        row = dispatcher.finish(share, index)
+                        group, prompt = rows[row]
+                        scoring.add(row, group, prompt, completion)
+                        progress(dispatcher.finished, len(rows))
+            self.rollout.call("sleep")
+        return scoring.pending()
+
+    def sync_weights(self, version: int) -> None:
+        """The rollout engines generate with the policy's current weights from now on."""
+        self.weight_sync.call("sync", version)
+
+    def rows(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
+        """The rows of a dump."""
+        return [
+            {
+                "input": t.prompt.text,
+                "output": t.text,
+                "gts": t.prompt.ground_truth,
+                "score": t.score.value,
+                "reason": t.score.reason,
+                "detail": t.score.detail,
+                "data_source": t.prompt.data_source,
+                "step": step,
+                **t.score.parts,
+            }
+            for t in trajectories
+        ]
+
+
+class FilledStep(NamedTuple):
+    trajectories: list[Trajectory]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    """DAPO's dynamic sampling: groups whose scores are all equal are replaced by answers to other prompts."""
+
+    groups_per_step: int
+    max_rounds: int
+
+    def fill(self, generate_round: Callable[[int], list[Trajectory]]) -> FilledStep:
+        """`generate_round(number)` answers as many new prompts as a step has. Groups are numbered as they are kept.
+
+        Groups of the last round beyond those of a step are dropped: kept for the next step, they would be answers of
+        an older policy.
+        """
+        kept: list[list[Trajectory]] = []
+        for number in range(1, self.max_rounds + 1):
+            trajectories = generate_round(number)
+            batch = Batch.pack(trajectories)
+            informative = informative_groups(batch.score_N, batch.group_N, batch.valid_N)
+            members: dict[int, list[Trajectory]] = {group: [] for group in batch.group_N.unique()[informative].tolist()}
+            for trajectory in trajectories:
+                if trajectory.group in members:
+                    members[trajectory.group].append(trajectory)
+            kept += members.values()
+            if len(kept) >= self.groups_per_step:
+                chosen = enumerate(kept[: self.groups_per_step])
+                filled = [replace(trajectory, group=group) for group, found in chosen for trajectory in found]
+                surplus = float(len(kept) - self.groups_per_step)
+                return FilledStep(filled, {ROUNDS: float(number), SURPLUS: surplus})
+        raise TrainingError(
+            f"algorithm.filter_groups.max_num_gen_batches={self.max_rounds}: after so many rounds only "
+            f"{len(kept)} of {self.groups_per_step} groups have answers of different score. Too easy or too hard "
+            "for this model: change the data, raise rollout.n, or allow more rounds"
+        )
+
+
+def draw_seed(seed: int, occasion: str, row: int) -> int:
+    """A seed for every answer of every step, so that a resumed run samples as an uninterrupted one."""
+    digest = hashlib.blake2b(f"{seed}/{occasion}/{row}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1  # torch takes 63 bits

@@ -1,0 +1,233 @@
+"""What a training loop does around its steps: validation and checkpoints where due, ctrl-C, saving after an error."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rloom.algos.objectives import Metrics
+from rloom.data.stream import EndOfData
+from rloom.doctor.run.live import LiveDiagnosis, live_message
+from rloom.errors import CheckpointError, RloomError, TrainingError, WorkerError
+from rloom.interrupts import deferred_interrupt
+from rloom.runs.runlog import RunLog
+from rloom.runtime.group import Group
+from rloom.training.checkpoint import Checkpoints
+from rloom.training.memory import explain_out_of_memory
+
+MODELS = {"actor": "the policy", "critic": "the critic", "train": "the model"}  # by the prefix of their metrics
+Rows = Callable[[], list[dict[str, Any]]]
+AfterStep = Callable[[int, Metrics, Rows], bool]  # (step, its metrics, its answers) -> whether to go on
+
+
+def go_on(step: int, metrics: Metrics, rows: Rows) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class CompletedStep:
+    metrics: Metrics
+    rows: Rows = list  # its answers, as they are dumped
+
+
+class StepSettings(Protocol):
+    @property
+    def total_steps(self) -> int: ...
+    @property
+    def save_every(self) -> int | None: ...
+    @property
+    def validate_every(self) -> int | None: ...
+    @property
+    def validate_first(self) -> bool: ...
+
+
+class StepState(Protocol):
+    """What a checkpoint holds beside weights and optimizer moments."""
+
+    @property
+    def step(self) -> int: ...
+
+
+class StepLoop(ABC):
+    """A loop sets `state` and `updates_at_state` when a step is complete."""
+
+    def __init__(
+        self,
+        settings: StepSettings,
+        state: StepState,
+        log: RunLog,
+        checkpoints: Checkpoints,
+        write_checkpoint: Callable[[Path], None],
+        after_step: AfterStep = go_on,
+        diagnosis: LiveDiagnosis | None = None,  # None: no warnings about the course of the run
+    ) -> None:
+        self.settings, self.state, self.log = settings, state, log
+        self.checkpoints, self.write_checkpoint = checkpoints, write_checkpoint
+        self.after_step, self.diagnosis = after_step, diagnosis
+        self.interrupted = False  # by a signal
+        self.stopped = False  # by `after_step`
+        self.data_ended = False  # before `total_steps`, since a step may take several batches
+        self.first_step = state.step + 1  # of this process
+        self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
+
+    @abstractmethod
+    def train_step(self, step: int) -> CompletedStep:
+        """One step, logged."""
+
+    @abstractmethod
+    def validate(self, step: int) -> Metrics: ...
+
+    @abstractmethod
+    def saved_state(self) -> dict[str, Any]:
+        """`state` as JSON."""
+
+    @property
+    @abstractmethod
+    def updates(self) -> int:
+        """Optimizer steps begun."""
+
+    @abstractmethod
+    def resume(self, checkpoint: Path, *, keep_position: bool = True) -> None:
+        """From a checkpoint that was checked. `keep_position`: whether to continue in the data where it stopped."""
+
+    def run(self) -> None:
+        if self.settings.validate_first and self.state.step == 0:
+            self.add_history([{**self.validate(0), "step": 0}])
+        self.first_step = self.state.step + 1
+        with deferred_interrupt(self.interrupt):
+            while not self.ended and not self.interrupted and not self.stopped:
+                self.take_step(self.state.step + 1)
+        if self.interrupted and not self.ended:
+            raise KeyboardInterrupt
+
+    @property
+    def ended(self) -> bool:
+        return self.data_ended or self.state.step >= self.settings.total_steps
+
+    def interrupt(self) -> None:
+        """The step is completed first, so that the run resumes exactly."""
+        self.interrupted = True
+        self.log.message("Stopping: this step is finished and saved first. Once more stops at once.")
+
+    def take_step(self, step: int) -> None:
+        """One step, then validation and a checkpoint where due. After an error, the last step is saved if possible."""
+        last = step == self.settings.total_steps
+        self.log.begin_step(step)
+        try:
+            try:
+                completed = self.train_step(step)
+            except EndOfData:
+                self.end_with_the_data()
+                return
+            metrics = completed.metrics
+            if due(self.settings.validate_every, step, last):
+                metrics = metrics | self.validate(step)
+            self.warn_of_skipped_updates(step, metrics)
+            self.warn_of_faults(step, metrics)
+            if last or due(self.settings.save_every, step, last):
+                self.save()
+            self.stopped = not self.after_step(step, metrics, completed.rows)
+            if self.stopped:
+                self.save()
+        except Exception as error:
+            error.add_note(self.save_after(error))
+            raise
+
+    def end_with_the_data(self) -> None:
+        """The data ended before a step was filled, which is left out like rows that do not fill a batch."""
+        self.data_ended, last = True, self.state.step
+        if last == 0:
+            raise TrainingError(
+                "the data of trainer.total_epochs ended before one step was filled with groups of different scores "
+                "(algorithm.filter_groups.enable=True). Too easy or too hard for this model: change the data, raise "
+                "actor_rollout_ref.rollout.n or trainer.total_epochs"
+            )
+        self.log.message(f"The data ended before step {last + 1} was filled: step {last} was the last")
+        every = self.settings.validate_every
+        if last >= self.first_step and every is not None and not due(every, last, last=False):
+            self.validate(last)
+        self.save()
+
+    def add_history(self, records: Iterable[Mapping[str, float]]) -> None:
+        """What was measured before the first step of this process; with "step"."""
+        if self.diagnosis is not None:
+            self.diagnosis.add_history(records)
+
+    def warn_of_skipped_updates(self, step: int, metrics: Metrics) -> None:
+        """Weights that stay as they were look like a run that does not learn."""
+        for name, count in metrics.items():
+            model, _, metric = name.rpartition("/")
+            if metric == "nonfinite_updates" and count:
+                which = f"{count:g} update{'s' * (count != 1)} of {MODELS.get(model, model)}"
+                self.log.warning(
+                    f"Step {step}: {which} skipped, because the gradient was not finite. The weights stay as they "
+                    "were; look at the rewards and the learning rate.",
+                    kind="nonfinite_updates",
+                    metric=name,
+                    value=count,
+                )
+
+    def warn_of_faults(self, step: int, metrics: Metrics) -> None:
+        if self.diagnosis is None:
+            return
+        try:
+            found = self.diagnosis.check(step, metrics)
+        except Exception as error:  # a check that fails does not end the run
+            self.diagnosis = None
+            self.log.warning(f"The checks of this run are off: {type(error).__name__}: {error}", kind="diagnosis")
+            return
+        for finding in found:
+            message = live_message(finding, self.log.run_dir)
+            self.log.warning(message, kind=f"doctor/run/{finding.kind}", finding=finding.as_json())
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """A timed part of a step that uses GPUs."""
+        with self.log.span(name), explain_out_of_memory(name):
+            yield
+
+    def save_after(self, error: Exception) -> str:
+        """Save the last completed step after an error, if possible. Returns what the user is told."""
+        if isinstance(error, CheckpointError):  # saving has failed
+            return self.last_checkpoint()
+        if isinstance(error, WorkerError) or (isinstance(error, RloomError) and error.worker is not None):
+            # saving is collective: the other workers would wait for the failed one
+            return f"A worker failed, so nothing was saved after it. {self.last_checkpoint()}"
+        try:
+            return self.save_last_step()
+        except Exception as failure:  # shown after the error that came first
+            return f"Saving failed as well: {type(failure).__name__}: {failure}\n{self.last_checkpoint()}"
+
+    def save_last_step(self) -> str:
+        """Save the last completed step, unless an update has begun since."""
+        if self.state.step == 0:
+            return "No step was completed, so there is nothing to save."
+        if self.updates != self.updates_at_state:
+            return f"Stopped in the middle of an update. {self.last_checkpoint()}"
+        return f"Stopped after step {self.state.step}, saved in {self.save()}. The same command goes on from there."
+
+    def last_checkpoint(self) -> str:
+        steps = self.checkpoints.steps()
+        if not steps:
+            return "No checkpoint was saved yet."
+        return f"The last good checkpoint is {self.checkpoints.path(steps[-1])}; the same command goes on from it."
+
+    def save(self) -> Path:
+        path = self.checkpoints.path(self.state.step)
+        if path.exists():
+            return path
+        with self.log.span("save_checkpoint"):
+            return self.checkpoints.save(self.state.step, self.write_checkpoint, self.saved_state())
+
+
+def worker_metrics(workers: Group) -> Metrics:
+    """What the workers report of their processes; of a metric that several report, the largest."""
+    reports: list[Metrics] = workers.call("stats")
+    names = dict.fromkeys(name for report in reports for name in report)
+    return {name: max(report[name] for report in reports if name in report) for name in names}
+
+
+def due(every: int | None, step: int, last: bool) -> bool:
+    return every is not None and (last or step % every == 0)
