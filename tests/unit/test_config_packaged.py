@@ -59,7 +59,7 @@ def test_one_call_leaves_nothing_to_the_next() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["dialects=x"], "force-add of config groups is not supported: '++dialects=x'"),
+        (["frontends=x"], "force-add of config groups is not supported: '++frontends=x'"),
         (["data@trainer=x"], "looks like a config group override, but config group 'data' does not exist"),
         (["data=[1]"], "Error merging override ++data=[1]"),
     ],
