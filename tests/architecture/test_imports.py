@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.packing",
         "rloom.algos.needs",
         "rloom.rewards.judge.addresses",
+        "rloom.rollout.limits",
         "rloom.runtime.placement",
     ),
     "rloom.plan": (
