@@ -16,6 +16,7 @@ CHINESE = re.compile("[\u4e00-\u9fff]")
 KANA = re.compile("[\u3040-\u30ff]")  # Japanese has Chinese characters, too
 LETTER = re.compile("[A-Za-z]")
 PLACE = re.compile(r"\{(\d*)\}")
+FEWEST_LETTERS = 12
 FOLDER = Path(__file__).parent / "assets" / "zh"
 
 
@@ -75,7 +76,13 @@ class Template(NamedTuple):
                 return None
             values.append(text[start:found])
             start = found + len(piece)
-        return [*values, text[start:end]]
+        values.append(text[start:end])
+        # `{} is {}` would match many sentences: with so few words it takes a name, not words, before it
+        return None if not first and 0 < self.letters < FEWEST_LETTERS and " " in values[0] else values
+
+    @property
+    def letters(self) -> int:
+        return sum(map(str.isalpha, "".join(self.pieces)))
 
     def filled(self, values: Sequence[str]) -> str:
         order = iter(range(len(values)))
@@ -94,6 +101,4 @@ def _catalogue() -> tuple[dict[str, str], list[Template], list[Template]]:
     every = {english: chinese for file in FOLDER.iterdir() for english, chinese in read_catalogue(file).items()}
     templates = [Template(english.split("{}"), chinese) for english, chinese in every.items() if "{}" in english]
     templates.sort(key=lambda template: -sum(map(len, template.pieces)))
-    has_words = [LETTER.search("".join(template.pieces)) is not None for template in templates]
-    joints = [template for template, has in zip(templates, has_words, strict=True) if not has]
-    return every, [template for template, has in zip(templates, has_words, strict=True) if has], joints
+    return every, [each for each in templates if each.letters], [each for each in templates if not each.letters]

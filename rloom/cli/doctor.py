@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from rloom.cli.parsing import Parser, epilog
+from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import run_safely
 
 ENVIRONMENT = "env"
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "rloom doctor",
         description="What is wrong with a run and what to try; `rloom doctor env` checks this machine's installation.",
         **epilog(

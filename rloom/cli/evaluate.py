@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rloom import __version__
-from rloom.cli.parsing import Parser, epilog
+from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import announce, run_safely
 from rloom.launch.early_checks import check_checkpoint, loading
 from rloom.terminal import printable
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "rloom eval",
         description="Answer the validation prompts with the policy of a checkpoint, and print the metrics.",
         **epilog("rloom eval checkpoints/rloom_examples/embedded_gae_embedded/global_step_32 data.val_max_samples=64"),

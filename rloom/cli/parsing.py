@@ -10,7 +10,7 @@ USER_ERRORS = "2 an error that you can correct"
 RUNS_FOLDERS = ("checkpoints", "outputs/checkpoints")  # where runs are by default: of `rloom train`, of train.sh
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Help and errors in the terminal's language."""
 
     def format_help(self) -> str:

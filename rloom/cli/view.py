@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloom.cli.parsing import RUNS_FOLDERS, Parser, default_run_folders, epilog
+from rloom.cli.parsing import RUNS_FOLDERS, CommandParser, default_run_folders, epilog
 from rloom.console import OK, run_safely
 from rloom.errors import ConfigError
 from rloom.language import translate
@@ -25,7 +25,7 @@ ADDRESS = "127.0.0.1"
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "rloom view",
         description="Show runs in the browser: curves, prompts, answers token by token, validations, findings. Reads "
         "run directories, also of a run that goes on, and changes nothing.",

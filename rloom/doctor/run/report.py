@@ -9,6 +9,7 @@ from rloom.doctor.run.checks import CHECKS, diagnose
 from rloom.doctor.run.finding import Finding, Severity
 from rloom.doctor.run.history import FEWEST_STEPS, History
 from rloom.doctor.run.series import FEWEST_OF_A_TREND
+from rloom.language import translate
 from rloom.runs.run_folder import RunFolder
 
 Line = tuple[str, str]  # its text and its style, as rich names it
@@ -87,7 +88,8 @@ def finding_lines(number: int, finding: Finding) -> Iterator[Line]:
     word, style = SEVERITIES[finding.severity]
     first, last = finding.steps
     steps = f"step {first}" if first == last else f"steps {first}–{last}"
-    yield f"{number}. {word} {finding.title}  [{finding.kind}, {steps}]", style
+    title = f"{translate(word)} {translate(finding.title)}"
+    yield f"{number}. {title}  [{finding.kind}, {translate(steps)}]", style
     yield "   Evidence", "bold"
     for text in finding.evidence:
         yield f"     {text}", ""
@@ -98,4 +100,4 @@ def finding_lines(number: int, finding: Finding) -> Iterator[Line]:
     if finding.changes:
         yield "   Try", "bold"
         for change in finding.changes:
-            yield f"     {change.assignment:<56} {change.why}", ""
+            yield f"     {change.assignment:<56} {translate(change.why)}", ""
