@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from rloom.errors import ConfigError, RloomError, WorkerError
+from rloom.language import translate
 from rloom.startup import announce as announce
 from rloom.terminal import discard_output, printable
 
@@ -44,7 +45,7 @@ class _Formatter(logging.Formatter):
     """Log lines quote data, answers and names."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return printable(translate(super().format(record)))
 
 
 def run_safely(command: Callable[[], int]) -> int:
@@ -69,5 +70,5 @@ def run_safely(command: Callable[[], int]) -> int:
     except RloomError as error:
         kind = "configuration" if isinstance(error, ConfigError) else type(error).__name__.removesuffix("Error").lower()
         lines = [f"rloom: {kind} error: {error}", *getattr(error, "__notes__", [])]
-        print(printable("\n".join(lines)), file=sys.stderr)
+        print(printable("\n".join(map(translate, lines))), file=sys.stderr)
         return LOST if isinstance(error, WorkerError) and error.lost else USER_ERROR

@@ -1,16 +1,104 @@
-"""The language of help texts, by the locale, and of a text, by its characters: Chinese or English."""
+"""Chinese or English: the language of the terminal, by the locale, and of a text, by its characters.
 
+English in the code is the key of a text. `assets/zh/*.txt` have the Chinese: the English, then the Chinese on lines
+that begin with `= `, then an empty line. `{}` is a value; `{0}`, `{1}` in the Chinese name values in another order.
+A text is translated when it is shown, so that errors, logs and files stay English.
+"""
+
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 CHINESE = re.compile("[\u4e00-\u9fff]")
 KANA = re.compile("[\u3040-\u30ff]")  # Japanese has Chinese characters, too
+LETTER = re.compile("[A-Za-z]")
+PLACE = re.compile(r"\{(\d*)\}")
+FEWEST_LETTERS = 12
+FOLDER = Path(__file__).parent / "assets" / "zh"
 
 
 def is_chinese(environment: Mapping[str, str]) -> bool:
-    chosen = next((environment[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environment.get(name)), "")
+    names = ("RLOOM_LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
+    chosen = next((environment[name] for name in names if environment.get(name)), "")
     return chosen.startswith("zh")
 
 
 def is_chinese_text(text: str) -> bool:
     return CHINESE.search(text) is not None and KANA.search(text) is None
+
+
+def translate(text: str) -> str:
+    """The text in the language of the terminal."""
+    return to_chinese(text) if is_chinese(os.environ) else text
+
+
+def to_chinese(text: str) -> str:
+    """The Chinese of a text, of each of its paragraphs, or of each of its lines; what has none stays English."""
+    stripped = text.strip()
+    if stripped != text:
+        return text.replace(stripped, to_chinese(stripped)) if stripped else text
+    known, templates, joints = _catalogue()
+    if text in known or not LETTER.search(text):
+        return known.get(text, text)
+    for template in templates:
+        if (values := template.values(text)) is not None:
+            return template.filled([to_chinese(value) for value in values])
+    for separator in ("\n\n", "\n"):
+        if separator in text:
+            return separator.join(map(to_chinese, text.split(separator)))
+    for joint in joints:
+        values = joint.values(text) or []
+        chinese = [to_chinese(value) for value in values]
+        if chinese != values:
+            return joint.filled(chinese)
+    return text
+
+
+class Template(NamedTuple):
+    """An English text with values, cut at them, and its Chinese."""
+
+    pieces: Sequence[str]
+    chinese: str
+
+    def values(self, text: str) -> list[str] | None:
+        """The values of a text that was made from this template. None: it was not."""
+        first, *middle, last = self.pieces
+        start, end = len(first), len(text) - len(last)
+        if start > end or not text.startswith(first) or not text.endswith(last):
+            return None
+        values = []
+        for piece in middle:  # the leftmost place of each piece: finds a match if there is one
+            found = text.find(piece, start, end)
+            if found < 0:
+                return None
+            values.append(text[start:found])
+            start = found + len(piece)
+        values.append(text[start:end])
+        # `{} is {}` would match many sentences: with so few words it takes a name, not words, before it
+        return None if not first and 0 < self.letters < FEWEST_LETTERS and " " in values[0] else values
+
+    @property
+    def letters(self) -> int:
+        return sum(map(str.isalpha, "".join(self.pieces)))
+
+    def filled(self, values: Sequence[str]) -> str:
+        order = iter(range(len(values)))
+        return PLACE.sub(lambda place: values[int(place[1]) if place[1] else next(order)], self.chinese)
+
+
+def read_catalogue(file: Path) -> dict[str, str]:
+    entries = file.read_text(encoding="utf-8").strip("\n").split("\n\n")
+    pairs = (entry.split("\n= ") for entry in entries)
+    return {english: "\n".join(chinese) for english, *chinese in pairs}
+
+
+@cache
+def _catalogue() -> tuple[dict[str, str], list[Template], list[Template]]:
+    """(texts, those with values, those that only join values, such as `{}: {}`); the longest first."""
+    every = {english: chinese for file in FOLDER.iterdir() for english, chinese in read_catalogue(file).items()}
+    templates = [Template(english.split("{}"), chinese) for english, chinese in every.items() if "{}" in english]
+    templates.sort(key=lambda template: -sum(map(len, template.pieces)))
+    return every, [each for each in templates if each.letters], [each for each in templates if not each.letters]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rloom.cli.parsing import epilog
+from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import run_safely
 from rloom.errors import DataError
 from rloom.terminal import printable
@@ -19,7 +19,7 @@ MARK = "> "
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "rloom chat",
         description=f"Talk to a model that was trained. In a conversation: {HELP}",
         **epilog('rloom chat outputs/checkpoints/embedded/global_step_32 --prompt "15 + 27 等于多少？"'),

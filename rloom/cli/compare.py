@@ -1,6 +1,5 @@
 """`rloom compare RUN RUN ...`"""
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from rloom.cli.parsing import epilog
+from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import run_safely
 from rloom.terminal import printable
 
@@ -26,7 +25,7 @@ FIXED_WIDTH, STEP_WIDTH = 42, 12  # of the names and curves, and of one step, in
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "rloom compare",
         description="Compare runs: configuration, validation accuracy, metrics at equal steps. Differences are to the "
         "first run.",

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from rloom.cli.parsing import CommandParser
 from rloom.console import run_safely
 
 EXAMPLES = """install it (open a new shell after it):
@@ -15,7 +16,7 @@ The script holds the commands, flags and keys of this version; write it again af
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "rloom completion",
         description="Print a shell script that completes commands, flags, keys and their values.",
         epilog=EXAMPLES,

@@ -1,14 +1,13 @@
 """`rloom config [key]`"""
 
-import argparse
 from collections.abc import Sequence
 
-from rloom.cli.parsing import epilog
+from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import run_safely
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "rloom config",
         description="Print every key with its default and meaning as YAML, or explain one key.",
         **epilog("rloom config kl_coef"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rloom.cli.parsing import CommandParser
 from rloom.console import run_safely
 from rloom.errors import ConfigError
 from rloom.terminal import printable
@@ -23,7 +24,7 @@ The files come from the Hugging Face hub, from a mirror of it (HF_ENDPOINT=https
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("rloom data", description="Prepare, check and show data files.")
+    parser = CommandParser("rloom data", description="Prepare, check and show data files.")
     commands = parser.add_subparsers(dest="command", required=True)
     prepare = commands.add_parser(
         "prepare",
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def script(name: str) -> int:
     """The command line of `examples/data_preprocess/NAME.py`."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         description=f"Write train.parquet and test.parquet of {name}.",
         epilog=SOURCES.replace("gsm8k", name),
         formatter_class=argparse.RawDescriptionHelpFormatter,

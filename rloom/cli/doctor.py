@@ -1,18 +1,17 @@
 """`rloom doctor RUN ...` and `rloom doctor env`"""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from rloom.cli.parsing import epilog
+from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import run_safely
 
 ENVIRONMENT = "env"
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "rloom doctor",
         description="What is wrong with a run and what to try; `rloom doctor env` checks this machine's installation.",
         **epilog(

@@ -1,18 +1,17 @@
 """`rloom eval CKPT [key=value ...]`"""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from rloom import __version__
-from rloom.cli.parsing import epilog
+from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import announce, run_safely
 from rloom.launch.early_checks import check_checkpoint, loading
 from rloom.terminal import printable
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "rloom eval",
         description="Answer the validation prompts with the policy of a checkpoint, and print the metrics.",
         **epilog("rloom eval checkpoints/rloom_examples/embedded_gae_embedded/global_step_32 data.val_max_samples=64"),

@@ -1,17 +1,16 @@
 """`rloom export CKPT DIR [key=value ...]`"""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from rloom import __version__
-from rloom.cli.parsing import epilog
+from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import announce, run_safely
 from rloom.launch.early_checks import check_checkpoint, loading
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "rloom export",
         description="Write the policy of a checkpoint as a Hugging Face folder, and print its path.",
         **epilog("rloom export checkpoints/rloom_examples/embedded_gae_embedded/global_step_32 my_model"),

@@ -1,13 +1,12 @@
 """`rloom help COMMAND`, `rloom help metrics`"""
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from rloom.cli import COMMANDS
 from rloom.cli.overview import suggestion
-from rloom.language import is_chinese
+from rloom.language import translate
 from rloom.runs.names import describe_metrics
 
 METRICS = "metrics"
@@ -19,15 +18,15 @@ The help of a command, or the names of the metrics: on a step's line, in guides,
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE)
+        print(translate(USAGE))
         return 0
     name, *rest = arguments
     if name == METRICS:
-        print(describe_metrics(is_chinese(os.environ)))
+        print(describe_metrics())
         return 0
     if name not in COMMANDS:
         guess = suggestion(name, [*COMMANDS, METRICS])
-        print(f"rloom help: there is no command {name!r}{guess}", file=sys.stderr)
+        print(translate(f"rloom help: there is no command {name!r}{guess}"), file=sys.stderr)
         return 2
     status = import_module(COMMANDS[name].module).main([*rest, "--help"])
     assert isinstance(status, int)

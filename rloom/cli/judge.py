@@ -1,15 +1,14 @@
 """`rloom judge try --prompt P --response R`"""
 
-import argparse
 from collections.abc import Sequence
 
-from rloom.cli.parsing import USER_ERRORS, epilog
+from rloom.cli.parsing import USER_ERRORS, CommandParser, epilog
 from rloom.config.load import load_config
 from rloom.console import run_safely, split_hydra_flags
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("rloom judge", description="The API judge of reward_model.api.")
+    parser = CommandParser("rloom judge", description="The API judge of reward_model.api.")
     commands = parser.add_subparsers(dest="command", required=True)
     attempt = commands.add_parser(
         "try",

@@ -1,6 +1,5 @@
 """`rloom openrlhf [--flag VALUE ...] [key=value ...]`: `rloom train` with the flags of OpenRLHF's train_ppo_ray.py."""
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from rloom.config.load import expand, load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely
 from rloom.errors import ConfigError
-from rloom.language import is_chinese
 from rloom.launch.numbered import directory_of, in_directory
 
 OWN_FLAGS = ("--print", "--plan")
@@ -24,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def run() -> int:
         if "-h" in arguments or "--help" in arguments:
-            print(help_text(is_chinese(os.environ)))
+            print(help_text())
             return 0
         command = translate(command_line)
         config = load_config(command.overrides, command.values)

@@ -2,10 +2,35 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from rloom.language import translate
 
 USER_ERRORS = "2 an error that you can correct"
 RUNS_FOLDERS = ("checkpoints", "outputs/checkpoints")  # where runs are by default: of `rloom train`, of train.sh
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Help and errors in the terminal's language."""
+
+    def format_help(self) -> str:
+        self.description, self.epilog = translate(self.description or ""), translate(self.epilog or "")
+        for group in self._action_groups:
+            group.title = translate(group.title or "")
+        for action in self._actions:
+            for shown in (action, *action._get_subactions()) if hasattr(action, "_get_subactions") else (action,):
+                shown.help = translate(shown.help) if shown.help else shown.help
+        return _with_usage(super().format_help())
+
+    def format_usage(self) -> str:
+        return _with_usage(super().format_usage())
+
+    def error(self, message: str) -> NoReturn:
+        super().error(translate(message))
+
+
+def _with_usage(text: str) -> str:
+    return text.replace("usage:", translate("usage:"), 1)
 
 
 def epilog(example: str, exit_codes: str = f"0 done · {USER_ERRORS}") -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """`rloom plan [key=value ...]`"""
 
-import argparse
 from collections.abc import Sequence
 
-from rloom.cli.parsing import epilog
+from rloom.cli.parsing import CommandParser, epilog
 from rloom.config.load import load_config
 from rloom.console import run_safely, split_hydra_flags
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "rloom plan",
         usage="%(prog)s [key=value ...] [--gpu_memory GIB] [--config-path DIR] [--config-name NAME]",
         description="Plan what `rloom train` does with the same keys. Starts, loads and downloads nothing.",

@@ -1,15 +1,15 @@
 """`rloom reward try FILE --source S`"""
 
-import argparse
 from collections.abc import Sequence
 
+from rloom.cli.parsing import CommandParser
 from rloom.config.load import load_config
 from rloom.console import run_safely
 from rloom.rewards import try_command
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("rloom reward", description="Rules and your own reward functions.")
+    parser = CommandParser("rloom reward", description="Rules and your own reward functions.")
     commands = parser.add_subparsers(dest="command", required=True)
     usage = "%(prog)s [FILE] [--source S] [--ground_truth T] [options] [reward_model.sandbox.KEY=VALUE ...]"
     try_command.add_arguments(commands.add_parser("try", usage=usage, help="score an answer by hand"))

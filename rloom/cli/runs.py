@@ -1,6 +1,5 @@
 """`rloom runs [DIR]`"""
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloom.cli.parsing import RUNS_FOLDERS, default_run_folders, epilog
+from rloom.cli.parsing import RUNS_FOLDERS, CommandParser, default_run_folders, epilog
 from rloom.console import run_safely
 from rloom.terminal import printable
 
@@ -21,7 +20,7 @@ STYLES = {"running": "green", "failed": "red", "unreadable": "red", "killed": "r
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "rloom runs",
         description="List the runs below a folder, the last written first.",
         **epilog("rloom runs checkpoints/my_project"),

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloom.cli.parsing import RUNS_FOLDERS, default_run_folders, epilog
+from rloom.cli.parsing import RUNS_FOLDERS, CommandParser, default_run_folders, epilog
 from rloom.console import OK, run_safely
 from rloom.errors import ConfigError
-from rloom.language import is_chinese
+from rloom.language import translate
 
 if TYPE_CHECKING:
     from rloom.view.access import Access
@@ -25,7 +25,7 @@ ADDRESS = "127.0.0.1"
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "rloom view",
         description="Show runs in the browser: curves, prompts, answers token by token, validations, findings. Reads "
         "run directories, also of a run that goes on, and changes nothing.",
@@ -55,7 +55,7 @@ def view(given: argparse.Namespace) -> int:
     access = Access(choose_token(os.environ))
     runs = OpenedRuns([run.expanduser() for run in given.run or default_run_folders()])
     with listen(given.port, runs, access) as server:
-        print(greeting(server.server_port, access.token, is_chinese(os.environ)), flush=True)
+        print(translate(greeting(server.server_port, access.token)), flush=True)
         preload()
         if not given.no_open and has_display(os.environ):
             import webbrowser
@@ -86,10 +86,9 @@ def address(port: int, token: str) -> str:
     return f"http://{ADDRESS}:{port}/?token={token}"
 
 
-def greeting(port: int, token: str, chinese: bool) -> str:
+def greeting(port: int, token: str) -> str:
     forward = f"ssh -N -L {port}:{ADDRESS}:{port} {_user()}@{socket.gethostname()}"
-    elsewhere, end = ("从其他机器访问", "按 Ctrl-C 结束") if chinese else ("from another machine", "ctrl-C ends it")
-    return f"{address(port, token)}\n{elsewhere}: {forward}\n{end}"
+    return f"{address(port, token)}\nfrom another machine: {forward}\nctrl-C ends it"
 
 
 def has_display(environment: Mapping[str, str]) -> bool:

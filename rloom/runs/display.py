@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 from rich.text import Text
 
+from rloom.language import translate
 from rloom.runs.names import step_line
 from rloom.terminal import printable
 
@@ -86,7 +87,7 @@ class Display:
         self._bars = {}
 
     def message(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(translate(text)), markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.clear()

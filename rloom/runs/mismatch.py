@@ -13,30 +13,25 @@ MUCH_WORSE = 10.0  # a second warning needs a figure this many times that of the
 THRESHOLD_KEY = "trainer.rollout_mismatch_warning"
 ROLLOUT, ACTOR, CORRECTION = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "algorithm.rollout_correction"
 
-CAUSES = (  # the most common first
-    f"data types differ: compare {ACTOR}.fsdp_config.dtype with the data type of the engine "
-    f"({ROLLOUT}.engine_kwargs; native and hf use the trainer's)",
-    "the engine computes attention, norms or MoE routing with other kernels: compare with "
-    f"{ROLLOUT}.name=native or {ROLLOUT}.enforce_eager=True",
-    "the engine generates with other weights: {versions}",
-    f"the engine's log-probs are not those of {ROLLOUT}.temperature over the whole vocabulary, before top_p and top_k",
-    f"the engine or its KV cache is quantised (fp8): {ROLLOUT}.engine_kwargs",
-    "a LoRA adapter is not in the engine, or was merged in another data type: actor_rollout_ref.model.lora_rank",
-)
-CAUSES_CHINESE = (  # the same, in the same order
-    f"数据类型不同：对比 {ACTOR}.fsdp_config.dtype 与引擎的数据类型"
-    f"（{ROLLOUT}.engine_kwargs；native 和 hf 与训练端相同）",
-    f"引擎的 attention、norm 或 MoE 路由使用了不同的算子："
-    f"与 {ROLLOUT}.name=native 或 {ROLLOUT}.enforce_eager=True 对比",
-    "引擎使用的是另一份权重：{versions}",
-    f"引擎的 log-prob 不是 {ROLLOUT}.temperature 下、全词表、top_p 与 top_k 之前的值",
-    f"引擎或其 KV cache 经过量化（fp8）：{ROLLOUT}.engine_kwargs",
-    "LoRA adapter 不在引擎中，或以另一种数据类型合并：actor_rollout_ref.model.lora_rank",
-)
 WAY_OUT = (
     f"Until the cause is found, {CORRECTION}.rollout_is=token weights the loss, and {CORRECTION}.rollout_rs=sequence "
     f"with rollout_rs_threshold=2 rejects answers. {THRESHOLD_KEY}=null switches this warning off."
 )
+
+
+def causes(versions: str) -> tuple[str, ...]:
+    """Known causes, the most common first. `versions`: of the weights, or where to find them."""
+    return (
+        f"data types differ: compare {ACTOR}.fsdp_config.dtype with the data type of the engine "
+        f"({ROLLOUT}.engine_kwargs; native and hf use the trainer's)",
+        "the engine computes attention, norms or MoE routing with other kernels: compare with "
+        f"{ROLLOUT}.name=native or {ROLLOUT}.enforce_eager=True",
+        f"the engine generates with other weights: {versions}",
+        f"the engine's log-probs are not those of {ROLLOUT}.temperature over the whole vocabulary, before top_p and "
+        "top_k",
+        f"the engine or its KV cache is quantised (fp8): {ROLLOUT}.engine_kwargs",
+        "a LoRA adapter is not in the engine, or was merged in another data type: actor_rollout_ref.model.lora_rank",
+    )
 
 
 @dataclass(frozen=True)
@@ -51,13 +46,12 @@ class MismatchWarning:
     def message(self) -> str:
         engine = ", ".join(map(str, self.engine_versions))
         versions = f"its answers have version {engine}, the trainer's weights version {self.trainer_version}"
-        causes = [f"  {number}. {cause}" for number, cause in enumerate(CAUSES, start=1)]
         return "\n".join(
             [
                 f"Warning: rollout engine and trainer differ: {FIGURE} {self.figure:.3g} is above "
                 f"{THRESHOLD_KEY}={self.threshold:g}; log-probs differ by {self.logprobs_difference:.3g} on average. "
                 "Known causes:",
-                *(line.format(versions=versions) for line in causes),
+                *(f"  {number}. {cause}" for number, cause in enumerate(causes(versions), start=1)),
                 WAY_OUT,
             ]
         )

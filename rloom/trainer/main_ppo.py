@@ -1,6 +1,5 @@
 """`python -m rloom.trainer.main_ppo key=value ...`, the same as `rloom train`."""
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ from rloom import __version__
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
-from rloom.language import is_chinese
+from rloom.language import translate
 from rloom.launch.early_checks import announce_run, check, check_extras, check_keys
 from rloom.launch.numbered import claimed, in_directory
 
@@ -41,37 +40,11 @@ shows batches, memory and time. Your own YAML file (NAME.yaml in DIR) can also s
 Exit codes: 0 done · 2 an error that you can correct · 3 a worker or machine was lost, run the same command again ·
 130 interrupted, after saving the last step."""
 
-USAGE_CHINESE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
-
-训练策略模型。不带参数时在内置数据上训练内置模型，无需下载。`python -m rloom.trainer.main_ppo` 是同一条命令。
-中断后再次运行同一条命令即可续训。
-
-  rloom train algorithm.adv_estimator=grpo actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct \\
-      data.train_files=train.parquet data.val_files=test.parquet actor_rollout_ref.rollout.n=8
-
-最常用的配置项：
-  algorithm.adv_estimator                         gae（PPO）、rloo、grpo 等
-  actor_rollout_ref.model.path                    模型目录或 Hub 名称
-  data.train_files, data.val_files                parquet、json 或 jsonl；一个文件或列表
-  data.train_batch_size                           每步的 prompt 数
-  data.max_response_length                        回答的最大 token 数
-  actor_rollout_ref.rollout.n                     每个 prompt 的回答数
-  actor_rollout_ref.actor.optim.lr                策略的学习率
-  actor_rollout_ref.actor.ppo_mini_batch_size     每次优化器更新的 prompt 数
-  trainer.n_gpus_per_node                         每台机器的 GPU 数；默认全部可见 GPU
-  trainer.total_epochs                            训练数据的遍数
-
-`rloom config` 列出所有配置项的含义和默认值，`rloom config KEY` 解释一个配置项；
-`rloom plan` 用同样的配置项给出批量、显存和时间。
-也可以写自己的 YAML 文件（DIR 中的 NAME.yaml），文件以 `defaults: [ppo_trainer, _self_]` 开头。
-
-退出码：0 完成 · 2 可由用户修正的错误 · 3 worker 或机器丢失，请再次运行同一条命令 · 130 被中断（已保存最后一步）。"""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "-h" in given or "--help" in given:
-        print(USAGE_CHINESE if is_chinese(os.environ) else USAGE)
+        print(translate(USAGE))
         return 0
 
     def run() -> int:

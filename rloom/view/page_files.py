@@ -1,10 +1,14 @@
-"""The files of the page. A request names an entry of this table; it is never part of a path."""
+"""The files of the page and the module with its Chinese texts. A request names an entry of this table, never a path."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from rloom.language import FOLDER, read_catalogue
+
 PAGE = Path(__file__).parent / "page"
 INDEX = "index.html"
+CHINESE, CATALOGUE = "/chinese.js", FOLDER / "view.txt"
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -23,5 +27,8 @@ class PageFiles:
 
     def get(self, address: str) -> tuple[str, bytes] | None:
         """(content type, content), or None if there is no such file."""
+        if address == CHINESE:
+            texts = json.dumps(read_catalogue(CATALOGUE), ensure_ascii=False)
+            return CONTENT_TYPES[".js"], f"export const CHINESE = {texts};\n".encode()
         file = self._by_address.get(address)
         return None if file is None else (CONTENT_TYPES[file.suffix], file.read_bytes())

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rloom.language import read_catalogue
+from rloom.view.page_files import CATALOGUE, CHINESE, PageFiles
 from tests.architecture.source import ROOT
 
 PAGE = ROOT / "rloom" / "view" / "page"
@@ -18,7 +20,7 @@ FORBIDDEN = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|setHTML|DOMParser|srcdoc"
     r"|\beval\b|new Function|javascript:|https?://|['\"(]//\w|\bimportScripts\b|WebSocket|sendBeacon"
 )
-ENTRY = re.compile(r'^  "([\w.]+)": (\[.*?\]),$', re.M | re.S)
+ENTRY = re.compile(r'^  "([\w.]+)": (".*"),$', re.M)
 USED = re.compile(r'"([a-z]+\.[a-z_]+)"')
 USED_PREFIX = re.compile(r"\bt\(\s*`([\w.]+)\$\{")
 
@@ -27,8 +29,8 @@ def read(file: Path) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def texts() -> dict[str, list[str]]:
-    return {key: json.loads(re.sub(r",\s*\]$", "]", pair)) for key, pair in ENTRY.findall(read(PAGE / "texts.js"))}
+def texts() -> dict[str, str]:
+    return {key: json.loads(text) for key, text in ENTRY.findall(read(PAGE / "texts.js"))}
 
 
 def placeholders(text: str) -> list[str]:
@@ -55,13 +57,13 @@ def test_the_policy_of_the_server_allows_all_of_the_first_page() -> None:
     page = read(PAGE / "index.html")
     assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=", page) == []
     named = re.findall(r'(?:src|href)="([\w.]+)"', page)
-    assert [name for name in named if not (PAGE / name).is_file()] == []
+    assert [name for name in named if PageFiles().get(f"/{name}") is None] == []
     assert {file.name for file in FILES if file.suffix == ".css"} <= set(named)
 
 
 def test_every_module_is_imported_and_exists() -> None:
     imported = {name for file in SCRIPTS for name in re.findall(r'from "\./([\w.]+)"', read(file))}
-    assert imported | {"main.js", "theme.js"} == {file.name for file in SCRIPTS}
+    assert imported | {"main.js", "theme.js"} == {file.name for file in SCRIPTS} | {CHINESE[1:]}
     # without the list the browser learns of a module only after it has read the one that imports it
     preloaded = re.findall(r'rel="modulepreload" href="([\w.]+)"', read(PAGE / "index.html"))
     assert preloaded == sorted(imported)
@@ -70,11 +72,11 @@ def test_every_module_is_imported_and_exists() -> None:
 def test_every_text_is_in_both_languages_with_the_same_values() -> None:
     table = texts()
     assert len(table) == len(re.findall(r'^  "[\w.]+":', read(PAGE / "texts.js"), re.M)) > 150
-    for key, pair in table.items():
-        assert len(pair) == 2 and all(text.strip() for text in pair), key
-        assert placeholders(pair[0]) == placeholders(pair[1]), key
-    same = {key for key, (english, chinese) in table.items() if english == chinese}
-    assert same == set()
+    chinese = read_catalogue(CATALOGUE)
+    assert set(chinese) == set(table.values())
+    for english, text in chinese.items():
+        assert text.strip() and text != english
+        assert placeholders(english) == placeholders(text), english
 
 
 def test_every_text_that_is_used_exists_and_every_text_is_used() -> None:

@@ -218,8 +218,13 @@ def test_a_flag_of_the_judge_without_the_judge_names_the_missing_flag() -> None:
     ],
 )
 def test_help_explains_every_flag_and_variable_in_the_users_language(
-    environment: dict[str, str], learning_rate: str, capsys: pytest.CaptureFixture[str]
+    environment: dict[str, str],
+    learning_rate: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.setenv(name, environment.get(name, ""))
     with pytest.raises(SystemExit) as ended:
         translate(["--help"], environment)
     assert ended.value.code == 0

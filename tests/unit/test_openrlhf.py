@@ -17,6 +17,7 @@ from rloom.config.keys import all_keys, value_at
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
+from rloom.language import is_chinese_text, to_chinese
 
 # SPEC section 1: classic name -> dotted name of 0.11 and default
 SPEC: dict[str, tuple[str, Any]] = {
@@ -135,7 +136,7 @@ def test_every_flag_has_real_keys_and_a_meaning_in_two_languages() -> None:
     for section in sections():
         for flag in section.flags:
             assert set(flag.keys) <= all_keys().keys(), flag.name
-            assert flag.english and re.search("[\u4e00-\u9fff]", flag.chinese), flag.name
+            assert flag.meaning and is_chinese_text(to_chinese(flag.meaning)), flag.name
     assert all(" " in flag.reason for flag in refused().values())
 
 

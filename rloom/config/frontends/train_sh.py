@@ -15,7 +15,7 @@ from rloom.config.given_keys import Tree, entries, known, real_key
 from rloom.config.keys import all_keys, did_you_mean
 from rloom.config.schema import KL_SWITCHES
 from rloom.errors import ConfigError
-from rloom.language import is_chinese
+from rloom.language import translate as in_language
 
 FOLDER_VARIABLE = "RLOOM_KIT_DIR"  # set by train.sh: its own folder
 JUDGE_FILE = "api_reward_config.yaml"
@@ -188,25 +188,23 @@ class Setting:
     """A flag or a variable of the kit, and the key it sets."""
 
     key: str
-    english: str
-    chinese: str
+    meaning: str
     variable: str | None = None  # the environment variable with the same meaning as the flag
     takes_value: bool = True
     default: str = ""  # with a model or data of your own
     embedded: str = ""  # the default of the embedded task, if it is another
     splits: bool = False  # the value is a list, with commas
 
-    def explained(self, chinese: bool) -> str:
+    def explained(self) -> str:
         """Meaning, key and default: `PPO's clip range (actor_rollout_ref.actor.clip_ratio) [0.2]`."""
         default = f" [{self.default}]" if self.default else ""
-        return f"{self.chinese if chinese else self.english} ({self.key}){default}"
+        return f"{in_language(self.meaning)} ({self.key}){default}"
 
 
 FLAGS = {
     "model": Setting(
         MODEL_KEY,
         "model: folder or hub name",
-        "模型：目录或 Hub 名称",
         variable="MODEL_PATH",
         default="Qwen/Qwen2.5-0.5B",
         embedded=EMBEDDED,
@@ -214,32 +212,26 @@ FLAGS = {
     "data": Setting(
         DATA_KEY,
         "your training prompts: json, jsonl or parquet files, with commas between them",
-        "训练数据：json、jsonl 或 parquet 文件，多个文件用逗号分隔",
         variable="TRAIN_DATA",
         splits=True,
     ),
-    "val": Setting(VAL_KEY, "validation prompts, likewise", "验证数据，格式同上", variable="VAL_DATA", splits=True),
-    "epochs": Setting(
-        "trainer.total_epochs", "passes over the training prompts", "训练轮数", default="30", embedded="1"
-    ),
+    "val": Setting(VAL_KEY, "validation prompts, likewise", variable="VAL_DATA", splits=True),
+    "epochs": Setting("trainer.total_epochs", "passes over the training prompts", default="30", embedded="1"),
     "lr": Setting(
         "actor_rollout_ref.actor.optim.lr",
         "learning rate of the policy",
-        "策略（Actor）学习率",
         default="1e-6",
         embedded="2e-4",
     ),
     "batch_size": Setting(
         BATCH_KEY,
         "prompts per step, in four updates",
-        "每步的 prompt 数，分四次更新",
         default="1024",
         embedded="64",
     ),
     "kl_coef": Setting(
         "algorithm.kl_ctrl.kl_coef",
         "coefficient of the KL in the reward; 0: no KL",
-        "奖励中 KL 的系数；0 为不使用 KL",
         variable="KL_COEF",
         default="0.001",
         embedded="0",
@@ -247,72 +239,56 @@ FLAGS = {
     "n_gpus": Setting(
         "trainer.n_gpus_per_node",
         "GPUs of this machine; not given: all visible ones, or 1 for the embedded task",
-        "本机 GPU 数；不指定时使用全部可见 GPU，内置任务用 1 个",
         variable="N_GPUS",
     ),
     "reward_model": Setting(
         "reward_model.path",
         "reward model: folder or hub name",
-        "奖励模型：目录或 Hub 名称",
         variable="REWARD_MODEL_PATH",
     ),
     "use_api_reward": Setting(
         f"{JUDGE}.enable",
         f"score answers with an API judge; {JUDGE_FILE} has its other keys",
-        f"用大模型 API 评分；其余配置见 {JUDGE_FILE}",
         takes_value=False,
     ),
     "rm_api_type": Setting(
         f"{JUDGE}.type",
         "provider of the judge: dashscope (default), openai, gemini, claude",
-        "API 类型：dashscope（默认）、openai、gemini、claude",
     ),
-    "rm_model": Setting(f"{JUDGE}.model", "model of the judge", "评分模型名称"),
+    "rm_model": Setting(f"{JUDGE}.model", "model of the judge"),
     "rm_prompt_preset": Setting(
         f"{JUDGE}.preset",
         "prompts of the judge: math, code, dialogue, safety",
-        "预设评分模板：math、code、dialogue、safety",
     ),
-    "rm_system_prompt": Setting(f"{JUDGE}.system_prompt", "system prompt of the judge", "评分的系统提示词"),
+    "rm_system_prompt": Setting(f"{JUDGE}.system_prompt", "system prompt of the judge"),
     "rm_scoring_prompt": Setting(
         f"{JUDGE}.scoring_prompt",
         "scoring prompt, with {prompt}, {response} and {ground_truth}",
-        "评分提示词，可用 {prompt}、{response}、{ground_truth}",
     ),
 }
 VARIABLES = {
-    "CLIP_RATIO": Setting("actor_rollout_ref.actor.clip_ratio", "PPO's clip range", "PPO 裁剪范围", default="0.2"),
-    "GAE_GAMMA": Setting("algorithm.gamma", "discount of later rewards", "折扣因子 γ", default="1.0"),
-    "GAE_LAMBDA": Setting("algorithm.lam", "GAE's lambda", "GAE 的 λ", default="0.95"),
-    "PPO_EPOCHS": Setting(
-        EPOCHS_KEY, "passes over each batch in the update of the actor", "每批数据的更新轮数", default="1"
-    ),
-    "CRITIC_LR": Setting(
-        "critic.optim.lr", "learning rate of the critic", "Critic 学习率", default="1e-5", embedded="1e-3"
-    ),
-    "CRITIC_EPOCHS": Setting("critic.ppo_epochs", "the same, for the critic", "Critic 的更新轮数", default="1"),
-    "CLIPRANGE_VALUE": Setting("critic.cliprange_value", "clip range of the values", "价值裁剪范围", default="0.5"),
-    "ROLLOUT_N": Setting(
-        "actor_rollout_ref.rollout.n", "answers to each prompt", "每个 prompt 的回答数", default="1", embedded="8"
-    ),
-    "ROLLOUT_TEMPERATURE": Setting(
-        "actor_rollout_ref.rollout.temperature", "sampling temperature", "采样温度", default="1.0"
-    ),
+    "CLIP_RATIO": Setting("actor_rollout_ref.actor.clip_ratio", "PPO's clip range", default="0.2"),
+    "GAE_GAMMA": Setting("algorithm.gamma", "discount of later rewards", default="1.0"),
+    "GAE_LAMBDA": Setting("algorithm.lam", "GAE's lambda", default="0.95"),
+    "PPO_EPOCHS": Setting(EPOCHS_KEY, "passes over each batch in the update of the actor", default="1"),
+    "CRITIC_LR": Setting("critic.optim.lr", "learning rate of the critic", default="1e-5", embedded="1e-3"),
+    "CRITIC_EPOCHS": Setting("critic.ppo_epochs", "the same, for the critic", default="1"),
+    "CLIPRANGE_VALUE": Setting("critic.cliprange_value", "clip range of the values", default="0.5"),
+    "ROLLOUT_N": Setting("actor_rollout_ref.rollout.n", "answers to each prompt", default="1", embedded="8"),
+    "ROLLOUT_TEMPERATURE": Setting("actor_rollout_ref.rollout.temperature", "sampling temperature", default="1.0"),
     "ROLLOUT_TP_SIZE": Setting(
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         "GPUs of one rollout engine; above 1 the engine is vLLM",
-        "每个推理引擎的 GPU 数；大于 1 时使用 vLLM",
         default="1",
     ),
     "GPU_MEMORY_UTILIZATION": Setting(
         "actor_rollout_ref.rollout.gpu_memory_utilization",
         "share of a GPU's memory in use, at most, with the key-value cache",
-        "KV 缓存可用的显存比例",
         default="0.5",
     ),
-    "NNODES": Setting("trainer.nnodes", "machines", "机器数", default="1"),
-    "NODE_RANK": Setting("trainer.node_rank", "rank of this machine, from 0", "本机编号，从 0 开始", default="0"),
-    "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0", "0 号机器的地址"),
+    "NNODES": Setting("trainer.nnodes", "machines", default="1"),
+    "NODE_RANK": Setting("trainer.node_rank", "rank of this machine, from 0", default="0"),
+    "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0"),
 }
 OUTPUT = "outputs/checkpoints"  # with one folder per model, and further ones with a number
 DIRECTORY_KEY = "trainer.default_local_dir"
@@ -320,45 +296,14 @@ WIDE = 0x2E80  # the first code point of East Asian scripts
 KL_KEY = "algorithm.use_kl_in_reward"
 
 
-@dataclass(frozen=True)
-class Help:
-    """The texts of `--help` in one language."""
+ABOUT = """Usage: train.sh [--flag VALUE ...] [key=value ...]
 
-    usage: str
-    about: str
-    options: str
-    show: str
-    embedded: str
-    columns: tuple[str, str, str]
-    variables: str
-    files: str
-
-
-ENGLISH = Help(
-    usage="Usage: train.sh [--flag VALUE ...] [key=value ...]",
-    about="Trains a policy: without flags, the embedded model on the embedded data, no download.\n"
-    "With data or a model of your own (--data, --model) the defaults are those in brackets, with KL to the reference.\n"
-    "Every key of `rloom config` can follow as key=value and overrides the flags.",
-    options="Flags",
-    show="show this help and end",
-    embedded="Without --model and --data: the embedded task, whose defaults let it learn within minutes on a CPU:",
-    columns=("flag or variable", "default", "embedded task"),
-    variables="Environment variables (a flag overrides its variable), with their defaults:",
-    files=f"Files (in the current directory, then beside train.sh): {REWARD_FILE}; {JUDGE_FILE} with\n"
-    f"--use_api_reward; compute_score in common/{FUNCTION_FILE}, if no other reward is set or a mix uses rule_score.",
-)
-CHINESE = Help(
-    usage="用法：train.sh [--参数 值 ...] [key=value ...]",
-    about="训练策略模型；不带参数时使用内置模型和内置数据，无需下载。\n"
-    "用 --data 或 --model 指定自己的数据或模型时，默认值见方括号，并使用对参考模型的 KL。\n"
-    "其后可写 `rloom config` 中的任意 key=value，优先级最高。",
-    options="参数",
-    show="显示本帮助并退出",
-    embedded="不带 --model 和 --data 时训练内置任务，默认值如下，以便在 CPU 上几分钟内学会：",
-    columns=("参数或变量", "默认值", "内置任务"),
-    variables="环境变量（同名参数优先于变量）及默认值：",
-    files=f"文件（先找当前目录，再找 train.sh 所在目录）：{REWARD_FILE}；--use_api_reward 时的 {JUDGE_FILE}；\n"
-    f"common/{FUNCTION_FILE} 中的 compute_score（未设置其他奖励，或组合奖励用到 rule_score 时）。",
+Trains a policy: without flags, the embedded model on the embedded data, no download.
+With data or a model of your own (--data, --model) the defaults are those in brackets, with KL to the reference.
+Every key of `rloom config` can follow as key=value and overrides the flags."""
+FILES = (
+    f"Files (in the current directory, then beside train.sh): {REWARD_FILE}; {JUDGE_FILE} with\n"
+    f"--use_api_reward; compute_score in common/{FUNCTION_FILE}, if no other reward is set or a mix uses rule_score."
 )
 
 
@@ -390,7 +335,7 @@ class KitCommand:
 
 def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCommand:
     """A variable overrides the files, a flag overrides its variable, a key=value overrides all of them."""
-    given = vars(parser(is_chinese(environment)).parse_intermixed_args(list(arguments)))
+    given = vars(parser().parse_intermixed_args(list(arguments)))
     check_judge_flags(given)
     values: dict[str, Any] = {
         found.key: environment[name] for name, found in VARIABLES.items() if environment.get(name)
@@ -456,32 +401,36 @@ def model_folder(model: str) -> str:
     return "/".join(re.sub(r"[^\w.-]", "_", part) for part in parts) or "model"
 
 
-def parser(chinese: bool) -> Parser:
-    text = CHINESE if chinese else ENGLISH
+def parser() -> Parser:
     named = {found.variable: found for found in FLAGS.values() if found.variable} | VARIABLES
-    variables = [f"  {name:<24}{found.explained(chinese)}" for name, found in named.items()]
+    variables = [
+        in_language("Environment variables (a flag overrides its variable), with their defaults:"),
+        *(f"  {name:<24}{found.explained()}" for name, found in named.items()),
+    ]
     made = Parser(
         "train.sh",
         usage=argparse.SUPPRESS,  # argparse would write the word before it in English
-        description=f"{text.usage}\n\n{text.about}",
-        epilog="\n".join([*embedded_table(text), "", text.variables, *variables, "", text.files]),
+        description=in_language(ABOUT),
+        epilog="\n".join([*embedded_table(), "", *variables, "", in_language(FILES)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
-    flags = made.add_argument_group(text.options)
-    flags.add_argument("-h", "--help", action="help", help=text.show)
+    flags = made.add_argument_group(in_language("Flags"))
+    flags.add_argument("-h", "--help", action="help", help=in_language("show this help and end"))
     for flag, found in FLAGS.items():
         kind: dict[str, Any] = {"metavar": "VALUE"} if found.takes_value else {"action": "store_true"}
-        flags.add_argument(f"--{flag}", help=found.explained(chinese), **kind)
+        flags.add_argument(f"--{flag}", help=found.explained(), **kind)
     made.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
     return made
 
 
-def embedded_table(text: Help) -> Iterator[str]:
+def embedded_table() -> Iterator[str]:
     """The settings whose default is another in the embedded task."""
-    yield text.embedded
-    rows = [text.columns]
+    yield in_language(
+        "Without --model and --data: the embedded task, whose defaults let it learn within minutes on a CPU:"
+    )
+    rows = [(in_language("flag or variable"), in_language("default"), in_language("embedded task"))]
     named = {f"--{flag}" + (f", {found.variable}" if found.variable else ""): found for flag, found in FLAGS.items()}
     rows += [(name, one.default, one.embedded) for name, one in (named | VARIABLES).items() if one.embedded]
     for name, default, embedded in rows:

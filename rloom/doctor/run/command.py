@@ -1,7 +1,6 @@
 """`rloom doctor RUN ...`: reads run directories and prints what is wrong with them."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from rich.console import Console
 
 from rloom.doctor.run.report import Report, report_lines
 from rloom.errors import DataError
-from rloom.language import is_chinese
+from rloom.language import translate
 from rloom.runs.run_folder import RunFolder
 from rloom.terminal import printable
 
@@ -26,15 +25,15 @@ def run(paths: Sequence[Path], *, as_json: bool) -> int:
         found = [report.as_json() for report in reports]
         print(printable(json.dumps(found[0] if len(found) == 1 else found, indent=2, ensure_ascii=False)))
     elif not as_json:
-        render(reports, Console(soft_wrap=True, highlight=False), is_chinese(os.environ))
+        render(reports, Console(soft_wrap=True, highlight=False))
     if unreadable:
         raise DataError("; ".join(unreadable))
     return int(any(report.findings for report in reports))
 
 
-def render(reports: Sequence[Report], console: Console, chinese: bool) -> None:
+def render(reports: Sequence[Report], console: Console) -> None:
     for number, report in enumerate(reports):
         if number:
             console.print()
-        for text, style in report_lines(report, chinese):
-            console.print(printable(text), style=style or None, markup=False)
+        for text, style in report_lines(report):
+            console.print(printable(translate(text)), style=style or None, markup=False)

@@ -1,6 +1,6 @@
 """A critic that does not learn."""
 
-from rloom.doctor.run.finding import Change, Fault, Finding, Severity, Text
+from rloom.doctor.run.finding import Change, Fault, Finding, Severity
 from rloom.doctor.run.history import ACTOR, CRITIC, SCORE, History, rounded
 from rloom.doctor.run.series import Series
 
@@ -12,15 +12,12 @@ LONG_RUN = 20  # steps after which a critic that explains nothing is a finding, 
 CRITIC_STUCK = Fault(
     "critic_stuck",
     Severity.WARNING,
-    Text("The critic does not learn", "critic 没有学到东西"),
+    "The critic does not learn",
     (
-        Text(
-            "the critic's learning rate is too low; about ten times the actor's is usual",
-            "critic 学习率过低；通常为 actor 的约 10 倍",
-        ),
-        Text("the policy changes before the critic has learned the rewards", "critic 尚未学会奖励，策略就已变化"),
-        Text("rewards are far outside of ± critic.cliprange_value", "奖励远超 ± critic.cliprange_value 的范围"),
-        Text("too few answers in a step", "每步回答数太少"),
+        "the critic's learning rate is too low; about ten times the actor's is usual",
+        "the policy changes before the critic has learned the rewards",
+        "rewards are far outside of ± critic.cliprange_value",
+        "too few answers in a step",
     ),
     ("critic/vf_loss",),
 )
@@ -47,20 +44,12 @@ def critic_stuck(history: History) -> Finding | None:
     if not biased and known > WORSE_THAN_MEAN and not idle:
         return None
     evidence = [
-        Text(
+        (
             f"critic/vf_loss does not fall: {trend.first:.3g} in the first third of the steps, {trend.last:.3g} in the "
-            "last",
-            f"critic/vf_loss 没有下降：前三分之一步平均 {trend.first:.3g}，后三分之一 {trend.last:.3g}",
+            "last"
         ),
-        Text(
-            f"critic/vf_explained_var: {known:.3g} in the last {len(explained.tail)} steps "
-            "(0: no better than the mean)",
-            f"critic/vf_explained_var：最后 {len(explained.tail)} 步为 {known:.3g}（0 表示不比均值好）",
-        ),
-        Text(
-            f"values are {values.tail.mean:.3g} on average, scores {score.tail.mean:.3g}",
-            f"价值平均 {values.tail.mean:.3g}，得分平均 {score.tail.mean:.3g}",
-        ),
+        (f"critic/vf_explained_var: {known:.3g} in the last {len(explained.tail)} steps (0: no better than the mean)"),
+        f"values are {values.tail.mean:.3g} on average, scores {score.tail.mean:.3g}",
     ]
     rate, actor = history.number(f"{CRITIC}.optim.lr", 1e-5), history.number(f"{ACTOR}.optim.lr", 1e-6)
     higher = rounded(max(10 * actor, 2 * rate))
@@ -68,13 +57,13 @@ def critic_stuck(history: History) -> Finding | None:
         Change(
             f"{CRITIC}.optim.lr",
             higher,
-            Text("ten times the actor's, or twice what it is", "actor 的 10 倍，或当前的 2 倍"),
+            "ten times the actor's, or twice what it is",
         ),
-        Change("trainer.critic_warmup", 10, Text("train the critic alone at first", "先单独训练 critic"), "higher"),
+        Change("trainer.critic_warmup", 10, "train the critic alone at first", "higher"),
         Change(
             "data.train_batch_size",
             int(2 * history.number("data.train_batch_size", 256)),
-            Text("more answers in a step", "每步更多回答"),
+            "more answers in a step",
         ),
     ]
     return CRITIC_STUCK.found(loss.span, evidence, changes, certain=bias >= 2 * BIAS and len(loss) >= LONG_RUN)

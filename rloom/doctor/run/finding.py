@@ -1,18 +1,11 @@
-"""What a check reports: the fault, its evidence, its causes and the keys to change. Texts in English and Chinese."""
+"""What a check reports: the fault, its evidence, its causes and the keys to change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-
-@dataclass(frozen=True)
-class Text:
-    english: str
-    chinese: str
-
-    def get(self, chinese: bool) -> str:
-        return self.chinese if chinese else self.english
+from rloom.language import to_chinese
 
 
 class Severity(StrEnum):
@@ -25,7 +18,7 @@ class Severity(StrEnum):
 class Change:
     key: str
     value: Any  # to try
-    why: Text
+    why: str
     towards: Literal["lower", "higher"] | None = None  # a number helps only on this side of what it is; None: any other
 
     def differs_from(self, current: Any) -> bool:
@@ -43,17 +36,17 @@ class Change:
 @dataclass(frozen=True)
 class Finding:
     kind: str  # "reward_zero"; stable
-    title: Text
+    title: str
     severity: Severity
     steps: tuple[int, int]  # the first and the last step of the evidence
-    evidence: tuple[Text, ...]
-    causes: tuple[Text, ...]  # the most likely first
+    evidence: tuple[str, ...]
+    causes: tuple[str, ...]  # the most likely first
     changes: tuple[Change, ...]
     certain: bool  # enough steps and a clear margin: a running run warns of it
 
     def as_json(self) -> dict[str, Any]:
-        def both(text: Text) -> dict[str, str]:
-            return {"en": text.english, "zh": text.chinese}
+        def both(text: str) -> dict[str, str]:
+            return {"en": text, "zh": to_chinese(text)}
 
         return {
             "kind": self.kind,
@@ -73,18 +66,18 @@ class Fault:
 
     kind: str
     severity: Severity
-    title: Text
-    causes: tuple[Text, ...]
+    title: str
+    causes: tuple[str, ...]
     metrics: tuple[str, ...]  # the check can be made if any of them was measured; none: always
 
     def found(
         self,
         steps: tuple[int, int],
-        evidence: Sequence[Text],
+        evidence: Sequence[str],
         changes: Sequence[Change],
         *,
         certain: bool,
-        causes: Sequence[Text] | None = None,
+        causes: Sequence[str] | None = None,
         severity: Severity | None = None,
     ) -> Finding:
         return Finding(

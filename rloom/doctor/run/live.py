@@ -78,7 +78,7 @@ class LiveDiagnosis:
 
 def live_message(finding: Finding, run_dir: Path) -> str:
     """At most three lines."""
-    lines = [f"Warning: {finding.title.english}: {finding.evidence[0].english}."]
+    lines = [f"Warning: {finding.title}: {finding.evidence[0]}."]
     if finding.changes:
         tries = " or ".join(change.assignment for change in finding.changes[:2])
         lines.append(f"Try {tries}.")

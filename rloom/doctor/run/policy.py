@@ -3,11 +3,11 @@
 import math
 
 from rloom.algos.needs import LOSS_KEY
-from rloom.doctor.run.finding import Change, Fault, Finding, Severity, Text
+from rloom.doctor.run.finding import Change, Fault, Finding, Severity
 from rloom.doctor.run.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, figures, rounded
 from rloom.doctor.run.numerics import learning_rate_key, lower_learning_rate
 from rloom.doctor.run.series import FEWEST_OF_A_TREND
-from rloom.runs.mismatch import CAUSES, CAUSES_CHINESE, CORRECTION, FIGURE, THRESHOLD_KEY
+from rloom.runs.mismatch import CORRECTION, FIGURE, THRESHOLD_KEY, causes
 from rloom.runs.names import KL_METRICS
 
 KL_HIGH, KL_CERTAIN = 0.1, 0.2  # the documents: 0.001 to 0.1, never above 0.1 to 0.2
@@ -22,67 +22,67 @@ ENTROPY_NONE = 1e-3  # nats: almost every token has one choice
 ENTROPY_RISE, ENTROPY_RISE_NATS = 3.0, 1.0
 MISMATCH_DEFAULT = 0.01
 
-TOO_FAST = Text("the learning rate is too high", "学习率过高")
+TOO_FAST = "the learning rate is too high"
 KL_FAULT = Fault(
     "kl_high",
     Severity.WARNING,
-    Text("The policy is far from the reference (KL)", "策略偏离参考模型过远（KL 过大）"),
+    "The policy is far from the reference (KL)",
     (
         TOO_FAST,
-        Text("the KL coefficient is too small", "KL 系数过小"),
-        Text("the reward pays for answers that the reference would never give", "奖励鼓励了参考模型不会给出的回答"),
+        "the KL coefficient is too small",
+        "the reward pays for answers that the reference would never give",
     ),
     KL_METRICS,
 )
 CLIP = Fault(
     "clip_high",
     Severity.WARNING,
-    Text("Updates change the policy too much", "单步更新幅度过大"),
+    "Updates change the policy too much",
     (
-        Text("too many updates on one batch", "同一批数据更新次数过多"),
+        "too many updates on one batch",
         TOO_FAST,
-        Text("the clip range is too narrow for this loss", "裁剪范围对该损失过窄"),
+        "the clip range is too narrow for this loss",
     ),
     ("actor/pg_clipfrac", "actor/ppo_ratio"),
 )
 STATIC = Fault(
     "policy_static",
     Severity.WARNING,
-    Text("The policy does not move", "策略几乎不变"),
+    "The policy does not move",
     (
-        Text("the learning rate is far too low", "学习率过低"),
-        Text("the KL coefficient is so large that it outweighs the reward", "KL 系数过大，压过了奖励"),
-        Text("weights in bfloat16 without float32 masters lose small updates", "bfloat16 权重丢失了微小的更新"),
+        "the learning rate is far too low",
+        "the KL coefficient is so large that it outweighs the reward",
+        "weights in bfloat16 without float32 masters lose small updates",
     ),
     ("actor/ppo_kl", *KL_METRICS),
 )
 ENTROPY_LOW = Fault(
     "entropy_collapse",
     Severity.WARNING,
-    Text("The entropy has collapsed: the policy no longer explores", "熵坍缩：策略不再探索"),
+    "The entropy has collapsed: the policy no longer explores",
     (
-        Text("sampling leaves no choice (temperature near 0)", "采样温度接近 0"),
+        "sampling leaves no choice (temperature near 0)",
         TOO_FAST,
-        Text("the reward pays for one answer, whatever the prompt is", "奖励只鼓励某一种固定回答"),
-        Text("no term of the loss keeps the entropy up", "损失中没有保持熵的项"),
+        "the reward pays for one answer, whatever the prompt is",
+        "no term of the loss keeps the entropy up",
     ),
     ("actor/entropy",),
 )
 ENTROPY_HIGH = Fault(
     "entropy_explosion",
     Severity.WARNING,
-    Text("The entropy grows: answers become random", "熵持续增大：回答趋于随机"),
+    "The entropy grows: answers become random",
     (
-        Text("the entropy bonus is too large", "熵奖励系数过大"),
+        "the entropy bonus is too large",
         TOO_FAST,
-        Text("advantages are noise", "优势全是噪声"),
+        "advantages are noise",
     ),
     ("actor/entropy",),
 )
 MISMATCH = Fault(
     "rollout_mismatch",
     Severity.ERROR,
-    Text("Rollout engine and trainer disagree", "推理引擎与训练端的概率不一致"),
+    "Rollout engine and trainer disagree",
     (),  # those of the warning
     (FIGURE,),
 )
@@ -93,21 +93,20 @@ def kl_high(history: History) -> Finding | None:
     if len(kl) < FEWEST_STEPS or kl.tail.mean <= KL_HIGH:
         return None
     evidence = [
-        Text(
+        (
             f"KL to the reference: {kl.tail.mean:.3g} on average over the last {len(kl.tail)} steps "
-            f"(0.001 to 0.1 is healthy): {figures(kl)}",
-            f"到参考模型的 KL：最后 {len(kl.tail)} 步平均 {kl.tail.mean:.3g}（健康范围 0.001–0.1）：{figures(kl)}",
+            f"(0.001 to 0.1 is healthy): {figures(kl)}"
         )
     ]
     in_loss = history.config.get(f"{ACTOR}.use_kl_loss") is True
     key, least = (f"{ACTOR}.kl_loss_coef", 0.01) if in_loss else ("algorithm.kl_ctrl.kl_coef", 0.005)
-    stronger = Change(key, max(least, rounded(5 * history.number(key, 0.001))), Text("a stronger KL", "更强的 KL 约束"))
+    stronger = Change(key, max(least, rounded(5 * history.number(key, 0.001))), "a stronger KL")
     if history.config.get("algorithm.kl_metric") is True:  # no KL in reward and loss: it is only measured
-        stronger = Change(f"{ACTOR}.use_kl_loss", True, Text("stay closer to the reference", "约束在参考模型附近"))
+        stronger = Change(f"{ACTOR}.use_kl_loss", True, "stay closer to the reference")
     changes = [
         lower_learning_rate(history),
         stronger,
-        Change(f"{ACTOR}.clip_ratio", 0.1, Text("smaller updates", "减小单次更新幅度"), "lower"),
+        Change(f"{ACTOR}.clip_ratio", 0.1, "smaller updates", "lower"),
     ]
     certain = len(kl) >= FEWEST_CERTAIN and min(kl.tail.values) > KL_CERTAIN
     return KL_FAULT.found(kl.tail.span, evidence, changes, certain=certain)
@@ -116,9 +115,9 @@ def kl_high(history: History) -> Finding | None:
 def clip_high(history: History) -> Finding | None:
     """Of all steps: one update that is far too large can end all learning, and those after it are small."""
     limits = {
-        "actor/pg_clipfrac": (-math.inf, CLIP_HIGH, Text("at most 0.3 is healthy", "不超过 0.3 为健康")),
-        "actor/ppo_ratio": (RATIO_LOW, RATIO_HIGH, Text("0.8 to 1.2 is healthy", "健康范围 0.8–1.2")),
-        "actor/ppo_kl": (-PPO_KL_HIGH, PPO_KL_HIGH, Text("near 0 is healthy", "接近 0 为健康")),
+        "actor/pg_clipfrac": (-math.inf, CLIP_HIGH, "at most 0.3 is healthy"),
+        "actor/ppo_ratio": (RATIO_LOW, RATIO_HIGH, "0.8 to 1.2 is healthy"),
+        "actor/ppo_kl": (-PPO_KL_HIGH, PPO_KL_HIGH, "near 0 is healthy"),
     }
     if history.config.get(LOSS_KEY) == "gspo":
         del limits["actor/pg_clipfrac"]  # its clip range is 0.0003, not 0.2: many answers are outside of it
@@ -133,16 +132,11 @@ def clip_high(history: History) -> Finding | None:
         bad |= {step for step, _ in outside}
         step, worst = max(outside, key=lambda pair: abs(pair[1]))
         evidence.append(
-            Text(
-                f"{name} is out of range in {len(outside)} of {len(series)} steps, {worst:.3g} in step {step} "
-                f"({healthy.english})",
-                f"{name} 在 {len(series)} 步中有 {len(outside)} 步超出范围，"
-                f"第 {step} 步为 {worst:.3g}（{healthy.chinese}）",
-            )
+            f"{name} is out of range in {len(outside)} of {len(series)} steps, {worst:.3g} in step {step} ({healthy})"
         )
     if not evidence:
         return None
-    epochs = Change(f"{ACTOR}.ppo_epochs", 1, Text("one pass over each batch", "每批数据只更新一遍"))
+    epochs = Change(f"{ACTOR}.ppo_epochs", 1, "one pass over each batch")
     repeated = history.number(f"{ACTOR}.ppo_epochs", 1) > 1
     changes = [*([epochs] if repeated else []), lower_learning_rate(history)]
     certain = len(bad) >= max(FEWEST_CERTAIN, measured / 2)
@@ -165,15 +159,12 @@ def policy_static(history: History) -> Finding | None:
         return None
     if any(history.series("actor/pg_clipfrac").values) or history.score_rises:
         return None
-    evidence = [
-        Text(f"{name} stays below {limit:g}: {figures(series)}", f"{name} 一直低于 {limit:g}：{figures(series)}")
-        for name, series, limit in measured
-    ]
+    evidence = [f"{name} stays below {limit:g}: {figures(series)}" for name, series, limit in measured]
     key = learning_rate_key(history)
     rate = history.number(key, 1e-6)
-    evidence.append(Text(f"{key} is {rate:g}", f"{key} 为 {rate:g}"))
+    evidence.append(f"{key} is {rate:g}")
     higher = max(1e-6, rounded(10 * rate))
-    changes = [Change(key, higher, Text("a higher learning rate", "提高学习率"))]
+    changes = [Change(key, higher, "a higher learning rate")]
     steps = measured[0][1]
     return STATIC.found(steps.span, evidence, changes, certain=len(steps) >= 2 * FEWEST_CERTAIN)
 
@@ -189,23 +180,16 @@ def entropy_collapse(history: History) -> Finding | None:
     if not none_at_all and (last > COLLAPSED * first or solved or history.score_rises):
         return None
     evidence = [
-        Text(
-            f"actor/entropy: {first:.3g} in step {entropy.steps[0]}, {last:.3g} in the last {len(entropy.tail)} steps",
-            f"actor/entropy：第 {entropy.steps[0]} 步 {first:.3g}，最后 {len(entropy.tail)} 步平均 {last:.3g}",
-        )
+        f"actor/entropy: {first:.3g} in step {entropy.steps[0]}, {last:.3g} in the last {len(entropy.tail)} steps"
     ]
     temperature = history.number(f"{ROLLOUT}.temperature", 1.0)
     changes = [
-        *(
-            [Change(f"{ROLLOUT}.temperature", 1.0, Text(f"it is {temperature:g}", f"当前为 {temperature:g}"))]
-            if temperature < 1
-            else []
-        ),
-        Change(f"{ACTOR}.entropy_coeff", 0.001, Text("an entropy bonus", "加入熵奖励"), "higher"),
+        *([Change(f"{ROLLOUT}.temperature", 1.0, f"it is {temperature:g}")] if temperature < 1 else []),
+        Change(f"{ACTOR}.entropy_coeff", 0.001, "an entropy bonus", "higher"),
         Change(
             f"{ACTOR}.clip_ratio_high",
             0.28,
-            Text("rare tokens may grow (DAPO)", "允许低概率 token 增长（DAPO）"),
+            "rare tokens may grow (DAPO)",
             "higher",
         ),
         lower_learning_rate(history),
@@ -221,14 +205,11 @@ def entropy_explosion(history: History) -> Finding | None:
     if last < ENTROPY_RISE * first or last < first + ENTROPY_RISE_NATS or history.score_rises:
         return None
     evidence = [
-        Text(
-            f"actor/entropy: {first:.3g} in step {entropy.steps[0]}, {last:.3g} in the last {len(entropy.tail)} steps",
-            f"actor/entropy：第 {entropy.steps[0]} 步 {first:.3g}，最后 {len(entropy.tail)} 步平均 {last:.3g}",
-        )
+        f"actor/entropy: {first:.3g} in step {entropy.steps[0]}, {last:.3g} in the last {len(entropy.tail)} steps"
     ]
     bonus = history.number(f"{ACTOR}.entropy_coeff", 0.0)
     changes = [
-        *([Change(f"{ACTOR}.entropy_coeff", 0.0, Text(f"it is {bonus:g}", f"当前为 {bonus:g}"))] if bonus > 0 else []),
+        *([Change(f"{ACTOR}.entropy_coeff", 0.0, f"it is {bonus:g}")] if bonus > 0 else []),
         lower_learning_rate(history),
     ]
     return ENTROPY_HIGH.found(entropy.span, evidence, changes, certain=len(entropy) >= FEWEST_CERTAIN)
@@ -246,24 +227,15 @@ def rollout_mismatch(history: History) -> Finding | None:
     if not (since_first or lately):
         return None
     largest = max(value for _, value in above)
-    evidence = [
-        Text(
-            f"{FIGURE} is above {threshold:g} in {len(above)} of {len(figure)} steps, at most {largest:.3g}",
-            f"{FIGURE} 在 {len(figure)} 步中有 {len(above)} 步高于 {threshold:g}，最大 {largest:.3g}",
-        )
-    ]
-    versions = ("compare the versions in the run's warning", "对比训练警告中的权重版本")
-    causes = [
-        Text(english.format(versions=versions[0]), chinese.format(versions=versions[1]))
-        for english, chinese in zip(CAUSES, CAUSES_CHINESE, strict=True)
-    ]
+    evidence = [f"{FIGURE} is above {threshold:g} in {len(above)} of {len(figure)} steps, at most {largest:.3g}"]
     changes = [
-        Change(f"{ROLLOUT}.enforce_eager", True, Text("the engine's plain kernels", "使用引擎的普通算子")),
+        Change(f"{ROLLOUT}.enforce_eager", True, "the engine's plain kernels"),
         Change(
             f"{CORRECTION}.rollout_is",
             "token",
-            Text("weight the loss until the cause is found", "找到原因前对损失加权"),
+            "weight the loss until the cause is found",
         ),
     ]
+    known = causes("compare the versions in the run's warning")
     certain = len(above) >= FEWEST_CERTAIN
-    return MISMATCH.found((above[0][0], above[-1][0]), evidence, changes, certain=certain, causes=causes)
+    return MISMATCH.found((above[0][0], above[-1][0]), evidence, changes, certain=certain, causes=known)

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from rloom.doctor.run.finding import Change, Fault, Finding, Severity, Text
+from rloom.doctor.run.finding import Change, Fault, Finding, Severity
 from rloom.doctor.run.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, History
 
 # Largest healthy share of a run's time by stage. Generation is about half of a step, updates are the rest
@@ -23,42 +23,32 @@ RISING_SHARE = 0.6  # of the steps: a longer batch raises a peak once, a leak in
 SLOW = Fault(
     "slow_stage",
     Severity.NOTE,
-    Text("One stage takes most of the time", "某一阶段占用了大部分时间"),
+    "One stage takes most of the time",
     (),  # by the stage
     ("timing_s/step",),
 )
 MEMORY = Fault(
     "memory_growth",
     Severity.WARNING,
-    Text("Memory grows from step to step", "内存逐步增长"),
+    "Memory grows from step to step",
     (
-        Text("your reward function or callback keeps what it was given", "自定义奖励函数或回调保留了传入的数据"),
-        Text("answers become longer", "回答越来越长"),
-        Text("a leak in rloom: please report it with metrics.jsonl", "rloom 内存泄漏：请附上 metrics.jsonl 反馈"),
+        "your reward function or callback keeps what it was given",
+        "answers become longer",
+        "a leak in rloom: please report it with metrics.jsonl",
     ),
     ("perf/max_memory_allocated_gb",),
 )
 
 STAGE_CAUSES = {
-    "reward": (
-        Text(
-            "the reward function or the judge is slow, or too few of them run at a time",
-            "奖励函数或评分模型慢，或并行数不足",
-        ),
-    ),
-    "update_weights": (Text("weights are sent to the engines through a slow path", "权重同步到推理引擎的通道过慢"),),
-    "save_checkpoint": (Text("checkpoints are saved too often, or to a slow disk", "保存检查点过于频繁，或磁盘过慢"),),
-    "testing": (Text("validation is too frequent or has too many prompts", "验证过于频繁或验证集过大"),),
+    "reward": ("the reward function or the judge is slow, or too few of them run at a time",),
+    "update_weights": ("weights are sent to the engines through a slow path",),
+    "save_checkpoint": ("checkpoints are saved too often, or to a slow disk",),
+    "testing": ("validation is too frequent or has too many prompts",),
     "gen": (
-        Text(
-            "a few answers are much longer than the others, or too few run at a time",
-            "少数回答远长于其他回答，或并发序列过少",
-        ),
-        Text("the rollout engine is slow: hf, or without CUDA graphs", "推理引擎慢：hf，或未启用 CUDA graph"),
+        "a few answers are much longer than the others, or too few run at a time",
+        "the rollout engine is slow: hf, or without CUDA graphs",
     ),
-    "gen_greedy": (
-        Text("remax generates one greedy answer more for each prompt", "remax 需要为每个 prompt 多生成一个贪心回答"),
-    ),
+    "gen_greedy": ("remax generates one greedy answer more for each prompt",),
 }
 
 
@@ -79,11 +69,9 @@ def slow_stage(history: History) -> Finding | None:
         return None
     mean, whole = seconds[stage] / count, total / count
     evidence = [
-        Text(
+        (
             f"timing_s/{stage}: {shares[stage]:.0%} of the time, {mean:.3g} of {whole:.3g} s a step "
-            f"(up to {LARGEST_SHARE[stage]:.0%} is usual)",
-            f"timing_s/{stage}：占时间的 {shares[stage]:.0%}，每步 {mean:.3g} / {whole:.3g} 秒"
-            f"（通常不超过 {LARGEST_SHARE[stage]:.0%}）",
+            f"(up to {LARGEST_SHARE[stage]:.0%} is usual)"
         )
     ]
     return SLOW.found(
@@ -99,31 +87,31 @@ def stage_changes(history: History, stage: str) -> list[Change]:
     workers = int(history.number("reward_model.num_workers", 8))
     tests = int(history.number("trainer.test_freq", 5))
     if stage == "reward":
-        why = Text("more requests at a time", "增加并发请求")
+        why = "more requests at a time"
         concurrent = Change("reward_model.api.concurrency", 64, why, "higher")
-        found = [Change("reward_model.num_workers", 4 * workers, Text("more reward processes", "增加奖励进程数"))]
+        found = [Change("reward_model.num_workers", 4 * workers, "more reward processes")]
         if history.config.get("reward_model.api.enable") is True:
             found.insert(0, concurrent)
         return found
     if stage == "testing":
-        rarer = Change("trainer.test_freq", 5 * max(tests, 1), Text("validate less often", "降低验证频率"))
+        rarer = Change("trainer.test_freq", 5 * max(tests, 1), "validate less often")
         samples = history.number("data.val_max_samples", -1)  # -1: all
-        fewer = Change("data.val_max_samples", 512, Text("fewer prompts", "减少验证样本"))
+        fewer = Change("data.val_max_samples", 512, "fewer prompts")
         return [rarer, *([fewer] if samples < 0 or samples > 512 else [])]
     if stage == "save_checkpoint":
         saves = int(history.number("trainer.save_freq", 1))
-        return [Change("trainer.save_freq", 10 * max(saves, 1), Text("save less often", "降低保存频率"))]
+        return [Change("trainer.save_freq", 10 * max(saves, 1), "save less often")]
     if stage == "gen":
         longest = "data.max_response_length"
-        faster = Change(f"{ROLLOUT}.name", "native", Text("faster than hf", "比 hf 快"))
+        faster = Change(f"{ROLLOUT}.name", "native", "faster than hf")
         return [
             *([faster] if history.config.get(f"{ROLLOUT}.name") == "hf" else []),
-            Change(f"{ROLLOUT}.max_num_seqs", 1024, Text("more sequences at a time", "增加并发序列"), "higher"),
-            Change(longest, max(1, int(history.number(longest, 512) / 2)), Text("shorter answers", "缩短回答")),
+            Change(f"{ROLLOUT}.max_num_seqs", 1024, "more sequences at a time", "higher"),
+            Change(longest, max(1, int(history.number(longest, 512) / 2)), "shorter answers"),
         ]
     if stage == "gen_greedy":
-        return [Change("algorithm.adv_estimator", "rloo", Text("needs no greedy answers", "不需要贪心回答"))]
-    return [Change(f"{ROLLOUT}.name", "native", Text("reads the actor's own weights", "直接使用 actor 的权重"))]
+        return [Change("algorithm.adv_estimator", "rloo", "needs no greedy answers")]
+    return [Change(f"{ROLLOUT}.name", "native", "reads the actor's own weights")]
 
 
 def memory_growth(history: History) -> Finding | None:
@@ -141,15 +129,11 @@ def memory_growth(history: History) -> Finding | None:
     start, end = memory.steps[memory.third], memory.steps[-1]
     a_step = 1024 * (later[-1] - later[0]) / max(end - start, 1)
     evidence = [
-        Text(
+        (
             f"perf/max_memory_allocated_gb: {later[0]:.3g} in step {start}, {later[-1]:.3g} in step {end}, "
-            f"{a_step:.3g} MB more in each step",
-            f"perf/max_memory_allocated_gb：第 {start} 步 {later[0]:.3g}，第 {end} 步 {later[-1]:.3g}，"
-            f"每步增加 {a_step:.3g} MB",
+            f"{a_step:.3g} MB more in each step"
         )
     ]
     tokens = f"{ACTOR}.ppo_max_token_len_per_gpu"
-    changes = [
-        Change(tokens, int(history.number(tokens, 16384) / 2), Text("smaller passes", "减小每次前向的 token 数"))
-    ]
+    changes = [Change(tokens, int(history.number(tokens, 16384) / 2), "smaller passes")]
     return MEMORY.found((start, end), evidence, changes, certain=growth > 2 * MEMORY_GROWTH)

@@ -3,7 +3,7 @@
 import math
 from statistics import fmean
 
-from rloom.doctor.run.finding import Change, Fault, Finding, Severity, Text
+from rloom.doctor.run.finding import Change, Fault, Finding, Severity
 from rloom.doctor.run.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History
 from rloom.doctor.run.numerics import lower_learning_rate
 from rloom.doctor.run.series import Series, Trend
@@ -21,111 +21,82 @@ PEAK_SHARE = 0.2  # of the peak's height above the lowest score
 OUTLIERS = 20  # one step in this many may have a score that is far below all others
 VALIDATIONS_CERTAIN = 6  # the first of a few is the highest by chance
 
-SHOW = Change(
-    "trainer.log_val_generations", 5, Text("print answers beside what was expected", "打印回答和期望结果"), "higher"
-)
+SHOW = Change("trainer.log_val_generations", 5, "print answers beside what was expected", "higher")
 REWARD_ZERO = Fault(
     "reward_zero",
     Severity.ERROR,
-    Text("Every reward is 0: nothing to learn from", "所有奖励都为 0：没有可学习的信号"),
+    "Every reward is 0: nothing to learn from",
     (
-        Text(
+        (
             "the reward function finds no answer in the text; check this first, with an answer that is right: "
-            "`rloom reward try FILE --source S --ground_truth T`",
-            "奖励函数在文本中找不到答案；请先用一个正确的回答检查：`rloom reward try FILE --source S --ground_truth T`",
+            "`rloom reward try FILE --source S --ground_truth T`"
         ),
-        Text(
-            "the prompts do not ask for the format that the rule reads (#### or \\boxed{})",
-            "prompt 没有要求规则所读取的格式（#### 或 \\boxed{}）",
-        ),
-        Text(
-            "`ground_truth` is wrong or unreadable: `rloom data check FILE`",
-            "`ground_truth` 错误或无法解析：`rloom data check FILE`",
-        ),
-        Text(
-            "the model never solves these problems: start from an instruct or SFT model, or with easier ones",
-            "模型始终做不对：换 instruct 或 SFT 模型，或先用更简单的题目",
-        ),
+        "the prompts do not ask for the format that the rule reads (#### or \\boxed{})",
+        "`ground_truth` is wrong or unreadable: `rloom data check FILE`",
+        "the model never solves these problems: start from an instruct or SFT model, or with easier ones",
     ),
     ("critic/score/max",),
 )
 REWARD_CONSTANT = Fault(
     "reward_constant",
     Severity.ERROR,
-    Text("Every answer has the same reward: nothing to learn from", "所有回答的奖励都相同：没有可学习的信号"),
+    "Every answer has the same reward: nothing to learn from",
     (
-        Text(
+        (
             "the reward function does not depend on the answer; check this first, with a right and a wrong one: "
-            "`rloom reward try FILE --source S --ground_truth T`",
-            "奖励函数与回答无关；请先用一个正确和一个错误的回答检查："
-            "`rloom reward try FILE --source S --ground_truth T`",
+            "`rloom reward try FILE --source S --ground_truth T`"
         ),
-        Text("the model solves (or misses) all prompts: other data", "模型全部做对或全部做错：更换数据"),
-        Text(
-            "the answers to a prompt are all the same: sampling without temperature",
-            "同一 prompt 的回答完全相同：采样温度过低",
-        ),
+        "the model solves (or misses) all prompts: other data",
+        "the answers to a prompt are all the same: sampling without temperature",
     ),
     ("critic/score/max",),
 )
 FAILURES = Fault(
     "reward_failures",
     Severity.WARNING,
-    Text("Rewards fail", "奖励计算失败"),
+    "Rewards fail",
     (
-        Text(
-            "the reward function raises an exception for some answers; the console prints the most common reasons",
-            "奖励函数对部分回答抛出异常；控制台会打印最常见的原因",
-        ),
-        Text("it takes longer than reward_model.timeout_s", "计算时间超过 reward_model.timeout_s"),
-        Text("it returns no number", "返回值不是数字"),
+        "the reward function raises an exception for some answers; the console prints the most common reasons",
+        "it takes longer than reward_model.timeout_s",
+        "it returns no number",
     ),
     ("reward/failed",),
 )
 JUDGE_CAUSES = (
-    Text("the judge or server refuses requests: rate limit, key, budget", "评分服务拒绝请求：限流、密钥或预算"),
-    Text("it answers too slowly", "响应过慢"),
-    Text("its answers cannot be parsed as a score: `rloom judge try`", "其回答无法解析为分数：`rloom judge try`"),
+    "the judge or server refuses requests: rate limit, key, budget",
+    "it answers too slowly",
+    "its answers cannot be parsed as a score: `rloom judge try`",
 )
 HACKED = Fault(
     "reward_hacked",
     Severity.WARNING,
-    Text("The reward rises, but the accuracy does not", "奖励上升，但准确率没有上升"),
+    "The reward rises, but the accuracy does not",
     (
-        Text(
-            "a part of the reward (format, length) is easier than the task, and the policy learns only that",
-            "奖励中有一部分（格式、长度）比任务本身容易，策略只学会了它",
-        ),
-        Text("the judge or reward model prefers answers that are not correct", "评分模型偏好并不正确的回答"),
-        Text("the policy overfits the training prompts", "对训练集过拟合"),
+        "a part of the reward (format, length) is easier than the task, and the policy learns only that",
+        "the judge or reward model prefers answers that are not correct",
+        "the policy overfits the training prompts",
     ),
     (SCORE,),
 )
 FALLS = Fault(
     "reward_falls",
     Severity.WARNING,
-    Text("The reward has fallen since its peak", "奖励在到达峰值后下降"),
+    "The reward has fallen since its peak",
     (
-        Text("the learning rate is too high", "学习率过高"),
-        Text(
-            "the policy is too far from the reference: no KL term, or a small one",
-            "策略偏离参考模型过远：没有 KL 项，或系数过小",
-        ),
-        Text("advantages are noisy: few answers in a step", "优势噪声大：每步回答数太少"),
+        "the learning rate is too high",
+        "the policy is too far from the reference: no KL term, or a small one",
+        "advantages are noisy: few answers in a step",
     ),
     (SCORE, "val-core"),
 )
 COLLAPSE = Fault(
     "reward_collapse",
     Severity.ERROR,
-    Text("The reward has collapsed", "奖励崩溃"),
+    "The reward has collapsed",
     (
-        Text(
-            "the learning rate is too high: after a few large updates the policy no longer solves the task",
-            "学习率过高：几次过大的更新之后，策略不再能完成任务",
-        ),
-        Text("too many updates on one batch", "同一批数据更新次数过多"),
-        Text("a resumed run has other data, another reward or a damaged model", "续训后数据、奖励或模型不同"),
+        "the learning rate is too high: after a few large updates the policy no longer solves the task",
+        "too many updates on one batch",
+        "a resumed run has other data, another reward or a damaged model",
     ),
     (SCORE,),
 )
@@ -141,22 +112,16 @@ def reward_zero(history: History) -> Finding | None:
     found = extremes(history)
     if found is None or any(found[0].values) or any(found[1].values):
         return None
-    steps, answers = len(found[1]), ("", "")
+    steps = len(found[1])
+    evidence = f"critic/score/max is 0 in all {steps} steps"
     if history.answers_per_step is not None:
-        count = f"{steps * history.answers_per_step:,}"
-        answers = f": none of about {count} answers scored", f"：约 {count} 个回答无一得分"
-    evidence = [
-        Text(
-            f"critic/score/max is 0 in all {steps} steps{answers[0]}",
-            f"全部 {steps} 步的 critic/score/max 都为 0{answers[1]}",
-        )
-    ]
+        evidence += f": none of about {steps * history.answers_per_step:,} answers scored"
     longest = "data.max_response_length"
     changes = [
         SHOW,
-        Change(longest, int(2 * history.number(longest, 512)), Text("if answers are cut off", "若回答被截断")),
+        Change(longest, int(2 * history.number(longest, 512)), "if answers are cut off"),
     ]
-    return REWARD_ZERO.found(found[1].span, evidence, changes, certain=steps >= FEWEST_CERTAIN)
+    return REWARD_ZERO.found(found[1].span, [evidence], changes, certain=steps >= FEWEST_CERTAIN)
 
 
 def reward_constant(history: History) -> Finding | None:
@@ -166,13 +131,8 @@ def reward_constant(history: History) -> Finding | None:
     low, high = min(found[0].values), max(found[1].values)
     if high == 0 or not math.isclose(low, high, rel_tol=1e-6) or is_top(history, high):
         return None
-    evidence = [
-        Text(
-            f"lowest and highest score of all {len(found[1])} steps: {low:.3g} and {high:.3g}",
-            f"全部 {len(found[1])} 步的最低分与最高分：{low:.3g} 与 {high:.3g}",
-        )
-    ]
-    changes = [SHOW, Change(f"{ROLLOUT}.temperature", 1.0, Text("answers that differ", "使回答各不相同"), "higher")]
+    evidence = [f"lowest and highest score of all {len(found[1])} steps: {low:.3g} and {high:.3g}"]
+    changes = [SHOW, Change(f"{ROLLOUT}.temperature", 1.0, "answers that differ", "higher")]
     return REWARD_CONSTANT.found(found[1].span, evidence, changes, certain=len(found[1]) >= FEWEST_CERTAIN)
 
 
@@ -192,18 +152,12 @@ def reward_failures(history: History) -> Finding | None:
         return None
     evidence = []
     if steps:
-        of_all = (f" of {answers:,} rewards ({share:.1%})", f"{answers:,} 个奖励中 ") if answers else (" rewards", "")
-        evidence.append(
-            Text(
-                f"reward/failed: {sum(failed.values):.0f}{of_all[0]}, in {len(steps)} of {len(failed)} steps",
-                f"reward/failed：{of_all[1]}{sum(failed.values):.0f} 个失败{f'（{share:.1%}）' if answers else ''}，"
-                f"出现在 {len(failed)} 步中的 {len(steps)} 步",
-            )
-        )
+        of_all = f" of {answers:,} rewards ({share:.1%})" if answers else " rewards"
+        evidence.append(f"reward/failed: {sum(failed.values):.0f}{of_all}, in {len(steps)} of {len(failed)} steps")
     if ended:
         assert history.end is not None  # ended
         message = str(history.end.get("message", "RewardError"))
-        evidence.append(Text(f"the run ended: {message}", f"训练因此结束：{message}"))
+        evidence.append(f"the run ended: {message}")
     judge = history.config.get("reward_model.api.enable") is True
     span = (steps[0], steps[-1]) if steps else (max(history.steps, default=0),) * 2
     return FAILURES.found(
@@ -218,13 +172,11 @@ def reward_failures(history: History) -> Finding | None:
 
 def failure_changes(history: History, judge: bool) -> list[Change]:
     limit = "reward_model.api.timeout_s" if judge else "reward_model.timeout_s"
-    slower = Change(
-        limit, 3 * history.number(limit, 60.0 if judge else 10.0), Text("a longer time limit", "延长时间限制")
-    )
+    slower = Change(limit, 3 * history.number(limit, 60.0 if judge else 10.0), "a longer time limit")
     if not judge:
         return [slower]
-    fewer = Change("reward_model.api.concurrency", 8, Text("fewer requests at a time", "减少并发请求"), "lower")
-    return [fewer, Change("reward_model.api.max_retries", 10, Text("more retries", "增加重试次数"), "higher"), slower]
+    fewer = Change("reward_model.api.concurrency", 8, "fewer requests at a time", "lower")
+    return [fewer, Change("reward_model.api.max_retries", 10, "more retries", "higher"), slower]
 
 
 def accuracies(history: History) -> tuple[str, Trend] | None:
@@ -252,31 +204,25 @@ def reward_hacked(history: History) -> Finding | None:
     if not rises or measured.rises or measured.last >= HIGHEST_ACCURACY:
         return None
     evidence = [
-        Text(
-            f"{SCORE}: {trend.first:.3g} in the first third of the steps, {trend.last:.3g} in the last",
-            f"{SCORE}：前三分之一步平均 {trend.first:.3g}，后三分之一 {trend.last:.3g}",
-        ),
-        Text(
-            f"{name}: {measured.first:.3g} at first, {measured.last:.3g} at last",
-            f"{name}：开始 {measured.first:.3g}，最后 {measured.last:.3g}",
-        ),
+        f"{SCORE}: {trend.first:.3g} in the first third of the steps, {trend.last:.3g} in the last",
+        f"{name}: {measured.first:.3g} at first, {measured.last:.3g} at last",
         *rising_parts(history),
     ]
     changes = [
         SHOW,
-        Change(f"{ACTOR}.use_kl_loss", True, Text("stay closer to the reference", "约束在参考模型附近")),
+        Change(f"{ACTOR}.use_kl_loss", True, "stay closer to the reference"),
     ]
     often = name == TRAINING_ACCURACY or len(history.validation) >= VALIDATIONS_CERTAIN
     certain = often and trend.change > 4 * trend.error and measured.change <= 0
     return HACKED.found(score.span, evidence, changes, certain=certain)
 
 
-def rising_parts(history: History) -> list[Text]:
+def rising_parts(history: History) -> list[str]:
     """The parts of the reward that rise, such as one for the format."""
     known = (TRAINING_ACCURACY, "reward/failed", "reward/workers_replaced")
     parts = {name: s.trend for name, s in history.matching("reward/").items() if name not in known}
     return [
-        Text(f"{name}: {t.first:.3g} at first, {t.last:.3g} at last", f"{name}：开始 {t.first:.3g}，最后 {t.last:.3g}")
+        f"{name}: {t.first:.3g} at first, {t.last:.3g} at last"
         for name, t in parts.items()
         if t is not None and t.rises
     ]
@@ -296,9 +242,8 @@ def reward_collapse(history: History) -> Finding | None:
     if left > COLLAPSED * (best - lowest) or best - fmean(late) <= COLLAPSE_ERRORS * error or best <= lowest:
         return None
     step, last = score.steps[place], score.steps[-1]
-    evidence = Text(
-        f"{SCORE}: {best:.3g} in step {step}, {fmean(late):.3g} on average from step {score.steps[len(score) // 2]} on",
-        f"{SCORE}：第 {step} 步 {best:.3g}，第 {score.steps[len(score) // 2]} 步之后平均 {fmean(late):.3g}",
+    evidence = (
+        f"{SCORE}: {best:.3g} in step {step}, {fmean(late):.3g} on average from step {score.steps[len(score) // 2]} on"
     )
     changes = [lower_learning_rate(history, 10.0), *fall_changes(history)[1:]]
     return COLLAPSE.found((step, last), [evidence], changes, certain=len(score) >= FEWEST_CERTAIN)
@@ -320,10 +265,7 @@ def falls_in_training(history: History) -> Finding | None:
     if drop <= PEAK_ERRORS * error or drop <= PEAK_SHARE * height:
         return None
     at = means.steps[means.values.index(peak)]
-    evidence = Text(
-        f"{SCORE}, mean of {width} steps: {peak:.3g} at step {at}, {last:.3g} at step {means.steps[-1]}",
-        f"{SCORE}（{width} 步平均）：第 {at} 步 {peak:.3g}，第 {means.steps[-1]} 步 {last:.3g}",
-    )
+    evidence = f"{SCORE}, mean of {width} steps: {peak:.3g} at step {at}, {last:.3g} at step {means.steps[-1]}"
     certain = drop > 2 * PEAK_SHARE * height and drop > 6 * error
     return FALLS.found((at, means.steps[-1]), [evidence], fall_changes(history), certain=certain)
 
@@ -344,19 +286,16 @@ def falls_in_validation(history: History) -> Finding | None:
     if peak - last <= max(RISE, PEAK_SHARE * peak):
         return None
     at = accuracy.steps[accuracy.values.index(peak)]
-    evidence = Text(
-        f"validation accuracy: {peak:.3g} at step {at}, {last:.3g} at step {accuracy.steps[-1]}",
-        f"验证准确率：第 {at} 步 {peak:.3g}，第 {accuracy.steps[-1]} 步 {last:.3g}",
-    )
+    evidence = f"validation accuracy: {peak:.3g} at step {at}, {last:.3g} at step {accuracy.steps[-1]}"
     return FALLS.found((at, accuracy.steps[-1]), [evidence], fall_changes(history), certain=False)
 
 
 def fall_changes(history: History) -> list[Change]:
     n, saves = int(history.number(f"{ROLLOUT}.n", 4)), history.number("trainer.save_freq", -1)  # -1: at the end
-    save = Change("trainer.save_freq", 10, Text("keep the checkpoint of the peak", "保留峰值附近的检查点"))
+    save = Change("trainer.save_freq", 10, "keep the checkpoint of the peak")
     return [
         lower_learning_rate(history),
-        Change(f"{ACTOR}.use_kl_loss", True, Text("stay closer to the reference", "约束在参考模型附近")),
-        Change(f"{ROLLOUT}.n", max(8, 2 * n), Text("less noise in the advantages", "减小优势的噪声")),
+        Change(f"{ACTOR}.use_kl_loss", True, "stay closer to the reference"),
+        Change(f"{ROLLOUT}.n", max(8, 2 * n), "less noise in the advantages"),
         *([save] if saves <= 0 or saves > save.value else []),
     ]
