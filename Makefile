@@ -106,8 +106,6 @@ docs-serve: setup
 docs-pages: setup
 	$(BIN)/python -c "from rloom.config.describe import reference; print(reference(), end='')" > docs/reference.md
 	$(BIN)/python -c "from rloom.config.describe import packaged_tree; print(packaged_tree(), end='')" > rloom/trainer/config/ppo_trainer.yaml
-	$(BIN)/python -m tests.documents.entries en > docs/coming-from-the-documents.md
-	$(BIN)/python -m tests.documents.entries zh > docs/coming-from-the-documents.zh.md
 	$(BIN)/python -m tests.families > docs/models.md
 	$(BIN)/python -m tests.families_chinese > docs/models.zh.md
 

@@ -17,4 +17,9 @@ for tracker in wandb swanlab mlflow trackio; do
   [[ "$given" =~ \ trainer\.logger=[^\ ]*$tracker ]] && setup+=("$tracker")
 done
 make --directory "$root" --no-print-directory --silent "${setup[@]}"
+# the files that users edit: a missing one is written; where the folder is read-only, the run goes on without it
+for file in api_reward_config.yaml reward_model_config.yaml common/reward_functions.py; do
+  from="$root/rloom/assets/kit/$file"
+  [[ -e "$root/$file" || ! -e "$from" ]] || (mkdir -p "$root/$(dirname "$file")" && cp "$from" "$root/$file") 2> /dev/null || true
+done
 RLOOM_KIT_DIR="$root" exec "$root/.venv/bin/rloom" kit "$@"

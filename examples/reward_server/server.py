@@ -1,4 +1,4 @@
-"""A reward server that scores answers by rloom's rules: an example of the protocol in docs/remote_reward.md.
+"""A reward server that scores answers by rloom's rules: an example of the protocol in docs/reward_models.md.
 
 python examples/reward_server/server.py --port 5000
 rloom train reward_model.remote.urls=http://127.0.0.1:5000/get_reward

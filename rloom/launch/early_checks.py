@@ -94,7 +94,7 @@ def check_server_installed(name: str) -> None:
         key = "actor_rollout_ref.rollout"
         raise ConfigError(
             f"{key}.name={name}: {' and '.join(missing)} not installed here, so rloom cannot start the server; install "
-            f"it (docs/servers.md), name a running server in {key}.server.urls=[...], or use {key}.name=vllm"
+            f"it (docs/rollout.md), name a running server in {key}.server.urls=[...], or use {key}.name=vllm"
         )
 
 

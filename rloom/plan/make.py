@@ -205,7 +205,7 @@ def notes(config: Config, costs: Costs) -> list[str]:
         found.append("Generation is timed as that of rollout.name=native; hf takes several times as long")
     if config.actor_rollout_ref.rollout.holds_copy:
         name = config.actor_rollout_ref.rollout.name
-        found.append(f"Generation is timed as that of rollout.name=native; {name} takes longer (docs/speed.md)")
+        found.append(f"Generation is timed as that of rollout.name=native; {name} takes longer (docs/plan.md)")
     if not config.actor_rollout_ref.actor.use_torch_compile:
         found.append("Activations and time are those of compiled layers; without torch.compile both are higher")
     if ":" in config.algorithm.adv_estimator:

@@ -15,7 +15,7 @@ from rloom.plan.batches import Batches, PassPlan
 from rloom.plan.memory import Memory, reduces_once
 from rloom.plan.models import FLOAT32, ModelPlan
 
-# Measured on one H200 (docs/LOG.md).
+# Measured on one H200 (docs/measurements/).
 MEMORY_BANDWIDTH = 4.3e12  # bytes/s
 MATRIX_RATE = 700e12  # FLOP/s of large matrix products
 PEAK = 989e12  # FLOP/s, dense bfloat16, by the data sheet; a test compares it with rloom/runs/metrics.py

@@ -1,4 +1,4 @@
-"""Scores from reward servers over HTTP. The protocol is in docs/remote_reward.md."""
+"""Scores from reward servers over HTTP. The protocol is in docs/reward_models.md."""
 
 import asyncio
 import logging

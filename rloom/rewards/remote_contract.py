@@ -1,4 +1,4 @@
-"""The JSON bodies of a reward server: docs/remote_reward.md describes them. They include those of OpenRLHF.
+"""The JSON bodies of a reward server: docs/reward_models.md describes them. They include those of OpenRLHF.
 
 request: {"query": [...], "prompts": [...], "labels": [...], "responses": [...], ...}, one entry per answer
 response: {"rewards": [...], "scores": [...], "extra_logs": {name: [...]}}, of which only rewards is required

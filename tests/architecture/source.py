@@ -48,7 +48,9 @@ def module_names() -> frozenset[str]:
 
 
 def package_files() -> list[Path]:
-    return sorted((ROOT / "rloom").rglob("*.py"))
+    """The modules; a Python file below assets/ is a file that train.sh copies for its user."""
+    found = sorted((ROOT / "rloom").rglob("*.py"))
+    return [file for file in found if not file.is_relative_to(ROOT / "rloom" / "assets")]
 
 
 def module_name(file: Path) -> str:

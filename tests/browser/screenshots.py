@@ -1,4 +1,4 @@
-"""Make the pictures of docs/view.md again: python -m tests.browser.screenshots RUNS [FOLDER]
+"""Make the pictures of docs/reading_a_run.md again: python -m tests.browser.screenshots RUNS [FOLDER]
 
 RUNS is a folder above two or more runs of `rloom train` with validations; the first one that is listed is shown.
 """

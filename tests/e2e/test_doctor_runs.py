@@ -1,6 +1,7 @@
 """`rloom doctor` on real runs of the embedded model: twenty with a planted fault each, and five healthy ones.
 
-The runs of `LONG` are in `make test-long`, because all of them take two minutes. docs/doctor.md has their results.
+The runs of `LONG` are in `make test-long`, because all of them take two minutes. docs/measurements/commands.md has
+their results.
 """
 
 from collections.abc import Iterable, Mapping

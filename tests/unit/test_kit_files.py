@@ -17,6 +17,7 @@ from rloom.config.schema import Config
 from rloom.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
+KIT = ROOT / "rloom" / "assets" / "kit"
 # As document 002 prints them.
 MIX = """
 composite_reward:
@@ -191,8 +192,8 @@ def test_a_mistake_is_named_with_its_file(name: str, text: str, fault: str) -> N
     assert "sekret" not in str(caught.value)
 
 
-def test_the_files_of_the_repository_set_nothing_until_they_are_edited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_the_files_that_train_sh_writes_set_nothing_until_they_are_edited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(KIT)
     assert judge_file({}) == KeyFile(Path("api_reward_config.yaml"), {})
     command = translate(["--use_api_reward"], {})
     assert set(command.values) == {"trainer.default_local_dir", "trainer.number_runs", f"{JUDGE}.enable"}
@@ -201,19 +202,19 @@ def test_the_files_of_the_repository_set_nothing_until_they_are_edited(monkeypat
 
 def test_every_key_that_the_files_show_is_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("api_reward_config.yaml", "reward_model_config.yaml"):
-        write(Path(name), uncommented((ROOT / name).read_text(encoding="utf-8")))
+        write(Path(name), uncommented((KIT / name).read_text(encoding="utf-8")))
     judge, reward = judge_file({}), reward_file({})
     assert judge is not None and reward is not None
     apart = {f"{JUDGE}.enable", f"{JUDGE}.cache_dir"}  # the flag, and a folder of the run
     assert set(judge.values) == {path for path in all_keys() if path.startswith(f"{JUDGE}.")} - apart
     assert "{ground_truth}" in judge.values[f"{JUDGE}.scoring_prompt"]
     assert reward.values["reward_model.max_failed_share"] == 0.5
-    mix = yaml.safe_load((ROOT / "reward_model_config.yaml").read_text(encoding="utf-8"))
+    mix = yaml.safe_load((KIT / "reward_model_config.yaml").read_text(encoding="utf-8"))
     assert mix == {"composite_reward": {"enable": False, "weights": {"rm_score": 0.7, "rule_score": 0.3}}}
 
 
-def test_the_function_that_the_repositorys_file_shows_is_that_of_the_document() -> None:
-    text = (ROOT / "common" / "reward_functions.py").read_text(encoding="utf-8")
+def test_the_function_that_the_file_shows_is_that_of_the_document() -> None:
+    text = (KIT / "common" / "reward_functions.py").read_text(encoding="utf-8")
     shown = ast.parse(re.sub(r"^# ", "", text.partition('\n"""\n')[2], flags=re.M))
     assert ast.dump(shown) == ast.dump(ast.parse(FUNCTION))
 
@@ -227,6 +228,21 @@ def test_train_sh_passes_its_own_folder(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", str(script), "--lr", "1"], env=environment, capture_output=True, text=True)
     assert done.stdout == f"{kit} kit --lr 1\n"
+    assert not (kit / "common").exists()  # a copy of the script alone has nothing to write
+
+
+def test_train_sh_writes_the_files_that_are_missing_and_changes_none(tmp_path: Path) -> None:
+    assets = ("reward_model_config.yaml", "common/reward_functions.py")
+    for name in ("train.sh", *(f"rloom/assets/kit/{asset}" for asset in assets)):
+        write(tmp_path / name, (ROOT / name).read_text(encoding="utf-8"))
+    for program in (tmp_path / ".venv" / "bin" / "rloom", tmp_path / "bin" / "make"):
+        write(program, "#!/bin/sh\n").chmod(0o755)
+    write(tmp_path / "reward_model_config.yaml", MIX)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run(["bash", str(tmp_path / "train.sh")], env=environment, check=True, capture_output=True)
+    written = (tmp_path / "common" / "reward_functions.py").read_text(encoding="utf-8")
+    assert written == (KIT / "common" / "reward_functions.py").read_text(encoding="utf-8")
+    assert (tmp_path / "reward_model_config.yaml").read_text(encoding="utf-8") == MIX
 
 
 @pytest.mark.parametrize("spelling", ["composite_reward", "reward_model.composite"])

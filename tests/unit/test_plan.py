@@ -288,7 +288,7 @@ PEAKS = {  # (shape, tokens of the fullest pass) -> GiB; with recomputed layers
 
 @pytest.mark.parametrize("checkpointing", PEAKS)
 def test_peaks_are_those_that_were_measured_or_a_little_above(tmp_path: Path, checkpointing: bool) -> None:
-    """docs/LOG.md, one update; torch's allocator alone. A recomputed layer and the head are not held at once."""
+    """docs/measurements/, one update; torch's allocator alone. A recomputed layer and the head are not held at once."""
     switch = f"actor_rollout_ref.model.enable_gradient_checkpointing={checkpointing}"
     for (name, tokens), measured in PEAKS[checkpointing].items():
         folder = written(tmp_path / f"{name}{tokens}", {**SMALL, **SHAPES[name]})
@@ -390,7 +390,7 @@ def test_generation_takes_about_as_long_as_was_measured(
 
 
 def test_an_update_takes_about_as_long_as_was_measured(folder: Path) -> None:
-    """docs/LOG.md, a whole step: 4.52 s for 1,024 samples of 640 tokens."""
+    """docs/measurements/step.md, a whole step: 4.52 s for 1,024 samples of 640 tokens."""
     batch = ("data.train_batch_size=128", "actor_rollout_ref.actor.ppo_mini_batch_size=128")
     time = costs_of(folder, *STEP, *batch).time
     assert time is not None

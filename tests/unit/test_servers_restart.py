@@ -257,7 +257,7 @@ def balanced(ports: list[int]) -> Iterator[str]:
 
 def test_a_server_without_the_extension_is_refused_at_the_start(start: Start) -> None:
     server = start("trtllm")
-    refusal = pytest.raises(WorkerError, match=r"HTTP status 404.*Start it with the arguments of docs/servers.md")
+    refusal = pytest.raises(WorkerError, match=r"HTTP status 404.*Start it with the arguments of docs/rollout.md")
     with refusal, client("vllm", [server.url]):
         pass
 

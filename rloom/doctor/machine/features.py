@@ -194,13 +194,13 @@ def sandbox(here: Installation) -> Feature:
     try:
         protections = box.protections
     except (RloomError, OSError) as error:
-        return Feature(name, State.IMPOSSIBLE, str(error), "see docs/code_rewards.md")
+        return Feature(name, State.IMPOSSIBLE, str(error), "see docs/rewards.md")
     finally:
         box.close()
     if not protections.faults:
         return Feature(name, State.WORKS, "namespaces, seccomp, Landlock")
     faults = "; ".join(f"no {protection}: {fault}" for protection, fault in protections.faults.items())
-    return Feature(name, State.LIMITED, faults, "see docs/code_rewards.md; reward_model.sandbox.isolation=required")
+    return Feature(name, State.LIMITED, faults, "see docs/rewards.md; reward_model.sandbox.isolation=required")
 
 
 def tracker(name: str) -> Callable[[Installation], Feature]:

@@ -6,7 +6,7 @@ from rloom.doctor.run.finding import Change, Fault, Finding, Severity
 from rloom.doctor.run.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, History
 
 # Largest healthy share of a run's time by stage. Generation is about half of a step, updates are the rest
-# (docs/speed.md); rewards are computed during generation, so that this stage only waits for the last ones.
+# (docs/plan.md); rewards are computed during generation, so that this stage only waits for the last ones.
 LARGEST_SHARE = {
     "reward": 0.3,
     "update_weights": 0.3,

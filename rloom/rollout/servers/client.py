@@ -135,7 +135,7 @@ class ServerRollout(Rollout):
             if isinstance(failure, WireError) or failure.is_fault_of_the_request:
                 raise ModelError(
                     f"the server {server.url} {failure}. The request would fail on others, too: check that the server "
-                    "serves actor_rollout_ref.model.path with the arguments of docs/servers.md"
+                    "serves actor_rollout_ref.model.path with the arguments of docs/rollout.md"
                 ) from failure
             self.watched.failed(server, str(failure))
         return None
@@ -247,7 +247,7 @@ class ServerRollout(Rollout):
             work()
         except (WireError, Refused) as error:
             raise ModelError(
-                f"the server {server.url} {error}. {KEY}.weight_transfer sets how weights are sent; docs/servers.md "
+                f"the server {server.url} {error}. {KEY}.weight_transfer sets how weights are sent; docs/rollout.md "
                 "has the arguments that a server needs"
             ) from error
         except (Unreachable, RuntimeError) as error:  # RuntimeError: from the process group

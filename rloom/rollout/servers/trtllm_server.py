@@ -1,7 +1,7 @@
 """Starts TensorRT-LLM's OpenAIServer over its AsyncLLM, with the routes for weights and memory.
 
 `trtllm-serve` builds the same server over an LLM that has no route for new weights. This file imports nothing of rloom,
-so that the Python of an environment that has TensorRT-LLM and no rloom can run it (docs/servers.md).
+so that the Python of an environment that has TensorRT-LLM and no rloom can run it (docs/rollout.md).
 """
 
 import argparse

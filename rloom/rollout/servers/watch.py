@@ -59,7 +59,7 @@ class WatchedServers:
     def cannot_start(self, server: Server) -> str:
         if server.process is None:
             return (
-                f"{KEY}.urls={server.url}: the server {server.reason}. Start it with the arguments of docs/servers.md, "
+                f"{KEY}.urls={server.url}: the server {server.reason}. Start it with the arguments of docs/rollout.md, "
                 f"or correct the URL; {KEY}.start_timeout_s={self.settings.start_timeout_s:g} is how long rloom waits"
             )
         return (

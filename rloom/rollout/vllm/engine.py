@@ -147,7 +147,7 @@ def build_engine(settings: VllmSettings) -> LLMEngine:
             raise ModelError(
                 f"actor_rollout_ref.rollout.name=vllm: the engine could not be started: {cause_of(error)}. The keys "
                 "gpu_memory_utilization, max_num_seqs and max_num_batched_tokens of actor_rollout_ref.rollout set its "
-                "memory; engine_kwargs has further arguments (docs/vllm.md)"
+                "memory; engine_kwargs has further arguments (docs/rollout.md)"
             ) from error
 
 

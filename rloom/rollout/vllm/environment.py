@@ -20,7 +20,7 @@ def check_installed() -> None:
     if not is_installed():
         raise ConfigError(
             f"{ENGINE_KEY}: the package vllm is not installed; install it with\n  {install_command('vllm')}\n"
-            "(without a GPU see docs/vllm.md), or use actor_rollout_ref.rollout.name=native"
+            "(without a GPU see docs/rollout.md), or use actor_rollout_ref.rollout.name=native"
         )
 
 

@@ -3,7 +3,7 @@
 在此定义 compute_score 后，train.sh 即用它计算奖励；未定义时按 data_source 使用内置规则。
 
 The arguments are a row's data_source, the answer, the row's ground_truth and its extra_info. The result is a number, or
-a dict with `score`. `extract_final_answer` and other helpers need no import: docs/reward_functions.md.
+a dict with `score`. `extract_final_answer` and other helpers need no import: docs/rewards.md.
 """
 
 # def compute_score(data_source, solution_str, ground_truth, extra_info=None):
