@@ -20,7 +20,15 @@ TOGETHER: Mapping[str, str] = {
     "unit/test_fsdp": "ranks",
     "unit/test_fsdp_checkpoints": "ranks",
     "unit/test_ulysses": "ranks",
+    "unit/test_megatron": "ranks",
+    "unit/test_megatron_routing": "ranks",
+    "unit/test_megatron_weights": "ranks",
+    "unit/test_train_batch": "ranks",
     "contract/test_group_contract": "ranks",
+    # the SDKs of four providers are imported once
+    **dict.fromkeys(
+        (f"unit/test_judge_{part}" for part in ("addresses", "faults", "providers", "replies", "reward")), "judges"
+    ),
     # one browser
     "browser/test_overview": "browser",
     "browser/test_answers": "browser",
