@@ -10,9 +10,11 @@ SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+# about half of a test's time is waiting, for processes and servers: three share two cores
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
+REPORT := build/tests.xml
 
-.PHONY: runtime judge megatron ray wandb swanlab mlflow trackio setup check types rules quick test test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
+.PHONY: runtime judge megatron ray wandb swanlab mlflow trackio setup check types rules quick test durations test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
 
 runtime: $(RUNTIME)
 judge megatron ray wandb swanlab mlflow trackio: %: $(VENV)/.extra-%
@@ -56,7 +58,11 @@ quick: setup
 	$(PYTEST) -m "not slow" tests/unit tests/contract
 
 test: check
-	$(PYTEST) -m "not long" --ignore tests/architecture --durations 20
+	$(PYTEST) -m "not long" --ignore tests/architecture --durations 20 --junitxml $(REPORT)
+
+# after make test: in which order groups of tests start
+durations:
+	$(BIN)/python -m tests.groups $(REPORT)
 
 test-long: setup
 	$(PYTEST) -m long tests

@@ -18,7 +18,7 @@ import torch
 
 from rloom.engines.distributed import join, leave
 from rloom.runtime.nodes import free_port
-from tests.groups import group_of, order_of
+from tests.groups import RAY, group_of, order_of
 from tests.helpers import FAMILIES, MIXTURES, save_model
 from tests.interpreter import kernels_interpreted
 from tests.ranks import RankProcesses
@@ -48,6 +48,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid)
 
     return ByGroup(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Ray waits for its processes with time limits of its own: beside other tests its tests have priority."""
+    if "PYTEST_XDIST_WORKER" in os.environ and group_of(item.nodeid) != RAY and os.nice(0) == 0:
+        os.nice(5)
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,34 @@
-"""Which tests stay together in one of the processes of `make test`, and which groups start first."""
+"""Which tests stay together in one of the processes of `make test`, and in which order groups start.
 
+`durations.json` has the seconds of the groups that take longest. `make durations` writes it from the report of the last
+`make test`.
+"""
+
+import json
+import sys
+from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
 
+RAY = "ray"
 TOGETHER: Mapping[str, str] = {
     # one Ray cluster at a time: each starts more processes than there are cores, and waits for them with time limits
-    "e2e/test_ray": "ray",
-    "e2e/test_nodes": "ray",
+    "e2e/test_ray": RAY,
+    "e2e/test_nodes": RAY,
     # one set of processes serves them all
     "unit/test_fsdp": "ranks",
     "unit/test_fsdp_checkpoints": "ranks",
     "unit/test_ulysses": "ranks",
+    "unit/test_megatron": "ranks",
+    "unit/test_megatron_routing": "ranks",
+    "unit/test_megatron_weights": "ranks",
+    "unit/test_train_batch": "ranks",
     "contract/test_group_contract": "ranks",
+    # the SDKs of four providers are imported once
+    **dict.fromkeys(
+        (f"unit/test_judge_{part}" for part in ("addresses", "faults", "providers", "replies", "reward")), "judges"
+    ),
     # one browser
     "browser/test_overview": "browser",
     "browser/test_answers": "browser",
@@ -30,38 +48,30 @@ APART = (
     "gpu/test_gpu",
     "gpu/test_family_passes",
 )
-LONGEST = (
-    "ray",
-    "ranks",
-    "browser",
-    "e2e/test_servers",
-    "e2e/test_sft",
-    "unit/test_compiled",
-    "unit/test_native_graph_decoder",
-    "contract/test_engine_contract",
-    "unit/test_sandbox",
-    "contract/test_rollout_contract",
-    "unit/test_train_batch",
-    "unit/test_servers_client",
-    "unit/test_judge_faults",
-    "unit/test_code_limits",
-    "unit/test_code_verdicts",
-    "unit/test_rewards_code",
-    "unit/test_rewards_pool",
-    "e2e/test_chat",
-    "e2e/test_mismatch",
-)
+DURATIONS_FILE = Path(__file__).with_name("durations.json")
+DURATIONS: Mapping[str, float] = json.loads(DURATIONS_FILE.read_text())
+LISTED_S = 2.0  # the order of shorter groups makes no difference
 
 
 def group_of(nodeid: str) -> str:
     """A file is a group, since its fixtures are made once, unless it is named above."""
     file = nodeid.split("::")[0].removeprefix("tests/").removesuffix(".py")
-    return nodeid if file in APART else TOGETHER.get(file, file)
+    return nodeid.removeprefix("tests/") if file in APART else TOGETHER.get(file, file)
 
 
-def order_of(nodeid: str) -> int:
-    """The longest first and single tests last, so that all processes end at about the same time."""
+def order_of(nodeid: str) -> float:
+    """The longest first, so that all processes end at about the same time; Ray's before all others."""
     group = group_of(nodeid)
-    if group in LONGEST:
-        return LONGEST.index(group)
-    return len(LONGEST) + ("::" in group)
+    return float("-inf") if group == RAY else -DURATIONS.get(group, 0.0)
+
+
+def longest(report: Path) -> dict[str, float]:
+    """Group -> seconds, of a report in JUnit's format."""
+    seconds: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):
+        seconds[group_of(f"{case.attrib['file']}::{case.attrib['name']}")] += float(case.attrib["time"])
+    return {group: round(taken, 1) for group, taken in seconds.most_common() if taken >= LISTED_S}
+
+
+if __name__ == "__main__":
+    DURATIONS_FILE.write_text(json.dumps(longest(Path(sys.argv[1])), indent=1) + "\n")

@@ -4,6 +4,7 @@ import io
 import time
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -16,6 +17,8 @@ from rloom.runtime.nodes import free_port
 # (rank, ranks, *arguments), importable by name: the processes are new ones
 Work = Callable[..., Any]
 PRELOADED = ["rloom.launch.run", "tests.engine_subjects", "tests.local_ray"]
+if find_spec("megatron") is not None:
+    PRELOADED.append("rloom.engines.megatron.core")
 
 
 def forkserver() -> Any:

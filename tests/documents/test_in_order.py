@@ -114,21 +114,22 @@ DIRECTORIES = [
     "checkpoints/rloom_examples/qwen2-7b-instruct_rloo_gsm8k-math",
     "checkpoints/rloom_examples/embedded_rloo_embedded",
 ]
-# One or two of each kind: a script with other keys, PPO with and without KL, several workers, Megatron, a reward model,
-# all judges, LoRA, RLOO on one and on two data sets. The long test has all.
+# One of each kind: flags of OpenRLHF, a script, PPO with and without KL, Megatron, reward models of two architectures,
+# a judge, LoRA, the same run on other machines, RLOO on two data sets. The long test has all.
 KINDS = (
-    *("run_gemma.sh", "run_gemma.sh trainer", "gsm8k/test.parquet data.train_batch_size=256", "use_kl_loss"),
-    *("hh_rlhf/train.parquet actor", "megatron_config", "--reward_model", "qwen-plus", "--rm_api_type", "lora_rank"),
-    *("--batch_size", "--n_gpus", "main_ppo algorithm.adv_estimator=rloo"),
+    *("use_kl_loss", "hh_rlhf/train.parquet actor", "megatron_config", "--reward_model", "qwen-plus", "lora_rank"),
+    *("--n_gpus", 'train_files="$train_files"'),
 )
+QUICK_START = next(command for command in PRINTED if command.text.startswith("python3"))
 SHORT = [
     command
     for command in PRINTED
     if command.document == "000"
-    or command.text.endswith(("./train.sh", KINDS[0]))
-    or any(kind in command.text for kind in KINDS[1:])
+    or command.text == "./train.sh"
+    or command.text.endswith("run_gemma.sh")
+    or command == QUICK_START
+    or any(kind in command.text for kind in KINDS)
 ]
-QUICK_START = next(command for command in PRINTED if command.text.startswith("python3"))
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,9 @@
 """The address of a judge: its key, then the variable of the provider's SDK, then the provider's own."""
 
 import os
-from collections.abc import Callable
+from importlib import import_module
 
-import anthropic
-import openai
 import pytest
-from dashscope import AsyncClient
-from google import genai
 
 from rloom.config.reward_sections import ApiJudge
 from rloom.errors import RewardError
@@ -17,12 +13,18 @@ from tests.judge_server import serving
 from tests.judging import ENVIRONMENT, TYPES, quick_backoff, values_of, worth
 
 VARIABLES = [(provider, name) for provider, names in ADDRESS_VARIABLES.items() for name in names]
-SDK_ADDRESSES: dict[str, Callable[[], str]] = {
-    "openai": lambda: str(openai.OpenAI(api_key="k").base_url),
-    "claude": lambda: str(anthropic.Anthropic(api_key="k").base_url),
-    "gemini": lambda: str(genai.Client(api_key="k", vertexai=False)._api_client._http_options.base_url),
-    "dashscope": lambda: AsyncClient(api_key="k", protocol="native").config.base_url,
-}
+
+
+def sdk_address(provider: str) -> str:
+    """Imported here: every process of `make test` imports this file, and the four take seconds."""
+    if provider == "openai":
+        return str(import_module("openai").OpenAI(api_key="k").base_url)
+    if provider == "claude":
+        return str(import_module("anthropic").Anthropic(api_key="k").base_url)
+    if provider == "gemini":
+        client = import_module("google.genai").Client(api_key="k", vertexai=False)
+        return str(client._api_client._http_options.base_url)
+    return str(import_module("dashscope").AsyncClient(api_key="k", protocol="native").config.base_url)
 
 
 def judge(provider: str, base_url: str | None = None, **variables: str) -> JudgeReward:
@@ -37,7 +39,7 @@ def test_the_sdk_of_the_provider_reads_the_same_variable(
     for _, name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, "http://127.0.0.1:9/there")
-    assert SDK_ADDRESSES[provider]().rstrip("/") == "http://127.0.0.1:9/there"
+    assert sdk_address(provider).rstrip("/") == "http://127.0.0.1:9/there"
     assert judge(provider, **{variable: os.environ[variable]}).base_url == "http://127.0.0.1:9/there"
 
 
