@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rloom.api.config import Config, load_config
-    from rloom.api.generation import generate
-    from rloom.api.pieces import (
+    from rloom.api.custom_loop import (
         ALGORITHMS,
         AdvantageInputs,
         Advantages,
@@ -23,9 +22,8 @@ if TYPE_CHECKING:
         open_run,
         token_rewards,
     )
-    from rloom.api.report import Answer, StepReport, StopTraining
-    from rloom.api.result import TrainResult
-    from rloom.api.train import train
+    from rloom.api.generation import generate
+    from rloom.api.train import Answer, StepReport, StopTraining, TrainResult, train
     from rloom.errors import RloomError
 
 __version__ = "0.1.0"
@@ -58,13 +56,11 @@ __all__ = [
 _MODULES = {
     "rloom.api.config": ("Config", "load_config"),
     "rloom.api.generation": ("generate",),
-    "rloom.api.pieces": (
+    "rloom.api.custom_loop": (
         *("ALGORITHMS", "AdvantageInputs", "AdvantageSettings", "Advantages", "Batch", "Prompt", "Run", "Score"),
         *("TrainBatch", "Trajectory", "open_run", "token_rewards"),
     ),
-    "rloom.api.report": ("Answer", "StepReport", "StopTraining"),
-    "rloom.api.result": ("TrainResult",),
-    "rloom.api.train": ("train",),
+    "rloom.api.train": ("Answer", "StepReport", "StopTraining", "TrainResult", "train"),
     "rloom.errors": ("RloomError",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -12,9 +12,9 @@ from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.batching import scoring_batching, training_batching
 from rloom.config.schema import Config
 from rloom.plan import megatron
+from rloom.plan.architecture import FLOAT32, ModelPlan
 from rloom.plan.batches import Batches, PassPlan
 from rloom.plan.memory import Memory, reduces_once
-from rloom.plan.models import FLOAT32, ModelPlan
 
 # Measured on one H200 (docs/LOG.md).
 MEMORY_BANDWIDTH = 4.3e12  # bytes/s

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.plan_scaling import QWEN_7B
 from rloom.config.algorithm_needs import declared_needs
 from rloom.config.batching import model_ranks, ranks_per_share, scoring_batching, training_batching
 from rloom.config.checks import check, verify
@@ -17,7 +18,6 @@ from rloom.config.schema import Config
 from rloom.errors import ConfigError
 from rloom.launch import early_checks
 from rloom.packing import MicroBatching
-from rloom.plan.scaling import QWEN_7B
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 BOTH = (f"{ACTOR}.strategy=megatron", "critic.strategy=megatron", "trainer.n_gpus_per_node=8")

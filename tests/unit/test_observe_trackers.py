@@ -11,7 +11,7 @@ import pytest
 from rloom.errors import ConfigError
 from rloom.runs.records import read_metrics, truncate_metrics
 from rloom.runs.trackers import Start, Tracker, make_trackers
-from rloom.runs.trackers.file import FileTracker
+from rloom.runs.trackers.base import FileTracker
 from rloom.runs.trackers.tensorboard import TensorboardTracker, folder_of
 from rloom.runs.trackers.wandb import WandbTracker, logged_in
 
