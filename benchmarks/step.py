@@ -50,8 +50,7 @@ from rloom.rollout.base import Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.vllm.environment import set_environment
 from rloom.runs.dumps.index import Index
-from rloom.runs.dumps.table import training_table
-from rloom.runs.dumps.writer import DumpWriter
+from rloom.runs.dumps.writer import DumpWriter, training_table
 from rloom.runtime.group import LocalGroup
 from rloom.training.learning_rate import LearningRateSchedule
 from rloom.training.roles import Learner, MiniBatching

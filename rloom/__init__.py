@@ -7,26 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rloom.api.config import Config, load_config
+    from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
+    from rloom.algos.kl import token_rewards
+    from rloom.algos.registry import ALGORITHMS
+    from rloom.api.config import load_config
+    from rloom.api.custom_loop import Prompt, Run, open_run
     from rloom.api.generation import generate
-    from rloom.api.pieces import (
-        ALGORITHMS,
-        AdvantageInputs,
-        Advantages,
-        AdvantageSettings,
-        Batch,
-        Prompt,
-        Run,
-        Score,
-        TrainBatch,
-        Trajectory,
-        open_run,
-        token_rewards,
-    )
-    from rloom.api.report import Answer, StepReport, StopTraining
-    from rloom.api.result import TrainResult
-    from rloom.api.train import train
+    from rloom.api.train import Answer, StepReport, StopTraining, TrainResult, train
+    from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
+    from rloom.config.schema import Config
     from rloom.errors import RloomError
+    from rloom.types import Score
 
 __version__ = "0.1.0"
 
@@ -58,13 +49,11 @@ __all__ = [
 _MODULES = {
     "rloom.api.config": ("Config", "load_config"),
     "rloom.api.generation": ("generate",),
-    "rloom.api.pieces": (
+    "rloom.api.custom_loop": (
         *("ALGORITHMS", "AdvantageInputs", "AdvantageSettings", "Advantages", "Batch", "Prompt", "Run", "Score"),
         *("TrainBatch", "Trajectory", "open_run", "token_rewards"),
     ),
-    "rloom.api.report": ("Answer", "StepReport", "StopTraining"),
-    "rloom.api.result": ("TrainResult",),
-    "rloom.api.train": ("train",),
+    "rloom.api.train": ("Answer", "StepReport", "StopTraining", "TrainResult", "train"),
     "rloom.errors": ("RloomError",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

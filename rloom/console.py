@@ -1,14 +1,17 @@
-"""Shared by all commands: Hydra's flags, and user errors without a traceback."""
+"""Shared by all commands: lines about the start, Hydra's flags, and user errors without a traceback."""
 
 import logging
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.language import translate
-from rloom.startup import announce as announce
 from rloom.terminal import discard_output, printable
+
+log = logging.getLogger(__name__)
+STARTED_S = time.monotonic()  # the commands import this module first
 
 OK = 0
 FAULTS = 1  # a check found faults, or there is no score; a traceback, which is a bug, ends with it too
@@ -21,6 +24,11 @@ HYDRA_FLAGS = {
     "--config-name": "config_name",
     "-cn": "config_name",
 }
+
+
+def announce(text: str) -> None:
+    """Log a line about the start of a command, with the seconds since it started."""
+    log.info(f"[{time.monotonic() - STARTED_S:5.1f} s] {text}")
 
 
 def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:

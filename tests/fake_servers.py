@@ -32,8 +32,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 from torch.distributed.rendezvous import rendezvous
 
-from rloom.engines.shared_tensors import retried
-from rloom.engines.weight_sync import received_stream
+from rloom.engines.weight_sync import received_stream, retried
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Sampling
 from tests.fake_engines import Engine, OneToken, Refusal

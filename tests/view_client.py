@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rloom.view.access import Access
-from rloom.view.opened import OpenedRuns
+from rloom.view.run_cache import RunCache
 from rloom.view.server import ViewServer
 
 TOKEN = "a-token-for-tests-only"
@@ -67,7 +67,7 @@ class Viewer:
 @contextmanager
 def viewing(runs: Sequence[Path]) -> Iterator[Viewer]:
     access = Access(TOKEN)
-    with ViewServer(0, OpenedRuns(runs), access) as server:
+    with ViewServer(0, RunCache(runs), access) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

@@ -30,10 +30,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from rloom.runs.dumps.layout import FOLDER, INDEX, SCHEMA, TOKEN_COLUMNS
+from rloom.runs.dumps.index import FOLDER, INDEX, SCHEMA, TOKEN_COLUMNS
 from rloom.runs.dumps.writer import DumpWriter
-from rloom.runs.events import EVENTS_FILE, EventLog
-from rloom.runs.records import METRICS_FILE, append_metrics
+from rloom.runs.records import EVENTS_FILE, METRICS_FILE, EventLog, append_metrics
 
 START = 1_790_000_000.0  # seconds since 1970
 STEP_S = 40.0
@@ -309,7 +308,7 @@ def speak(texts: Sequence[str]) -> Spoken:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Half of a surrogate pair becomes `?`, as in `rloom.runs.dumps.table`."""
+    """Half of a surrogate pair becomes `?`, as in `rloom.runs.dumps.writer`."""
     columns = [[_whole(row[field.name]) for row in rows] for field in SCHEMA]
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
 

@@ -74,7 +74,7 @@ def texts(given: Any) -> list[str]:
 def flat(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys with plain values, of a mapping with dotted or nested keys."""
     found: dict[str, Any] = {}
-    for entry in entries(plain(keys)):
+    for entry in entries(to_json_value(keys)):
         if entry.path in found:
             raise ConfigError(f"{entry.path}: written twice, in two spellings; keep one")
         if entry.path.split(".")[0] in HYDRAS_OWN:
@@ -83,10 +83,10 @@ def flat(keys: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """As YAML has it: a Path is its text, a tuple is a list."""
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): to_json_value(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [to_json_value(inner) for inner in value]
     return str(value) if isinstance(value, Path) else value

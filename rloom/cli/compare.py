@@ -166,7 +166,7 @@ def spread(count: int, most: int) -> list[int]:
 
 def curves(metric: "MetricComparison") -> list[str]:
     """Of the whole runs, on one scale."""
-    from rloom.runs.sparkline import sparkline
+    from rloom.runs.compare import sparkline
 
     everything = [value for series in metric.series for value in series.values()]
     low, high = min(everything), max(everything)

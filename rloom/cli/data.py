@@ -80,8 +80,7 @@ def prepare_data(given: argparse.Namespace) -> int:
 
 
 def check_data(given: argparse.Namespace) -> int:
-    from rloom.data.check import Settings, check_files
-    from rloom.data.report import render_report
+    from rloom.data.check import Settings, check_files, render_report
 
     if given.max_prompt_length is not None and given.tokenizer is None:
         raise ConfigError("--max_prompt_length: tokens are counted by a tokenizer; add --tokenizer MODEL")
@@ -96,7 +95,7 @@ def check_data(given: argparse.Namespace) -> int:
 
 
 def show_data(given: argparse.Namespace) -> int:
-    from rloom.data.show import show_rows
+    from rloom.data.check import show_rows
 
     count = given.n if given.n is not None else (3 if given.row is None else 1)
     if count < 1:

@@ -14,7 +14,7 @@ from rloom.terminal import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rloom.runs.run_summary import RunSummary
+    from rloom.runs.run_folder import RunSummary
 
 STYLES = {"running": "green", "failed": "red", "unreadable": "red", "killed": "red", "interrupted": "yellow"}
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def show(folders: Sequence[Path], *, as_json: bool) -> int:
     from rloom.errors import DataError
-    from rloom.runs.run_summary import summaries
+    from rloom.runs.run_folder import summaries
 
     for folder in folders:
         if not folder.is_dir():

@@ -16,7 +16,7 @@ from rloom.language import translate
 
 if TYPE_CHECKING:
     from rloom.view.access import Access
-    from rloom.view.opened import OpenedRuns
+    from rloom.view.run_cache import RunCache
     from rloom.view.server import ViewServer
 
 FIRST_PORT, TRIED_PORTS = 8817, 20
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def view(given: argparse.Namespace) -> int:
     from rloom.view.access import Access, choose_token
-    from rloom.view.opened import OpenedRuns, preload
+    from rloom.view.run_cache import RunCache, preload
 
     if given.host != ADDRESS:
         raise ConfigError(
@@ -53,7 +53,7 @@ def view(given: argparse.Namespace) -> int:
             f"in the network; from another machine, use `ssh -L {FIRST_PORT}:{ADDRESS}:{FIRST_PORT} HOST`"
         )
     access = Access(choose_token(os.environ))
-    runs = OpenedRuns([run.expanduser() for run in given.run or default_run_folders()])
+    runs = RunCache([run.expanduser() for run in given.run or default_run_folders()])
     with listen(given.port, runs, access) as server:
         print(translate(greeting(server.server_port, access.token)), flush=True)
         preload()
@@ -68,7 +68,7 @@ def view(given: argparse.Namespace) -> int:
     return OK
 
 
-def listen(port: int | None, runs: "OpenedRuns", access: "Access") -> "ViewServer":
+def listen(port: int | None, runs: "RunCache", access: "Access") -> "ViewServer":
     from rloom.view.server import ViewServer
 
     if port is not None and not 0 <= port <= LAST_PORT:

@@ -3,8 +3,9 @@
 An error is what `rloom train` refuses. A warning is what it accepts, though it is probably a mistake.
 """
 
+import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,3 +192,118 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def counted(rows: int) -> str:
     return f"{rows} row" if rows == 1 else f"{rows} rows"
+
+
+SHOWN_OF_A_COLUMN = 5
+SHORTEST_BUCKET = 16  # tokens
+BAR_WIDTH = 40
+
+
+def render_report(report: Report) -> str:
+    lines = [f"{report.path}: {counted(report.rows)} (numbered from 0)"]
+    if report.columns:
+        lines.append(f"columns: {', '.join(report.columns)}")
+    if report.sources:
+        lines += ["data sources:", *(f"  {source}: {counted(count)}" for source, count in report.sources.items())]
+    if report.prompt_lengths:
+        lines += _render_lengths(report.prompt_lengths)
+    lines += _render_findings("errors", report.errors)
+    lines += _render_findings("warnings", report.warnings)
+    return "\n".join([*lines, verdict(report)])
+
+
+def verdict(report: Report) -> str:
+    warned = f", warnings: {len(report.warnings)}" if report.warnings else ""
+    return f"ok: {counted(report.rows)}{warned}" if report.ok else f"not ok: errors: {len(report.errors)}{warned}"
+
+
+def _render_findings(title: str, findings: Sequence[Finding]) -> list[str]:
+    columns: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        columns[finding.column].append(finding)
+    lines = [f"{title}: {len(findings)}"] if findings else []
+    for column, found in columns.items():
+        lines.append(f"  {column}: {len(found)}")
+        lines += [f"    {_place(finding)}{finding.reason}" for finding in found[:SHOWN_OF_A_COLUMN]]
+        if len(found) > SHOWN_OF_A_COLUMN:
+            lines.append(f"    and {len(found) - SHOWN_OF_A_COLUMN} more")
+    return lines
+
+
+def _place(finding: Finding) -> str:
+    return "" if finding.row is None else f"row {finding.row}: "
+
+
+def length_histogram(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """(upper bound in tokens, prompts between the previous bound and it); each bound is twice the previous."""
+    bounds = [SHORTEST_BUCKET]
+    while bounds[-1] < max(lengths):
+        bounds.append(bounds[-1] * 2)
+    lower_bounds = [0, *bounds[:-1]]
+    return [
+        (upper, sum(lower < length <= upper for length in lengths))
+        for lower, upper in zip(lower_bounds, bounds, strict=True)
+    ]
+
+
+def _render_lengths(lengths: Sequence[int]) -> list[str]:
+    histogram = length_histogram(lengths)
+    width = len(str(histogram[-1][0]))
+    most = max(count for _, count in histogram)
+    mean = sum(lengths) / len(lengths)
+    lines = [f"prompt length in tokens: {min(lengths)} to {max(lengths)}, mean {mean:.1f}"]
+    for upper, count in histogram:
+        bar = "█" * round(BAR_WIDTH * count / most) if most else ""
+        lines.append(f"  up to {upper:>{width}}  {bar} {count}".rstrip())
+    return lines
+
+
+LONGEST_TEXT = 2000  # characters
+
+
+def show_rows(
+    path: str | Path, first: int, count: int, columns: Columns, tokenizer: chat.Tokenizer | None = None
+) -> str:
+    rows = read_rows(path)
+    if not 0 <= first < len(rows):
+        raise DataError(f"{path}: has no row {first}; its rows are 0 to {len(rows) - 1}")
+    shown = range(first, min(first + count, len(rows)))
+    heading = f"{path}: {counted(len(rows))} (numbered from 0)"
+    return "\n\n".join([heading, *(_show(number, rows[number], columns, tokenizer) for number in shown)])
+
+
+def _show(number: int, values: Row, columns: Columns, tokenizer: chat.Tokenizer | None) -> str:
+    row = read_row(values, columns)
+    lines = [f"--- row {number}", f"{columns.reward_fn_key}: {_text(row.data_source)}"]
+    if row.messages is not None:
+        lines += _show_prompt(row.messages, tokenizer)
+    lines.append(f"{truth_column(values)}: {_text(row.ground_truth)}")
+    lines += [f"{name}: {_text(value)}" for name, value in _other_values(values, columns).items()]
+    return "\n".join([*lines, *(f"fault in {fault.column}: {fault.reason}" for fault in row.faults)])
+
+
+def _other_values(values: Row, columns: Columns) -> dict[str, Any]:
+    """What is neither prompt nor data source nor ground truth, one level deep."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            flat[name] = value
+    shown = (columns.prompt_key, columns.reward_fn_key, "ground_truth", "reward_model.ground_truth")
+    return {name: value for name, value in flat.items() if name not in shown}
+
+
+def _show_prompt(messages: Sequence[Any], tokenizer: chat.Tokenizer | None) -> list[str]:
+    if tokenizer is None:
+        return [f"[{message['role']}] {_text(message['content'])}" for message in messages]
+    text = chat.render_chat(messages, tokenizer)
+    (tokens,) = chat.tokenize([text], tokenizer)
+    return [f"prompt, {len(tokens)} tokens:", _text(text)]
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]}... (the first {LONGEST_TEXT} of {len(text)} characters)"

@@ -4,6 +4,10 @@ Between passes a rank holds its shard of the float32 weights, their gradient and
 weights in the dtype of the forward pass and reduces gradients in float32. Every pass, optimizer step, save and
 iteration over `weights` is collective: all ranks of the mesh call it in the same order. A single rank runs the same
 code.
+
+Rank 0 alone reads the model and broadcasts the weights into the shards of all ranks, one at a time. The other ranks
+create the network on the meta device, so a host holds one copy of a trained model in memory, not one for each of its
+GPUs.
 """
 
 import math
@@ -14,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -29,9 +34,7 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Objective
 from rloom.batch import Batch, TokenOutputs, TrainBatch
 from rloom.engines.base import AdamW, Engine, Placement, TensorSpec, Update, dtype_name
-from rloom.engines.broadcast import allocate_shards, broadcast_weights, weights_to_broadcast
 from rloom.engines.distributed import SHARDS, all_gather_rows, all_reduce_max, all_reduce_norm
-from rloom.engines.limits import UNREDUCED_SHARE
 from rloom.engines.micro_batches import (
     MicroBatches,
     Tally,
@@ -47,6 +50,7 @@ from rloom.engines.storage import (
     MODEL,
     OPTIMIZER,
     cannot_write,
+    copy_full,
     local,
     moment,
     read_moments,
@@ -54,6 +58,7 @@ from rloom.engines.storage import (
     write_shards,
 )
 from rloom.engines.ulysses import SequenceParallelGroup, sequence_parallel_outputs
+from rloom.models.limits import UNREDUCED_SHARE
 from rloom.models.network import ALL, LossFn, Network, Reference
 from rloom.packing import MicroBatching
 
@@ -389,3 +394,38 @@ def like(parameter: DTensor, shard: Tensor) -> DTensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+Weights = dict[str, Tensor]
+
+
+def weights_to_broadcast(module: nn.Module) -> Weights | None:
+    """Called on every rank before sharding. None: each rank has read the model itself."""
+    is_meta = any(parameter.is_meta for parameter in module.parameters())
+    if not all_reduce_max(int(is_meta)):
+        return None
+    assert is_meta == (dist.get_rank() > 0), "only rank 0 reads the model"
+    return {} if is_meta else {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def allocate_shards(root: nn.Module, device: torch.device) -> None:
+    """Allocate uninitialised shards. Parameters stay the same objects; buffers keep their values."""
+    buffers = dict(root.named_buffers())
+    root.to_empty(device=device)
+    for name, buffer in buffers.items():
+        parent, _, attribute = name.rpartition(".")
+        setattr(root.get_submodule(parent), attribute, buffer)
+
+
+@torch.no_grad()
+def broadcast_weights(weights: Weights, module: nn.Module, device: torch.device) -> None:
+    """From the weights of rank 0, which frees each after sending it, into the shards of all ranks."""
+    is_source = bool(weights)
+    for name, own in module.named_parameters():
+        full = torch.empty(own.shape, dtype=own.dtype, device=device)
+        if is_source:
+            full.copy_(weights.pop(name))
+        dist.broadcast(full, src=0)
+        copy_full(own, full)
+    for buffer in module.buffers():  # in some families buffers are saved with the weights
+        dist.broadcast(buffer, src=0)

@@ -15,11 +15,9 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from rloom.errors import ModelError
 from rloom.families.training import TOLERANCE, largest_difference, small_model, two_samples
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.classifier import Classifier, Layout, ScoringLayout, read_output, restore_older_names
+from rloom.models.classifier import Classifier, Layout, ScoringLayout, is_gated, read_output, restore_older_names
 from rloom.models.conversations import Conversation
-from rloom.models.gated_reward import is_gated
-from rloom.models.load import first_line, quiet_transformers, read_config
-from rloom.models.rotary import varies_with_length
+from rloom.models.load import first_line, quiet_transformers, read_config, varies_with_length
 from rloom.models.source import ModelSource, check_folder
 
 log = logging.getLogger(__name__)

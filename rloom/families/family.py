@@ -14,7 +14,7 @@ from rloom.errors import ConfigError, ModelError
 from rloom.families.rollout import check_hf, check_native
 from rloom.families.training import TrainingSupport, check_split, check_training, small_model
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.context import check_context
+from rloom.models.limits import check_context
 from rloom.models.load import first_line, quiet_transformers, read_config
 from rloom.models.source import ModelSource
 

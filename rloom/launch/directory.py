@@ -14,8 +14,7 @@ from typing import IO
 from rloom.config.base import RunConfig
 from rloom.config.load import expand
 from rloom.errors import CheckpointError, ConfigError
-from rloom.runs.events import EVENTS_FILE
-from rloom.runs.records import METRICS_FILE
+from rloom.runs.records import EVENTS_FILE, METRICS_FILE
 from rloom.training.checkpoint import Checkpoints, read_state, verify_checkpoint
 
 log = logging.getLogger(__name__)

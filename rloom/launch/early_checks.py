@@ -12,16 +12,16 @@ from rloom.config.derived import brings_own_algorithm, declared_needs
 from rloom.config.engine_checks import megatron_roles, replay_fault, split_faults, uses_megatron
 from rloom.config.load import expand
 from rloom.config.schema import Config, SftConfig
+from rloom.console import announce
 from rloom.errors import ConfigError, DataError, ModelError, RewardError
 from rloom.extras import SERVER_PACKAGES, TRACKERS, install_command
 from rloom.gpus import smallest_memory
 from rloom.launch.directory import run_directory
 from rloom.launch.model_sources import critic_source, policy_source, reward_source, sft_source
 from rloom.models.source import ModelSource, check_folder, read_config
-from rloom.plan.fit import is_counted, with_offload
+from rloom.plan.make import is_counted, with_offload
 from rloom.rollout.vllm.environment import check_installed
 from rloom.runtime.nodes import no_ray
-from rloom.startup import announce
 from rloom.training.checkpoint import STATE, verify_checkpoint
 
 

@@ -13,9 +13,9 @@ from rloom.launch.directory import open_checkpoint
 from rloom.launch.model_sources import policy_source, sft_source
 from rloom.launch.models import policy_engine, policy_network
 from rloom.launch.sft import sft_engine, sft_network
+from rloom.models.checkpoint_format import merge_adapter, save_pretrained
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
-from rloom.models.save import merge_adapter, save_pretrained
 from rloom.models.source import ModelSource
 from rloom.training.checkpoint import Checkpoints
 

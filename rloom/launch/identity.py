@@ -21,7 +21,7 @@ from rloom.launch.model_sources import critic_source, policy_source, reward_sour
 from rloom.launch.models import needs_critic
 from rloom.launch.reward_model import has_reward_model
 from rloom.models.fingerprint import Fingerprint, digest, fingerprint, tokenizer_digest
-from rloom.runs.records import plain
+from rloom.runs.records import to_json_value
 from rloom.training.checkpoint import read_json
 from rloom.types import Prompt
 
@@ -88,7 +88,7 @@ def prompts_record(prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Before truncation: another longest prompt is no other data, unless it drops rows."""
     found = hashlib.sha256()
     for prompt in prompts:
-        row = [prompt.index, prompt.text, prompt.data_source, plain(prompt.ground_truth)]
+        row = [prompt.index, prompt.text, prompt.data_source, to_json_value(prompt.ground_truth)]
         found.update(json.dumps(row, sort_keys=True).encode())
     return {"rows": len(prompts), "content": found.hexdigest()}
 
@@ -105,7 +105,7 @@ def reward_record(config: Config) -> dict[str, Any]:
         "path": custom.path,
         "code": file_digest(expand(custom.path)) if custom.path else None,
         "name": custom.name,
-        "kwargs": plain(custom.reward_kwargs),
+        "kwargs": to_json_value(custom.reward_kwargs),
         "parts": [asdict(part) for part in reward_parts(config)],
         **({"model": fingerprint(reward_source(config)).record()} if has_reward_model(config) else {}),
     }

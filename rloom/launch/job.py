@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from rloom.atomic import replace_text
 from rloom.config.base import RunConfig
 from rloom.config.from_checkpoint import CONFIG_FILE, config_text
+from rloom.console import announce
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.errors import WorkerError
 from rloom.launch.directory import last_of_this_run, run_directory, set_aside_later, starting_point
@@ -21,7 +22,6 @@ from rloom.runs.runlog import RunLog
 from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
 from rloom.runtime.secret import new_secret, on_this_machine
-from rloom.startup import announce
 from rloom.terminal import printable
 from rloom.training.checkpoint import Checkpoints
 from rloom.training.steps import StepLoop, StepSettings

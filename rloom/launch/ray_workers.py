@@ -11,6 +11,7 @@ import torch
 from rloom.config.base import RunConfig
 from rloom.config.derived import ranks_per_share
 from rloom.config.schema import Actor, Config, Critic
+from rloom.console import announce
 from rloom.errors import ConfigError, WorkerError
 from rloom.launch.models import (
     has_reference_model,
@@ -35,7 +36,6 @@ from rloom.runtime.placement import (
 )
 from rloom.runtime.process_stats import Machine
 from rloom.runtime.secret import OTHER_WAY
-from rloom.startup import announce
 from rloom.training.memory import BUILD, explain_out_of_memory
 
 try:

@@ -20,8 +20,7 @@ from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_job, ru
 from rloom.launch.models import needs_critic
 from rloom.runs.curve import draw_learning_curve
 from rloom.runs.display import validation_accuracies
-from rloom.runs.dumps.index import limit_bytes
-from rloom.runs.dumps.layout import FOLDER
+from rloom.runs.dumps.index import FOLDER, limit_bytes
 from rloom.runs.dumps.writer import DumpWriter
 from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog

@@ -37,9 +37,9 @@ from rloom.launch.models import (
 from rloom.launch.probe import check_agreement
 from rloom.launch.reward_model import has_reward_model, reward_scorer
 from rloom.launch.servers import gpus_of_workers
+from rloom.models.checkpoint_format import save_description, save_pretrained
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
-from rloom.models.save import save_description, save_pretrained
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.runs.metrics import ModelWork
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot

@@ -8,6 +8,7 @@ import torch
 
 from rloom.config.base import RunConfig
 from rloom.config.schema import Config
+from rloom.console import announce
 from rloom.errors import ConfigError
 from rloom.launch.models import has_reference_model, needs_critic
 from rloom.launch.reward_model import has_reward_model
@@ -25,7 +26,6 @@ from rloom.runtime.placement import (
     WorkerLayout,
     named_workers,
 )
-from rloom.startup import announce
 from rloom.training.memory import BUILD, explain_out_of_memory
 
 # A switch for tests: the workers of a machine share its first GPU and communicate over gloo, which is slow.

@@ -1,19 +1,47 @@
 """A reward model on one worker: conversations in, scores out."""
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from rloom.errors import ModelError
 from rloom.models.classifier import Classifier, Layout
 from rloom.models.conversations import Conversation, ConversationEncoder
-from rloom.models.host_weights import HostWeights
 from rloom.packing import MicroBatching
 from rloom.types import Sample, Score
+
+
+class HostWeights:
+    """The host keeps a copy for good, since frozen weights do not change: releasing them copies nothing back."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.device = device
+        self.tensors: list[Tensor] = list(chain(module.parameters(), module.buffers()))
+        # pinned memory: copies to the device run at the full speed of the bus, and do not wait for each other
+        self.host = [
+            tensor.detach().pin_memory() if device.type == "cuda" else tensor.detach() for tensor in self.tensors
+        ]
+        self.release()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        for tensor, copy in zip(self.tensors, self.host, strict=True):
+            tensor.data = copy.to(self.device, non_blocking=True)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        for tensor, copy in zip(self.tensors, self.host, strict=True):
+            tensor.data = copy
+
 
 log = logging.getLogger(__name__)
 LAYOUTS = {

@@ -18,13 +18,14 @@ from rloom.models.decoder import Decoder
 from rloom.models.head import (
     HAS_TRITON,
     LogitOptions,
+    Logits,
     SampleRange,
     fused_logprobs,
     fused_loss,
     linear_float32,
     sample_ranges,
+    token_logprobs,
 )
-from rloom.models.logprobs import Logits, token_logprobs
 from rloom.transfer import send
 
 ALL = slice(None)

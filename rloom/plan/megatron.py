@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rloom.config.sections import Megatron
 from rloom.models.limits import LOGITS_AT_ONCE
-from rloom.plan.models import FLOAT32, ModelPlan
+from rloom.plan.architecture import FLOAT32, ModelPlan
 
 Parts = dict[str, float]  # part -> bytes
 

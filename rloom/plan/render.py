@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from rloom.config.schema import Actor, Critic, Fsdp
+from rloom.plan.architecture import FLOAT32, ModelPlan, divided_by_megatron, shards_of
 from rloom.plan.batches import Batches, Updates, scoring_passes
-from rloom.plan.fit import SHOWN
-from rloom.plan.make import Costs, Machine, Plan
+from rloom.plan.make import SHOWN, Costs, Machine, Plan
 from rloom.plan.megatron import description
-from rloom.plan.memory import GIB, GpuMemory
-from rloom.plan.models import FLOAT32, ModelPlan, divided_by_megatron, shards_of
-from rloom.plan.reward_model import RewardPlan
+from rloom.plan.memory import GIB, GpuMemory, RewardPlan
 from rloom.plan.timing import THROUGH_DRIVER, Stage, StepTime
 from rloom.runtime.placement import named_workers
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from rloom.config.derived import Needs, needs_old_logprobs, scoring_batching, training_batching
 from rloom.config.schema import Config
 from rloom.plan import megatron
+from rloom.plan.architecture import FLOAT32, ModelPlan
 from rloom.plan.batches import Batches, PassPlan
 from rloom.plan.memory import Memory, reduces_once
-from rloom.plan.models import FLOAT32, ModelPlan
 
 # Measured on one H200 (docs/measurements/).
 MEMORY_BANDWIDTH = 4.3e12  # bytes/s

@@ -1,6 +1,7 @@
 """Plot of the learning curve of a run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +12,8 @@ from rloom.runs.display import validation_accuracies
 from rloom.runs.names import KL_METRICS
 from rloom.runs.records import read_metrics
 
-INK = "#1f2933"
-FAINT = "#8a94a0"
-GRID = "#e6e9ed"
-BLUE = "#2563c9"
-SLATE = "#5b6b7c"
+INK, FAINT, GRID = "#1f2933", "#8a94a0", "#e6e9ed"
+BLUE, SLATE = "#2563c9", "#5b6b7c"
 SOURCE_COLOURS = ("#0f9d76", "#d9622b", "#7a4fd0", "#c2388a", "#a07c10", "#3a8fb7")
 
 STYLE = {
@@ -43,10 +41,26 @@ STYLE = {
     "legend.framealpha": 0.9,
 }
 
+Records = Sequence[Mapping[str, float]]
 
-class Series(NamedTuple):
-    steps: NDArray[np.float64]
-    values: NDArray[np.float64]
+
+class Panel(NamedTuple):
+    title: str
+    unit: str
+    colour: str
+    metrics: tuple[str, ...]  # the first that was recorded is drawn
+
+
+LARGE_PANELS = (
+    Panel("Training reward", "mean score", BLUE, ("critic/score/mean",)),
+    Panel("Training loss", "nats per token", BLUE, ("train/loss",)),
+    Panel("Validation loss", "nats per token", SLATE, ("val/loss",)),
+)
+SMALL_PANELS = (
+    Panel("Response length", "tokens", SLATE, ("response_length/mean",)),
+    Panel("KL", "nats", SLATE, (*KL_METRICS, "actor/ppo_kl")),
+    Panel("Entropy", "nats", SLATE, ("actor/entropy",)),
+)
 
 
 def draw_learning_curve(metrics_file: Path, picture: Path) -> Path:
@@ -55,114 +69,70 @@ def draw_learning_curve(metrics_file: Path, picture: Path) -> Path:
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    records = read_metrics(metrics_file)
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.12)
         figure = Figure(figsize=(10, 6.2), dpi=150, layout=layout, facecolor="white")
-        _draw_panels(figure, _panels(records), [record["step"] for record in records])
+        _draw_panels(figure, read_metrics(metrics_file))
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, format="png")
     return picture
 
 
-Panel = Callable[[Any], None]  # draws on the given axes
-
-
-def _panels(records: Sequence[Mapping[str, float]]) -> tuple[list[Panel], list[Panel]]:
-    """(large panels on top, small panels below)"""
-    accuracies = _accuracy_series(records)
-    top: list[Panel] = []
-    if (reward := _series(records, "critic/score/mean")) is not None:
-        top.append(lambda axes: _draw_smoothed(axes, reward, "Training reward", "mean score", BLUE))
-    if (loss := _series(records, "train/loss")) is not None:
-        top.append(lambda axes: _draw_smoothed(axes, loss, "Training loss", "nats per token", BLUE))
-    if (held_out := _series(records, "val/loss")) is not None:
-        top.append(lambda axes: _draw_smoothed(axes, held_out, "Validation loss", "nats per token", SLATE))
-    if accuracies:
-        top.append(lambda axes: _draw_accuracies(axes, accuracies))
-    below: list[Panel] = []
-    for title, unit, names in (
-        ("Response length", "tokens", ("response_length/mean",)),
-        ("KL", "nats", (*KL_METRICS, "actor/ppo_kl")),
-        ("Entropy", "nats", ("actor/entropy",)),
-    ):
-        found = next((s for name in names if (s := _series(records, name)) is not None), None)
-        if found is not None:
-            below.append(_small_panel(found, title, unit))
-    return top, below
-
-
-def _small_panel(series: Series, title: str, unit: str) -> Panel:
-    return lambda axes: _draw_smoothed(axes, series, title, unit, SLATE)
-
-
-def _draw_panels(figure: Any, panels: tuple[list[Panel], list[Panel]], steps: list[float]) -> None:
-    rows = [row for row in panels if row]
+def _draw_panels(figure: Any, records: Records) -> None:
+    top, below = (
+        [partial(_draw_smoothed, panel=panel, curve=curve) for panel in row if len(curve := _curve(records, panel))]
+        for row in (LARGE_PANELS, SMALL_PANELS)
+    )
+    accuracies = [(record["step"], validation_accuracies(record)) for record in records]
+    sources = dict.fromkeys(source for _, found in accuracies for source in found)
+    curves = {
+        source: np.array([(s, found[source]) for s, found in accuracies if source in found]) for source in sources
+    }
+    large = [*top, *([partial(_draw_accuracies, curves=curves)] if curves else [])]
+    rows = [(row, ticks) for row, ticks in ((large, 8), (below, 4)) if row]
     if not rows:
         figure.text(0.5, 0.5, "No step has been recorded yet.", ha="center", va="center", color=FAINT, size=13)
         return
-    heights = [2.0, 1.0] if len(rows) == 2 else [1.0]
-    for strip, row in zip(np.atleast_1d(figure.subfigures(len(rows), 1, height_ratios=heights)), rows, strict=True):
+    strips = np.atleast_1d(figure.subfigures(len(rows), 1, height_ratios=[2.0, 1.0][: len(rows)]))
+    first, last = records[0]["step"], records[-1]["step"]
+    room = 0.03 * (last - first) if first < last else 0.5  # a single step is in the middle
+    for strip, (row, ticks) in zip(strips, rows, strict=True):
         for axes, draw in zip(strip.subplots(1, len(row), squeeze=False)[0], row, strict=True):
             draw(axes)
             axes.margins(y=0.15)
-            axes.locator_params(axis="y", nbins=8 if row is panels[0] else 4)
-            _draw_step_axis(axes, min(steps), max(steps))
+            axes.locator_params(axis="y", nbins=ticks)
+            axes.set_xlim(first - room, last + room)  # equal on every panel, so that steps align
+            axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+            axes.set_xlabel("step")
 
 
-def _draw_step_axis(axes: Any, first: float, last: float) -> None:
-    """The same range on every panel, so that steps align; a single step is in the middle."""
-    room = 0.03 * (last - first) if first < last else 0.5
-    axes.set_xlim(first - room, last + room)
-    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes.set_xlabel("step")
+def _curve(records: Records, panel: Panel) -> NDArray[np.float64]:
+    """(step, value) of the panel's metric, one row a step; empty if none was recorded."""
+    name = next((name for name in panel.metrics if any(name in record for record in records)), "")
+    return np.array([(record["step"], record[name]) for record in records if name in record])
 
 
-def _draw_smoothed(axes: Any, series: Series, title: str, unit: str, colour: str) -> None:
-    axes.set_title(title)
-    axes.set_ylabel(unit)
-    if len(series.steps) == 1:
-        axes.plot(*series, "o", color=colour)
+def _draw_smoothed(axes: Any, panel: Panel, curve: NDArray[np.float64]) -> None:
+    axes.set_title(panel.title)
+    axes.set_ylabel(panel.unit)
+    if len(curve) == 1:
+        axes.plot(*curve.T, "o", color=panel.colour)
         return
-    axes.plot(*series, color=colour, alpha=0.3, linewidth=1.0)
-    axes.plot(series.steps, smoothed(series.values), color=colour, linewidth=2.2, solid_capstyle="round")
+    axes.plot(*curve.T, color=panel.colour, alpha=0.3, linewidth=1.0)
+    axes.plot(curve[:, 0], smoothed(curve[:, 1]), color=panel.colour, linewidth=2.2, solid_capstyle="round")
 
 
-def _draw_accuracies(axes: Any, accuracies: Mapping[str, Series]) -> None:
+def _draw_accuracies(axes: Any, curves: Mapping[str, NDArray[np.float64]]) -> None:
     axes.set_title("Validation accuracy")
-    shares = all(0 <= value <= 1 for series in accuracies.values() for value in series.values)
+    shares = all(0 <= value <= 1 for curve in curves.values() for value in curve[:, 1])
     axes.set_ylabel("accuracy" if shares else "mean score")
     axes.yaxis.set_major_formatter("{x:.0%}" if shares else "{x:g}")
-    for place, (source, series) in enumerate(accuracies.items()):
-        ends = dict.fromkeys(f"{100 * v:.1f} %" if shares else f"{v:.3g}" for v in series.values[[0, -1]])
-        axes.plot(
-            *series,
-            "o-",
-            color=SOURCE_COLOURS[place % len(SOURCE_COLOURS)],
-            linewidth=2.2,
-            markersize=6,
-            markeredgecolor="white",
-            label=f"{source}  {' → '.join(ends)}",
-        )
+    look = {"linewidth": 2.2, "markersize": 6, "markeredgecolor": "white"}
+    for place, (source, curve) in enumerate(curves.items()):
+        ends = dict.fromkeys(f"{100 * v:.1f} %" if shares else f"{v:.3g}" for v in curve[[0, -1], 1])
+        label, colour = f"{source}  {' → '.join(ends)}", SOURCE_COLOURS[place % len(SOURCE_COLOURS)]
+        axes.plot(*curve.T, "o-", color=colour, label=label, **look)
     axes.legend(loc="best")
-
-
-def _series(records: Sequence[Mapping[str, float]], name: str) -> Series | None:
-    points = [(record["step"], record[name]) for record in records if name in record]
-    return _from_points(points) if points else None
-
-
-def _accuracy_series(records: Sequence[Mapping[str, float]]) -> dict[str, Series]:
-    points: dict[str, list[tuple[float, float]]] = {}
-    for record in records:
-        for source, accuracy in validation_accuracies(record).items():
-            points.setdefault(source, []).append((record["step"], accuracy))
-    return {source: _from_points(found) for source, found in points.items()}
-
-
-def _from_points(points: list[tuple[float, float]]) -> Series:
-    steps, values = np.array(points, dtype=np.float64).T
-    return Series(steps, values)
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:

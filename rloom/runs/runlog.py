@@ -2,6 +2,7 @@
 
 import os
 import socket
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,11 +11,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from rloom.runs.display import Display, validation_accuracies
-from rloom.runs.events import EVENTS_FILE, EventLog
 from rloom.runs.names import with_aliases
-from rloom.runs.records import METRICS_FILE, read_metrics, truncate_metrics, write_rows
-from rloom.runs.reward_summary import reward_summary
-from rloom.runs.trackers import Start, Tracker, cell, make_trackers
+from rloom.runs.records import EVENTS_FILE, METRICS_FILE, EventLog, read_metrics, truncate_metrics, write_rows
+from rloom.runs.trackers import make_trackers
+from rloom.runs.trackers.base import Start, Tracker, cell
 from rloom.types import Score
 
 VALIDATION_ANSWERS = "val/generations"  # the name of the table in the trackers, as in verl
@@ -196,3 +196,23 @@ def _first_accuracies(metrics_file: Path) -> dict[str, tuple[int, float]]:
         found = {name: (int(record["step"]), value) for name, value in validation_accuracies(record).items()}
         first = {**found, **first}
     return first
+
+
+def reward_summary(scores: Sequence[tuple[str, Score]]) -> str:
+    """`Rewards: openai/gsm8k 123 of 512 correct (24.0 %)`. `scores`: with the data source of each."""
+    sources: dict[str, list[Score]] = {}
+    for source, score in scores:
+        sources.setdefault(source, []).append(score)
+    return "Rewards: " + "; ".join(f"{source} {summary_of(found)}" for source, found in sources.items())
+
+
+def summary_of(scores: Sequence[Score]) -> str:
+    values = [score.accuracy for score in scores if score.accuracy is not None]
+    failed = f", {len(scores) - len(values)} failed" if len(values) < len(scores) else ""
+    if not values:
+        return f"{len(scores)} failed"
+    if set(values) <= {0, 1}:
+        correct = round(sum(values))
+        return f"{correct} of {len(values)} correct ({100 * correct / len(values):.1f} %){failed}"
+    spread = f", std {statistics.stdev(values):.3g}" if len(values) > 1 else ""
+    return f"{len(values)} answers, mean {statistics.fmean(values):.3g}{spread}{failed}"

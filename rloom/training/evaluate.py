@@ -7,7 +7,7 @@ import numpy as np
 
 from rloom.batch import Trajectory
 from rloom.rollout.base import Sampling
-from rloom.runs.accuracy import validation_metrics
+from rloom.runs.metrics import validation_metrics
 from rloom.training.sampling import Sampler
 from rloom.training.scoring import Progress
 from rloom.types import Prompt

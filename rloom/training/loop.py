@@ -21,8 +21,7 @@ from rloom.data.stream import PromptStream
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.rewards.failures import check_failures, common_reasons
 from rloom.rollout.base import Sampling
-from rloom.runs.dumps.table import training_table, validation_table
-from rloom.runs.dumps.writer import DumpWriter
+from rloom.runs.dumps.writer import DumpWriter, training_table, validation_table
 from rloom.runs.metrics import batch_metrics, part_metrics, throughput, utilisation
 from rloom.runs.mismatch import MismatchMonitor
 from rloom.runs.runlog import RunLog

@@ -3,8 +3,9 @@
 access      who may ask: the token, the cookie, the headers of a request
 server      HTTP: GET and HEAD, the page's files, JSON
 routes      address -> function
-query       the parameters of an address
-opened      the runs that are shown, read as far as they are written
-runs, metrics, stages, prompts, answers, validation, findings, comparison      the JSON, one file a subject
+query       the parameters of an address, the JSON of a reply
+run_cache   the runs that are shown, read as far as they are written
+runs        JSON of runs: their list, configuration, metrics, stages, findings, comparison
+prompts     JSON of prompts: those of a step, their answers, their history, changes between validations
 page/       HTML, CSS and JavaScript
 """

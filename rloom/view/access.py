@@ -13,7 +13,7 @@ from email.message import Message
 from threading import Lock
 
 from rloom.errors import ConfigError
-from rloom.view.faults import Forbidden
+from rloom.view.http_errors import Forbidden
 
 TOKEN_VARIABLE = "RLOOM_VIEW_TOKEN"
 TOKEN_BYTES = 16

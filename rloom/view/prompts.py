@@ -1,18 +1,20 @@
-"""The prompts of a step: sorted, filtered, a page at a time."""
+"""JSON of prompts: those of a step, their answers, one prompt over the steps, the changes between two validations."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rloom.view.faults import NotFound
-from rloom.view.json_text import Json
-from rloom.view.opened import OpenedRun
-from rloom.view.paging import paged
-from rloom.view.query import Query
+from rloom.errors import DataError
+from rloom.view.http_errors import NotFound
+from rloom.view.query import Json, Query, paged
+from rloom.view.run_cache import RunHandle
 
 if TYPE_CHECKING:
-    from rloom.runs.dumps.layout import Kind
-    from rloom.runs.dumps.reader import Dumps, PromptSummary
+    from rloom.runs.dumps.index import Kind
+    from rloom.runs.dumps.reader import DumpedAnswer, Dumps, PromptAtStep, PromptSummary
+
 
 ORDERS = ("asc", "desc")
 KEYS: "dict[str, Callable[[PromptSummary], Any]]" = {
@@ -28,7 +30,7 @@ KEYS: "dict[str, Callable[[PromptSummary], Any]]" = {
 }
 
 
-def prompts(run: OpenedRun, kind: "Kind", step: int, query: Query) -> Json:
+def prompts(run: RunHandle, kind: "Kind", step: int, query: Query) -> Json:
     key = KEYS[query.choice("sort", tuple(KEYS))]
     descending = query.choice("order", ORDERS) == "desc"
     with run.dumps() as dumps:
@@ -104,3 +106,178 @@ def prompt_json(prompt: "PromptSummary") -> Json:
 
 def _number(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def group_answers(run: RunHandle, kind: "Kind", step: int, group: int) -> Json:
+    with run.dumps() as dumps:
+        prompts = {prompt.group: prompt for prompt in prompts_of(dumps, kind, step)}
+        if group not in prompts:
+            raise NotFound(f"the dump of {kind} step {step} has no group {group}")
+        answers = dumps.answers(kind, step, group)
+    groups = sorted(prompts)
+    place = groups.index(group)
+    return {
+        "step": step,
+        "prompt": prompt_json(prompts[group]),
+        "previous": groups[place - 1] if place > 0 else None,
+        "next": groups[place + 1] if place + 1 < len(groups) else None,
+        "answers": [answer_json(answer) for answer in answers],
+    }
+
+
+def answer_json(answer: "DumpedAnswer") -> Json:
+    return {
+        "text": answer.text,
+        "pieces": None
+        if answer.pieces is None
+        else [{"text": piece.text, "masked": piece.masked} for piece in answer.pieces],
+        "logprobs": answer.logprobs,
+        "advantages": answer.advantages,
+        "entropy": answer.entropy,
+        "ratio": answer.ratio,
+        "score": answer.score,
+        "accuracy": answer.accuracy,
+        "parts": answer.parts,
+        "reason": answer.reason,
+        "detail": answer.detail,
+        "prediction": answer.prediction,
+        "finished": answer.finished,
+        "version": answer.version,
+        "turns": [list(turn) for turn in answer.turns],
+        "length": answer.length,
+    }
+
+
+def prompt_history(run: RunHandle, kind: "Kind", index: int) -> Json:
+    """`index`: the row of the data set."""
+    with run.dumps() as dumps:
+        steps = dumps.history(kind, index)
+        if not steps:
+            raise NotFound(f"no dump of a {kind} step has row {index} of the data")
+        prompt = first_readable(dumps, kind, reversed(steps))
+    return {
+        "index": index,
+        "text": prompt.text,
+        "data_source": prompt.data_source,
+        "ground_truth": prompt.ground_truth,
+        "steps": [
+            {"step": at.step, "group": at.group, "answers": at.answers, "mean": at.mean, "kind": kind} for at in steps
+        ],
+    }
+
+
+def first_readable(dumps: "Dumps", kind: "Kind", places: "Iterable[PromptAtStep]") -> "PromptSummary":
+    """The index has no texts; a dump may be damaged, or have been removed to save space since the index was read."""
+    fault: DataError | None = None
+    for place in places:
+        try:
+            found = [prompt for prompt in dumps.prompts(kind, place.step) if prompt.group == place.group]
+        except DataError as error:
+            fault = error
+            continue
+        if found:
+            return found[0]
+    raise fault or NotFound("no dump of this prompt can be read")
+
+
+# An accuracy above this counts as right, as in the metrics of a validation. `rloom.runs.metrics` imports numpy.
+RIGHT_ABOVE = 0.5
+OUTCOMES = {(False, True): "fixed", (True, False): "broken", (True, True): "right", (False, False): "wrong"}
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A prompt with accuracies in both validations."""
+
+    outcome: str
+    before: "PromptSummary"
+    after: "PromptSummary"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of one validation."""
+
+    first: Mapping[int, tuple[str, float | None]]  # group -> text and score
+    every: Mapping[int, Sequence[str]]  # group -> texts; empty if there is no text to search for
+
+
+def validation(run: RunHandle, query: Query) -> Json:
+    outcome = query.choice("outcome", (ALL, *OUTCOMES.values()))
+    text = query.text("text").casefold()
+    with run.dumps() as dumps:
+        steps = dumps.steps("validation")
+        if not steps:
+            raise NotFound("the run has no dump of a validation yet")
+        before, after = query.integer("before"), query.integer("after")
+        before, after = steps[0] if before is None else before, steps[-1] if after is None else after
+        earlier, later = prompts_of(dumps, "validation", before), prompts_of(dumps, "validation", after)
+        answers = {step: answers_of(dumps, step, with_all=bool(text)) for step in {before, after}}
+    found = changes(earlier, later)
+    kept = [
+        change
+        for change in found
+        if outcome in (ALL, change.outcome)
+        and query.text("source") in ("", change.after.data_source)
+        and (not text or contains(change, answers[before], answers[after], text))
+    ]
+    numbers, shown = paged(kept, query)
+    return {
+        "before": before,
+        "after": after,
+        "counts": counted(found),
+        "by_source": {
+            source: counted([change for change in found if change.after.data_source == source])
+            for source in sorted({change.after.data_source for change in found})
+        },
+        "unscored": len({p.index for p in earlier} & {p.index for p in later}) - len(found),
+        **numbers,
+        "rows": [change_json(change, answers[before], answers[after]) for change in shown],
+    }
+
+
+def changes(earlier: "Sequence[PromptSummary]", later: "Sequence[PromptSummary]") -> list[Change]:
+    """In the order of the data set. A prompt whose scores all failed in one of the validations is in none of them."""
+    before = {prompt.index: prompt for prompt in earlier if prompt.accuracy is not None}
+    after = {prompt.index: prompt for prompt in later if prompt.accuracy is not None}
+    return [
+        Change(OUTCOMES[is_right(before[index]), is_right(after[index])], before[index], after[index])
+        for index in sorted(before.keys() & after.keys())
+    ]
+
+
+def is_right(prompt: "PromptSummary") -> bool:
+    return prompt.accuracy is not None and prompt.accuracy > RIGHT_ABOVE
+
+
+def counted(changes: Sequence[Change]) -> dict[str, int]:
+    counts = Counter(change.outcome for change in changes)
+    return {outcome: counts[outcome] for outcome in OUTCOMES.values()}
+
+
+def answers_of(dumps: "Dumps", step: int, *, with_all: bool) -> Answers:
+    every = dumps.texts("validation", step) if with_all else {}
+    return Answers(dumps.first_answers("validation", step), every)
+
+
+def contains(change: Change, before: Answers, after: Answers, text: str) -> bool:
+    searched = [change.after.text, *before.every[change.before.group], *after.every[change.after.group]]
+    return any(text in one.casefold() for one in searched)
+
+
+def change_json(change: Change, before: Answers, after: Answers) -> Json:
+    return {
+        "index": change.after.index,
+        "text": change.after.text,
+        "ground_truth": change.after.ground_truth,
+        "data_source": change.after.data_source,
+        "outcome": change.outcome,
+        "before": side_json(change.before, before),
+        "after": side_json(change.after, after),
+    }
+
+
+def side_json(prompt: "PromptSummary", answers: Answers) -> Json:
+    text, score = answers.first[prompt.group]
+    return {"group": prompt.group, "mean": prompt.mean, "answer": text, "score": score, "accuracy": prompt.accuracy}

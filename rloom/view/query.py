@@ -1,10 +1,34 @@
-"""The parameters of an address, checked."""
+"""The checked parameters of an address, and the JSON of a reply."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
-from rloom.view.faults import BadRequest
+from rloom.view.http_errors import BadRequest
+
+Json = Any
+
+
+def to_json(value: Json) -> bytes:
+    """NaN and infinities become null. All characters beyond ASCII are escaped: half a surrogate pair, too, is text."""
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
+    return text.encode("ascii")
+
+
+def finite(value: Json) -> Json:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value
+
 
 MOST_PARAMETERS = 32
 MOST_DIGITS = 15  # every such integer is exact in JavaScript too
@@ -31,7 +55,7 @@ class Query:
         """The first choice is the default."""
         given = self.text(name) or choices[0]
         if given not in choices:
-            raise BadRequest(f"{name}={shown(given)}: use one of {', '.join(choices)}")
+            raise BadRequest(f"{name}={format_value(given)}: use one of {', '.join(choices)}")
         return given
 
     def integer(self, name: str, *, most: int | None = None) -> int | None:
@@ -41,7 +65,9 @@ class Query:
             return None
         value = whole_number(given)
         if value is None or (most is not None and value > most):
-            raise BadRequest(f"{name}={shown(given)}: use a whole number from 0" + (f" to {most}" if most else ""))
+            raise BadRequest(
+                f"{name}={format_value(given)}: use a whole number from 0" + (f" to {most}" if most else "")
+            )
         return value
 
     def number(self, name: str) -> float | None:
@@ -53,7 +79,7 @@ class Query:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise BadRequest(f"{name}={shown(given)}: use a number")
+            raise BadRequest(f"{name}={format_value(given)}: use a number")
         return value
 
 
@@ -61,5 +87,16 @@ def whole_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
 
 
-def shown(given: str) -> str:
+def format_value(given: str) -> str:
     return repr(given if len(given) <= 40 else f"{given[:40]}...")
+
+
+Row = TypeVar("Row")
+USUAL_SIZE, LARGEST_SIZE = 50, 500
+
+
+def paged(rows: Sequence[Row], query: Query) -> tuple[dict[str, Any], Sequence[Row]]:
+    """({"shown": number of rows on all pages, "page": ..., "size": ...}, rows of this page)"""
+    size = query.integer("size", most=LARGEST_SIZE) or USUAL_SIZE
+    page = query.integer("page") or 0
+    return {"shown": len(rows), "page": page, "size": size}, rows[page * size : (page + 1) * size]

@@ -4,28 +4,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from rloom.view.answers import group_answers
-from rloom.view.comparison import comparison
-from rloom.view.faults import NotFound
-from rloom.view.findings import findings
-from rloom.view.history import prompt_history
-from rloom.view.json_text import Json
-from rloom.view.metrics import metrics
-from rloom.view.opened import OpenedRun, OpenedRuns
-from rloom.view.prompts import prompts
-from rloom.view.query import MOST_DIGITS, Query
-from rloom.view.runs import config, dumped_steps, list_runs
-from rloom.view.stages import stages
-from rloom.view.validation import validation
+from rloom.view.http_errors import NotFound
+from rloom.view.prompts import group_answers, prompt_history, prompts, validation
+from rloom.view.query import MOST_DIGITS, Json, Query
+from rloom.view.run_cache import RunCache, RunHandle
+from rloom.view.runs import comparison, config, dumped_steps, findings, list_runs, metrics, stages
 
 if TYPE_CHECKING:
-    from rloom.runs.dumps.layout import Kind
+    from rloom.runs.dumps.index import Kind
 
 API = "/api/"
 KIND = "(?P<kind>train|validation)"
 
-OfAll = Callable[[OpenedRuns, Query], Json]
-OfRun = Callable[[OpenedRun, Mapping[str, str], Query], Json]  # with the parts of the address
+OfAll = Callable[[RunCache, Query], Json]
+OfRun = Callable[[RunHandle, Mapping[str, str], Query], Json]  # with the parts of the address
 
 OF_ALL: Mapping[str, OfAll] = {
     "/api/runs": lambda runs, query: list_runs(runs),
@@ -56,7 +48,7 @@ OF_RUN: Mapping[str, OfRun] = {
 PATTERNS = [(re.compile(f"/api/runs/{number('run')}/{path}"), function) for path, function in OF_RUN.items()]
 
 
-def answer(runs: OpenedRuns, path: str, query: Query) -> Json:
+def answer(runs: RunCache, path: str, query: Query) -> Json:
     if path in OF_ALL:
         return OF_ALL[path](runs, query)
     for pattern, function in PATTERNS:

@@ -1,22 +1,53 @@
 """The HTTP server: GET and HEAD of the page's files and of JSON, for requests that `access` lets through."""
 
 import gzip
+import json
 import socketserver
 import sys
 from collections.abc import Mapping
 from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from rloom.errors import RloomError
+from rloom.language import FOLDER, read_catalogue
 from rloom.view.access import Access
-from rloom.view.faults import BadRequest, NotFound, RequestFault
-from rloom.view.json_text import to_json
-from rloom.view.opened import OpenedRuns
-from rloom.view.page_files import PageFiles
-from rloom.view.query import Query
+from rloom.view.http_errors import BadRequest, NotFound, RequestFault
+from rloom.view.query import Query, to_json
 from rloom.view.routes import API, answer
+from rloom.view.run_cache import RunCache
+
+PAGE = Path(__file__).parent / "page"
+INDEX = "index.html"
+CHINESE, CATALOGUE = "/chinese.js", FOLDER / "view.txt"
+CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class PageFiles:
+    """The page's files and the module with its Chinese texts. A request names an entry of this table, never a path."""
+
+    def __init__(self, folder: Path = PAGE) -> None:
+        files: Mapping[str, Path] = {
+            file.name: file for file in sorted(folder.iterdir()) if file.suffix in CONTENT_TYPES and file.is_file()
+        }
+        self._by_address = {f"/{name}": file for name, file in files.items()}
+        self._by_address["/"] = files[INDEX]
+
+    def get(self, address: str) -> tuple[str, bytes] | None:
+        """(content type, content), or None if there is no such file."""
+        if address == CHINESE:
+            texts = json.dumps(read_catalogue(CATALOGUE), ensure_ascii=False)
+            return CONTENT_TYPES[".js"], f"export const CHINESE = {texts};\n".encode()
+        file = self._by_address.get(address)
+        return None if file is None else (CONTENT_TYPES[file.suffix], file.read_bytes())
+
 
 ADDRESS = "127.0.0.1"
 HEADERS = {
@@ -39,7 +70,7 @@ class ViewServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64  # a page asks for its files at once
 
-    def __init__(self, port: int, runs: OpenedRuns, access: Access) -> None:
+    def __init__(self, port: int, runs: RunCache, access: Access) -> None:
         self.runs, self.access, self.files = runs, access, PageFiles()
         super().__init__((ADDRESS, port), Handler)
 

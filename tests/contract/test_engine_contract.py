@@ -15,8 +15,8 @@ from rloom.algos.objectives import ValueObjective
 from rloom.batch import TokenOutputs, TrainBatch
 from rloom.engines.base import AdamW, Engine, Placement
 from rloom.errors import CheckpointError, TrainingError
+from rloom.models.checkpoint_format import merge_adapter, save_pretrained
 from rloom.models.load import Lora
-from rloom.models.save import merge_adapter, save_pretrained
 from rloom.packing import MicroBatching
 from rloom.runtime.group import LocalGroup
 from rloom.training.roles import Learner, Scorer

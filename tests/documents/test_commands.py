@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.plan_scaling import QWEN_7B
 from rloom.config.checks import check
 from rloom.config.derived import declared_needs
 from rloom.config.effects import without_effect
@@ -21,7 +22,6 @@ from rloom.errors import ConfigError
 from rloom.plan.batches import batches
 from rloom.plan.make import make_plan
 from rloom.plan.render import render
-from rloom.plan.scaling import QWEN_7B
 from tests.documents.printed import COPY, MISSION, copied, dumped, in_documents
 from tests.documents.shell import Command, Started, commands, start
 

@@ -19,7 +19,8 @@ import pytest
 
 from rloom import __version__
 from rloom.cli import openrlhf
-from rloom.runs.trackers import Start, make_trackers
+from rloom.runs.trackers import make_trackers
+from rloom.runs.trackers.base import Start
 from tests.documents.printed import ROOT, copied
 from tests.documents.shell import PROGRAMS, sets_only
 from tests.hub_server import hub_server

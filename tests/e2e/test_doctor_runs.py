@@ -13,7 +13,7 @@ import pytest
 
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.doctor.run.report import Report
-from rloom.runs.events import Event
+from rloom.runs.records import Event
 from rloom.runs.run_folder import RunFolder
 from tests.e2e.faulty_runs import FAULTY, HEALTHY, RunCase, run
 

@@ -12,8 +12,8 @@ from rloom.engines.distributed import join, leave
 from rloom.engines.local import LocalEngine
 from rloom.runtime.nodes import free_port
 from tests.engine_subjects import network_of
-from tests.gpu.test_two_ranks import ADAMW, CUDA, TOKENS, Course, course
-from tests.helpers import apart
+from tests.gpu.test_two_ranks import CUDA, TOKENS, Course, course
+from tests.helpers import ADAMW, apart
 from tests.ranks import RankProcesses
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")

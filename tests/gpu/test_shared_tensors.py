@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from rloom.engines.distributed import NamedGroup
-from rloom.engines.shared_tensors import SharedChannel, dumps, gpu_uuid, opened, with_uuid
-from rloom.engines.weight_sync import received_stream, send_bucket
+from rloom.engines.weight_sync import SharedChannel, dumps, gpu_uuid, opened, received_stream, send_bucket, with_uuid
 from rloom.rollout.servers.sglang import SglangWire
 from rloom.rollout.servers.wire import SHARED, Call, TransferSettings
 from rloom.runtime.nodes import free_port

@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from rloom.runs.events import EventLog
-from rloom.runs.records import append_metrics, truncate_metrics
+from rloom.runs.records import EventLog, append_metrics, truncate_metrics
 
 
 def write_run(

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rloom.batch import Trajectory
-from rloom.runs import accuracy
-from rloom.runs.accuracy import validation_metrics
+from rloom.runs import metrics as accuracy
+from rloom.runs.metrics import validation_metrics
 from rloom.training.evaluate import Evaluator
 from rloom.types import Prompt, Score
 
@@ -162,7 +162,7 @@ def test_chunks_do_not_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, rloom.runs.accuracy; sys.exit('torch' in sys.modules)"
+    code = "import sys, rloom.runs.metrics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from rloom import cli
 from rloom.cli.compare import spread
-from rloom.runs.compare import Point, compare, compare_configs, tenths
+from rloom.runs.compare import Point, compare, compare_configs, sparkline, tenths
 from rloom.runs.run_folder import RunFolder
-from rloom.runs.sparkline import sparkline
 from tests.unit.run_directories import write_run
 
 ACC = "val-core/openai/gsm8k/acc/mean@1"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.plan_scaling import QWEN_7B
 from rloom.config.checks import check
 from rloom.config.derived import declared_needs
 from rloom.config.effects import without_effect
 from rloom.config.load import load_config
 from rloom.plan.make import make_plan
-from rloom.plan.scaling import QWEN_7B
 
 GEMMA_2B = {  # of config.json
     "model_type": "gemma",

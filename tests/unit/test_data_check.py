@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rloom.cli.data import main
-from rloom.data.check import Settings, check_file, check_files
+from rloom.data.check import Settings, check_file, check_files, length_histogram, render_report
 from rloom.data.prompts import load_prompts
-from rloom.data.report import length_histogram, render_report
 from rloom.data.rows import Columns
 from rloom.errors import RloomError
 from rloom.rewards.routing import check_sources

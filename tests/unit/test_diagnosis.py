@@ -18,7 +18,7 @@ from rloom.doctor.run.history import History
 from rloom.doctor.run.live import FIRST_STEPS, LAST_STEPS, LiveDiagnosis, live_message
 from rloom.doctor.run.series import Series
 from rloom.language import to_chinese
-from rloom.runs.events import EVENTS_FILE, EventLog
+from rloom.runs.records import EVENTS_FILE, EventLog
 from tests.architecture.source import ROOT
 
 STEPS = 20

@@ -15,8 +15,7 @@ from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory, Turn
 from rloom.errors import DataError
 from rloom.runs.dumps.index import Entry, Index, places_to_remove
 from rloom.runs.dumps.reader import Dumps, Piece, PromptAtStep
-from rloom.runs.dumps.table import training_table, validation_table
-from rloom.runs.dumps.writer import DumpWriter
+from rloom.runs.dumps.writer import DumpWriter, training_table, validation_table
 from rloom.types import Prompt, Score
 
 PROMPT = Prompt(index=17, messages=(), text="1 + 1?", tokens=(5, 6), data_source="sums", ground_truth=2)
@@ -130,7 +129,7 @@ def test_a_dump_that_is_missing_or_damaged_is_named(dumps: Dumps, tmp_path: Path
 
 def test_a_character_of_several_tokens_is_the_text_of_the_last(tmp_path: Path) -> None:
     save_tokenizer(tmp_path / "tokenizer.json")
-    from rloom.runs.dumps.pieces import TokenTexts
+    from rloom.runs.dumps.reader import TokenTexts
 
     assert TokenTexts(tmp_path / "tokenizer.json").split([0, 3, 4, 2]) == ["a", "", "é", " C"]
     assert TokenTexts(tmp_path / "missing.json").split([0]) is None

@@ -17,10 +17,9 @@ from rloom.families import training as family_checks
 from rloom.families.family import Family, family_of
 from rloom.families.training import check_training, own_logits, small_model, two_samples
 from rloom.models.attention import call_attend
-from rloom.models.context import check_context
-from rloom.models.load import load_causal_lm, read_config
+from rloom.models.limits import check_context
+from rloom.models.load import fix_rotary_scaling, load_causal_lm, read_config
 from rloom.models.network import PolicyNetwork, logit_scale
-from rloom.models.rotary import fix_rotary_scaling
 from rloom.models.source import ModelSource
 from rloom.plan.make import make_plan
 from tests.families import CAUSAL_FAMILIES, NOT_TRIED, listed_families, row, tiny_config, tiny_model

@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaModel
 
 from rloom.families.classifier import scoring_layout
-from rloom.models.classifier import Classifier, Layout, load_classifier
+from rloom.models.classifier import ANSWER_HEADER, ARCHITECTURE, Classifier, GatedRewardModel, Layout, load_classifier
 from rloom.models.classifier_scorer import ClassifierScorer
 from rloom.models.conversations import Conversation, ConversationEncoder
-from rloom.models.gated_reward import ANSWER_HEADER, ARCHITECTURE, GatedRewardModel
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from tests.classifiers import sample, word_tokenizer

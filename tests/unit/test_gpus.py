@@ -8,13 +8,12 @@ import pytest
 from rloom import gpus
 from rloom.config.checks import check
 from rloom.config.derived import declared_needs
-from rloom.config.from_checkpoint import load_saved
+from rloom.config.from_checkpoint import config_text, load_saved
 from rloom.config.frontends.smoke import Available, replacements
 from rloom.config.load import load_config, load_sft_config, with_changes
 from rloom.errors import ConfigError
 from rloom.gpus import Gpu, choose, smallest_memory, visible_gpus
 from rloom.launch import early_checks
-from rloom.launch.build import config_text
 
 GIB = 2**30
 FOUR = tuple(Gpu(number, f"GPU-{letter}1", 80 * GIB) for number, letter in enumerate("abcd"))

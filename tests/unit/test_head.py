@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 
 from rloom.models import head
-from rloom.models.head import LogitOptions, fused_logprobs, linear_float32, matmul_float32, rows_per_chunk
-from rloom.models.logprobs import logprob_and_entropy
+from rloom.models.head import (
+    LogitOptions,
+    fused_logprobs,
+    linear_float32,
+    logprob_and_entropy,
+    matmul_float32,
+    rows_per_chunk,
+)
 
 pytestmark = pytest.mark.usefixtures("interpreted_kernels")
 

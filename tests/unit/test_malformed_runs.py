@@ -13,17 +13,13 @@ import pytest
 
 from rloom.cli import main
 from rloom.errors import RloomError
-from rloom.runs.dumps.index import Index
-from rloom.runs.dumps.layout import FOLDER, INDEX, SCHEMA, TOKENIZER
-from rloom.runs.events import EVENTS_FILE
-from rloom.runs.records import METRICS_FILE
-from rloom.runs.run_folder import CONFIG_FILE, RunFolder, Status
-from rloom.runs.run_summary import summaries
-from rloom.view.faults import RequestFault
-from rloom.view.json_text import to_json
-from rloom.view.opened import OpenedRuns
-from rloom.view.query import Query
+from rloom.runs.dumps.index import FOLDER, INDEX, SCHEMA, TOKENIZER, Index
+from rloom.runs.records import EVENTS_FILE, METRICS_FILE
+from rloom.runs.run_folder import CONFIG_FILE, RunFolder, Status, summaries
+from rloom.view.http_errors import RequestFault
+from rloom.view.query import Query, to_json
 from rloom.view.routes import answer
+from rloom.view.run_cache import RunCache
 from tests.view_client import viewing
 from tests.view_runs import table, train_rows, write_run
 
@@ -43,14 +39,14 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("good") / "sums" / "good", steps=2)
 
 
-def opened(bad: Path, good: Path) -> OpenedRuns:
+def opened(bad: Path, good: Path) -> RunCache:
     """The first is number 0; the viewer lists the one that was written last first."""
     for written_s, run in enumerate((good, bad)):
         os.utime(run / EVENTS_FILE, (written_s, written_s))
-    return OpenedRuns([bad, good])
+    return RunCache([bad, good])
 
 
-def page(runs: OpenedRuns, address: str) -> Any:
+def page(runs: RunCache, address: str) -> Any:
     """What the server answers; the text of a fault that it names. Any other exception is a 500."""
     path, _, query = address.partition("?")
     try:
@@ -235,7 +231,7 @@ def test_records_that_are_left_out_are_counted_wherever_the_run_is_shown(
     for name in (EVENTS_FILE, INDEX_FILE):
         with (bad / name).open("a") as out:
             out.write('{"time": [1], "event": "step", "step": 3, "metrics": {}}\nno JSON\n\n')
-    runs = OpenedRuns([bad])
+    runs = RunCache([bad])
     assert page(runs, "/api/runs/0/metrics")["skipped"] == 2
     assert page(runs, "/api/runs/0/metrics")["fault"] is None
     assert page(runs, "/api/runs/0/dumps")["skipped"] == 2
@@ -278,7 +274,7 @@ def test_values_of_a_configuration_that_json_does_not_have_are_text(tmp_path: Pa
         "data: {train_batch_size: .inf, large: " + ":".join(["59"] * 3000) + "}\n"
         "algorithm: {adv_estimator: [1]}\nactor_rollout_ref: 7\ncritic: null\n"
     )
-    config = page(OpenedRuns([tmp_path]), "/api/runs/0/config")["config"]
+    config = page(RunCache([tmp_path]), "/api/runs/0/config")["config"]
     assert config == {
         "date": "2020-01-02",
         "5.3.5": "nan",
@@ -291,7 +287,7 @@ def test_values_of_a_configuration_that_json_does_not_have_are_text(tmp_path: Pa
         "critic": None,
     }
     for address in EVENT_PAGES:
-        page(OpenedRuns([tmp_path]), f"/api/runs/0/{address}")
+        page(RunCache([tmp_path]), f"/api/runs/0/{address}")
 
 
 ROWS = {
@@ -318,7 +314,7 @@ def test_a_dump_with_a_row_that_no_run_wrote_is_a_reason(good: Path, tmp_path: P
     bad = Path(shutil.copytree(good, tmp_path / "bad"))
     rows = [{**row, **(ROWS[name] if place == 1 else {})} for place, row in enumerate(train_rows(1))]
     pq.write_table(table(rows), bad / DUMP)
-    runs = OpenedRuns([bad])
+    runs = RunCache([bad])
     answers = [page(runs, f"/api/runs/0/train/1/{address}") for address in ("prompts", "prompts?text=a", "prompts/0")]
     reasons = [found for found in answers if isinstance(found, str)]
     assert reasons and all(found.startswith("the dump of train step 1 cannot be read: row 1 has") for found in reasons)
@@ -330,7 +326,7 @@ def test_a_dump_that_is_cut_short_or_has_other_columns_is_a_reason(good: Path, t
     content = (bad / DUMP).read_bytes()
     for share in range(0, 10):
         (bad / DUMP).write_bytes(content[: len(content) * share // 10])
-        assert "cannot be read" in page(OpenedRuns([bad]), "/api/runs/0/train/1/prompts")
+        assert "cannot be read" in page(RunCache([bad]), "/api/runs/0/train/1/prompts")
     pq.write_table(table(train_rows(1)).drop_columns(["score"]), bad / DUMP)
-    assert "it has other columns" in page(OpenedRuns([bad]), "/api/runs/0/train/1/prompts")
+    assert "it has other columns" in page(RunCache([bad]), "/api/runs/0/train/1/prompts")
     assert "score" in SCHEMA.names

@@ -9,7 +9,8 @@ import torch
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.engines.local import LocalEngine, Placement
+from rloom.engines.base import Placement
+from rloom.engines.local import LocalEngine
 from rloom.launch.models import note_slow_bfloat16, placement
 from rloom.packing import MicroBatching
 from tests.helpers import ADAMW, a_batch, configured, policy

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.plan_scaling import QWEN_7B
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import declared_needs, model_ranks, ranks_per_share, scoring_batching, training_batching
 from rloom.config.from_checkpoint import ONE_PROCESS
@@ -16,7 +17,6 @@ from rloom.config.schema import Config
 from rloom.errors import ConfigError
 from rloom.launch import early_checks
 from rloom.packing import MicroBatching
-from rloom.plan.scaling import QWEN_7B
 
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 BOTH = (f"{ACTOR}.strategy=megatron", "critic.strategy=megatron", "trainer.n_gpus_per_node=8")

@@ -16,10 +16,10 @@ from rloom.engines.base import Placement
 from rloom.errors import ModelError
 from rloom.launch.engines import model_work
 from rloom.launch.models import pick_device, placement
-from rloom.models import logprobs
+from rloom.models import head
+from rloom.models.checkpoint_format import save_description, save_pretrained
 from rloom.models.load import Lora, load_causal_lm, load_tokenizer
 from rloom.models.network import PolicyNetwork, ValueNetwork
-from rloom.models.save import save_description, save_pretrained
 from rloom.models.source import ModelSource
 from tests.helpers import (
     FAMILIES,
@@ -127,7 +127,7 @@ def test_cutting_the_logits_into_chunks_changes_nothing(family_folder: Path, mon
     whole = gradients(network)
     seen: list[int] = []
     logits = network.logits
-    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 7 * 64)  # 57 written tokens, 7 at a time
+    monkeypatch.setattr(head, "CHUNK_LOGITS", 7 * 64)  # 57 written tokens, 7 at a time
     monkeypatch.setattr(network, "logits", lambda hidden: seen.append(len(hidden)) or logits(hidden))
     chunked_T, chunked_entropy_T = by_us(network)
     assert seen == [0, 7, 7, 7, 7, 7, 7, 7, 7, 1]
@@ -143,7 +143,7 @@ def test_without_fused_kernels_all_logits_are_made_at_once(
     network = policy(model_folder("llama"), chunked=False)
     seen: list[int] = []
     logits = network.logits
-    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 64)
+    monkeypatch.setattr(head, "CHUNK_LOGITS", 64)
     monkeypatch.setattr(network, "logits", lambda hidden: seen.append(len(hidden)) or logits(hidden))
     by_us(network)
     assert seen == [0, 57]
@@ -151,7 +151,7 @@ def test_without_fused_kernels_all_logits_are_made_at_once(
 
 def test_logprob_and_entropy_of_a_distribution_worked_by_hand() -> None:
     logits_TV = torch.tensor([[0.5, 0.25, 0.25]]).log()
-    [logprob], [entropy] = logprobs.logprob_and_entropy(logits_TV + 7, torch.tensor([1]), False)
+    [logprob], [entropy] = head.logprob_and_entropy(logits_TV + 7, torch.tensor([1]), False)
     assert float(logprob) == pytest.approx(math.log(0.25))
     assert float(entropy) == pytest.approx(1.5 * math.log(2))
 
@@ -302,12 +302,12 @@ def test_modules_that_the_model_does_not_have_are_a_model_error(model_folder: Mo
         load_causal_lm(ModelSource(str(model_folder("llama"))), lora=lora)
 
 
-@pytest.mark.parametrize("at_once", [logprobs.LOGITS_AT_ONCE, 64 * 3], ids=["at once", "in chunks"])
+@pytest.mark.parametrize("at_once", [head.CHUNK_LOGITS, 64 * 3], ids=["at once", "in chunks"])
 def test_the_kl_over_the_vocabulary_is_that_of_the_two_models_logits(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """Value and gradient beside transformers' own logits; with LoRA the reference is the model itself, adapter off."""
-    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(head, "CHUNK_LOGITS", at_once)
     folder, batch = model_folder("qwen2"), a_batch()
     network = policy(folder, lora=Lora(rank=2))
     torch.manual_seed(0)

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from pathlib import Path
 
-from rloom.runs.events import EVENTS_FILE, EventLog
+from rloom.runs.records import EVENTS_FILE, EventLog
 from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog
 

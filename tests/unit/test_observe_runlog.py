@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rloom.runs.display import Display
 from rloom.runs.runlog import RunLog
-from rloom.runs.trackers.file import FileTracker
+from rloom.runs.trackers.base import FileTracker
 from rloom.types import Score
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from rloom.errors import ConfigError
 from rloom.runs.records import read_metrics, truncate_metrics
-from rloom.runs.trackers import Start, Tracker, make_trackers
-from rloom.runs.trackers.file import FileTracker
+from rloom.runs.trackers import make_trackers
+from rloom.runs.trackers.base import FileTracker, Start, Tracker
 from rloom.runs.trackers.tensorboard import TensorboardTracker, folder_of
 from rloom.runs.trackers.wandb import WandbTracker, logged_in
 

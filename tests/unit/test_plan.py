@@ -12,13 +12,14 @@ import torch
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from benchmarks import plan_scaling as scaling
 from rloom import cli
 from rloom.config.load import load_config
 from rloom.errors import ConfigError, ModelError
 from rloom.models.load import Lora, with_lora
 from rloom.models.network import ValueNetwork
 from rloom.packing import MicroBatching
-from rloom.plan import memory, render, scaling, timing
+from rloom.plan import memory, render, timing
 from rloom.plan.architecture import Architecture, architecture
 from rloom.plan.batches import batches, plan_passes
 from rloom.plan.make import Costs, Plan, make_plan
@@ -431,4 +432,4 @@ def test_the_table_in_the_guide_is_the_one_the_formula_makes() -> None:
     file = ROOT / "docs" / "plan.md"
     page = file.read_text(encoding="utf-8")
     assert page.count(scaling.BEGIN) == 1
-    assert scaling.renewed(page) == page, "run `python -m rloom.plan.scaling docs/plan.md`"
+    assert scaling.renewed(page) == page, "run `python benchmarks/plan_scaling.py docs/plan.md`"

@@ -12,8 +12,7 @@ from rloom.config.schema import Config
 from rloom.errors import ConfigError
 from rloom.gpus import Gpu
 from rloom.launch.early_checks import check_memory
-from rloom.plan.fit import held, with_offload
-from rloom.plan.make import make_plan
+from rloom.plan.make import held, make_plan, with_offload
 from rloom.plan.memory import CACHE, GENERATION
 from tests.unit.test_plan import ONE_GPU, SMALL, WHOLE, written
 from tests.unit.test_plan import SHAPES as SMALL_SHAPES

@@ -14,9 +14,9 @@ from rloom.engines.megatron.shape import shape_of
 from rloom.engines.megatron.sizes import ModelParallel
 from rloom.errors import ConfigError
 from rloom.plan import megatron
+from rloom.plan.architecture import ModelPlan
 from rloom.plan.make import Plan, make_plan
 from rloom.plan.memory import ACTOR_PASSES, ACTOR_STEP, GENERATION
-from rloom.plan.models import ModelPlan
 from rloom.plan.render import render
 from rloom.plan.timing import ACTOR_UPDATE, INFINIBAND, NVLINK, OLD_LOGPROBS
 

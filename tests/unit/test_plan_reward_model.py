@@ -8,9 +8,8 @@ import pytest
 from transformers import PreTrainedConfig
 
 from rloom.plan.make import Plan, make_plan
-from rloom.plan.memory import ACTOR_STEP, GENERATION, REWARD_SCORING
+from rloom.plan.memory import ACTOR_STEP, GENERATION, REWARD_SCORING, size_of
 from rloom.plan.render import render
-from rloom.plan.reward_model import size_of
 from tests.classifiers import deberta_config, llama_config, random_classifier
 from tests.helpers import configured
 

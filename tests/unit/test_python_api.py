@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 import rloom
-from rloom.api.report import after_step
+from rloom.api.train import after_step
 from rloom.data.in_memory import rows_of, with_defaults
 from rloom.errors import ConfigError, DataError, RewardError
 from rloom.rewards.base import Unit

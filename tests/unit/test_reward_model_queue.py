@@ -14,8 +14,7 @@ from rloom.config.effects import without_effect
 from rloom.errors import ConfigError, ModelError
 from rloom.launch.model_sources import reward_source
 from rloom.launch.reward_model import check_reward_model, reward_scorer
-from rloom.models.classifier_scorer import ScoredConversations
-from rloom.models.host_weights import HostWeights
+from rloom.models.classifier_scorer import HostWeights, ScoredConversations
 from rloom.packing import MicroBatching
 from rloom.rewards.base import Unit
 from rloom.runtime.group import LocalGroup

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.data.prepare.math import final_answer
+from rloom.data.prepare.math import answer_of
 from rloom.rewards.rules.latex import exact_number, normalised, with_braces
 from rloom.rewards.rules.math import same_answer
 
@@ -183,7 +183,7 @@ VARIANTS = {
 def test_every_real_math_answer_equals_its_own_spellings():
     rows = json.loads((MATH / "train.json").read_text())
     rows += [json.loads(line) for line in (MATH / "test500.jsonl").read_text().splitlines()]
-    truths = {truth for row in rows if (truth := final_answer(row))}
+    truths = {truth for row in rows if (truth := answer_of(row))}
     assert len(truths) == 3040
     tried = [("itself", truth, truth) for truth in truths]
     for name, make in VARIANTS.items():

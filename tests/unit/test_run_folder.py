@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from rloom.errors import DataError
-from rloom.runs.events import EventLog
-from rloom.runs.json_lines import JsonLines
+from rloom.runs.records import EventLog, JsonLines
 from rloom.runs.run_folder import RunFolder, Status, flat_config, run_directories
 
 HERE = {"host": socket.gethostname(), "pid": os.getpid()}
@@ -49,7 +48,7 @@ def test_a_file_that_was_replaced_is_read_from_its_beginning(tmp_path: Path) -> 
 def test_a_line_that_is_too_long_is_counted_once_and_is_never_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rloom.runs.json_lines.LONGEST_LINE", 10)
+    monkeypatch.setattr("rloom.runs.records.LONGEST_LINE", 10)
     file = tmp_path / "lines"
     lines = JsonLines(file, lambda row: row if row.get("a") != 5 else None)
     file.write_text('{"a": 1}\n{"b": "' + "x" * 25)

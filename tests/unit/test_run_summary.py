@@ -8,8 +8,7 @@ import pytest
 
 from rloom import cli
 from rloom.cli.runs import accuracy_lines, age
-from rloom.runs.run_folder import RunFolder, Status
-from rloom.runs.run_summary import Accuracy, RunSummary, last_events, summaries, summarize
+from rloom.runs.run_folder import Accuracy, RunFolder, RunSummary, Status, last_events, summaries, summarize
 from tests.unit.run_directories import write_run
 
 ACC = "val-core/openai/gsm8k/acc/mean@1"

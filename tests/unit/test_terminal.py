@@ -15,7 +15,7 @@ from rloom.console import run_safely
 from rloom.errors import DataError
 from rloom.rewards.try_command import render
 from rloom.runs.display import Display
-from rloom.runs.events import EVENTS_FILE, EventLog
+from rloom.runs.records import EVENTS_FILE, EventLog
 from rloom.terminal import printable
 from rloom.types import Sample, Score
 

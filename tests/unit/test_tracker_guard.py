@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from rloom.runs import trackers
-from rloom.runs.trackers import Start, make_trackers
-from rloom.runs.trackers.base import cell, first_line
-from rloom.runs.trackers.file import FileTracker
-from rloom.runs.trackers.guard import GuardedTracker
-from rloom.runs.trackers.mlflow_values import metric_name, params
+from rloom.runs.trackers import make_trackers
+from rloom.runs.trackers.base import FileTracker, GuardedTracker, Start, cell, first_line
+from rloom.runs.trackers.mlflow import metric_name, params
 
 
 class Service:

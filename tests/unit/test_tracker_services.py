@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rloom.config.load import load_config
-from rloom.runs.trackers import Start, Tracker, make_trackers
-from rloom.runs.trackers.base import silent
+from rloom.runs.trackers import make_trackers
+from rloom.runs.trackers.base import Start, Tracker, silent
 from rloom.trainer import main_ppo
 
 COLUMNS = ["input", "output", "score"]

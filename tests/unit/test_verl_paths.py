@@ -7,8 +7,9 @@ import torch
 from rloom.config.reward_sections import Sandbox
 from rloom.errors import RewardError
 from rloom.rewards import helpers
+from rloom.rewards.helpers import default_compute_score
 from rloom.trainer.ppo import core_algos, reward_score
-from rloom.trainer.ppo.reward_score import default_compute_score, gsm8k, math
+from rloom.trainer.ppo.reward_score import gsm8k, math
 
 # two prompts with two answers each, of 2, 3, 1 and 2 tokens; the reward is at the last token
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 0]])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rloom.errors import DataError
-from rloom.view.opened import OpenedRuns
+from rloom.view.run_cache import RunCache
 from tests.view_client import Viewer, viewing
 from tests.view_runs import GrowingRun, cut_last_line, write_killed_run, write_run
 
@@ -225,12 +225,12 @@ def test_many_requests_at_once_while_the_run_writes_see_whole_steps(folder: Path
 def test_a_path_without_runs_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"empty is no run directory and has none below it; give the folder of"):
-        OpenedRuns([tmp_path / "empty"])
+        RunCache([tmp_path / "empty"])
     with pytest.raises(DataError, match=r"absent is no folder; give a run directory"):
-        OpenedRuns([tmp_path / "absent"])
+        RunCache([tmp_path / "absent"])
     write_run(tmp_path / "sums" / "grpo", steps=1)
     cut_last_line(tmp_path / "sums" / "grpo")
     with pytest.raises(DataError, match="empty is no run directory"):
-        OpenedRuns([tmp_path, tmp_path / "empty"])
-    both = OpenedRuns([tmp_path, tmp_path / "sums", tmp_path / "sums" / "grpo"]).search()
+        RunCache([tmp_path, tmp_path / "empty"])
+    both = RunCache([tmp_path, tmp_path / "sums", tmp_path / "sums" / "grpo"]).search()
     assert [run.path for run in both] == [tmp_path / "sums" / "grpo"]

@@ -8,8 +8,7 @@ import pytest
 
 from rloom.errors import ConfigError
 from rloom.view.access import choose_token
-from rloom.view.page_files import PageFiles
-from rloom.view.server import HEADERS
+from rloom.view.server import HEADERS, PageFiles
 from tests.view_client import TOKEN, Response, Viewer, viewing
 from tests.view_runs import write_run
 

@@ -16,16 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rloom.data.files import Row
-from rloom.data.prepare import arithmetic, gsm8k, hh_rlhf, humaneval, math, mbpp
+from rloom.data.prepare import arithmetic, code, hh_rlhf, math
 from rloom.errors import DataError
 
 # name -> the train rows and the test rows, from --source or from the hub
 PREPARERS: Mapping[str, Callable[[Path | None], tuple[list[Row], list[Row]]]] = {
-    "gsm8k": gsm8k.splits,
-    "math": math.splits,
+    "gsm8k": math.gsm8k_splits,
+    "math": math.math_splits,
     "hh_rlhf": hh_rlhf.splits,
-    "humaneval": humaneval.splits,
-    "mbpp": mbpp.splits,
+    "humaneval": code.humaneval_splits,
+    "mbpp": code.mbpp_splits,
     "arithmetic": arithmetic.splits,
 }
 

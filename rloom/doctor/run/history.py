@@ -10,8 +10,7 @@ from typing import Any
 
 from rloom.algos.needs import ESTIMATORS
 from rloom.doctor.run.series import Series
-from rloom.runs.events import Event
-from rloom.runs.records import finite
+from rloom.runs.records import Event, finite
 from rloom.runs.run_folder import RunFolder, flat_config
 
 FEWEST_STEPS = 5  # a check of a level, such as a reward that is always 0

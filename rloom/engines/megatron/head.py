@@ -18,8 +18,7 @@ from rloom.engines.megatron.core import (
     reduce_from_tensor_model_parallel_region,
 )
 from rloom.engines.megatron.groups import Groups
-from rloom.models.head import linear_float32
-from rloom.models.logprobs import LOGITS_AT_ONCE
+from rloom.models.head import CHUNK_LOGITS, linear_float32
 
 
 def gather_tokens(hidden_S1H: Tensor, groups: Groups, *, partial_gradients: bool) -> Tensor:
@@ -47,7 +46,7 @@ def vocabulary_parallel_outputs(
         logits = project(hidden, weight_VH).float() / temperature
         return logprob_and_entropy(logits, target - first, group, entropy_gradient)
 
-    rows = max(1, LOGITS_AT_ONCE // len(weight_VH)) if chunked else max(1, len(hidden_AH))
+    rows = max(1, CHUNK_LOGITS // len(weight_VH)) if chunked else max(1, len(hidden_AH))
     if len(hidden_AH) <= rows:
         return TokenOutputs(*outputs(hidden_AH, target_A))
     found = [  # the backward pass recomputes the logits of a chunk

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rloom.engines.distributed import NamedGroup
-from rloom.engines.shared_tensors import dumps
+from rloom.engines.weight_sync import dumps
 from rloom.rollout.base import Request
 from rloom.rollout.servers.rendezvous import ServerRendezvous, backend_for, run_beside
 from rloom.rollout.servers.wire import (

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 from typing import Any
 
-from rloom.engines.shared_tensors import dumps, gpu_uuid, reduced
+from rloom.engines.weight_sync import dumps, gpu_uuid, reduced
 from rloom.rollout.base import Request
 from rloom.rollout.servers.wire import (
     CACHE,

@@ -11,8 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rloom.engines.distributed import NamedGroup
-from rloom.engines.shared_tensors import SharedChannel
-from rloom.engines.weight_sync import send_bucket
+from rloom.engines.weight_sync import SharedChannel, send_bucket
 from rloom.rollout.base import Request
 from rloom.rollout.servers.http import Unreachable
 from rloom.rollout.servers.rendezvous import ServerRendezvous, backend_for, run_beside

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from rloom.engines.distributed import NamedGroup
-from rloom.engines.shared_tensors import SharedChannel
-from rloom.engines.weight_sync import received_stream
+from rloom.engines.weight_sync import SharedChannel, received_stream
 from rloom.models.load import first_line
 from rloom.rollout.vllm.weights import divide_logits, repack_head
 

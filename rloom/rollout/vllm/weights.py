@@ -73,7 +73,7 @@ class AdapterWeights:
         self.engine = engine
         folder = tempfile.mkdtemp(prefix="rloom_adapter_")  # for the configuration, which vLLM reads from a file
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        (Path(folder) / "adapter_config.json").write_text(json.dumps(adapter_config, default=plain))
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(adapter_config, default=json_default))
         self.request = LoRARequest("policy", 1, folder)
         self.update = LoRARequest("policy", 1, folder, load_inplace=True)
         self.manager = engine.collective_rpc(lora_manager)[0]
@@ -99,7 +99,7 @@ def peft_name(name: str) -> str:
     return name.replace(".default.", ".")
 
 
-def plain(value: Any) -> Any:
+def json_default(value: Any) -> Any:
     """peft's configuration has sets and enumerations."""
     return sorted(value) if isinstance(value, set) else str(value)
 

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,34 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rloom.errors import DataError
-from rloom.runs.dumps.index import Index
-from rloom.runs.dumps.layout import FOLDER, KINDS, SCHEMA, TOKEN_COLUMNS, TOKENIZER, Kind, file_name
-from rloom.runs.dumps.pieces import TokenTexts
-from rloom.runs.json_lines import open_regular, parse_row
-from rloom.runs.records import finite, is_whole
+from rloom.runs.dumps.index import FOLDER, KINDS, SCHEMA, TOKEN_COLUMNS, TOKENIZER, Index, Kind, file_name
+from rloom.runs.records import finite, is_whole, open_regular, parse_row
+
+
+class TokenTexts:
+    def __init__(self, tokenizer: Path) -> None:
+        self._file = tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer  # without transformers: it imports in milliseconds
+
+        with open_regular(self._file) as file:
+            return Tokenizer.from_buffer(file.read())
+
+    def split(self, tokens: Sequence[int]) -> list[str] | None:
+        """One text for each token. A character that several tokens make up is the text of the last of them.
+
+        None: the run's tokenizer has no such file, or it cannot be read.
+        """
+        from tokenizers.decoders import DecodeStream
+
+        try:
+            stream = DecodeStream(skip_special_tokens=False)
+            return [stream.step(self._tokenizer, token) or "" for token in tokens]
+        except BaseException:  # the library raises plain Exceptions; its panics are not even Exceptions
+            return None
+
 
 LARGEST_DUMP = 1 << 32  # bytes, not compressed
 MOST_ROWS = 1 << 17  # repeated rows take no space in the file, but much in memory

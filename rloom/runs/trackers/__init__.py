@@ -4,9 +4,7 @@ from collections.abc import Callable, Sequence
 
 from rloom.errors import ConfigError
 from rloom.runs.trackers import mlflow, swanlab, tensorboard, trackio, wandb
-from rloom.runs.trackers.base import Start, Tracker, cell, first_line
-from rloom.runs.trackers.file import FileTracker
-from rloom.runs.trackers.guard import GuardedTracker
+from rloom.runs.trackers.base import FileTracker, GuardedTracker, Start, Tracker, cell, first_line
 
 TRACKERS: dict[str, Callable[[Start], Tracker]] = {
     "tensorboard": tensorboard.start,

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import textwrap
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from rloom.atomic import replace_text
 from rloom.errors import ConfigError
 from rloom.extras import install_command
+from rloom.runs.records import METRICS_FILE, append_metrics, truncate_metrics
 
 Cell = str | float | int | bool | None
 
@@ -91,3 +93,67 @@ def _run_ids(run_dir: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+PAUSE_S = 60.0  # after a failure, at least
+PAUSE_FACTOR = 10.0  # of the time that the failed call took: a service out of reach may cost a minute at each call
+
+
+class GuardedTracker:
+    """Reports the first failure. Until a minute after one, records are left out; `metrics.jsonl` has all of them."""
+
+    def __init__(
+        self,
+        name: str,
+        tracker: Tracker,
+        report: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.tracker = name, tracker
+        self._report, self._clock = report, clock
+        self._next_attempt: float | None = None  # not before; None: at once
+        self._lost = 0
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._attempt(lambda: self.tracker.log(step, metrics))
+
+    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        self._attempt(lambda: self.tracker.table(step, name, columns, rows))
+
+    def close(self, *, failed: bool = False) -> None:
+        self._next_attempt = None  # one last attempt
+        self._attempt(lambda: self.tracker.close(failed=failed))
+        if self._lost:
+            self._report(f"{self.name}: {self._lost} calls failed or were left out; metrics.jsonl has all metrics")
+
+    def _attempt(self, call: Callable[[], None]) -> None:
+        started = self._clock()
+        if self._next_attempt is not None and started < self._next_attempt:
+            self._lost += 1
+            return
+        try:
+            call()
+        except Exception as error:  # of a library and a service that the training does not depend on
+            if not self._lost:
+                self._report(f"{self.name}: {first_line(error)}; the run goes on, and tries again later")
+            failed = self._clock()
+            self._next_attempt = failed + max(PAUSE_S, PAUSE_FACTOR * (failed - started))
+            self._lost += 1
+
+
+class FileTracker:
+    """One JSON object per line, on disk when `log` returns."""
+
+    def __init__(self, run_dir: Path) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._file = run_dir / METRICS_FILE
+        truncate_metrics(self._file)  # removes a line that a crash left incomplete
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        append_metrics(self._file, step, metrics)
+
+    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        pass  # answers are dumped by `trainer.log_rollouts` and `trainer.validation_data_dir`
+
+    def close(self, *, failed: bool = False) -> None:
+        pass  # `log` opens and closes the file

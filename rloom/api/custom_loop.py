@@ -9,8 +9,8 @@ from typing import Any
 from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
 from rloom.algos.kl import token_rewards
 from rloom.algos.registry import ALGORITHMS
+from rloom.api.arguments import configured
 from rloom.api.config import Source
-from rloom.api.objects import configured
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
 from rloom.config.schema import Config
 from rloom.launch.build import Components, check_own_algorithm, open_components, prepare

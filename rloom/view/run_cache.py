@@ -9,11 +9,9 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from rloom.errors import DataError
-from rloom.runs.events import EVENTS_FILE
-from rloom.runs.records import METRICS_FILE
-from rloom.runs.run_folder import CONFIG_FILE, RunFolder, is_run, run_directories
-from rloom.runs.run_summary import RunSummary, summarize
-from rloom.view.faults import NotFound
+from rloom.runs.records import EVENTS_FILE, METRICS_FILE
+from rloom.runs.run_folder import CONFIG_FILE, RunFolder, RunSummary, is_run, run_directories, summarize
+from rloom.view.http_errors import NotFound
 
 if TYPE_CHECKING:
     from rloom.runs.dumps.reader import Dumps
@@ -27,7 +25,7 @@ def preload() -> None:
     Thread(target=import_module, args=("rloom.runs.dumps.reader",), name="preload", daemon=True).start()
 
 
-class OpenedRun:
+class RunHandle:
     """A run's files are read one request after another, and at first when a request needs them."""
 
     def __init__(self, number: int, path: Path) -> None:
@@ -78,12 +76,12 @@ class OpenedRun:
         return self._opened_ms + folder.generation
 
 
-class OpenedRuns:
+class RunCache:
     """Runs are numbered as they are found; a number stays that of its run. Folders above runs are searched again."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._roots = [path.absolute() for path in paths]
-        self._runs: list[OpenedRun] = []
+        self._runs: list[RunHandle] = []
         self._lock = Lock()
         self._next_search = 0.0
         self.search()
@@ -96,7 +94,7 @@ class OpenedRuns:
                     else f"{given} is no folder; give a run directory, or a folder above several"
                 )
 
-    def search(self) -> list[OpenedRun]:
+    def search(self) -> list[RunHandle]:
         """All runs, with those that have begun since. The search of a large tree takes at most 5 % of the time."""
         with self._lock:
             started = time.monotonic()
@@ -104,12 +102,12 @@ class OpenedRuns:
                 known = {run.path for run in self._runs}
                 found = {path for root in self._roots for path in run_directories(root)} - known
                 for path in sorted(found, key=lambda path: (-_written(path), path)):
-                    self._runs.append(OpenedRun(len(self._runs), path))
+                    self._runs.append(RunHandle(len(self._runs), path))
                 ended = time.monotonic()
                 self._next_search = ended + 20 * (ended - started)
             return list(self._runs)
 
-    def __getitem__(self, number: int) -> OpenedRun:
+    def __getitem__(self, number: int) -> RunHandle:
         if number >= len(self._runs):
             raise NotFound(f"there is no run {number}")
         return self._runs[number]

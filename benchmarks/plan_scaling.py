@@ -1,4 +1,4 @@
-"""The table in docs/plan.md, by the formulas of `rloom plan`. `python -m rloom.plan.scaling FILE` writes it."""
+"""The table in docs/plan.md, by the formulas of `rloom plan`. `python benchmarks/plan_scaling.py FILE` writes it."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from rloom.plan.make import Plan, make_plan
 from rloom.plan.memory import GIB
 from rloom.plan.timing import ACTOR_UPDATE, GENERATION, OLD_LOGPROBS, THROUGH_DRIVER, TO_ENGINE
 
-BEGIN, END = "<!-- made by rloom.plan.scaling -->", "<!-- end -->"
+BEGIN, END = "<!-- made by benchmarks/plan_scaling.py -->", "<!-- end -->"
 H200_GIB = 140
 PER_NODE = 8
 CASES = ((8, -1), (32, -1), (32, 8), (256, -1), (256, 8))  # (GPUs, fsdp_size)
