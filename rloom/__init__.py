@@ -7,17 +7,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
-    from rloom.algos.kl import token_rewards
-    from rloom.algos.registry import ALGORITHMS
-    from rloom.api.config import load_config
-    from rloom.api.custom_loop import Prompt, Run, open_run
+    from rloom.api.config import Config, load_config
+    from rloom.api.custom_loop import (
+        ALGORITHMS,
+        AdvantageInputs,
+        Advantages,
+        AdvantageSettings,
+        Batch,
+        Prompt,
+        Run,
+        Score,
+        TrainBatch,
+        Trajectory,
+        open_run,
+        token_rewards,
+    )
     from rloom.api.generation import generate
     from rloom.api.train import Answer, StepReport, StopTraining, TrainResult, train
-    from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
-    from rloom.config.schema import Config
     from rloom.errors import RloomError
-    from rloom.types import Score
 
 __version__ = "0.1.0"
 

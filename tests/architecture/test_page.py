@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from rloom.view.page_files import CATALOGUE, CHINESE, PageFiles
+from rloom.view.server import CATALOGUE, CHINESE, PageFiles
 
 from rloom.language import read_catalogue
 from tests.architecture.source import ROOT
