@@ -67,7 +67,8 @@ def test_every_page_that_a_file_names_exists() -> None:
 
 
 def test_every_source_file_that_a_page_names_exists() -> None:
-    pages = [page for page in (ROOT / "docs").rglob("*.md") if HISTORY not in page.parts]
+    folders = ("docs", "examples", "learning_notes", "recipes")
+    pages = [page for folder in folders for page in (ROOT / folder).rglob("*.md") if HISTORY not in page.parts]
     named = {(page.name, name) for page in pages for name in SOURCE.findall(page.read_text(encoding="utf-8"))}
     assert [entry for entry in sorted(named) if not (ROOT / entry[1]).exists()] == []
     assert len(named) > 30
