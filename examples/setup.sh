@@ -3,12 +3,10 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [[ -z ${PYTHON:-} && -x $root/.venv/bin/python ]]; then
     PYTHON=$root/.venv/bin/python
-    # Several GPUs need Ray, and some scripts megatron-core: extras that are installed once. A smoke run installs
-    # nothing: without Ray it has one process, and with strategy=megatron it names the command that installs both.
-    if [[ ${RLOOM_SMOKE:-} != 1 ]] && ! grep -q '^# GPUs: 1 x' "${BASH_SOURCE[1]}"; then
-        extras=(ray)
-        grep -q 'strategy=megatron' "${BASH_SOURCE[1]}" && extras+=(megatron)
-        make --directory "$root" --no-print-directory --silent "${extras[@]}"
+    # Some scripts need megatron-core, an extra that is installed once. A smoke run installs nothing: it names the
+    # command that installs it.
+    if [[ ${RLOOM_SMOKE:-} != 1 ]] && grep -q 'strategy=megatron' "${BASH_SOURCE[1]}"; then
+        make --directory "$root" --no-print-directory --silent megatron
     fi
 fi
 if [[ -z ${PYTHON:-} ]]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Supervised fine-tuning of Qwen2.5 0.5B on the solutions of GSM8K, the step before RL training. All visible GPUs, or
-# trainer.n_gpus_per_node=1; more than one need Ray: pip install --editable '.[ray]' in the clone.
+# trainer.n_gpus_per_node=1.
 # RLOOM_SMOKE=1 runs two steps on the embedded model and data.
 set -euo pipefail
 data=${DATA:-$HOME/data/gsm8k}  # python examples/data_preprocess/gsm8k.py --local_save_dir $HOME/data/gsm8k

@@ -180,7 +180,7 @@ class StepLoop(ABC):
             return
         for finding in found:
             message = live_message(finding, self.log.run_dir)
-            self.log.warning(message, kind=f"doctor/run/{finding.kind}", finding=finding.as_json())
+            self.log.warning(message, kind=f"diagnosis/{finding.kind}", finding=finding.as_json())
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -18,6 +18,9 @@ EXAMPLES = sorted(
     str(file.parent.relative_to(ROOT)) for file in ROOT.glob("examples/*/README*.md") if "CN" in file.name
 )
 HEADING = re.compile(r"^#{1,6} ")
+PAGE = re.compile(r"\bdocs/(?!NAME)[\w/.-]+\.md\b")  # in an error or a comment
+SOURCE = re.compile(r"`((?:rloom|tests|benchmarks|examples|recipes)/[\w/.-]*\w)/?`")  # a file or a folder, on a page
+HISTORY = "measurements"  # a page of figures names what was there when they were measured
 RUNNABLE = ("bash", "sh", "console", "python", "yaml", "json")
 
 
@@ -50,6 +53,25 @@ def test_the_reference_is_the_one_the_schema_makes() -> None:
 def test_the_packaged_tree_is_the_one_the_schema_makes() -> None:
     file = ROOT / "rloom" / "trainer" / "config" / "ppo_trainer.yaml"
     assert file.read_text(encoding="utf-8") == packaged_tree(), "run `make docs`"
+
+
+def test_every_page_that_a_file_names_exists() -> None:
+    named = {
+        (str(file.relative_to(ROOT)), page)
+        for file, text in texts()
+        if not file.is_relative_to(ROOT / "docs") and not file.is_relative_to(ROOT / "tests" / "architecture")
+        for page in PAGE.findall(text)
+    }
+    assert [entry for entry in sorted(named) if not (ROOT / entry[1]).is_file()] == []
+    assert len(named) > 30
+
+
+def test_every_source_file_that_a_page_names_exists() -> None:
+    folders = ("docs", "examples", "learning_notes", "recipes")
+    pages = [page for folder in folders for page in (ROOT / folder).rglob("*.md") if HISTORY not in page.parts]
+    named = {(page.name, name) for page in pages for name in SOURCE.findall(page.read_text(encoding="utf-8"))}
+    assert [entry for entry in sorted(named) if not (ROOT / entry[1]).exists()] == []
+    assert len(named) > 30
 
 
 def blocks(text: str) -> list[tuple[str, list[str]]]:

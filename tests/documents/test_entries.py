@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -76,6 +77,15 @@ def test_every_entry_has_a_state_with_its_reason_and_a_proof() -> None:
             assert entry.checks and entry.reason in TRIED, entry.number
         else:
             assert entry.reason, entry.number
+
+
+@pytest.mark.parametrize("name", ["coming_from_verl.md", "coming_from_verl.zh.md"])
+def test_the_guide_has_the_numbers_of_the_list(name: str) -> None:
+    paragraphs = (ROOT / "docs" / name).read_text(encoding="utf-8").split("\n\n")
+    (paragraph,) = (part for part in paragraphs if "tests/documents/entries.yaml" in part)
+    states = Counter(entry.state for entry in ENTRIES)
+    counted = [len(ENTRIES), states["works"], states["small"], states["gpus"] + states["network"], states["differs"]]
+    assert [int(number) for number in re.findall(r"\d+", paragraph)] == counted
 
 
 def test_a_row_becomes_an_entry() -> None:

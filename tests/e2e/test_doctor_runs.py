@@ -67,7 +67,7 @@ def test_a_running_run_warns_of_what_is_certain(tmp_path: Path, capsys: pytest.C
     case = replace(FAULTY["reward function returns 0"], steps=10)
     found, [warning] = diagnosed(case, tmp_path)
     assert found == ["reward_zero"]
-    assert warning["kind"] == "doctor/run/reward_zero" and warning["step"] == 10
+    assert warning["kind"] == "diagnosis/reward_zero" and warning["step"] == 10
     assert warning["finding"]["steps"] == [1, 10]
     printed = capsys.readouterr().out
     assert "Warning: Every reward is 0: nothing to learn from: critic/score/max is 0 in all 10 steps" in printed
