@@ -110,7 +110,7 @@ def quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-class Conversation:
+class ChatSession:
     """Turns of a user and the model. Each answer depends on all turns before it."""
 
     def __init__(

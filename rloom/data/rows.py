@@ -24,7 +24,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Fault:
+class RowFault:
     column: str
     reason: str
 
@@ -37,7 +37,7 @@ class ReadRow:
     data_source: str | None = None
     ground_truth: Any = None
     extra_info: dict[str, Any] | None = None
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[RowFault] = field(default_factory=list)
 
 
 def read_row(values: Row, columns: Columns) -> ReadRow:
@@ -47,7 +47,7 @@ def read_row(values: Row, columns: Columns) -> ReadRow:
         try:
             return reader(values, *arguments)
         except DataError as error:
-            row.faults.append(Fault(column, str(error)))
+            row.faults.append(RowFault(column, str(error)))
             return None
 
     row.messages = read(columns.prompt_key, messages_of, columns.prompt_key)

@@ -23,7 +23,7 @@ from rloom.config.schema import Config, Optim
 from rloom.data.stream import PromptStream
 from rloom.errors import ConfigError
 from rloom.launch.identity import IDENTITY_FILE, Record
-from rloom.launch.inputs import Given, Inputs, held_out_prompts, read_inputs
+from rloom.launch.inputs import Inputs, UserObjects, held_out_prompts, read_inputs
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (
     check_policy_family,
@@ -100,7 +100,7 @@ class Components:
             self.roles.critic.load(folder, contents)
 
 
-def prepare(config: Config, given: Given) -> Inputs:
+def prepare(config: Config, given: UserObjects) -> Inputs:
     """Check keys, device and model family, and read the prompts, before a model is loaded."""
     check_config(config)
     if not config.uses_ray:

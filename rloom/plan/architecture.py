@@ -14,9 +14,8 @@ from rloom.config.load import expand
 from rloom.config.megatron_section import EngineMemory, Megatron
 from rloom.config.schema import EMBEDDED, Actor, Config, Critic, Fsdp
 from rloom.errors import ModelError
+from rloom.models.source import EMBEDDED_FOLDER
 from rloom.plan.batches import Batches, Updates
-
-EMBEDDED_FOLDER = Path(__file__).parents[1] / "assets" / "embedded" / "model"
 
 
 class UnknownSize(ModelError):
@@ -161,7 +160,7 @@ def read_fields(path: str, key: str) -> dict[str, Any]:
 
 
 def find_config(path: str, key: str) -> Path:
-    folder = EMBEDDED_FOLDER if path == EMBEDDED else expand(path)
+    folder = EMBEDDED_FOLDER / "model" if path == EMBEDDED else expand(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{key}={path}: the folder has no config.json, so it is no Hugging Face model")

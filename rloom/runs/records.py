@@ -167,10 +167,14 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
 
 def truncate_metrics(file: Path, last_step: float = math.inf) -> None:
     """Drop the records after `last_step`, and the line that a crash left unfinished."""
-    if not file.exists():
+    try:
+        with open_regular(file) as lines:
+            *finished, _cut_short = lines.read().split(b"\n")
+    except FileNotFoundError:
         return
-    rows = JsonLines(file, lambda row: None if metrics_record(row) is None else row).read().records
-    write_rows(file, (row for row in rows if row["step"] <= last_step))
+    records = [(line, metrics_record(parse_row(line) or {})) for line in finished]
+    kept = [line.decode() + "\n" for line, record in records if record is not None and record["step"] <= last_step]
+    replace_text(file, "".join(kept))
 
 
 def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:

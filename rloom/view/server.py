@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rloom.errors import RloomError
-from rloom.view.access import Access
+from rloom.view.access import ViewAccess
 from rloom.view.http_errors import BadRequest, NotFound, RequestFault
 from rloom.view.query import Query, to_json
 from rloom.view.routes import API, answer
@@ -62,7 +62,7 @@ class ViewServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64  # a page asks for its files at once
 
-    def __init__(self, port: int, runs: RunCache, access: Access) -> None:
+    def __init__(self, port: int, runs: RunCache, access: ViewAccess) -> None:
         self.runs, self.access, self.files = runs, access, PageFiles()
         super().__init__((ADDRESS, port), Handler)
 

@@ -34,7 +34,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.__main__": ("rloom.cli",),
     # tables and rules without torch, which the keys are checked against
     "rloom.config": ("rloom.algos.needs", "rloom.rewards.judge.addresses", "rloom.runtime.placement", *BOTTOM),
-    "rloom.plan": ("rloom.algos.discount", "rloom.config", "rloom.runtime.placement", *LIMITS, *BOTTOM),
+    "rloom.plan": (
+        *("rloom.algos.discount", "rloom.config", "rloom.models.source", "rloom.runtime.placement"),
+        *LIMITS,
+        *BOTTOM,
+    ),
     "rloom.families": ("rloom.engines.ulysses", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": NOUNS,
     "rloom.models": ("rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk

@@ -21,8 +21,8 @@ from rloom.engines.base import AdamW, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.distributed import all_reduce_max
 from rloom.engines.megatron.checkpoints import read_checkpoint, read_moments, write_model, write_moments
 from rloom.engines.megatron.flat import FlatParameters, place_parameters
-from rloom.engines.megatron.groups import Groups, make_groups
-from rloom.engines.megatron.layout import Layout
+from rloom.engines.megatron.groups import MegatronGroups, make_groups
+from rloom.engines.megatron.layout import ParameterLayout
 from rloom.engines.megatron.network import StageNetwork
 from rloom.engines.megatron.optimizer import DistributedAdamW
 from rloom.engines.megatron.pipeline import Pipeline
@@ -57,10 +57,10 @@ class MegatronEngine:
         overrides: Mapping[str, Any] | None = None,  # of megatron-core's TransformerConfig
     ) -> None:
         self.placement, self.scoring, self.training = placement, scoring, training
-        self.groups: Groups = make_groups(sizes, placement.device)
+        self.groups: MegatronGroups = make_groups(sizes, placement.device)
         is_policy = isinstance(described, PolicyNetwork)
         config = described.decoder.base.config
-        self.layout = Layout(shape_of(config, key=key, has_vocabulary_head=is_policy), sizes, is_policy)
+        self.layout = ParameterLayout(shape_of(config, key=key, has_vocabulary_head=is_policy), sizes, is_policy)
         self.network = StageNetwork(
             described,
             self.layout,

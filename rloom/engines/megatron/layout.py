@@ -22,7 +22,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """The position of a rank among those that divide the parameters of a stage."""
 
     tensor: int
@@ -40,7 +40,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     shape: Shape
     sizes: ModelParallel
     has_vocabulary_head: bool  # False: a critic, with a head of one row
@@ -100,7 +100,7 @@ class Layout:
             yield Parameter(f"{prefix}.linear_fc1.weight", (2 * ffn, shape.hidden), divided=True, is_expert=True)
             yield Parameter(f"{prefix}.linear_fc2.weight", (shape.hidden, ffn), divided=True, is_expert=True)
 
-    def blocks(self, stage: int, parameter: Parameter, part: Part) -> list[Block]:
+    def blocks(self, stage: int, parameter: Parameter, part: RankPart) -> list[Block]:
         """The blocks of a stage's parameter on the rank at `part`."""
         name = parameter.name
         if name.startswith("decoder.layers."):
@@ -116,7 +116,7 @@ class Layout:
         whole = {"decoder.final_layernorm.weight": "model.norm.weight", "value_head.weight": "lm_head.weight"}
         return [Block(whole[name], (ALL,), (ALL,))]
 
-    def layer_blocks(self, prefix: str, inner: str, part: Part) -> list[Block]:
+    def layer_blocks(self, prefix: str, inner: str, part: RankPart) -> list[Block]:
         if inner.startswith("self_attention.linear_qkv."):
             return list(self.qkv_blocks(prefix, inner.rsplit(".", 1)[1], part.tensor))
         if inner.startswith("mlp.experts."):
@@ -157,7 +157,7 @@ class Layout:
         """Of a rank."""
         return (self.shape.heads + 2 * self.shape.groups) * self.shape.head_size // self.sizes.tensor
 
-    def expert_blocks(self, prefix: str, local: int, matrix: str, part: Part) -> Iterator[Block]:
+    def expert_blocks(self, prefix: str, local: int, matrix: str, part: RankPart) -> Iterator[Block]:
         """transformers keeps the experts of a layer in one tensor: [experts, rows, columns]."""
         assert self.shape.experts is not None
         total = self.shape.experts.ffn

@@ -73,7 +73,7 @@ Place = tuple[str, int]  # kind, step
 
 
 @dataclass(frozen=True)
-class Entry:
+class DumpEntry:
     bytes: int
     groups: list[int]
     prompts: list[int]
@@ -82,22 +82,22 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Line:
+class IndexLine:
     """Of the index, checked: a dump, one that was removed (`entry` is None), or a resume (`kind` is None)."""
 
     kind: str | None
     step: int  # of the dump, or after which the run goes on
-    entry: Entry | None = None
+    entry: DumpEntry | None = None
 
 
-def read_line(row: Mapping[str, Any]) -> Line | None:
+def read_line(row: Mapping[str, Any]) -> IndexLine | None:
     """None: a field is missing or has another type."""
     if "after" in row:
-        return Line(None, row["after"]) if type(row["after"]) is int else None
+        return IndexLine(None, row["after"]) if type(row["after"]) is int else None
     if row.get("kind") not in KINDS or not is_whole(row.get("step")):
         return None
     if row.get("removed") is True:
-        return Line(row["kind"], row["step"])
+        return IndexLine(row["kind"], row["step"])
     lists: list[Any] = [row.get(name) for name in ("groups", "prompts", "answers", "means")]
     if not all(isinstance(each, list) for each in lists) or len({len(each) for each in lists}) != 1:
         return None
@@ -105,7 +105,7 @@ def read_line(row: Mapping[str, Any]) -> Line | None:
     whole = all(is_whole(number) for number in [row.get("bytes"), *groups, *prompts, *answers])
     if not whole or any(mean is not None and finite(mean) is None for mean in means):
         return None
-    return Line(row["kind"], row["step"], Entry(row["bytes"], groups, prompts, answers, means))
+    return IndexLine(row["kind"], row["step"], DumpEntry(row["bytes"], groups, prompts, answers, means))
 
 
 class Index:
@@ -113,7 +113,7 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         self._lines = JsonLines(folder / INDEX, read_line)
-        self.entries: dict[Place, Entry] = {}
+        self.entries: dict[Place, DumpEntry] = {}
         self.refresh()
 
     def refresh(self) -> bool:
@@ -129,7 +129,7 @@ class Index:
         """Lines that do not fit."""
         return self._lines.skipped
 
-    def _add(self, line: Line) -> None:
+    def _add(self, line: IndexLine) -> None:
         if line.kind is None:
             self.entries = {place: entry for place, entry in self.entries.items() if place[1] <= line.step}
         elif line.entry is None:
@@ -160,7 +160,7 @@ def index_line(kind: str, step: int, table: pa.Table, size: int) -> str:
     return json.dumps(row, separators=(",", ":")) + "\n"
 
 
-def places_to_remove(entries: Mapping[Place, Entry], limit: float) -> list[Place]:
+def places_to_remove(entries: Mapping[Place, DumpEntry], limit: float) -> list[Place]:
     """The dumps whose removal brings the folder to its limit.
 
     Training steps go first, and of these always the one whose neighbours are nearest to each other, the oldest of
