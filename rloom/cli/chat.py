@@ -12,7 +12,7 @@ from rloom.errors import DataError
 from rloom.terminal import printable
 
 if TYPE_CHECKING:
-    pass
+    from rloom.api.generation import ChatSession
 
 HELP = "/reset clears the conversation, /quit or ctrl-D ends it, ctrl-C stops an answer."
 MARK = "> "

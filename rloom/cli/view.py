@@ -15,6 +15,7 @@ from rloom.errors import ConfigError
 from rloom.language import is_chinese
 
 if TYPE_CHECKING:
+    from rloom.view.access import ViewAccess
     from rloom.view.run_cache import RunCache
     from rloom.view.server import ViewServer
 

@@ -107,7 +107,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch.distributed": (
         "rloom.engines",
         "rloom.runtime.torchrun",  # calls among the ranks that torchrun has started
-        "rloom.rollout.vllm.executor",  # a rank of vLLM in the workers' process group
+        "rloom.rollout.vllm.engine",  # a rank of vLLM in the workers' process group
     ),
     "openai": ("rloom.rewards.judge.providers.openai",),
     "anthropic": ("rloom.rewards.judge.providers.claude",),

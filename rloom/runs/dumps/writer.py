@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rloom.runs.dumps.index import INDEX, SCHEMA, TOKENIZER, Index, Kind, file_name, index_line, places_to_remove
 from rloom.runs.records import to_json_value
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they import torch, which readers of a dump do not need
     from torch import Tensor
 
     from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory
