@@ -12,7 +12,7 @@ from rloom.launch.early_checks import check
 from rloom.launch.inputs import UserObjects
 from rloom.rewards.in_process import style_of
 
-DATA_SOURCE = "custom"  # of rows without one, if a reward function is given
+DATA_SOURCE = "custom"  # for rows without one, if a reward function is given
 KEY_OF = {
     "train": "data.train_files",
     "validation": "data.val_files",

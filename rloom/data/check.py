@@ -32,7 +32,7 @@ class DataFinding:
 class DataReport:
     path: str
     rows: int = 0
-    columns: tuple[str, ...] = ()  # of any row, in order of appearance
+    columns: tuple[str, ...] = ()  # columns of any row, in order of appearance
     sources: Mapping[str, int] = field(default_factory=dict)  # data source -> rows
     errors: list[DataFinding] = field(default_factory=list)
     warnings: list[DataFinding] = field(default_factory=list)

@@ -42,7 +42,7 @@ class RowFormat:
     prompt_path: tuple[str, ...] | None = None  # column and keys below it; None: the first of PROMPTS
     response_path: tuple[str, ...] | None = None
     chat_template: str | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
 
 
 def load_examples(

@@ -19,7 +19,7 @@ class Columns:
     prompt_key: str = "prompt"
     reward_fn_key: str = "data_source"
     rules: bool = True  # a rule scores the row; otherwise a function, a reward model or a judge does
-    default_data_source: str | None = None  # of rows without `reward_fn_key`
+    default_data_source: str | None = None  # for rows without `reward_fn_key`
     label_key: str | None = None  # None: the ground truth is in `reward_model.ground_truth` or `ground_truth`
 
 

@@ -55,7 +55,7 @@ LAYOUTS = {
 @dataclass(frozen=True)
 class ScoredConversations:
     scores: list[Score]
-    tokens: int  # of the conversations that were scored
+    tokens: int  # number of tokens of the conversations that were scored
     truncated: int  # conversations
 
 

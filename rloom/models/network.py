@@ -66,7 +66,7 @@ class Network(Protocol):
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,  # also the KL to it
-        experts_TMK: Tensor | None = None,  # that the routers have to use: see Batch
+        experts_TMK: Tensor | None = None,  # experts that the routers have to use: see Batch
     ) -> TokenOutputs: ...
 
     def loss(
@@ -169,7 +169,7 @@ class PolicyNetwork:
         return LogitOptions(self.temperature, self.scale, self.softcap)
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """The same as the model's own forward computes from its last hidden state (`verify` compares them).
+        """Equal to what the model's own forward computes from its last hidden state (`verify` compares them).
 
         In float32 where a kernel supports it: bfloat16 rounds a logit of 20 by up to 0.06.
         """
@@ -286,7 +286,7 @@ class PolicyNetwork:
 
 
 class ValueNetwork:
-    """The same architecture with a scalar head: the return expected from the state before each token."""
+    """The policy's architecture with a scalar head: the return expected from the state before each token."""
 
     def __init__(self, model: PreTrainedModel, *, packed: bool) -> None:
         self.decoder = Decoder(model, packed=packed)
@@ -358,7 +358,7 @@ def fused_token_loss(
     hidden_AH: Tensor,
     weight_VH: Tensor,
     tokens_T: Tensor,
-    index_A: Tensor,  # of the tokens in the mask, on the device
+    index_A: Tensor,  # positions of the tokens in the mask, on the device
     ranges: Sequence[SampleRange],
     loss_fn: LossFn,
     options: LogitOptions,

@@ -39,7 +39,7 @@ PEAK_FLOPS = {
     "RTX 3090": 71e12,
 }
 
-# of `rollout/repetition`: a few milliseconds at any batch size
+# For `rollout/repetition`, which takes a few milliseconds at any batch size.
 REPETITION_ANSWERS, REPETITION_TOKENS, FOUR = 64, 512, 4
 HASH_FACTOR = 6364136223846793005
 
@@ -132,7 +132,7 @@ class ModelWork:
     attention: Mapping[int | None, int]
 
     def update_flops(self, length_N: Tensor) -> float:
-        """Of a forward and a backward pass over samples of these lengths; recomputed activations do not count.
+        """FLOPs of a forward and a backward pass over samples of these lengths, without recomputed activations.
 
         A parameter and token: 2 for the forward pass, 2 for the gradient of the input and, if it is trained, 2 for its
         own. A number of a key or value that a token attends to: 2 forward, 4 backward.

@@ -114,7 +114,7 @@ def parse_row(line: bytes) -> dict[str, Any] | None:
 
 METRICS_FILE = "metrics.jsonl"
 MOST_STEPS = 10**15  # every such integer is exact in JavaScript, too
-LARGEST = 3.4028235e38  # of float32; a number beyond it counts as not finite
+LARGEST = 3.4028235e38  # the largest float32; a number beyond it counts as not finite
 
 
 def is_whole(value: Any, most: int = MOST_STEPS) -> bool:
@@ -143,7 +143,7 @@ def finite_metrics(values: Any) -> dict[str, float] | None:
 
 
 def metrics_record(row: dict[str, Any]) -> dict[str, float] | None:
-    """Of a line of `metrics.jsonl`: its metrics, with `step`. None: it is no such line."""
+    """The metrics of a line of `metrics.jsonl`, with `step`. None: it is no such line."""
     known = finite_metrics({name: value for name, value in row.items() if name != "step"})
     return {"step": row["step"], **known} if known is not None and is_whole(row.get("step")) else None
 

@@ -197,7 +197,7 @@ class ValidationChange:
 
 @dataclass(frozen=True)
 class ValidationAnswers:
-    """Of one validation."""
+    """The answers of one validation."""
 
     first: Mapping[int, tuple[str, float | None]]  # group -> text and score
     every: Mapping[int, Sequence[str]]  # group -> texts; empty if there is no text to search for

@@ -78,7 +78,7 @@ class ViewServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: ViewServer
-    headers = Message()  # of a request whose headers cannot be read
+    headers = Message()  # for a request whose headers cannot be read
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "rloom", ""
     timeout = IDLE_S

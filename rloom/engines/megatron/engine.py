@@ -37,7 +37,7 @@ from rloom.models.weight_files import WeightFiles
 from rloom.packing import MicroBatching
 
 HOST = torch.device("cpu")
-Passes = list[tuple[Batch, Batch, LossFn]]  # of a batch: on the host, on the device, loss
+Passes = list[tuple[Batch, Batch, LossFn]]  # the micro-batches of a batch: on the host, on the device, loss
 
 
 class MegatronEngine:
@@ -48,13 +48,13 @@ class MegatronEngine:
         placement: Placement,
         sizes: ModelParallel,
         *,
-        key: str,  # of the strategy, for error messages
+        key: str,  # the key of the strategy, for error messages
         scoring: MicroBatching,
         training: MicroBatching | None = None,
         optimizer: AdamW | None = None,  # None: it is scored, never trained
         recompute: bool = False,
         compiled: bool = False,
-        overrides: Mapping[str, Any] | None = None,  # of megatron-core's TransformerConfig
+        overrides: Mapping[str, Any] | None = None,  # fields of megatron-core's TransformerConfig
     ) -> None:
         self.placement, self.scoring, self.training = placement, scoring, training
         self.groups: MegatronGroups = make_groups(sizes, placement.device)
@@ -78,7 +78,7 @@ class MegatronEngine:
         place_parameters(self.network.stage, self.flats)
         self.read(source, config.model_type)
         self.pipeline = Pipeline(self.groups, placement.device, placement.dtype)
-        self.tally = Tally()  # of the batches whose gradient is accumulated; on the last stage
+        self.tally = Tally()  # sums over the batches whose gradient is accumulated; on the last stage
         self.optimizer: DistributedAdamW | None = None
         if optimizer is not None:
             self.optimizer = DistributedAdamW(

@@ -11,9 +11,9 @@ from torch import Tensor
 from rloom.engines.megatron.core import parallel_state, tensor_parallel
 from rloom.engines.megatron.sizes import ModelParallel
 
-IGNORED_WARNINGS = (  # of each pass: newer names in torch, and a variable for Transformer Engine
+IGNORED_WARNINGS = (  # shown in each pass: newer names in torch, and a variable for Transformer Engine
     "`torch.distributed.(all_gather_into|reduce_scatter)_tensor` is deprecated",
-    "`sequence_parallel` is set to `True`, but tensor model parallel size is 1",  # of the experts
+    "`sequence_parallel` is set to `True`, but tensor model parallel size is 1",  # the experts' groups
     "When using sequence parallelism it is recommended to set the environment variable",
 )
 

@@ -33,7 +33,7 @@ def gather_tokens(hidden_S1H: Tensor, groups: MegatronGroups, *, partial_gradien
 
 def vocabulary_parallel_outputs(
     hidden_AH: Tensor,
-    weight_VH: Tensor,  # of this rank, without padding
+    weight_VH: Tensor,  # this rank's rows, without padding
     target_A: Tensor,
     group: dist.ProcessGroup,
     *,

@@ -16,9 +16,9 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Block:
-    name: str  # of the Hugging Face tensor
-    of: Index  # in it
-    own: Index  # in the parameter
+    name: str  # name of the Hugging Face tensor
+    of: Index  # rows and columns of that tensor
+    own: Index  # rows and columns of the Megatron parameter that they fill
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ParameterLayout:
         return self.shape.layers // self.sizes.pipeline
 
     def parameters(self, stage: int) -> Iterator[Parameter]:
-        """Of a stage, in the order in which they are exported."""
+        """Parameters of a stage, in the order in which they are exported."""
         shape, tensor = self.shape, self.sizes.tensor
         rows = self.vocabulary // tensor
         if stage == 0:
@@ -142,7 +142,7 @@ class ParameterLayout:
         size, queries = self.shape.head_size, self.shape.query_heads_per_group
         own = share(rank, self.qkv_rows)
         tail = (ALL,) if kind == "weight" else ()
-        end = 0  # of the rows of all ranks
+        end = 0  # after the rows so far, over all ranks
         for group in range(self.shape.groups):
             for name, of, heads in (("q", group * queries, queries), ("k", group, 1), ("v", group, 1)):
                 start, end = end, end + heads * size
@@ -154,7 +154,7 @@ class ParameterLayout:
 
     @property
     def qkv_rows(self) -> int:
-        """Of a rank."""
+        """Rows of queries, keys and values on one rank."""
         return (self.shape.heads + 2 * self.shape.groups) * self.shape.head_size // self.sizes.tensor
 
     def expert_blocks(self, prefix: str, local: int, matrix: str, part: RankPart) -> Iterator[Block]:

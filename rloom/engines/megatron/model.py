@@ -76,7 +76,7 @@ def build_stage(
             config,
             spec,
             vocabulary,
-            max_sequence_length=0,  # of learned positions, which these models do not have
+            max_sequence_length=0,  # for learned positions, which these models do not have
             pre_process=groups.is_first,
             post_process=groups.is_last,
             share_embeddings_and_output_weights=shape.tied,
@@ -135,7 +135,7 @@ def transformer_config(
             expert_tensor_parallel_size=sizes.expert_tensor,
         )
     try:
-        with warnings.catch_warnings():  # of settings that are not given
+        with warnings.catch_warnings():  # about settings that are not given
             warnings.simplefilter("ignore")
             return TransformerConfig(**settings | dict(overrides))
     except (TypeError, ValueError, AssertionError) as error:

@@ -78,7 +78,7 @@ class StageNetwork:
                 self.stage.value_head = nn.Linear(layout.shape.hidden, 1, bias=False)
 
     def passed_shape(self, size: int) -> tuple[int, int, int]:
-        """Of the hidden states that a stage passes to the next one, for a micro-batch of `size` tokens."""
+        """Shape of the hidden states that a stage passes to the next one, for a micro-batch of `size` tokens."""
         return size // self.slicing_ranks, 1, self.layout.shape.hidden
 
     @property

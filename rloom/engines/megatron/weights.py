@@ -19,7 +19,7 @@ class StageWeights:
 
     def __init__(self, layout: ParameterLayout, groups: MegatronGroups, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.layout, self.groups = layout, groups
-        self.shapes = shapes  # of the Hugging Face tensors
+        self.shapes = shapes  # shapes of the Hugging Face tensors
         self.stage = groups.pipeline.rank()
         self.part = RankPart(groups.tensor.rank(), groups.expert.rank(), groups.expert_tensor.rank())
         self.tensor_parts = [RankPart(rank) for rank in range(groups.tensor.size())]

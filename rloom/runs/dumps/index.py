@@ -41,26 +41,26 @@ TOKEN_COLUMNS = ("logprobs", "advantages", "entropy", "ratio")
 SCHEMA = pa.schema(
     [
         ("group", pa.int32()),  # equal for the answers to one prompt
-        ("index", pa.int32()),  # of the prompt: its row in the data set
+        ("index", pa.int32()),  # row of the prompt in the data set
         ("data_source", pa.string()),
         ("prompt", pa.string()),
         ("ground_truth", pa.string()),  # JSON, unless it is a text
         ("output", pa.string()),
         ("score", pa.float64()),  # null: it failed
         ("accuracy", pa.float64()),
-        ("parts", pa.string()),  # of the score, JSON
+        ("parts", pa.string()),  # parts of the score, JSON
         ("prediction", pa.string()),
         ("reason", pa.string()),  # why the score failed
         ("detail", pa.string()),  # what the reward found: a judge's words
         ("finished", pa.bool_()),
-        ("version", pa.int32()),  # of the weights that generated it
+        ("version", pa.int32()),  # version of the weights that generated it
         ("length", pa.int32()),  # tokens that the policy generated
         ("turns", pa.list_(pa.int32())),  # start and stop of each turn, counted from the first token of `tokens`
         ("tokens", pa.list_(pa.int32())),  # those after the prompt, the environment's too
         ("logprobs", NUMBERS),  # from the rollout engine
         ("advantages", NUMBERS),
-        ("entropy", NUMBERS),  # of the policy's distribution, in the last update of the step that used the token
-        ("ratio", NUMBERS),  # of the token's probability in that update to that of the old policy
+        ("entropy", NUMBERS),  # entropy of the policy's distribution, in the step's last update that used the token
+        ("ratio", NUMBERS),  # the token's probability in that update over that of the old policy
     ]
 )
 
@@ -83,10 +83,10 @@ class DumpEntry:
 
 @dataclass(frozen=True)
 class IndexLine:
-    """Of the index, checked: a dump, one that was removed (`entry` is None), or a resume (`kind` is None)."""
+    """A checked line: a dump, one that was removed (`entry` is None), or a resume (`kind` is None)."""
 
     kind: str | None
-    step: int  # of the dump, or after which the run goes on
+    step: int  # step of the dump, or the one after which the run goes on
     entry: DumpEntry | None = None
 
 
