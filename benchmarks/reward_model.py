@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.classifier import Classifier, Layout
+from rloom.models.classifier import Classifier, PassLayout
 from rloom.models.conversations import Conversation
 from rloom.packing import MicroBatching
 
@@ -37,7 +37,7 @@ def random_classifier(shape: Shape, device: torch.device, dtype: torch.dtype) ->
 
 def packed_scores(model: PreTrainedModel, device: torch.device, tokens_per_pass: int) -> Score:
     model.set_attn_implementation(RLOOM_ATTENTION)
-    classifier = Classifier(model, Layout.PACKED)
+    classifier = Classifier(model, PassLayout.PACKED)
     if device.type == "cuda" and classifier.decoder is not None:
         classifier.decoder.compile()
 

@@ -28,7 +28,7 @@ class Turn:
 
     start: int
     stop: int
-    version: int  # of the weights that generated it
+    version: int  # version of the weights that generated it
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class TokenRecord:
     """What the policy computed for each token in the last update of a step that used it; not differentiable."""
 
     entropy_T: Tensor  # 0 where no update used the token
-    ratio_T: Tensor  # of its probability to that of the old policy; 1 if the update was on-policy
+    ratio_T: Tensor  # its probability over that of the old policy; 1 if the update was on-policy
 
     @classmethod
     def empty(cls, tokens: int) -> "TokenRecord":

@@ -47,4 +47,4 @@ class WorkerError(RloomError):
     def __init__(self, message: str, *, lost: bool = False, out_of_memory: bool = False) -> None:
         super().__init__(message)
         self.lost = lost  # a worker or machine is gone: a restart may succeed
-        self.out_of_memory = out_of_memory  # of a GPU
+        self.out_of_memory = out_of_memory  # on a GPU

@@ -47,7 +47,7 @@ def smallest_memory(environment: Mapping[str, str]) -> int | None:
     return min(known) if known and len(known) == len(sizes) and not in_doubt else None
 
 
-class Memory(ctypes.Structure):
+class NvmlMemory(ctypes.Structure):
     """nvmlMemory_t"""
 
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
@@ -70,7 +70,7 @@ def present_gpus() -> tuple[Gpu, ...]:
 
 
 def read_gpu(nvml: ctypes.CDLL, number: int) -> Gpu:
-    handle, uuid, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), Memory()
+    handle, uuid, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), NvmlMemory()
     mig, later = ctypes.c_uint(), ctypes.c_uint()
     nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle))
     nvml.nvmlDeviceGetUUID(handle, uuid, len(uuid))

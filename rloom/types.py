@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
-LARGEST_REWARD = 1e30  # of a reward's magnitude: training is in float32, whose largest number is 3.4e38
+LARGEST_REWARD = 1e30  # the largest magnitude of a reward: training is in float32, whose largest number is 3.4e38
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")  # all but tabs and line breaks
 
 
@@ -26,7 +26,7 @@ class Prompt:
     data_source: str
     ground_truth: Any = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
-    columns: Mapping[str, Any] = field(default_factory=dict)  # of the row; `prompt` as in the file
+    columns: Mapping[str, Any] = field(default_factory=dict)  # columns of the row; `prompt` as in the file
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sample:
     response: str
     ground_truth: Any = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
-    messages: tuple[Message, ...] = ()  # of the prompt
+    messages: tuple[Message, ...] = ()  # the prompt's chat
     prompt_tokens: tuple[int, ...] = ()
     response_tokens: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)  # as in Prompt

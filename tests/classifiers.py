@@ -20,7 +20,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from rloom.models.source import EMBEDDED
+from rloom.models.source import EMBEDDED_FOLDER
 from rloom.types import Sample
 from tests.helpers import SHAPE, tiny_model
 
@@ -118,7 +118,7 @@ def save_share_counter(folder: Path, text: str) -> Path:
     One layer whose attention weights are all equal: it averages the embeddings, which are (1, 0, ...) for these tokens
     and (0, 1, 0, ...) for others. With a share f the last norm and the head give √8 · f / √(f² + (1 - f)²).
     """
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED / "model")
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_FOLDER / "model")
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"
     liked = tokenizer(text, add_special_tokens=False)["input_ids"]
     config = LlamaConfig(
@@ -151,7 +151,7 @@ def save_share_counter(folder: Path, text: str) -> Path:
 
 def save_random_policy(folder: Path) -> Path:
     """With the embedded model's tokenizer; its answers are random."""
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED / "model")
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_FOLDER / "model")
     shape = {**SHAPE, "vocab_size": len(tokenizer), "initializer_range": 0.02, "bos_token_id": None}
     tiny_model(Qwen2Config(**shape)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rloom.view.access import Access
+from rloom.view.access import ViewAccess
 from rloom.view.run_cache import RunCache
 from rloom.view.server import ViewServer
 
@@ -30,7 +30,7 @@ class Response:
 @dataclass(frozen=True)
 class Viewer:
     port: int
-    access: Access
+    access: ViewAccess
 
     def request(self, path: str, method: str = "GET", headers: Mapping[str, str | None] | None = None) -> Response:
         """Exactly this path; a header that is None is not sent."""
@@ -66,7 +66,7 @@ class Viewer:
 
 @contextmanager
 def viewing(runs: Sequence[Path]) -> Iterator[Viewer]:
-    access = Access(TOKEN)
+    access = ViewAccess(TOKEN)
     with ViewServer(0, RunCache(runs), access) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

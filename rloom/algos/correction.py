@@ -166,7 +166,7 @@ def rejected(ratios: Ratios, keep_T: Tensor) -> dict[str, float]:
 
 
 def k3_kl(rollout_T: Tensor, trainer_T: Tensor) -> Tensor:
-    """Of each token: its mean over tokens that the rollout engine sampled estimates KL(rollout || trainer)."""
+    """k3 of each token: its mean over tokens that the rollout engine sampled estimates KL(rollout || trainer)."""
     log_ratio_T = (trainer_T - rollout_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio_T.expm1() - log_ratio_T  # exp(x) - 1 - x would lose the digits of a small x
 

@@ -18,7 +18,7 @@ from rloom.algos.registry import resolve_policy_loss
 from rloom.batch import TokenOutputs, TrainBatch
 
 Metrics = dict[str, float]
-Shares = dict[str, Tensor]  # of metrics
+Shares = dict[str, Tensor]  # share of this batch in each metric
 
 # Measured by `PolicyObjective.gap`. Valid in the first update of a step only: later ones have new weights.
 GAP_METRICS = (

@@ -18,8 +18,8 @@ from rloom.batch import TrainBatch
 class LossTerms:
     """The inputs of a policy loss. Entries outside the mask have no meaning."""
 
-    logprobs_T: Tensor  # of the current policy; carries the gradient
-    old_logprobs_T: Tensor  # of the policy that generated
+    logprobs_T: Tensor  # under the current policy; carries the gradient
+    old_logprobs_T: Tensor  # under the policy that generated
     advantages_T: Tensor
     mask_T: Tensor
     sample_T: Tensor  # which sample each token belongs to

@@ -10,10 +10,10 @@ from rloom.data.in_memory import rows_of, with_defaults
 from rloom.data.prompts import GivenRows
 from rloom.errors import ConfigError
 from rloom.launch.early_checks import check
-from rloom.launch.inputs import Given
+from rloom.launch.inputs import UserObjects
 from rloom.rewards.in_process import style_of
 
-DATA_SOURCE = "custom"  # of rows without one, if a reward function is given
+DATA_SOURCE = "custom"  # for rows without one, if a reward function is given
 KEY_OF = {
     "train": "data.train_files",
     "validation": "data.val_files",
@@ -23,7 +23,7 @@ KEY_OF = {
 
 def configured(
     source: Source, *, train: Any, validation: Any, reward: Callable[..., Any] | None
-) -> tuple[Config, Given]:
+) -> tuple[Config, UserObjects]:
     """The checked configuration, and the objects that it refers to."""
     objects = {"train": train, "validation": validation, "reward": reward}
     replaced = {KEY_OF[name]: IN_PYTHON for name, value in objects.items() if value is not None}
@@ -39,7 +39,7 @@ def configured(
         batch = config.reward_model.reward_manager == "batch"
         style_of(reward, config.custom_reward_function.reward_kwargs, whole_groups=batch)
     data_source = None if reward is None else DATA_SOURCE
-    return config, Given(
+    return config, UserObjects(
         train=given_rows(config, train, "train", data_source),
         validation=given_rows(config, validation, "validation", data_source),
         reward=reward,

@@ -73,7 +73,7 @@ def located(model: str | Path, keys: Sequence[str]) -> tuple[Config, Path | None
     if checkpoint is None:
         return of_pretrained([f"{MODEL}={quoted(str(model))}"], keys), None
     open_checkpoint(checkpoint)
-    engine = [f"{ENGINE}=native"]  # of the run, it may be one that starts servers
+    engine = [f"{ENGINE}=native"]  # the run's own engine may be one that starts servers
     config = load_saved(checkpoint, keys, uses=MODEL_ALONE, settings=engine)
     if config.actor_rollout_ref.rollout.name != "native":
         config = load_saved(checkpoint, keys, uses=(*MODEL_ALONE, KWARGS), settings=engine)
@@ -110,7 +110,7 @@ def quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-class Conversation:
+class ChatSession:
     """Turns of a user and the model. Each answer depends on all turns before it."""
 
     def __init__(

@@ -24,7 +24,7 @@ from rloom.training.steps import AfterStep
 @dataclass(frozen=True, repr=False)
 class TrainResult:
     run_dir: Path
-    checkpoint: Path  # of the last step: a global_step_N folder
+    checkpoint: Path  # the last step's: a global_step_N folder
     history: Sequence[Mapping[str, float]]  # the metrics of each step, with `step`; 0: the validation before training
     validation: Mapping[str, float]  # the metrics of the last validation; empty if there was none
     stopped_early: bool  # by a callback
@@ -90,7 +90,7 @@ class Answer:
     prompt: str  # as rendered by the chat template
     text: str
     score: float | None  # None: it failed
-    reason: str | None  # of the failure
+    reason: str | None  # why the score failed
     ground_truth: Any
     data_source: str
 

@@ -12,7 +12,7 @@ from rloom.errors import DataError
 from rloom.terminal import printable
 
 if TYPE_CHECKING:
-    from rloom.api.generation import Conversation
+    from rloom.api.generation import ChatSession
 
 HELP = "/reset clears the conversation, /quit or ctrl-D ends it, ctrl-C stops an answer."
 MARK = "> "
@@ -44,11 +44,11 @@ def chat(given: argparse.Namespace) -> int:
         print(f"Loading {given.model} ...", file=sys.stderr, flush=True)
         with contextlib.suppress(ImportError):  # line editing; not part of every Python
             import readline  # noqa: F401
-    from rloom.api.generation import Conversation, open_model, sampling_of
+    from rloom.api.generation import ChatSession, open_model, sampling_of
 
     with open_model(given.model, given.keys) as generator:
         sampling = sampling_of(generator, given.max_tokens, given.temperature, given.top_p)
-        conversation = Conversation(generator, sampling, system=given.system, seed=given.seed)
+        conversation = ChatSession(generator, sampling, system=given.system, seed=given.seed)
         if given.prompt is not None:
             show(conversation, given.prompt)
             return 0
@@ -58,7 +58,7 @@ def chat(given: argparse.Namespace) -> int:
     return 0
 
 
-def converse(conversation: "Conversation", mark: str) -> None:
+def converse(conversation: "ChatSession", mark: str) -> None:
     for text in lines(mark):
         if text == "/quit":
             return
@@ -85,7 +85,7 @@ def lines(mark: str) -> Iterator[str]:
             yield text
 
 
-def show(conversation: "Conversation", text: str) -> None:
+def show(conversation: "ChatSession", text: str) -> None:
     with contextlib.closing(conversation.answer(text)) as pieces:
         for piece in pieces:
             print(printable(piece), end="", flush=True)

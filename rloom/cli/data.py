@@ -80,11 +80,11 @@ def prepare_data(given: argparse.Namespace) -> int:
 
 
 def check_data(given: argparse.Namespace) -> int:
-    from rloom.data.check import Settings, check_files, render_report
+    from rloom.data.check import CheckSettings, check_files, render_report
 
     if given.max_prompt_length is not None and given.tokenizer is None:
         raise ConfigError("--max_prompt_length: tokens are counted by a tokenizer; add --tokenizer MODEL")
-    settings = Settings(
+    settings = CheckSettings(
         _columns(given, rules=not (given.own_reward or given.reward_model)),
         _tokenizer(given.tokenizer),
         given.max_prompt_length,

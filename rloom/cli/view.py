@@ -15,7 +15,7 @@ from rloom.errors import ConfigError
 from rloom.language import translate
 
 if TYPE_CHECKING:
-    from rloom.view.access import Access
+    from rloom.view.access import ViewAccess
     from rloom.view.run_cache import RunCache
     from rloom.view.server import ViewServer
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def view(given: argparse.Namespace) -> int:
-    from rloom.view.access import Access, choose_token
+    from rloom.view.access import ViewAccess, choose_token
     from rloom.view.run_cache import RunCache, preload
 
     if given.host != ADDRESS:
@@ -52,7 +52,7 @@ def view(given: argparse.Namespace) -> int:
             f"--host {given.host}: the viewer listens on {ADDRESS} only, because answers of a run are not for everyone "
             f"in the network; from another machine, use `ssh -L {FIRST_PORT}:{ADDRESS}:{FIRST_PORT} HOST`"
         )
-    access = Access(choose_token(os.environ))
+    access = ViewAccess(choose_token(os.environ))
     runs = RunCache([run.expanduser() for run in given.run or default_run_folders()])
     with listen(given.port, runs, access) as server:
         print(translate(greeting(server.server_port, access.token)), flush=True)
@@ -68,7 +68,7 @@ def view(given: argparse.Namespace) -> int:
     return OK
 
 
-def listen(port: int | None, runs: "RunCache", access: "Access") -> "ViewServer":
+def listen(port: int | None, runs: "RunCache", access: "ViewAccess") -> "ViewServer":
     from rloom.view.server import ViewServer
 
     if port is not None and not 0 <= port <= LAST_PORT:

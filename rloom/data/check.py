@@ -22,20 +22,20 @@ TYPES = {str: "text", bool: "a truth value", int: "a number", float: "a number",
 
 
 @dataclass(frozen=True)
-class Finding:
+class DataFinding:
     column: str  # or "file"
     row: int | None  # from 0; None: the whole file
     reason: str
 
 
 @dataclass
-class Report:
+class DataReport:
     path: str
     rows: int = 0
-    columns: tuple[str, ...] = ()  # of any row, in order of appearance
+    columns: tuple[str, ...] = ()  # columns of any row, in order of appearance
     sources: Mapping[str, int] = field(default_factory=dict)  # data source -> rows
-    errors: list[Finding] = field(default_factory=list)
-    warnings: list[Finding] = field(default_factory=list)
+    errors: list[DataFinding] = field(default_factory=list)
+    warnings: list[DataFinding] = field(default_factory=list)
     prompt_lengths: tuple[int, ...] | None = None  # tokens of each prompt without fault; None without a tokenizer
     prompts: dict[str, int] = field(default_factory=dict)  # prompt -> its first row
 
@@ -45,20 +45,22 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Settings:
+class CheckSettings:
     columns: Columns = field(default_factory=Columns)
     tokenizer: chat.Tokenizer | None = None
     max_prompt_length: int | None = None  # tokens
 
 
-def check_files(paths: Sequence[str | Path], settings: Settings) -> list[Report]:
+def check_files(paths: Sequence[str | Path], settings: CheckSettings) -> list[DataReport]:
     """One report a file. A prompt that an earlier file has is a warning."""
-    reports: list[Report] = []
+    reports: list[DataReport] = []
     for path in paths:
         report = check_file(path, settings)
         for earlier in reports:
             report.warnings += [
-                Finding(settings.columns.prompt_key, row, f"is also row {earlier.prompts[prompt]} of {earlier.path}")
+                DataFinding(
+                    settings.columns.prompt_key, row, f"is also row {earlier.prompts[prompt]} of {earlier.path}"
+                )
                 for prompt, row in report.prompts.items()
                 if prompt in earlier.prompts
             ]
@@ -66,26 +68,28 @@ def check_files(paths: Sequence[str | Path], settings: Settings) -> list[Report]
     return reports
 
 
-def check_file(path: str | Path, settings: Settings) -> Report:
-    report = Report(str(path))
+def check_file(path: str | Path, settings: CheckSettings) -> DataReport:
+    report = DataReport(str(path))
     try:
         rows = read_rows(path)
     except DataError as error:
-        report.errors.append(Finding("file", None, str(error)))
+        report.errors.append(DataFinding("file", None, str(error)))
         return report
     read = [read_row(values, settings.columns) for values in rows]
     report.rows = len(rows)
     report.columns = tuple(dict.fromkeys(name for values in rows for name in values))
     report.sources = Counter(row.data_source for row in read if row.data_source is not None)
     report.errors += [
-        Finding(fault.column, number, fault.reason) for number, row in enumerate(read) for fault in row.faults
+        DataFinding(fault.column, number, fault.reason) for number, row in enumerate(read) for fault in row.faults
     ]
     if settings.columns.rules:
         report.errors += _sources_without_rule(rows, read, settings.columns.reward_fn_key)
     if settings.tokenizer is not None:
         _check_lengths(report, read, settings)
     if locate(path).suffix != ".parquet" and has_byte_order_mark(locate(path)):
-        report.warnings.append(Finding("file", None, "starts with a byte order mark, which other JSON readers refuse"))
+        report.warnings.append(
+            DataFinding("file", None, "starts with a byte order mark, which other JSON readers refuse")
+        )
     report.warnings += _repeated_prompts(report, read, settings.columns.prompt_key)
     report.warnings += _unusual_roles(read, settings.columns.prompt_key)
     report.warnings += _mixed_types(rows)
@@ -93,7 +97,7 @@ def check_file(path: str | Path, settings: Settings) -> Report:
     return report
 
 
-def _sources_without_rule(rows: Sequence[Row], read: Sequence[ReadRow], column: str) -> Iterator[Finding]:
+def _sources_without_rule(rows: Sequence[Row], read: Sequence[ReadRow], column: str) -> Iterator[DataFinding]:
     """One for each data source, at its first row."""
     counts = Counter(row.data_source for row in read)
     named = set()
@@ -105,7 +109,7 @@ def _sources_without_rule(rows: Sequence[Row], read: Sequence[ReadRow], column: 
         reward_model = values.get("reward_model")
         for_model = isinstance(reward_model, Mapping) and reward_model.get("style") == "model"
         hint = " The row is for a reward model (reward_model.style is model)." if for_model else ""
-        yield Finding(
+        yield DataFinding(
             column,
             number,
             f"no reward rule for {source!r} ({counted(counts[source])}).{hint} Use a registered data source "
@@ -114,7 +118,7 @@ def _sources_without_rule(rows: Sequence[Row], read: Sequence[ReadRow], column: 
         )
 
 
-def _check_lengths(report: Report, read: Sequence[ReadRow], settings: Settings) -> None:
+def _check_lengths(report: DataReport, read: Sequence[ReadRow], settings: CheckSettings) -> None:
     """Lengths of the rendered prompts, and the errors that need a tokenizer."""
     column, limit = settings.columns.prompt_key, settings.max_prompt_length
     assert settings.tokenizer is not None
@@ -125,19 +129,19 @@ def _check_lengths(report: Report, read: Sequence[ReadRow], settings: Settings) 
         try:
             texts[number] = chat.render_chat(row.messages, settings.tokenizer)
         except DataError as error:
-            report.errors.append(Finding(column, number, str(error)))
+            report.errors.append(DataFinding(column, number, str(error)))
     lengths = [len(tokens) for tokens in chat.tokenize(list(texts.values()), settings.tokenizer)]
     for number, length in zip(texts, lengths, strict=True):
         if length == 0:
-            report.errors.append(Finding(column, number, "the tokenizer makes no token of the prompt"))
+            report.errors.append(DataFinding(column, number, "the tokenizer makes no token of the prompt"))
         if limit is not None and length > limit:
             ways = "data.filter_overlong_prompts=True, or data.truncation to left, right or middle"
             reason = f"{length} tokens, over data.max_prompt_length={limit}; raise it, set {ways}"
-            report.errors.append(Finding(column, number, reason))
+            report.errors.append(DataFinding(column, number, reason))
     report.prompt_lengths = tuple(lengths)
 
 
-def _repeated_prompts(report: Report, read: Sequence[ReadRow], column: str) -> Iterator[Finding]:
+def _repeated_prompts(report: DataReport, read: Sequence[ReadRow], column: str) -> Iterator[DataFinding]:
     """Also fills `report.prompts`."""
     for number, row in enumerate(read):
         if row.messages is None:
@@ -145,18 +149,18 @@ def _repeated_prompts(report: Report, read: Sequence[ReadRow], column: str) -> I
         prompt = repr([(message["role"], message["content"]) for message in row.messages])
         first = report.prompts.setdefault(prompt, number)
         if first != number:
-            yield Finding(column, number, f"repeats row {first}")
+            yield DataFinding(column, number, f"repeats row {first}")
 
 
-def _unusual_roles(read: Sequence[ReadRow], column: str) -> Iterator[Finding]:
+def _unusual_roles(read: Sequence[ReadRow], column: str) -> Iterator[DataFinding]:
     for number, row in enumerate(read):
         for place, message in enumerate(row.messages or ()):
             if message["role"] not in ROLES:
                 reason = f"message {place} has the role {message['role']!r}; chat templates have {', '.join(ROLES)}"
-                yield Finding(column, number, reason)
+                yield DataFinding(column, number, reason)
 
 
-def _mixed_types(rows: Sequence[Row]) -> Iterator[Finding]:
+def _mixed_types(rows: Sequence[Row]) -> Iterator[DataFinding]:
     """Only json files can have them. A reward function has to handle both."""
     first: dict[str, tuple[int, str]] = {}
     for number, row in enumerate(rows):
@@ -169,14 +173,14 @@ def _mixed_types(rows: Sequence[Row]) -> Iterator[Finding]:
                 continue
             earlier, expected = first.setdefault(column, (number, kind))
             if kind != expected:
-                yield Finding(column, number, f"is {kind}; in row {earlier} it is {expected}")
+                yield DataFinding(column, number, f"is {kind}; in row {earlier} it is {expected}")
 
 
-def _not_finite(rows: Sequence[Row]) -> Iterator[Finding]:
+def _not_finite(rows: Sequence[Row]) -> Iterator[DataFinding]:
     for number, row in enumerate(rows):
         for column, value in row.items():
             if any(isinstance(each, float) and not math.isfinite(each) for each in _leaves(value)):
-                yield Finding(column, number, "has a number that is NaN or infinite, which JSON cannot express")
+                yield DataFinding(column, number, "has a number that is NaN or infinite, which JSON cannot express")
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -199,7 +203,7 @@ SHORTEST_BUCKET = 16  # tokens
 BAR_WIDTH = 40
 
 
-def render_report(report: Report) -> str:
+def render_report(report: DataReport) -> str:
     lines = [f"{report.path}: {counted(report.rows)} (numbered from 0)"]
     if report.columns:
         lines.append(f"columns: {', '.join(report.columns)}")
@@ -212,13 +216,13 @@ def render_report(report: Report) -> str:
     return "\n".join([*lines, verdict(report)])
 
 
-def verdict(report: Report) -> str:
+def verdict(report: DataReport) -> str:
     warned = f", warnings: {len(report.warnings)}" if report.warnings else ""
     return f"ok: {counted(report.rows)}{warned}" if report.ok else f"not ok: errors: {len(report.errors)}{warned}"
 
 
-def _render_findings(title: str, findings: Sequence[Finding]) -> list[str]:
-    columns: dict[str, list[Finding]] = defaultdict(list)
+def _render_findings(title: str, findings: Sequence[DataFinding]) -> list[str]:
+    columns: dict[str, list[DataFinding]] = defaultdict(list)
     for finding in findings:
         columns[finding.column].append(finding)
     lines = [f"{title}: {len(findings)}"] if findings else []
@@ -230,7 +234,7 @@ def _render_findings(title: str, findings: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def _place(finding: Finding) -> str:
+def _place(finding: DataFinding) -> str:
     return "" if finding.row is None else f"row {finding.row}: "
 
 

@@ -42,7 +42,7 @@ class RowFormat:
     prompt_path: tuple[str, ...] | None = None  # column and keys below it; None: the first of PROMPTS
     response_path: tuple[str, ...] | None = None
     chat_template: str | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
 
 
 def load_examples(
@@ -153,12 +153,12 @@ def columns_of(row: Row) -> str:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChatPiece:
     text: str
     is_answer: bool
 
 
-def chat_pieces(row: Row, row_format: RowFormat) -> list[Piece]:
+def chat_pieces(row: Row, row_format: RowFormat) -> list[ChatPiece]:
     """The rendered chat, divided into prompts and answers in turn."""
     messages, variables = chat_of(row, row_format)
 
@@ -186,21 +186,21 @@ def chat_pieces(row: Row, row_format: RowFormat) -> list[Piece]:
         content = messages[place]["content"].strip()
         # a template without such a token gets that of the tokenizer
         end = (row_format.tokenizer.eos_token or "") if content and answer.endswith(content) else ""
-        pieces += [Piece(whole[done : len(before)], False), Piece(answer + end, True)]
+        pieces += [ChatPiece(whole[done : len(before)], False), ChatPiece(answer + end, True)]
         done = len(before) + len(answer)
-    return [*pieces, Piece(whole[done:], False)]
+    return [*pieces, ChatPiece(whole[done:], False)]
 
 
 # One row: its tokens.
 
 
-def texts_of(pieces: Sequence[Piece]) -> list[str]:
+def texts_of(pieces: Sequence[ChatPiece]) -> list[str]:
     """To tokenize: the text up to the end of each piece, and each piece alone."""
     ends = ["".join(piece.text for piece in pieces[: count + 1]) for count in range(len(pieces))]
     return [*ends, *(piece.text for piece in pieces)]
 
 
-def encoded(index: int, pieces: Sequence[Piece], tokens: Sequence[tuple[int, ...]]) -> Example:
+def encoded(index: int, pieces: Sequence[ChatPiece], tokens: Sequence[tuple[int, ...]]) -> Example:
     """As the whole text is tokenized, unless a token there crosses the border of an answer: then piece by piece, as in
     generation, where the prompt is tokenized alone."""
     up_to, alone = tokens[: len(pieces)], tokens[len(pieces) :]
@@ -235,7 +235,7 @@ def shortened(row: PlacedRow, example: Example, limit: int, truncation: str) -> 
     return Example(example.index, example.text, tokens, mask)
 
 
-def pieces_of(row: PlacedRow, row_format: RowFormat) -> list[Piece]:
+def pieces_of(row: PlacedRow, row_format: RowFormat) -> list[ChatPiece]:
     try:
         return chat_pieces(row.values, row_format)
     except DataError as error:

@@ -19,12 +19,12 @@ class Columns:
     prompt_key: str = "prompt"
     reward_fn_key: str = "data_source"
     rules: bool = True  # a rule scores the row; otherwise a function, a reward model or a judge does
-    default_data_source: str | None = None  # of rows without `reward_fn_key`
+    default_data_source: str | None = None  # for rows without `reward_fn_key`
     label_key: str | None = None  # None: the ground truth is in `reward_model.ground_truth` or `ground_truth`
 
 
 @dataclass(frozen=True)
-class Fault:
+class RowFault:
     column: str
     reason: str
 
@@ -37,7 +37,7 @@ class ReadRow:
     data_source: str | None = None
     ground_truth: Any = None
     extra_info: dict[str, Any] | None = None
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[RowFault] = field(default_factory=list)
 
 
 def read_row(values: Row, columns: Columns) -> ReadRow:
@@ -47,7 +47,7 @@ def read_row(values: Row, columns: Columns) -> ReadRow:
         try:
             return reader(values, *arguments)
         except DataError as error:
-            row.faults.append(Fault(column, str(error)))
+            row.faults.append(RowFault(column, str(error)))
             return None
 
     row.messages = read(columns.prompt_key, messages_of, columns.prompt_key)

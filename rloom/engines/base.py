@@ -18,7 +18,7 @@ from rloom.models.network import Reference
 @dataclass(frozen=True)
 class Placement:
     device: torch.device
-    dtype: torch.dtype = torch.float32  # of the forward and backward pass; the optimizer updates float32 masters
+    dtype: torch.dtype = torch.float32  # for the forward and backward pass; the optimizer updates float32 masters
     offload_parameters: bool = False
     offload_optimizer: bool = False
 
@@ -78,7 +78,7 @@ class Engine(Protocol):
         """output_T, on the CPU: log-probs of a policy, values of a critic."""
 
     def score_reference(self, batch: Batch) -> Tensor:
-        """The same with the LoRA adapter switched off."""
+        """The outputs of `score` with the LoRA adapter switched off."""
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
         """Add this batch's share of the mini-batch's gradient. The device may still be working when it returns."""

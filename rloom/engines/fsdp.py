@@ -100,7 +100,7 @@ class FSDPEngine:
         self.reference: Engine = reference or self
         self.module = network.module
         self.adamw = optimizer
-        self.tally = Tally()  # of the batches whose gradient is accumulated
+        self.tally = Tally()  # sums over the batches whose gradient is accumulated
         trainable = [name for name, p in self.module.named_parameters() if p.requires_grad]
         self.kind = MODEL if len(trainable) == sum(1 for _ in self.module.parameters()) else ADAPTER
         self.dtypes = self.cast_frozen()

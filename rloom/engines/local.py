@@ -49,7 +49,7 @@ class LocalEngine:
         self.scoring, self.training = scoring, training
         self.module = network.module
         self.accumulated: dict[str, Tensor] = {}  # gradients of masters that are copies
-        self.tally = Tally()  # of the batches whose gradient is accumulated
+        self.tally = Tally()  # sums over the batches whose gradient is accumulated
         self.adamw = optimizer
         # with LoRA only the adapter is trained and saved
         self.trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}

@@ -36,11 +36,11 @@ class MicroBatches(Generic[B]):
     The whole batch is copied to the device at once: no pass waits for a copy.
     """
 
-    index_T: Tensor  # of each token of host_batch in the original batch
+    index_T: Tensor  # position in the original batch of each token of host_batch
     host_batch: B
     device_batch: B
-    samples: Sequence[int]  # of each micro-batch
-    tokens: Sequence[int]  # of each micro-batch
+    samples: Sequence[int]  # number in each micro-batch
+    tokens: Sequence[int]  # number in each micro-batch
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -44,7 +44,7 @@ Moments = dict[int, dict[str, Tensor]]  # by the index of their parameter
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorRows:
     """Rows `start` to `stop` of a tensor along its first dimension. A scalar is one row."""
 
     file: str
@@ -56,9 +56,9 @@ class Piece:
 class SavedTensor:
     shape: tuple[int, ...]
     dtype: str  # safetensors' name for it
-    pieces: Sequence[Piece]  # in the order of their rows, without gaps
+    pieces: Sequence[TensorRows]  # in the order of their rows, without gaps
 
-    def shape_of(self, piece: Piece) -> tuple[int, ...]:
+    def shape_of(self, piece: TensorRows) -> tuple[int, ...]:
         return (piece.stop - piece.start, *self.shape[1:]) if self.shape else ()
 
 
@@ -172,7 +172,7 @@ def write_own(folder: Path, kind: str, own: Mapping[str, OwnRows], write: Callab
     except OSError as error:
         failure = f"rank {rank}: {error}"
     entries = {
-        name: {"shape": list(shape), "dtype": DTYPES[dtype], "pieces": [asdict(Piece(file, *rows))]}
+        name: {"shape": list(shape), "dtype": DTYPES[dtype], "pieces": [asdict(TensorRows(file, *rows))]}
         for name, (shape, dtype, rows) in own.items()
     }
     gathered: list[Any] = [None] * dist.get_world_size()
@@ -267,7 +267,7 @@ def find_saved(folder: Path, kind: str) -> Saved | None:
         for name in stored.keys():  # noqa: SIM118
             part = stored.get_slice(name)
             shape = tuple(part.get_shape())
-            tensors[name] = SavedTensor(shape, part.get_dtype(), [Piece(file.name, 0, shape[0] if shape else 1)])
+            tensors[name] = SavedTensor(shape, part.get_dtype(), [TensorRows(file.name, 0, shape[0] if shape else 1)])
     return Saved(file, folder, tensors)
 
 
@@ -301,7 +301,9 @@ def saved_tensor(name: str, entry: Any) -> SavedTensor:
     shape = tuple(whole_number(size) for size in entry["shape"])
     if entry["dtype"] not in DTYPES.values():
         raise ValueError(f"{name} has dtype {entry['dtype']!r}")
-    pieces = [Piece(str(one["file"]), whole_number(one["start"]), whole_number(one["stop"])) for one in entry["pieces"]]
+    pieces = [
+        TensorRows(str(one["file"]), whole_number(one["start"]), whole_number(one["stop"])) for one in entry["pieces"]
+    ]
     pieces.sort(key=lambda piece: piece.start)
     if len({piece.file for piece in pieces}) < len(pieces):
         raise ValueError(f"{name} is twice in one file")
@@ -337,7 +339,7 @@ def check_shapes(saved: Saved, own: Weights) -> None:
 @torch.no_grad()
 def read_tensors(saved: Saved, own: Weights) -> None:
     """Read the rows that this process holds, whichever ranks wrote them. Not a collective."""
-    targets: dict[str, list[tuple[str, Piece]]] = {}  # by file, so that each is opened once
+    targets: dict[str, list[tuple[str, TensorRows]]] = {}  # by file, so that each is opened once
     for name, tensor in own.items():
         start, stop = rows_of(tensor)
         for piece in saved.tensors[name].pieces:
@@ -352,7 +354,7 @@ def read_tensors(saved: Saved, own: Weights) -> None:
                 read_piece(saved.folder / file, stored, name, saved.tensors[name], piece, own[name])
 
 
-def read_piece(file: Path, stored: Any, name: str, saved: SavedTensor, piece: Piece, own: Tensor) -> None:
+def read_piece(file: Path, stored: Any, name: str, saved: SavedTensor, piece: TensorRows, own: Tensor) -> None:
     part = checked_slice(file, stored, name, saved, piece)
     target = local(own)
     if not saved.shape:
@@ -395,7 +397,7 @@ def read_part(saved: Saved, name: str, index: Sequence[int | slice]) -> Tensor:
     return found[0] if isinstance(first, int) else found
 
 
-def checked_slice(file: Path, stored: Any, name: str, saved: SavedTensor, piece: Piece) -> Any:
+def checked_slice(file: Path, stored: Any, name: str, saved: SavedTensor, piece: TensorRows) -> Any:
     part = stored.get_slice(name)
     found = tuple(part.get_shape()), part.get_dtype()
     if found != (saved.shape_of(piece), saved.dtype) or saved.dtype not in DTYPES.values():

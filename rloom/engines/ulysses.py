@@ -28,7 +28,7 @@ class SequenceParallelGroup:
 
     group: str  # the name only: a compiled graph can hold it, and torch can destroy the group
     ranks: int
-    rank: int  # of this process within the group
+    rank: int  # rank of this process within the group
 
 
 def check_heads(network: Network, ranks: int, among: int, key: str) -> None:

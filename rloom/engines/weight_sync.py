@@ -138,7 +138,7 @@ def reduced(tensor: Tensor) -> Reduced:
 
 
 def with_uuid(tensor: Tensor) -> Reduced:
-    """The same with the GPU's UUID: the processes may number their GPUs in other ways."""
+    """`reduced` with the GPU's UUID: the processes may number their GPUs in other ways."""
     function, arguments = reduced(tensor)
     if tensor.is_cuda:
         arguments = (*arguments[:DEVICE], gpu_uuid(tensor.device), *arguments[DEVICE + 1 :])

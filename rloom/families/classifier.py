@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from rloom.errors import ModelError
 from rloom.families.training import TOLERANCE, largest_difference, small_model, two_samples
 from rloom.models.attention import NAME as RLOOM_ATTENTION
-from rloom.models.classifier import Classifier, Layout, ScoringLayout, is_gated, read_output, restore_older_names
+from rloom.models.classifier import Classifier, PassLayout, ScoringLayout, is_gated, read_output, restore_older_names
 from rloom.models.conversations import Conversation
 from rloom.models.load import first_line, quiet_transformers, read_config, varies_with_length
 from rloom.models.source import ModelSource, check_folder
@@ -23,12 +23,12 @@ from rloom.models.source import ModelSource, check_folder
 log = logging.getLogger(__name__)
 # In order of preference. Without a correct one, each conversation gets a pass of its own.
 CANDIDATES = (
-    ScoringLayout(Layout.PACKED, RLOOM_ATTENTION),
-    ScoringLayout(Layout.PADDED, RLOOM_ATTENTION),
-    ScoringLayout(Layout.PADDED, "sdpa"),
-    ScoringLayout(Layout.PADDED, "eager"),
-    ScoringLayout(Layout.ROWS, "sdpa"),
-    ScoringLayout(Layout.ROWS, "eager"),
+    ScoringLayout(PassLayout.PACKED, RLOOM_ATTENTION),
+    ScoringLayout(PassLayout.PADDED, RLOOM_ATTENTION),
+    ScoringLayout(PassLayout.PADDED, "sdpa"),
+    ScoringLayout(PassLayout.PADDED, "eager"),
+    ScoringLayout(PassLayout.ROWS, "sdpa"),
+    ScoringLayout(PassLayout.ROWS, "eager"),
 )
 TRIED: dict[str, dict[ScoringLayout, str | None]] = {}  # model -> the fault of each layout; None: correct
 
@@ -39,14 +39,16 @@ def scoring_layout(source: ModelSource, *, packed: bool) -> ScoringLayout:
     if identity not in TRIED:
         TRIED[identity] = try_layouts(source)
     faults = TRIED[identity]
-    correct = [one for one, fault in faults.items() if fault is None and (packed or one.layout is not Layout.PACKED)]
+    correct = [
+        one for one, fault in faults.items() if fault is None and (packed or one.layout is not PassLayout.PACKED)
+    ]
     if correct:
         return correct[0]
     log.info(
         f"{source.key}={source.path}: conversations are scored one at a time, by the model's own forward "
         f"({next(iter(faults.values()))})"
     )
-    return ScoringLayout(Layout.SINGLE, None)
+    return ScoringLayout(PassLayout.SINGLE, None)
 
 
 def try_layouts(source: ModelSource) -> dict[ScoringLayout, str | None]:

@@ -17,7 +17,7 @@ from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
 
 NEW_TOKENS = 6
-TOLERANCE = 3e-3  # of the largest log-prob: state-space layers step through tokens by other sums than over many at once
+TOLERANCE = 3e-3  # relative to the largest log-prob: state-space layers sum over single tokens otherwise than over many
 
 
 class OnCpu:
@@ -40,7 +40,7 @@ def check_native(model: PreTrainedModel) -> str | None:
 
 
 def check_hf(model: PreTrainedModel, attention: str, *, pads_prompts: bool) -> str | None:
-    """The same for generate() of transformers with this attention implementation."""
+    """What generate() of transformers does wrong with this attention implementation; None: nothing."""
     model.set_attn_implementation(attention)
     engine = HfRollout(
         PolicyNetwork(model, packed=False),

@@ -28,10 +28,10 @@ from rloom.models.network import PolicyNetwork
 LENGTHS = (12, 7)
 WINDOW = 4  # shorter than both samples
 VOCABULARY = 128
-WIDTH = 64  # of the feed-forward layers, which act on single tokens
+WIDTH = 64  # size of the feed-forward layers, which act on single tokens
 EXPERTS = 4
 MOST_PARAMETERS = 1_000_000_000  # 4 GB
-TOLERANCE = 1e-3  # of the largest logit
+TOLERANCE = 1e-3  # relative to the largest logit
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
 # Counts of tokens in a row at which a family changes its computation (Llama 4: the temperature of attention). A row of
 # packed samples is longer than the run's longest sample, so these are always shortened.
@@ -49,7 +49,7 @@ class TrainingSupport:
     packed: str | None
     padded: str | None
     attention: str  # with which padded samples are correct: rloom, or transformers' sdpa or eager
-    own_attention: str  # of transformers: sdpa if it equals eager
+    own_attention: str  # implementation of transformers: sdpa if it equals eager
 
 
 def check_training(model: PreTrainedModel) -> TrainingSupport:

@@ -22,7 +22,7 @@ from rloom.config.schema import Config, Optim
 from rloom.data.stream import PromptStream
 from rloom.errors import ConfigError
 from rloom.launch.identity import IDENTITY_FILE, Record
-from rloom.launch.inputs import Given, Inputs, held_out_prompts, read_inputs
+from rloom.launch.inputs import Inputs, UserObjects, held_out_prompts, read_inputs
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (
     check_policy_family,
@@ -102,7 +102,7 @@ class Components:
             self.roles.critic.load(folder, contents)
 
 
-def prepare(config: Config, given: Given) -> Inputs:
+def prepare(config: Config, given: UserObjects) -> Inputs:
     """Check device and model family, and read the prompts, before a model is loaded."""
     if not config.uses_ray:
         pick_device(config)  # fails at once if there is no GPU

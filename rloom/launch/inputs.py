@@ -14,12 +14,12 @@ from rloom.data.rows import Columns
 from rloom.errors import DataError
 from rloom.launch.model_sources import policy_source
 from rloom.models.load import load_tokenizer
-from rloom.models.source import EMBEDDED as EMBEDDED_FOLDER
+from rloom.models.source import EMBEDDED_FOLDER
 from rloom.types import Prompt
 
 
 @dataclass(frozen=True)
-class Given:
+class UserObjects:
     """Objects of the calling program in place of files. The keys of those files have the value IN_PYTHON."""
 
     train: GivenRows | None = None
@@ -37,7 +37,7 @@ class Inputs:
     reward: Callable[..., Any] | None = None  # the caller's function
 
 
-def read_inputs(config: Config, given: Given) -> Inputs:
+def read_inputs(config: Config, given: UserObjects) -> Inputs:
     tokenizer = load_tokenizer(policy_source(config))
     prompts = train_prompts(config, tokenizer, given.train)
     return Inputs(tokenizer, prompts, held_out_prompts(config, tokenizer, given.validation), given.reward)

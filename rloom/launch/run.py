@@ -15,7 +15,7 @@ from rloom.config.derived import ACCURACY, validation_word
 from rloom.config.schema import Config
 from rloom.launch.build import Components, check_own_algorithm, open_components, prepare, resolved_needs
 from rloom.launch.identity import Continuation, Record, compare, describe
-from rloom.launch.inputs import Given, Inputs
+from rloom.launch.inputs import Inputs, UserObjects
 from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_job, run_to_end, timetable
 from rloom.launch.models import needs_critic
 from rloom.runs.curve import draw_learning_curve
@@ -27,7 +27,7 @@ from rloom.runs.runlog import RunLog
 from rloom.runtime.placement import WorkerLayout
 from rloom.training.checkpoint import Checkpoints
 from rloom.training.loop import Training
-from rloom.training.steps import AfterStep, go_on
+from rloom.training.steps import AfterStep, always_continue
 
 logger = logging.getLogger(__name__)
 CURVE = "learning_curve.png"
@@ -38,11 +38,11 @@ NO_REFERENCE = "no reference (algorithm.kl_metric=True measures the KL to it)"
 class Caller:
     """What a program gives beside the configuration."""
 
-    objects: Given
-    after_step: AfterStep = go_on
+    objects: UserObjects
+    after_step: AfterStep = always_continue
 
 
-COMMAND = Caller(Given())  # a command gives the configuration alone
+COMMAND = Caller(UserObjects())  # a command gives the configuration alone
 
 
 def run(config: Config, caller: Caller = COMMAND) -> Outcome:

@@ -29,8 +29,7 @@ from rloom.launch.models import causal_network, pick_device, placement
 from rloom.launch.worker import FILES, GatheredFiles, ModelFiles, Rendezvous
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
-from rloom.models.source import EMBEDDED as EMBEDDED_FOLDER
-from rloom.models.source import check_folder
+from rloom.models.source import EMBEDDED_FOLDER, check_folder
 from rloom.runs.metrics import ModelWork, device_peak_flops
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, WorkerLayout, WorkerSlot

@@ -35,7 +35,7 @@ class AttentionOptions(NamedTuple):
     """What a model family adds to plain attention."""
 
     scale: float
-    window: int | None = None  # of a sliding window: a token attends to so many tokens, itself included
+    window: int | None = None  # size of a sliding window: a token attends to so many tokens, itself included
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
     sinks: Tensor | None = None  # [heads], a score per head that enters the softmax without a value (gpt-oss)
 
@@ -89,7 +89,7 @@ def check_arguments(module: torch.nn.Module, attention_mask: Tensor | None, othe
 
 
 AttentionInterface.register(NAME, call_attend)
-ACTIVE: list[Attend] = []  # of the running pass: for OpaqueAttention, and for layers that drop keyword arguments
+ACTIVE: list[Attend] = []  # the running pass's: for OpaqueAttention, and for layers that drop keyword arguments
 
 
 @contextmanager

@@ -38,7 +38,7 @@ VALUE_HEAD = "v_head.weight"
 VALUE_HEAD_NAMES = {r"^transformer\.": "model.", r"^v_head\.": "score."}
 
 
-class Layout(Enum):
+class PassLayout(Enum):
     """How the conversations of a forward pass are arranged."""
 
     PACKED = "packed"  # one row without padding, through rloom's attention; the head reads the last tokens
@@ -49,7 +49,7 @@ class Layout(Enum):
 
 @dataclass(frozen=True)
 class ScoringLayout:
-    layout: Layout
+    layout: PassLayout
     attention: str | None  # implementation; None: the one that transformers chooses
 
 
@@ -135,13 +135,13 @@ def code_advice(source: ModelSource, *, has_code: bool) -> str:
 class Classifier:
     """A classifier whose outputs for several conversations equal those for each of them alone."""
 
-    def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
+    def __init__(self, model: PreTrainedModel, layout: PassLayout) -> None:
         self.model = model
         self.pad_id: int | None = model.config.get_text_config().pad_token_id
-        self.layout = Layout.SINGLE if layout is Layout.ROWS and self.pad_id is None else layout
+        self.layout = PassLayout.SINGLE if layout is PassLayout.ROWS and self.pad_id is None else layout
         self.decoder: Decoder | None = None
-        if layout in (Layout.PACKED, Layout.PADDED):
-            self.decoder = Decoder(model, packed=layout is Layout.PACKED)
+        if layout in (PassLayout.PACKED, PassLayout.PADDED):
+            self.decoder = Decoder(model, packed=layout is PassLayout.PACKED)
             self.head = None if isinstance(model, GatedRewardModel) else linear_head(model)
 
     @property
@@ -152,9 +152,9 @@ class Classifier:
     def passes(self, conversations: Sequence[Conversation], batching: MicroBatching) -> list[list[int]]:
         """Rows of each forward pass."""
         lengths = [len(conversation.tokens) for conversation in conversations]
-        if self.layout is Layout.SINGLE:
+        if self.layout is PassLayout.SINGLE:
             return [[row] for row in range(len(lengths))]
-        if self.layout is Layout.PACKED:
+        if self.layout is PassLayout.PACKED:
             return batching.cut(lengths)
         # models look for the end of a conversation by the padding token, so one that holds it gets a pass of its own
         alone = [row for row, one in enumerate(conversations) if self.decoder is None and self.pad_id in one.tokens]

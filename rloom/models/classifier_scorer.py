@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rloom.errors import ModelError
-from rloom.models.classifier import Classifier, Layout
+from rloom.models.classifier import Classifier, PassLayout
 from rloom.models.conversations import Conversation, ConversationEncoder
 from rloom.packing import MicroBatching
 from rloom.types import Sample, Score
@@ -45,17 +45,17 @@ class HostWeights:
 
 log = logging.getLogger(__name__)
 LAYOUTS = {
-    Layout.PACKED: "packed",
-    Layout.PADDED: "padded",
-    Layout.ROWS: "padded, by the model's own forward",
-    Layout.SINGLE: "one at a time, by the model's own forward",
+    PassLayout.PACKED: "packed",
+    PassLayout.PADDED: "padded",
+    PassLayout.ROWS: "padded, by the model's own forward",
+    PassLayout.SINGLE: "one at a time, by the model's own forward",
 }
 
 
 @dataclass(frozen=True)
 class ScoredConversations:
     scores: list[Score]
-    tokens: int  # of the conversations that were scored
+    tokens: int  # number of tokens of the conversations that were scored
     truncated: int  # conversations
 
 
@@ -79,7 +79,7 @@ class ClassifierScorer:
                 f"reward_model.label_weights={list(label_weights)}: the reward model has {len(self.labels)} labels "
                 f"({', '.join(self.labels)}); give one weight for each"
             )
-        if compiled and device.type == "cuda" and classifier.layout is Layout.PACKED:
+        if compiled and device.type == "cuda" and classifier.layout is PassLayout.PACKED:
             assert classifier.decoder is not None
             classifier.decoder.compile()
         self.host_weights: HostWeights | None = None

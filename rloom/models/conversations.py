@@ -76,7 +76,7 @@ class ConversationEncoder:
         part = "only_first" if self.truncation == "left" else "only_second"
         try:
             encoded = self.tokenizer([question], [answer], truncation=part, max_length=self.max_length, verbose=False)
-        except Exception as error:  # of the tokenizers library: the part is too short to remove so much of it
+        except Exception as error:  # raised by the tokenizers library: the part is too short to remove so much of it
             side = "question" if self.truncation == "left" else "answer"
             return Score.failed(
                 f"reward_model.truncation={self.truncation}: removing the whole {side} does not shorten the "

@@ -22,7 +22,7 @@ from rloom.models.limits import LOGITS_AT_ONCE
 
 CHUNK_LOGITS = 2**26  # numbers of a chunk in `token_logprobs`: 256 MB of float32
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # a dependency of torch for CUDA on Linux
-ROWS_MULTIPLE = 128  # of a chunk: the tile size of a matmul
+ROWS_MULTIPLE = 128  # rows of a chunk are a multiple of this: the tile size of a matmul
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class SampleRange:
 
     rows: slice
     tokens: slice
-    answers: slice  # of the tokens in the mask
+    answers: slice  # range of the tokens in the mask
 
 
 def sample_ranges(index_A: Tensor, length_N: Tensor, vocabulary: int) -> list[SampleRange]:

@@ -2,7 +2,7 @@
 
 from rloom.errors import ModelError
 
-UNREDUCED_SHARE = 0.25  # of a GPU's memory: the most that gradients not yet summed over ranks may take
+UNREDUCED_SHARE = 0.25  # share of a GPU's memory that gradients not yet summed over ranks may take at most
 LOGITS_AT_ONCE = 2**29  # numbers in the fused head's buffer: 2 GB of float32
 LENGTH_KEYS = "data.max_prompt_length + data.max_response_length"
 

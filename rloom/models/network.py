@@ -66,7 +66,7 @@ class Network(Protocol):
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,  # also the KL to it
-        experts_TMK: Tensor | None = None,  # that the routers have to use: see Batch
+        experts_TMK: Tensor | None = None,  # experts that the routers have to use: see Batch
     ) -> TokenOutputs: ...
 
     def loss(
@@ -103,7 +103,29 @@ class Network(Protocol):
         """torch.compile the layers."""
 
 
-class PolicyNetwork:
+class DecoderNetwork:
+    """What the policy and the critic share: a decoder below their heads."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel, *, packed: bool) -> None:
+        self.decoder = Decoder(model, packed=packed)
+
+    @property
+    def module(self) -> nn.Module:
+        module: nn.Module = self.decoder.model
+        return module
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        return self.decoder.layers
+
+    def without_adapter(self) -> AbstractContextManager[Any]:
+        return self.decoder.without_adapter()
+
+    def compile(self) -> None:
+        self.decoder.compile()
+
+
+class PolicyNetwork(DecoderNetwork):
     """A causal language model. Its output is the log-prob of each token at the sampling temperature."""
 
     def __init__(
@@ -115,7 +137,7 @@ class PolicyNetwork:
         chunked: bool = True,
         replays_routing: bool = False,  # passes are given the experts that the rollout's routers chose
     ) -> None:
-        self.decoder = Decoder(model, packed=packed)
+        super().__init__(model, packed=packed)
         if replays_routing:
             self.decoder.install_replay()
         self.temperature = temperature
@@ -125,20 +147,8 @@ class PolicyNetwork:
         self.scale = logit_scale(text)
 
     @property
-    def module(self) -> nn.Module:
-        module: nn.Module = self.decoder.model
-        return module
-
-    @property
-    def layers(self) -> Sequence[nn.Module]:
-        return self.decoder.layers
-
-    @property
     def exact(self) -> Sequence[nn.Module]:
         return ()
-
-    def without_adapter(self) -> AbstractContextManager[Any]:
-        return self.decoder.without_adapter()
 
     def adapter_config(self) -> dict[str, Any] | None:
         """peft's configuration of the LoRA adapter, if there is one."""
@@ -150,9 +160,6 @@ class PolicyNetwork:
 
     def cast(self, dtype: torch.dtype) -> None:
         self.decoder.cast(dtype)
-
-    def compile(self) -> None:
-        self.decoder.compile()
 
     @property
     def plain_head_weight(self) -> Tensor | None:
@@ -169,7 +176,7 @@ class PolicyNetwork:
         return LogitOptions(self.temperature, self.scale, self.softcap)
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
-        """The same as the model's own forward computes from its last hidden state (`verify` compares them).
+        """Equal to what the model's own forward computes from its last hidden state (`verify` compares them).
 
         In float32 where a kernel supports it: bfloat16 rounds a logit of 20 by up to 0.06.
         """
@@ -285,11 +292,11 @@ class PolicyNetwork:
             return self.logits(hidden_TH)
 
 
-class ValueNetwork:
-    """The same architecture with a scalar head: the return expected from the state before each token."""
+class ValueNetwork(DecoderNetwork):
+    """The policy's architecture with a scalar head: the return expected from the state before each token."""
 
     def __init__(self, model: PreTrainedModel, *, packed: bool) -> None:
-        self.decoder = Decoder(model, packed=packed)
+        super().__init__(model, packed=packed)
         size = self.decoder.base.get_input_embeddings().weight.shape[1]
         head = nn.Linear(size, 1, bias=False)
         nn.init.zeros_(head.weight)  # all values are 0 before the first update
@@ -301,26 +308,11 @@ class ValueNetwork:
             module.float()
 
     @property
-    def layers(self) -> Sequence[nn.Module]:
-        return self.decoder.layers
-
-    @property
     def exact(self) -> Sequence[nn.Module]:
         return (self.decoder.base.get_output_embeddings(),)  # bfloat16 cannot tell a value of 0.500 from 0.501
 
     def as_reference(self) -> Reference:
         raise TypeError("a critic has no distribution over tokens: it cannot be the reference of a KL")
-
-    def compile(self) -> None:
-        self.decoder.compile()
-
-    @property
-    def module(self) -> nn.Module:
-        module: nn.Module = self.decoder.model
-        return module
-
-    def without_adapter(self) -> AbstractContextManager[Any]:
-        return self.decoder.without_adapter()
 
     def token_outputs(
         self,
@@ -358,7 +350,7 @@ def fused_token_loss(
     hidden_AH: Tensor,
     weight_VH: Tensor,
     tokens_T: Tensor,
-    index_A: Tensor,  # of the tokens in the mask, on the device
+    index_A: Tensor,  # positions of the tokens in the mask, on the device
     ranges: Sequence[SampleRange],
     loss_fn: LossFn,
     options: LogitOptions,

@@ -26,7 +26,7 @@ ROUTERS = frozenset(
     f"{family}TopKRouter"
     for family in ("Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3VLMoeText", "Mixtral", "MiniMax", "Olmoe", "FlexOlmo")
 )
-NO_CHOICE = -1  # of a token that the rollout did not compute: the router chooses
+NO_CHOICE = -1  # entry of a token that the rollout did not compute: the router chooses
 
 
 class RoutingShape(NamedTuple):
@@ -45,7 +45,7 @@ class Routing(Protocol):
         """The experts to use, in new memory, given those that the router of this layer chooses."""
 
 
-ACTIVE: list[Routing] = []  # of the running pass; none: routers use their own choices
+ACTIVE: list[Routing] = []  # the running pass's; none: routers use their own choices
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from rloom.errors import ModelError
 
-EMBEDDED = Path(__file__).parents[1] / "assets" / "embedded"
+EMBEDDED_FOLDER = Path(__file__).parents[1] / "assets" / "embedded"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
 
 
@@ -25,7 +25,7 @@ class ModelSource:
     @property
     def location(self) -> str:
         if self.path == "embedded":
-            return str(EMBEDDED / "model")
+            return str(EMBEDDED_FOLDER / "model")
         expanded = Path(self.path).expanduser()
         return str(expanded) if expanded.exists() else self.path
 

@@ -25,7 +25,7 @@ Index = Sequence[int | slice]
 class ExpertNames:
     """The names in the files for the parts of a family's expert tensors."""
 
-    block: str  # of the layer's part with the experts, `mlp` in transformers
+    block: str  # name of the layer's part with the experts, `mlp` in transformers
     gate: str
     up: str
     down: str

@@ -15,9 +15,8 @@ from rloom.config.load import expand
 from rloom.config.schema import Actor, Config, Critic, Fsdp
 from rloom.config.sections import EngineMemory, Megatron
 from rloom.errors import ModelError
+from rloom.models.source import EMBEDDED_FOLDER
 from rloom.plan.batches import Batches, Updates
-
-EMBEDDED_FOLDER = Path(__file__).parents[1] / "assets" / "embedded" / "model"
 
 
 class UnknownSize(ModelError):
@@ -73,7 +72,7 @@ class Architecture:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Of a layer: name -> (in, out)."""
+        """Linear maps of one layer: name -> (in, out)."""
         return {
             "q_proj": (self.hidden, self.query_size),
             "k_proj": (self.hidden, self.kv_size),
@@ -99,7 +98,7 @@ class Architecture:
 
     @property
     def norm_parameters(self) -> int:
-        """Of a layer."""
+        """Parameters of the norms of one layer."""
         family = FAMILIES[self.family]
         return family.norms * self.hidden + (2 * self.head_size if family.head_norms else 0)
 
@@ -132,7 +131,7 @@ class Architecture:
 
     @property
     def saved_numbers(self) -> int:
-        """Of one token, saved by one compiled layer for the backward pass.
+        """Numbers of one token that one compiled layer saves for the backward pass.
 
         The inputs of attention and of the MLP (2 hidden), queries and attention's output (2 query), keys and values
         (2 kv), gate and up (2 intermediate). Norms and the product of gate and up are recomputed.
@@ -140,14 +139,14 @@ class Architecture:
         return 2 * (self.hidden + self.query_size + self.kv_size + self.intermediate)
 
     def adapter_parameters(self, rank: int, targets: str | Sequence[str]) -> int:
-        """Of LoRA. `all-linear` leaves the output embedding out."""
+        """Parameters of a LoRA adapter. `all-linear` leaves the output embedding out."""
         names = [targets] if isinstance(targets, str) else targets
         chosen = [size for name, size in self.matrices.items() if "all-linear" in names or name in names]
         return self.layers * sum(rank * (rows + columns) for rows, columns in chosen)
 
 
 def read_architecture(path: str, key: str, overrides: Mapping[str, Any]) -> Architecture:
-    """Of a folder, the embedded model, or a hub name whose config.json is in the cache already."""
+    """The model of a folder, the embedded one, or that of a hub name whose config.json is in the cache already."""
     return architecture({**read_fields(path, key), **overrides}, f"{key}={path}")
 
 
@@ -162,7 +161,7 @@ def read_fields(path: str, key: str) -> dict[str, Any]:
 
 
 def find_config(path: str, key: str) -> Path:
-    folder = EMBEDDED_FOLDER if path == EMBEDDED else expand(path)
+    folder = EMBEDDED_FOLDER / "model" if path == EMBEDDED else expand(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{key}={path}: the folder has no config.json, so it is no Hugging Face model")
@@ -224,16 +223,16 @@ class ModelPlan:
     parameters: int  # with the adapter
     outer: int  # parameters outside the layers: embeddings, head, last norm
     trainable: int  # parameters: all, or the adapter's
-    number_bytes: int  # of weights and activations in the arithmetic
+    number_bytes: int  # bytes of a weight or an activation in the arithmetic
     checkpointing: bool
     keys: EngineMemory  # offload
     fsdp_size: int
     megatron: Megatron | None  # None: one process, or FSDP2
     ranks: int
-    vocabulary: int  # of the head; 0 for a critic
+    vocabulary: int  # rows of the head; 0 for a critic
     fused_head: bool
     updates: Updates
-    stage: int = 0  # of Megatron's pipeline
+    stage: int = 0  # place in Megatron's pipeline
 
     @property
     def sharded(self) -> bool:

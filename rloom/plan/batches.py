@@ -19,7 +19,7 @@ from rloom.runtime.placement import ACTOR, ROLLOUT
 class PassPlan:
     """The passes in which one rank takes its samples through a model, one for each micro-batch."""
 
-    samples: int  # of the rank
+    samples: int  # number on the rank
     count: int  # passes, if every sample has full length
     samples_each: int  # most samples of a pass, if every sample has full length
     tokens: int  # most tokens of a pass, whatever the lengths
@@ -38,9 +38,9 @@ def plan_passes(samples: int, batching: MicroBatching, longest: int) -> PassPlan
 class Updates:
     """The optimizer steps of one model in a step."""
 
-    prompts: int  # of a mini-batch
-    samples: int  # of a mini-batch
-    passes: PassPlan  # of a mini-batch, on one rank
+    prompts: int  # number in a mini-batch
+    samples: int  # number in a mini-batch
+    passes: PassPlan  # for a mini-batch, on one rank
     per_epoch: int
     epochs: int
 
@@ -53,12 +53,12 @@ class Updates:
 class Batches:
     prompts: int
     n: int
-    ranks: int  # that hold the actor
+    ranks: int  # number of ranks that hold the actor
     shares: int  # parts of a batch: ranks, or groups of ranks that divide a model with Megatron
     engines: int
     tensor_parallel: int  # GPUs of an engine
-    prompt_tokens: int  # of the longest prompt
-    answer_tokens: int  # of the longest answer
+    prompt_tokens: int  # length of the longest prompt
+    answer_tokens: int  # length of the longest answer
     actor: Updates
     critic: Updates | None  # iff the estimator needs one
 
@@ -81,7 +81,7 @@ class Batches:
 
     @property
     def tokens(self) -> int:
-        """Of a step, if every sample has full length; the prompt counts once for each answer."""
+        """Tokens of a step, if every sample has full length; the prompt counts once for each answer."""
         return self.samples * self.longest
 
     def scoring_passes(self, batching: MicroBatching) -> PassPlan:

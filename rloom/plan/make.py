@@ -244,7 +244,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Machine:
+class PlannedGpus:
     """The GPUs of a plan."""
 
     gpus_from: str  # where their number comes from; empty: it is given, or 1
@@ -257,7 +257,7 @@ class Plan:
     config: Config
     needs: Needs
     batches: Batches
-    machine: Machine
+    machine: PlannedGpus
     costs: Costs | None  # None: the first note has the reason
     notes: tuple[str, ...]
 
@@ -273,7 +273,7 @@ def make_plan(given: Config, gpu_gib: float | None = None) -> Plan:
         check_splits(config, critic=needs.estimator.needs_critic)
     except ConfigError as error:
         raise ConfigError(f"{error}\n{gpus}" if gpus.startswith(ASSUMED) else str(error)) from None
-    machine = Machine(gpus, *gpu_memory(gpu_gib))
+    machine = PlannedGpus(gpus, *gpu_memory(gpu_gib))
     config, offload = as_trained(config, machine.gpu_bytes)
     sizes = batches(config, critic=needs.estimator.needs_critic)
     reward, unknown = counted_reward(config, sizes)

@@ -84,7 +84,7 @@ def in_optimizer_step(model: ModelPlan) -> Parts:
 
 
 def activations(model: ModelPlan, tokens: int, started: int) -> float:
-    """Of `started` passes; a recomputed layer is that of one pass."""
+    """Activations of `started` passes; a recomputed layer is that of one pass."""
     size, layers = model.architecture, rank_layers(model)
     tensor = section(model).tensor_model_parallel_size
     between = size.hidden / (tensor if section(model).divides_tokens else 1)

@@ -21,7 +21,7 @@ from rloom.rollout.limits import PAGE_TOKENS, cache_capacity, default_sequences,
 from rloom.runtime.placement import ACTOR, REWARD, ROLLOUT
 
 DEBERTA = "deberta-v2"
-DEFAULT_LABELS = 2  # of a config.json without id2label
+DEFAULT_LABELS = 2  # labels where config.json has no id2label
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class RewardPlan:
     family: str
     parameters: int
     number_bytes: int
-    token_numbers: int  # that one layer has of one token in a forward pass
-    tokens: int  # of the largest pass
+    token_numbers: int  # numbers that one layer holds for one token in a forward pass
+    tokens: int  # in the largest pass
     offloaded: bool
     own_workers: int | None  # None: it shares the actor's
 
@@ -93,7 +93,7 @@ def size_of(fields: Mapping[str, Any], source: str, longest: int) -> tuple[str, 
 
 
 def deberta_parameters(fields: Mapping[str, Any], labels: int) -> int:
-    """Of DeBERTa v2 and v3 with a pooler and a classifier. The defaults are those of transformers."""
+    """Parameters of DeBERTa v2 and v3 with a pooler and a classifier. The defaults are those of transformers."""
     hidden, inner, norm = fields["hidden_size"], fields["intermediate_size"], 2 * fields["hidden_size"]
     positions = fields.get("max_position_embeddings", 512)
     rows = fields["vocab_size"] + fields.get("type_vocab_size", 0)
@@ -241,7 +241,7 @@ def memory(
     *,
     generates: bool = True,
 ) -> Memory:
-    """Of a GPU; with a pipeline, in each phase of one of the stage that needs most: the first or the last."""
+    """Memory of a GPU; with a pipeline, in each phase that of the stage that needs most: the first or the last."""
     stages = [0] if actor.megatron is None else sorted({0, actor.megatron.pipeline_model_parallel_size - 1})
     found = [
         memory_of_stage(
@@ -313,7 +313,7 @@ def memory_of_stage(
 
 
 def weights_copy(config: Config, actor: ModelPlan) -> Parts:
-    """Of a rollout engine that does not generate with the actor's own weights: native and hf do in one process."""
+    """Weights of a rollout engine that does not generate with the actor's own: native and hf do in one process."""
     rollout = config.actor_rollout_ref.rollout
     if not actor.sharded and not rollout.holds_copy:
         return {}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rloom.config.schema import Actor, Critic, Fsdp
 from rloom.plan.architecture import FLOAT32, ModelPlan, divided_by_megatron, shards_of
 from rloom.plan.batches import Batches, Updates, scoring_passes
-from rloom.plan.make import SHOWN, Costs, Machine, Plan
+from rloom.plan.make import SHOWN, Costs, Plan, PlannedGpus
 from rloom.plan.megatron import description
 from rloom.plan.memory import GIB, GpuMemory, RewardPlan
 from rloom.plan.timing import THROUGH_DRIVER, Stage, StepTime
@@ -195,7 +195,7 @@ def cache_lines(costs: Costs) -> Iterator[str]:
     yield line("at a time", f"{room:,} of the {count(cache.running, 'sequence')} that may run, at full length{shorter}")
 
 
-def verdict(costs: Costs, machine: Machine) -> str:
+def verdict(costs: Costs, machine: PlannedGpus) -> str:
     memory = costs.memory
     size = f"{memory.gpu_bytes / GIB:.0f} GiB" + (f" ({machine.memory_from})" if machine.memory_from else "")
     if memory.fits:

@@ -44,7 +44,7 @@ class Stage:
     name: str
     compute_s: float = 0.0
     wire_s: float = 0.0
-    wire_bytes: float = 0.0  # that reach one GPU, or pass through the driver
+    wire_bytes: float = 0.0  # bytes that reach one GPU, or pass through the driver
 
     @property
     def seconds(self) -> float:
@@ -54,7 +54,7 @@ class Stage:
 @dataclass(frozen=True)
 class StepTime:
     stages: Sequence[Stage]
-    tokens: int  # of prompts and answers
+    tokens: int  # in prompts and answers
 
     @property
     def seconds(self) -> float:
@@ -137,7 +137,7 @@ def generation(config: Config, needs: Needs, sizes: Batches, actor: ModelPlan, m
     if needs.estimator.needs_greedy:
         samples += sizes.prompts_per_engine
     cache = memory.cache
-    assert cache is not None  # of a GPU that generates
+    assert cache is not None  # a GPU that generates has one
     running = max(1, min(cache.running, cache.whole_sequences))
     steps = math.ceil(samples / running) * answer
     weights = actor.number_bytes * size.matrix_parameters

@@ -16,7 +16,7 @@ KEY_METRICS: Mapping[str, Sequence[str]] = {
     "entropy": ("actor/entropy",),
     "answer length": ("response_length/mean",),
     "clip fraction": ("actor/pg_clipfrac",),
-    "loss": ("train/loss",),  # of supervised fine-tuning
+    "loss": ("train/loss",),  # supervised fine-tuning
     "validation loss": ("val/loss",),
     "seconds a step": ("timing_s/step", "perf/time_per_step"),
     "tokens/s": ("perf/throughput", "train/tokens_per_s"),
@@ -44,14 +44,14 @@ class Point:
 
 @dataclass(frozen=True)
 class AccuracyComparison:
-    """Of one data source. A run without validations of it has no points."""
+    """Accuracies on one data source. A run without validations of it has no points."""
 
     source: str
     common_steps: Sequence[int]  # at which all runs have validated
     first_common: Sequence[Point | None]
     last_common: Sequence[Point | None]
-    best: Sequence[Point | None]  # of each run, at any step
-    last: Sequence[Point | None]  # of each run, at its own last validation
+    best: Sequence[Point | None]  # one for each run, at any step
+    last: Sequence[Point | None]  # one for each run, at its own last validation
 
 
 @dataclass(frozen=True)

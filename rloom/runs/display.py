@@ -34,7 +34,7 @@ STAGE_LABELS = {
 SECONDS = ("timing_s/step", "perf/time_per_step")
 
 
-class Part(NamedTuple):
+class LinePart(NamedTuple):
     """`reward_mean 0.531`"""
 
     name: str
@@ -99,47 +99,47 @@ class Display:
         self.clear()
         self._print(validation_parts(step, metrics, first, word))
 
-    def _print(self, parts: list[Part]) -> None:
+    def _print(self, parts: list[LinePart]) -> None:
         width = self._console.width if self._console.is_terminal else None
         self._console.print(_styled(_folded(parts, width)), soft_wrap=True)
 
 
 def step_parts(
     step: int, total_steps: int | None, metrics: Mapping[str, float], total_epochs: int | None = None
-) -> list[Part]:
-    parts = [Part("step", f"{step}/{total_steps}" if total_steps is not None else str(step))]
+) -> list[LinePart]:
+    parts = [LinePart("step", f"{step}/{total_steps}" if total_steps is not None else str(step))]
     if "training/epoch" in metrics:
         epoch = int(metrics["training/epoch"]) + 1
         # dynamic sampling takes more prompts than planned, and may pass the last epoch
         of_all = f"/{total_epochs}" if total_epochs is not None and epoch <= total_epochs else ""
-        parts.append(Part("epoch", f"{epoch}{of_all}"))
+        parts.append(LinePart("epoch", f"{epoch}{of_all}"))
     for label, value in step_line(metrics).items():
-        parts.append(Part(label, f"{value:.3f}" if label == "reward_mean" else _short(value)))
+        parts.append(LinePart(label, f"{value:.3f}" if label == "reward_mean" else _short(value)))
     failed = metrics.get("reward/failed", 0)
     if failed > 0:
-        parts.append(Part("failed", str(round(failed))))
+        parts.append(LinePart("failed", str(round(failed))))
     seconds = _first(SECONDS, metrics)
     if seconds is not None:
-        parts.append(Part(f"{seconds:,.1f} s"))
+        parts.append(LinePart(f"{seconds:,.1f} s"))
     return parts
 
 
 def validation_parts(
     step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]], word: str = "accuracy"
-) -> list[Part]:
+) -> list[LinePart]:
     """`first`: (step, accuracy) of the run's first validation, which may be later than step 0. `word`: accuracy, or
     score, of which the mean is shown as it is."""
     label, show = ("acc", _percent) if word == "accuracy" else (word, _short)
-    parts = [Part("step", str(step)), Part("validation")]
+    parts = [LinePart("step", str(step)), LinePart("validation")]
     for name, key in (("loss", "val/loss"), ("perplexity", "val/perplexity")):
         if key in metrics:
-            parts.append(Part(name, _short(metrics[key])))
+            parts.append(LinePart(name, _short(metrics[key])))
     for name, value in validation_accuracies(metrics).items():
         since = ""
         if name in first:
             when, before = first[name]
             since = f" ({'start' if when == 0 else f'step {when}'} {show(before)})"
-        parts.append(Part(f"{name} {label}", show(value) + since))
+        parts.append(LinePart(f"{name} {label}", show(value) + since))
     return parts
 
 
@@ -166,9 +166,9 @@ def _percent(accuracy: float) -> str:
     return f"{100 * accuracy:.1f} %" if 0 <= accuracy <= 1 else _short(accuracy)
 
 
-def _folded(parts: list[Part], width: int | None) -> list[list[Part]]:
+def _folded(parts: list[LinePart], width: int | None) -> list[list[LinePart]]:
     """Break the lines of a terminal between two parts, never inside one."""
-    lines: list[list[Part]] = [[]]
+    lines: list[list[LinePart]] = [[]]
     for part in parts:
         line = INDENT + SEPARATOR.join(map(str, [*lines[-1], part]))
         if width is not None and lines[-1] and len(line) > width:
@@ -177,7 +177,7 @@ def _folded(parts: list[Part], width: int | None) -> list[list[Part]]:
     return lines
 
 
-def _styled(lines: list[list[Part]]) -> Text:
+def _styled(lines: list[list[LinePart]]) -> Text:
     text = Text()
     for number, line in enumerate(lines):
         text.append("\n" + INDENT if number else "")

@@ -39,7 +39,7 @@ class MismatchWarning:
     figure: float
     threshold: float
     logprobs_difference: float  # mean, absolute
-    engine_versions: tuple[int, ...]  # of the weights that generated the answers
+    engine_versions: tuple[int, ...]  # versions of the weights that generated the answers
     trainer_version: int
 
     @property
@@ -58,7 +58,7 @@ class MismatchWarning:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Of the `warning` event."""
+        """Fields of the `warning` event."""
         return {
             "kind": "rollout_mismatch",
             "metric": FIGURE,

@@ -11,7 +11,7 @@ KL_METRICS = ("actor/reward_kl_penalty", "actor/kl_loss", "actor/kl_divergence")
 
 @dataclass(frozen=True)
 class MetricName:
-    names: tuple[str, ...]  # of one value; the first is its label in a step's line
+    names: tuple[str, ...]  # all names of one value; the first is its label in a step's line
     metrics: tuple[str, ...]  # the value is that of the first that was measured
     healthy: str
     place: str | None = None  # in a step's line; of the rows of one place, the first that was measured is shown

@@ -114,7 +114,7 @@ def parse_row(line: bytes) -> dict[str, Any] | None:
 
 METRICS_FILE = "metrics.jsonl"
 MOST_STEPS = 10**15  # every such integer is exact in JavaScript, too
-LARGEST = 3.4028235e38  # of float32; a number beyond it counts as not finite
+LARGEST = 3.4028235e38  # the largest float32; a number beyond it counts as not finite
 
 
 def is_whole(value: Any, most: int = MOST_STEPS) -> bool:
@@ -143,7 +143,7 @@ def finite_metrics(values: Any) -> dict[str, float] | None:
 
 
 def metrics_record(row: dict[str, Any]) -> dict[str, float] | None:
-    """Of a line of `metrics.jsonl`: its metrics, with `step`. None: it is no such line."""
+    """The metrics of a line of `metrics.jsonl`, with `step`. None: it is no such line."""
     known = finite_metrics({name: value for name, value in row.items() if name != "step"})
     return {"step": row["step"], **known} if known is not None and is_whole(row.get("step")) else None
 
@@ -167,10 +167,14 @@ def read_metrics(file: Path) -> list[dict[str, float]]:
 
 def truncate_metrics(file: Path, last_step: float = math.inf) -> None:
     """Drop the records after `last_step`, and the line that a crash left unfinished."""
-    if not file.exists():
+    try:
+        with open_regular(file) as lines:
+            *finished, _cut_short = lines.read().split(b"\n")
+    except FileNotFoundError:
         return
-    rows = JsonLines(file, lambda row: None if metrics_record(row) is None else row).read().records
-    write_rows(file, (row for row in rows if row["step"] <= last_step))
+    records = [(line, metrics_record(parse_row(line) or {})) for line in finished]
+    kept = [line.decode() + "\n" for line, record in records if record is not None and record["step"] <= last_step]
+    replace_text(file, "".join(kept))
 
 
 def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:

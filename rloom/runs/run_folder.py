@@ -60,7 +60,7 @@ class RunState:
     step: int  # the last completed one
     total_steps: int | None
     started: float | None  # seconds since 1970: of the process that ran last
-    updated: float | None  # of the last event
+    updated: float | None  # time of the last event
     error: str | None  # type of the error that ended it, or why it cannot be read
 
 
@@ -263,7 +263,7 @@ def is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # of another user
+    except OSError:  # a process of another user
         return True
     return True
 
@@ -278,7 +278,7 @@ REWARD = "critic/score/mean"
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of one data source, in the validations of a run."""
+    """Accuracies on one data source in the validations of a run."""
 
     first: float
     first_step: int
@@ -297,7 +297,7 @@ class RunSummary:
     accuracy: Mapping[str, Accuracy]  # by data source
     algorithm: str | None
     model: str | None
-    fault: str | None = None  # of its config.yaml
+    fault: str | None = None  # why config.yaml cannot be read
 
 
 def summarize(path: Path) -> RunSummary:
@@ -315,14 +315,14 @@ def summarize(path: Path) -> RunSummary:
             model_of(config.values),
             config.fault,
         )
-    except Exception as error:  # of any kind
+    except Exception as error:  # any fault of the run's files
         reason = str(error) or type(error).__name__
         state = RunState(Status.UNREADABLE, step=0, total_steps=None, started=None, updated=None, error=reason)
         return RunSummary(path, run_name(path), state, None, {}, None, None)
 
 
 def summaries(roots: Sequence[Path]) -> list[RunSummary]:
-    """Of every run directory at `roots` and below, the last written first."""
+    """Summaries of every run directory at `roots` and below, the last written first."""
     folders = dict.fromkeys(folder.absolute() for root in roots for folder in run_directories(root))
     found = [summarize(folder) for folder in folders]
     return sorted(found, key=lambda summary: summary.state.updated or 0.0, reverse=True)
@@ -371,7 +371,7 @@ def last_events(file: Path) -> list[Event]:
         if run < 0:
             return []
         step = text.rfind(STEP_EVENT, run)
-        last = text.rfind(b"\n", 0, text.rfind(b"\n"))  # of the last complete line: the end of the one before
+        last = text.rfind(b"\n", 0, text.rfind(b"\n"))  # where the last complete line begins: the end of the one before
         lines = [line_at(text, position) for position in (run, step, last + 1) if position >= 0]
     rows = [row for row in map(parse_row, dict.fromkeys(lines)) if row is not None]
     return [event for event in map(read_event, rows) if event is not None]

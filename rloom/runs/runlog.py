@@ -44,7 +44,7 @@ class RunLog:
         self._display = display
         self._clock = clock
         self.events = EventLog(run_dir / EVENTS_FILE)
-        self._step = 0  # that is under way
+        self._step = 0  # the step under way
         self._open_spans: list[str] = []
         self._seconds: dict[str, float] = {}  # by span, since they were last logged
         self._first_accuracies = _first_accuracies(self.metrics_file)  # and the step of each

@@ -7,7 +7,7 @@ import numpy as np
 
 from rloom.batch import Trajectory
 from rloom.rollout.base import Sampling
-from rloom.runs.metrics import validation_metrics
+from rloom.runs.accuracy import validation_metrics
 from rloom.training.sampling import Sampler
 from rloom.training.scoring import Progress
 from rloom.types import Prompt
@@ -18,13 +18,13 @@ class Evaluator:
     prompts: Sequence[Prompt]
     sampler: Sampler
     sampling: Sampling
-    n: int
+    answers_per_prompt: int
     prompts_at_once: int | None
 
     def answer(self, step: int, progress: Progress) -> list[Trajectory]:
         """All held-out prompts, some at a time; their number does not change an answer."""
         size = self.prompts_at_once or len(self.prompts)
-        total = len(self.prompts) * self.n
+        total = len(self.prompts) * self.answers_per_prompt
         trajectories: list[Trajectory] = []
         for first in range(0, len(self.prompts), size):
             done = len(trajectories)
@@ -33,7 +33,9 @@ class Evaluator:
                 progress(done + count, total)
 
             part = self.prompts[first : first + size]
-            pending = self.sampler.generate(part, self.n, self.sampling, f"validate/{step}", advance, first_group=first)
+            pending = self.sampler.generate(
+                part, self.answers_per_prompt, self.sampling, f"validate/{step}", advance, first_group=first
+            )
             trajectories += pending.scored(lambda count, _: None)
         return trajectories
 

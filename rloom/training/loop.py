@@ -30,7 +30,7 @@ from rloom.training.checkpoint import Checkpoints, read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.roles import Learner, Scorer
 from rloom.training.sampling import DynamicSampling, Sampler
-from rloom.training.steps import AfterStep, CompletedStep, StepLoop, go_on, worker_metrics
+from rloom.training.steps import AfterStep, CompletedStep, StepLoop, always_continue, worker_metrics
 from rloom.types import Prompt
 
 
@@ -126,7 +126,7 @@ class Training(StepLoop):
         checkpoints: Checkpoints,
         write_checkpoint: Callable[[Path], None],
         load_checkpoint: Callable[[Path], None],
-        after_step: AfterStep = go_on,
+        after_step: AfterStep = always_continue,
         diagnosis: LiveDiagnosis | None = None,
         dumps: DumpWriter | None = None,
     ) -> None:
@@ -176,9 +176,9 @@ class Training(StepLoop):
         """Answers to a step's prompts; with dynamic sampling, to as many prompts as are needed."""
         s = self.settings
 
-        def answer_new_prompts(occasion: str) -> list[Trajectory]:
+        def answer_new_prompts(seed_scope: str) -> list[Trajectory]:
             prompts = self.stream.next()
-            return self.answer(prompts, s.answers_per_prompt, s.sampling, occasion, "gen", update_moments=True)
+            return self.answer(prompts, s.answers_per_prompt, s.sampling, seed_scope, "gen", update_moments=True)
 
         if s.dynamic_sampling is None:
             return answer_new_prompts(f"train/{step}"), {}
@@ -187,16 +187,16 @@ class Training(StepLoop):
     def answer(
         self,
         prompts: Sequence[Prompt],
-        n: int,
+        answers_per_prompt: int,
         sampling: Sampling,
-        occasion: str,
+        seed_scope: str,
         stage: str,
         *,
         update_moments: bool = False,
     ) -> list[Trajectory]:
         log = self.log
         with self.stage(stage):
-            pending = self.roles.sampler.generate(prompts, n, sampling, occasion, log.advance)
+            pending = self.roles.sampler.generate(prompts, answers_per_prompt, sampling, seed_scope, log.advance)
         with self.stage("reward"):
             trajectories = pending.scored(log.advance, update_moments=update_moments)
         self.report_failures(trajectories)

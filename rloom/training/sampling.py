@@ -17,13 +17,13 @@ from rloom.training.dispatch import Dispatcher
 from rloom.training.scoring import Decode, PendingTrajectories, Progress, Scoring
 from rloom.types import Prompt
 
-# of a step with dynamic sampling: batches of prompts it took, and groups of different scores that it did not need
+# Metrics of dynamic sampling: batches of prompts that a step took, groups of different scores that it did not need
 ROUNDS, SURPLUS = "rollout/num_gen_batches", "rollout/surplus_groups"
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Generates `n` answers to each prompt and scores them."""
+    """Generates answers to each prompt and scores them."""
 
     rollout: Group
     weight_sync: Group  # the workers that take part when the policy's weights go to the rollout engines
@@ -33,29 +33,31 @@ class Sampler:
 
     @cached_property
     def max_unfinished(self) -> int | None:
-        """Of the engines, which are all alike."""
+        """Requests that one engine takes at a time; the engines are all alike."""
         limit: int | None = self.rollout.call("max_unfinished")[0]
         return limit
 
     def generate(
         self,
         prompts: Sequence[Prompt],
-        n: int,
+        answers_per_prompt: int,
         sampling: Sampling,
-        occasion: str,  # such as "train/12": with the seed and the row, it determines every draw
+        seed_scope: str,  # such as "train/12": with the seed and the row, it determines every draw
         progress: Progress,
         first_group: int = 0,  # groups are numbered from here, one for each prompt
     ) -> PendingTrajectories:
-        """`n` answers to each prompt, in the order of the prompts. Their scores may be pending."""
-        rows = [(first_group + index, prompt) for index, prompt in enumerate(prompts) for _ in range(n)]
-        first_row = first_group * n
+        """The answers to each prompt, in the order of the prompts. Their scores may be pending."""
+        rows = [
+            (first_group + index, prompt) for index, prompt in enumerate(prompts) for _ in range(answers_per_prompt)
+        ]
+        first_row = first_group * answers_per_prompt
         requests = [
-            Request(prompt.tokens, sampling, draw_seed(self.seed, occasion, first_row + row))
+            Request(prompt.tokens, sampling, draw_seed(self.seed, seed_scope, first_row + row))
             for row, (_, prompt) in enumerate(rows)
         ]
         self.rollout.call("wake")
-        dispatcher = Dispatcher(requests, n, self.rollout.shares, self.max_unfinished)
-        with Scoring(self.reward, self.decode, answers_per_group=n) as scoring:
+        dispatcher = Dispatcher(requests, answers_per_prompt, self.rollout.shares, self.max_unfinished)
+        with Scoring(self.reward, self.decode, answers_per_prompt=answers_per_prompt) as scoring:
             with closing(self.rollout.stream("generate_stream", dispatcher.next_requests)) as stream:
                 for share, finished in stream:
                     scoring.check()
@@ -129,7 +131,7 @@ class DynamicSampling:
         )
 
 
-def draw_seed(seed: int, occasion: str, row: int) -> int:
+def draw_seed(seed: int, seed_scope: str, row: int) -> int:
     """A seed for every answer of every step, so that a resumed run samples as an uninterrupted one."""
-    digest = hashlib.blake2b(f"{seed}/{occasion}/{row}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{seed}/{seed_scope}/{row}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1  # torch takes 63 bits

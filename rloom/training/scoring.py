@@ -101,7 +101,7 @@ class PartScoring:
     """
 
     part: Part
-    answers_per_group: int
+    answers_per_prompt: int
     on_scores: "Callable[[Future[list[list[Score]]]], object]"
     places: dict[int, Place] = field(default_factory=dict)  # by row
     incomplete: dict[int, list[Decoded]] = field(default_factory=lambda: defaultdict(list))  # by group
@@ -114,7 +114,7 @@ class PartScoring:
         for answer in arrived:
             self.incomplete[answer.group].append(answer)
         if unit is Unit.PROMPT:
-            complete = [group for group, members in self.incomplete.items() if len(members) == self.answers_per_group]
+            complete = [group for group, members in self.incomplete.items() if len(members) == self.answers_per_prompt]
             for group in complete:
                 self.submit([self.incomplete.pop(group)])
 
@@ -139,9 +139,9 @@ class Scoring:
     While it decodes some answers, further ones arrive; these are decoded together next.
     """
 
-    def __init__(self, reward: Mix, decode: Decode, answers_per_group: int) -> None:
+    def __init__(self, reward: Mix, decode: Decode, answers_per_prompt: int) -> None:
         self.reward, self.decode = reward, decode
-        self.parts = [PartScoring(part, answers_per_group, self._note_error) for part in reward.parts]
+        self.parts = [PartScoring(part, answers_per_prompt, self._note_error) for part in reward.parts]
         self.generated: dict[int, Generated] = {}
         self.texts: dict[int, str] = {}  # by row
         self._arriving: SimpleQueue[Generated | None] = SimpleQueue()

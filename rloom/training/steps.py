@@ -22,7 +22,7 @@ Rows = Callable[[], list[dict[str, Any]]]
 AfterStep = Callable[[int, Metrics, Rows], bool]  # (step, its metrics, its answers) -> whether to go on
 
 
-def go_on(step: int, metrics: Metrics, rows: Rows) -> bool:
+def always_continue(step: int, metrics: Metrics, rows: Rows) -> bool:
     return True
 
 
@@ -60,7 +60,7 @@ class StepLoop(ABC):
         log: RunLog,
         checkpoints: Checkpoints,
         write_checkpoint: Callable[[Path], None],
-        after_step: AfterStep = go_on,
+        after_step: AfterStep = always_continue,
         diagnosis: LiveDiagnosis | None = None,  # None: no warnings about the course of the run
     ) -> None:
         self.settings, self.state, self.log = settings, state, log
@@ -122,11 +122,11 @@ class StepLoop(ABC):
                 self.end_with_the_data()
                 return
             metrics = completed.metrics
-            if due(self.settings.validate_every, step, last):
+            if is_due(self.settings.validate_every, step, last):
                 metrics = metrics | self.validate(step)
             self.warn_of_skipped_updates(step, metrics)
             self.warn_of_faults(step, metrics)
-            if last or due(self.settings.save_every, step, last):
+            if last or is_due(self.settings.save_every, step, last):
                 self.save()
             self.stopped = not self.after_step(step, metrics, completed.rows)
             if self.stopped:
@@ -146,7 +146,7 @@ class StepLoop(ABC):
             )
         self.log.message(f"The data ended before step {last + 1} was filled: step {last} was the last")
         every = self.settings.validate_every
-        if last >= self.first_step and every is not None and not due(every, last, last=False):
+        if last >= self.first_step and every is not None and not is_due(every, last, last=False):
             self.validate(last)
         self.save()
 
@@ -229,5 +229,5 @@ def worker_metrics(workers: Group) -> Metrics:
     return {name: max(report[name] for report in reports if name in report) for name in names}
 
 
-def due(every: int | None, step: int, last: bool) -> bool:
+def is_due(every: int | None, step: int, last: bool) -> bool:
     return every is not None and (last or step % every == 0)

@@ -38,7 +38,7 @@ def choose_token(environment: Mapping[str, str]) -> str:
     return own
 
 
-class Access:
+class ViewAccess:
     def __init__(self, token: str) -> None:
         self.token = token
         self._single_use: set[str] = set()

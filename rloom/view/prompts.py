@@ -187,7 +187,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class Change:
+class ValidationChange:
     """A prompt with accuracies in both validations."""
 
     outcome: str
@@ -196,8 +196,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Of one validation."""
+class ValidationAnswers:
+    """The answers of one validation."""
 
     first: Mapping[int, tuple[str, float | None]]  # group -> text and score
     every: Mapping[int, Sequence[str]]  # group -> texts; empty if there is no text to search for
@@ -237,12 +237,12 @@ def validation(run: RunHandle, query: Query) -> Json:
     }
 
 
-def changes(earlier: "Sequence[PromptSummary]", later: "Sequence[PromptSummary]") -> list[Change]:
+def changes(earlier: "Sequence[PromptSummary]", later: "Sequence[PromptSummary]") -> list[ValidationChange]:
     """In the order of the data set. A prompt whose scores all failed in one of the validations is in none of them."""
     before = {prompt.index: prompt for prompt in earlier if prompt.accuracy is not None}
     after = {prompt.index: prompt for prompt in later if prompt.accuracy is not None}
     return [
-        Change(OUTCOMES[is_right(before[index]), is_right(after[index])], before[index], after[index])
+        ValidationChange(OUTCOMES[is_right(before[index]), is_right(after[index])], before[index], after[index])
         for index in sorted(before.keys() & after.keys())
     ]
 
@@ -251,22 +251,22 @@ def is_right(prompt: "PromptSummary") -> bool:
     return prompt.accuracy is not None and prompt.accuracy > RIGHT_ABOVE
 
 
-def counted(changes: Sequence[Change]) -> dict[str, int]:
+def counted(changes: Sequence[ValidationChange]) -> dict[str, int]:
     counts = Counter(change.outcome for change in changes)
     return {outcome: counts[outcome] for outcome in OUTCOMES.values()}
 
 
-def answers_of(dumps: "Dumps", step: int, *, with_all: bool) -> Answers:
+def answers_of(dumps: "Dumps", step: int, *, with_all: bool) -> ValidationAnswers:
     every = dumps.texts("validation", step) if with_all else {}
-    return Answers(dumps.first_answers("validation", step), every)
+    return ValidationAnswers(dumps.first_answers("validation", step), every)
 
 
-def contains(change: Change, before: Answers, after: Answers, text: str) -> bool:
+def contains(change: ValidationChange, before: ValidationAnswers, after: ValidationAnswers, text: str) -> bool:
     searched = [change.after.text, *before.every[change.before.group], *after.every[change.after.group]]
     return any(text in one.casefold() for one in searched)
 
 
-def change_json(change: Change, before: Answers, after: Answers) -> Json:
+def change_json(change: ValidationChange, before: ValidationAnswers, after: ValidationAnswers) -> Json:
     return {
         "index": change.after.index,
         "text": change.after.text,
@@ -278,6 +278,6 @@ def change_json(change: Change, before: Answers, after: Answers) -> Json:
     }
 
 
-def side_json(prompt: "PromptSummary", answers: Answers) -> Json:
+def side_json(prompt: "PromptSummary", answers: ValidationAnswers) -> Json:
     text, score = answers.first[prompt.group]
     return {"group": prompt.group, "mean": prompt.mean, "answer": text, "score": score, "accuracy": prompt.accuracy}

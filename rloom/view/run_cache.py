@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rloom.runs.dumps.reader import Dumps
 
 
-WRITTEN = (EVENTS_FILE, METRICS_FILE, CONFIG_FILE)  # that a summary is made of
+WRITTEN = (EVENTS_FILE, METRICS_FILE, CONFIG_FILE)  # files whose change invalidates a summary
 
 
 def preload() -> None:

@@ -81,7 +81,7 @@ def metrics(run: RunHandle, query: Query) -> Json:
 
 
 def stages(run: RunHandle, query: Query) -> Json:
-    """Of `step`, by default the last completed one."""
+    """The stages of `step`, by default of the last completed one."""
     with run.folder() as folder:
         given = query.integer("step")
         step = folder.state.step if given is None else given

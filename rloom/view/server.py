@@ -13,7 +13,7 @@ from typing import Any
 
 from rloom.errors import RloomError
 from rloom.language import FOLDER, read_catalogue
-from rloom.view.access import Access
+from rloom.view.access import ViewAccess
 from rloom.view.http_errors import BadRequest, NotFound, RequestFault
 from rloom.view.query import Query, to_json
 from rloom.view.routes import API, answer
@@ -70,7 +70,7 @@ class ViewServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64  # a page asks for its files at once
 
-    def __init__(self, port: int, runs: RunCache, access: Access) -> None:
+    def __init__(self, port: int, runs: RunCache, access: ViewAccess) -> None:
         self.runs, self.access, self.files = runs, access, PageFiles()
         super().__init__((ADDRESS, port), Handler)
 
@@ -86,7 +86,7 @@ class ViewServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: ViewServer
-    headers = Message()  # of a request whose headers cannot be read
+    headers = Message()  # for a request whose headers cannot be read
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "rloom", ""
     timeout = IDLE_S

@@ -4,71 +4,28 @@ import ast
 import fnmatch
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.architecture.shape import ROOT, Module, Tree, called_name, under
+
+__all__ = ["ROOT", "TREE", "Module", "called_name", "files", "modules", "parse", "python_files", "texts", "under"]
+
+TREE = Tree(ROOT)
 
 
-@dataclass(frozen=True)
-class Module:
-    """A Python file of the package."""
-
-    name: str  # rloom.config.load
-    tree: ast.Module
-
-    def imports(self) -> tuple[str, ...]:
-        """Full names of what it imports, wherever in the file: `from rloom.config import load` -> rloom.config.load."""
-        return imports_of(self)
-
-
-@cache
-def imports_of(module: Module) -> tuple[str, ...]:
-    names: list[str] = []
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, f"{module.name}: imports are absolute"
-            names += [qualified(node.module, alias.name) for alias in node.names]
-        elif isinstance(node, ast.Call) and called_name(node) in ("import_module", "import_library"):
-            names += [str(part.value) for part in node.args[:1] if isinstance(part, ast.Constant)]
-    return tuple(names)
-
-
-@cache
 def modules() -> tuple[Module, ...]:
-    return tuple(Module(module_name(file), parse(file)) for file in package_files())
+    return TREE.modules
 
 
-@cache
 def module_names() -> frozenset[str]:
-    return frozenset(module_name(file) for file in package_files())
+    return TREE.modules[0].known
 
 
 def package_files() -> list[Path]:
     """The modules; a Python file below assets/ is a file that train.sh copies for its user."""
     found = sorted((ROOT / "rloom").rglob("*.py"))
     return [file for file in found if not file.is_relative_to(ROOT / "rloom" / "assets")]
-
-
-def module_name(file: Path) -> str:
-    parts = file.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def qualified(package: str, name: str) -> str:
-    """The module, where `name` is one of `package`; else the package that defines it."""
-    whole = f"{package}.{name}"
-    return whole if whole in module_names() or not package.startswith("rloom") else package
-
-
-def called_name(node: ast.Call) -> str:
-    """`f` of `f()` and of `a.f()`; an expression that is called has no name."""
-    if isinstance(node.func, ast.Attribute):
-        return node.func.attr
-    return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
 @cache
@@ -106,7 +63,3 @@ def texts() -> Iterator[tuple[Path, str]]:
             yield file, file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-
-
-def under(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix}.")

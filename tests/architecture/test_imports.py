@@ -40,7 +40,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.runtime.placement",
         *BOTTOM,
     ),
-    "rloom.plan": ("rloom.algos.discount", "rloom.config", "rloom.runtime.placement", *LIMITS, *BOTTOM),
+    "rloom.plan": (
+        *("rloom.algos.discount", "rloom.config", "rloom.models.source", "rloom.runtime.placement"),
+        *LIMITS,
+        *BOTTOM,
+    ),
     "rloom.families": ("rloom.engines.ulysses", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": NOUNS,
     "rloom.models": ("rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
@@ -109,7 +113,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch.distributed": (
         "rloom.engines",
         "rloom.runtime.torchrun",  # calls among the ranks that torchrun has started
-        "rloom.rollout.vllm.executor",  # a rank of vLLM in the workers' process group
+        "rloom.rollout.vllm.engine",  # a rank of vLLM in the workers' process group
     ),
     "openai": ("rloom.rewards.judge.providers.openai",),
     "anthropic": ("rloom.rewards.judge.providers.claude",),

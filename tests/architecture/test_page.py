@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from rloom.view.server import CATALOGUE, CHINESE, PageFiles
 
 from rloom.language import read_catalogue
+from rloom.view.server import CATALOGUE, CHINESE, PageFiles
 from tests.architecture.source import ROOT
 
 PAGE = ROOT / "rloom" / "view" / "page"

@@ -1,38 +1,63 @@
-"""Small files, small functions, and nothing put off."""
+"""Files and functions of a size that can be read, folders that can be looked over, one class for a name."""
 
 import ast
 import re
 from pathlib import Path
 
-from tests.architecture.source import ROOT, called_name, parse, python_files, texts
+from tests.architecture.source import ROOT, TREE, called_name, parse, python_files, texts, under
 
 MAX_LINES_A_FILE = 600
 MAX_LINES_A_FUNCTION = 60
-ALLOWED: dict[str, str] = {}  # "path" or "path::function" -> why it is longer
+MAX_FILES_A_FOLDER = 20
+FEWEST_LINES = 40  # of a file that a single module imports, which is in its own folder
+VERLS_PATHS = "rloom.trainer"  # import paths that scripts for verl name: they stay, however short
+
+# Exceptions, to be emptied: a name that is not needed any more may be removed at any time.
+LARGE_FOLDERS: set[str] = {"rloom/cli", "rloom/config", "rloom/launch", "rloom/rewards"}
+FRAGMENTS: set[str] = {
+    *("rloom.config.experiment_name", "rloom.config.sandbox_section", "rloom.launch.probe", "rloom.launch.sft_ray"),
+    "rloom.rollout.vllm.engine",  # the only module that imports both vLLM and torch.distributed
+}
+CIRCULAR: set[str] = {"rloom.launch.sft", "rloom.launch.sft_ray", "rloom.launch.sft_torchrun"}
+REPEATED_CLASSES: set[str] = {
+    *("Answer", "Call", "CallFailed", "Counts", "Job", "Machine", "Outcome", "Place", "Progress", "Ranks"),
+    *("RemoteReward", "Report", "Run", "Sandbox", "Section", "Server", "Settings", "Setup", "State"),
+}
 
 
 def test_no_file_is_over_600_lines() -> None:
     lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in python_files()}
-    assert {name: n for name, n in lengths.items() if n > MAX_LINES_A_FILE and name not in ALLOWED} == {}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES_A_FILE} == {}
     assert len(lengths) > 50  # the search finds something
 
 
 def test_no_function_is_over_60_lines() -> None:
-    long = {}
-    for file in python_files():
-        for node in ast.walk(parse(file)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                name = f"{file.relative_to(ROOT)}::{node.name}"
-                if lines > MAX_LINES_A_FUNCTION and name not in ALLOWED:
-                    long[name] = lines
-    assert long == {}
+    found = {
+        f"{file.relative_to(ROOT)}::{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for file in python_files()
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: lines for name, lines in found.items() if lines > MAX_LINES_A_FUNCTION} == {}
 
 
-def test_every_exception_still_needs_to_be_one() -> None:
-    names = {str(file.relative_to(ROOT)) for file in python_files()}
-    assert {name for name in ALLOWED if name.split("::")[0] not in names} == set()
-    assert all(reason.strip() for reason in ALLOWED.values())
+def test_no_folder_has_more_than_20_files() -> None:
+    large = {folder for folder, files in TREE.files_per_folder().items() if files > MAX_FILES_A_FOLDER}
+    assert large - LARGE_FOLDERS == set()
+
+
+def test_a_short_file_with_one_importer_in_its_folder_is_part_of_that_importer() -> None:
+    found = {name for name in TREE.fragments(FEWEST_LINES) if not under(name, VERLS_PATHS)}
+    assert found - FRAGMENTS == set()
+
+
+def test_no_class_name_exists_twice() -> None:
+    found = TREE.repeated_classes()
+    assert {name: places for name, places in found.items() if name not in REPEATED_CLASSES} == {}
+
+
+def test_imports_make_no_circle() -> None:
+    assert [circle for circle in TREE.import_circles() if not CIRCULAR.issuperset(circle)] == []
 
 
 def test_nothing_is_left_for_later() -> None:

@@ -15,7 +15,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.remote.webelement import WebElement
 
-from rloom.view.access import Access
+from rloom.view.access import ViewAccess
 from rloom.view.run_cache import RunCache
 from rloom.view.server import ViewServer
 
@@ -54,7 +54,7 @@ def start(browser: str, driver: str, profile: Path) -> webdriver.Chrome:
 
 @contextlib.contextmanager
 def serving(folders: Sequence[Path], port: int = 0) -> Iterator[ViewServer]:
-    with ViewServer(port, RunCache(folders), Access(TOKEN)) as server:
+    with ViewServer(port, RunCache(folders), ViewAccess(TOKEN)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

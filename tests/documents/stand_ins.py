@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GemmaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from rloom.data.prepare import prepare
-from rloom.models.source import EMBEDDED
+from rloom.models.source import EMBEDDED_FOLDER
 from tests.classifiers import SPECIAL, TEMPLATE, deberta_config, llama_config, save_classifier
 from tests.helpers import SHAPE, tiny_model
 
@@ -43,7 +43,7 @@ def save_qwen(folder: Path) -> None:
 
 def save_solver(folder: Path) -> None:
     """For the command that trains on rloom's own data: the model that solves some of them has the layers of Qwen2."""
-    shutil.copytree(EMBEDDED / "model", folder, dirs_exist_ok=True)
+    shutil.copytree(EMBEDDED_FOLDER / "model", folder, dirs_exist_ok=True)
 
 
 def save_gemma(folder: Path) -> None:

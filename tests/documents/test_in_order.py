@@ -28,7 +28,7 @@ from rloom.config.keys import value_at
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.engines.storage import read_weights
-from rloom.models.source import EMBEDDED
+from rloom.models.source import EMBEDDED_FOLDER
 from rloom.rewards.judge.addresses import ADDRESS_VARIABLES
 from tests.documents.in_order import BEGIN, END
 from tests.documents.printed import ROOT, copied
@@ -244,7 +244,7 @@ def assert_trained(world: World, given: Given, ended: Ended) -> None:
         adapter = load_file(saved / "lora.safetensors")
         assert any(bool(adapter[name].any()) for name in adapter if "lora_B" in name)  # zero at the start
         return
-    first = EMBEDDED / "model" if model.path == "embedded" else snapshot(world.home / "hf", model.path)
+    first = EMBEDDED_FOLDER / "model" if model.path == "embedded" else snapshot(world.home / "hf", model.path)
     before = load_file(first / "model.safetensors")
     after = {name: tensor.clone() for name, tensor in before.items()}
     read_weights(saved, "model", after)  # also of several workers

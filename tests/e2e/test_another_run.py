@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rloom.models.source import EMBEDDED
+from rloom.models.source import EMBEDDED_FOLDER
 from rloom.training import checkpoint as checkpoints
 from tests.e2e.runs import command, train, weights
 
@@ -27,7 +27,7 @@ GAE = (
 
 def write_data(file: Path, first: int) -> Path:
     """So many rows of the embedded set, from `first` on."""
-    pq.write_table(pq.read_table(EMBEDDED / "train.parquet").slice(first, ROWS), file)
+    pq.write_table(pq.read_table(EMBEDDED_FOLDER / "train.parquet").slice(first, ROWS), file)
     return file
 
 
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One step of gae with save_freq=-1, in `run`; the data and the model beside it."""
     folder = tmp_path_factory.mktemp("trained")
     data = own_data(write_data(folder / "train.parquet", 0))
-    shutil.copytree(EMBEDDED / "model", folder / "model")
+    shutil.copytree(EMBEDDED_FOLDER / "model", folder / "model")
     model = f"actor_rollout_ref.model.path={folder / 'model'}"
     train(folder / "run", 1, *GAE, data, model, "data.val_files=embedded")
     return folder

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rloom.models.source import EMBEDDED
+from rloom.models.source import EMBEDDED_FOLDER
 from tests.e2e.runs import arguments, command, records, train, weights
 
 ROW = {"data_source": "math_reasoning", "prompt": "1+1=", "ground_truth": "2"}
@@ -189,7 +189,7 @@ def test_all_prompts_over_long(
 
 def test_a_model_folder_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(EMBEDDED / "model", folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(EMBEDDED_FOLDER / "model", folder, ignore=shutil.ignore_patterns("*.safetensors"))
     Failure(tmp_path / "run", capsys, f"actor_rollout_ref.model.path={folder}").names(
         f"actor_rollout_ref.model.path={folder}", "no weights", "*.safetensors", "config.json"
     ).leaves_nothing()

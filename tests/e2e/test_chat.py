@@ -13,7 +13,7 @@ import pytest
 
 import rloom
 from rloom import cli
-from rloom.api.generation import Conversation, open_model, sampling_of
+from rloom.api.generation import ChatSession, open_model, sampling_of
 from tests.architecture.source import ROOT
 from tests.e2e.runs import train
 
@@ -50,7 +50,7 @@ def test_lines_of_a_pipe_are_turns_of_one_conversation(
 
 def test_an_answer_comes_in_pieces_and_the_conversation_remembers_it() -> None:
     with open_model("embedded", ["trainer.device=cpu"]) as generator:
-        conversation = Conversation(generator, sampling_of(generator, None, 0.0), system="Be brief.")
+        conversation = ChatSession(generator, sampling_of(generator, None, 0.0), system="Be brief.")
         pieces = list(conversation.answer(QUESTION))
         assert len(pieces) > 5 and all("\ufffd" not in piece for piece in pieces)
         assert conversation.messages == [

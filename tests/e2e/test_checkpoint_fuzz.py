@@ -28,7 +28,7 @@ from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
 from rloom.launch.export import export
 from rloom.launch.identity import IDENTITY_FILE, compare, read_identity
 from rloom.launch.models import policy_engine, policy_network
-from rloom.models.source import EMBEDDED
+from rloom.models.source import EMBEDDED_FOLDER
 from rloom.trainer import main_ppo
 from rloom.training.checkpoint import SEAL, STATE, read_state, seal
 from tests.e2e.runs import arguments, same, train, weights
@@ -285,7 +285,7 @@ def test_weights_that_are_not_finite_are_named(
 def test_a_run_does_not_start_from_weights_that_are_not_finite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = Path(shutil.copytree(EMBEDDED / "model", tmp_path / "model"))
+    model = Path(shutil.copytree(EMBEDDED_FOLDER / "model", tmp_path / "model"))
     spoil(model / "model.safetensors", "model.norm.weight", float("-inf"))
     keys = (f"actor_rollout_ref.model.path={model}", "data.max_prompt_length=64")
     assert main_ppo.main(arguments(tmp_path / "run", 1, *RLOO, *keys)) == 2

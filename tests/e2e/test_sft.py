@@ -20,7 +20,7 @@ from rloom.engines.local import LocalEngine
 from rloom.errors import CheckpointError, ConfigError
 from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
 from rloom.launch.export import export
-from rloom.models.source import EMBEDDED
+from rloom.models.source import EMBEDDED_FOLDER
 from rloom.trainer import main_ppo, sft_trainer
 from tests.e2e.runs import records, same, weights
 from tests.helpers import apart
@@ -257,7 +257,7 @@ def test_without_keys_the_answers_are_those_of_the_embedded_model_and_its_errors
     often = ("trainer.val_before_train=True", "trainer.test_freq=4", "trainer.save_freq=-1")
     run = train(tmp_path, 4, *sizes, *often, "optim.lr=2e-4", "optim.lr_warmup_steps=0")
     _, test = arithmetic.questions(train=8192, test=512, seed=0)
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED / "model")
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_FOLDER / "model")
     tokens = sum(len(tokenizer(question.answer).input_ids) + 1 for question in test[:rows])  # and the end of the turn
     chances = [(0.30 if question.problem.hard else 0.75) * 0.95 * 0.96 for question in test[:rows]]
     expected = -sum(math.log(chance) for chance in chances) / tokens

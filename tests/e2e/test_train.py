@@ -20,7 +20,7 @@ from transformers import (
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
 from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
 from rloom.launch.export import export
-from rloom.models.source import EMBEDDED
+from rloom.models.source import EMBEDDED_FOLDER
 from rloom.runs.dumps.reader import Dumps
 from rloom.runs.run_folder import RunFolder
 from tests.e2e.runs import records, same, train, weights
@@ -254,7 +254,8 @@ def test_exactly_on_policy_skips_the_old_log_probs_and_changes_nothing(tmp_path:
 def test_critic_warmup_leaves_the_policy_alone(tmp_path: Path) -> None:
     train(tmp_path, 2, "trainer.critic_warmup=1")
     before = {
-        name: p for name, p in AutoModelForCausalLM.from_pretrained(EMBEDDED / "model").float().named_parameters()
+        name: p
+        for name, p in AutoModelForCausalLM.from_pretrained(EMBEDDED_FOLDER / "model").float().named_parameters()
     }
     assert same({name: p.detach() for name, p in before.items()}, weights(tmp_path, 1))
     assert not same(weights(tmp_path, 1), weights(tmp_path, 2))
@@ -307,7 +308,7 @@ def test_model_families_load_and_train(tmp_path: Path, family: type[PreTrainedCo
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(family(**SHAPE))
     model.save_pretrained(tmp_path / "model")
-    AutoTokenizer.from_pretrained(EMBEDDED / "model").save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(EMBEDDED_FOLDER / "model").save_pretrained(tmp_path / "model")
     path = f"actor_rollout_ref.model.path={tmp_path / 'model'}"
     # random weights answer nothing right: reward length instead, so that there is something to learn
     (tmp_path / "reward.py").write_text(
@@ -349,6 +350,6 @@ def test_an_exported_lora_policy_answers_like_the_trained_one(tmp_path: Path) ->
     merged = export(tmp_path / "global_step_2", tmp_path / "merged")
     adapter = export(tmp_path / "global_step_2", tmp_path / "adapter", adapter=True)
     assert (adapter / "adapter_model.safetensors").is_file()
-    moved, apart = compare_logits(EMBEDDED / "model", merged, adapter)
+    moved, apart = compare_logits(EMBEDDED_FOLDER / "model", merged, adapter)
     assert moved > 1e-3
     assert apart < 1e-4

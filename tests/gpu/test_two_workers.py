@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rloom.models.source import EMBEDDED
+from rloom.models.source import EMBEDDED_FOLDER
 from tests.e2e.runs import records, train
 from tests.e2e.test_ray import Deadly, numbers, whole  # skips where Ray is not installed
 
@@ -90,7 +90,7 @@ def differing(one: Path, other: Path) -> dict[str, tuple[float, float]]:
 def apart(one: Path, other: Path) -> float:
     """How far the trained weights are from each other, as a share of the way that training moved them."""
     first, second = (trained(folder) for folder in (one, other))
-    start = load_file(EMBEDDED / "model" / "model.safetensors")
+    start = load_file(EMBEDDED_FOLDER / "model" / "model.safetensors")
     distance, way = (
         torch.cat([(a[name].float() - b[name].float()).flatten() for name in first]).norm()
         for a, b in ((first, second), (second, start))

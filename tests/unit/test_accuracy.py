@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rloom.batch import Trajectory
-from rloom.runs import metrics as accuracy
-from rloom.runs.metrics import validation_metrics
+from rloom.runs import accuracy
+from rloom.runs.accuracy import validation_metrics
 from rloom.training.evaluate import Evaluator
 from rloom.types import Prompt, Score
 
@@ -162,7 +162,7 @@ def test_chunks_do_not_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, rloom.runs.metrics; sys.exit('torch' in sys.modules)"
+    code = "import sys, rloom.runs.accuracy; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -171,7 +171,9 @@ def test_validation_counts_the_accuracy_of_rules_that_score_minus_one_or_one() -
     scores = [Score(1.0, {"acc": 1.0}), Score(-1.0, {"acc": 0.0}), Score(-1.0, {"acc": 0.0}), Score.failed("late")]
     nothing = torch.zeros(0)
     answers = [Trajectory(prompt, 0, nothing, nothing, (), True, score) for score in scores]
-    metrics = Evaluator([prompt], sampler=None, sampling=None, n=4, prompts_at_once=None).metrics(answers)
+    metrics = Evaluator([prompt], sampler=None, sampling=None, answers_per_prompt=4, prompts_at_once=None).metrics(
+        answers
+    )
     assert metrics["val-core/math_dapo/acc/mean@4"] == pytest.approx(1 / 3)
     assert Score(0.75).accuracy == 0.75
     assert Score.failed("late").accuracy is None

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Llam
 
 from rloom.errors import ModelError
 from rloom.families.classifier import check_layouts, scoring_layout
-from rloom.models.classifier import Classifier, Layout, load_classifier
+from rloom.models.classifier import Classifier, PassLayout, load_classifier
 from rloom.models.classifier_scorer import ClassifierScorer
 from rloom.models.conversations import Conversation, ConversationEncoder, length_limit
 from rloom.models.load import TOKENIZERS, load_tokenizer
@@ -90,7 +90,7 @@ def test_a_llama_classifier_scores_as_its_own_forward_does_one_by_one(
     llama: Path, packed: bool, batching: MicroBatching
 ) -> None:
     scorer = scorer_of(llama, packed=packed, batching=batching)
-    assert scorer.classifier.layout is (Layout.PACKED if packed else Layout.PADDED)
+    assert scorer.classifier.layout is (PassLayout.PACKED if packed else PassLayout.PADDED)
     expected = own_values(llama, [chat_tokens(llama, one) for one in samples()])
     assert values(scorer, samples()) == pytest.approx(expected, rel=1e-4)
     assert max(expected) - min(expected) > 0.1  # the conversations differ
@@ -101,7 +101,7 @@ def test_a_deberta_classifier_scores_pairs_as_transformers_pipeline_does(
     deberta: Path, batching: MicroBatching
 ) -> None:
     scorer = scorer_of(deberta, batching=batching)
-    assert scorer.classifier.layout is Layout.ROWS
+    assert scorer.classifier.layout is PassLayout.ROWS
     classify = pipeline("text-classification", model=str(deberta), function_to_apply="none")
     expected = [classify({"text": one.prompt, "text_pair": one.response})["score"] for one in samples()]
     assert values(scorer, samples()) == pytest.approx(expected, rel=1e-4)
@@ -144,13 +144,13 @@ def test_an_answer_is_scored_at_its_last_token_that_is_not_the_padding_token(tmp
 
 
 def test_a_conversation_that_holds_the_padding_token_gets_a_pass_of_its_own() -> None:
-    classifier = Classifier(random_classifier(deberta_config()), Layout.ROWS)
+    classifier = Classifier(random_classifier(deberta_config()), PassLayout.ROWS)
     rows = [(1, 7, 2), (1, 0, 7, 2), (1, 7, 8, 9, 2)]
     assert classifier.passes([Conversation(tokens) for tokens in rows], WHOLE) == [[2, 0], [1]]
 
 
 def test_padded_passes_hold_the_budget_with_their_padding() -> None:
-    classifier = Classifier(random_classifier(deberta_config()), Layout.ROWS)
+    classifier = Classifier(random_classifier(deberta_config()), PassLayout.ROWS)
     some = [Conversation((7,) * length) for length in (3, 10, 4, 9, 2)]
     # 20 tokens: two rows of 10; four rows of 4 would fit, three are left
     assert classifier.passes(some, MicroBatching(tokens=20)) == [[1, 3], [2, 0, 4]]
@@ -305,7 +305,9 @@ def test_a_model_with_its_own_code_gives_its_own_score_once_it_is_trusted(
         load_classifier(source_of(tmp_path), dtype=torch.float32, attention="eager")
     source = source_of(tmp_path, trust_remote_code=True)
     chosen = scoring_layout(source, packed=True)
-    assert chosen.layout is Layout.SINGLE  # the small model's two random samples do not hold the token that it needs
+    assert (
+        chosen.layout is PassLayout.SINGLE
+    )  # the small model's two random samples do not hold the token that it needs
     model = load_classifier(source, dtype=torch.float32, attention=chosen.attention)
     encoder = ConversationEncoder(load_tokenizer(source), max_length=64, truncation="error")
 
@@ -331,18 +333,18 @@ def test_families_with_windows_and_caps_are_packed(family: str) -> None:
     config: PreTrainedConfig = FAMILIES[family]()
     config.num_labels = 2
     found = {one.layout: fault for one, fault in check_layouts(random_classifier(config)).items() if fault is None}
-    assert Layout.PACKED in found
+    assert PassLayout.PACKED in found
 
 
 def test_a_family_whose_attention_is_its_own_is_padded() -> None:
     faults = check_layouts(random_classifier(deberta_config(labels=2)))
-    assert [one.layout for one, fault in faults.items() if fault is None] == [Layout.ROWS]
+    assert [one.layout for one, fault in faults.items() if fault is None] == [PassLayout.ROWS]
 
 
 def test_rotary_frequencies_that_depend_on_the_pass_are_computed_one_conversation_at_a_time(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     save_classifier(tmp_path, llama_config(rope_parameters=rope))
-    assert scoring_layout(source_of(tmp_path), packed=True).layout is Layout.SINGLE
+    assert scoring_layout(source_of(tmp_path), packed=True).layout is PassLayout.SINGLE
 
 
 def test_the_limit_is_the_lesser_of_model_and_tokenizer(llama: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rloom.cli.data import main
-from rloom.data.check import Settings, check_file, check_files, length_histogram, render_report
+from rloom.data.check import CheckSettings, check_file, check_files, length_histogram, render_report
 from rloom.data.prompts import load_prompts
 from rloom.data.rows import Columns
 from rloom.errors import RloomError
@@ -34,8 +34,8 @@ class CharacterTokenizer:
 
 
 MAX_PROMPT_LENGTH = 60  # "User: " + content + "\n\nAssistant:" is 18 characters more than the content
-STRICT = Settings(tokenizer=CharacterTokenizer(), max_prompt_length=MAX_PROMPT_LENGTH)
-FUNCTION = Settings(Columns(rules=False))
+STRICT = CheckSettings(tokenizer=CharacterTokenizer(), max_prompt_length=MAX_PROMPT_LENGTH)
+FUNCTION = CheckSettings(Columns(rules=False))
 
 
 def write(tmp_path: Path, rows: Any, name: str = "a.json") -> Path:
@@ -218,7 +218,7 @@ def test_a_byte_order_mark_is_a_warning(tmp_path: Path) -> None:
 def test_a_prompt_in_two_files_is_a_warning(tmp_path: Path) -> None:
     train = write(tmp_path, [gsm8k("a"), gsm8k("b")], "train.json")
     test = write(tmp_path, [gsm8k("c"), gsm8k([user("b")])], "test.json")
-    first, second = check_files([train, test], Settings())
+    first, second = check_files([train, test], CheckSettings())
     assert first.warnings == []
     assert [
         (found.row, found.reason) for found in second.warnings if found.column == "prompt" and "also" in found.reason
@@ -228,7 +228,7 @@ def test_a_prompt_in_two_files_is_a_warning(tmp_path: Path) -> None:
 
 def test_rows_for_a_reward_model_or_an_own_function_need_no_rule(tmp_path: Path) -> None:
     path = write(tmp_path, [{"data_source": "Anthropic/hh-rlhf", "prompt": "a", "reward_model": {"style": "model"}}])
-    found = check_file(path, Settings()).errors[0].reason
+    found = check_file(path, CheckSettings()).errors[0].reason
     assert "reward_model.enable=True reward_model.path=MODEL" in found
     assert "custom_reward_function.path=" in found
     assert check_file(path, FUNCTION).ok
@@ -239,7 +239,7 @@ def test_rows_for_a_reward_model_or_an_own_function_need_no_rule(tmp_path: Path)
 def test_a_sound_file_is_ok(tmp_path: Path) -> None:
     kit_row = {"data_source": "math_reasoning", "prompt": "b", "ground_truth": "42"}
     path = write(tmp_path, [gsm8k("a", "72"), gsm8k("c", "-1,080.5"), kit_row])
-    report = check_file(path, Settings())
+    report = check_file(path, CheckSettings())
     assert report.prompt_lengths is None
     assert render_report(report) == (
         f"{path}: 3 rows (numbered from 0)\n"
@@ -252,7 +252,7 @@ def test_a_sound_file_is_ok(tmp_path: Path) -> None:
 
 
 def test_a_column_shows_its_first_five_rows_and_the_number_of_all(tmp_path: Path) -> None:
-    report = check_file(write(tmp_path, [gsm8k(str(number), None) for number in range(25)]), Settings())
+    report = check_file(write(tmp_path, [gsm8k(str(number), None) for number in range(25)]), CheckSettings())
     shown = render_report(report)
     assert "errors: 25\n  reward_model.ground_truth: 25\n    row 0: " in shown
     assert "    row 4: " in shown and "    row 5: " not in shown
@@ -261,7 +261,7 @@ def test_a_column_shows_its_first_five_rows_and_the_number_of_all(tmp_path: Path
 
 def test_a_data_source_without_a_rule_is_named_once_with_its_rows(tmp_path: Path) -> None:
     rows = [{"data_source": "my/own", "prompt": str(number), "ground_truth": "x"} for number in range(3)]
-    (found,) = check_file(write(tmp_path, rows), Settings()).errors
+    (found,) = check_file(write(tmp_path, rows), CheckSettings()).errors
     assert found.row == 0
     assert found.reason.startswith("no reward rule for 'my/own' (3 rows). Use a registered data source (openai/gsm8k, ")
 
@@ -283,7 +283,7 @@ def test_the_command_checks_all_files_and_ends_with_1(tmp_path: Path, capsys: py
 
 def test_prompt_lengths_are_those_of_the_rendered_prompts(tmp_path: Path) -> None:
     path = write(tmp_path, [gsm8k("a"), gsm8k([]), gsm8k("b" * 40)])
-    report = check_file(path, Settings(tokenizer=CharacterTokenizer()))
+    report = check_file(path, CheckSettings(tokenizer=CharacterTokenizer()))
     assert report.prompt_lengths == (19, 58)
     assert (
         "prompt length in tokens: 19 to 58, mean 38.5\n"

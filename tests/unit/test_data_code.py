@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rloom.data.check import Settings, check_file
+from rloom.data.check import CheckSettings, check_file
 from rloom.data.files import read_rows
 from rloom.data.prepare import prepare
 from rloom.errors import DataError
@@ -110,7 +110,7 @@ def test_a_ground_truth_that_the_rule_cannot_parse_is_a_fault(tmp_path: Path) ->
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = check_file(file, Settings())
+    report = check_file(file, CheckSettings())
     assert [(error.column, error.row) for error in report.errors] == [
         ("reward_model.ground_truth", 1),
         ("reward_model.ground_truth", 2),
@@ -127,5 +127,5 @@ def test_the_published_files_become_data_without_faults(name: str, train: int, t
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     for split, count in (("train", train), ("test", test)):
-        report = check_file(tmp_path / f"{split}.parquet", Settings())
+        report = check_file(tmp_path / f"{split}.parquet", CheckSettings())
         assert (report.rows, report.ok) == (count, True)

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rloom.data.examples import Example, RowFormat, load_examples
 from rloom.errors import DataError
-from rloom.models.source import EMBEDDED
+from rloom.models.source import EMBEDDED_FOLDER
 
 CHATML = (
     "{% for m in messages %}<|im_start|> {{ m.role }}\n {{ m.content }} <|im_end|>\n{% endfor %}"
@@ -117,7 +117,7 @@ def test_every_assistant_turn_is_learnt_with_the_token_that_ends_it(
 
 
 def test_the_embedded_models_template_by_hand(tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED / "model")
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_FOLDER / "model")
     rows = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "3"}]
     [example] = read(tmp_path, tokenizer, {"messages": rows})
     prompt = "<|im_start|>user\n1 + 2?<|im_end|>\n<|im_start|>assistant\n"

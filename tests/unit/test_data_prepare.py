@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rloom.cli.data import main
-from rloom.data.check import Settings, check_files
+from rloom.data.check import CheckSettings, check_files
 from rloom.data.files import read_rows
 from rloom.data.prepare import PREPARERS, prepare
 from rloom.data.rows import Columns
@@ -253,7 +253,7 @@ def test_one_published_file_of_hh_rlhf_is_divided_without_a_common_prompt(tmp_pa
     source = SHARED_DATA / "hh_rlhf" / "harmless-base_test.jsonl.gz"
     train, test = prepare("hh_rlhf", tmp_path, source)
     assert (len(read_rows(train)), len(read_rows(test))) == (2188, 111)
-    reports = check_files([train, test], Settings(Columns(rules=False)))
+    reports = check_files([train, test], CheckSettings(Columns(rules=False)))
     assert [report.ok for report in reports] == [True, True]
     assert not [warning for warning in reports[1].warnings if "is also row" in warning.reason]
 

@@ -13,8 +13,8 @@ from tokenizers.models import BPE
 
 from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory, Turn
 from rloom.errors import DataError
-from rloom.runs.dumps.index import Entry, Index, places_to_remove
-from rloom.runs.dumps.reader import Dumps, Piece, PromptAtStep
+from rloom.runs.dumps.index import DumpEntry, Index, places_to_remove
+from rloom.runs.dumps.reader import Dumps, PromptAtStep, TokenText
 from rloom.runs.dumps.writer import DumpWriter, training_table, validation_table
 from rloom.types import Prompt, Score
 
@@ -83,12 +83,12 @@ def test_a_prompt_is_summed_up_over_the_answers_whose_score_did_not_fail(dumps: 
 
 def test_an_answer_has_one_number_for_each_token_after_the_prompt(dumps: Dumps) -> None:
     first, second = dumps.answers("train", 1, 0)
-    assert first.pieces == [Piece("a", False), Piece("b", False)]
+    assert first.pieces == [TokenText("a", False), TokenText("b", False)]
     assert (first.logprobs, first.advantages) == ([-0.5, -0.25], [1.5, 1.5])
     assert (first.entropy, first.ratio) == ([0.25, 0.375], [1.25, 1.25])
     assert (first.parts, first.prediction, first.detail) == ({"format": 0.5}, "2", "well done")
     assert (first.version, first.finished, first.turns, first.length) == (3, True, [(0, 2)], 2)
-    assert second.pieces == [Piece("a", False), Piece(" C", True), Piece("b", False)]
+    assert second.pieces == [TokenText("a", False), TokenText(" C", True), TokenText("b", False)]
     assert (second.logprobs, second.turns, second.version) == ([-1.0, 0.0, -2.0], [(0, 1), (2, 3)], 2)
     assert (second.finished, second.length, second.score) == (False, 2, 0.0)
 
@@ -180,8 +180,8 @@ def test_a_line_of_the_index_that_a_crash_cut_short_is_skipped(tmp_path: Path) -
     assert Dumps(tmp_path).steps("train") == [1, 2]
 
 
-def entries(*steps: int, kind: str = "train", size: int = 10) -> dict[tuple[str, int], Entry]:
-    return {(kind, step): Entry(size, [], [], [], []) for step in steps}
+def entries(*steps: int, kind: str = "train", size: int = 10) -> dict[tuple[str, int], DumpEntry]:
+    return {(kind, step): DumpEntry(size, [], [], [], []) for step in steps}
 
 
 def test_a_full_folder_keeps_steps_that_are_spread_over_the_run() -> None:

@@ -12,7 +12,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaModel
 
 from rloom.families.classifier import scoring_layout
-from rloom.models.classifier import ANSWER_HEADER, ARCHITECTURE, Classifier, GatedRewardModel, Layout, load_classifier
+from rloom.models.classifier import (
+    ANSWER_HEADER,
+    ARCHITECTURE,
+    Classifier,
+    GatedRewardModel,
+    PassLayout,
+    load_classifier,
+)
 from rloom.models.classifier_scorer import ClassifierScorer
 from rloom.models.conversations import Conversation, ConversationEncoder
 from rloom.models.source import ModelSource
@@ -99,18 +106,18 @@ def test_every_layout_scores_as_the_formula_does(folder: Path, trusted: bool) ->
     assert abs(expected[0] - expected[1]) > 0.1
     source, some = source_of(folder, trusted=trusted), [Conversation(tokens) for tokens in CONVERSATIONS]
     chosen = [scoring_layout(source, packed=packed) for packed in (True, False)]
-    assert [one.layout for one in chosen] == [Layout.PACKED, Layout.PADDED]
+    assert [one.layout for one in chosen] == [PassLayout.PACKED, PassLayout.PADDED]
     for one in chosen:
         model = load_classifier(source, dtype=torch.float32, attention=one.attention)
         outputs = Classifier(model, one.layout).outputs(some, CPU)
         assert outputs.flatten().tolist() == pytest.approx(expected, rel=1e-4)
-    alone = Classifier(load_classifier(source, dtype=torch.float32, attention="eager"), Layout.SINGLE)
+    alone = Classifier(load_classifier(source, dtype=torch.float32, attention="eager"), PassLayout.SINGLE)
     assert [alone.outputs([one], CPU).item() for one in some] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_conversation_without_the_header_of_an_answer_has_no_score(folder: Path) -> None:
     model = load_classifier(source_of(folder), dtype=torch.float32, attention="eager")
     encoder = ConversationEncoder(word_tokenizer(chat=True), max_length=64, truncation="error")
-    scorer = ClassifierScorer(Classifier(model, Layout.PADDED), encoder, device=CPU, batching=WHOLE)
+    scorer = ClassifierScorer(Classifier(model, PassLayout.PADDED), encoder, device=CPU, batching=WHOLE)
     [score] = scorer.score([sample("w7 w8", "w9")]).scores
     assert score.reason is not None and score.reason.startswith("the conversation has no header of an answer (<|start_")

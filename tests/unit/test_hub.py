@@ -15,7 +15,7 @@ from rloom.data.files import read_rows
 from rloom.data.prepare import prepare
 from rloom.errors import DataError, ModelError
 from rloom.models.load import load_tokenizer
-from rloom.models.source import EMBEDDED, ModelSource, check_folder
+from rloom.models.source import EMBEDDED_FOLDER, ModelSource, check_folder
 from rloom.runtime.nodes import free_port
 from tests.hub_server import HubServer, hub_server
 
@@ -145,7 +145,7 @@ def test_a_downloaded_model_is_used_when_the_hub_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without the check, transformers repeats each request for a minute: 187 s for this tokenizer."""
-    files = {file.name: file.read_bytes() for file in (EMBEDDED / "model").iterdir()}
+    files = {file.name: file.read_bytes() for file in (EMBEDDED_FOLDER / "model").iterdir()}
     with hub_server({"owner/tiny": files}) as server:
         use(monkeypatch, server.url, tmp_path)
         assert load_tokenizer(ModelSource("owner/tiny")).chat_template

@@ -9,7 +9,7 @@ import pytest
 from transformers import Qwen2Config, Qwen3Config
 
 from rloom.config.load import load_config
-from rloom.engines.megatron.layout import Layout
+from rloom.engines.megatron.layout import ParameterLayout
 from rloom.engines.megatron.shape import shape_of
 from rloom.engines.megatron.sizes import ModelParallel
 from rloom.errors import ConfigError
@@ -152,7 +152,7 @@ def test_the_engine_has_the_parameters_that_are_counted(
     keys = [f"{ACTOR}.megatron.tensor_model_parallel_size={tensor}"]
     keys += [f"{ACTOR}.megatron.pipeline_model_parallel_size={pipeline}"]
     actor = actor_of(plan_of(tmp_path, *keys, model={**config.to_dict(), "use_sliding_window": False}))
-    divided = Layout(shape_of(config, key="key"), ModelParallel(tensor, pipeline), True)
+    divided = ParameterLayout(shape_of(config, key="key"), ModelParallel(tensor, pipeline), True)
     for stage in (0, pipeline - 1):
         held = 0
         for parameter in divided.parameters(stage):

@@ -169,7 +169,7 @@ def test_an_error_of_the_decoder_ends_generation_at_the_next_report(empty_polls:
 
 
 def test_the_next_answer_after_an_error_of_the_decoder_raises_it() -> None:
-    scoring = Scoring(Mix([Part("rule_score", Lengths(Unit.ANSWER))]), broken_decode, answers_per_group=20)
+    scoring = Scoring(Mix([Part("rule_score", Lengths(Unit.ANSWER))]), broken_decode, answers_per_prompt=20)
     answer = Completion(0, torch.tensor([1]), torch.tensor([-1.0]), finished=True, version=0)
     added = []
     with pytest.raises(KeyError, match="a bug"), scoring:

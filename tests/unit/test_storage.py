@@ -8,7 +8,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rloom.engines.storage import Piece, SavedTensor, find_saved, read_tensors, saved_tensor, write_tensors, write_whole
+from rloom.engines.storage import (
+    SavedTensor,
+    TensorRows,
+    find_saved,
+    read_tensors,
+    saved_tensor,
+    write_tensors,
+    write_whole,
+)
 from rloom.errors import CheckpointError
 from tests.helpers import assert_identical
 
@@ -57,7 +65,7 @@ def test_an_entry_of_an_index_is_in_the_order_of_its_rows() -> None:
         {"file": "rank_0.safetensors", "start": 0, "stop": 2},
     ]
     found = saved_tensor("w", {"shape": [3, 5], "dtype": "F32", "pieces": pieces})
-    expected = [Piece("rank_0.safetensors", 0, 2), Piece("rank_1.safetensors", 2, 3)]
+    expected = [TensorRows("rank_0.safetensors", 0, 2), TensorRows("rank_1.safetensors", 2, 3)]
     assert found == SavedTensor((3, 5), "F32", expected)
     assert [found.shape_of(piece) for piece in expected] == [(2, 5), (1, 5)]
 

@@ -16,7 +16,7 @@ from rloom.cli.parsing import default_run_folders
 from rloom.cli.view import FIRST_PORT, greeting, has_display, listen
 from rloom.errors import ConfigError
 from rloom.language import to_chinese
-from rloom.view.access import Access
+from rloom.view.access import ViewAccess
 from rloom.view.run_cache import RunCache
 from tests.view_runs import write_run
 
@@ -90,7 +90,7 @@ def test_a_port_in_use_is_an_error_that_names_the_flag(run: Path, capsys: pytest
 
 
 def test_without_a_port_the_next_free_one_is_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, access = RunCache([run]), Access("x" * 22)
+    runs, access = RunCache([run]), ViewAccess("x" * 22)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -140,9 +140,9 @@ def test_it_starts_without_the_libraries_of_training(run: Path) -> None:
 import sys
 from pathlib import Path
 from rloom.cli.view import listen
-from rloom.view.access import Access
+from rloom.view.access import ViewAccess
 from rloom.view.run_cache import RunCache
-listen(0, RunCache([Path(sys.argv[1])]), Access("x" * 22)).server_close()
+listen(0, RunCache([Path(sys.argv[1])]), ViewAccess("x" * 22)).server_close()
 print([name for name in ("torch", "transformers", "numpy", "pyarrow", "pandas") if name in sys.modules])
 from rloom.runs.dumps.reader import Dumps
 dumps = Dumps(Path(sys.argv[1]))

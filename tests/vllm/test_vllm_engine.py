@@ -13,7 +13,7 @@ import torch
 from rloom.errors import ConfigError, ModelError
 from rloom.launch.probe import check_agreement
 from rloom.models.load import Lora
-from rloom.models.source import EMBEDDED, ModelSource
+from rloom.models.source import EMBEDDED_FOLDER, ModelSource
 from rloom.rollout.base import Request, Rollout
 from rloom.rollout.vllm.environment import set_environment
 from tests.contract.test_rollout_contract import (
@@ -78,7 +78,7 @@ def test_weights_that_vllm_does_not_repack_equal_the_trainers_bit_for_bit(bench:
 def test_cached_keys_of_a_prompt_serve_its_answers_and_are_dropped_with_the_weights(
     shared_engine: Callable[..., "VllmRollout"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = policy(EMBEDDED / "model")
+    network = policy(EMBEDDED_FOLDER / "model")
     engine, rollout = engine_of(network), shared_engine(network)
     bench, cached = Bench(network, engine, rollout), list[int]()
     completion = rollout.completion

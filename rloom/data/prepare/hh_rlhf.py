@@ -21,7 +21,7 @@ DATA_SOURCE = "Anthropic/hh-rlhf"
 # harmless-base, helpful-base, helpful-online and helpful-rejection-sampled, but not red-team-attempts
 FILES = {split: RawFiles(DATA_SOURCE, f"h*/{split}.jsonl.gz", f"*_{split}.jsonl*") for split in ("train", "test")}
 ROLES = {"Human": "user", "Assistant": "assistant"}
-TEST_SHARE = 20  # of a single file, one prompt in 20 is for the test
+TEST_SHARE = 20  # one prompt in 20 of a single file is for the test
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 
 

@@ -21,8 +21,8 @@ from rloom.engines.base import AdamW, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.distributed import all_reduce_max
 from rloom.engines.megatron.checkpoints import read_checkpoint, read_moments, write_model, write_moments
 from rloom.engines.megatron.flat import FlatParameters, place_parameters
-from rloom.engines.megatron.groups import Groups, make_groups
-from rloom.engines.megatron.layout import Layout
+from rloom.engines.megatron.groups import MegatronGroups, make_groups
+from rloom.engines.megatron.layout import ParameterLayout
 from rloom.engines.megatron.network import StageNetwork
 from rloom.engines.megatron.optimizer import DistributedAdamW
 from rloom.engines.megatron.pipeline import Pipeline
@@ -37,7 +37,7 @@ from rloom.models.weight_files import WeightFiles
 from rloom.packing import MicroBatching
 
 HOST = torch.device("cpu")
-Passes = list[tuple[Batch, Batch, LossFn]]  # of a batch: on the host, on the device, loss
+Passes = list[tuple[Batch, Batch, LossFn]]  # the micro-batches of a batch: on the host, on the device, loss
 
 
 class MegatronEngine:
@@ -48,19 +48,19 @@ class MegatronEngine:
         placement: Placement,
         sizes: ModelParallel,
         *,
-        key: str,  # of the strategy, for error messages
+        key: str,  # the key of the strategy, for error messages
         scoring: MicroBatching,
         training: MicroBatching | None = None,
         optimizer: AdamW | None = None,  # None: it is scored, never trained
         recompute: bool = False,
         compiled: bool = False,
-        overrides: Mapping[str, Any] | None = None,  # of megatron-core's TransformerConfig
+        overrides: Mapping[str, Any] | None = None,  # fields of megatron-core's TransformerConfig
     ) -> None:
         self.placement, self.scoring, self.training = placement, scoring, training
-        self.groups: Groups = make_groups(sizes, placement.device)
+        self.groups: MegatronGroups = make_groups(sizes, placement.device)
         is_policy = isinstance(described, PolicyNetwork)
         config = described.decoder.base.config
-        self.layout = Layout(shape_of(config, key=key, has_vocabulary_head=is_policy), sizes, is_policy)
+        self.layout = ParameterLayout(shape_of(config, key=key, has_vocabulary_head=is_policy), sizes, is_policy)
         self.network = StageNetwork(
             described,
             self.layout,
@@ -78,7 +78,7 @@ class MegatronEngine:
         place_parameters(self.network.stage, self.flats)
         self.read(source, config.model_type)
         self.pipeline = Pipeline(self.groups, placement.device, placement.dtype)
-        self.tally = Tally()  # of the batches whose gradient is accumulated; on the last stage
+        self.tally = Tally()  # sums over the batches whose gradient is accumulated; on the last stage
         self.optimizer: DistributedAdamW | None = None
         if optimizer is not None:
             self.optimizer = DistributedAdamW(

@@ -28,7 +28,7 @@ class FlatParameters:
             self.first[name], end = end, end + prod(shape)
         ranks = group.size()
         self.chunk = -(-end // ranks)  # elements of a rank
-        self.start = group.rank() * self.chunk  # of this rank's chunk
+        self.start = group.rank() * self.chunk  # where this rank's chunk begins
         self.data = torch.zeros(self.chunk * ranks, dtype=dtype, device=device)
         self.parameters = {name: nn.Parameter(view, requires_grad=trained) for name, view in self.views(self.data)}
         self.gradient: Tensor | None = None

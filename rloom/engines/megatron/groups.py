@@ -11,15 +11,15 @@ from torch import Tensor
 from rloom.engines.megatron.core import parallel_state, tensor_parallel
 from rloom.engines.megatron.sizes import ModelParallel
 
-IGNORED_WARNINGS = (  # of each pass: newer names in torch, and a variable for Transformer Engine
+IGNORED_WARNINGS = (  # shown in each pass: newer names in torch, and a variable for Transformer Engine
     "`torch.distributed.(all_gather_into|reduce_scatter)_tensor` is deprecated",
-    "`sequence_parallel` is set to `True`, but tensor model parallel size is 1",  # of the experts
+    "`sequence_parallel` is set to `True`, but tensor model parallel size is 1",  # the experts' groups
     "When using sequence parallelism it is recommended to set the environment variable",
 )
 
 
 @dataclass(frozen=True)
-class Groups:
+class MegatronGroups:
     """This rank's process groups. All engines of a process use the same."""
 
     sizes: ModelParallel
@@ -42,7 +42,7 @@ class Groups:
         return self.pipeline.rank() == self.pipeline.size() - 1
 
 
-def make_groups(sizes: ModelParallel, device: torch.device) -> Groups:
+def make_groups(sizes: ModelParallel, device: torch.device) -> MegatronGroups:
     """Collective over all ranks; a second call in a process returns the same groups."""
     if not parallel_state.model_parallel_is_initialized():
         for message in IGNORED_WARNINGS:
@@ -58,7 +58,7 @@ def make_groups(sizes: ModelParallel, device: torch.device) -> Groups:
             use_cpu()
         tensor_parallel.random._CUDA_RNG_STATE_TRACKER = NoRandomness()
         tensor_parallel.random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
-    return Groups(
+    return MegatronGroups(
         sizes,
         tensor=parallel_state.get_tensor_model_parallel_group(),
         pipeline=parallel_state.get_pipeline_model_parallel_group(),

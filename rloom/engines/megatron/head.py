@@ -17,11 +17,11 @@ from rloom.engines.megatron.core import (
     gather_from_sequence_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
-from rloom.engines.megatron.groups import Groups
+from rloom.engines.megatron.groups import MegatronGroups
 from rloom.models.head import CHUNK_LOGITS, linear_float32
 
 
-def gather_tokens(hidden_S1H: Tensor, groups: Groups, *, partial_gradients: bool) -> Tensor:
+def gather_tokens(hidden_S1H: Tensor, groups: MegatronGroups, *, partial_gradients: bool) -> Tensor:
     """The hidden states of all tokens. `partial_gradients`: each rank's gradient of them is a summand."""
     if not groups.sizes.slices_tokens:
         hidden = hidden_S1H[:, 0]
@@ -33,7 +33,7 @@ def gather_tokens(hidden_S1H: Tensor, groups: Groups, *, partial_gradients: bool
 
 def vocabulary_parallel_outputs(
     hidden_AH: Tensor,
-    weight_VH: Tensor,  # of this rank, without padding
+    weight_VH: Tensor,  # this rank's rows, without padding
     target_A: Tensor,
     group: dist.ProcessGroup,
     *,

@@ -16,13 +16,13 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Block:
-    name: str  # of the Hugging Face tensor
-    of: Index  # in it
-    own: Index  # in the parameter
+    name: str  # name of the Hugging Face tensor
+    of: Index  # rows and columns of that tensor
+    own: Index  # rows and columns of the Megatron parameter that they fill
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """The position of a rank among those that divide the parameters of a stage."""
 
     tensor: int
@@ -40,7 +40,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     shape: Shape
     sizes: ModelParallel
     has_vocabulary_head: bool  # False: a critic, with a head of one row
@@ -59,7 +59,7 @@ class Layout:
         return self.shape.layers // self.sizes.pipeline
 
     def parameters(self, stage: int) -> Iterator[Parameter]:
-        """Of a stage, in the order in which they are exported."""
+        """Parameters of a stage, in the order in which they are exported."""
         shape, tensor = self.shape, self.sizes.tensor
         rows = self.vocabulary // tensor
         if stage == 0:
@@ -100,7 +100,7 @@ class Layout:
             yield Parameter(f"{prefix}.linear_fc1.weight", (2 * ffn, shape.hidden), divided=True, is_expert=True)
             yield Parameter(f"{prefix}.linear_fc2.weight", (shape.hidden, ffn), divided=True, is_expert=True)
 
-    def blocks(self, stage: int, parameter: Parameter, part: Part) -> list[Block]:
+    def blocks(self, stage: int, parameter: Parameter, part: RankPart) -> list[Block]:
         """The blocks of a stage's parameter on the rank at `part`."""
         name = parameter.name
         if name.startswith("decoder.layers."):
@@ -116,7 +116,7 @@ class Layout:
         whole = {"decoder.final_layernorm.weight": "model.norm.weight", "value_head.weight": "lm_head.weight"}
         return [Block(whole[name], (ALL,), (ALL,))]
 
-    def layer_blocks(self, prefix: str, inner: str, part: Part) -> list[Block]:
+    def layer_blocks(self, prefix: str, inner: str, part: RankPart) -> list[Block]:
         if inner.startswith("self_attention.linear_qkv."):
             return list(self.qkv_blocks(prefix, inner.rsplit(".", 1)[1], part.tensor))
         if inner.startswith("mlp.experts."):
@@ -142,7 +142,7 @@ class Layout:
         size, queries = self.shape.head_size, self.shape.query_heads_per_group
         own = share(rank, self.qkv_rows)
         tail = (ALL,) if kind == "weight" else ()
-        end = 0  # of the rows of all ranks
+        end = 0  # after the rows so far, over all ranks
         for group in range(self.shape.groups):
             for name, of, heads in (("q", group * queries, queries), ("k", group, 1), ("v", group, 1)):
                 start, end = end, end + heads * size
@@ -154,10 +154,10 @@ class Layout:
 
     @property
     def qkv_rows(self) -> int:
-        """Of a rank."""
+        """Rows of queries, keys and values on one rank."""
         return (self.shape.heads + 2 * self.shape.groups) * self.shape.head_size // self.sizes.tensor
 
-    def expert_blocks(self, prefix: str, local: int, matrix: str, part: Part) -> Iterator[Block]:
+    def expert_blocks(self, prefix: str, local: int, matrix: str, part: RankPart) -> Iterator[Block]:
         """transformers keeps the experts of a layer in one tensor: [experts, rows, columns]."""
         assert self.shape.experts is not None
         total = self.shape.experts.ffn

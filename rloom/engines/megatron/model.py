@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from rloom.batch import Batch
 from rloom.engines.megatron.core import GPTModel, TransformerBlockSubmodules, TransformerConfig
-from rloom.engines.megatron.groups import Groups
+from rloom.engines.megatron.groups import MegatronGroups
 from rloom.engines.megatron.layers import Layer, Norm, PackedCoreAttention, PackedSamples, layer_spec
 from rloom.engines.megatron.shape import Shape
 from rloom.errors import ConfigError
 from rloom.models.attention import PackedAttention
 
 
-class Stage(GPTModel):  # type: ignore[misc]
+class PipelineStage(GPTModel):  # type: ignore[misc]
     """Tokens, or the hidden states of the stage before, to hidden states."""
 
     def setup_embeddings_and_output_layer(self) -> None:
@@ -58,7 +58,7 @@ class Packer:
 
 def build_stage(
     shape: Shape,
-    groups: Groups,
+    groups: MegatronGroups,
     *,
     device: torch.device,
     dtype: torch.dtype,
@@ -66,17 +66,17 @@ def build_stage(
     recompute: bool,
     compiles: bool,  # the operations between matmuls
     overrides: Mapping[str, Any],
-) -> Stage:
+) -> PipelineStage:
     """On the meta device."""
     config = transformer_config(shape, groups, device, dtype, overrides)
     layers = shape.layers // groups.sizes.pipeline
     spec = TransformerBlockSubmodules([layer_spec(shape)] * layers, layer_norm=Norm)
     with torch.device("meta"):
-        stage = Stage(
+        stage = PipelineStage(
             config,
             spec,
             vocabulary,
-            max_sequence_length=0,  # of learned positions, which these models do not have
+            max_sequence_length=0,  # for learned positions, which these models do not have
             pre_process=groups.is_first,
             post_process=groups.is_last,
             share_embeddings_and_output_weights=shape.tied,
@@ -91,7 +91,7 @@ def build_stage(
 
 
 def transformer_config(
-    shape: Shape, groups: Groups, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, Any]
+    shape: Shape, groups: MegatronGroups, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, Any]
 ) -> TransformerConfig:
     sizes, experts = groups.sizes, shape.experts
     settings: dict[str, Any] = dict(
@@ -135,7 +135,7 @@ def transformer_config(
             expert_tensor_parallel_size=sizes.expert_tensor,
         )
     try:
-        with warnings.catch_warnings():  # of settings that are not given
+        with warnings.catch_warnings():  # about settings that are not given
             warnings.simplefilter("ignore")
             return TransformerConfig(**settings | dict(overrides))
     except (TypeError, ValueError, AssertionError) as error:

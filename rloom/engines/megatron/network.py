@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rloom.batch import Batch, TokenOutputs
-from rloom.engines.megatron.groups import Groups
+from rloom.engines.megatron.groups import MegatronGroups
 from rloom.engines.megatron.head import gather_tokens, vocabulary_parallel_outputs
-from rloom.engines.megatron.layout import Layout, share
+from rloom.engines.megatron.layout import ParameterLayout, share
 from rloom.engines.megatron.model import Packer, build_stage
 from rloom.models.head import fused_logprobs, sample_ranges
 from rloom.models.network import (
@@ -50,8 +50,8 @@ class StageNetwork:
     def __init__(
         self,
         described: Network,
-        layout: Layout,
-        groups: Groups,
+        layout: ParameterLayout,
+        groups: MegatronGroups,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -78,7 +78,7 @@ class StageNetwork:
                 self.stage.value_head = nn.Linear(layout.shape.hidden, 1, bias=False)
 
     def passed_shape(self, size: int) -> tuple[int, int, int]:
-        """Of the hidden states that a stage passes to the next one, for a micro-batch of `size` tokens."""
+        """Shape of the hidden states that a stage passes to the next one, for a micro-batch of `size` tokens."""
         return size // self.slicing_ranks, 1, self.layout.shape.hidden
 
     @property

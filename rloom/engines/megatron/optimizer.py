@@ -9,7 +9,7 @@ from torch.nn.utils import get_total_norm
 
 from rloom.engines.base import AdamW
 from rloom.engines.megatron.flat import FlatParameters
-from rloom.engines.megatron.groups import Groups
+from rloom.engines.megatron.groups import MegatronGroups
 from rloom.engines.megatron.layout import Parameter
 from rloom.engines.optim import make_optimizer, move_moments, step_clipped
 from rloom.engines.storage import MOMENTS as SAVED_STATE
@@ -23,7 +23,7 @@ class DistributedAdamW:
         self,
         parameters: Mapping[str, Parameter],
         flats: Sequence[FlatParameters],
-        groups: Groups,
+        groups: MegatronGroups,
         settings: AdamW,
         *,
         tied: bool,

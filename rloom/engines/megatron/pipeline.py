@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rloom.engines.megatron.groups import Groups
+from rloom.engines.megatron.groups import MegatronGroups
 
 Shape = tuple[int, ...]
 
 
-class Run(NamedTuple):
+class MicroBatchPass(NamedTuple):
     """One micro-batch on its way through this stage."""
 
     received: Tensor | None
@@ -27,7 +27,7 @@ Forward = Callable[[int, Tensor | None], Tensor]  # (number of the micro-batch, 
 
 
 class Pipeline:
-    def __init__(self, groups: Groups, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, groups: MegatronGroups, device: torch.device, dtype: torch.dtype) -> None:
         self.group, self.device, self.dtype = groups.pipeline, device, dtype
         self.stage, self.stages = groups.pipeline.rank(), groups.pipeline.size()
         self.is_first, self.is_last = groups.is_first, groups.is_last
@@ -42,13 +42,13 @@ class Pipeline:
 
     def forward_backward(self, shapes: Sequence[Shape], forward: Forward) -> None:
         """The output of the last stage is the loss of a micro-batch, a scalar."""
-        running: list[Run] = []
+        running: list[MicroBatchPass] = []
         warmup = min(self.stages - self.stage - 1, len(shapes))
 
         def run(number: int, received: Tensor | None) -> Tensor:
             if received is not None:
                 received.requires_grad_()
-            running.append(Run(received, forward(number, received)))
+            running.append(MicroBatchPass(received, forward(number, received)))
             return running[-1].output
 
         for number in range(warmup):
@@ -95,7 +95,7 @@ class Pipeline:
         return previous, following
 
 
-def backward(run: Run, gradient: Tensor | None) -> Tensor | None:
+def backward(run: MicroBatchPass, gradient: Tensor | None) -> Tensor | None:
     """The gradient of what this stage received. `gradient`: of its output; None: the output is the loss."""
     torch.autograd.backward(run.output, gradient)
     return None if run.received is None else run.received.grad

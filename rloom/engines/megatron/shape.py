@@ -25,11 +25,11 @@ class Shape:
     head_size: int
     ffn: int
     vocabulary: int
-    epsilon: float  # of the norms
+    epsilon: float  # added to the variance in the norms
     qkv_bias: bool
     qk_norm: bool
     tied: bool  # the head's weight is the embedding's
-    windows: tuple[int | None, ...]  # of each layer's attention; None: no sliding window
+    windows: tuple[int | None, ...]  # one for each layer's attention; None: no sliding window
     experts: Experts | None = None
 
     @property

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rloom.engines.megatron.groups import Groups
-from rloom.engines.megatron.layout import Index, Layout, Parameter, Part
+from rloom.engines.megatron.groups import MegatronGroups
+from rloom.engines.megatron.layout import Index, Parameter, ParameterLayout, RankPart
 
 Values = Mapping[str, Tensor]  # by the parameter's name in the stage
 ReadPart = Callable[[str, Index], Tensor]  # (name of a Hugging Face tensor, index) -> that part of it
@@ -17,15 +17,15 @@ ReadPart = Callable[[str, Index], Tensor]  # (name of a Hugging Face tensor, ind
 class StageWeights:
     """One rank's part in it."""
 
-    def __init__(self, layout: Layout, groups: Groups, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, layout: ParameterLayout, groups: MegatronGroups, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.layout, self.groups = layout, groups
-        self.shapes = shapes  # of the Hugging Face tensors
+        self.shapes = shapes  # shapes of the Hugging Face tensors
         self.stage = groups.pipeline.rank()
-        self.part = Part(groups.tensor.rank(), groups.expert.rank(), groups.expert_tensor.rank())
-        self.tensor_parts = [Part(rank) for rank in range(groups.tensor.size())]
+        self.part = RankPart(groups.tensor.rank(), groups.expert.rank(), groups.expert_tensor.rank())
+        self.tensor_parts = [RankPart(rank) for rank in range(groups.tensor.size())]
         self.expert_parts = gather_objects(self.part, groups.expert_parts)
 
-    def parts(self, parameter: Parameter) -> list[Part]:
+    def parts(self, parameter: Parameter) -> list[RankPart]:
         """The ranks that hold a parameter together, in the order of their group."""
         if parameter.is_expert:
             return self.expert_parts
@@ -102,7 +102,7 @@ class StageWeights:
         return value
 
 
-def gather_objects(value: Part, group: dist.ProcessGroup) -> list[Part]:
-    found: list[Part] = [value] * group.size()
+def gather_objects(value: RankPart, group: dist.ProcessGroup) -> list[RankPart]:
+    found: list[RankPart] = [value] * group.size()
     dist.all_gather_object(found, value, group=group)
     return found

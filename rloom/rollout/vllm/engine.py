@@ -1,6 +1,7 @@
 """vLLM's LLMEngine, step by step: requests join a running batch, and each call of `poll` is one step."""
 
 import random
+import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,16 +10,33 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor import Executor
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Rollout
 from rloom.rollout.limits import with_queued
 from rloom.rollout.vllm.arguments import VllmSettings, cause_of, engine_arguments
-from rloom.rollout.vllm.executor import GroupExecutor
 from rloom.rollout.vllm.weights import AdapterWeights, Weights, WholeWeights, divide_logits
+
+
+class GroupExecutor(ExecutorWithExternalLauncher):  # type: ignore[misc]
+    """The engine's ranks are those of the default process group: `as_whole_group` in rloom/engines/distributed.py.
+
+    vLLM's own executor reads rank and address from the environment variables of a launcher such as torchrun.
+    """
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        """(address, rank, device). The address is not used, but the shared memory of a CPU's ranks has its last part as
+        a name: it differs from that of other runs on the machine."""
+        name = [secrets.token_hex(8)]
+        dist.broadcast_object_list(name, src=0)
+        device = torch.cuda.current_device() if torch.cuda.is_available() else dist.get_rank()
+        return f"group:{name[0]}", dist.get_rank(), device
+
 
 POLLS_PER_REPORT = 8
 WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names of what it releases in sleep

@@ -41,26 +41,26 @@ TOKEN_COLUMNS = ("logprobs", "advantages", "entropy", "ratio")
 SCHEMA = pa.schema(
     [
         ("group", pa.int32()),  # equal for the answers to one prompt
-        ("index", pa.int32()),  # of the prompt: its row in the data set
+        ("index", pa.int32()),  # row of the prompt in the data set
         ("data_source", pa.string()),
         ("prompt", pa.string()),
         ("ground_truth", pa.string()),  # JSON, unless it is a text
         ("output", pa.string()),
         ("score", pa.float64()),  # null: it failed
         ("accuracy", pa.float64()),
-        ("parts", pa.string()),  # of the score, JSON
+        ("parts", pa.string()),  # parts of the score, JSON
         ("prediction", pa.string()),
         ("reason", pa.string()),  # why the score failed
         ("detail", pa.string()),  # what the reward found: a judge's words
         ("finished", pa.bool_()),
-        ("version", pa.int32()),  # of the weights that generated it
+        ("version", pa.int32()),  # version of the weights that generated it
         ("length", pa.int32()),  # tokens that the policy generated
         ("turns", pa.list_(pa.int32())),  # start and stop of each turn, counted from the first token of `tokens`
         ("tokens", pa.list_(pa.int32())),  # those after the prompt, the environment's too
         ("logprobs", NUMBERS),  # from the rollout engine
         ("advantages", NUMBERS),
-        ("entropy", NUMBERS),  # of the policy's distribution, in the last update of the step that used the token
-        ("ratio", NUMBERS),  # of the token's probability in that update to that of the old policy
+        ("entropy", NUMBERS),  # entropy of the policy's distribution, in the step's last update that used the token
+        ("ratio", NUMBERS),  # the token's probability in that update over that of the old policy
     ]
 )
 
@@ -73,7 +73,7 @@ Place = tuple[str, int]  # kind, step
 
 
 @dataclass(frozen=True)
-class Entry:
+class DumpEntry:
     bytes: int
     groups: list[int]
     prompts: list[int]
@@ -82,22 +82,22 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Line:
-    """Of the index, checked: a dump, one that was removed (`entry` is None), or a resume (`kind` is None)."""
+class IndexLine:
+    """A checked line: a dump, one that was removed (`entry` is None), or a resume (`kind` is None)."""
 
     kind: str | None
-    step: int  # of the dump, or after which the run goes on
-    entry: Entry | None = None
+    step: int  # step of the dump, or the one after which the run goes on
+    entry: DumpEntry | None = None
 
 
-def read_line(row: Mapping[str, Any]) -> Line | None:
+def read_line(row: Mapping[str, Any]) -> IndexLine | None:
     """None: a field is missing or has another type."""
     if "after" in row:
-        return Line(None, row["after"]) if type(row["after"]) is int else None
+        return IndexLine(None, row["after"]) if type(row["after"]) is int else None
     if row.get("kind") not in KINDS or not is_whole(row.get("step")):
         return None
     if row.get("removed") is True:
-        return Line(row["kind"], row["step"])
+        return IndexLine(row["kind"], row["step"])
     lists: list[Any] = [row.get(name) for name in ("groups", "prompts", "answers", "means")]
     if not all(isinstance(each, list) for each in lists) or len({len(each) for each in lists}) != 1:
         return None
@@ -105,7 +105,7 @@ def read_line(row: Mapping[str, Any]) -> Line | None:
     whole = all(is_whole(number) for number in [row.get("bytes"), *groups, *prompts, *answers])
     if not whole or any(mean is not None and finite(mean) is None for mean in means):
         return None
-    return Line(row["kind"], row["step"], Entry(row["bytes"], groups, prompts, answers, means))
+    return IndexLine(row["kind"], row["step"], DumpEntry(row["bytes"], groups, prompts, answers, means))
 
 
 class Index:
@@ -113,7 +113,7 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         self._lines = JsonLines(folder / INDEX, read_line)
-        self.entries: dict[Place, Entry] = {}
+        self.entries: dict[Place, DumpEntry] = {}
         self.refresh()
 
     def refresh(self) -> bool:
@@ -129,7 +129,7 @@ class Index:
         """Lines that do not fit."""
         return self._lines.skipped
 
-    def _add(self, line: Line) -> None:
+    def _add(self, line: IndexLine) -> None:
         if line.kind is None:
             self.entries = {place: entry for place, entry in self.entries.items() if place[1] <= line.step}
         elif line.entry is None:
@@ -160,7 +160,7 @@ def index_line(kind: str, step: int, table: pa.Table, size: int) -> str:
     return json.dumps(row, separators=(",", ":")) + "\n"
 
 
-def places_to_remove(entries: Mapping[Place, Entry], limit: float) -> list[Place]:
+def places_to_remove(entries: Mapping[Place, DumpEntry], limit: float) -> list[Place]:
     """The dumps whose removal brings the folder to its limit.
 
     Training steps go first, and of these always the one whose neighbours are nearest to each other, the oldest of

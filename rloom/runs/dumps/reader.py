@@ -66,7 +66,7 @@ class PromptSummary:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenText:
     text: str
     masked: bool  # a token of the environment, such as a tool's output
 
@@ -74,7 +74,7 @@ class Piece:
 @dataclass(frozen=True)
 class DumpedAnswer:
     text: str
-    pieces: list[Piece] | None  # None: the tokens cannot be turned into text
+    pieces: list[TokenText] | None  # None: the tokens cannot be turned into text
     logprobs: list[float | None] | None
     advantages: list[float | None] | None
     entropy: list[float | None] | None
@@ -171,7 +171,7 @@ class Dumps:
         turns = list(zip(ends[::2], ends[1::2], strict=True))  # checked: pairs, within the tokens
         texts = self._texts.split(row["tokens"])
         own = {place for start, stop in turns for place in range(start, stop)}
-        pieces = None if texts is None else [Piece(text, place not in own) for place, text in enumerate(texts)]
+        pieces = None if texts is None else [TokenText(text, place not in own) for place, text in enumerate(texts)]
         return DumpedAnswer(
             text=row["output"],
             pieces=pieces,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rloom.runs.dumps.index import INDEX, SCHEMA, TOKENIZER, Index, Kind, file_name, index_line, places_to_remove
 from rloom.runs.records import to_json_value
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they import torch, which readers of a dump do not need
     from torch import Tensor
 
     from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory
@@ -122,7 +122,7 @@ class DumpWriter:
         folder: Path,
         *,
         limit: float,  # bytes of all dumps together
-        report: Callable[[str], None],  # of a dump that cannot be written: the run goes on without it
+        report: Callable[[str], None],  # told about a dump that cannot be written: the run goes on without it
         save_tokenizer: Callable[[Path], None] | None = None,
     ) -> None:
         self._folder, self._limit, self._report = folder, limit, report
@@ -157,7 +157,7 @@ class DumpWriter:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception as error:  # of any kind: a dump that fails does not end the run
+            except Exception as error:  # any error: a dump that fails does not end the run
                 if not self._has_failed:
                     self._has_failed = True
                     self._report_failure(f"{type(error).__name__}: {error}")
@@ -168,7 +168,7 @@ class DumpWriter:
 
     @property
     def index(self) -> Index:
-        """Of the folder, which is made with the first dump."""
+        """The index of the folder, which is made with the first dump."""
         if self._index is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._index = Index(self._folder)

@@ -96,7 +96,7 @@ def _run_ids(run_dir: Path) -> dict[str, str]:
 
 
 PAUSE_S = 60.0  # after a failure, at least
-PAUSE_FACTOR = 10.0  # of the time that the failed call took: a service out of reach may cost a minute at each call
+PAUSE_FACTOR = 10.0  # times the failed call's duration: a service out of reach may cost a minute at each call
 
 
 class GuardedTracker:
@@ -133,7 +133,7 @@ class GuardedTracker:
             return
         try:
             call()
-        except Exception as error:  # of a library and a service that the training does not depend on
+        except Exception as error:  # in a library or a service that the training does not depend on
             if not self._lost:
                 self._report(f"{self.name}: {first_line(error)}; the run goes on, and tries again later")
             failed = self._clock()

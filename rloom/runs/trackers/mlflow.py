@@ -11,7 +11,7 @@ from rloom.runs.run_folder import flat_config
 from rloom.runs.trackers.base import Cell, Start, first_line, import_library, silent, without_login
 
 MAX_NAME = 250
-MAX_PARAM = 500  # of servers before version 2; newer ones accept 6,000. `config.yaml` has the whole value
+MAX_PARAM = 500  # accepted by servers before version 2; newer ones accept 6,000. `config.yaml` has the whole value
 
 
 def metric_name(name: str) -> str:

@@ -42,7 +42,7 @@ class TrackioTracker:
         remote = without_login(given.partition("?")[0])  # the address of a server may hold a token
         try:
             run = self._init()
-        except Exception as error:  # of huggingface_hub, httpx or Trackio: no token, no such Space, no connection
+        except Exception as error:  # from huggingface_hub, httpx or Trackio: no token, no such Space, no connection
             report(f"trackio: {remote}: {first_line(error)}; {local}")
             with _without(REMOTE_VARIABLES):
                 return self._init()
