@@ -15,6 +15,7 @@ from typing import NamedTuple
 CHINESE = re.compile("[\u4e00-\u9fff]")
 KANA = re.compile("[\u3040-\u30ff]")  # Japanese has Chinese characters, too
 LETTER = re.compile("[A-Za-z]")
+TWO_WORDS = re.compile("[A-Za-z][,;:.]? [A-Za-z]")
 PLACE = re.compile(r"\{(\d*)\}")
 FEWEST_LETTERS = 12
 FOLDER = Path(__file__).parent / "assets" / "zh"
@@ -45,16 +46,21 @@ def to_chinese(text: str) -> str:
         return known.get(text, text)
     for template in templates:
         if (values := template.values(text)) is not None:
-            return template.filled([to_chinese(value) for value in values])
+            return template.filled([_value(value) for value in values])
     for separator in ("\n\n", "\n"):
         if separator in text:
             return separator.join(map(to_chinese, text.split(separator)))
     for joint in joints:
         values = joint.values(text) or []
-        chinese = [to_chinese(value) for value in values]
+        chinese = [_value(value) for value in values]
         if chinese != values:
             return joint.filled(chinese)
     return text
+
+
+def _value(text: str) -> str:
+    """One word is a name (of a key, a column, a state), and stays."""
+    return to_chinese(text) if " " in text.strip() else text
 
 
 class Template(NamedTuple):
@@ -77,8 +83,9 @@ class Template(NamedTuple):
             values.append(text[start:found])
             start = found + len(piece)
         values.append(text[start:end])
-        # `{} is {}` would match many sentences: with so few words it takes a name, not words, before it
-        return None if not first and 0 < self.letters < FEWEST_LETTERS and " " in values[0] else values
+        # `{} is {}` would match many sentences: with so few words it takes a name, not words, before them
+        takes_name = 0 < self.letters < (FEWEST_LETTERS if not first else 3)
+        return None if takes_name and TWO_WORDS.search(values[0]) else values
 
     @property
     def letters(self) -> int:
