@@ -45,7 +45,7 @@ def to_chinese(text: str) -> str:
     if text in known or not LETTER.search(text):
         return known.get(text, text)
     for template in templates:
-        if (values := template.values(text)) is not None:
+        if template.longest in text and (values := template.values(text)) is not None:
             return template.filled([_value(value) for value in values])
     for separator in ("\n\n", "\n"):
         if separator in text:
@@ -68,6 +68,8 @@ class Template(NamedTuple):
 
     pieces: Sequence[str]
     chinese: str
+    longest: str  # piece
+    letters: int  # of all pieces
 
     def values(self, text: str) -> list[str] | None:
         """The values of a text that was made from this template. None: it was not."""
@@ -84,16 +86,18 @@ class Template(NamedTuple):
             start = found + len(piece)
         values.append(text[start:end])
         # `{} is {}` would match many sentences: with so few words it takes a name, not words, before them
-        takes_name = 0 < self.letters < (FEWEST_LETTERS if not first else 3)
-        return None if takes_name and TWO_WORDS.search(values[0]) else values
-
-    @property
-    def letters(self) -> int:
-        return sum(map(str.isalpha, "".join(self.pieces)))
+        few = 0 < self.letters < (3 if first else FEWEST_LETTERS)
+        names = values if self.letters < 4 and not first else values[:1]
+        return None if few and any(map(TWO_WORDS.search, names)) else values
 
     def filled(self, values: Sequence[str]) -> str:
         order = iter(range(len(values)))
         return PLACE.sub(lambda place: values[int(place[1]) if place[1] else next(order)], self.chinese)
+
+
+def template_of(english: str, chinese: str) -> Template:
+    pieces = english.split("{}")
+    return Template(pieces, chinese, max(pieces, key=len), sum(map(str.isalpha, "".join(pieces))))
 
 
 def read_catalogue(file: Path) -> dict[str, str]:
@@ -106,6 +110,6 @@ def read_catalogue(file: Path) -> dict[str, str]:
 def _catalogue() -> tuple[dict[str, str], list[Template], list[Template]]:
     """(texts, those with values, those that only join values, such as `{}: {}`); the longest first."""
     every = {english: chinese for file in FOLDER.iterdir() for english, chinese in read_catalogue(file).items()}
-    templates = [Template(english.split("{}"), chinese) for english, chinese in every.items() if "{}" in english]
+    templates = [template_of(english, chinese) for english, chinese in every.items() if "{}" in english]
     templates.sort(key=lambda template: -sum(map(len, template.pieces)))
     return every, [each for each in templates if each.letters], [each for each in templates if not each.letters]

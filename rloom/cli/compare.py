@@ -140,7 +140,7 @@ def accuracy_cells(points: Sequence["Point | None"], *, own_steps: bool) -> list
         first = points[0]
         if index and point is not None and first is not None:
             text += f" ({100 * (point.value - first.value):+.1f})"
-        cells.append(translate(f"{text} at {point.step}") if own_steps and point is not None else text)
+        cells.append(f"{text} {translate(f'at {point.step}')}" if own_steps and point is not None else text)
     return cells
 
 
