@@ -8,9 +8,9 @@ from pathlib import Path
 
 WORD = r"[A-Za-z`'(][\w`'().,;:/-]*"
 SENTENCE = re.compile(rf"(?:^|\s){WORD}(?: +{WORD}){{2}}")  # three words in a row
-# What only a developer sees, or what is not prose: built-in errors, the documentation of a key, programs, patterns.
+# What only a developer sees, or what is not prose: built-in errors, programs, patterns.
 NOT_SHOWN = {"AssertionError", "NotImplementedError", "RuntimeError", "TypeError", "KeyError", "ValueError"}
-NOT_PROSE = {"key", "section", "compile", "filterwarnings", "execute", "executescript"}
+NOT_PROSE = {"compile", "filterwarnings", "execute", "executescript"}
 LOGGED = re.compile("%[sd]")
 FILLED_LATER = re.compile(r"\{[\w.]*(?:\{\}[\w.]*)*\}")  # `{algorithm.gamma}` of effects.py: the key with its value
 MOST_VARIANTS = 8  # of one f-string with several conditional parts
