@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.transfer": (),
     "rloom.batch": ("rloom.types", "rloom.transfer"),
     "rloom.packing": (),
-    "rloom.console": ("rloom.errors", "rloom.startup", "rloom.terminal"),
+    "rloom.console": ("rloom.errors", "rloom.language", "rloom.startup", "rloom.terminal"),
     # tables and rules without torch, which the keys are checked against
     "rloom.config": (
         "rloom.config",
@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.extras",
         "rloom.gpus",
         "rloom.language",
+        "rloom.terminal",
         "rloom.packing",
         "rloom.algos.needs",
         "rloom.rewards.judge.addresses",
@@ -65,6 +66,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "rloom.plan": (
         "rloom.plan",
+        "rloom.language",
+        "rloom.terminal",
         "rloom.algos.discount",
         "rloom.config",
         "rloom.errors",
@@ -87,9 +90,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.rewards.rules": ("rloom.rewards.rules", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.rewards.sandbox": ("rloom.rewards.framing", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.hub", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
-    "rloom.runs": ("rloom.runs", "rloom.atomic", *NOUNS),
+    "rloom.runs": ("rloom.runs", "rloom.atomic", "rloom.language", *NOUNS),
     "rloom.runs.dumps": ("rloom.runs.dumps", "rloom.runs.json_lines", "rloom.runs.records", *NOUNS),
-    "rloom.view": ("rloom.view", "rloom.doctor.run", "rloom.runs", "rloom.errors"),
+    "rloom.view": ("rloom.view", "rloom.doctor.run", "rloom.runs", "rloom.errors", "rloom.language"),
     "rloom.doctor.run": (
         "rloom.doctor.run",
         "rloom.algos.discount",
@@ -98,7 +101,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *(f"rloom.runs.{name}" for name in ("events", "mismatch", "names", "records", "run_folder")),
         *BOTTOM,
     ),
-    "rloom.doctor": ("rloom", "rloom.doctor", "rloom.errors", "rloom.extras", "rloom.rewards.sandbox"),
+    "rloom.doctor": (
+        "rloom",
+        "rloom.doctor",
+        "rloom.errors",
+        "rloom.extras",
+        "rloom.language",
+        "rloom.rewards.sandbox",
+    ),
     "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.atomic", "rloom.models", *NOUNS),
     "rloom.engines.megatron": ("rloom.engines.megatron", *ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
     "rloom.rollout": ("rloom.rollout.base", "rloom.models", *NOUNS),
