@@ -42,7 +42,8 @@ VARIABLES: Lines = [
         "TENSORBOARD_DIR",
         "folder of TensorBoard's events; else runs/PROJECT/EXPERIMENT",
     ),
-    ("LANG", "zh_CN: help in Chinese"),
+    ("LANG", "zh_CN: all texts in Chinese"),
+    ("RLOOM_LANGUAGE", "zh or en, whatever LANG is"),
 ]
 WIDTH = 30
 
