@@ -77,6 +77,7 @@ def run_safely(command: Callable[[], int]) -> int:
         return OK
     except RloomError as error:
         kind = "configuration" if isinstance(error, ConfigError) else type(error).__name__.removesuffix("Error").lower()
-        lines = [f"rloom: {kind} error: {error}", *getattr(error, "__notes__", [])]
-        print(printable("\n".join(map(translate, lines))), file=sys.stderr)
+        lines = [f"rloom: {translate(f'{kind} error')}: {translate(str(error))}"]
+        lines += map(translate, getattr(error, "__notes__", []))
+        print(printable("\n".join(lines)), file=sys.stderr)
         return LOST if isinstance(error, WorkerError) and error.lost else USER_ERROR

@@ -15,6 +15,7 @@ from typing import NamedTuple
 CHINESE = re.compile("[\u4e00-\u9fff]")
 KANA = re.compile("[\u3040-\u30ff]")  # Japanese has Chinese characters, too
 LETTER = re.compile("[A-Za-z]")
+TWO_WORDS = re.compile("[A-Za-z][,;:.]? [A-Za-z]")
 PLACE = re.compile(r"\{(\d*)\}")
 FEWEST_LETTERS = 12
 FOLDER = Path(__file__).parent / "assets" / "zh"
@@ -44,17 +45,22 @@ def to_chinese(text: str) -> str:
     if text in known or not LETTER.search(text):
         return known.get(text, text)
     for template in templates:
-        if (values := template.values(text)) is not None:
-            return template.filled([to_chinese(value) for value in values])
+        if template.longest in text and (values := template.values(text)) is not None:
+            return template.filled([_value(value) for value in values])
     for separator in ("\n\n", "\n"):
         if separator in text:
             return separator.join(map(to_chinese, text.split(separator)))
     for joint in joints:
         values = joint.values(text) or []
-        chinese = [to_chinese(value) for value in values]
+        chinese = [_value(value) for value in values]
         if chinese != values:
             return joint.filled(chinese)
     return text
+
+
+def _value(text: str) -> str:
+    """One word is a name (of a key, a column, a state), and stays."""
+    return to_chinese(text) if " " in text.strip() else text
 
 
 class Template(NamedTuple):
@@ -62,6 +68,8 @@ class Template(NamedTuple):
 
     pieces: Sequence[str]
     chinese: str
+    longest: str  # piece
+    letters: int  # of all pieces
 
     def values(self, text: str) -> list[str] | None:
         """The values of a text that was made from this template. None: it was not."""
@@ -77,16 +85,19 @@ class Template(NamedTuple):
             values.append(text[start:found])
             start = found + len(piece)
         values.append(text[start:end])
-        # `{} is {}` would match many sentences: with so few words it takes a name, not words, before it
-        return None if not first and 0 < self.letters < FEWEST_LETTERS and " " in values[0] else values
-
-    @property
-    def letters(self) -> int:
-        return sum(map(str.isalpha, "".join(self.pieces)))
+        # `{} is {}` would match many sentences: with so few words it takes a name, not words, before them
+        few = 0 < self.letters < (3 if first else FEWEST_LETTERS)
+        names = values if self.letters < 4 and not first else values[:1]
+        return None if few and any(map(TWO_WORDS.search, names)) else values
 
     def filled(self, values: Sequence[str]) -> str:
         order = iter(range(len(values)))
         return PLACE.sub(lambda place: values[int(place[1]) if place[1] else next(order)], self.chinese)
+
+
+def template_of(english: str, chinese: str) -> Template:
+    pieces = english.split("{}")
+    return Template(pieces, chinese, max(pieces, key=len), sum(map(str.isalpha, "".join(pieces))))
 
 
 def read_catalogue(file: Path) -> dict[str, str]:
@@ -99,6 +110,6 @@ def read_catalogue(file: Path) -> dict[str, str]:
 def _catalogue() -> tuple[dict[str, str], list[Template], list[Template]]:
     """(texts, those with values, those that only join values, such as `{}: {}`); the longest first."""
     every = {english: chinese for file in FOLDER.iterdir() for english, chinese in read_catalogue(file).items()}
-    templates = [Template(english.split("{}"), chinese) for english, chinese in every.items() if "{}" in english]
+    templates = [template_of(english, chinese) for english, chinese in every.items() if "{}" in english]
     templates.sort(key=lambda template: -sum(map(len, template.pieces)))
     return every, [each for each in templates if each.letters], [each for each in templates if not each.letters]

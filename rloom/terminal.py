@@ -12,6 +12,8 @@ import unicodedata
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 KEPT = frozenset("\n\t\u200c\u200d")  # Persian and Hindi words and joined emoji need the last two
 
+WIDE = 0x2E80  # the first code point of East Asian scripts
+
 
 def printable(text: str) -> str:
     r"""Characters that a terminal would interpret become escapes such as \u001b. JSON stays JSON of the same value."""
@@ -23,6 +25,12 @@ def printable(text: str) -> str:
 def escaped(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
+
+
+def padded(text: str, width: int) -> str:
+    """With spaces to this width, before it if the width is negative; a Chinese character takes two columns."""
+    spaces = " " * (abs(width) - sum(2 if ord(one) > WIDE else 1 for one in text))
+    return text + spaces if width > 0 else spaces + text
 
 
 def discard_output() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import run_safely
 from rloom.errors import DataError
+from rloom.language import translate
 from rloom.terminal import printable
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def chat(given: argparse.Namespace) -> int:
             show(conversation, given.prompt)
             return 0
         if interactive:
-            print(HELP, file=sys.stderr, flush=True)
+            print(translate(HELP), file=sys.stderr, flush=True)
         converse(conversation, MARK if interactive else "")
     return 0
 
@@ -70,7 +71,7 @@ def converse(conversation: "ChatSession", mark: str) -> None:
         except KeyboardInterrupt:
             print()
         except DataError as error:  # such as a conversation that is longer than the model's context
-            print(printable(f"{error}. /reset clears the conversation."), file=sys.stderr, flush=True)
+            print(printable(translate(f"{error}. /reset clears the conversation.")), file=sys.stderr, flush=True)
 
 
 def lines(mark: str) -> Iterator[str]:

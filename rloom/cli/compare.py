@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import run_safely
+from rloom.language import translate
 from rloom.terminal import printable
 
 if TYPE_CHECKING:
@@ -68,18 +69,19 @@ def render(found: "Comparison", runs: Sequence["RunFolder"]) -> None:
     for name, run in zip(names, runs, strict=True):
         state = run.state
         steps = f"step {state.step}" if state.total_steps is None else f"step {state.step} of {state.total_steps}"
-        console.print(printable(f"{name}  {run.path}  {state.status}, {steps}"), soft_wrap=True, markup=False)
+        shown = f"{name}  {run.path}  {translate(state.status)}, {translate(steps)}"
+        console.print(printable(shown), soft_wrap=True, markup=False)
         for fault in run.faults:
-            console.print(printable(f"   {fault}"), style="yellow", soft_wrap=True, markup=False)
-    console.print("\nConfiguration", style="bold")
+            console.print(printable(translate(f"   {fault}")), style="yellow", soft_wrap=True, markup=False)
+    console.print(translate("\nConfiguration"), style="bold")
     if found.config:
         console.print(config_table(found, names))
     else:
-        console.print("no key differs")
+        console.print(translate("no key differs"))
     if found.accuracy:
-        console.print("\nValidation accuracy (%)", style="bold")
+        console.print(translate("\nValidation accuracy (%)"), style="bold")
         console.print(accuracy_table(found.accuracy, names))
-    console.print("\nMetrics at equal steps", style="bold")
+    console.print(translate("\nMetrics at equal steps"), style="bold")
     for table in metric_tables(found.metrics, names, console.width):
         console.print(table)
 
@@ -89,7 +91,7 @@ def new_table(*columns: str) -> "Table":
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
-        table.add_column(name, overflow="fold")
+        table.add_column(translate(name), overflow="fold")
     return table
 
 
@@ -99,7 +101,7 @@ def config_table(found: "Comparison", names: str) -> "Table":
     table = new_table("key", *names)
     for each in found.config:
         cells = [
-            Text(printable(short(value)) + (" (default)" if is_default else "") if present else "-")
+            Text(printable(short(value)) + (translate(" (default)") if is_default else "") if present else "-")
             for value, present, is_default in zip(each.values, each.present, each.is_default, strict=True)
         ]
         table.add_row(Text(printable(each.key)), *cells)
@@ -117,7 +119,7 @@ def accuracy_table(found: Sequence["AccuracyComparison"], names: str) -> "Table"
     table = new_table("source", "", *names)
     for each in found:
         for title, points, own_steps in accuracy_rows(each):
-            table.add_row(Text(printable(each.source)), title, *accuracy_cells(points, own_steps=own_steps))
+            table.add_row(Text(printable(each.source)), translate(title), *accuracy_cells(points, own_steps=own_steps))
     return table
 
 
@@ -138,7 +140,7 @@ def accuracy_cells(points: Sequence["Point | None"], *, own_steps: bool) -> list
         first = points[0]
         if index and point is not None and first is not None:
             text += f" ({100 * (point.value - first.value):+.1f})"
-        cells.append(f"{text} at {point.step}" if own_steps and point is not None else text)
+        cells.append(f"{text} {translate(f'at {point.step}')}" if own_steps and point is not None else text)
     return cells
 
 
@@ -151,7 +153,7 @@ def metric_tables(metrics: Sequence["MetricComparison"], names: str, width: int)
             rows = [metric.rows[index] for index in shown]
             for number_of_run, (name, curve) in enumerate(zip(names, curves(metric), strict=True)):
                 values = [row[number_of_run] for row in rows]
-                table.add_row("" if number_of_run else metric.label, name, curve, *map(number, values))
+                table.add_row("" if number_of_run else translate(metric.label), name, curve, *map(number, values))
             for number_of_run, name in enumerate(names[1:], start=1):
                 differences = [row[number_of_run] - row[0] for row in rows]
                 table.add_row("", f"{name}-{names[0]}", "", *map(signed, differences), style="dim")

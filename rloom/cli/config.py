@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import run_safely
+from rloom.language import translate
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
         from rloom.config.schema import Config, SftConfig
 
         root = SftConfig if given.sft else Config
-        print(explain(given.key, root) if given.key else whole_tree(root))
+        print(explain(given.key, root) if given.key else whole_tree(root, translate))
         return 0
 
     return run_safely(show)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rloom.cli.parsing import CommandParser
 from rloom.console import run_safely
 from rloom.errors import ConfigError
+from rloom.language import translate
 from rloom.terminal import printable
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def prepare_data(given: argparse.Namespace) -> int:
 
     folder = given.local_save_dir or Path("~/data") / given.name
     for file, rows in prepare(given.name, folder, given.source).items():
-        print(f"{file}: {rows} rows")
+        print(translate(f"{file}: {rows} rows"))
     return 0
 
 
@@ -90,7 +91,7 @@ def check_data(given: argparse.Namespace) -> int:
         given.max_prompt_length,
     )
     reports = check_files(given.file, settings)
-    print(printable("\n\n".join(map(render_report, reports))))
+    print(printable(translate("\n\n".join(map(render_report, reports)))))
     return 0 if all(report.ok for report in reports) else 1
 
 

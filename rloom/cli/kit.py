@@ -19,10 +19,11 @@ from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely
 from rloom.errors import DataError
+from rloom.language import translate as in_language
 from rloom.trainer import main_ppo
 
 FORGOTTEN = (
-    "WARNING: no --data is given, so {model} trains on rloom's embedded sums, such as 12 + 29. "
+    "WARNING: no --data is given, so {} trains on rloom's embedded sums, such as 12 + 29. "
     "For your own prompts: --data FILE (json, jsonl or parquet), or TRAIN_DATA=FILE"
 )
 
@@ -33,9 +34,9 @@ def main(arguments: Sequence[str]) -> int:
         config = load_config(command.overrides, command.values)
         if is_on(os.environ):  # a smoke run prints what it replaces
             return main_ppo.train(config)
-        print(f"Model: {command.model} · Data: {command.data} · {command.reward}", flush=True)
+        print(in_language(f"Model: {command.model} · Data: {command.data} · {command.reward}"), flush=True)
         if command.uses_embedded_data_only:
-            print(FORGOTTEN.format(model=command.model), flush=True)
+            print(in_language(FORGOTTEN.format(command.model)), flush=True)
         return main_ppo.train(with_fitting_batch(command, config))
 
     return run_safely(run)
@@ -59,11 +60,11 @@ def with_fitting_batch(command: KitCommand, config: Config) -> Config:
     if command.chooses_batch_size or rows >= data.train_batch_size:
         return config
     found = f"{rows} rows" if rows != 1 else "1 row"
-    print(
+    notice = (
         f"Batch: {command.data} has {found}, fewer than the default batch of {data.train_batch_size}; a step takes all "
-        "of them. --batch_size sets another number",
-        flush=True,
+        "of them. --batch_size sets another number"
     )
+    print(in_language(notice), flush=True)
     return load_config(command.overrides, {**command.values, BATCH_KEY: rows, MINI_BATCH_KEY: mini_batch(rows)})
 
 

@@ -11,6 +11,7 @@ from rloom.config.load import expand, load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely
 from rloom.errors import ConfigError
+from rloom.language import translate as in_language
 from rloom.launch.numbered import directory_of, in_directory
 
 OWN_FLAGS = ("--print", "--plan")
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         if "--print" in own:
             print_command(command, config)
             return 0
-        print("".join(f"{notice}\n" for notice in command.notices), end="", file=sys.stderr, flush=True)
+        print("".join(f"{in_language(notice)}\n" for notice in command.notices), end="", file=sys.stderr, flush=True)
         if "--plan" in own:
             return print_plan(config)
         return train(command, config)
@@ -41,7 +42,10 @@ def print_command(command: OpenrlhfCommand, config: Config) -> None:
     print(command.rloom_command)
     if command.save_path is not None:
         step = f"{in_directory(config).trainer.default_local_dir}/global_step_N"
-        print(shlex.join(["rloom", "export", step, command.save_path, "--dtype", "bfloat16"]), " # N: the last step")
+        print(
+            shlex.join(["rloom", "export", step, command.save_path, "--dtype", "bfloat16"]),
+            in_language(" # N: the last step"),
+        )
 
 
 def print_plan(config: Config) -> int:
@@ -54,7 +58,8 @@ def print_plan(config: Config) -> int:
     scored = ", ".join(scoring_passes(plan.config, plan.needs, plan.batches))
     by_tokens = config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz  # --use_dynamic_batch
     effect = f"sets the samples in a pass of: {scored}" if scored and not by_tokens else "has no effect in this run"
-    print(f"\n--micro_rollout_batch_size {effect}. Generation is batched continuously and has no micro-batch.")
+    notice = f"--micro_rollout_batch_size {effect}. Generation is batched continuously and has no micro-batch."
+    print(f"\n{in_language(notice)}")
     return 0
 
 
@@ -66,7 +71,7 @@ def train(command: OpenrlhfCommand, config: Config) -> int:
         check_empty(folder)
     status = main_ppo.train(config)
     if status == 0 and folder is not None and config.trainer.node_rank == 0:
-        print(f"The policy is in {write_policy(config, folder)}")
+        print(in_language(f"The policy is in {write_policy(config, folder)}"))
     return status
 
 

@@ -9,11 +9,11 @@ Lines = Sequence[tuple[str, str]]  # (words, meaning)
 
 # title -> commands; a command in no group is listed under the last title
 GROUPS: Mapping[str, Sequence[str]] = {
-    "Train": ("train", "kit", "openrlhf", "sft", "plan"),
-    "Use a checkpoint": ("eval", "export", "chat"),
-    "Look at runs": ("view", "runs", "compare", "doctor"),
-    "Prepare and check": ("config", "data", "reward", "judge"),
-    "More": ("completion", "help"),
+    "Train:": ("train", "kit", "openrlhf", "sft", "plan"),
+    "Use a checkpoint:": ("eval", "export", "chat"),
+    "Look at runs:": ("view", "runs", "compare", "doctor"),
+    "Prepare and check:": ("config", "data", "reward", "judge"),
+    "More:": ("completion", "help"),
 }
 EXIT_CODES: Lines = [
     ("0", "done"),
@@ -42,7 +42,8 @@ VARIABLES: Lines = [
         "TENSORBOARD_DIR",
         "folder of TensorBoard's events; else runs/PROJECT/EXPERIMENT",
     ),
-    ("LANG", "zh_CN: help in Chinese"),
+    ("LANG", "zh_CN: all texts in Chinese"),
+    ("RLOOM_LANGUAGE", "zh or en, whatever LANG is"),
 ]
 WIDTH = 30
 
@@ -54,7 +55,7 @@ def render_overview(usages: Mapping[str, Lines]) -> str:
     lines = ["rloom COMMAND [arguments]", ""]
     for number, (title, names) in enumerate(GROUPS.items(), start=1):
         members = [*others, *names] if number == len(GROUPS) else names
-        lines += [translate(f"{title}:")]
+        lines += [translate(title)]
         lines += [line for name in members for line in table(usages[name], prefix=f"{name} ")]
         lines += [""]
     lines += [translate("Exit codes:"), *table(EXIT_CODES), ""]

@@ -17,9 +17,9 @@ class CommandParser(argparse.ArgumentParser):
         self.description, self.epilog = translate(self.description or ""), translate(self.epilog or "")
         for group in self._action_groups:
             group.title = translate(group.title or "")
-        for action in self._actions:
-            for shown in (action, *action._get_subactions()) if hasattr(action, "_get_subactions") else (action,):
-                shown.help = translate(shown.help) if shown.help else shown.help
+        below = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        for action in (*self._actions, *(named for each in below for named in each._get_subactions())):
+            action.help = translate(action.help) if action.help else action.help
         return _with_usage(super().format_help())
 
     def format_usage(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloom.cli.parsing import RUNS_FOLDERS, CommandParser, default_run_folders, epilog
 from rloom.console import run_safely
+from rloom.language import translate
 from rloom.terminal import printable
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
         return 0
     if not found:
         names = " and ".join(map(str, folders))
-        print(printable(f"There is no run in {names} or below; `rloom runs DIR` looks in another folder."))
+        print(printable(translate(f"There is no run in {names} or below; `rloom runs DIR` looks in another folder.")))
         return 0
     from rich.console import Console
 
@@ -58,7 +59,9 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
     console.print(table(found, now=time.time()))
     for each in found:
         if each.fault is not None:
-            console.print(printable(f"{each.name}: {each.fault}"), style="yellow", soft_wrap=True, markup=False)
+            console.print(
+                printable(translate(f"{each.name}: {each.fault}")), style="yellow", soft_wrap=True, markup=False
+            )
     return 0
 
 
@@ -72,10 +75,10 @@ def table(found: Sequence["RunSummary"], *, now: float) -> "Table":
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("run", "state", "step", "reward", "validation accuracy", "algorithm", "model", "written"):
-        shown.add_column(name, justify="right" if name in ("step", "reward") else "left", overflow="fold")
+        shown.add_column(translate(name), justify="right" if name in ("step", "reward") else "left", overflow="fold")
     for each in found:
         state = each.state
-        status = f"{state.status}: {state.error}" if state.error else str(state.status)
+        status = translate(state.status) + (f": {translate(state.error)}" if state.error else "")
         shown.add_row(
             Text(printable(each.name)),
             Text(printable(status), style=STYLES.get(state.status, "")),
@@ -98,13 +101,13 @@ def accuracy_lines(summary: "RunSummary") -> list[str]:
             text += f" → {100 * found.last:.1f}"
         text += " %"
         if found.best > max(found.first, found.last):
-            text += f" (best {100 * found.best:.1f} at {found.best_step})"
+            text += translate(f" (best {100 * found.best:.1f} at {found.best_step})")
         lines.append(text)
     return lines
 
 
 def age(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+    for unit, length in (("d ago", 86400), ("h ago", 3600), ("min ago", 60)):
         if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{max(seconds, 0):.0f} s ago"
+            return translate(f"{seconds / length:.0f} {unit}")
+    return translate(f"{max(seconds, 0):.0f} s ago")

@@ -1,5 +1,6 @@
 """Descriptions of the configuration: an annotated tree, single keys, and the reference in `docs/`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -9,18 +10,19 @@ from rloom.config.keys import Key, Root, all_keys, did_you_mean, walk
 from rloom.config.schema import Config, SftConfig
 from rloom.config.verl_keys import unsupported_name
 from rloom.errors import ConfigError
+from rloom.language import translate
 
 
-def whole_tree(root: Root = Config) -> str:
-    """YAML that a user can save and edit: every key with its default, and its description above it."""
+def whole_tree(root: Root = Config, shown: Callable[[str], str] = str) -> str:
+    """YAML that a user can save and edit: every key with its default, and its description above it, as `shown`."""
     lines = []
     for found in walk(root):
         indent = "  " * found.path.count(".")
         name = found.path.rsplit(".", 1)[-1]
         if found.section is not None:
-            lines += ["" if not indent else None, f"{indent}# {found.doc}", f"{indent}{name}:"]
+            lines += ["" if not indent else None, f"{indent}# {shown(found.doc)}", f"{indent}{name}:"]
         else:
-            lines += [f"{indent}# {found.doc}", f"{indent}{name}: {as_yaml(found.default)}"]
+            lines += [f"{indent}# {shown(found.doc)}", f"{indent}{name}: {as_yaml(found.default)}"]
     return "\n".join(line for line in lines if line is not None).strip()
 
 
@@ -44,8 +46,8 @@ def explain(name: str, root: Root = Config) -> str:
 
 def describe_key(key: Key) -> str:
     if key.section is not None:
-        return f"{key.path}: {key.doc}"
-    return f"{key.path} ({key.kind}, default {as_yaml(key.default)}): {key.doc}"
+        return f"{key.path}: {translate(key.doc)}"
+    return f"{key.path} ({key.kind}, default {as_yaml(key.default)}): {translate(key.doc)}"
 
 
 def reference() -> str:

@@ -14,6 +14,7 @@ from rloom.config.from_checkpoint import CONFIG_FILE, config_text
 from rloom.console import announce
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.errors import WorkerError
+from rloom.language import translate
 from rloom.launch.directory import last_of_this_run, run_directory, set_aside_later, starting_point
 from rloom.launch.identity import IDENTITY_FILE, Continuation, Record
 from rloom.launch.worker_groups import layout_of
@@ -86,7 +87,8 @@ def attempts(job: Job, directory: Path) -> Outcome:
                 error.add_note(f"trainer.max_restarts={restarts}: the run does not begin again.")
                 raise
             restart = f"Restart {restarts + 1} of {config.trainer.max_restarts}"
-            print(printable("\n".join([str(error), *getattr(error, "__notes__", []), restart])), flush=True)
+            lines = [str(error), *getattr(error, "__notes__", []), restart]
+            print(printable("\n".join(map(translate, lines))), flush=True)
             layout = remaining_layout(config, layout)
     raise AssertionError("unreachable")
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from rloom.config.schema import Actor, Critic, Fsdp
+from rloom.language import translate
 from rloom.plan.architecture import FLOAT32, ModelPlan, divided_by_megatron, shards_of
 from rloom.plan.batches import Batches, Updates, scoring_passes
 from rloom.plan.make import SHOWN, Costs, Plan, PlannedGpus
@@ -10,7 +11,12 @@ from rloom.plan.megatron import description
 from rloom.plan.memory import GIB, GpuMemory, RewardPlan
 from rloom.plan.timing import THROUGH_DRIVER, Stage, StepTime
 from rloom.runtime.placement import named_workers
+from rloom.terminal import padded
 
+ASSUMED = (
+    "Every answer as long as it may be; arithmetic at rates measured on one H200, links by their data sheets",
+    "(NVLink 450 GB/s, InfiniBand 50 GB/s a GPU), none of it overlapped. Not measured: docs/plan.md.",
+)
 LABEL = 28  # columns of a line's label
 POOL_NAMES = {"ref": "reference", "critic": "critic", "rollout": "rollout engines", "reward": "reward model"}
 
@@ -18,7 +24,9 @@ POOL_NAMES = {"ref": "reference", "critic": "critic", "rollout": "rollout engine
 def render(plan: Plan) -> str:
     config = plan.config
     lines = [
-        f"Plan of {config.algorithm.adv_estimator} on {config.actor_rollout_ref.model.path}. Nothing was started.",
+        translate(
+            f"Plan of {config.algorithm.adv_estimator} on {config.actor_rollout_ref.model.path}. Nothing was started."
+        ),
         *section("Batches, a step", batch_lines(plan)),
         *section("Placement", placement_lines(plan)),
     ]
@@ -26,15 +34,15 @@ def render(plan: Plan) -> str:
         lines += section("Memory a GPU, GiB", memory_lines(plan, plan.costs))
         if plan.costs.time is not None:
             lines += section("Time a step, estimated", time_lines(plan.costs.time))
-    return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
+    return "\n".join([*lines, *(["", *map(translate, plan.notes)] if plan.notes else [])])
 
 
 def section(title: str, lines: Iterator[str]) -> list[str]:
-    return ["", title, *(f"  {line}" for line in lines)]
+    return ["", translate(title), *(f"  {line}" for line in lines)]
 
 
 def line(label: str, text: str) -> str:
-    return f"{label:<{LABEL - 1}} {text}"
+    return f"{padded(translate(label), LABEL - 1)} {translate(text)}"
 
 
 def count(number: int, noun: str) -> str:
@@ -61,7 +69,7 @@ def batch_lines(plan: Plan) -> Iterator[str]:
 def scoring_lines(plan: Plan) -> Iterator[str]:
     samples = count(plan.batches.samples, "sample")
     for name, (ranks, passes) in scoring_passes(plan.config, plan.needs, plan.batches).items():
-        each = f"{passes.samples_each:,} a pass" + ("" if passes.budget is None else " at full length")
+        each = f"{passes.samples_each:,} a pass{'' if passes.budget is None else ' at full length'}"
         yield line(name, f"{samples} / {count(ranks, 'rank')} = {passes.samples:,} a rank, {each}")
 
 
@@ -145,7 +153,7 @@ def memory_lines(plan: Plan, costs: Costs) -> Iterator[str]:
         most = f"{gib(gpu.memory.peak_bytes)} in {gpu.memory.peak}"
         yield line(named_workers(gpu.numbers, "GPU"), f"{' + '.join(held_roles(plan, gpu))}: at most {most}")
     label = f"on {named_workers(costs.fullest.numbers, 'GPU')}" if several else ""
-    yield line(label, "".join(f"{phase:>15}" for phase in phases))
+    yield line(label, "".join(padded(translate(phase), -15) for phase in phases))
     for name in dict.fromkeys(name for parts in phases.values() for name in parts):
         sizes = [parts.get(name, 0.0) for parts in phases.values()]
         if any(sizes):
@@ -205,13 +213,12 @@ def verdict(costs: Costs, machine: PlannedGpus) -> str:
 
 
 def time_lines(time: StepTime) -> Iterator[str]:
-    yield line("", f"{'arithmetic s':>15}{'on the wire s':>15}{'GB a GPU':>15}")
+    yield line("", "".join(padded(translate(title), -15) for title in ("arithmetic s", "on the wire s", "GB a GPU")))
     for stage in (*time.stages, together(time.stages)):
         yield line(stage.name, f"{stage.compute_s:>15.2f}{stage.wire_s:>15.2f}{stage.wire_bytes / 1e9:>15.1f}")
     rate = f"{time.seconds:.1f} s a step; {time.tokens_per_s:,.0f} tokens/s, prompts included"
-    yield f"{rate}; {time.wire_share:.0%} of it on the wire"
-    yield "Every answer as long as it may be; arithmetic at rates measured on one H200, links by their data sheets"
-    yield "(NVLink 450 GB/s, InfiniBand 50 GB/s a GPU), none of it overlapped. Not measured: docs/plan.md."
+    yield translate(f"{rate}; {time.wire_share:.0%} of it on the wire")
+    yield from map(translate, ASSUMED)
 
 
 def together(stages: Sequence[Stage]) -> Stage:

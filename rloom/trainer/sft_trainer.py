@@ -10,6 +10,7 @@ from rloom.config.checks import check_sft
 from rloom.config.load import load_sft_config
 from rloom.config.schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
+from rloom.language import translate
 from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras
 from rloom.launch.numbered import claimed, in_directory
 
@@ -29,7 +30,7 @@ again resumes a run that stopped. RLOOM_SMOKE=1 replaces model and data by small
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "-h" in given or "--help" in given:
-        print(USAGE)
+        print(translate(USAGE))
         return 0
 
     def run() -> int:

@@ -21,7 +21,7 @@ from rloom.view.run_cache import RunCache
 
 PAGE = Path(__file__).parent / "page"
 INDEX = "index.html"
-CHINESE, CATALOGUE = "/chinese.js", FOLDER / "view.txt"
+CHINESE, CATALOGUE = "/chinese.js", FOLDER / "page.txt"
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",

@@ -30,7 +30,9 @@ PAGES = [
     for file in files()
     if file.name.endswith((".zh.md", "README_CN.md")) or (file.suffix == ".md" and "learning_notes" in file.parts)
 ]
-SOURCES = [file for file in files() if file.is_relative_to(ROOT / "rloom") and file.suffix in (".py", ".js", ".yaml")]
+SOURCES = [
+    file for file in files() if file.is_relative_to(ROOT / "rloom") and file.suffix in (".py", ".js", ".yaml", ".txt")
+]
 
 
 def retired(text: str, page: str = "") -> list[str]:

@@ -20,6 +20,7 @@ from rloom.config.sections import SIZES
 from rloom.errors import ConfigError
 from rloom.extras import TRACKERS
 from rloom.gpus import visible_gpus
+from rloom.language import translate
 from rloom.rewards.judge.addresses import ADDRESS_VARIABLES, address_in
 
 MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
@@ -382,10 +383,10 @@ def worker_notes(config: RunConfig, available: Available, workers: int) -> dict[
 
 def replaced_text(config: RunConfig, changes: Mapping[str, Any], notes: Mapping[str, str]) -> str:
     lines = [
-        f"  {path}: {shown(value_at(config, path))} -> {shown(value)}{notes.get(path, '')}"
+        f"  {path}: {shown(value_at(config, path))} -> {shown(value)}{translate(notes.get(path, ''))}"
         for path, value in changes.items()
     ]
-    return "\n".join([f"{VARIABLE}=1: two steps with a tiny model and data", *lines])
+    return "\n".join([translate(f"{VARIABLE}=1: two steps with a tiny model and data"), *lines])
 
 
 def shown(value: Any) -> str:

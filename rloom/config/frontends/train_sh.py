@@ -16,6 +16,7 @@ from rloom.config.keys import all_keys, did_you_mean
 from rloom.config.schema import KL_SWITCHES
 from rloom.errors import ConfigError
 from rloom.language import translate as in_language
+from rloom.terminal import padded
 
 FOLDER_VARIABLE = "RLOOM_KIT_DIR"  # set by train.sh: its own folder
 JUDGE_FILE = "api_reward_config.yaml"
@@ -292,7 +293,6 @@ VARIABLES = {
 }
 OUTPUT = "outputs/checkpoints"  # with one folder per model, and further ones with a number
 DIRECTORY_KEY = "trainer.default_local_dir"
-WIDE = 0x2E80  # the first code point of East Asian scripts
 KL_KEY = "algorithm.use_kl_in_reward"
 
 
@@ -435,11 +435,6 @@ def embedded_table() -> Iterator[str]:
     rows += [(name, one.default, one.embedded) for name, one in (named | VARIABLES).items() if one.embedded]
     for name, default, embedded in rows:
         yield f"  {padded(name, 24)}{padded(default, 24)}{embedded}"
-
-
-def padded(text: str, width: int) -> str:
-    """With spaces to this width on a terminal, where a Chinese character takes two columns."""
-    return text + " " * (width - sum(2 if ord(one) > WIDE else 1 for one in text))
 
 
 def consequences(flag: str, value: str) -> dict[str, Any]:

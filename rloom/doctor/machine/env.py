@@ -13,6 +13,7 @@ from rloom import __version__
 from rloom.doctor.machine.features import TRAINING_MODULES, Feature, Installation, State, examine_features
 from rloom.doctor.machine.hardware import Machine, examine_machine
 from rloom.doctor.machine.packages import Imports, installed_version
+from rloom.language import translate
 
 PACKAGES = (
     *["torch", "transformers", "peft", "accelerate", "triton", "torchvision", "ray"],
@@ -76,14 +77,15 @@ def render(report: Report, console: Console) -> None:
     if "torch" in lines:
         lines["torch"] += f", CUDA {report.cuda}" if report.cuda else ", built without CUDA"
     lines["not installed"] = ", ".join(name for name, version in report.packages.items() if not version)
-    console.print(rows([(name, Text(value)) for name, value in lines.items()]))
+    console.print(rows([(translate(name), Text(translate(value))) for name, value in lines.items()]))
     console.print()
-    console.print(rows([(each.name, state_of(each)) for each in report.features]))
+    console.print(rows([(translate(each.name), state_of(each)) for each in report.features]))
     repairs = [feature for feature in report.features if feature.way_out]
     if repairs:
-        console.print("\nTo install or repair:")
+        console.print(translate("\nTo install or repair:"))
     for feature in repairs:  # not folded: commands are copied
-        console.print(f"  {feature.name}: {feature.way_out}", soft_wrap=True, markup=False, highlight=False)
+        text = f"  {translate(feature.name)}: {translate(feature.way_out)}"
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def rows(pairs: Sequence[tuple[str, Text]]) -> Table:
@@ -96,8 +98,8 @@ def rows(pairs: Sequence[tuple[str, Text]]) -> Table:
 
 
 def state_of(feature: Feature) -> Text:
-    text = Text(feature.state.value, style=STYLES.get(feature.state, "red"))
-    return text.append(f": {feature.detail}" if feature.detail else "", style="default")
+    text = Text(translate(feature.state.value), style=STYLES.get(feature.state, "red"))
+    return text.append(f": {translate(feature.detail)}" if feature.detail else "", style="default")
 
 
 def run(engines: Sequence[str], *, as_json: bool) -> int:

@@ -61,7 +61,7 @@ def report_lines(report: Report) -> Iterator[Line]:
     steps, count = report.steps, len(report.findings)
     yield f"{report.run}", "bold"
     found = "1 finding" if count == 1 else f"{count} findings"
-    yield f"{steps} steps, {report.state}; {len(report.checked)} kinds of faults checked, {found}", ""
+    yield f"{steps} steps, {translate(report.state)}; {len(report.checked)} kinds of faults checked, {found}", ""
     for fault in report.faults:
         yield fault, "yellow"
     for number, finding in enumerate(report.findings, start=1):

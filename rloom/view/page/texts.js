@@ -1,4 +1,4 @@
-// Every text of the page in English; chinese.js is made from rloom/assets/zh/view.txt.
+// Every text of the page in English; chinese.js is made from rloom/assets/zh/page.txt.
 
 import { CHINESE } from "./chinese.js";
 import { remember, remembered } from "./settings.js";
