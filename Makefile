@@ -2,9 +2,19 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip compiles in one process; COMPILE uses all cores, and passes over files for other versions of Python
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
-COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
+# uv installs in parallel. It does not read pip's settings: its own variables get them.
+UV_SETTINGS := s/^[^=]*\.index-url=/export UV_DEFAULT_INDEX=/p; s/^[^=]*\.extra-index-url=/export UV_EXTRA_INDEX_URL=/p; \
+	s/^[^=]*\.find-links=/export UV_FIND_LINKS=/p; s/^[^=]*\.cert=/export SSL_CERT_FILE=/p
+UV := eval "$$($(BIN)/python -m pip config list | sed -n "$(UV_SETTINGS)")"; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --index-strategy unsafe-best-match --constraint constraints.txt
+# $(call install,WHAT): where uv cannot, pip does, torch first and pinned: a looser request may pull another build with
+# gigabytes of extras
+install = $(PIP) --no-deps "$$(grep '^uv==' constraints.txt)" && { $(UV) --editable '$(1)'; } \
+	|| { $(PIP) "$$(grep '^torch==' constraints.txt)" && $(PIP) --editable '$(1)'; }
+# on all cores, and not what few processes import: Python compiles that when it is imported
+SELDOM := /tests?/|/testing/|/(transformers/models|databricks|google|jieba|mlflow|openai|anthropic|pip|sqlalchemy)/
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib || true
 RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false
@@ -20,17 +30,15 @@ runtime: $(RUNTIME)
 judge megatron ray wandb swanlab mlflow trackio: %: $(VENV)/.extra-%
 setup: $(SETUP)
 
-# torch first and pinned: a looser request may pull another build with gigabytes of extras
 $(RUNTIME): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV) (once) ..."
-	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable .
+	@$(call install,.)
 	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.extra-%: $(RUNTIME)
-	$(PIP) --editable '.[$*]'
+	@$(call install,.[$*])
 	@$(COMPILE)
 	@touch $@
 
@@ -38,8 +46,7 @@ $(VENV)/.extra-%: $(RUNTIME)
 $(SETUP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV) (once) ..."
-	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable '.[dev]'
+	@$(call install,.[dev])
 	@$(COMPILE)
 	@touch $(RUNTIME) $@
 
