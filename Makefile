@@ -24,7 +24,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 REPORT := build/tests.xml
 
-.PHONY: runtime judge megatron ray wandb swanlab mlflow trackio setup check types rules quick test durations test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
+.PHONY: runtime judge megatron ray wandb swanlab mlflow trackio setup check style types rules quick test tests durations test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
 
 runtime: $(RUNTIME)
 judge megatron ray wandb swanlab mlflow trackio: %: $(VENV)/.extra-%
@@ -50,10 +50,12 @@ $(SETUP): pyproject.toml constraints.txt
 	@$(COMPILE)
 	@touch $(RUNTIME) $@
 
-check: setup
+check: style
+	$(MAKE) --no-print-directory --jobs 2 types rules
+
+style: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MAKE) --no-print-directory --jobs 2 types rules
 
 types: setup
 	$(BIN)/mypy
@@ -64,8 +66,12 @@ rules: setup
 quick: setup
 	$(PYTEST) -m "not slow" tests/unit tests/contract
 
-test: check
-	$(PYTEST) -m "not long" --ignore tests/architecture --durations 20 --junitxml $(REPORT)
+# the types are checked beside the tests, and the architecture tests are among them: all cores have work until the end
+test: style
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
+tests: setup
+	$(PYTEST) -m "not long" --durations 20 --junitxml $(REPORT)
 
 # after make test: in which order groups of tests start
 durations:

@@ -262,7 +262,7 @@ def test_a_server_that_sends_a_byte_now_and_then_meets_the_time_limit() -> None:
 
 
 def test_all_servers_dead_are_failed_scores_with_every_reason() -> None:
-    one, two = dead_url(), dead_url()
+    one, two = dead_url(1), dead_url(2)
     with scoring(one, two, batch_size=1, timeout_s=0.3, max_retries=1) as reward:
         scores = reward.scores(answers(*"abcdefghijklmnopqrst"))
     assert all(score.value is None for score in scores)
