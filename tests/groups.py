@@ -54,7 +54,7 @@ LISTED_S = 2.0  # the order of shorter groups makes no difference
 
 
 def group_of(nodeid: str) -> str:
-    """A file is a group, since its fixtures are made once, unless it is named above; without the folder in tests/unit."""
+    """A file is a group, since its fixtures are made once, unless it is named above. Folders in unit/ do not count."""
     path, _, test = nodeid.removeprefix("tests/").partition(".py::")
     folder, *_, name = path.split("/")
     file = f"{folder}/{name}"
