@@ -3,10 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
-# uv installs in parallel. It does not read pip's settings: its own variables get them.
-UV_SETTINGS := s/^[^=]*\.index-url=/export UV_DEFAULT_INDEX=/p; s/^[^=]*\.extra-index-url=/export UV_EXTRA_INDEX_URL=/p; \
-	s/^[^=]*\.find-links=/export UV_FIND_LINKS=/p; s/^[^=]*\.cert=/export SSL_CERT_FILE=/p
-UV := eval "$$($(BIN)/python -m pip config list | sed -n "$(UV_SETTINGS)")"; \
+# uv installs in parallel. It does not read pip's settings: its variables of the same names get them.
+SETTINGS := { name = $$1; sub(/.*\./, "", name); gsub(/-/, "_", name); sub(/^[^=]*=/, ""); print "export UV_" toupper(name) "=" $$0 }
+UV := eval "$$($(BIN)/python -m pip config list | awk -F= '$(SETTINGS)')"; \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --index-strategy unsafe-best-match --constraint constraints.txt
 # $(call install,WHAT): where uv cannot, pip does, torch first and pinned: a looser request may pull another build with
 # gigabytes of extras
