@@ -37,7 +37,7 @@ def test_the_default_task_is_learned_and_the_run_directory_is_complete(
         "algorithm.adv_estimator=grpo",
         "data.train_max_samples=-1",
         "data.train_batch_size=32",
-        "data.val_max_samples=128",
+        "data.val_max_samples=256",
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
         "actor_rollout_ref.rollout.n=8",
         "trainer.test_freq=3",
@@ -61,7 +61,7 @@ def test_the_default_task_is_learned_and_the_run_directory_is_complete(
     rows = [json.loads(line) for line in (tmp_path / "answers" / "3.jsonl").read_text().splitlines()]
     assert len(rows) == 256
     assert sum(row["score"] for row in rows) / 256 == pytest.approx(records(tmp_path)[-2]["critic/score/mean"])
-    assert len((tmp_path / "validation" / "0.jsonl").read_text().splitlines()) == 128
+    assert len((tmp_path / "validation" / "0.jsonl").read_text().splitlines()) == 256
     assert evaluate_checkpoint(tmp_path / "global_step_3")["val-core/math_reasoning/acc/mean@1"] == pytest.approx(last)
 
 
