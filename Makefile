@@ -2,9 +2,18 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip compiles in one process; COMPILE uses all cores, and passes over files for other versions of Python
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
-COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
+# uv installs in parallel. It does not read pip's settings: its variables of the same names get them.
+SETTINGS := { name = $$1; sub(/.*\./, "", name); gsub(/-/, "_", name); sub(/^[^=]*=/, ""); print "export UV_" toupper(name) "=" $$0 }
+UV := eval "$$($(BIN)/python -m pip config list | awk -F= '$(SETTINGS)')"; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --index-strategy unsafe-best-match --constraint constraints.txt
+# $(call install,WHAT): where uv cannot, pip does, torch first and pinned: a looser request may pull another build with
+# gigabytes of extras
+install = $(PIP) --no-deps "$$(grep '^uv==' constraints.txt)" && { $(UV) --editable '$(1)'; } \
+	|| { $(PIP) "$$(grep '^torch==' constraints.txt)" && $(PIP) --editable '$(1)'; }
+# on all cores, and not what few processes import: Python compiles that when it is imported
+SELDOM := /tests?/|/testing/|/(transformers/models|databricks|google|jieba|mlflow|openai|anthropic|pip|sqlalchemy)/
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib || true
 RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false
@@ -14,23 +23,21 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 REPORT := build/tests.xml
 
-.PHONY: runtime judge megatron ray wandb swanlab mlflow trackio setup check types rules quick test durations test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
+.PHONY: runtime judge megatron ray wandb swanlab mlflow trackio setup check style types rules quick test tests durations test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
 
 runtime: $(RUNTIME)
 judge megatron ray wandb swanlab mlflow trackio: %: $(VENV)/.extra-%
 setup: $(SETUP)
 
-# torch first and pinned: a looser request may pull another build with gigabytes of extras
 $(RUNTIME): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV) (once) ..."
-	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable .
+	@$(call install,.)
 	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.extra-%: $(RUNTIME)
-	$(PIP) --editable '.[$*]'
+	@$(call install,.[$*])
 	@$(COMPILE)
 	@touch $@
 
@@ -38,15 +45,16 @@ $(VENV)/.extra-%: $(RUNTIME)
 $(SETUP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV) (once) ..."
-	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable '.[dev]'
+	@$(call install,.[dev])
 	@$(COMPILE)
 	@touch $(RUNTIME) $@
 
-check: setup
+check: style
+	$(MAKE) --no-print-directory --jobs 2 types rules
+
+style: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MAKE) --no-print-directory --jobs 2 types rules
 
 types: setup
 	$(BIN)/mypy
@@ -57,8 +65,12 @@ rules: setup
 quick: setup
 	$(PYTEST) -m "not slow" tests/unit tests/contract
 
-test: check
-	$(PYTEST) -m "not long" --ignore tests/architecture --durations 20 --junitxml $(REPORT)
+# the types are checked beside the tests, and the architecture tests are among them: all cores have work until the end
+test: style
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
+tests: setup
+	$(PYTEST) -m "not long" --durations 20 --junitxml $(REPORT)
 
 # after make test: in which order groups of tests start
 durations:

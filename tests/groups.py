@@ -54,9 +54,11 @@ LISTED_S = 2.0  # the order of shorter groups makes no difference
 
 
 def group_of(nodeid: str) -> str:
-    """A file is a group, since its fixtures are made once, unless it is named above."""
-    file = nodeid.split("::")[0].removeprefix("tests/").removesuffix(".py")
-    return nodeid.removeprefix("tests/") if file in APART else TOGETHER.get(file, file)
+    """A file is a group, since its fixtures are made once, unless it is named above. Folders in unit/ do not count."""
+    path, _, test = nodeid.removeprefix("tests/").partition(".py::")
+    folder, *_, name = path.split("/")
+    file = f"{folder}/{name}"
+    return f"{file}::{test}" if file in APART else TOGETHER.get(file, file)
 
 
 def order_of(nodeid: str) -> float:

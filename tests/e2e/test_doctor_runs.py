@@ -27,7 +27,8 @@ LONG = {
         "slow reward function",
         "temperature of 0.01",
     ),
-    "learning rate of 1e-10",
+    *("learning rate of 1e-10", "lam of 0.3", "rewards of 5,000, not normalised"),
+    *("reward depends on the prompt alone", "reward for the format"),
     *("gae", "rloo", "reinforce_plus_plus", "dapo"),
 }
 

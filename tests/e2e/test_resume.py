@@ -100,13 +100,14 @@ def test_lora_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_four_kills_at_random_instants_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.long)])
+def test_kills_at_random_instants_change_nothing(tmp_path: Path, kills: int) -> None:
     """Half of the kills wait until a checkpoint is being written."""
-    steps, chance = 5, random.Random(7)
+    steps, chance = kills + 1, random.Random(7)
     rloo = ("algorithm.adv_estimator=rloo",)
     undisturbed = fork(tmp_path / "undisturbed", steps, *rloo)
     run_directory = tmp_path / "killed"
-    for kill in range(4):
+    for kill in range(kills):
         process = fork(run_directory, steps, *rloo)
         kill_at(process, run_directory, while_writing=kill % 2 == 1, delay_s=chance.uniform(0, 0.3))
     last = fork(run_directory, steps, *rloo)

@@ -45,20 +45,24 @@ def test_a_server_killed_in_mid_generation_changes_nothing_in_the_weights(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("deaths", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_tensorrt_llm_is_started_by_its_name_alone_and_again_after_its_death(
-    tmp_path: Path, calm: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, calm: Path, monkeypatch: pytest.MonkeyPatch, deaths: int
 ) -> None:
     packages = str(Path(__file__).parents[1] / "packages")  # a package tensorrt_llm
     monkeypatch.syspath_prepend(packages)
     monkeypatch.setenv("PYTHONPATH", packages)
-    monkeypatch.setenv("DIED", str(tmp_path.parent / "trtllm_died"))
+    died = tmp_path.parent / f"trtllm_died_{deaths}"
+    if deaths == 0:
+        died.touch()
+    monkeypatch.setenv("DIED", str(died))
     own = f"+{ROLLOUT}.engine_kwargs.disable_overlap_scheduler=True"
     train(tmp_path, 2, GRPO, f"{ROLLOUT}.name=trtllm", own, f"{ROLLOUT}.server.health_interval_s=0.2")
     assert same(weights(tmp_path, 2), weights(calm, 2))
     log = (tmp_path / "logs" / "server_0.log").read_text()
-    assert log.count('"disable_overlap_scheduler": true') == log.count("\n$ ") == 2
+    assert log.count('"disable_overlap_scheduler": true') == log.count("\n$ ") == 1 + deaths
     ended = [int(number) for number in re.findall(r"^process (\d+)$", log, re.MULTILINE)]
-    assert len(ended) == 2
+    assert len(ended) == 1 + deaths
     for number in ended:
         with pytest.raises(ProcessLookupError):
             os.kill(number, 0)

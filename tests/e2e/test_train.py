@@ -270,12 +270,15 @@ def test_critic_warmup_leaves_the_policy_alone(tmp_path: Path) -> None:
         ("actor_rollout_ref.model.use_remove_padding=False", "actor_rollout_ref.rollout.name=hf"),
         ("actor_rollout_ref.model.enable_gradient_checkpointing=True", "actor_rollout_ref.actor.entropy_coeff=0.01"),
         # bfloat16 is slow on most CPUs: two answers, whose entropy has a gradient whatever their score
-        (
-            "actor_rollout_ref.actor.fsdp_config.dtype=bfloat16",
-            "data.train_batch_size=2",
-            "actor_rollout_ref.rollout.n=1",
-            f"{MINI_BATCH}=1",
-            "actor_rollout_ref.actor.entropy_coeff=0.01",
+        pytest.param(
+            (
+                "actor_rollout_ref.actor.fsdp_config.dtype=bfloat16",
+                "data.train_batch_size=2",
+                "actor_rollout_ref.rollout.n=1",
+                f"{MINI_BATCH}=1",
+                "actor_rollout_ref.actor.entropy_coeff=0.01",
+            ),
+            marks=pytest.mark.long,
         ),
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2", "critic.ppo_micro_batch_size=1"),
         ("actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",),

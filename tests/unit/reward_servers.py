@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -85,11 +84,9 @@ def serving(answer: Answer) -> Iterator[TestServer]:
         thread.join()
 
 
-def dead_url() -> str:
-    """The URL of a port on which nothing listens."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{unused.getsockname()[1]}/get_reward"
+def dead_url(port: int = 1) -> str:
+    """The URL of a port on which nothing listens, and which no process gets when it asks for a free one."""
+    return f"http://127.0.0.1:{port}/get_reward"
 
 
 class Scoring:

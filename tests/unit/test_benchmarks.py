@@ -155,6 +155,7 @@ def test_the_step_benchmark_runs_on_a_cpu(run: Callable[..., str]) -> None:
     assert gap < 1e-5  # float32: what was sampled is what is trained on
 
 
+@pytest.mark.long
 def test_the_reward_benchmark_runs_in_small() -> None:
     command = [sys.executable, str(BENCHMARKS / "rewards.py"), "--samples", "20", "--workers", "1"]
     command += ["--sources", "openai/gsm8k"]

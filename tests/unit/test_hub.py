@@ -16,7 +16,6 @@ from rloom.data.prepare import prepare
 from rloom.errors import DataError, ModelError
 from rloom.models.load import load_tokenizer
 from rloom.models.source import EMBEDDED_FOLDER, ModelSource, check_folder
-from rloom.runtime.nodes import free_port
 from tests.hub_server import HubServer, hub_server
 
 REPOSITORY = Path(__file__).parents[2]
@@ -76,7 +75,7 @@ def test_the_command_reads_hf_endpoint_and_hf_token(gsm8k: dict[str, dict[str, b
             f"{tmp_path / 'train.parquet'}: 1 rows\n{tmp_path / 'test.parquet'}: 1 rows\n",
         ), done.stderr
         assert "Bearer secret" in server.tokens
-    closed = os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}", "HF_HOME": str(tmp_path / "other")}
+    closed = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path / "other")}
     done = subprocess.run(command, env=closed, capture_output=True, text=True, timeout=120)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)  # one message, no retries
     assert f"the hub {closed['HF_ENDPOINT']} cannot be reached" in done.stderr
@@ -129,7 +128,7 @@ def test_a_server_that_is_no_hub_is_named(mirror: HubServer, monkeypatch: pytest
 
 
 def test_a_model_is_refused_in_one_message_with_the_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(monkeypatch, f"http://127.0.0.1:{free_port()}", tmp_path)  # nothing listens there
+    use(monkeypatch, "http://127.0.0.1:1", tmp_path)  # nothing listens there
     with pytest.raises(ModelError, match=r"path=some/model: there is no such folder, and the hub .* cannot be reached"):
         check_folder(ModelSource("some/model"))
     with pytest.raises(ModelError, match="no name on a hub, which is OWNER/NAME"):

@@ -101,7 +101,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = {"tensor and data", "pipeline and data", "experts, tensor"}  # the others have each kind of split
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES])
 def test_divided_models_learn_what_one_process_learns(
     rank_processes: RankProcesses, model_folder: Callable[..., Path], name: str
 ) -> None:

@@ -124,7 +124,7 @@ def test_greedy_answers_are_those_of_plain_torch(network: PolicyNetwork) -> None
 
 
 @pytest.mark.parametrize(
-    "steps", [pytest.param(1, marks=pytest.mark.long), 2, 8]
+    "steps", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(8, marks=pytest.mark.long)]
 )  # between two looks: the second look at some comes when they have left
 def test_drawn_answers_are_those_of_plain_torch(
     small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork, steps: int

@@ -176,7 +176,7 @@ def test_the_reference_of_a_kl_over_the_vocabulary_chooses_its_own_experts(
         assert kl_T is not None and least <= float(kl_T.mean()) <= most
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_compiled_layers_share_their_code_and_replay_in_each_layer(tmp_path: Path) -> None:
