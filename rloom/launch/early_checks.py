@@ -12,6 +12,7 @@ from rloom.config.derived import brings_own_algorithm, declared_needs
 from rloom.config.engine_checks import megatron_roles, replay_fault, split_faults, uses_megatron
 from rloom.config.load import expand
 from rloom.config.schema import Config, SftConfig
+from rloom.data.files import locate
 from rloom.errors import ConfigError, DataError, ModelError, RewardError
 from rloom.extras import SERVER_PACKAGES, TRACKERS, install_command
 from rloom.gpus import smallest_memory
@@ -140,8 +141,6 @@ def check_early_sft(config: SftConfig) -> None:
 
 
 def check_data_files(config: Config | SftConfig) -> None:
-    from rloom.data.files import locate  # imports pyarrow
-
     given = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
     for key, files in given.items():
         for file in [files] if isinstance(files, str) else files or []:
