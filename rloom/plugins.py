@@ -11,15 +11,15 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, reduce
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
-
 
 Reference = str | Callable[..., Any]  # `module:name` is imported when it is called first
 
@@ -29,8 +29,7 @@ def referenced(reference: Reference) -> Callable[..., Any]:
     if not isinstance(reference, str):
         return reference
     module, _, name = reference.partition(":")
-    found: Callable[..., Any] = reduce(getattr, name.split("."), importlib.import_module(module))
-    return found
+    return attrgetter(name)(importlib.import_module(module))  # type: ignore[no-any-return]
 
 
 def is_own(name: str, group: str) -> bool:

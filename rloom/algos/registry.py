@@ -99,4 +99,3 @@ def resolve_policy_loss(name: str) -> PolicyLossEntry:
         return found
     check_two_arguments(LOSS_KEY, name, found, "(terms, settings)", "a PolicyLossEntry")
     return PolicyLossEntry(found)
-

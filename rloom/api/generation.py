@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rloom.api.config import load_config
-from rloom.config.saved import MODEL_ALONE, load_saved
+from rloom.config.from_checkpoint import MODEL_ALONE, load_saved
 from rloom.config.schema import Config
 from rloom.errors import CheckpointError, ConfigError, DataError
 from rloom.launch.directory import open_checkpoint
@@ -75,7 +75,7 @@ def located(model: str | Path, keys: Sequence[str]) -> tuple[Config, Path | None
     open_checkpoint(checkpoint)
     engine = [f"{ENGINE}=native"]  # of the run, it may be one that starts servers
     config = load_saved(checkpoint, keys, uses=MODEL_ALONE, settings=engine)
-    if config.actor_rollout_ref.rollout.name != "native":
+    if config.actor_rollout_ref.rollout.kind.takes_engine_kwargs:
         config = load_saved(checkpoint, keys, uses=(*MODEL_ALONE, KWARGS), settings=engine)
     return config, checkpoint
 

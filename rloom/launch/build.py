@@ -15,10 +15,9 @@ from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
-from rloom.config.algorithm_needs import Needs, needs_old_logprobs
+from rloom.config.derived import Needs, needs_old_logprobs, validation_word
+from rloom.config.from_checkpoint import CONFIG_FILE, config_text
 from rloom.config.load import expand
-from rloom.config.reward_parts import validation_word
-from rloom.config.saved import CONFIG_FILE, config_text
 from rloom.config.schema import Config, Optim
 from rloom.data.stream import PromptStream
 from rloom.errors import ConfigError
@@ -32,7 +31,6 @@ from rloom.launch.models import (
     policy_engine,
     policy_network,
     rollout_engine,
-    rollout_has_own_model,
 )
 from rloom.launch.reward_model import check_reward_model, scores_during_generation
 from rloom.launch.rewards import in_process_model, open_queues, reward_mix
@@ -185,7 +183,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
         rollout = rollout_engine(config, network, engine, tokenizer, gpus_of_workers())
-        if rollout_has_own_model(config):
+        if config.actor_rollout_ref.rollout.kind.own_model:
             rollout.load_weights(engine.weights(), version=0)
         reward = reward_mix(config, queues, model=in_process_model(config))
         sampler = answer_sampler(config, LocalGroup([rollout]), LocalGroup([]), tokenizer, reward)

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rloom.algos.needs import ESTIMATOR_GROUP, SMALLEST_WEIGHT, reach
-from rloom.config.algorithm_needs import Needs, declared_needs
 from rloom.config.checks import verify
+from rloom.config.derived import Needs, declared_needs
+from rloom.config.engine_checks import CRITIC, megatron_roles, split_faults
 from rloom.config.load import with_changes
-from rloom.config.megatron_checks import CRITIC, megatron_roles
-from rloom.config.megatron_split import split_faults
 from rloom.config.schema import Config
 from rloom.errors import ConfigError, ModelError
 from rloom.gpus import smallest_memory
@@ -202,11 +201,9 @@ def notes(config: Config, costs: Costs) -> list[str]:
         found.append("Memory and time are those of a worker that holds all roles; with pools both are lower")
     if config.reward_model.model_path is not None and costs.time is not None:
         found.append("The time of the reward model is not counted")
-    if config.actor_rollout_ref.rollout.name == "hf":
-        found.append("Generation is timed as that of rollout.name=native; hf takes several times as long")
-    if config.actor_rollout_ref.rollout.holds_copy:
-        name = config.actor_rollout_ref.rollout.name
-        found.append(f"Generation is timed as that of rollout.name=native; {name} takes longer (docs/speed.md)")
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.kind.speed is not None:
+        found.append(f"Generation is timed as that of rollout.name=native; {rollout.name} {rollout.kind.speed}")
     if not config.actor_rollout_ref.actor.use_torch_compile:
         found.append("Activations and time are those of compiled layers; without torch.compile both are higher")
     if is_own(config.algorithm.adv_estimator, ESTIMATOR_GROUP):

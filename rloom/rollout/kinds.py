@@ -28,7 +28,7 @@ class ServerKind:
 @dataclass(frozen=True, kw_only=True)
 class RolloutKind:
     title: str  # in sentences
-    # (config, network, owner, tokenizer) -> Rollout, in the process of a worker; None: the engine exists only as servers
+    # (config, network, owner, tokenizer) -> Rollout, in the process of a worker; None: it exists only as servers
     build: Reference | None = None
     servers: ServerKind | None = None  # None: the engine has none
     own_model: bool = False  # it reads the model itself, holds a copy of the weights and gets every update
@@ -46,7 +46,8 @@ class RolloutKind:
     faults: Reference | None = None  # (config) -> sentences: rules over its own keys
     check_installed: Reference | None = None  # () raises if a package is missing; None: `packages` are looked up
     check_family: Reference | None = None  # (family) raises if the engine cannot generate with models of the family
-    prepare: Reference | None = None  # (config) before weights are read, where it generates or servers are started
+    # (config, device, dtype) before weights are read, in a process that generates or starts servers
+    prepare: Reference | None = None
     diagnose: Reference | None = None  # (installation) -> row of `rloom doctor env`; None: by `packages`
 
     def sequences(self, device: str) -> int:
@@ -82,7 +83,7 @@ ROLLOUTS: Mapping[str, RolloutKind] = {
         needs_gpu=True,
         packages=("vllm",),
         speed="takes longer (docs/speed.md)",
-        faults="rloom.config.checks:vllm_faults",
+        faults="rloom.config.engine_checks:vllm_faults",
         check_installed="rloom.rollout.vllm.environment:check_installed",
         prepare="rloom.launch.models:prepare_vllm",
         diagnose="rloom.doctor.machine.features:vllm",
@@ -90,18 +91,18 @@ ROLLOUTS: Mapping[str, RolloutKind] = {
     "sglang": RolloutKind(
         title="SGLang",
         servers=ServerKind(
-            wire="rloom.rollout.servers.sglang:SglangWire", command="rloom.launch.servers:sglang_server_command"
+            wire="rloom.launch.servers:sglang_wire", command="rloom.launch.servers:sglang_server_command"
         ),
         own_model=True,
         tensor_parallel=True,
         packages=("sglang",),
         speed="takes longer (docs/speed.md)",
-        prepare="rloom.launch.servers:check_sglang_arguments",
+        prepare="rloom.launch.servers:check_sglang_server",
     ),
     "trtllm": RolloutKind(
         title="TensorRT-LLM",
         servers=ServerKind(
-            wire="rloom.rollout.servers.trtllm:TrtllmWire",
+            wire="rloom.launch.servers:trtllm_wire",
             command="rloom.launch.servers:trtllm_server_command",
             takes_handles=True,
         ),
@@ -109,8 +110,8 @@ ROLLOUTS: Mapping[str, RolloutKind] = {
         tensor_parallel=True,
         packages=("tensorrt_llm", "ray"),  # AsyncLLM's workers belong to Ray
         speed="takes longer (docs/speed.md)",
-        faults="rloom.config.checks:trtllm_faults",
-        prepare="rloom.launch.servers:check_trtllm_arguments",
+        faults="rloom.config.engine_checks:trtllm_faults",
+        prepare="rloom.launch.servers:check_trtllm_server",
     ),
 }
 

@@ -55,7 +55,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def installation(machine: Machine = CPU, **probes: Probe) -> Installation:
-    return Installation(machine, {"training": Probe(), **probes}, ("native",))
+    return Installation(machine, {"training": Probe(), **probes})
 
 
 def test_a_requirement_of_another_package_is_compared_with_the_installed_version(install: Install) -> None:

@@ -5,16 +5,110 @@ and as a notice if the key is about memory or speed, or if the user also set its
 row of the table names.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from rloom.config.algorithm_needs import Needs, measures_mismatch
+from rloom.algos.needs import CLIP_COV, ESTIMATORS, KL_COV, LOSSES, SAPO, EstimatorNeeds, LossNeeds
+from rloom.config.derived import Needs, measures_mismatch, needs_old_logprobs
 from rloom.config.keys import value_at
-from rloom.config.reward_uses import REWARD_MODEL, REWARD_USES
+from rloom.config.reward_sections import ClassifierKeys
 from rloom.config.schema import Config
-from rloom.config.use import Run, Use, WithoutEffect
 from rloom.extras import TRACKERS
 
+
+@dataclass(frozen=True)
+class Run:
+    """What determines whether a key is used."""
+
+    config: Config
+    needs: Needs
+    on_cpu: bool
+
+    @property
+    def has_reference_model(self) -> bool:
+        """With LoRA the reference is the actor without its adapter."""
+        return self.config.uses_reference and not self.config.actor_rollout_ref.model.has_lora
+
+    @property
+    def scores_with_the_actor(self) -> bool:
+        compares_adapter = self.config.uses_reference and self.config.actor_rollout_ref.model.has_lora
+        return compares_adapter or needs_old_logprobs(self.config, self.needs.loss)
+
+
+@dataclass(frozen=True)
+class Use:
+    keys: Sequence[str]  # keys, or whole sections
+    used: Callable[[Run], bool]
+    otherwise: str  # the reason if not used, and the way out; {key} is replaced by key=value, {key:} by the value
+    error: bool = False
+    switch: str | None = None  # if the user set this key too, a notice replaces the error
+    harmless: Sequence[Any] = ()  # values that are not reported
+    apart_from: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class WithoutEffect:
+    """Sentences about keys that the user set and this run does not use."""
+
+    errors: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+REWARD_MODEL = "reward_model"
+REWARD_USES: list[Use] = [
+    Use(
+        ["reward_model.overlong_buffer"],
+        lambda run: run.config.reward_model.overlong_buffer.enable,
+        "over-long answers are not penalised; set reward_model.overlong_buffer.enable=True",
+        error=True,
+        switch="reward_model.overlong_buffer.enable",
+        apart_from=["reward_model.overlong_buffer.enable"],
+    ),
+    Use(
+        ["trainer.pools.reward"],
+        lambda run: run.config.reward_model.model_path is not None,
+        "there is no reward model; set reward_model.path, or remove the key",
+        error=True,
+    ),
+    Use(
+        [f"{REWARD_MODEL}.{name}" for name in ClassifierKeys.model_fields],
+        lambda run: run.config.reward_model.model_path is not None,
+        "there is no reward model; set reward_model.path",
+        error=True,
+        switch=f"{REWARD_MODEL}.enable",
+        harmless=(False,),
+        apart_from=[f"{REWARD_MODEL}.enable"],
+    ),
+    Use(
+        ["reward_model.remote"],
+        lambda run: bool(run.config.reward_model.remote.addresses),
+        "there are no reward servers; set reward_model.remote.urls",
+        error=True,
+        switch="reward_model.remote.urls",
+        apart_from=["reward_model.remote.urls"],
+    ),
+    Use(
+        ["reward_model.sandbox"],
+        lambda run: run.config.custom_reward_function.path is None,
+        "{custom_reward_function.path} scores every data source; the built-in rules for code read it",
+    ),
+    Use(
+        ["reward_model.api"],
+        lambda run: run.config.reward_model.api.enable,
+        "no judge scores the answers; set reward_model.api.enable=True",
+        error=True,
+        switch="reward_model.api.enable",
+        apart_from=["reward_model.api.enable"],
+    ),
+    Use(
+        ["custom_reward_function.name"],
+        lambda run: run.config.custom_reward_function.path is not None,
+        "the run uses the built-in rules; set custom_reward_function.path=FILE",
+        error=True,
+        harmless=("compute_score",),
+    ),
+]
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 OFFLOADED = ("param", "optimizer")
@@ -48,10 +142,14 @@ def idle_keys(use: Use, config: Config) -> Iterator[str]:
 
 
 def filled(sentence: str, config: Config) -> str:
-    """`sentence` with every `{key}` replaced by `key=value`."""
+    """`sentence` with every `{key}` replaced by `key=value`, and `{key:}` by the value alone."""
     parts = sentence.split("{")
     named = [(key, rest) for key, _, rest in (part.partition("}") for part in parts[1:])]
-    return parts[0] + "".join(f"{key}={value_at(config, key)}{rest}" for key, rest in named)
+    return parts[0] + "".join(f"{shown(key, config)}{rest}" for key, rest in named)
+
+
+def shown(key: str, config: Config) -> str:
+    return str(value_at(config, key[:-1])) if key.endswith(":") else f"{key}={value_at(config, key)}"
 
 
 def reads(name: str) -> Callable[[Run], bool]:
@@ -60,6 +158,12 @@ def reads(name: str) -> Callable[[Run], bool]:
 
 def loss_reads(name: str) -> Callable[[Run], bool]:
     return lambda run: name in run.needs.loss.reads
+
+
+def readers(table: Mapping[str, EstimatorNeeds] | Mapping[str, LossNeeds], name: str, last: str = "and") -> str:
+    """The entries that read a setting: "gae, reinforce_plus_plus or remax"."""
+    *others, final = [entry for entry, needs in table.items() if name in needs.reads]
+    return f"{', '.join(others)} {last} {final}" if others else final
 
 
 def pass_size_uses(section: str, size: str, dynamic: str, budget: str) -> list[Use]:
@@ -104,22 +208,23 @@ def learning_rate_uses(section: str) -> list[Use]:
     ]
 
 
-def engine_uses(strategy: str, of_fsdp: list[str], of_megatron: list[str]) -> list[Use]:
+def reads_section(role: str, section: str) -> Callable[[Run], bool]:
+    return lambda run: value_at(run.config, role).kind.section == section
+
+
+def engine_uses(role: str, of_fsdp: list[str], of_megatron: list[str]) -> list[Use]:
     """The sections of the other training engine."""
-
-    def is_megatron(run: Run) -> bool:
-        return bool(value_at(run.config, strategy) == "megatron")
-
+    strategy = f"{role}.strategy"
     return [
         Use(
             of_fsdp,
-            lambda run: not is_megatron(run),
+            reads_section(role, "fsdp_config"),
             f"{{{strategy}}} does not read it; {of_megatron[0]} has its keys for offload and data type",
             harmless=(False, -1, "auto"),
         ),
         Use(
             of_megatron,
-            is_megatron,
+            reads_section(role, "megatron"),
             f"{{{strategy}}} does not read it; set {strategy}=megatron",
             error=True,
         ),
@@ -147,7 +252,6 @@ GPU_ONLY = "the run is on a CPU, and only runs on a GPU use it"
 NO_VALIDATION = (
     "there is no validation; set data.val_files, and trainer.test_freq, trainer.val_before_train or trainer.val_only"
 )
-
 USES: list[Use] = [
     # KL
     Use(
@@ -214,15 +318,15 @@ USES: list[Use] = [
     Use(
         [f"{ALGORITHM}.gamma"],
         reads("gamma"),
-        f"{{{ESTIMATOR}}} does not discount; use 1.0, or gae, reinforce_plus_plus or remax",
+        f"{{{ESTIMATOR}}} does not discount; use 1.0, or {readers(ESTIMATORS, 'gamma', 'or')}",
         error=True,
         harmless=(1,),
     ),
-    Use([f"{ALGORITHM}.lam"], reads("lam"), f"{{{ESTIMATOR}}} does not read it; gae does"),
+    Use([f"{ALGORITHM}.lam"], reads("lam"), f"{{{ESTIMATOR}}} does not read it; {readers(ESTIMATORS, 'lam')} does"),
     Use(
         [f"{ALGORITHM}.norm_adv_by_std_in_grpo"],
         reads("norm_adv_by_std_in_grpo"),
-        f"{{{ESTIMATOR}}} does not read it; grpo and grpo_passk do",
+        f"{{{ESTIMATOR}}} does not read it; {readers(ESTIMATORS, 'norm_adv_by_std_in_grpo')} do",
         error=True,
         harmless=(True,),
     ),
@@ -231,16 +335,11 @@ USES: list[Use] = [
         Use(
             [f"{ACTOR}.policy_loss.{name}"],
             loss_reads(name),
-            f"{{{LOSS_MODE}}} does not read it; {reader} does",
+            f"{{{LOSS_MODE}}} does not read it; {readers(LOSSES, name)} does",
             error=True,
             switch=LOSS_MODE,
         )
-        for reader, names in {
-            "sapo": ("tau_pos", "tau_neg"),
-            "clip_cov": ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"),
-            "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
-        }.items()
-        for name in names
+        for name in sorted(SAPO | CLIP_COV | KL_COV)
     ),
     Use(
         [f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"],
@@ -257,8 +356,8 @@ USES: list[Use] = [
     Use(
         [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens")]
         + [f"{ROLLOUT}.{name}" for name in ("enforce_eager", "free_cache_engine")],
-        lambda run: run.config.actor_rollout_ref.rollout.name != "hf",
-        f"the hf engine does not read it; {ROLLOUT}.name=native does, and so does vllm",
+        lambda run: run.config.actor_rollout_ref.rollout.kind.reads_cache_keys,
+        f"{{{ROLLOUT}.kind.title:}} does not read it; {ROLLOUT}.name=native does, and so does vllm",
     ),
     Use(
         [f"{ROLLOUT}.server"],
@@ -274,8 +373,8 @@ USES: list[Use] = [
     ),
     Use(
         [f"{ROLLOUT}.free_cache_engine"],
-        lambda run: not (run.on_cpu and run.config.actor_rollout_ref.rollout.name == "vllm"),
-        "vLLM has no sleep mode on a CPU",
+        lambda run: not run.on_cpu or run.config.actor_rollout_ref.rollout.kind.sleeps_on_cpu,
+        f"{{{ROLLOUT}.kind.title:}} has no sleep mode on a CPU",
         harmless=(False,),
     ),
     Use(
@@ -376,22 +475,22 @@ USES: list[Use] = [
         error=True,
         switch=f"{MODEL}.lora_rank",
     ),
-    *engine_uses(f"{ACTOR}.strategy", [f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"], [f"{ACTOR}.megatron"]),
+    *engine_uses(ACTOR, [f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"], [f"{ACTOR}.megatron"]),
     Use(
         [f"{REF}.megatron"],
-        lambda run: run.config.actor_rollout_ref.actor.strategy == "megatron",
+        reads_section(ACTOR, "megatron"),
         f"{{{ACTOR}.strategy}} does not read it; set {ACTOR}.strategy=megatron",
     ),
-    *engine_uses(f"{CRITIC}.strategy", [f"{CRITIC}.model.fsdp_config"], [f"{CRITIC}.megatron"]),
+    *engine_uses(CRITIC, [f"{CRITIC}.model.fsdp_config"], [f"{CRITIC}.megatron"]),
     Use(
         [f"{MODEL}.use_remove_padding", f"{MODEL}.use_fused_kernels"],
-        lambda run: run.config.actor_workers == 1 or run.config.actor_rollout_ref.actor.strategy != "megatron",
+        lambda run: run.config.actor_workers == 1 or not run.config.actor_rollout_ref.actor.kind.model_parallel,
         "the Megatron engine packs sequences and computes log-probs in chunks",
         harmless=(True,),
     ),
     Use(
         [f"{CRITIC}.model.use_remove_padding"],
-        lambda run: run.config.workers_of("critic") == 1 or run.config.critic.strategy != "megatron",
+        lambda run: run.config.workers_of("critic") == 1 or not run.config.critic.kind.model_parallel,
         "the Megatron engine packs sequences",
         harmless=(True,),
     ),

@@ -13,14 +13,11 @@ from typing import Any
 
 import yaml
 
-from rloom.config.grammar import override_value
+from rloom.config.base import NeedsConsent, RunConfig
+from rloom.config.given_keys import leaf_keys, nested, override_value
 from rloom.config.keys import Root
 from rloom.config.load import C, overrides_tree, validate
-from rloom.config.run_config import RunConfig
-from rloom.config.schema import Config
-from rloom.config.section import NeedsConsent
-from rloom.config.sft_schema import SftConfig
-from rloom.config.sources import leaf_keys, nested
+from rloom.config.schema import Config, SftConfig
 from rloom.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"  # written to the run directory and to every checkpoint
@@ -57,7 +54,8 @@ def consent_keys(root: Root = Config) -> dict[str, NeedsConsent]:
 
 
 EVALUATION = tuple(path for path in consent_keys() if not path.startswith(RUN_ALONE))
-MODEL_ALONE = tuple(path for path in consent_keys() if path.startswith("actor_rollout_ref.model."))
+STRATEGY = "actor_rollout_ref.actor.strategy"  # its engine reads the weights
+MODEL_ALONE = (*(path for path in consent_keys() if path.startswith("actor_rollout_ref.model.")), STRATEGY)
 SFT_MODEL_ALONE = tuple(path for path in consent_keys(SftConfig) if path.startswith("model."))
 
 
