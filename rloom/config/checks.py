@@ -7,12 +7,12 @@ same rules.
 import logging
 from collections.abc import Iterator, Mapping
 
+from rloom.algos.needs import EstimatorNeeds
 from rloom.config.base import ACTOR, CRITIC, MODEL, ROLLOUT, RunConfig
 from rloom.config.derived import (
     HOW_TO_SET,
     PARTS,
     USUAL_NAME,
-    HasEstimatorNeeds,
     Needs,
     configured,
     nearest_divisors,
@@ -24,7 +24,7 @@ from rloom.config.reward_sections import PartWeight, judge_faults, remote_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, SftConfig
 from rloom.config.sections import RolloutSection
 from rloom.errors import ConfigError
-from rloom.rollout.limits import default_sequences
+from rloom.plugins import referenced
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def with_source(faults: list[str], config: RunConfig) -> list[str]:
     return [*faults, f"The run has {config.all_visible}"] if faults and config.all_visible else faults
 
 
-def group_size_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
+def group_size_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
     n = config.actor_rollout_ref.rollout.n
     if n < algorithm.min_group:
         yield (
@@ -113,7 +113,7 @@ def group_size_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[
         )
 
 
-def critic_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
+def critic_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
     estimator, warmup = config.algorithm.adv_estimator, config.trainer.critic_warmup
     if config.critic.enable is False and algorithm.needs_critic:
         yield f"critic.enable=False: algorithm.adv_estimator={estimator} needs a critic; use rloo or grpo"
@@ -139,7 +139,7 @@ def mini_batch_faults(config: Config) -> Iterator[str]:
             )
 
 
-def micro_batch_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
+def micro_batch_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
     actor, critic, n = config.actor_rollout_ref.actor, config.critic, config.actor_rollout_ref.rollout.n
     longest = config.data.max_prompt_length + config.data.max_response_length
     workers = config.actor_workers
@@ -227,7 +227,7 @@ def parallel_faults(config: Config) -> Iterator[str]:
     pools, workers = config.trainer.pools, config.actor_workers
     tensor_parallel, generating = chosen.tensor_model_parallel_size, config.workers_of("rollout")
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel}"
-    if tensor_parallel > 1 and chosen.name in ("native", "hf"):
+    if tensor_parallel > 1 and not chosen.kind.tensor_parallel:
         yield (
             f"{key}: the {chosen.name} engine holds a whole model in each worker; use 1, or "
             "actor_rollout_ref.rollout.name=vllm"
@@ -263,7 +263,7 @@ def parallel_faults(config: Config) -> Iterator[str]:
         )
 
 
-def sequence_parallel_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
+def sequence_parallel_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
     actor, critic, pools = config.actor_rollout_ref.actor, config.critic, config.trainer.pools
     packed = config.actor_rollout_ref.model.use_remove_padding
     workers, reference = config.actor_workers, {"workers of trainer.pools.ref": pools.ref} if pools.ref else {}
@@ -295,9 +295,9 @@ def role_sequence_parallel_faults(
 def rollout_faults(config: Config) -> Iterator[str]:
     key, chosen = ROLLOUT, config.actor_rollout_ref.rollout
     validation = chosen.val_kwargs
-    if chosen.engine_kwargs and chosen.name == "native":
+    if chosen.engine_kwargs and not chosen.kind.takes_engine_kwargs:
         yield (
-            f"{key}.engine_kwargs={chosen.engine_kwargs}: the native engine takes none; remove it, or use name=hf or "
+            f"{key}.engine_kwargs={chosen.engine_kwargs}: {chosen.kind.title} takes none; remove it, or use name=hf or "
             "vllm"
         )
     if chosen.engine_kwargs and chosen.uses_servers and (chosen.server.addresses or chosen.server.command):
@@ -305,17 +305,8 @@ def rollout_faults(config: Config) -> Iterator[str]:
             f"{key}.engine_kwargs={chosen.engine_kwargs}: {key}.server.urls and {key}.server.command name servers with "
             "arguments of their own; remove engine_kwargs, or start the servers with them"
         )
-    sequences = chosen.max_num_seqs or default_sequences("vllm", "cuda")
-    if chosen.name == "vllm" and chosen.max_num_batched_tokens < sequences:
-        yield (
-            f"{key}.max_num_batched_tokens={chosen.max_num_batched_tokens}: a step of vLLM has a token of each of the "
-            f"{sequences} sequences of {key}.max_num_seqs; use {sequences} or more, or a lower max_num_seqs"
-        )
-    if chosen.name == "vllm" and validation.do_sample and validation.temperature > 2 * chosen.temperature:
-        yield (
-            f"{key}.val_kwargs.temperature={validation.temperature}: vLLM accepts up to twice {key}.temperature="
-            f"{chosen.temperature}; use {2 * chosen.temperature} or less"
-        )
+    if chosen.kind.faults is not None:
+        yield from referenced(chosen.kind.faults)(config)
     if validation.do_sample and validation.temperature == 0:
         yield (
             f"{key}.val_kwargs.do_sample=True: {key}.val_kwargs.temperature=0 is greedy; "

@@ -8,13 +8,22 @@ the same samples: `sequence_ranks` divide each sequence (Ulysses), so that toget
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from rloom.algos.needs import ESTIMATOR_KEY, ESTIMATORS, LOSS_KEY, LOSSES, EstimatorNeeds, LossNeeds, unknown_entry
+from rloom.algos.needs import (
+    ESTIMATOR_GROUP,
+    ESTIMATOR_KEY,
+    ESTIMATORS,
+    LOSS_GROUP,
+    LOSS_KEY,
+    LOSSES,
+    EstimatorNeeds,
+    LossNeeds,
+)
 from rloom.config.reward_sections import ClassifierKeys, PartWeight
 from rloom.config.schema import Actor, Config, Critic, Ref
 from rloom.config.sections import RolloutSection
 from rloom.packing import MicroBatching
+from rloom.plugins import installed, is_own, unknown_entry
 
 
 def nearest_divisors(whole: int, wanted: int) -> str:
@@ -29,48 +38,32 @@ def divisors(whole: int) -> list[int]:
     return [d for d in range(1, whole + 1) if whole % d == 0]
 
 
-class HasEstimatorNeeds(Protocol):
-    @property
-    def needs_critic(self) -> bool: ...
-    @property
-    def min_group(self) -> int: ...
-    @property
-    def needs_greedy(self) -> bool: ...
-    @property
-    def reads(self) -> frozenset[str]: ...
-
-
-class HasLossNeeds(Protocol):
-    @property
-    def needs_old_logprobs(self) -> bool: ...
-    @property
-    def reads(self) -> frozenset[str]: ...
-
-
 @dataclass(frozen=True)
 class Needs:
     """The requirements of a run's estimator and loss: registry entries, or their declarations in algos/needs.py."""
 
-    estimator: HasEstimatorNeeds
-    loss: HasLossNeeds
+    estimator: EstimatorNeeds
+    loss: LossNeeds
 
 
 def declared_needs(config: Config) -> Needs:
     estimator, loss = config.algorithm.adv_estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode
-    if ":" not in estimator and estimator not in ESTIMATORS:
-        raise unknown_entry(ESTIMATOR_KEY, estimator, ESTIMATORS)
-    if ":" not in loss and loss not in LOSSES:
-        raise unknown_entry(LOSS_KEY, loss, LOSSES)
+    if estimator not in ESTIMATORS and not is_own(estimator, ESTIMATOR_GROUP):
+        raise unknown_entry(ESTIMATOR_KEY, estimator, [*ESTIMATORS, *installed(ESTIMATOR_GROUP)])
+    if loss not in LOSSES and not is_own(loss, LOSS_GROUP):
+        raise unknown_entry(LOSS_KEY, loss, [*LOSSES, *installed(LOSS_GROUP)])
     own = EstimatorNeeds(needs_critic=bool(config.critic.enable))
     return Needs(ESTIMATORS.get(estimator, own), LOSSES.get(loss, LossNeeds()))
 
 
 def brings_own_algorithm(config: Config) -> bool:
     """Whether estimator or loss is the user's own: its requirements are known after its file is loaded."""
-    return ":" in config.algorithm.adv_estimator or ":" in config.actor_rollout_ref.actor.policy_loss.loss_mode
+    estimator, loss = config.algorithm.adv_estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode
+    own_estimator = estimator not in ESTIMATORS and is_own(estimator, ESTIMATOR_GROUP)
+    return own_estimator or (loss not in LOSSES and is_own(loss, LOSS_GROUP))
 
 
-def needs_old_logprobs(config: Config, loss: HasLossNeeds) -> bool:
+def needs_old_logprobs(config: Config, loss: LossNeeds) -> bool:
     """An exactly on-policy update needs none, unless the loss, the step's KL or rollout correction reads them."""
     measures_kl = config.kl_in_reward or config.kl_only_measured
     also_read = measures_kl or config.algorithm.rollout_correction.enabled
@@ -89,7 +82,7 @@ def ranks_per_share(role: Actor | Critic, ranks: int) -> int:
 
 def model_ranks(role: Actor | Critic, ranks: int) -> int:
     """Ranks that divide one copy of the model by tensor and pipeline parallelism."""
-    return role.megatron.model_ranks if ranks > 1 and role.strategy == "megatron" else 1
+    return role.megatron.model_ranks if ranks > 1 and role.kind.model_parallel else 1
 
 
 def training_batching(

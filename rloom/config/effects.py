@@ -6,11 +6,11 @@ and as a notice if the key is about memory or speed, or if the user also set its
 row of the table names.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rloom.algos.needs import LOSSES
+from rloom.algos.needs import ESTIMATORS, LOSSES, EstimatorNeeds, LossNeeds
 from rloom.config.base import ACTOR, CRITIC, MODEL, REF, ROLLOUT, Switch
 from rloom.config.derived import Needs, measures_mismatch, needs_old_logprobs
 from rloom.config.keys import Key, all_keys, value_at
@@ -42,7 +42,7 @@ class RunFacts:
 class Use:
     keys: Sequence[str]  # keys, or whole sections
     used: Callable[[RunFacts], bool]
-    otherwise: str  # the reason if not used, and the way out; {key} is replaced by key=value
+    otherwise: str  # the reason if not used, and the way out; {key} is replaced by key=value, {key:} by the value
     error: bool = False
     switch: str | None = None  # if the user set this key too, a notice replaces the error
     harmless: Sequence[Any] = ()  # values that are not reported
@@ -123,10 +123,14 @@ def idle_keys(use: Use, config: Config) -> Iterator[str]:
 
 
 def filled(sentence: str, config: Config) -> str:
-    """`sentence` with every `{key}` replaced by `key=value`."""
+    """`sentence` with every `{key}` replaced by `key=value`, and `{key:}` by the value alone."""
     parts = sentence.split("{")
     named = [(key, rest) for key, _, rest in (part.partition("}") for part in parts[1:])]
-    return parts[0] + "".join(f"{key}={value_at(config, key)}{rest}" for key, rest in named)
+    return parts[0] + "".join(f"{shown(key, config)}{rest}" for key, rest in named)
+
+
+def shown(key: str, config: Config) -> str:
+    return str(value_at(config, key[:-1])) if key.endswith(":") else f"{key}={value_at(config, key)}"
 
 
 def reads(name: str) -> Callable[[RunFacts], bool]:
@@ -157,6 +161,12 @@ def switch_use(switch: Switch, path: str, keys: list[Key]) -> Use:
         harmless=switch.harmless,
         apart_from=[path],
     )
+
+
+def readers(table: Mapping[str, EstimatorNeeds] | Mapping[str, LossNeeds], name: str, last: str = "and") -> str:
+    """The entries that read a setting: "gae, reinforce_plus_plus or remax"."""
+    *others, final = [entry for entry, needs in table.items() if name in needs.reads]
+    return f"{', '.join(others)} {last} {final}" if others else final
 
 
 def pass_size_uses(section: str, size: str, dynamic: str, budget: str) -> list[Use]:
@@ -201,22 +211,23 @@ def learning_rate_uses(section: str) -> list[Use]:
     ]
 
 
-def engine_uses(strategy: str, of_fsdp: list[str], of_megatron: list[str]) -> list[Use]:
+def reads_section(role: str, section: str) -> Callable[[RunFacts], bool]:
+    return lambda run: value_at(run.config, role).kind.section == section
+
+
+def engine_uses(role: str, of_fsdp: list[str], of_megatron: list[str]) -> list[Use]:
     """The sections of the other training engine."""
-
-    def is_megatron(run: RunFacts) -> bool:
-        return bool(value_at(run.config, strategy) == "megatron")
-
+    strategy = f"{role}.strategy"
     return [
         Use(
             of_fsdp,
-            lambda run: not is_megatron(run),
+            reads_section(role, "fsdp_config"),
             f"{{{strategy}}} does not read it; {of_megatron[0]} has its keys for offload and data type",
             harmless=(False, -1, "auto"),
         ),
         Use(
             of_megatron,
-            is_megatron,
+            reads_section(role, "megatron"),
             f"{{{strategy}}} does not read it; set {strategy}=megatron",
             error=True,
         ),
@@ -300,15 +311,15 @@ USES: list[Use] = [
     Use(
         [f"{ALGORITHM}.gamma"],
         reads("gamma"),
-        f"{{{ESTIMATOR}}} does not discount; use 1.0, or gae, reinforce_plus_plus or remax",
+        f"{{{ESTIMATOR}}} does not discount; use 1.0, or {readers(ESTIMATORS, 'gamma', 'or')}",
         error=True,
         harmless=(1,),
     ),
-    Use([f"{ALGORITHM}.lam"], reads("lam"), f"{{{ESTIMATOR}}} does not read it; gae does"),
+    Use([f"{ALGORITHM}.lam"], reads("lam"), f"{{{ESTIMATOR}}} does not read it; {readers(ESTIMATORS, 'lam')} does"),
     Use(
         [f"{ALGORITHM}.norm_adv_by_std_in_grpo"],
         reads("norm_adv_by_std_in_grpo"),
-        f"{{{ESTIMATOR}}} does not read it; grpo and grpo_passk do",
+        f"{{{ESTIMATOR}}} does not read it; {readers(ESTIMATORS, 'norm_adv_by_std_in_grpo')} do",
         error=True,
         harmless=(True,),
     ),
@@ -317,12 +328,12 @@ USES: list[Use] = [
         Use(
             [f"{ACTOR}.policy_loss.{name}"],
             loss_reads(name),
-            f"{{{LOSS_MODE}}} does not read it; {' and '.join(readers)} does",
+            f"{{{LOSS_MODE}}} does not read it; {readers(LOSSES, name)} does",
             error=True,
             switch=LOSS_MODE,
         )
         for name in PolicyLossSection.model_fields
-        if (readers := [loss for loss, needs in LOSSES.items() if name in needs.reads])
+        if name != "loss_mode"
     ),
     Use(
         [f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"],
@@ -339,8 +350,8 @@ USES: list[Use] = [
     Use(
         [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens")]
         + [f"{ROLLOUT}.{name}" for name in ("enforce_eager", "free_cache_engine")],
-        lambda run: run.config.actor_rollout_ref.rollout.name != "hf",
-        f"the hf engine does not read it; {ROLLOUT}.name=native does, and so does vllm",
+        lambda run: run.config.actor_rollout_ref.rollout.kind.reads_cache_keys,
+        f"{{{ROLLOUT}.kind.title:}} does not read it; {ROLLOUT}.name=native does, and so does vllm",
     ),
     Use(
         [f"{ROLLOUT}.server"],
@@ -356,8 +367,8 @@ USES: list[Use] = [
     ),
     Use(
         [f"{ROLLOUT}.free_cache_engine"],
-        lambda run: not (run.on_cpu and run.config.actor_rollout_ref.rollout.name == "vllm"),
-        "vLLM has no sleep mode on a CPU",
+        lambda run: not run.on_cpu or run.config.actor_rollout_ref.rollout.kind.sleeps_on_cpu,
+        f"{{{ROLLOUT}.kind.title:}} has no sleep mode on a CPU",
         harmless=(False,),
     ),
     Use(
@@ -412,22 +423,22 @@ USES: list[Use] = [
         harmless=(False,),
     ),
     # models and optimizers
-    *engine_uses(f"{ACTOR}.strategy", [f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"], [f"{ACTOR}.megatron"]),
+    *engine_uses(ACTOR, [f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"], [f"{ACTOR}.megatron"]),
     Use(
         [f"{REF}.megatron"],
-        lambda run: run.config.actor_rollout_ref.actor.strategy == "megatron",
+        reads_section(ACTOR, "megatron"),
         f"{{{ACTOR}.strategy}} does not read it; set {ACTOR}.strategy=megatron",
     ),
-    *engine_uses(f"{CRITIC}.strategy", [f"{CRITIC}.model.fsdp_config"], [f"{CRITIC}.megatron"]),
+    *engine_uses(CRITIC, [f"{CRITIC}.model.fsdp_config"], [f"{CRITIC}.megatron"]),
     Use(
         [f"{MODEL}.use_remove_padding", f"{MODEL}.use_fused_kernels"],
-        lambda run: run.config.actor_workers == 1 or run.config.actor_rollout_ref.actor.strategy != "megatron",
+        lambda run: run.config.actor_workers == 1 or not run.config.actor_rollout_ref.actor.kind.model_parallel,
         "the Megatron engine packs sequences and computes log-probs in chunks",
         harmless=(True,),
     ),
     Use(
         [f"{CRITIC}.model.use_remove_padding"],
-        lambda run: run.config.workers_of("critic") == 1 or run.config.critic.strategy != "megatron",
+        lambda run: run.config.workers_of("critic") == 1 or not run.config.critic.kind.model_parallel,
         "the Megatron engine packs sequences",
         harmless=(True,),
     ),

@@ -54,7 +54,8 @@ def consent_keys(root: Root = Config) -> dict[str, NeedsConsent]:
 
 
 EVALUATION = tuple(path for path in consent_keys() if not path.startswith(RUN_ALONE))
-MODEL_ALONE = tuple(path for path in consent_keys() if path.startswith("actor_rollout_ref.model."))
+STRATEGY = "actor_rollout_ref.actor.strategy"  # its engine reads the weights
+MODEL_ALONE = (*(path for path in consent_keys() if path.startswith("actor_rollout_ref.model.")), STRATEGY)
 SFT_MODEL_ALONE = tuple(path for path in consent_keys(SftConfig) if path.startswith("model."))
 
 

@@ -31,7 +31,6 @@ from rloom.launch.models import (
     policy_engine,
     policy_network,
     rollout_engine,
-    rollout_has_own_model,
 )
 from rloom.launch.reward_model import check_reward_model, scores_during_generation
 from rloom.launch.rewards import in_process_model, open_queues, reward_mix
@@ -186,7 +185,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
         rollout = rollout_engine(config, network, engine, tokenizer, gpus_of_workers())
-        if rollout_has_own_model(config):
+        if config.actor_rollout_ref.rollout.kind.own_model:
             rollout.load_weights(engine.weights(), version=0)
         reward = reward_mix(config, queues, model=in_process_model(config))
         sampler = answer_sampler(config, LocalGroup([rollout]), LocalGroup([]), tokenizer, reward)

@@ -19,6 +19,7 @@ from rloom.data.examples import Example, RowFormat, load_examples
 from rloom.data.stream import RowStream
 from rloom.engines.base import AdamW, Engine
 from rloom.engines.distributed import join
+from rloom.engines.kinds import STRATEGIES
 from rloom.errors import ConfigError
 from rloom.families.family import family_of
 from rloom.launch.build import schedule
@@ -244,7 +245,7 @@ def sft_engine(config: SftConfig, network: PolicyNetwork, *, trained: bool = Tru
     samples = data.micro_batch_size_per_gpu or of_one_rank(data.micro_batch_size, ranks, shared)
     batching = micro_batching(samples, data.use_dynamic_bsz, data.max_token_len_per_gpu * shared)
     return make_engine(
-        engine.strategy,
+        STRATEGIES[engine.strategy],
         network,
         placement(config, engine),
         Ranks(ranks, engine.fsdp_size, shared, "engine", sft_source(config)),

@@ -128,12 +128,11 @@ def offloads(config: Config, may_change: Callable[[str], bool] = lambda key: Tru
     """Each alone, then all that stay on the host between updates, then all: weights are needed in every phase."""
     actor, critic = config.actor_rollout_ref.actor, config.critic
     reference = config.uses_reference and not config.actor_rollout_ref.model.has_lora
-    of_actor = "megatron" if actor.strategy == "megatron" else "fsdp_config"
-    sections = {f"actor_rollout_ref.actor.{of_actor}": actor.engine_memory}
+    sections = {f"actor_rollout_ref.actor.{actor.kind.section}": actor.engine_memory}
     if has_critic(config):
-        of_critic = "critic.megatron" if critic.strategy == "megatron" else "critic.model.fsdp_config"
+        of_critic = {"fsdp_config": "critic.model.fsdp_config", "megatron": "critic.megatron"}[critic.kind.section]
         sections = {of_critic: critic.engine_memory, **sections}
-    of_reference = f"actor_rollout_ref.ref.{of_actor}.param_offload"
+    of_reference = f"actor_rollout_ref.ref.{actor.kind.section}.param_offload"
     between = [of_reference] if reference and not value_at(config, of_reference) else []
     between += [f"{name}.optimizer_offload" for name, section in sections.items() if not section.optimizer_offload]
     weights = [f"{name}.param_offload" for name, section in sections.items() if not section.param_offload]
@@ -171,7 +170,7 @@ def tensor_parallel(config: Config) -> Iterator[Changes]:
     """More GPUs for one engine, where the engine can divide its weights."""
     rollout = config.actor_rollout_ref.rollout
     size = 2 * rollout.tensor_model_parallel_size
-    while rollout.holds_copy and size <= min(config.actor_workers, LARGEST_MACHINE):
+    while rollout.kind.tensor_parallel and size <= min(config.actor_workers, LARGEST_MACHINE):
         yield {f"{ROLLOUT}.tensor_model_parallel_size": size}
         size *= 2
 

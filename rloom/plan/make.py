@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rloom.algos.discount import SMALLEST_WEIGHT, discount, reach
+from rloom.algos.needs import ESTIMATOR_GROUP, SMALLEST_WEIGHT, reach
 from rloom.config.base import CRITIC
 from rloom.config.checks import check_and_warn
 from rloom.config.derived import Needs, declared_needs
@@ -21,6 +21,7 @@ from rloom.plan.memory import GIB, CachePlan, GpuMemory, Memory, fullest, memory
 from rloom.plan.models import FLOAT32, ModelPlan, actor_plan, critic_model, critic_plan, policy_model
 from rloom.plan.reward_model import RewardPlan, reward_plan
 from rloom.plan.timing import StepTime, step_time
+from rloom.plugins import is_own
 
 USUAL_GPUS, USUAL_GPU_GIB = 8, 80.0  # the number is verl's default
 ASSUMED = f"{USUAL_GPUS} GPUs are assumed"
@@ -175,7 +176,7 @@ def estimate(config: Config, needs: Needs, sizes: Batches, gpu_bytes: float, rew
 def advice(config: Config, needs: Needs) -> list[str]:
     """On keys that make learning slow."""
     algorithm, longest = config.algorithm, config.data.max_response_length
-    factor = discount(algorithm.adv_estimator, algorithm.gamma, algorithm.lam)
+    factor = needs.estimator.discount(algorithm.gamma, algorithm.lam)
     if factor >= 1 or factor**longest >= SMALLEST_WEIGHT:
         return []
     values = {"algorithm.gamma": algorithm.gamma, "algorithm.lam": algorithm.lam}
@@ -201,13 +202,11 @@ def notes(config: Config, costs: Costs) -> list[str]:
         found.append("Memory and time are those of a worker that holds all roles; with pools both are lower")
     if config.reward_model.model_path is not None and costs.time is not None:
         found.append("The time of the reward model is not counted")
-    if config.actor_rollout_ref.rollout.name == "hf":
-        found.append("Generation is timed as that of rollout.name=native; hf takes several times as long")
-    if config.actor_rollout_ref.rollout.holds_copy:
-        name = config.actor_rollout_ref.rollout.name
-        found.append(f"Generation is timed as that of rollout.name=native; {name} takes longer (docs/speed.md)")
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.kind.speed is not None:
+        found.append(f"Generation is timed as that of rollout.name=native; {rollout.name} {rollout.kind.speed}")
     if not config.actor_rollout_ref.actor.use_torch_compile:
         found.append("Activations and time are those of compiled layers; without torch.compile both are higher")
-    if ":" in config.algorithm.adv_estimator:
+    if is_own(config.algorithm.adv_estimator, ESTIMATOR_GROUP):
         found.append(f"{config.algorithm.adv_estimator} is not loaded: a critic is counted if critic.enable=True")
     return found

@@ -14,6 +14,7 @@ BOTTOM = (
     "rloom.extras",
     "rloom.import_path",
     "rloom.interrupts",
+    "rloom.plugins",
     "rloom.terminal",
     "rloom.types",
 )
@@ -30,6 +31,7 @@ LIMITS = (
     "rloom.engines.limits",
     "rloom.rollout.limits",
 )  # what `rloom plan` counts with
+KINDS = ("rloom.algos.needs", "rloom.engines.kinds", "rloom.rollout.kinds")  # tables of declarations, without torch
 BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "runs"))
 # what starts runs: above the loop, the backends and the configuration
 LAUNCH = ("rloom.launch", "rloom.training", *BACKENDS, "rloom.config", "rloom.algos", "rloom.runtime", *NOUNS)
@@ -44,6 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.startup": (),
     "rloom.import_path": (),
     "rloom.interrupts": (),
+    "rloom.plugins": ("rloom.errors", "rloom.import_path"),
     "rloom.terminal": (),
     "rloom.atomic": (),
     "rloom.types": (),
@@ -59,18 +62,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.gpus",
         "rloom.language",
         "rloom.packing",
-        "rloom.algos.needs",
+        "rloom.plugins",
+        *KINDS,
         "rloom.rewards.judge.addresses",
         "rloom.rollout.limits",
         "rloom.runtime.placement",
     ),
     "rloom.plan": (
         "rloom.plan",
-        "rloom.algos.discount",
         "rloom.config",
         "rloom.errors",
         "rloom.gpus",
         "rloom.packing",
+        "rloom.plugins",
+        *KINDS,
         "rloom.runtime.placement",
         *LIMITS,
     ),
@@ -93,16 +98,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.view": ("rloom.view", "rloom.doctor.run", "rloom.runs", "rloom.errors"),
     "rloom.doctor.run": (
         "rloom.doctor.run",
-        "rloom.algos.discount",
-        "rloom.algos.needs",
+        *KINDS,
         "rloom.language",
         *(f"rloom.runs.{name}" for name in ("events", "mismatch", "names", "records", "run_folder")),
         *BOTTOM,
     ),
-    "rloom.doctor": ("rloom", "rloom.doctor", "rloom.errors", "rloom.extras", "rloom.rewards.sandbox"),
+    "rloom.doctor": ("rloom", "rloom.doctor", *KINDS, "rloom.rewards.sandbox", *BOTTOM),
     "rloom.engines": (*ENGINE_PARTS, "rloom.algos", "rloom.atomic", "rloom.models", *NOUNS),
+    "rloom.engines.kinds": BOTTOM,
     "rloom.engines.megatron": ("rloom.engines.megatron", *ENGINE_PARTS, "rloom.algos", "rloom.models", *NOUNS),
     "rloom.rollout": ("rloom.rollout.base", "rloom.models", *NOUNS),
+    "rloom.rollout.kinds": BOTTOM,
     "rloom.rollout.native": (
         "rloom.rollout.native",
         "rloom.rollout.base",
@@ -207,8 +213,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 
 WITHOUT_TORCH = (
     *BOTTOM,
-    "rloom.algos.discount",
-    "rloom.algos.needs",
+    *KINDS,
     "rloom.runtime.placement",
     "rloom.config",
     "rloom.plan",

@@ -5,14 +5,14 @@ values; `load_config` puts them on top of all others. Every other key stays as i
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from rloom.config.base import ACTOR, CRITIC, EMBEDDED, MODEL, REF, ROLLOUT, RunConfig
 from rloom.config.derived import PARTS, configured
-from rloom.config.engine_checks import uses_megatron
+from rloom.config.engine_checks import divided_strategies
 from rloom.config.given_keys import leaf_keys, override_value
 from rloom.config.keys import value_at
 from rloom.config.schema import TORCHRUN, Actor, Config, Critic, SftConfig
@@ -118,7 +118,7 @@ def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, 
     ranks = sizes.ranks("actor" if name == ACTOR else "critic")
     sequence = sequence_ranks(name, role, sizes)
     tensor, pipeline = megatron_sizes(role, ranks)
-    sharing = tensor * pipeline if role.strategy == "megatron" else sequence
+    sharing = tensor * pipeline if role.kind.model_parallel else sequence
     changes: dict[str, Any] = {f"{name}.ulysses_sequence_parallel_size": sequence}
     if role.ppo_mini_batch_size is not None:
         changes[f"{name}.ppo_mini_batch_size"] = prompts
@@ -245,7 +245,7 @@ class Available:
 
     gpus: int
     ray: bool
-    vllm: bool
+    installed: Callable[[str], bool]  # a package
     environment: Mapping[str, str]
 
 
@@ -257,8 +257,11 @@ def is_on(environment: Mapping[str, str]) -> bool:
 
 
 def examine(environment: Mapping[str, str]) -> Available:
-    ray, vllm = (find_spec(name) is not None for name in ("ray", "vllm"))
-    return Available(len(visible_gpus(environment)), ray, vllm, environment)
+    return Available(len(visible_gpus(environment)), is_found("ray"), is_found, environment)
+
+
+def is_found(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 def replacements(config: Config, available: Available) -> dict[str, Any]:
@@ -287,8 +290,12 @@ def smoke_workers(config: RunConfig, available: Available, *, needs_ray: bool = 
     return most if available.ray or needs_ray else 1
 
 
+def needs_ray(config: Config) -> bool:
+    return any("ray" in kind.packages for kind in divided_strategies(config, critic=True).values())
+
+
 def ppo_workers(config: Config, available: Available) -> int:
-    return smoke_workers(config, available, needs_ray=uses_megatron(config, critic=True))
+    return smoke_workers(config, available, needs_ray=needs_ray(config))
 
 
 def model_changes(config: Config) -> dict[str, Any]:
@@ -328,9 +335,10 @@ def engine_note(config: Config, available: Available) -> str | None:
     rollout = config.actor_rollout_ref.rollout
     if rollout.uses_servers:
         return "a smoke run uses no servers"
-    if rollout.name == "vllm" and not available.vllm:
-        return "vllm is not installed"
-    return "vllm needs a GPU" if rollout.name == "vllm" and not usable_gpus(config, available) else None
+    if not all(map(available.installed, rollout.kind.packages)):
+        return f"{rollout.name} is not installed"
+    needs_gpu = rollout.kind.needs_gpu and not usable_gpus(config, available)
+    return f"{rollout.name} needs a GPU" if needs_gpu else None
 
 
 def run_changes(config: Config) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Advantages that carry no information, or that do not reach the first tokens of an answer."""
 
-from rloom.algos.discount import SMALLEST_WEIGHT, discount, reach
+from rloom.algos.needs import SMALLEST_WEIGHT, reach
 from rloom.doctor.run.finding import Change, Fault, Finding, Severity, Text
 from rloom.doctor.run.history import FEWEST_CERTAIN, FEWEST_STEPS, RESPONSE_LENGTH, ROLLOUT, SCORE, History
 from rloom.doctor.run.series import FEWEST_OF_A_TREND, Series
@@ -90,13 +90,15 @@ def equal_causes(history: History) -> list[Text]:
 
 def credit_decay(history: History) -> Finding | None:
     gamma, lam = history.number("algorithm.gamma", 1.0), history.number("algorithm.lam", 1.0)
-    decay, length = discount(history.estimator, gamma, lam), history.series(RESPONSE_LENGTH)
+    needs, length = history.estimator_needs, history.series(RESPONSE_LENGTH)
+    decay = needs.discount(gamma, lam)
     if decay >= 1 or len(length) < FEWEST_OF_A_TREND:
         return None
     weight = decay**length.mean
     if weight >= SMALLEST_WEIGHT or history.score_rises:
         return None
-    name = "algorithm.gamma × algorithm.lam" if history.estimator == "gae" else "algorithm.gamma"
+    read = [key for key in ("algorithm.gamma", "algorithm.lam") if key.rpartition(".")[2] in needs.reads]
+    name = " × ".join(read)
     evidence = [
         Text(
             f"{name} = {decay:.4g}, answers of {length.mean:.0f} tokens: the first token gets {weight:.1g} of the "
@@ -106,11 +108,9 @@ def credit_decay(history: History) -> Finding | None:
         ),
         *flat_score(history.series(SCORE)),
     ]
-    values = {"algorithm.lam": 1.0, "algorithm.gamma": 1.0}
-    used = ("algorithm.lam", "algorithm.gamma") if history.estimator == "gae" else ("algorithm.gamma",)
     changes = [
-        Change(key, values[key], Text("every token gets the whole reward", "每个 token 都得到完整的奖励"))
-        for key in used
+        Change(key, 1.0, Text("every token gets the whole reward", "每个 token 都得到完整的奖励"))
+        for key in reversed(read)
         if history.number(key, 1.0) < 1
     ]
     certain = weight < WEIGHT_CERTAIN and history.has_first_step

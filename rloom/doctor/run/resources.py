@@ -4,6 +4,8 @@ from itertools import pairwise
 
 from rloom.doctor.run.finding import Change, Fault, Finding, Severity, Text
 from rloom.doctor.run.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, History
+from rloom.rollout.kinds import ROLLOUTS
+from rloom.rollout.kinds import SLOW as SLOW_ENGINE
 
 # Largest healthy share of a run's time by stage. Generation is about half of a step, updates are the rest
 # (docs/speed.md); rewards are computed during generation, so that this stage only waits for the last ones.
@@ -117,13 +119,17 @@ def stage_changes(history: History, stage: str) -> list[Change]:
         longest = "data.max_response_length"
         faster = Change(f"{ROLLOUT}.name", "native", Text("faster than hf", "比 hf 快"))
         return [
-            *([faster] if history.config.get(f"{ROLLOUT}.name") == "hf" else []),
+            *([faster] if is_slow(str(history.config.get(f"{ROLLOUT}.name"))) else []),
             Change(f"{ROLLOUT}.max_num_seqs", 1024, Text("more sequences at a time", "增加并发序列"), "higher"),
             Change(longest, max(1, int(history.number(longest, 512) / 2)), Text("shorter answers", "缩短回答")),
         ]
     if stage == "gen_greedy":
         return [Change("algorithm.adv_estimator", "rloo", Text("needs no greedy answers", "不需要贪心回答"))]
     return [Change(f"{ROLLOUT}.name", "native", Text("reads the actor's own weights", "直接使用 actor 的权重"))]
+
+
+def is_slow(engine: str) -> bool:
+    return engine in ROLLOUTS and ROLLOUTS[engine].speed == SLOW_ENGINE
 
 
 def memory_growth(history: History) -> Finding | None:
