@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rloom.errors import RewardError
 from rloom.language import is_chinese_text
+from rloom.net.retry import Backoff, Clock, RateLimits, SystemClock
 from rloom.rewards.base import Unit
 from rloom.rewards.judge.addresses import address_in, variable_fault
 from rloom.rewards.judge.client import Answer, BudgetSpent, CallLimits, Failed, JudgeClient
@@ -29,7 +30,6 @@ from rloom.rewards.judge.secret import find_key, silence_libraries
 from rloom.rewards.judge.settings import KEY, JudgeSettings
 from rloom.rewards.judge.store import AnswerStore
 from rloom.rewards.judge.templates import MissingValue, prompt_of
-from rloom.rewards.judge.timing import Backoff, Clock, RateLimits, SystemClock
 from rloom.rewards.judge.usage import Prices, Usage
 from rloom.types import SampleGroup, Score
 
