@@ -31,9 +31,9 @@ from transformers import (
 )
 
 from rloom.batch import TrainBatch
+from rloom.config.given_keys import default_tree, known, put
 from rloom.config.load import validate
 from rloom.config.schema import Config
-from rloom.config.sources import default_tree, known, put
 from rloom.engines.base import AdamW, Placement
 from rloom.engines.local import LocalEngine
 from rloom.models.load import Lora, load_causal_lm

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from rloom.config.judge_section import ApiJudge
+from rloom.config.reward_sections import ApiJudge
 from rloom.net.retry import Backoff
 from rloom.rewards.judge.judge import JudgeReward
 from rloom.types import Sample, SampleGroup, Score

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from rloom.config import load
+from rloom.config.from_checkpoint import merge_trees
+from rloom.config.given_keys import entries, known, nested
 from rloom.config.load import HYDRAS_OWN, expand, validate
-from rloom.config.saved import merge_trees
 from rloom.config.schema import Config, usual_answers
-from rloom.config.sources import entries, known, nested
 from rloom.errors import ConfigError
 
 __all__ = ["Config", "Keys", "Source", "changed", "load_config"]

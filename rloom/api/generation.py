@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rloom.api.config import load_config
-from rloom.config.saved import MODEL_ALONE, load_saved
+from rloom.config.from_checkpoint import MODEL_ALONE, load_saved
 from rloom.config.schema import Config
 from rloom.errors import CheckpointError, ConfigError, DataError
 from rloom.launch.directory import open_checkpoint

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rloom.api.config import Keys, Source, changed, flat, load_config
-from rloom.config.schema import IN_PYTHON, Config
+from rloom.config.base import IN_PYTHON
+from rloom.config.schema import Config
 from rloom.data.in_memory import rows_of, with_defaults
 from rloom.data.prompts import GivenRows
 from rloom.errors import ConfigError

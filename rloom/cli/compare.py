@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def show(paths: Sequence[Path], *, as_json: bool) -> int:
-    from rloom.config.sources import leaf_keys
+    from rloom.config.given_keys import leaf_keys
     from rloom.runs.compare import compare
     from rloom.runs.run_folder import RunFolder
 

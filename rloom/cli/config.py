@@ -19,8 +19,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def show() -> int:
         from rloom.config.describe import explain, whole_tree
-        from rloom.config.schema import Config
-        from rloom.config.sft_schema import SftConfig
+        from rloom.config.schema import Config, SftConfig
 
         root = SftConfig if given.sft else Config
         print(explain(given.key, root) if given.key else whole_tree(root))

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def run() -> int:
         if given.runs == [ENVIRONMENT]:
-            from rloom.config.rollout_section import RolloutSection
+            from rloom.config.sections import RolloutSection
             from rloom.doctor.machine import env
 
             return env.run(get_args(RolloutSection.model_fields["name"].annotation), as_json=given.json)

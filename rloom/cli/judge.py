@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     given, rest = parser.parse_known_args(arguments)
 
     def run() -> int:
-        from rloom.config.judge_section import check_judge
+        from rloom.config.reward_sections import check_judge
         from rloom.rewards.judge.try_judge import try_judge
 
         overrides, source = split_hydra_flags(rest)

@@ -3,7 +3,9 @@
 import os
 from collections.abc import Sequence
 
-from rloom.config.frontends.kit import (
+from rloom.config.base import EMBEDDED
+from rloom.config.frontends.smoke import is_on
+from rloom.config.frontends.train_sh import (
     BATCH_KEY,
     DATA_KEY,
     MINI_BATCH_KEY,
@@ -13,9 +15,8 @@ from rloom.config.frontends.kit import (
     split,
     translate,
 )
-from rloom.config.frontends.smoke import is_on
 from rloom.config.load import load_config
-from rloom.config.schema import EMBEDDED, Config
+from rloom.config.schema import Config
 from rloom.console import run_safely
 from rloom.errors import DataError
 from rloom.trainer import main_ppo

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rloom.config.frontends.openrlhf import OpenrlhfCommand, translate
-from rloom.config.frontends.openrlhf_help import help_text
+from rloom.config.frontends.openrlhf_flags import help_text
 from rloom.config.load import expand, load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely

@@ -7,18 +7,22 @@ same rules.
 import logging
 from collections.abc import Iterator, Mapping
 
-from rloom.config.algorithm_needs import HasEstimatorNeeds, Needs
-from rloom.config.batching import ranks_per_share
-from rloom.config.divisors import nearest_divisors
-from rloom.config.judge_section import judge_faults
-from rloom.config.megatron_checks import megatron_faults, megatron_notices, replay_faults
-from rloom.config.remote_section import remote_faults
-from rloom.config.reward_parts import reward_faults
-from rloom.config.rollout_section import RolloutSection
-from rloom.config.run_config import RunConfig
-from rloom.config.schema import Actor, Config, Critic, Ref
-from rloom.config.server_section import server_faults, server_notices
-from rloom.config.uses import without_effect
+from rloom.config.base import RunConfig
+from rloom.config.derived import (
+    HOW_TO_SET,
+    PARTS,
+    USUAL_NAME,
+    HasEstimatorNeeds,
+    Needs,
+    configured,
+    nearest_divisors,
+    ranks_per_share,
+)
+from rloom.config.effects import without_effect
+from rloom.config.engine_checks import megatron_faults, megatron_notices, replay_faults, server_faults, server_notices
+from rloom.config.reward_sections import PartWeight, judge_faults, remote_faults
+from rloom.config.schema import Actor, Config, Critic, Ref, SftConfig
+from rloom.config.sections import RolloutSection
 from rloom.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -405,3 +409,114 @@ def warmup_faults(config: Config) -> Iterator[str]:
         first, second = optim.lr_warmup_steps, optim.warmup_steps
         if first is not None and second is not None and first != second:
             yield f"{name}.lr_warmup_steps={first} and {name}.warmup_steps={second} differ; keep one"
+
+
+def reward_faults(config: Config) -> Iterator[str]:
+    reward = config.reward_model
+    if reward.reward_manager == "batch" and config.custom_reward_function.path is None:
+        yield (
+            "reward_model.reward_manager=batch calls a function of yours with lists; name it with "
+            "custom_reward_function.path=FILE, or use naive"
+        )
+    yield from composite_faults(config) if reward.composite.enable else single_faults(config)
+
+
+def single_faults(config: Config) -> Iterator[str]:
+    found = configured(config)
+    chosen = [source for source in USUAL_NAME if found[source]]
+    if len(chosen) > 1:
+        keys = " and ".join(HOW_TO_SET[source] for source in chosen)
+        weights = " ".join(f"+reward_model.composite.weights.{USUAL_NAME[source]}=0.5" for source in chosen)
+        yield f"{keys} each set a reward; keep one, or mix them: reward_model.composite.enable=True {weights}"
+    if found["format"]:
+        yield (
+            f"reward_model.format.pattern={config.reward_model.format.pattern}: a format reward is a part of a mix; "
+            "set reward_model.composite.enable=True and +reward_model.composite.weights.format_score=0.1"
+        )
+
+
+def composite_faults(config: Config) -> Iterator[str]:
+    section, key = config.reward_model.composite, "reward_model.composite.weights"
+    found = configured(config)
+    if not section.weights:
+        yield f"reward_model.composite.enable=True: {key} is empty; set +{key}.rule_score=0.3 and so on"
+    if config.reward_model.normalize:
+        yield "reward_model.normalize=True: with a mix, use reward_model.composite.normalize"
+    used = set()
+    for name in section.weights:
+        if name not in PARTS:
+            yield f"{key}.{name}: there is no such part; use {', '.join(PARTS)}"
+        elif not any(found[source] for source in PARTS[name]):
+            ways = " or ".join(HOW_TO_SET[source] for source in PARTS[name])
+            yield f"{key}.{name}={shown_weight(section.weights[name])}: nothing computes it; set {ways}, or remove it"
+        else:
+            source = next(source for source in PARTS[name] if found[source])
+            if source in used:
+                yield f"{key}.{name}: another part is computed by the same {HOW_TO_SET[source]}; keep one"
+            used.add(source)
+    for source, is_set in found.items():
+        if is_set and source not in used and source != "rules":
+            yield f"{HOW_TO_SET[source]} is set, but no weight uses it; add it to {key}, or remove the key"
+    weights = [given.weight if isinstance(given, PartWeight) else given for given in section.weights.values()]
+    if weights and not any(weights):
+        yield f"{key}: all weights are 0; give one part a weight"
+
+
+def shown_weight(given: float | PartWeight) -> str:
+    return f"{given.weight if isinstance(given, PartWeight) else given:g}"
+
+
+def check_sft(config: SftConfig) -> None:
+    by_workers = with_source([*sft_batch_faults(config), *sft_worker_faults(config)], config)
+    faults = [*by_workers, *resume_faults(config), *sft_output_faults(config)]
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def sft_batch_faults(config: SftConfig) -> Iterator[str]:
+    data, groups = config.data, config.workers // config.sequence_ranks
+    per_gpu, whole = data.micro_batch_size_per_gpu, data.micro_batch_size
+    least = -(-data.max_length // config.sequence_ranks)
+    if data.train_batch_size < groups:
+        yield (
+            f"data.train_batch_size={data.train_batch_size}: {groups} workers each need a row; use {groups} or more, "
+            "or fewer trainer.n_gpus_per_node"
+        )
+    if per_gpu is not None and whole is not None:
+        yield (
+            f"data.micro_batch_size_per_gpu={per_gpu} and data.micro_batch_size={whole} set the same size twice; keep "
+            "data.micro_batch_size_per_gpu"
+        )
+    elif per_gpu is None and whole is None and data.use_dynamic_bsz is False:
+        yield "data.use_dynamic_bsz=False needs a size: set data.micro_batch_size_per_gpu"
+    elif (data.use_dynamic_bsz or (per_gpu is None and whole is None)) and data.max_token_len_per_gpu < least:
+        yield (
+            f"data.max_token_len_per_gpu={data.max_token_len_per_gpu}: one row may have data.max_length="
+            f"{data.max_length} tokens; use {least} or more"
+        )
+    elif whole is not None and not data.use_dynamic_bsz:
+        yield from division_faults("data.micro_batch_size", whole, groups, data.train_batch_size)
+
+
+def sft_worker_faults(config: SftConfig) -> Iterator[str]:
+    shared = config.engine.ulysses_sequence_parallel_size
+    if config.workers % shared:
+        yield (
+            f"engine.ulysses_sequence_parallel_size={shared} does not divide the {config.workers} workers "
+            f"(trainer.nnodes × trainer.n_gpus_per_node); use {nearest_divisors(config.workers, shared)}"
+        )
+    size = config.engine.fsdp_size
+    if size != -1 and (size < 1 or config.workers % size):
+        counted = "1 worker" if config.workers == 1 else f"{config.workers} workers"
+        yield f"engine.fsdp_size={size} does not divide {counted}; use {nearest_divisors(config.workers, size)}, or -1"
+    if not config.uses_torchrun:
+        yield from machine_faults(config)
+
+
+def sft_output_faults(config: SftConfig) -> Iterator[str]:
+    folder = config.trainer.default_hdfs_dir
+    if folder is not None:
+        yield (
+            f"trainer.default_hdfs_dir={folder}: rloom copies nothing to HDFS; remove the key, and copy "
+            "trainer.default_local_dir after the run"
+        )

@@ -4,11 +4,10 @@ from typing import Any
 
 import yaml
 
+from rloom.config.given_keys import real_key
 from rloom.config.keys import Key, Root, all_keys, did_you_mean, walk
-from rloom.config.schema import Config
-from rloom.config.sft_schema import SftConfig
-from rloom.config.sources import real_key
-from rloom.config.unsupported import unsupported_name
+from rloom.config.schema import Config, SftConfig
+from rloom.config.verl_keys import unsupported_name
 from rloom.errors import ConfigError
 
 

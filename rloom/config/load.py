@@ -5,7 +5,7 @@ import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, overload
 
 import hydra
@@ -18,18 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from rloom.config import faults
-from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
+from rloom.config import keys
+from rloom.config.base import EMBEDDED, RunConfig
 from rloom.config.checks import check
-from rloom.config.experiment_name import experiment_name
+from rloom.config.derived import brings_own_algorithm, declared_needs
 from rloom.config.frontends import smoke
-from rloom.config.frontends.sft_smoke import smoke_settings, torchrun_settings
-from rloom.config.keys import Root, all_keys, value_at
-from rloom.config.one_behaviour import without_one_behaviour
-from rloom.config.run_config import RunConfig
-from rloom.config.schema import EMBEDDED, Config
-from rloom.config.sft_schema import SftConfig
-from rloom.config.sources import (
+from rloom.config.frontends.smoke import smoke_settings, torchrun_settings
+from rloom.config.given_keys import (
     Tree,
     default_tree,
     entries,
@@ -42,17 +37,40 @@ from rloom.config.sources import (
     real_key,
     unset_tree,
 )
+from rloom.config.keys import Root, all_keys, value_at
+from rloom.config.schema import Config, SftConfig
+from rloom.config.verl_keys import without_one_behaviour
 from rloom.errors import ConfigError
+
+COMMON = ("train", "training", "data")  # names of files that say less than the name of their folder
+LONGEST_PART = 60  # bytes
+
+
+def experiment_name(model: Any, algorithm: Any, files: Any) -> str:
+    """Values of keys that are not validated yet. `algorithm`: a name, or `file.py:name`; `files`: one or a list."""
+    listed = files if isinstance(files, Sequence) and not isinstance(files, str) else [files]
+    data = dict.fromkeys(data_name(str(file)) for file in listed)
+    parts = (PurePosixPath(str(model)).name, str(algorithm).rpartition(":")[2], "-".join(data))
+    return "_".join(file_name(part) for part in parts)
+
+
+def data_name(file: str) -> str:
+    path = PurePosixPath(file)
+    return path.parent.name if path.stem.lower() in COMMON and path.parent.name else path.stem
+
+
+def file_name(text: str) -> str:
+    """In lower case, since some file systems do not distinguish upper and lower case."""
+    safe = re.sub(r"[^\w.-]+", "-", text.lower()).encode()[:LONGEST_PART].decode(errors="ignore")
+    return safe.strip("-.") or "run"
+
 
 PACKAGED = Path(__file__).parent
 ENGINE = "actor_rollout_ref.rollout.name"
 DIRECTORY, JUDGE_CACHE = "trainer.default_local_dir", "reward_model.api.cache_dir"
 VALUES = "+values@_global_=given"  # the argument that makes Hydra compose the stored values after all files
 HYDRAS_OWN = ("hydra", "preset", "values")  # names of Hydra and of our groups of files
-
-
 packaged_files: dict[tuple[str, tuple[str, ...], str], tuple[bytes, bool]] = {}  # name, preset, schema -> pickled tree
-
 C = TypeVar("C", bound=RunConfig)
 Compose = Callable[..., tuple[C, bool]]  # further arguments of Hydra -> the configuration, whether it takes presets
 
@@ -332,7 +350,7 @@ def validate(
     try:
         return root.model_validate(tree, context={"given": given, "one_behaviour": one_behaviour})
     except ValidationError as error:
-        raise ConfigError("\n".join(faults.sentences(error, root))) from None
+        raise ConfigError("\n".join(keys.sentences(error, root))) from None
 
 
 def expand(path: str) -> Path:

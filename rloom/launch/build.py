@@ -15,10 +15,9 @@ from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config import checks
-from rloom.config.algorithm_needs import Needs, needs_old_logprobs
+from rloom.config.derived import Needs, needs_old_logprobs, validation_word
+from rloom.config.from_checkpoint import CONFIG_FILE, config_text
 from rloom.config.load import expand
-from rloom.config.reward_parts import validation_word
-from rloom.config.saved import CONFIG_FILE, config_text
 from rloom.config.schema import Config, Optim
 from rloom.data.stream import PromptStream
 from rloom.errors import ConfigError

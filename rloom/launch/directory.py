@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from rloom.config.base import RunConfig
 from rloom.config.load import expand
-from rloom.config.run_config import RunConfig
 from rloom.errors import CheckpointError, ConfigError
 from rloom.runs.events import EVENTS_FILE
 from rloom.runs.records import METRICS_FILE

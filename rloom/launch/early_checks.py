@@ -6,14 +6,12 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from rloom.config.algorithm_needs import brings_own_algorithm, declared_needs
+from rloom.config.base import EMBEDDED, IN_PYTHON, RunConfig
 from rloom.config.checks import verify
+from rloom.config.derived import brings_own_algorithm, declared_needs
+from rloom.config.engine_checks import CRITIC, megatron_roles, replay_fault, split_faults, uses_megatron
 from rloom.config.load import expand
-from rloom.config.megatron_checks import CRITIC, megatron_roles, uses_megatron
-from rloom.config.megatron_split import replay_fault, split_faults
-from rloom.config.run_config import RunConfig
-from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
-from rloom.config.sft_schema import SftConfig
+from rloom.config.schema import Config, SftConfig
 from rloom.errors import ConfigError, DataError, ModelError, RewardError
 from rloom.extras import SERVER_PACKAGES, TRACKERS, install_command
 from rloom.gpus import smallest_memory

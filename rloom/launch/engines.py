@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from rloom.config.megatron_section import Megatron
 from rloom.config.schema import Actor, Critic
+from rloom.config.sections import Megatron
 from rloom.engines.base import Engine, Placement
 from rloom.engines.distributed import rank_mesh
 from rloom.engines.fsdp import FSDPEngine

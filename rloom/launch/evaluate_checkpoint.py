@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rloom.config.saved import load_saved, run_directory_of, saved_root
-from rloom.config.sft_schema import SftConfig
+from rloom.config.from_checkpoint import load_saved, run_directory_of, saved_root
+from rloom.config.schema import SftConfig
 from rloom.errors import CheckpointError
 from rloom.launch.build import open_evaluation
 from rloom.launch.directory import open_checkpoint

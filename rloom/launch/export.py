@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from rloom.config.saved import MODEL_ALONE, load_saved, load_saved_sft, saved_root
-from rloom.config.sft_schema import SftConfig
+from rloom.config.from_checkpoint import MODEL_ALONE, load_saved, load_saved_sft, saved_root
+from rloom.config.schema import SftConfig
 from rloom.errors import CheckpointError
 from rloom.launch.directory import open_checkpoint
 from rloom.launch.model_sources import policy_source, sft_source

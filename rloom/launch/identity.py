@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rloom.config.base import RunConfig
+from rloom.config.derived import reward_parts
+from rloom.config.from_checkpoint import CONFIG_FILE, flattened, read_saved
 from rloom.config.load import expand
-from rloom.config.reward_parts import reward_parts
-from rloom.config.run_config import RunConfig
-from rloom.config.saved import CONFIG_FILE, flattened, read_saved
 from rloom.config.schema import Config, Model
 from rloom.errors import CheckpointError
 from rloom.launch.inputs import Inputs

@@ -6,8 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rloom.config.reward_parts import reward_parts
-from rloom.config.schema import EMBEDDED, IN_PYTHON, Config
+from rloom.config.base import EMBEDDED, IN_PYTHON
+from rloom.config.derived import reward_parts
+from rloom.config.schema import Config
 from rloom.data.prompts import GivenRows, load_prompts
 from rloom.data.rows import Columns
 from rloom.errors import DataError

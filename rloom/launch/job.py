@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rloom.atomic import replace_text
-from rloom.config.run_config import RunConfig
-from rloom.config.saved import CONFIG_FILE, config_text
+from rloom.config.base import RunConfig
+from rloom.config.from_checkpoint import CONFIG_FILE, config_text
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.errors import WorkerError
 from rloom.launch.directory import last_of_this_run, run_directory, set_aside_later, starting_point

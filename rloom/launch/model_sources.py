@@ -1,7 +1,6 @@
 """Where the models of a run come from, by its configuration. Imports no torch."""
 
-from rloom.config.schema import Config
-from rloom.config.sft_schema import SftConfig
+from rloom.config.schema import Config, SftConfig
 from rloom.models.source import ModelSource
 
 

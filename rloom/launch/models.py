@@ -10,10 +10,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.registry import resolve_algorithm
-from rloom.config.batching import model_ranks, scoring_batching, training_batching
-from rloom.config.megatron_section import EngineMemory
-from rloom.config.run_config import RunConfig
+from rloom.config.base import RunConfig
+from rloom.config.derived import model_ranks, scoring_batching, training_batching
 from rloom.config.schema import Actor, Config, Critic, Model, Optim
+from rloom.config.sections import EngineMemory
 from rloom.engines.base import AdamW, Engine, Placement
 from rloom.errors import ConfigError
 from rloom.families.family import Family, family_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from rloom.config.batching import ranks_per_share
-from rloom.config.run_config import RunConfig
+from rloom.config.base import RunConfig
+from rloom.config.derived import ranks_per_share
 from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, WorkerError
 from rloom.launch.models import (

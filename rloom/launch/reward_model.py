@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from rloom.config.batching import reward_batching
+from rloom.config.derived import reward_batching
 from rloom.config.schema import Config
 from rloom.errors import ModelError
 from rloom.families.classifier import scoring_layout

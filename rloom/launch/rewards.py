@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
+from rloom.config.base import IN_PYTHON
+from rloom.config.derived import RewardPart, reward_parts
 from rloom.config.load import expand
-from rloom.config.reward_parts import RewardPart, reward_parts
-from rloom.config.schema import IN_PYTHON, Config
+from rloom.config.schema import Config
 from rloom.errors import RewardError
 from rloom.launch.reward_model import has_reward_model, reward_scorer
 from rloom.rewards.background import BackgroundScorer, FutureQueue, LeastLoaded

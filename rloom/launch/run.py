@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from rloom.config.algorithm_needs import brings_own_algorithm
 from rloom.config.checks import late_notices, notices_on_a_cpu, verify
-from rloom.config.reward_parts import ACCURACY, validation_word
+from rloom.config.derived import ACCURACY, brings_own_algorithm, validation_word
 from rloom.config.schema import Config
 from rloom.launch.build import Components, open_components, prepare, resolved_needs
 from rloom.launch.identity import Continuation, Record, compare, describe

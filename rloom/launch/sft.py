@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.objectives import SupervisedObjective
-from rloom.config.batching import micro_batching, of_one_rank
-from rloom.config.saved import CONFIG_FILE, config_text
-from rloom.config.schema import EMBEDDED
-from rloom.config.sft_schema import SftConfig
+from rloom.config.base import EMBEDDED
+from rloom.config.derived import micro_batching, of_one_rank
+from rloom.config.from_checkpoint import CONFIG_FILE, config_text
+from rloom.config.schema import SftConfig
 from rloom.data.examples import Example, RowFormat, load_examples
 from rloom.data.stream import RowStream
 from rloom.engines.base import AdamW, Engine

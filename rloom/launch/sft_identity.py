@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rloom.config.sft_schema import SftConfig
+from rloom.config.schema import SftConfig
 from rloom.data.examples import Example
 from rloom.launch.identity import (
     SHAPES,

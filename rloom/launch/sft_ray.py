@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rloom.config.sft_schema import SftConfig
+from rloom.config.schema import SftConfig
 from rloom.launch.ray_workers import build_models, start_workers, total_peak_flops
 from rloom.launch.sft import SftGroups, SftWorker
 from rloom.launch.worker import FILES

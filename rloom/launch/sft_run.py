@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rloom.config.sft_schema import SftConfig
+from rloom.config.schema import SftConfig
 from rloom.launch.identity import Continuation, Record
 from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_job, run_to_end, timetable
 from rloom.launch.run import CURVE

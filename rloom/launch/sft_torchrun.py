@@ -4,7 +4,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rloom.config.sft_schema import SftConfig
+from rloom.config.schema import SftConfig
 from rloom.engines.distributed import join, leave
 from rloom.launch.sft import SftGroups, SftWorker
 from rloom.launch.worker import FILES, Rendezvous

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rloom.config.run_config import RunConfig
+from rloom.config.base import RunConfig
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 from rloom.launch.models import has_reference_model, needs_critic

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rloom.config.base import EMBEDDED
 from rloom.config.load import expand
-from rloom.config.schema import EMBEDDED
 from rloom.errors import ModelError
 
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "assets" / "embedded" / "model"

@@ -2,8 +2,14 @@
 
 from dataclasses import dataclass
 
-from rloom.config.algorithm_needs import Needs, needs_old_logprobs
-from rloom.config.batching import model_ranks, reward_batching, scoring_batching, training_batching
+from rloom.config.derived import (
+    Needs,
+    model_ranks,
+    needs_old_logprobs,
+    reward_batching,
+    scoring_batching,
+    training_batching,
+)
 from rloom.config.schema import Actor, Config, Critic
 from rloom.packing import MicroBatching, share_sizes
 from rloom.runtime.placement import ACTOR, ROLLOUT

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rloom.config.algorithm_needs import declared_needs
+from rloom.config.base import EMBEDDED
 from rloom.config.checks import check
+from rloom.config.derived import declared_needs
 from rloom.config.keys import value_at
 from rloom.config.load import replaced, with_changes
-from rloom.config.schema import EMBEDDED, Actor, Config, Critic
+from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, ModelError
 from rloom.plan.batches import batches
 from rloom.plan.memory import GIB, Memory, fullest, memory_by_gpu

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rloom.algos.discount import SMALLEST_WEIGHT, discount, reach
-from rloom.config.algorithm_needs import Needs, declared_needs
 from rloom.config.checks import verify
+from rloom.config.derived import Needs, declared_needs
+from rloom.config.engine_checks import CRITIC, megatron_roles, split_faults
 from rloom.config.load import with_changes
-from rloom.config.megatron_checks import CRITIC, megatron_roles
-from rloom.config.megatron_split import split_faults
 from rloom.config.schema import Config
 from rloom.errors import ConfigError, ModelError
 from rloom.gpus import smallest_memory

@@ -7,7 +7,7 @@ part; float32 masters and moments are divided over the copies as well.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rloom.config.megatron_section import Megatron
+from rloom.config.sections import Megatron
 from rloom.models.limits import LOGITS_AT_ONCE
 from rloom.plan.models import FLOAT32, ModelPlan
 

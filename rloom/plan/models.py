@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rloom.config.load import expand
-from rloom.config.megatron_section import EngineMemory, Megatron
 from rloom.config.schema import Actor, Config, Critic, Fsdp
+from rloom.config.sections import EngineMemory, Megatron
 from rloom.errors import ModelError
 from rloom.plan.architecture import Architecture, read_architecture
 from rloom.plan.batches import Batches, Updates

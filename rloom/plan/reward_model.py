@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rloom.config.batching import reward_batching
+from rloom.config.derived import reward_batching
 from rloom.config.schema import Config
 from rloom.errors import ModelError
 from rloom.plan.architecture import FAMILIES, UnknownSize, architecture, read_fields

@@ -8,8 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rloom.config.algorithm_needs import Needs, needs_old_logprobs
-from rloom.config.batching import scoring_batching, training_batching
+from rloom.config.derived import Needs, needs_old_logprobs, scoring_batching, training_batching
 from rloom.config.schema import Config
 from rloom.plan import megatron
 from rloom.plan.batches import Batches, PassPlan

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 # No import of torch here: configuration errors must not wait for it.
 from rloom import __version__
+from rloom.config.checks import check_sft
 from rloom.config.load import load_sft_config
-from rloom.config.sft_checks import check_sft
-from rloom.config.sft_schema import SftConfig
+from rloom.config.schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
 from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras
 from rloom.launch.numbered import claimed, in_directory

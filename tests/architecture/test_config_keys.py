@@ -5,22 +5,10 @@ import ast
 import pytest
 
 from rloom.config.keys import Key, all_keys
-from rloom.config.sft_schema import SftConfig
+from rloom.config.schema import SftConfig
 from tests.architecture.source import ROOT, modules, parse
 
-CONFIG_FILES = (
-    "checks.py",
-    "batching.py",
-    "megatron_checks.py",
-    "megatron_section.py",
-    "schema.py",
-    "trainer_section.py",
-    "reward_model_section.py",
-    "remote_section.py",
-    "run_config.py",
-    "sft_checks.py",
-    "sft_schema.py",
-)
+RULES = ("base", "checks", "derived", "engine_checks", "reward_sections", "schema", "sections")
 LEAVES = [key for key in all_keys().values() if key.section is None]
 SFT_LEAVES = [key for key in all_keys(SftConfig).values() if key.section is None]
 
@@ -28,7 +16,7 @@ SFT_LEAVES = [key for key in all_keys(SftConfig).values() if key.section is None
 def names_read() -> set[str]:
     """Attributes read by the code that acts on the configuration, by its rules and by its own properties."""
     acting = [m.tree for m in modules() if not m.name.startswith(("rloom.config", "rloom.plan"))]
-    judging = [parse(ROOT / "rloom" / "config" / name) for name in CONFIG_FILES]
+    judging = [parse(ROOT / "rloom" / "config" / f"{name}.py") for name in RULES]
     return {
         node.attr
         for tree in (*acting, *judging)

@@ -9,7 +9,7 @@ import pytest
 
 from rloom.config.keys import all_keys
 from rloom.config.load import load_config, load_sft_config
-from rloom.config.sft_schema import SftConfig
+from rloom.config.schema import SftConfig
 from tests.architecture.source import ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))

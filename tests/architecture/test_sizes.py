@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tests.architecture.source import ROOT, called_name, parse, python_files, texts
 
-MAX_LINES_A_FILE = 450
+MAX_LINES_A_FILE = 600
 MAX_LINES_A_FUNCTION = 60
 ALLOWED: dict[str, str] = {}  # "path" or "path::function" -> why it is longer
 
 
-def test_no_file_is_over_450_lines() -> None:
+def test_no_file_is_over_600_lines() -> None:
     lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in python_files()}
     assert {name: n for name, n in lengths.items() if n > MAX_LINES_A_FILE and name not in ALLOWED} == {}
     assert len(lengths) > 50  # the search finds something

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
-from rloom.config.frontends.kit import translate
+from rloom.config.derived import declared_needs
+from rloom.config.effects import without_effect
+from rloom.config.frontends.train_sh import translate
+from rloom.config.given_keys import entries, real_key
 from rloom.config.keys import value_at
 from rloom.config.load import load_config
 from rloom.config.schema import Config
-from rloom.config.sources import entries, real_key
-from rloom.config.uses import without_effect
 from rloom.errors import ConfigError
 from rloom.plan.batches import batches
 from rloom.plan.make import make_plan

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.config.frontends import kit
+from rloom.config.frontends import train_sh
 from rloom.config.frontends.openrlhf_flags import flags as openrlhf_flags
 from rloom.config.keys import all_keys
 from tests.documents.entries import KINDS, STATES, TRIED, Check, Entry, entry_of, has_words, page, read
@@ -30,7 +30,7 @@ def functions_of_tests() -> frozenset[str]:
 
 @cache
 def kit_variables() -> set[str]:
-    return {found.variable for found in kit.FLAGS.values() if found.variable} | set(kit.VARIABLES)
+    return {found.variable for found in train_sh.FLAGS.values() if found.variable} | set(train_sh.VARIABLES)
 
 
 @cache
@@ -44,7 +44,7 @@ FOUND: dict[str, Callable[[str], bool]] = {
     "key": lambda text: text in all_keys(),
     "keys": lambda text: text in " ".join(FRAGMENTS),
     "yaml": lambda text: any(entry.document == text for entry in PRINTED if entry.language == "yaml"),
-    "flag": lambda text: text.removeprefix("--") in kit.FLAGS,
+    "flag": lambda text: text.removeprefix("--") in train_sh.FLAGS,
     "variable": lambda text: text in kit_variables(),
     "openrlhf": lambda text: text.removeprefix("--") in {name.removeprefix("--") for name in openrlhf_flags()},
     "extra": lambda text: set(text.split(",")) <= extras(),

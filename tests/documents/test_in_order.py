@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 
 pytest.importorskip("ray")
 
-from rloom.config.frontends import kit, openrlhf
+from rloom.config.frontends import openrlhf, train_sh
+from rloom.config.given_keys import leaf_keys
 from rloom.config.keys import value_at
 from rloom.config.load import load_config
 from rloom.config.schema import Config
-from rloom.config.sources import leaf_keys
 from rloom.engines.storage import read_weights
 from rloom.models.source import EMBEDDED
 from rloom.rewards.judge.addresses import ADDRESS_VARIABLES
@@ -143,7 +143,7 @@ class Given:
         if self.program == "train":
             return load_config([*self.arguments, *more])
         if self.program == "kit":
-            command = kit.translate(self.arguments, self.variables)
+            command = train_sh.translate(self.arguments, self.variables)
             return load_config([*command.overrides, *more], command.values)
         flags = openrlhf.translate(self.arguments)
         return load_config([*flags.overrides, *more], flags.values)

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rloom.config.saved import CONFIG_FILE, load_saved
+from rloom.config.from_checkpoint import CONFIG_FILE, load_saved
 from rloom.engines.storage import INDEX, write_tensors
 from rloom.errors import CheckpointError, ConfigError, ModelError, RloomError
 from rloom.launch.directory import open_checkpoint

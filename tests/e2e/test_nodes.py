@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.config.frontends import kit
+from rloom.config.frontends import train_sh
 from rloom.console import INTERRUPTED
 from rloom.errors import WorkerError
 from rloom.runtime.joining import join_run
@@ -172,6 +172,6 @@ def test_a_machine_whose_first_is_not_there_says_so(tmp_path: Path) -> None:
 
 
 def test_the_kits_variables_name_the_machines() -> None:
-    found = kit.translate([], {"NNODES": "4", "NODE_RANK": "2", "MASTER_ADDR": "10.0.0.1"})
+    found = train_sh.translate([], {"NNODES": "4", "NODE_RANK": "2", "MASTER_ADDR": "10.0.0.1"})
     named = {"trainer.nnodes": "4", "trainer.node_rank": "2", "trainer.master_addr": "10.0.0.1"}
     assert named.items() <= found.values.items()

@@ -12,9 +12,9 @@ import yaml
 
 from rloom import __version__, cli
 from rloom.cli import overview
+from rloom.config.given_keys import default_tree
 from rloom.config.keys import all_keys
 from rloom.config.schema import Config
-from rloom.config.sources import default_tree
 from rloom.console import run_safely, split_hydra_flags
 from rloom.errors import ConfigError, DataError, RloomError, WorkerError
 from rloom.trainer import main_ppo

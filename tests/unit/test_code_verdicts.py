@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rloom.config.sandbox_section import Sandbox as SandboxKeys
+from rloom.config.reward_sections import Sandbox as SandboxKeys
 from rloom.rewards.rules import code
 from rloom.rewards.rules.code import compute_score
 from rloom.rewards.rules.code_problems import problem_of

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
-from rloom.config.divisors import nearest_divisors
+from rloom.config.derived import declared_needs, nearest_divisors
 from rloom.config.keys import nearest
 from rloom.config.load import load_config
 from rloom.errors import ConfigError

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
+from rloom.config.derived import declared_needs
+from rloom.config.effects import without_effect
 from rloom.config.load import load_config
-from rloom.config.uses import without_effect
 from rloom.plan.make import make_plan
 from rloom.plan.scaling import QWEN_7B
 

@@ -6,11 +6,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
+from rloom.config.derived import declared_needs
 from rloom.config.describe import whole_tree
+from rloom.config.from_checkpoint import load_saved
 from rloom.config.load import expand, load_config
-from rloom.config.saved import load_saved
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from rloom.config.given_keys import default_tree
 from rloom.config.load import PACKAGED, by_hydra, load_config, on_packaged_files, store_values
-from rloom.config.schema import Config
-from rloom.config.sft_schema import SftConfig
-from rloom.config.sources import default_tree
+from rloom.config.schema import Config, SftConfig
 from rloom.errors import ConfigError
 
 SCHEMAS = {"ppo_trainer": default_tree(Config), "sft_trainer": default_tree(SftConfig)}
@@ -60,7 +59,7 @@ def test_one_call_leaves_nothing_to_the_next() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["dialects=x"], "force-add of config groups is not supported: '++dialects=x'"),
+        (["frontends=x"], "force-add of config groups is not supported: '++frontends=x'"),
         (["data@trainer=x"], "looks like a config group override, but config group 'data' does not exist"),
         (["data=[1]"], "Error merging override ++data=[1]"),
     ],

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
+from rloom.config.derived import declared_needs
 from rloom.config.load import load_config
 from rloom.errors import ConfigError
 

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from rloom.config.algorithm_needs import declared_needs
+from rloom.config.derived import declared_needs, validation_word
 from rloom.config.describe import whole_tree
+from rloom.config.effects import WithoutEffect, without_effect
+from rloom.config.from_checkpoint import load_saved
 from rloom.config.load import load_config
-from rloom.config.reward_parts import validation_word
-from rloom.config.saved import load_saved
 from rloom.config.schema import Config
-from rloom.config.uses import WithoutEffect, without_effect
 from rloom.errors import ConfigError
 from rloom.launch.job import timetable
 from rloom.launch.run import use_of_reference

@@ -11,12 +11,12 @@ from rloom.algos.estimators import AdvantageSettings
 from rloom.algos.needs import ESTIMATORS, LOSSES
 from rloom.algos.policy_losses import LossSettings, LossTerms
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check, notices_on_a_cpu, verify
+from rloom.config.derived import declared_needs
+from rloom.config.effects import USES, WithoutEffect, without_effect
+from rloom.config.given_keys import default_tree, put
 from rloom.config.keys import all_keys
 from rloom.config.load import validate
-from rloom.config.sources import default_tree, put
-from rloom.config.uses import USES, WithoutEffect, without_effect
 from rloom.errors import ConfigError
 from rloom.launch.build import resolved_needs
 from tests.helpers import configured

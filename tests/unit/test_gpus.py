@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from rloom import gpus
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
+from rloom.config.derived import declared_needs
+from rloom.config.from_checkpoint import load_saved
 from rloom.config.frontends.smoke import Available, replacements
 from rloom.config.load import load_config, load_sft_config, with_changes
-from rloom.config.saved import load_saved
 from rloom.errors import ConfigError
 from rloom.gpus import Gpu, choose, smallest_memory, visible_gpus
 from rloom.launch import early_checks

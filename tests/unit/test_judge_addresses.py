@@ -9,7 +9,7 @@ import pytest
 from dashscope import AsyncClient
 from google import genai
 
-from rloom.config.judge_section import ApiJudge
+from rloom.config.reward_sections import ApiJudge
 from rloom.errors import RewardError
 from rloom.rewards.judge.addresses import ADDRESS_VARIABLES
 from rloom.rewards.judge.judge import JudgeReward

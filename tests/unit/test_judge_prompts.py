@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rloom.config.judge_section import ApiJudge
+from rloom.config.reward_sections import ApiJudge
 from rloom.errors import RewardError
 from rloom.language import is_chinese_text
 from rloom.rewards.judge.parsing import Range

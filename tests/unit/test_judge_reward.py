@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rloom.config.judge_section import ApiJudge
+from rloom.config.reward_sections import ApiJudge
 from rloom.errors import RewardError
 from rloom.rewards.background import BackgroundScorer
 from rloom.rewards.base import Unit

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
-from rloom.config.frontends.kit import FLAGS, VARIABLES, KitCommand, translate
+from rloom.config.derived import declared_needs
+from rloom.config.frontends.train_sh import FLAGS, VARIABLES, KitCommand, translate
 from rloom.config.keys import all_keys, value_at
 from rloom.config.load import load_config
 from rloom.config.schema import Config

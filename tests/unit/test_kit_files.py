@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rloom.config.frontends.kit import translate
-from rloom.config.frontends.kit_files import JUDGE, KeyFile, judge_file, reward_file
+from rloom.config.frontends.train_sh import JUDGE, KeyFile, judge_file, reward_file, translate
 from rloom.config.keys import all_keys
 from rloom.config.load import load_config
 from rloom.config.schema import Config

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from rloom.config.algorithm_needs import declared_needs
-from rloom.config.batching import model_ranks, ranks_per_share, scoring_batching, training_batching
 from rloom.config.checks import check, verify
+from rloom.config.derived import declared_needs, model_ranks, ranks_per_share, scoring_batching, training_batching
+from rloom.config.from_checkpoint import ONE_PROCESS
 from rloom.config.keys import value_at
 from rloom.config.load import load_config
-from rloom.config.saved import ONE_PROCESS
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 from rloom.launch import early_checks

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from rloom.api.config import changed
-from rloom.config.experiment_name import experiment_name
-from rloom.config.load import load_config, load_sft_config
+from rloom.config.load import experiment_name, load_config, load_sft_config
 from rloom.errors import ConfigError
 from rloom.launch.numbered import claimed, directory_of
 from tests.ranks import forkserver

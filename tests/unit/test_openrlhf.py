@@ -9,8 +9,8 @@ import pytest
 
 from rloom.cli import main as rloom
 from rloom.cli import train_ppo_ray
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
+from rloom.config.derived import declared_needs
 from rloom.config.frontends.openrlhf import translate
 from rloom.config.frontends.openrlhf_flags import flags, refused, sections
 from rloom.config.keys import all_keys, value_at

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from rloom.config.algorithm_needs import declared_needs
-from rloom.config.batching import reward_batching
 from rloom.config.checks import check
-from rloom.config.uses import without_effect
+from rloom.config.derived import declared_needs, reward_batching
+from rloom.config.effects import without_effect
 from rloom.errors import ConfigError, ModelError
 from rloom.launch.model_sources import reward_source
 from rloom.launch.reward_model import check_reward_model, reward_scorer

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from rloom.config.from_checkpoint import CONFIG_FILE, EVALUATION, MODEL_ALONE, config_text, load_saved, merge_trees
+from rloom.config.given_keys import leaf_keys
 from rloom.config.load import load_config
-from rloom.config.saved import CONFIG_FILE, EVALUATION, MODEL_ALONE, config_text, load_saved, merge_trees
 from rloom.config.schema import Config
-from rloom.config.sources import leaf_keys
 from rloom.errors import ConfigError
 
 MODEL, ESTIMATOR = "actor_rollout_ref.model.trust_remote_code", "algorithm.adv_estimator"

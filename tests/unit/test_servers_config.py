@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rloom import cli
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check
+from rloom.config.derived import declared_needs
 from rloom.errors import ConfigError
 from rloom.launch import servers
 from rloom.models.source import ModelSource

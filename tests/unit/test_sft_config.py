@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rloom.cli import main
+from rloom.config.checks import check_sft
 from rloom.config.load import load_sft_config
-from rloom.config.sft_checks import check_sft
 from rloom.errors import ConfigError
 
 MODEL = "model.path=a/model"  # composed once; the embedded model is composed again for its preset

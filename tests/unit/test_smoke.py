@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check, verify
+from rloom.config.derived import declared_needs
 from rloom.config.frontends import smoke as smoke_module
 from rloom.config.frontends.smoke import Available, description, replacements
 from rloom.config.load import load_config, with_changes

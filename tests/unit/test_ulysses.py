@@ -14,9 +14,8 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TrainBatch, token_indices
-from rloom.config.algorithm_needs import declared_needs
-from rloom.config.batching import training_batching
 from rloom.config.checks import check
+from rloom.config.derived import declared_needs, training_batching
 from rloom.config.load import load_config
 from rloom.config.schema import Actor
 from rloom.engines.base import Placement

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rloom.config.sandbox_section import Sandbox
+from rloom.config.reward_sections import Sandbox
 from rloom.errors import RewardError
 from rloom.rewards import helpers
 from rloom.trainer.ppo import core_algos, reward_score

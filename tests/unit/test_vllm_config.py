@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rloom.config.algorithm_needs import declared_needs
 from rloom.config.checks import check, notices_on_a_cpu
+from rloom.config.derived import declared_needs
 from rloom.errors import ConfigError
 from rloom.plan import memory
 from rloom.rollout.vllm import environment

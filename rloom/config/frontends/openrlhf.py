@@ -6,12 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rloom.config.frontends.openrlhf_data import data_faults, data_values, reward_values
-from rloom.config.frontends.openrlhf_flags import flags
-from rloom.config.frontends.openrlhf_parse import Given, parse
-from rloom.config.frontends.openrlhf_placement import placement_faults, placement_values
+from rloom.config.frontends.openrlhf_flags import Given, flags, parse
+from rloom.config.given_keys import real_key
 from rloom.config.load import literal
-from rloom.config.sources import real_key
 from rloom.errors import ConfigError
 
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
@@ -332,3 +329,192 @@ def quoted(text: str) -> str:
     """In single quotes. Backslashes count only before a quote, and OmegaConf resolves `${` unless it is escaped."""
     inner = re.sub(r"(\\*)'", r"\1\1\\'", literal(text))
     return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
+
+
+MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+SUFFIXES = (".parquet", ".json", ".jsonl")
+NO_SOURCE = "default"  # OpenRLHF's data source of rows without one
+REWARD_FUNCTION = "reward_func"
+
+
+def data_values(given: Given) -> dict[str, Any]:
+    values: dict[str, Any] = {"data.truncation": "left", **length_values(given)}
+    if "prompt_data" in given:
+        values |= {"data.train_files": files(given["prompt_data"]), "data.prompt_key": given["input_key"]}
+        values |= {"data.default_data_source": NO_SOURCE}
+        if not given["apply_chat_template"]:
+            values[f"{MODEL}.custom_chat_template"] = raw_template(given["input_template"])
+    if "eval_dataset" in given:
+        values["data.val_files"] = files(given["eval_dataset"])
+        values[f"{ROLLOUT}.val_kwargs.n"] = given["eval_n_samples_per_prompt"]
+        values[f"{ROLLOUT}.val_kwargs.temperature"] = given["eval_temperature"]
+        values[f"{ROLLOUT}.val_kwargs.do_sample"] = given["eval_temperature"] > 0
+    return values
+
+
+def length_values(given: Given) -> dict[str, Any]:
+    """The embedded model has shorter lengths than OpenRLHF's defaults, which are set only with --pretrain."""
+    if "max_new_tokens" in given and "max_len" in given:
+        answer = given["max_new_tokens"]
+        return {"data.max_prompt_length": given["max_len"] - answer, "data.max_response_length": answer}
+    names = {"prompt_max_len": "data.max_prompt_length", "generate_max_len": "data.max_response_length"}
+    return {key: given[name] for name, key in names.items() if name in given or "pretrain" in given}
+
+
+def files(text: str) -> str | list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return names[0] if len(names) == 1 else names
+
+
+def raw_template(around: str | None) -> str:
+    """A Jinja template that writes the prompt as it is, with the text of --input_template around it."""
+    before, _, after = (around or "{}").partition("{}")
+    content = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    return literal_text(before) + content + literal_text(after)
+
+
+def literal_text(text: str) -> str:
+    escaped = text.encode("unicode_escape").decode("ascii").replace("'", "\\'")
+    return f"{{{{ '{escaped}' }}}}" if text else ""
+
+
+def reward_values(given: Given) -> dict[str, Any]:
+    url = given["remote_rm_url"]
+    if url is not None and url.endswith(".py"):
+        return {"custom_reward_function.path": url, "custom_reward_function.name": REWARD_FUNCTION}
+    if url is not None:
+        return {"reward_model.remote.urls": files(url)}
+    return {"reward_model.path": given["reward_pretrain"]} if "reward_pretrain" in given else {}
+
+
+def data_faults(given: Given) -> Iterator[str]:
+    for name in ("prompt_data", "eval_dataset"):
+        found = files(given[name] or "")
+        for file in [found] if isinstance(found, str) else found:
+            if file and not file.endswith(SUFFIXES):
+                yield (
+                    f"--{name} {file}: rloom reads {', '.join(SUFFIXES)} files; write the data set to one, or use "
+                    "`rloom data prepare NAME` for a known one"
+                )
+    for name in ("input_key", "label_key", "input_template", "apply_chat_template"):
+        if name in given and "prompt_data" not in given:
+            yield f"--{name}: no effect without --prompt_data"
+    for name in ("eval_temperature", "eval_n_samples_per_prompt"):
+        if name in given and "eval_dataset" not in given:
+            yield f"--{name}: no effect without --eval_dataset"
+    if "input_template" in given and given["apply_chat_template"]:
+        yield "--input_template: no effect with --apply_chat_template, which formats the prompts; keep one"
+    elif "input_template" in given and given["input_template"].count("{}") != 1:
+        yield f"--input_template {given['input_template']}: it needs one {{}}, where the prompt is put"
+    yield from length_faults(given)
+    yield from reward_faults(given)
+
+
+def length_faults(given: Given) -> Iterator[str]:
+    if ("max_len" in given) != ("max_new_tokens" in given):
+        yield (
+            "--max_len and --max_new_tokens: rloom limits prompt and answer apart; give both, or --prompt_max_len and "
+            "--generate_max_len"
+        )
+    elif "max_len" in given and {"prompt_max_len", "generate_max_len"} & set(given.values):
+        yield (
+            "--max_len and --max_new_tokens set the same limits as --prompt_max_len and --generate_max_len; keep one "
+            "pair"
+        )
+    elif "max_len" in given and given["max_len"] <= given["max_new_tokens"]:
+        yield (
+            f"--max_len {given['max_len']}: it leaves no tokens for the prompt beside --max_new_tokens "
+            f"{given['max_new_tokens']}; use a larger --max_len"
+        )
+
+
+def reward_faults(given: Given) -> Iterator[str]:
+    url, model = given["remote_rm_url"], given["reward_pretrain"]
+    if url is not None and model is not None:
+        yield "--remote_rm_url and --reward_pretrain are two rewards; keep one, or mix them by reward_model.composite"
+    if url is not None and "," in url and any(part.endswith(".py") for part in url.split(",")):
+        yield f"--remote_rm_url {url}: give one .py file, or URLs"
+    if model is not None and "," in model:
+        yield f"--reward_pretrain {model}: a run has one reward model; give one"
+
+
+GPUS_OF_A_MACHINE = 8  # OpenRLHF's default for every role
+ROLLOUT = "actor_rollout_ref.rollout"
+ROLES = ("actor", "ref", "critic", "reward")
+FLAGS = (
+    *(f"{role}_num_{what}" for role in ROLES for what in ("nodes", "gpus_per_node")),
+    *("colocate_actor_ref", "colocate_critic_reward", "colocate_all_models", "vllm_num_engines"),
+    "vllm_tensor_parallel_size",
+)
+
+
+def gpus_of(given: Given, role: str) -> int:
+    return int(given[f"{role}_num_nodes"] * given[f"{role}_num_gpus_per_node"])
+
+
+def pools(given: Given, roles: Collection[str]) -> dict[str, int]:
+    """Roles with GPUs of their own -> how many. `roles`: those of this run beside the actor."""
+    if given["colocate_all_models"]:
+        return {}
+    own = {role: gpus_of(given, role) for role in roles if role != "ref" or not given["colocate_actor_ref"]}
+    engines = given["vllm_num_engines"] or 0
+    return own | ({"rollout": engines * given["vllm_tensor_parallel_size"]} if engines else {})
+
+
+def placement_values(given: Given, roles: Collection[str], overrides: Collection[str]) -> dict[str, Any]:
+    """Without a placement flag: one worker with all roles, rloom's default. `overrides`: keys of the command line."""
+    values: dict[str, Any] = {}
+    if "vllm_gpu_memory_utilization" in given or given["vllm_num_engines"]:
+        values[f"{ROLLOUT}.gpu_memory_utilization"] = given["vllm_gpu_memory_utilization"]
+    if not any(name in given for name in FLAGS):
+        return values
+    own = pools(given, roles)
+    values |= {f"trainer.pools.{role}": size for role, size in own.items()}
+    if given["vllm_num_engines"]:
+        values[f"{ROLLOUT}.name"] = "vllm"
+    if "vllm_tensor_parallel_size" in given or given["vllm_num_engines"]:
+        values[f"{ROLLOUT}.tensor_model_parallel_size"] = given["vllm_tensor_parallel_size"]
+    nodes, per_node = machines(given, gpus_of(given, "actor") + sum(own.values()))
+    values |= {"trainer.nnodes": nodes, "trainer.n_gpus_per_node": per_node}
+    if nodes > 1 and not {"trainer.master_addr", "ray_kwargs.ray_init.address"} & set(overrides):
+        values["ray_kwargs.ray_init.address"] = "auto"  # as OpenRLHF, which joins the running Ray cluster
+    return values
+
+
+def machines(given: Given, gpus: int) -> tuple[int, int]:
+    """(machines, GPUs of each). OpenRLHF's flags have no number of machines; a role on several has their size."""
+    on_several = [given[f"{role}_num_gpus_per_node"] for role in ROLES if given[f"{role}_num_nodes"] > 1]
+    per_node = on_several[0] if on_several else GPUS_OF_A_MACHINE
+    return (1, gpus) if gpus <= per_node and not on_several else (gpus // per_node, per_node)
+
+
+def placement_faults(given: Given, roles: Collection[str], typed: Mapping[str, str]) -> Iterator[str]:
+    actor, engines = gpus_of(given, "actor"), given["vllm_num_engines"] or 0
+    tensor_parallel = given["vllm_tensor_parallel_size"]
+    below = [name for name in FLAGS if isinstance(given[name], int) and name in given and given[name] < 1]
+    for name in below:
+        if name != "vllm_num_engines" or engines < 0:
+            yield f"--{name} {given[name]}: use 1 or more"
+    if below:
+        return
+    if given["colocate_critic_reward"] and {"critic", "reward"} <= set(roles) and not given["colocate_all_models"]:
+        yield (
+            "--colocate_critic_reward: critic and reward model cannot share workers without the actor; leave it out, "
+            "or use --colocate_all_models"
+        )
+    if given["colocate_all_models"] and engines and engines * tensor_parallel != actor:
+        yield (
+            f"--colocate_all_models: --vllm_num_engines {engines} × --vllm_tensor_parallel_size {tensor_parallel} = "
+            f"{engines * tensor_parallel} GPUs, and the actor has --actor_num_nodes × --actor_num_gpus_per_node = "
+            f"{actor}; make them equal"
+        )
+    sizes = {"actor": actor, **pools(given, roles)}
+    gpus = sum(sizes.values())
+    nodes, per_node = machines(given, gpus)
+    chosen = {"trainer.nnodes", "trainer.n_gpus_per_node"} <= set(typed)
+    if nodes * per_node != gpus and not chosen and any(name in given for name in FLAGS):
+        yield (
+            f"{' + '.join(f'{role} {size}' for role, size in sizes.items())} = {gpus} GPUs do not fill machines of "
+            f"{per_node}; change the flags of the placement, or set the machines after them: trainer.nnodes=N "
+            "trainer.n_gpus_per_node=M"
+        )

@@ -1,6 +1,8 @@
-"""The tables of OpenRLHF's flags: openrlhf_flags.yaml (accepted) and openrlhf_refused.yaml (without a meaning here)."""
+"""OpenRLHF's flags: their tables, openrlhf_flags.yaml (accepted) and openrlhf_refused.yaml (without a meaning here);
+a command line with them as values by flag, overrides and faults; and the help of `rloom openrlhf`."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,7 +39,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Section:
+class FlagSection:
     english: str
     chinese: str
     flags: Sequence[Flag]
@@ -52,9 +54,9 @@ class RefusedFlag:
 
 
 @cache
-def sections() -> list[Section]:
+def sections() -> list[FlagSection]:
     rows = yaml.safe_load((TABLES / "openrlhf_flags.yaml").read_text(encoding="utf-8"))
-    return [Section(row["english"], row["chinese"], [Flag(**flag) for flag in row["flags"]]) for row in rows]
+    return [FlagSection(row["english"], row["chinese"], [Flag(**flag) for flag in row["flags"]]) for row in rows]
 
 
 @cache
@@ -67,3 +69,170 @@ def flags() -> dict[str, Flag]:
 def refused() -> dict[str, RefusedFlag]:
     rows = yaml.safe_load((TABLES / "openrlhf_refused.yaml").read_text(encoding="utf-8"))
     return {name: RefusedFlag(**row) for row in rows for name in row["names"]}
+
+
+TYPES = {"int": int, "float": float, "two floats": float}
+
+
+@dataclass(frozen=True)
+class Given:
+    """The flags of a command line. `given["seed"]` is the given value or OpenRLHF's default."""
+
+    values: Mapping[str, Any]  # flag name, the classic one if there is one -> value
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values.get(name, flags()[name].default)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def of_role(self, role: str, dotted: str, classic: str | None = None) -> Any:
+        """The value of `--actor.x` or `--critic.x`, else that of the classic flag, which counts for both."""
+        own = f"{role}.{dotted}"
+        return self[own] if own in self or classic is None else self[classic]
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    given: Given
+    overrides: Sequence[str]
+    faults: Sequence[str]
+
+
+def parse(arguments: Sequence[str]) -> CommandLine:
+    values: dict[str, Any] = {}
+    overrides: list[str] = []
+    faults: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--"):
+            if "=" in argument:
+                overrides.append(argument)
+            else:
+                faults.append(f"{argument!r} is neither a flag (--name) nor a key=value pair")
+            continue
+        name, has_value, text = argument[2:].partition("=")
+        texts = [text] if has_value else take_values(rest, count_of(name))
+        if name in flags():
+            read_flag(flags()[name], name, texts, values, faults)
+        elif name in refused():
+            found = refused()[name]
+            if " ".join(texts) not in found.harmless:
+                faults.append(f"{' '.join([f'--{name}', *texts])}: {found.reason}")
+        else:
+            faults.append(unknown_flag(name))
+    return CommandLine(Given(values), overrides, faults)
+
+
+def count_of(name: str) -> int | None:
+    """How many values follow a flag. None: all up to the next flag or key=value pair."""
+    if name in refused():
+        return refused()[name].values
+    if name not in flags() or flags()[name].kind == "texts":
+        return None
+    return VALUES.get(flags()[name].kind, 1)
+
+
+def take_values(rest: list[str], count: int | None) -> list[str]:
+    taken: list[str] = []
+    while rest and not rest[0].startswith("--") and (count is None or len(taken) < count):
+        if count is None and "=" in rest[0]:
+            break
+        taken.append(rest.pop(0))
+    return taken
+
+
+def read_flag(flag: Flag, name: str, texts: Sequence[str], values: dict[str, Any], faults: list[str]) -> None:
+    needed = count_of(name)
+    if needed is not None and len(texts) != needed:
+        takes = {0: "no value", 1: "one value", 2: "two values"}[needed]
+        faults.append(f"--{name}: it takes {takes}, and {len(texts)} are given")
+        return
+    try:
+        converted = [TYPES[flag.kind](text) if flag.kind in TYPES else text for text in texts]
+    except ValueError:
+        kind = {"int": "a whole number", "float": "a number", "two floats": "two numbers"}[flag.kind]
+        faults.append(f"--{name} {' '.join(texts)}: it takes {kind}")
+        return
+    if flag.choices and converted[0] not in flag.choices:
+        faults.append(f"--{name} {converted[0]}: it takes {', '.join(flag.choices)}")
+        return
+    if flag.kind == "switch":
+        values[flag.name] = True
+    else:
+        values[flag.name] = converted if flag.kind in ("two floats", "texts") else converted[0]
+
+
+def unknown_flag(name: str) -> str:
+    near = difflib.get_close_matches(name, [*flags(), *refused()], n=1, cutoff=0.5)
+    hint = f"; did you mean --{near[0]}?" if near else ""
+    return f"--{name}: OpenRLHF has no such flag{hint} (`rloom openrlhf --help` lists them)"
+
+
+ENGLISH = (
+    "rloom openrlhf [--flag VALUE ...] [key=value ...]",
+    "Trains a policy with the flags of OpenRLHF's train_ppo_ray.py, classic or dotted names, and OpenRLHF's defaults.\n"
+    "Every key of `rloom config` can follow as key=value and overrides the flags. The same command:\n"
+    "`python3 -m rloom.cli.train_ppo_ray`. Without --pretrain and --prompt_data: the embedded model and data.\n"
+    "Without a flag of the placement: one worker with all roles.",
+    [
+        ("--print", "print the equivalent `rloom train` command and end"),
+        ("--plan", "print batches, placement, memory and time, and end; starts nothing"),
+        ("-h, --help", "show this help and end"),
+    ],
+    "default {}",
+    "Flags of OpenRLHF without a meaning here; each is refused with its reason:",
+)
+CHINESE = (
+    "rloom openrlhf [--参数 值 ...] [key=value ...]",
+    "使用 OpenRLHF train_ppo_ray.py 的参数训练策略，新旧两种参数名均可，默认值与 OpenRLHF 相同。\n"
+    "其后可写 `rloom config` 中的任意 key=value，优先级最高。`python3 -m rloom.cli.train_ppo_ray` 是同一命令。\n"
+    "不带 --pretrain 和 --prompt_data 时使用内置模型和数据；不带 GPU 分配参数时，一个进程包含所有角色。",
+    [
+        ("--print", "打印等价的 `rloom train` 命令并退出"),
+        ("--plan", "打印批量、GPU 分配、显存和时间并退出；不启动训练"),
+        ("-h, --help", "显示本帮助并退出"),
+    ],
+    "默认 {}",
+    "OpenRLHF 中在此没有意义的参数；使用时会报错并说明原因：",
+)
+EXAMPLE = (
+    "  rloom openrlhf --pretrain Qwen/Qwen2.5-0.5B-Instruct --prompt_data train.jsonl --input_key prompt \\",
+    "      --label_key answer --advantage_estimator rloo --n_samples_per_prompt 4 --print",
+)
+COLUMN = 34
+
+
+def help_text(chinese: bool) -> str:
+    usage, about, own, default, without_meaning = CHINESE if chinese else ENGLISH
+    lines = [usage, "", about, "", *EXAMPLE, "", *(f"  {name:<{COLUMN}}{meaning}" for name, meaning in own)]
+    for section in sections():
+        lines += ["", section.chinese if chinese else section.english]
+        for flag in section.flags:
+            lines += flag_lines(flag, chinese, default)
+    return "\n".join([*lines, "", without_meaning, *wrapped([f"--{name}" for name in refused()])])
+
+
+def flag_lines(flag: Flag, chinese: bool, default: str) -> Iterator[str]:
+    names = ", ".join(f"--{name}" for name in flag.names)
+    has_default = flag.default is not None and flag.kind != "switch"
+    shown = f" ({default.format(default_text(flag))})" if has_default else ""
+    yield f"  {names}"
+    yield f"      {flag.meaning(chinese)}{shown}"
+    if flag.keys:
+        yield f"      → {', '.join(flag.keys)}"
+
+
+def default_text(flag: Flag) -> str:
+    return " ".join(map(str, flag.default)) if isinstance(flag.default, list) else str(flag.default)
+
+
+def wrapped(words: list[str], width: int = 118) -> Iterator[str]:
+    line = " "
+    for word in words:
+        if len(line) + len(word) + 1 > width:
+            yield line
+            line = " "
+        line += f" {word}"
+    yield line

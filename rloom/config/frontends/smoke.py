@@ -4,21 +4,220 @@ The given keys are checked first, as in every run. `replacements` then returns t
 values; `load_config` puts them on top of all others. Every other key stays as it is given.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from rloom.config.frontends.smoke_rewards import is_key_of_replaced_server, reward_changes, server_notes
-from rloom.config.frontends.smoke_sizes import MAX_WORKERS, size_changes
+from rloom.config.base import EMBEDDED, RunConfig
+from rloom.config.derived import PARTS, configured
+from rloom.config.engine_checks import uses_megatron
+from rloom.config.given_keys import leaf_keys, override_value
 from rloom.config.keys import value_at
-from rloom.config.megatron_checks import uses_megatron
-from rloom.config.run_config import RunConfig
-from rloom.config.schema import EMBEDDED, Config
-from rloom.config.sources import leaf_keys
+from rloom.config.schema import TORCHRUN, Actor, Config, Critic, SftConfig
+from rloom.config.sections import SIZES
 from rloom.errors import ConfigError
 from rloom.extras import TRACKERS
 from rloom.gpus import visible_gpus
+from rloom.rewards.judge.addresses import ADDRESS_VARIABLES, address_in
+
+MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
+PROMPT_TOKENS, ANSWER_TOKENS = 64, 48  # of the embedded data
+ACTOR, CRITIC, ROLLOUT, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+OWN_WORKERS = ("rollout", "reward", "critic", "ref")  # the first that has workers of its own keeps one
+
+
+@dataclass(frozen=True)
+class Sizes:
+    workers: int
+    own: str | None  # the role that has one of two workers for itself
+    placed: dict[str, int]  # roles on one of the actor's workers, and its number
+    prompts: int
+    answers: int  # to each prompt
+
+    def ranks(self, role: str) -> int:
+        return 1 if role == self.own or role in self.placed else self.workers - (self.own is not None)
+
+
+def size_changes(config: Config, workers: int) -> dict[str, Any]:
+    pools = config.trainer.pools
+    own = next((role for role in OWN_WORKERS if role in pools.own), None) if workers > 1 else None
+    chosen = {"rollout": 0, "reward": workers - 1 - (own is not None)}  # two workers, if the actor has two
+    placed = {role: chosen[role] for role in pools.placed} if workers > 1 else {}
+    prompts = power_of_two(config.data.train_batch_size, MAX_PROMPTS)
+    sizes = Sizes(workers, own, placed, prompts, power_of_two(config.actor_rollout_ref.rollout.n, MAX_ANSWERS))
+    answer_tokens = min(config.data.max_response_length, ANSWER_TOKENS)
+    buffer = config.reward_model.overlong_buffer
+    return {
+        "data.train_batch_size": prompts,
+        "data.max_prompt_length": PROMPT_TOKENS,
+        "data.max_response_length": answer_tokens,
+        f"{ROLLOUT}.n": sizes.answers,
+        **({"reward_model.overlong_buffer.len": min(buffer.len, answer_tokens)} if buffer.enable else {}),
+        **worker_changes(config, sizes),
+        **role_changes(ACTOR, config.actor_rollout_ref.actor, config, sizes, answer_tokens),
+        **role_changes(CRITIC, config.critic, config, sizes, answer_tokens),
+        **scoring_changes(config, sizes),
+    }
+
+
+def power_of_two(number: int, limit: int) -> int:
+    """The largest one up to both."""
+    return 1 << (min(number, limit).bit_length() - 1)
+
+
+def worker_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
+    trainer = config.trainer
+    changes: dict[str, Any] = {"trainer.nnodes": 1}
+    if sizes.workers != (trainer.n_gpus_per_node or 1):  # null: the embedded model takes one GPU
+        changes["trainer.n_gpus_per_node"] = sizes.workers
+    changes |= {f"trainer.pools.{role}": 1 if role == sizes.own else None for role in trainer.pools.own}
+    changes |= {
+        f"trainer.pools.{role}": [sizes.placed[role]] if role in sizes.placed else None for role in trainer.pools.placed
+    }
+    if trainer.nnodes > 1:
+        changes |= {"trainer.node_rank": 0, "trainer.master_addr": None, "trainer.master_port": 6379}
+    ray_init = config.ray_kwargs.ray_init
+    changes["ray_kwargs.ray_init"] = {name: value for name, value in ray_init.items() if name != "address"}
+    for path, section, role in (
+        (f"{ACTOR}.fsdp_config", config.actor_rollout_ref.actor.fsdp_config, "actor"),
+        (f"{CRITIC}.model.fsdp_config", config.critic.model.fsdp_config, "critic"),
+    ):
+        if section.fsdp_size != -1:
+            changes[f"{path}.fsdp_size"] = min(section.fsdp_size, sizes.ranks(role))
+    return changes | megatron_changes(config, sizes)
+
+
+def megatron_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
+    """Two workers divide each layer if the given ones do, else the layers, if the given ones do. The tiny model has no
+    experts."""
+    changes: dict[str, Any] = {}
+    for path, role, name in ((ACTOR, config.actor_rollout_ref.actor, "actor"), (CRITIC, config.critic, "critic")):
+        tensor, pipeline = megatron_sizes(role, sizes.ranks(name))
+        changes |= {
+            f"{path}.megatron.tensor_model_parallel_size": tensor,
+            f"{path}.megatron.pipeline_model_parallel_size": pipeline,
+            f"{path}.megatron.expert_model_parallel_size": 1,
+            f"{path}.megatron.expert_tensor_parallel_size": None,
+        }
+    return changes | dict.fromkeys((f"{REF}.megatron.{name}" for name in SIZES), None)
+
+
+def megatron_sizes(role: Actor | Critic, ranks: int) -> tuple[int, int]:
+    given = role.megatron
+    if given.tensor_model_parallel_size > 1:
+        return ranks, 1
+    return 1, min(given.pipeline_model_parallel_size, ranks)
+
+
+def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, answer_tokens: int) -> dict[str, Any]:
+    """Two updates where there were two or more. Micro-batches still divide a mini-batch."""
+    mini_batch = role.ppo_mini_batch_size or config.actor_rollout_ref.actor.ppo_mini_batch_size
+    updates = min(config.data.train_batch_size // mini_batch, MAX_UPDATES)
+    prompts = sizes.prompts // updates
+    ranks = sizes.ranks("actor" if name == ACTOR else "critic")
+    sequence = sequence_ranks(name, role, sizes)
+    tensor, pipeline = megatron_sizes(role, ranks)
+    sharing = tensor * pipeline if role.strategy == "megatron" else sequence
+    changes: dict[str, Any] = {f"{name}.ulysses_sequence_parallel_size": sequence}
+    if role.ppo_mini_batch_size is not None:
+        changes[f"{name}.ppo_mini_batch_size"] = prompts
+    samples, shares = prompts * sizes.answers, max(1, ranks // sharing)
+    if role.ppo_micro_batch_size_per_gpu is not None:
+        changes[f"{name}.ppo_micro_batch_size_per_gpu"] = power_of_two(role.ppo_micro_batch_size_per_gpu, samples)
+    if role.ppo_micro_batch_size is not None:
+        changes[f"{name}.ppo_micro_batch_size"] = max(shares, power_of_two(role.ppo_micro_batch_size, samples))
+    least = -(-(PROMPT_TOKENS + answer_tokens) // sequence)
+    changes[f"{name}.ppo_max_token_len_per_gpu"] = max(role.ppo_max_token_len_per_gpu, least)
+    return changes
+
+
+def sequence_ranks(name: str, role: Actor | Critic, sizes: Sizes) -> int:
+    """Ranks that share a sequence. The reference shares sequences as the actor does."""
+    available = sizes.ranks("critic") if name == CRITIC else min(sizes.ranks("actor"), sizes.ranks("ref"))
+    return power_of_two(role.ulysses_sequence_parallel_size, available)
+
+
+def scoring_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
+    """The older keys, which count the samples of all workers together, are multiples of the number of workers."""
+    changes = {}
+    for key, size, role in (
+        (f"{ROLLOUT}.log_prob_micro_batch_size", config.actor_rollout_ref.rollout.log_prob_micro_batch_size, "actor"),
+        (f"{REF}.log_prob_micro_batch_size", config.actor_rollout_ref.ref.log_prob_micro_batch_size, "ref"),
+        ("reward_model.micro_batch_size", config.reward_model.micro_batch_size, "reward"),
+    ):
+        if size is not None:
+            ranks = sizes.ranks(role)
+            changes[key] = max(ranks, power_of_two(size, sizes.prompts * sizes.answers))
+    return changes
+
+
+JUDGE, REMOTE, WEIGHTS = "reward_model.api", "reward_model.remote", "reward_model.composite.weights"
+
+
+def reward_changes(config: Config, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Functions of the user stay. A judge stays where an address for it is given, since that may be a local server."""
+    reward = config.reward_model
+    changes: dict[str, Any] = {}
+    for key, path in (("reward_model.path", reward.path), ("reward_model.model.path", reward.model.path)):
+        if path is not None:
+            changes[key] = EMBEDDED
+    if reward.model_path is not None:
+        changes |= {"reward_model.label_weights": None, "reward_model.max_length": None}
+        changes |= {"reward_model.model.input_tokenizer": None}
+    absent = absent_servers(config, environment)
+    if reward.api.enable and reward.api.cache_dir is not None:
+        changes[f"{JUDGE}.cache_dir"] = f"{config.trainer.default_local_dir}/smoke/judge_cache"
+    for source, section in (("judge", JUDGE), ("remote", REMOTE)):
+        if source in absent:
+            changes |= given_keys(config, section)
+    if absent and reward.composite.enable:
+        changes[WEIGHTS] = remaining_weights(config, absent)
+    return changes
+
+
+def absent_servers(config: Config, environment: Mapping[str, str]) -> set[str]:
+    """The sources of derived.py that would call a server."""
+    judge = config.reward_model.api
+    has_address = judge.base_url or address_in(environment, judge.type)
+    absent = {"judge"} if judge.enable and not has_address else set()
+    return absent | ({"remote"} if config.reward_model.remote.addresses else set())
+
+
+def server_notes(config: Config) -> dict[str, str]:
+    """Key of a server that is not called -> what replaces it."""
+    variables = " or ".join(ADDRESS_VARIABLES[config.reward_model.api.type])
+    instead = "other parts or rules score the answers"
+    return {
+        f"{JUDGE}.enable": f" ({instead}; a judge of your own is called at {variables})",
+        f"{REMOTE}.urls": f" ({instead})",
+    }
+
+
+def is_key_of_replaced_server(path: str, changes: Mapping[str, Any]) -> bool:
+    """A further key of a section whose switch is off: not worth a line."""
+    switches = {JUDGE: f"{JUDGE}.enable", REMOTE: f"{REMOTE}.urls"}
+    return any(
+        path.startswith(f"{name}.") and switch in changes and path != switch for name, switch in switches.items()
+    )
+
+
+def given_keys(config: Config, section: str) -> dict[str, Any]:
+    """The keys of the section that are set -> their defaults. Presets and files may set some, too."""
+    keys = leaf_keys()
+    return {path: keys[path].default for path in sorted(config.given) if path.startswith(f"{section}.")}
+
+
+def remaining_weights(config: Config, absent: set[str]) -> dict[str, Any]:
+    """The parts of the mix that can be computed; the rules if none is left."""
+    found = configured(config)
+    sources = {
+        name: next(source for source in PARTS[name] if found[source]) for name in config.reward_model.composite.weights
+    }
+    kept = config.model_dump(include={"reward_model"})["reward_model"]["composite"]["weights"]
+    return {name: kept[name] for name, source in sources.items() if source not in absent} or {"rule_score": 1.0}
+
 
 VARIABLE = "RLOOM_SMOKE"
 STEPS, TRAINING_ROWS, VALIDATION_ROWS, VALIDATION_ANSWERS, LORA_RANK = 2, 64, 16, 4, 8
@@ -194,3 +393,63 @@ def replaced_text(config: RunConfig, changes: Mapping[str, Any], notes: Mapping[
 def shown(value: Any) -> str:
     text = "null" if value is None else str(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+ROWS = 8  # of a step
+
+
+def torchrun_settings(config: SftConfig) -> list[str]:
+    """Under torchrun, machines and workers are those that it started."""
+    if not config.uses_torchrun:
+        return []
+    local = int(os.environ[TORCHRUN])
+    started = {"trainer.n_gpus_per_node": local, "trainer.nnodes": int(os.environ["WORLD_SIZE"]) // local}
+    for key, number in started.items():
+        if config.is_given(key) and value_at(config, key) != number:
+            raise ConfigError(
+                f"{key}={value_at(config, key)}: torchrun has started {number}; remove the key, or start `rloom sft` "
+                "without torchrun"
+            )
+    return [f"++{key}={number}" for key, number in started.items()]
+
+
+def smoke_settings(config: SftConfig) -> list[str]:
+    """With RLOOM_SMOKE=1: the embedded model on a few embedded rows, two steps, at most two workers."""
+    if not is_on(os.environ):
+        return []
+    available = examine(os.environ)
+    workers = min(config.workers, MAX_WORKERS) if config.uses_torchrun else smoke_workers(config, available)
+    changes = {key: value for key, value in sft_replacements(config, workers).items() if value_at(config, key) != value}
+    print(replaced_text(config, changes, worker_notes(config, available, workers)), flush=True)
+    return [f"++{key}={override_value(value)}" for key, value in changes.items()]
+
+
+def sft_replacements(config: SftConfig, workers: int) -> dict[str, Any]:
+    trainer, rows = config.trainer, min(config.data.train_batch_size, ROWS)
+    sizes = {} if config.uses_torchrun else {"nnodes": 1}
+    if not config.uses_torchrun and workers != (trainer.n_gpus_per_node or 1):  # null: the embedded model takes one GPU
+        sizes["n_gpus_per_node"] = workers
+    return {
+        "model.path": EMBEDDED,
+        "model.custom_chat_template": None,
+        "data.train_files": EMBEDDED,
+        "data.val_files": EMBEDDED,
+        "data.prompt_key": "prompt",
+        "data.prompt_dict_keys": None,
+        "data.response_key": "extra_info",
+        "data.response_dict_keys": ["answer"],
+        "data.multiturn.enable": False,
+        "data.train_batch_size": rows,
+        "data.train_max_samples": STEPS * rows,
+        "data.val_max_samples": rows,
+        "data.max_length": min(config.data.max_length, 256),
+        "data.micro_batch_size": None,
+        "data.micro_batch_size_per_gpu": min(config.data.micro_batch_size_per_gpu or rows, rows),
+        "engine.fsdp_size": -1,
+        "engine.ulysses_sequence_parallel_size": min(config.engine.ulysses_sequence_parallel_size, workers),
+        "trainer.total_training_steps": STEPS,
+        "trainer.logger": ["console"],
+        **{f"trainer.{key}": value for key, value in sizes.items()},
+        "trainer.default_local_dir": f"{trainer.default_local_dir}/smoke",
+        "trainer.resume_mode": "disable",
+    }

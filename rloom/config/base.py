@@ -1,16 +1,58 @@
-"""The keys of a run: length, machines, output."""
+"""The base class of configuration sections and their fields, and what every kind of training has: the run, its
+machines, and which keys the user set."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
-from rloom.config.section import Section, key, section
+from rloom.gpus import visible_gpus
+from rloom.runtime.placement import WorkerLayout, worker_layout
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+NeedsConsent = Callable[[Any], bool]
+EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
+IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
+
+
+def key(
+    default: Any,
+    doc: str,
+    *,
+    needs_consent: NeedsConsent | None = None,
+    same_run: bool | None = None,
+    **limits: Any,
+) -> Any:
+    """`needs_consent`: whether a value runs code, contacts a server, spends money or writes outside of the run
+    directory. A checkpoint does not set such a value unless the user repeats it on the command line.
+
+    `same_run`: with another value it is still the same run, since the key is about length, machines, memory, validation
+    or output and not about what is trained. None: as its section.
+    """
+    return Field(default=default, description=doc, json_schema_extra=facts(needs_consent, same_run), **limits)
+
+
+def facts(needs_consent: NeedsConsent | None, same_run: bool | None) -> Any:
+    given = {"needs_consent": needs_consent, "same_run": same_run}
+    return {name: value for name, value in given.items() if value is not None} or None
+
+
+def names_code(value: str) -> bool:
+    return ":" in value  # file.py:name, module:name
+
+
+def section(kind: type[Section], doc: str, *, same_run: bool | None = None) -> Any:
+    return Field(default_factory=kind, description=doc, json_schema_extra=facts(None, same_run))
+
 
 LOGGER = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow", "trackio", "file"]
-
-
 Count = Annotated[int, Field(ge=1)]
 Numbers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -195,3 +237,100 @@ class RayKwargs(Section):
         "Arguments of ray.init; `address`, or RAY_ADDRESS in the environment, joins an existing cluster.",
         needs_consent=bool,
     )
+
+
+class RunConfig(Section):
+    other_names: ClassVar[Mapping[str, str]] = {}  # key or section in another spelling -> the key or section it is
+    listing: ClassVar[str] = "rloom config"  # the command that prints the tree
+
+    if TYPE_CHECKING:  # declared by each kind of training, after its own sections
+        trainer: RunTrainer
+        ray_kwargs: RayKwargs
+
+    _given: frozenset[str] = PrivateAttr(default=frozenset())
+    _visible_gpus: int = PrivateAttr(default=0)
+    _one_behaviour: tuple[str, ...] = PrivateAttr(default=())
+
+    def model_post_init(self, context: Any) -> None:
+        self._given = frozenset((context or {}).get("given", ()))
+        # counted once: a worker, which sees one GPU, gets the number with the configuration
+        self._visible_gpus = len(visible_gpus(os.environ)) if self.takes_visible_gpus else 0
+        self._one_behaviour = tuple((context or {}).get("one_behaviour", ()))
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The keys that the user set, on the command line or in a YAML file, without defaults and presets."""
+        return self._given
+
+    @property
+    def one_behaviour(self) -> tuple[str, ...]:
+        """Notices about verl's keys that the user set, and that rloom accepts without an effect."""
+        return self._one_behaviour
+
+    def is_given(self, name: str) -> bool:
+        """Whether the user set that key, or a key of that section."""
+        return any(f"{path}.".startswith(f"{name}.") for path in self._given)
+
+    @property
+    def numbers_runs(self) -> bool:
+        """A run that trains something else gets a directory of its own."""
+        chosen = self.trainer.number_runs
+        named = self.is_given("trainer.experiment_name") or self.is_given("trainer.default_local_dir")
+        return not named if chosen is None else chosen
+
+    @property
+    def only_validates(self) -> bool:
+        return False
+
+    @property
+    @abstractmethod
+    def model_path(self) -> str:
+        """Folder or name of the model that is trained."""
+
+    @property
+    def takes_visible_gpus(self) -> bool:
+        """No number of GPUs is given. The embedded model is too small for more than one."""
+        trainer = self.trainer
+        return trainer.n_gpus_per_node is None and trainer.device != "cpu" and self.model_path != EMBEDDED
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Workers of each machine: one for each GPU; without a GPU, one."""
+        return self.trainer.n_gpus_per_node or max(1, self._visible_gpus)
+
+    @property
+    def lacks_gpus(self) -> bool:
+        """The run would take all visible GPUs, and there is none."""
+        return self.takes_visible_gpus and not self._visible_gpus
+
+    @property
+    def all_visible(self) -> str:
+        """Where the number of workers comes from, if it is not `trainer.n_gpus_per_node` and not 1."""
+        if not self.takes_visible_gpus or self.gpus_per_node == 1:
+            return ""
+        return f"{self.gpus_per_node} GPUs (all visible; trainer.n_gpus_per_node sets another number)"
+
+    @property
+    def workers(self) -> int:
+        return self.trainer.nnodes * self.gpus_per_node
+
+    def layout(self, gpus_per_worker: float = 1.0) -> WorkerLayout:
+        """The roles of each worker."""
+        trainer = self.trainer
+        return worker_layout(
+            trainer.nnodes, self.gpus_per_node, trainer.workers_by_role, gpus_per_worker=gpus_per_worker
+        )
+
+    @property
+    def uses_ray(self) -> bool:
+        """One worker does not use Ray, unless it joins an existing cluster."""
+        return self.workers > 1 or self.joins_a_cluster
+
+    @property
+    def starts_a_cluster(self) -> bool:
+        """Several machines without an existing cluster start one."""
+        return self.trainer.nnodes > 1 and not self.joins_a_cluster
+
+    @property
+    def joins_a_cluster(self) -> bool:
+        return "address" in self.ray_kwargs.ray_init or bool(os.environ.get("RAY_ADDRESS"))

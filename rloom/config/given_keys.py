@@ -1,5 +1,7 @@
 """Which keys the user set, and keys in another spelling: with dots in a YAML file, or by another name."""
 
+import json
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +13,6 @@ from rloom.config.schema import Config
 from rloom.errors import ConfigError
 
 UNSET = "???"  # OmegaConf's marker of a missing value
-
 Tree = dict[str, Any]
 
 
@@ -133,3 +134,14 @@ def copied_defaults(written: Collection[Entry], root: Root) -> frozenset[str]:
     paths = {entry.path for entry in written}
     whole = {path for members in sections.values() if members <= paths for path in members}
     return frozenset(entry.path for entry in written if entry.path in whole and entry.value == keys[entry.path].default)
+
+
+def override_value(value: Any) -> str:
+    """A value in the grammar of `key=value`."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {override_value(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(override_value(inner) for inner in value) + "]"
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[\w./][\w./:-]*", value) else "'" + value.replace("'", r"\'") + "'"
+    return json.dumps(value)

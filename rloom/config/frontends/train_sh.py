@@ -1,18 +1,181 @@
 """The flags, environment variables and files of `train.sh`, as values of rloom's keys."""
 
 import argparse
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
-from rloom.config.frontends.kit_files import FUNCTION_FILE, JUDGE, JUDGE_FILE, REWARD_FILE
-from rloom.config.frontends.kit_rewards import reward_values
-from rloom.config.schema import EMBEDDED, KL_SWITCHES
-from rloom.config.sources import real_key
+import yaml
+
+from rloom.config.base import EMBEDDED
+from rloom.config.given_keys import Tree, entries, known, real_key
+from rloom.config.keys import all_keys, did_you_mean
+from rloom.config.schema import KL_SWITCHES
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
+
+FOLDER_VARIABLE = "RLOOM_KIT_DIR"  # set by train.sh: its own folder
+JUDGE_FILE = "api_reward_config.yaml"
+REWARD_FILE = "reward_model_config.yaml"
+FUNCTION_FILE = "reward_functions.py"
+FUNCTION = "compute_score"
+JUDGE = "reward_model.api"
+REWARD_SECTIONS = ("composite_reward", "reward_model", "custom_reward_function")
+
+
+@dataclass(frozen=True)
+class KeyFile:
+    path: Path
+    values: Mapping[str, Any]  # dotted keys
+
+
+def find(name: str, folders: Sequence[str], environment: Mapping[str, str]) -> Path | None:
+    """In `folders` of the current directory, then in those of train.sh."""
+    kit = environment.get(FOLDER_VARIABLE)
+    places = [Path(folder, name) for folder in folders]
+    places += [Path(kit, folder, name) for folder in folders if not folder.startswith("..")] if kit else []
+    return next((place for place in places if place.is_file()), None)
+
+
+def judge_file(environment: Mapping[str, str]) -> KeyFile | None:
+    """api_reward_config.yaml: keys of the section `reward_model.api`."""
+    path = find(JUDGE_FILE, ["."], environment)
+    return None if path is None else KeyFile(path, checked_values(path, {"reward_model": {"api": read_tree(path)}}))
+
+
+def reward_file(environment: Mapping[str, str]) -> KeyFile | None:
+    """reward_model_config.yaml: keys of the sections REWARD_SECTIONS."""
+    path = find(REWARD_FILE, ["."], environment)
+    if path is None:
+        return None
+    tree = read_tree(path)
+    others = [name for name in tree if name.split(".")[0] not in REWARD_SECTIONS]
+    if others:
+        raise ConfigError(
+            f"{path}: {others[0]}: this file takes the sections {', '.join(REWARD_SECTIONS)}; set other keys on the "
+            f"command line{did_you_mean(others[0])}"
+        )
+    return KeyFile(path, checked_values(path, tree))
+
+
+def function_file(environment: Mapping[str, str]) -> Path | None:
+    """common/reward_functions.py, if it defines compute_score. It is parsed and not imported."""
+    path = find(FUNCTION_FILE, ["common", "../common"], environment)
+    if path is None:
+        return None
+    try:
+        module = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except (SyntaxError, ValueError) as error:  # ValueError: not UTF-8, or a null byte
+        raise ConfigError(f"{path}: it is not valid Python: {error}") from error
+    return path if FUNCTION in defined_names(module) else None
+
+
+def defined_names(module: ast.Module) -> Iterator[str]:
+    for node in module.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Assign(targets=targets):
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+            case ast.ImportFrom(names=names):
+                yield from (alias.asname or alias.name for alias in names)
+
+
+def read_tree(path: Path) -> Tree:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: it cannot be read: {' '.join(str(error).split())}") from error
+    if tree is None:  # only comments
+        return {}
+    if not isinstance(tree, dict) or not all(isinstance(name, str) for name in tree):
+        raise ConfigError(f"{path}: it holds no keys; write `key: value` lines")
+    return tree
+
+
+def checked_values(path: Path, tree: Tree) -> dict[str, Any]:
+    """The keys of `tree` with their values. The values are not in the error: one of them may be a secret."""
+    values = {}
+    for entry in entries(tree):
+        if known([entry.path]):
+            values[entry.path] = entry.value
+        elif entry.path not in all_keys():
+            raise ConfigError(f"{path}: {unknown_key(entry.path)}")
+        elif entry.value:  # not a section whose keys are all comments
+            raise ConfigError(f"{path}: {entry.path} is a section of keys; write them below it")
+    return values
+
+
+def unknown_key(path: str) -> str:
+    if path in (f"{JUDGE}.api_key", f"{JUDGE}.key"):
+        return f"{path}: keys are not written to files; put it into an environment variable, such as DASHSCOPE_API_KEY"
+    return f"{path}: there is no such key{did_you_mean(path)} (`rloom config` lists them all)"
+
+
+MIX, WEIGHTS = "reward_model.composite.enable", "reward_model.composite.weights"
+FUNCTION_KEY = "custom_reward_function.path"
+# keys that set a reward other than rules and functions
+OTHER_REWARDS = ("reward_model.path", "reward_model.model.path", f"{JUDGE}.enable", "reward_model.remote.urls")
+
+
+def reward_values(
+    flags: Mapping[str, Any], typed: Mapping[str, str], environment: Mapping[str, str]
+) -> tuple[dict[str, Any], str]:
+    """(values of the files, sentence). `flags`: of flags and variables. `typed`: key=value of the command line."""
+    files = used_files(flags, typed, environment)
+    values = {key: value for file in files for key, value in file.values.items()}
+    given = {**values, **flags, **typed}
+    function = None if FUNCTION_KEY in given else function_file(environment)
+    is_used = function is not None and uses_rule_score(given, has_mix(values, typed))
+    if is_used:
+        values[FUNCTION_KEY] = str(function)
+    sentence = f"Reward: {described({**values, **flags, **typed}, has_mix(values, typed))}"
+    if files:
+        sentence += f", with the keys of {' and '.join(str(file.path) for file in files)}"
+    if function is not None and not is_used:
+        sentence += f"; {FUNCTION} of {function} is not used, because another reward is set and no mix uses rule_score"
+    return values, sentence
+
+
+def used_files(flags: Mapping[str, Any], typed: Mapping[str, str], environment: Mapping[str, str]) -> Sequence[KeyFile]:
+    """A mix that is not enabled is left out, because keys without effect are reported to the user."""
+    reward = reward_file(environment)
+    if reward is not None and not has_mix(reward.values, typed):
+        others = {key: value for key, value in reward.values.items() if key not in (MIX, WEIGHTS)}
+        reward = replace(reward, values=others)
+    judge = judge_file(environment) if flags.get(f"{JUDGE}.enable") else None
+    return [file for file in (reward, judge) if file is not None and file.values]
+
+
+def has_mix(values: Mapping[str, Any], typed: Mapping[str, str]) -> bool:
+    return typed[MIX].lower() == "true" if MIX in typed else bool(values.get(MIX))
+
+
+def uses_rule_score(given: Mapping[str, Any], mix: bool) -> bool:
+    """Without a mix, rules and functions are used if no other reward is set."""
+    if mix:
+        weights = given.get(WEIGHTS) or {}
+        return f"{WEIGHTS}.rule_score" in given or "rule_score" in weights
+    return not any(given.get(key) for key in OTHER_REWARDS)
+
+
+def described(given: Mapping[str, Any], mix: bool) -> str:
+    found = []
+    if given.get("reward_model.path"):
+        found.append(f"reward model {given['reward_model.path']}")
+    if given.get(f"{JUDGE}.enable"):
+        found.append("API judge")
+    if given.get("reward_model.remote.urls"):
+        found.append("reward servers")
+    if given.get(FUNCTION_KEY):
+        found.append(f"{FUNCTION} of {given[FUNCTION_KEY]}")
+    elif uses_rule_score(given, mix):
+        found.append("rules, selected by the data_source of each row")
+    return ("a mix of " if mix else "") + " and ".join(found)
+
 
 MODEL_KEY = "actor_rollout_ref.model.path"
 DATA_KEY, VAL_KEY = "data.train_files", "data.val_files"

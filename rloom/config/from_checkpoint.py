@@ -13,14 +13,11 @@ from typing import Any
 
 import yaml
 
-from rloom.config.grammar import override_value
+from rloom.config.base import NeedsConsent, RunConfig
+from rloom.config.given_keys import leaf_keys, nested, override_value
 from rloom.config.keys import Root
 from rloom.config.load import C, overrides_tree, validate
-from rloom.config.run_config import RunConfig
-from rloom.config.schema import Config
-from rloom.config.section import NeedsConsent
-from rloom.config.sft_schema import SftConfig
-from rloom.config.sources import leaf_keys, nested
+from rloom.config.schema import Config, SftConfig
 from rloom.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"  # written to the run directory and to every checkpoint

@@ -5,16 +5,109 @@ and as a notice if the key is about memory or speed, or if the user also set its
 row of the table names.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from rloom.config.algorithm_needs import Needs, measures_mismatch
+from rloom.config.derived import Needs, measures_mismatch, needs_old_logprobs
 from rloom.config.keys import value_at
-from rloom.config.reward_uses import REWARD_MODEL, REWARD_USES
+from rloom.config.reward_sections import ClassifierKeys
 from rloom.config.schema import Config
-from rloom.config.use import Run, Use, WithoutEffect
 from rloom.extras import TRACKERS
 
+
+@dataclass(frozen=True)
+class Run:
+    """What determines whether a key is used."""
+
+    config: Config
+    needs: Needs
+    on_cpu: bool
+
+    @property
+    def has_reference_model(self) -> bool:
+        """With LoRA the reference is the actor without its adapter."""
+        return self.config.uses_reference and not self.config.actor_rollout_ref.model.has_lora
+
+    @property
+    def scores_with_the_actor(self) -> bool:
+        compares_adapter = self.config.uses_reference and self.config.actor_rollout_ref.model.has_lora
+        return compares_adapter or needs_old_logprobs(self.config, self.needs.loss)
+
+
+@dataclass(frozen=True)
+class Use:
+    keys: Sequence[str]  # keys, or whole sections
+    used: Callable[[Run], bool]
+    otherwise: str  # the reason if not used, and the way out; {key} is replaced by key=value
+    error: bool = False
+    switch: str | None = None  # if the user set this key too, a notice replaces the error
+    harmless: Sequence[Any] = ()  # values that are not reported
+    apart_from: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class WithoutEffect:
+    """Sentences about keys that the user set and this run does not use."""
+
+    errors: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+REWARD_MODEL = "reward_model"
+REWARD_USES: list[Use] = [
+    Use(
+        ["reward_model.overlong_buffer"],
+        lambda run: run.config.reward_model.overlong_buffer.enable,
+        "over-long answers are not penalised; set reward_model.overlong_buffer.enable=True",
+        error=True,
+        switch="reward_model.overlong_buffer.enable",
+        apart_from=["reward_model.overlong_buffer.enable"],
+    ),
+    Use(
+        ["trainer.pools.reward"],
+        lambda run: run.config.reward_model.model_path is not None,
+        "there is no reward model; set reward_model.path, or remove the key",
+        error=True,
+    ),
+    Use(
+        [f"{REWARD_MODEL}.{name}" for name in ClassifierKeys.model_fields],
+        lambda run: run.config.reward_model.model_path is not None,
+        "there is no reward model; set reward_model.path",
+        error=True,
+        switch=f"{REWARD_MODEL}.enable",
+        harmless=(False,),
+        apart_from=[f"{REWARD_MODEL}.enable"],
+    ),
+    Use(
+        ["reward_model.remote"],
+        lambda run: bool(run.config.reward_model.remote.addresses),
+        "there are no reward servers; set reward_model.remote.urls",
+        error=True,
+        switch="reward_model.remote.urls",
+        apart_from=["reward_model.remote.urls"],
+    ),
+    Use(
+        ["reward_model.sandbox"],
+        lambda run: run.config.custom_reward_function.path is None,
+        "{custom_reward_function.path} scores every data source; the built-in rules for code read it",
+    ),
+    Use(
+        ["reward_model.api"],
+        lambda run: run.config.reward_model.api.enable,
+        "no judge scores the answers; set reward_model.api.enable=True",
+        error=True,
+        switch="reward_model.api.enable",
+        apart_from=["reward_model.api.enable"],
+    ),
+    Use(
+        ["custom_reward_function.name"],
+        lambda run: run.config.custom_reward_function.path is not None,
+        "the run uses the built-in rules; set custom_reward_function.path=FILE",
+        error=True,
+        harmless=("compute_score",),
+    ),
+]
 ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 OFFLOADED = ("param", "optimizer")
@@ -147,7 +240,6 @@ GPU_ONLY = "the run is on a CPU, and only runs on a GPU use it"
 NO_VALIDATION = (
     "there is no validation; set data.val_files, and trainer.test_freq, trainer.val_before_train or trainer.val_only"
 )
-
 USES: list[Use] = [
     # KL
     Use(

@@ -1,15 +1,17 @@
-"""Rules of the Megatron engine over several keys. megatron_split.py has those over the sizes of a model."""
+"""Rules over the keys of engines: Megatron, inference servers; and whether a model can be divided as the keys of the
+Megatron engine require, by its config.json alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from rloom.config.divisors import divisors, nearest_divisors
-from rloom.config.megatron_section import ONE_IMPLEMENTATION, SIZES, Megatron
+from rloom.config.derived import divisors, nearest_divisors
+from rloom.config.reward_sections import VARIABLE, is_plain_address
 from rloom.config.schema import Actor, Config, Critic
+from rloom.config.sections import ONE_IMPLEMENTATION, SIZES, Megatron, RolloutSection, ServerSection
 
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
 SHOWN_SPLITS = 6
-
 # entries of TransformerConfig that other keys or config.json define -> what to use instead
 OTHER_KEYS = {
     **{name: f"set megatron.{name}" for name in (*SIZES, "sequence_parallel")},
@@ -214,3 +216,201 @@ def shown(splits: list[tuple[int, int]], section: Megatron) -> str:
 
 def count(workers: int) -> str:
     return f"{workers} worker" if workers == 1 else f"{workers} workers"
+
+
+FAMILIES = {  # model_type -> name
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3-MoE",
+    "mixtral": "Mixtral",
+}
+EXPERTS = ("num_experts", "num_local_experts")  # keys of config.json
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Entries of config.json, with their names there."""
+
+    layers: Mapping[str, int]  # what pipeline stages divide
+    tensors: Mapping[str, int]  # what tensor parallel ranks divide
+    key_value_heads: int  # tensor parallel ranks divide them, or they divide the ranks
+    experts: Mapping[str, int]  # what expert parallel ranks divide; empty: no experts
+    expert_tensors: Mapping[str, int]  # what the tensor parallel ranks of an expert divide
+
+
+def model_sizes(fields: Mapping[str, Any]) -> ModelSizes:
+    experts = {name: int(fields[name]) for name in EXPERTS if fields.get(name)}
+    heads = fields["num_attention_heads"]
+    tensors = {"num_attention_heads": heads}
+    inner = "moe_intermediate_size" if "moe_intermediate_size" in fields else "intermediate_size"
+    mlp = {inner: int(fields[inner])}
+    return ModelSizes(
+        layers={"num_hidden_layers": fields["num_hidden_layers"]},
+        tensors=tensors if experts else tensors | mlp,
+        key_value_heads=fields.get("num_key_value_heads") or heads,
+        experts=experts,
+        expert_tensors=mlp if experts else {},
+    )
+
+
+def family_fault(role: MegatronRole, fields: Mapping[str, Any], source: str) -> str | None:
+    family = fields.get("model_type")
+    if family in FAMILIES:
+        return None
+    return (
+        f"{role.path}.strategy=megatron: {source} is of the family {family!r}, and the Megatron engine has "
+        f"{', '.join(FAMILIES.values())}; use {role.path}.strategy=fsdp"
+    )
+
+
+def split_faults(role: MegatronRole, fields: Mapping[str, Any], source: str) -> Iterator[str]:
+    """`fields`: config.json. `source`: the key and the value that name the model."""
+    fault = family_fault(role, fields, source)
+    if fault is not None:
+        yield fault
+        return
+    try:
+        sizes = model_sizes(fields)
+    except KeyError as error:
+        yield f"{source}: its config.json has no {error}, by which the model is divided"
+        return
+    section = role.section
+    fit = f"of {source}; TP × PP that work with it on {count(role.workers)}: {shown(fitting(sizes, role), section)}"
+    yield from remainders(role, "tensor_model_parallel_size", section.tensor_model_parallel_size, sizes.tensors, fit)
+    tensor = section.tensor_model_parallel_size
+    if not shares_heads(sizes, tensor):
+        yield (
+            f"{role.key}.tensor_model_parallel_size={tensor} neither divides num_key_value_heads="
+            f"{sizes.key_value_heads} nor is a multiple of it, {fit}"
+        )
+    yield from remainders(role, "pipeline_model_parallel_size", section.pipeline_model_parallel_size, sizes.layers, fit)
+    experts = section.expert_model_parallel_size
+    if experts > 1 and not sizes.experts:
+        yield f"{role.key}.expert_model_parallel_size={experts}: {source} has no experts; use 1"
+    possible = [size for size in divisors(expert_ranks(role)) if all(n % size == 0 for n in sizes.experts.values())]
+    way_out = f"of {source}; use {' or '.join(map(str, possible))}"
+    yield from remainders(role, "expert_model_parallel_size", experts, sizes.experts, way_out)
+    way_out = f"of {source}; use expert_tensor_parallel_size=1"
+    yield from remainders(
+        role, "expert_tensor_parallel_size", section.expert_tensor_ranks, sizes.expert_tensors, way_out
+    )
+
+
+def shares_heads(sizes: ModelSizes, tensor: int) -> bool:
+    return sizes.key_value_heads % tensor == 0 or tensor % sizes.key_value_heads == 0
+
+
+def remainders(role: MegatronRole, name: str, size: int, numbers: Mapping[str, int], way_out: str) -> Iterator[str]:
+    wrong = [f"{entry}={number}" for entry, number in numbers.items() if number % size]
+    if wrong:
+        yield f"{role.key}.{name}={size} does not divide {' and '.join(wrong)} {way_out}"
+
+
+def expert_ranks(role: MegatronRole) -> int:
+    """Ranks of a pipeline stage that can divide the experts."""
+    return role.workers // role.section.pipeline_model_parallel_size // role.section.expert_tensor_ranks
+
+
+def fitting(sizes: ModelSizes, role: MegatronRole) -> list[tuple[int, int]]:
+    """(TP, PP) that divide the model and the workers."""
+    return [
+        (tensor, size // tensor)
+        for size in divisors(role.workers)
+        for tensor in divisors(size)
+        if all(number % tensor == 0 for number in sizes.tensors.values())
+        and shares_heads(sizes, tensor)
+        and all(number % (size // tensor) == 0 for number in sizes.layers.values())
+    ]
+
+
+def replay_fault(fields: Mapping[str, Any], source: str) -> str | None:
+    """Router replay, with a model that has no router."""
+    if fields.get("model_type") in FAMILIES and not any(fields.get(name) for name in EXPERTS):
+        return f"actor_rollout_ref.actor.router_replay.mode=R3: {source} has no experts; remove the key"
+    return None
+
+
+SERVER = "actor_rollout_ref.rollout.server"
+SERVER_EXAMPLE = "http://127.0.0.1:30000"
+
+
+def server_faults(config: "Config") -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    section, name = rollout.server, rollout.name
+    if not rollout.uses_servers:
+        return
+    yield from server_address_faults(section)
+    yield from server_placement_faults(config)
+    if config.actor_rollout_ref.model.has_lora:
+        yield (
+            f"actor_rollout_ref.model.lora_rank: rloom sends servers whole weights, not adapters; use "
+            f"actor_rollout_ref.rollout.name=native, or vllm without {SERVER}"
+        )
+    if name == "trtllm":
+        yield from trtllm_faults(rollout)
+
+
+def server_notices(config: "Config") -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "trtllm" and rollout.starts_servers and config.workers > 1:
+        yield (
+            f"actor_rollout_ref.rollout.name=trtllm: one server generates all answers, on the GPU of the first of "
+            f"{config.workers} workers; vllm and sglang use all GPUs"
+        )
+
+
+def trtllm_faults(rollout: "RolloutSection") -> Iterator[str]:
+    section = rollout.server
+    handles = "TensorRT-LLM's server takes weights as handles of memory on its own GPU, which is the first worker's"
+    if rollout.tensor_model_parallel_size > 1:
+        size = rollout.tensor_model_parallel_size
+        yield (
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: {handles}; use 1, or "
+            "actor_rollout_ref.rollout.name=vllm"
+        )
+    if section.count is not None and section.count > 1:
+        yield f"{SERVER}.count={section.count}: {handles}; use 1, or actor_rollout_ref.rollout.name=vllm"
+    if rollout.temperature != 1.0:
+        yield (
+            f"actor_rollout_ref.rollout.temperature={rollout.temperature}: TensorRT-LLM's log-probs are those before "
+            "the temperature, and equal the trainer's at 1.0 only; use 1.0, or another engine"
+        )
+    if section.weight_transfer == "collective":
+        yield f"{SERVER}.weight_transfer=collective: TensorRT-LLM's server takes handles of memory only; use shared"
+
+
+def server_address_faults(section: ServerSection) -> Iterator[str]:
+    for url in section.addresses:
+        if not is_plain_address(url):
+            yield (
+                f"{SERVER}.urls has an entry that is not a URL of the form {SERVER_EXAMPLE}, without user name and "
+                f"query; correct it; {SERVER}.key_env names a variable with the servers' key"
+            )
+    if section.key_env is not None and not VARIABLE.fullmatch(section.key_env):
+        yield f"{SERVER}.key_env takes the name of an environment variable, such as SERVER_KEY, and not the key itself"
+    if section.addresses and (section.count is not None or section.command is not None):
+        yield f"{SERVER}.urls: these servers are running; remove {SERVER}.count and {SERVER}.command, or the URLs"
+
+
+def server_placement_faults(config: "Config") -> Iterator[str]:
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    if trainer.pools.rollout:
+        yield (
+            f"trainer.pools.rollout={trainer.pools.rollout}: servers are processes of their own, and the actor's first "
+            f"worker sends them the requests; remove the key ({SERVER}.count servers take the first GPUs)"
+        )
+    if rollout.server.addresses:
+        return
+    if trainer.nnodes > 1:
+        yield (
+            f"trainer.nnodes={trainer.nnodes}: rloom starts servers on one machine; start them on all and name them in "
+            f"{SERVER}.urls"
+        )
+    size, workers = rollout.tensor_model_parallel_size, config.workers
+    if rollout.server.count is None and workers > 1 and workers % size:
+        yield (
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size} does not divide {workers} workers; use a "
+            f"number that does, or set {SERVER}.count"
+        )

@@ -1,0 +1,188 @@
+"""What several keys determine together: the requirements of the algorithm, the sizes of passes, the rewards of a run.
+
+`rloom train` and `rloom plan` call the same functions. No torch here. A user's own algorithm (file.py:name) is not
+loaded here. It is assumed to need a critic if `critic.enable` is set, and to read every setting. Several ranks can get
+the same samples: `sequence_ranks` divide each sequence (Ulysses), so that together they take as many times more tokens;
+`model_ranks` divide the model (Megatron), and each of them has all tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rloom.algos.needs import ESTIMATOR_KEY, ESTIMATORS, LOSS_KEY, LOSSES, EstimatorNeeds, LossNeeds, unknown_entry
+from rloom.config.reward_sections import ClassifierKeys, PartWeight
+from rloom.config.schema import Actor, Config, Critic, Ref
+from rloom.config.sections import RolloutSection
+from rloom.packing import MicroBatching
+
+
+def nearest_divisors(whole: int, wanted: int) -> str:
+    """ "64 or 128": the divisors of `whole` on either side of `wanted`."""
+    every = divisors(whole)
+    below = [d for d in every if d < wanted][-1:]
+    above = [d for d in every if d > wanted][:1]
+    return " or ".join(str(d) for d in below + above)
+
+
+def divisors(whole: int) -> list[int]:
+    return [d for d in range(1, whole + 1) if whole % d == 0]
+
+
+class HasEstimatorNeeds(Protocol):
+    @property
+    def needs_critic(self) -> bool: ...
+    @property
+    def min_group(self) -> int: ...
+    @property
+    def needs_greedy(self) -> bool: ...
+    @property
+    def reads(self) -> frozenset[str]: ...
+
+
+class HasLossNeeds(Protocol):
+    @property
+    def needs_old_logprobs(self) -> bool: ...
+    @property
+    def reads(self) -> frozenset[str]: ...
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The requirements of a run's estimator and loss: registry entries, or their declarations in algos/needs.py."""
+
+    estimator: HasEstimatorNeeds
+    loss: HasLossNeeds
+
+
+def declared_needs(config: Config) -> Needs:
+    estimator, loss = config.algorithm.adv_estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if ":" not in estimator and estimator not in ESTIMATORS:
+        raise unknown_entry(ESTIMATOR_KEY, estimator, ESTIMATORS)
+    if ":" not in loss and loss not in LOSSES:
+        raise unknown_entry(LOSS_KEY, loss, LOSSES)
+    own = EstimatorNeeds(needs_critic=bool(config.critic.enable))
+    return Needs(ESTIMATORS.get(estimator, own), LOSSES.get(loss, LossNeeds()))
+
+
+def brings_own_algorithm(config: Config) -> bool:
+    """Whether estimator or loss is the user's own: its requirements are known after its file is loaded."""
+    return ":" in config.algorithm.adv_estimator or ":" in config.actor_rollout_ref.actor.policy_loss.loss_mode
+
+
+def needs_old_logprobs(config: Config, loss: HasLossNeeds) -> bool:
+    """An exactly on-policy update needs none, unless the loss, the step's KL or rollout correction reads them."""
+    measures_kl = config.kl_in_reward or config.kl_only_measured
+    also_read = measures_kl or config.algorithm.rollout_correction.enabled
+    return not config.on_policy or loss.needs_old_logprobs or also_read
+
+
+def measures_mismatch(config: Config) -> bool:
+    """Whether the log-probs of rollout engine and trainer are compared."""
+    return config.actor_rollout_ref.rollout.calculate_log_probs or config.algorithm.rollout_correction.enabled
+
+
+def ranks_per_share(role: Actor | Critic, ranks: int) -> int:
+    """Ranks that get the same samples. The reference has the actor's; a single rank (evaluation) divides nothing."""
+    return 1 if ranks == 1 else role.ulysses_sequence_parallel_size * model_ranks(role, ranks)
+
+
+def model_ranks(role: Actor | Critic, ranks: int) -> int:
+    """Ranks that divide one copy of the model by tensor and pipeline parallelism."""
+    return role.megatron.model_ranks if ranks > 1 and role.strategy == "megatron" else 1
+
+
+def training_batching(
+    section: Actor | Critic, ranks: int, sequence_ranks: int = 1, model_ranks: int = 1
+) -> MicroBatching:
+    older, budget = section.ppo_micro_batch_size, section.ppo_max_token_len_per_gpu
+    samples = section.ppo_micro_batch_size_per_gpu or of_one_rank(older, ranks, sequence_ranks * model_ranks)
+    return micro_batching(samples, section.use_dynamic_bsz, budget * sequence_ranks)
+
+
+def scoring_batching(
+    section: RolloutSection | Ref, ranks: int, sequence_ranks: int = 1, model_ranks: int = 1
+) -> MicroBatching:
+    older, budget = section.log_prob_micro_batch_size, section.log_prob_max_token_len_per_gpu
+    samples = section.log_prob_micro_batch_size_per_gpu or of_one_rank(older, ranks, sequence_ranks * model_ranks)
+    return micro_batching(samples, section.log_prob_use_dynamic_bsz, budget * sequence_ranks)
+
+
+def reward_batching(section: ClassifierKeys, ranks: int) -> MicroBatching:
+    samples = section.micro_batch_size_per_gpu or of_one_rank(section.micro_batch_size, ranks, 1)
+    return micro_batching(samples, section.use_dynamic_bsz, section.forward_max_token_len_per_gpu)
+
+
+def of_one_rank(samples: int | None, ranks: int, ranks_per_share: int) -> int | None:
+    """The older keys count the samples of all ranks together."""
+    return None if samples is None else max(1, samples * ranks_per_share // ranks)
+
+
+def micro_batching(samples: int | None, dynamic: bool | None, tokens: int) -> MicroBatching:
+    return MicroBatching(tokens=tokens) if samples is None or dynamic else MicroBatching(samples=samples)
+
+
+# name of a part -> what may compute it; the first that is configured does
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "rule_score": ("function", "rules"),
+    "rm_score": ("model", "judge", "remote"),
+    "api_score": ("judge",),
+    "remote_score": ("remote",),
+    "format_score": ("format",),
+}
+HOW_TO_SET = {
+    "rules": "rules need no key",
+    "function": "custom_reward_function.path",
+    "model": "reward_model.path",
+    "judge": "reward_model.api.enable",
+    "remote": "reward_model.remote.urls",
+    "format": "reward_model.format.pattern",
+}
+USUAL_NAME = {"function": "rule_score", "model": "rm_score", "judge": "api_score", "remote": "remote_score"}
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    name: str
+    source: str  # a key of HOW_TO_SET
+    weight: float = 1.0
+    normalize: bool = False
+    skip_failed: bool = False
+
+
+def configured(config: Config) -> dict[str, bool]:
+    """What can compute a reward -> whether the user set it. Rules are always there."""
+    reward = config.reward_model
+    return {
+        "rules": True,
+        "function": config.custom_reward_function.path is not None,
+        "model": reward.model_path is not None,
+        "judge": reward.api.enable,
+        "remote": bool(reward.remote.addresses),
+        "format": reward.format.pattern is not None,
+    }
+
+
+ACCURACY, SCORE = "accuracy", "score"
+
+
+def validation_word(config: Config) -> str:
+    """What validation measures: a rule or function decides whether an answer is right, also as a part of a mix; the
+    scores of a reward model, a judge or a remote reward have a mean, which is no accuracy."""
+    return ACCURACY if any(part.source in ("rules", "function") for part in reward_parts(config)) else SCORE
+
+
+def reward_parts(config: Config) -> list[RewardPart]:
+    """Of a checked configuration."""
+    reward, found = config.reward_model, configured(config)
+    if not reward.composite.enable:
+        chosen = [source for source in USUAL_NAME if found[source]]
+        source = chosen[0] if chosen else "rules"
+        return [RewardPart(USUAL_NAME.get(source, "rule_score"), source, normalize=reward.normalize)]
+    parts = []
+    for name, given in reward.composite.weights.items():
+        weight = given if isinstance(given, PartWeight) else PartWeight(weight=given)
+        normalize = reward.composite.normalize if weight.normalize is None else weight.normalize
+        source = next(source for source in PARTS[name] if found[source])
+        parts.append(RewardPart(name, source, weight.weight, normalize, weight.failed == "skip"))
+    return parts
