@@ -14,6 +14,7 @@ from rloom.config.keys import value_at
 from rloom.config.reward_sections import ClassifierKeys
 from rloom.config.schema import Config
 from rloom.extras import TRACKERS
+from rloom.rewards.kinds import KINDS, RewardKind
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,19 @@ class WithoutEffect:
     notices: list[str] = field(default_factory=list)
 
 
+def section_use(kind: RewardKind) -> Use:
+    """The keys that only this kind of reward reads."""
+    assert kind.section is not None
+    return Use(
+        [kind.section],
+        lambda run: kind.is_set(run.config),
+        kind.unset,
+        error=True,
+        switch=kind.switch,
+        apart_from=[kind.switch],
+    )
+
+
 REWARD_MODEL = "reward_model"
 REWARD_USES: list[Use] = [
     Use(
@@ -79,27 +93,13 @@ REWARD_USES: list[Use] = [
         harmless=(False,),
         apart_from=[f"{REWARD_MODEL}.enable"],
     ),
-    Use(
-        ["reward_model.remote"],
-        lambda run: bool(run.config.reward_model.remote.addresses),
-        "there are no reward servers; set reward_model.remote.urls",
-        error=True,
-        switch="reward_model.remote.urls",
-        apart_from=["reward_model.remote.urls"],
-    ),
+    section_use(KINDS["remote"]),
     Use(
         ["reward_model.sandbox"],
         lambda run: run.config.custom_reward_function.path is None,
         "{custom_reward_function.path} scores every data source; the built-in rules for code read it",
     ),
-    Use(
-        ["reward_model.api"],
-        lambda run: run.config.reward_model.api.enable,
-        "no judge scores the answers; set reward_model.api.enable=True",
-        error=True,
-        switch="reward_model.api.enable",
-        apart_from=["reward_model.api.enable"],
-    ),
+    section_use(KINDS["judge"]),
     Use(
         ["custom_reward_function.name"],
         lambda run: run.config.custom_reward_function.path is not None,

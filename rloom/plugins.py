@@ -1,0 +1,136 @@
+"""Estimators, losses, engines and strategies from outside rloom, with errors that name the fault.
+
+A key names one as `module:name` or `file.py:name`, or by the name that an installed package registers as an entry
+point. Imports no torch.
+"""
+
+import hashlib
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, reduce
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rloom.errors import ConfigError
+from rloom.import_path import add_folder_of
+
+Reference = str | Callable[..., Any]  # `module:name` is imported when it is called first
+
+
+def referenced(reference: Reference) -> Callable[..., Any]:
+    """The function of a declaration. `module:Class.method` is accepted, too."""
+    if not isinstance(reference, str):
+        return reference
+    module, _, name = reference.partition(":")
+    found: Callable[..., Any] = reduce(getattr, name.split("."), importlib.import_module(module))
+    return found
+
+
+def is_own(name: str, group: str) -> bool:
+    """Whether `name` is the user's own: file.py:name, module:name, or an entry point of an installed package."""
+    return ":" in name or name in installed(group)
+
+
+def load_own(key: str, name: str, known: Iterable[str], group: str) -> Any:
+    """The object that is not in rloom's table of `known` names. `group`: of entry points."""
+    if ":" in name:
+        return load_plugin(key, name)
+    if name not in installed(group):
+        raise unknown_entry(key, name, [*known, *installed(group)])
+    return load_entry(key, installed(group)[name])
+
+
+def unknown_entry(key: str, name: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"{key}={name}: there is no such entry; use one of {', '.join(known)}, "
+        "or your own as my_module:my_function or ./my_file.py:my_function"
+    )
+
+
+def installed(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group by name, in all packages that this process can import."""
+    return entries_on(tuple(sys.path), group)
+
+
+@cache  # reads a file of every installed package
+def entries_on(path: tuple[str, ...], group: str) -> Mapping[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+@cache  # the loss is resolved for every micro-batch
+def load_entry(key: str, entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:
+        package = "" if entry.dist is None else f" of the package {entry.dist.name}"
+        raise ConfigError(
+            f"{key}={entry.name}: the entry point {entry.value}{package} cannot be loaded "
+            f"({type_and_message(error)}); correct or remove that package"
+        ) from error
+
+
+@cache  # the loss is resolved for every micro-batch
+def load_plugin(key: str, reference: str) -> Any:
+    """The object that `reference` names. `key`: the configuration key, for error messages."""
+    place, _, name = reference.rpartition(":")
+    is_file = place.endswith(".py") or "/" in place
+    module = load_file(key, reference, place) if is_file else load_module(key, reference, place)
+    if name not in vars(module):
+        own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise ConfigError(f"{key}={reference}: {place} has no {name!r}; it has {', '.join(own) or 'no functions'}")
+    return vars(module)[name]
+
+
+def load_module(key: str, reference: str, place: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except Exception as error:
+        raise ConfigError(
+            f"{key}={reference}: the module {place!r} cannot be imported ({type_and_message(error)}); "
+            "put its folder on PYTHONPATH, or name the file: ./my_file.py:my_function"
+        ) from error
+
+
+def load_file(key: str, reference: str, place: str) -> ModuleType:
+    file = Path(place).expanduser().absolute()
+    if not file.is_file():
+        raise ConfigError(f"{key}={reference}: {file} does not exist; use FILE.py:NAME")
+    name = f"rloom_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    loader = importlib.machinery.SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None  # a loader was given
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses read the module of a class from there
+    add_folder_of(str(file))
+    try:
+        loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(
+            f"{key}={reference}: {file} cannot be loaded ({type_and_message(error)}); correct it until `python {file}` "
+            "runs without an error"
+        ) from error
+    return module
+
+
+def check_two_arguments(key: str, reference: str, found: Any, arguments: str, entry: str) -> None:
+    if not callable(found):
+        kind = type(found).__name__
+        raise ConfigError(f"{key}={reference} is a {kind}; use a function of {arguments}, or {entry}")
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}={reference} has the signature {inspect.signature(found)} ({error}); use a function of "
+            f"{arguments}, or {entry}"
+        ) from error
+
+
+def type_and_message(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
