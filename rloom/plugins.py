@@ -11,8 +11,9 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, reduce
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,8 +29,7 @@ def referenced(reference: Reference) -> Callable[..., Any]:
     if not isinstance(reference, str):
         return reference
     module, _, name = reference.partition(":")
-    found: Callable[..., Any] = reduce(getattr, name.split("."), importlib.import_module(module))
-    return found
+    return attrgetter(name)(importlib.import_module(module))  # type: ignore[no-any-return]
 
 
 def is_own(name: str, group: str) -> bool:
