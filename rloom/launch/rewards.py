@@ -13,18 +13,18 @@ from rloom.config.schema import Config
 from rloom.errors import RewardError
 from rloom.launch.reward_model import has_reward_model, reward_scorer
 from rloom.plugins import referenced
-from rloom.rewards.background import BackgroundScorer, FutureQueue, LeastLoaded
 from rloom.rewards.base import Reward, ScoreQueue
-from rloom.rewards.in_process import FunctionReward
+from rloom.rewards.composite import CompositeReward, MixedPart
+from rloom.rewards.function_reward import FunctionReward
 from rloom.rewards.judge.judge import JudgeReward
 from rloom.rewards.kinds import RewardKind
-from rloom.rewards.mix import Mix, Part
 from rloom.rewards.pool import RulePool
 from rloom.rewards.remote import RemoteReward
 from rloom.rewards.routing import check_sources, runs_code
 from rloom.rewards.rules import format
 from rloom.rewards.rules.code import Settings
 from rloom.rewards.sandbox.describe import check_sandbox
+from rloom.rewards.score_queue import BackgroundScorer, FutureQueue, LeastLoaded
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import worker_layout
 from rloom.training.reward_model import ModelQueue
@@ -143,7 +143,7 @@ def reward_mix(
     elsewhere: Sequence[FutureQueue] = (),
     model: Sequence[Group],
     during_generation: bool = False,
-) -> Mix:
+) -> CompositeReward:
     """`elsewhere`: the queues of the other machines of the run. `model`: the workers of the reward model, which score
     at the end of a generation or during it."""
 
@@ -153,8 +153,11 @@ def reward_mix(
         own = queues[part.name]
         return LeastLoaded(own, [own, *elsewhere]) if part.kind.every_machine else own
 
-    return Mix(
-        [Part(part.name, queue(part), part.weight, part.normalize, part.skip_failed) for part in reward_parts(config)]
+    return CompositeReward(
+        [
+            MixedPart(part.name, queue(part), part.weight, part.normalize, part.skip_failed)
+            for part in reward_parts(config)
+        ]
     )
 
 

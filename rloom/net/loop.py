@@ -10,11 +10,23 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+_thread = threading.local()
+
+
 class EventLoop:
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
+
+    @classmethod
+    def current(cls) -> "EventLoop | None":
+        """The one whose thread calls this."""
+        return getattr(_thread, "loop", None)
+
+    def _run(self) -> None:
+        _thread.loop = self
+        self.loop.run_forever()
 
     def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         return asyncio.run_coroutine_threadsafe(work, self.loop)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from rloom.errors import RewardError
 from rloom.net.failover import NoServer, PooledServer, ServerPool
 from rloom.net.http import HttpClient, RequestFailed, Unreachable, connection_fault
-from rloom.rewards.base import Unit
+from rloom.rewards.base import ScoringUnit
 from rloom.rewards.remote_contract import EncodedSample, encode, read_reply, request_body
 from rloom.types import Sample, SampleGroup, Score
 
@@ -47,7 +47,7 @@ class RemoteReward:
     All scores are computed in one event loop, that of the first call.
     """
 
-    unit = Unit.ANSWER
+    unit = ScoringUnit.ANSWER
 
     def __init__(
         self,

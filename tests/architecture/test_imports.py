@@ -138,7 +138,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.doctor.run.live",
         "rloom.runs",
         "rloom.rewards.failures",
-        "rloom.rewards.mix",
+        "rloom.rewards.composite",
         "rloom.atomic",
         *NOUNS,
     ),

@@ -12,13 +12,13 @@ from rloom.errors import ConfigError
 from tests.e2e.runs import records, train
 
 KIND = """
-from rloom.rewards.base import Unit
+from rloom.rewards.base import ScoringUnit
 from rloom.rewards.kinds import RewardKind
 from rloom.types import Score
 
 
 class DigitReward:
-    unit = Unit.ANSWER
+    unit = ScoringUnit.ANSWER
 
     def __init__(self, digit):
         self.digit = digit
