@@ -17,6 +17,7 @@ from rloom.config.keys import Key, all_keys, value_at
 from rloom.config.reward_sections import ClassifierKeys
 from rloom.config.schema import Config, PolicyLossSection
 from rloom.extras import TRACKERS
+from rloom.rewards.kinds import KINDS, RewardKind
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,19 @@ class WithoutEffect:
     on_a_cpu: list[str] = field(default_factory=list, compare=False)  # notices if trainer.device=auto is a CPU
 
 
+def section_use(kind: RewardKind) -> Use:
+    """The keys that only this kind of reward reads."""
+    assert kind.section is not None
+    return Use(
+        [kind.section],
+        lambda run: kind.is_set(run.config),
+        kind.unset,
+        error=True,
+        switch=kind.switch,
+        apart_from=[kind.switch],
+    )
+
+
 REWARD_MODEL = "reward_model"
 REWARD_USES: list[Use] = [
     Use(
@@ -75,11 +89,13 @@ REWARD_USES: list[Use] = [
         harmless=(False,),
         apart_from=[f"{REWARD_MODEL}.enable"],
     ),
+    section_use(KINDS["remote"]),
     Use(
         ["reward_model.sandbox"],
         lambda run: run.config.custom_reward_function.path is None,
         "{custom_reward_function.path} scores every data source; the built-in rules for code read it",
     ),
+    section_use(KINDS["judge"]),
     Use(
         ["custom_reward_function.name"],
         lambda run: run.config.custom_reward_function.path is not None,

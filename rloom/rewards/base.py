@@ -8,7 +8,7 @@ from typing import Protocol
 from rloom.types import SampleGroup, Score
 
 
-class Unit(Enum):
+class ScoringUnit(Enum):
     """The answers that a reward has to receive together. They are submitted as soon as the unit is complete."""
 
     ANSWER = "answer"  # each answer on its own
@@ -18,7 +18,7 @@ class Unit(Enum):
 
 class Reward(Protocol):
     @property
-    def unit(self) -> Unit: ...
+    def unit(self) -> ScoringUnit: ...
 
     async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
         """A Score for each sample of each group, in order. A failure is a `Score.failed`, not an exception.
@@ -49,7 +49,7 @@ class ScoreQueue(Protocol):
     """A reward that runs beside the caller."""
 
     @property
-    def unit(self) -> Unit: ...
+    def unit(self) -> ScoringUnit: ...
 
     def submit(self, groups: Sequence[SampleGroup]) -> PendingScores: ...
 

@@ -7,11 +7,11 @@ has them. LOADING … READY in between suspends the time limit of a group while 
 
 import enum
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rloom.rewards.framing import framed, read_frame
+from rloom.rewards.framing import LENGTH_BYTES, frame_end, framed, read_frame
 from rloom.types import Score
 
 
@@ -47,7 +47,8 @@ class Refusal:
     message: str
 
 
-Request = tuple[bytes, ...]  # a pickled SampleGroup each, so that one that cannot be pickled fails alone
+Fields = tuple[Any, ...]  # the first fields of a Sample
+Request = list[tuple[Fields, ...]]  # groups; plain tuples, since a dataclass takes several times longer to pickle
 Reply = list[Score] | Style | Progress | Refusal
 
 
@@ -57,6 +58,22 @@ def encode(message: Setup | Request | Reply) -> bytes:
 
 def pickled(value: Any) -> bytes:
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+class FrameBuffer:
+    """Messages from the bytes of a connection, as they arrive."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def messages(self, data: bytes) -> Iterator[Any]:
+        self._bytes += data
+        at = 0
+        with memoryview(self._bytes) as view:
+            while (end := frame_end(view, at)) is not None:
+                yield pickle.loads(view[at + LENGTH_BYTES : end])
+                at = end
+        del self._bytes[:at]
 
 
 def decode(receive: Callable[[int], bytes]) -> Any:

@@ -9,15 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rloom.net.http import RequestFailed, shortened
 from rloom.types import Sample, Score, is_usable
-
-LONGEST_TEXT = 200  # characters of a server's text in a reason
 
 EncodedSample = Mapping[str, str]  # field of the request -> JSON
 
 
-class InvalidReply(Exception):
-    """A body that is not a response to the request. The message completes "the server ..."."""
+class InvalidReply(RequestFailed):
+    """A body that is not a response to the request."""
 
 
 def encode(sample: Sample) -> EncodedSample:
@@ -108,8 +107,3 @@ def is_number(value: Any) -> bool:
         return isinstance(value, int | float) and math.isfinite(value)
     except OverflowError:  # an int too large for a float
         return False
-
-
-def shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."

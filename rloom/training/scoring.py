@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol, Self
 import torch
 
 from rloom.batch import Trajectory, Turn
-from rloom.rewards.base import PendingScores, Unit
-from rloom.rewards.mix import Mix, Part
+from rloom.rewards.base import PendingScores, ScoringUnit
+from rloom.rewards.composite import CompositeReward, MixedPart
 from rloom.rollout.base import Completion
 from rloom.types import Prompt, Sample, Score
 
@@ -62,7 +62,7 @@ class Answer:
 @dataclass(frozen=True)
 class PendingTrajectories:
     answers: Sequence[Answer]
-    reward: Mix
+    reward: CompositeReward
 
     def scored(self, progress: Progress, *, update_moments: bool = False) -> list[Trajectory]:
         """Waits for the scores. `update_moments`: these scores count for the running mean and standard deviation."""
@@ -100,7 +100,7 @@ class PartScoring:
     Units hold the same answers in the same order whenever these arrive, so that scores do not depend on timing.
     """
 
-    part: Part
+    part: MixedPart
     answers_per_group: int
     on_scores: "Callable[[Future[list[list[Score]]]], object]"
     places: dict[int, Place] = field(default_factory=dict)  # by row
@@ -108,12 +108,12 @@ class PartScoring:
 
     def add(self, arrived: Sequence[Decoded]) -> None:
         unit = self.part.queue.unit
-        if unit is Unit.ANSWER:
+        if unit is ScoringUnit.ANSWER:
             self.submit([[answer] for answer in arrived])
             return
         for answer in arrived:
             self.incomplete[answer.group].append(answer)
-        if unit is Unit.PROMPT:
+        if unit is ScoringUnit.PROMPT:
             complete = [group for group, members in self.incomplete.items() if len(members) == self.answers_per_group]
             for group in complete:
                 self.submit([self.incomplete.pop(group)])
@@ -139,7 +139,7 @@ class Scoring:
     While it decodes some answers, further ones arrive; these are decoded together next.
     """
 
-    def __init__(self, reward: Mix, decode: Decode, answers_per_group: int) -> None:
+    def __init__(self, reward: CompositeReward, decode: Decode, answers_per_group: int) -> None:
         self.reward, self.decode = reward, decode
         self.parts = [PartScoring(part, answers_per_group, self._note_error) for part in reward.parts]
         self.generated: dict[int, Generated] = {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rloom.config.reward_sections import Sandbox as SandboxKeys
-from rloom.rewards.calls import FunctionCaller
+from rloom.rewards.call_styles import FunctionCaller
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import rule_for
 from rloom.rewards.rules.code import compute_score

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rloom.errors import RewardError
+from rloom.net.retry import Backoff, Clock, RateLimits
 from rloom.rewards.judge.parsing import Malformed, Verdict
 from rloom.rewards.judge.providers.base import CallFailed, ChatRequest, Provider, Reply
 from rloom.rewards.judge.secret import Secret, redact, without_key
 from rloom.rewards.judge.settings import KEY
 from rloom.rewards.judge.store import AnswerStore
-from rloom.rewards.judge.timing import Backoff, Clock, RateLimits
 from rloom.rewards.judge.usage import Prices, Usage
 from rloom.types import plain_text
 

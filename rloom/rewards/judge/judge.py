@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rloom.errors import RewardError
 from rloom.language import is_chinese_text
-from rloom.rewards.base import Unit
+from rloom.net.retry import Backoff, Clock, RateLimits, SystemClock
+from rloom.rewards.base import ScoringUnit
 from rloom.rewards.judge.addresses import address_in, variable_fault
 from rloom.rewards.judge.client import Answer, BudgetSpent, CallLimits, Failed, JudgeClient
 from rloom.rewards.judge.parsing import Range, Verdict, parse_group, parse_one
@@ -29,7 +30,6 @@ from rloom.rewards.judge.secret import find_key, silence_libraries
 from rloom.rewards.judge.settings import KEY, JudgeSettings
 from rloom.rewards.judge.store import AnswerStore
 from rloom.rewards.judge.templates import MissingValue, prompt_of
-from rloom.rewards.judge.timing import Backoff, Clock, RateLimits, SystemClock
 from rloom.rewards.judge.usage import Prices, Usage
 from rloom.types import SampleGroup, Score
 
@@ -65,8 +65,8 @@ class JudgeReward:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
-    def unit(self) -> Unit:
-        return Unit.PROMPT if self._settings.mode == "groupwise" else Unit.ANSWER
+    def unit(self) -> ScoringUnit:
+        return ScoringUnit.PROMPT if self._settings.mode == "groupwise" else ScoringUnit.ANSWER
 
     @property
     def model(self) -> str:
@@ -103,7 +103,7 @@ class JudgeReward:
         return await self._started().answer(request, functools.partial(self._parse, answers=len(group)))
 
     def request_for(self, group: SampleGroup) -> ChatRequest:
-        groupwise = self.unit is Unit.PROMPT
+        groupwise = self.unit is ScoringUnit.PROMPT
         question = question_about_all if groupwise else question_about_one
         system, user = question(self._prompts[self._language(group)], group, self._range)
         return ChatRequest(
@@ -149,7 +149,7 @@ class JudgeReward:
 
     def _calls(self, group: SampleGroup) -> list[SampleGroup]:
         """The samples of each call."""
-        return [group] if self.unit is Unit.PROMPT else [(sample,) for sample in group]
+        return [group] if self.unit is ScoringUnit.PROMPT else [(sample,) for sample in group]
 
     async def _score_call(self, group: SampleGroup) -> list[Score]:
         try:
@@ -167,7 +167,7 @@ class JudgeReward:
         ]
 
     def _parse(self, text: str, *, answers: int) -> Verdict:
-        if self.unit is Unit.PROMPT:
+        if self.unit is ScoringUnit.PROMPT:
             return parse_group(text, self._range, answers)
         return parse_one(text, self._range)
 

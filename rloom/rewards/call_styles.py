@@ -6,9 +6,9 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from rloom.rewards.custom import ARGUMENTS, GROUP_ARGUMENTS, QUERY_ARGUMENTS, VARIADIC, one_line
 from rloom.rewards.messages import Style
 from rloom.rewards.results import to_score
+from rloom.rewards.user_function import ARGUMENTS, GROUP_ARGUMENTS, QUERY_ARGUMENTS, VARIADIC, one_line
 from rloom.types import Sample, SampleGroup, Score
 
 NOT_COLUMNS = ("prompt", "completion", "completion_ids")

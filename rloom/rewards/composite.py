@@ -14,7 +14,7 @@ PartScores = Sequence[Score]  # of one answer: one for each part
 
 
 @dataclass(frozen=True)
-class Part:
+class MixedPart:
     name: str
     queue: ScoreQueue
     weight: float = 1.0
@@ -22,8 +22,8 @@ class Part:
     skip_failed: bool = False  # if this part fails, the others of the same sign count with its weight
 
 
-class Mix:
-    def __init__(self, parts: Sequence[Part]) -> None:
+class CompositeReward:
+    def __init__(self, parts: Sequence[MixedPart]) -> None:
         self.parts = parts
         self.moments = {part.name: Moments() for part in parts if part.normalize}
         self._alone = len(parts) == 1 and parts[0].weight == 1 and not parts[0].normalize
@@ -77,7 +77,7 @@ class Mix:
                     "use another checkpoint"
                 ) from None
 
-    def _normalized(self, part: Part, value: float) -> float:
+    def _normalized(self, part: MixedPart, value: float) -> float:
         return self.moments[part.name].normalized(value) if part.normalize else value
 
 
@@ -111,7 +111,7 @@ class _Weighted:
     skipped_failures: list[str] = field(default_factory=list)
     prediction: str | None = None
 
-    def add(self, part: Part, score: Score, value: float) -> None:
+    def add(self, part: MixedPart, score: Score, value: float) -> None:
         assert score.value is not None
         signed = self._sum(part)
         signed.total += part.weight * value
@@ -129,7 +129,7 @@ class _Weighted:
         if score.detail is not None:
             self.details.append(f"{part.name}: {score.detail}")
 
-    def skip(self, part: Part, score: Score) -> None:
+    def skip(self, part: MixedPart, score: Score) -> None:
         self._sum(part).skipped += abs(part.weight)
         self.parts[f"{part.name}/skipped"] = 1.0
         self.skipped_failures.append(f"{part.name}: {score.reason}")
@@ -145,5 +145,5 @@ class _Weighted:
             detail="; ".join(self.details) or None,
         )
 
-    def _sum(self, part: Part) -> _Sum:
+    def _sum(self, part: MixedPart) -> _Sum:
         return self.penalties if part.weight < 0 else self.rewards
