@@ -13,7 +13,7 @@ from rloom.api.config import Source
 from rloom.api.objects import configured
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
 from rloom.config.schema import Config
-from rloom.launch.build import Components, open_components, prepare
+from rloom.launch.build import Components, check_own_algorithm, open_components, prepare
 from rloom.launch.directory import run_directory, set_aside_later
 from rloom.launch.identity import describe
 from rloom.launch.job import LOGS, machines
@@ -121,6 +121,7 @@ def open_run(
     """
     checked, objects = configured(config, train=train, validation=validation, reward=reward)
     with claimed(checked) as own, machines(own, directory := run_directory(own)):
+        check_own_algorithm(own)
         inputs = prepare(own, objects)
         identity = describe(own, inputs)
         roles = ("actor", "critic") if needs_critic(own) else ("actor",)

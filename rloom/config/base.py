@@ -3,7 +3,7 @@ machines, and which keys the user set."""
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -21,8 +21,22 @@ class Section(BaseModel):
 
 
 NeedsConsent = Callable[[Any], bool]
+ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"  # paths of sections
+MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
 IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
+
+
+@dataclass(frozen=True)
+class Switch:
+    """The key without which another key has no effect. It is in the same section as that key; that of a whole section
+    is one of its keys."""
+
+    name: str
+    off: str  # the reason while it is off; completes "no effect in this run, because"
+    on: str = "=True"  # what the user writes after the key to turn it on
+    is_on: Callable[[Any], bool] = bool
+    harmless: Sequence[Any] = ()  # values of the other key that are not reported
 
 
 def key(
@@ -31,6 +45,7 @@ def key(
     *,
     needs_consent: NeedsConsent | None = None,
     same_run: bool | None = None,
+    switch: Switch | None = None,
     **limits: Any,
 ) -> Any:
     """`needs_consent`: whether a value runs code, contacts a server, spends money or writes outside of the run
@@ -38,12 +53,14 @@ def key(
 
     `same_run`: with another value it is still the same run, since the key is about length, machines, memory, validation
     or output and not about what is trained. None: as its section.
+
+    `switch`: the key that makes this one useful, if there is one; effects.py has the others.
     """
-    return Field(default=default, description=doc, json_schema_extra=facts(needs_consent, same_run), **limits)
+    extra = facts(needs_consent=needs_consent, same_run=same_run, switch=switch)
+    return Field(default=default, description=doc, json_schema_extra=extra, **limits)
 
 
-def facts(needs_consent: NeedsConsent | None, same_run: bool | None) -> Any:
-    given = {"needs_consent": needs_consent, "same_run": same_run}
+def facts(**given: Any) -> Any:
     return {name: value for name, value in given.items() if value is not None} or None
 
 
@@ -77,8 +94,8 @@ class NamedIn:
         return self.values(*installed(self.group))
 
 
-def section(kind: type[Section], doc: str, *, same_run: bool | None = None) -> Any:
-    return Field(default_factory=kind, description=doc, json_schema_extra=facts(None, same_run))
+def section(kind: type[Section], doc: str, *, same_run: bool | None = None, switch: Switch | None = None) -> Any:
+    return Field(default_factory=kind, description=doc, json_schema_extra=facts(same_run=same_run, switch=switch))
 
 
 LOGGER = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow", "trackio", "file"]

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from rloom.algos.needs import EstimatorNeeds
-from rloom.config.base import RunConfig
+from rloom.config.base import ACTOR, CRITIC, MODEL, ROLLOUT, RunConfig
 from rloom.config.derived import (
     HOW_TO_SET,
     PARTS,
@@ -29,13 +29,25 @@ from rloom.plugins import referenced
 log = logging.getLogger(__name__)
 
 
-def verify(config: Config, needs: Needs) -> None:
-    """Check the keys, and log those that the user set and that have no effect in this run."""
-    check(config, needs)
-    of_engines = (*megatron_notices(config, critic=needs.estimator.needs_critic), *server_notices(config))
-    of_keys = (*config.one_behaviour, *kl_loss_notices(config), *without_effect(config, needs).notices)
-    for notice in (*of_engines, *of_keys):
+def check_and_warn(config: Config, needs: Needs) -> None:
+    for notice in check(config, needs):
         log.warning(f"Note: {notice}")
+
+
+def check(config: Config, needs: Needs) -> list[str]:
+    """Every rule of a configuration, once: an error with all faults, or the notices about a valid one, such as keys
+    that the user set and that have no effect in this run."""
+    unused = without_effect(config, needs)
+    faults = [*all_faults(config, needs), *unused.errors]
+    if faults:
+        raise ConfigError("\n".join(faults))
+    of_engines = (*megatron_notices(config, critic=needs.estimator.needs_critic), *server_notices(config))
+    return [*of_engines, *config.one_behaviour, *kl_loss_notices(config), *unused.notices]
+
+
+def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
+    """The further notices if trainer.device=auto is a CPU, which is known after torch is imported."""
+    return without_effect(config, needs).on_a_cpu
 
 
 def kl_loss_notices(config: Config) -> Iterator[str]:
@@ -48,14 +60,8 @@ def kl_loss_notices(config: Config) -> Iterator[str]:
         )
 
 
-def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
-    """The further notices if trainer.device=auto is a CPU, which `verify` cannot determine without torch."""
-    logged = without_effect(config, needs).notices
-    return [notice for notice in without_effect(config, needs, on_cpu=True).notices if notice not in logged]
-
-
 def late_notices(config: Config, total_steps: int) -> Iterator[str]:
-    """What depends on the length of the run. The data determine it, so `verify` cannot report this."""
+    """What depends on the length of the run. The data determine it, so `check` cannot report this."""
     if config.ends_with_the_data:
         yield (
             "algorithm.filter_groups.enable=True: a step takes as many batches of prompts as it needs. The run ends "
@@ -64,7 +70,7 @@ def late_notices(config: Config, total_steps: int) -> Iterator[str]:
         )
 
 
-def check(config: Config, needs: Needs) -> None:
+def all_faults(config: Config, needs: Needs) -> list[str]:
     by_workers = [
         *micro_batch_faults(config, needs.estimator),
         *scoring_batch_faults(config),
@@ -73,7 +79,7 @@ def check(config: Config, needs: Needs) -> None:
         *sequence_parallel_faults(config, needs.estimator),
         *megatron_faults(config, critic=needs.estimator.needs_critic),
     ]
-    faults = [
+    return [
         *group_size_faults(config, needs.estimator),
         *critic_faults(config, needs.estimator),
         *mini_batch_faults(config),
@@ -90,10 +96,7 @@ def check(config: Config, needs: Needs) -> None:
         *judge_faults(config.reward_model.api),
         *resume_faults(config),
         *warmup_faults(config),
-        *without_effect(config, needs).errors,
     ]
-    if faults:
-        raise ConfigError("\n".join(faults))
 
 
 def with_source(faults: list[str], config: RunConfig) -> list[str]:
@@ -140,12 +143,10 @@ def micro_batch_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[st
     actor, critic, n = config.actor_rollout_ref.actor, config.critic, config.actor_rollout_ref.rollout.n
     longest = config.data.max_prompt_length + config.data.max_response_length
     workers = config.actor_workers
-    yield from role_micro_batch_faults(
-        "actor_rollout_ref.actor", actor, actor.ppo_mini_batch_size * n, longest, workers
-    )
+    yield from role_micro_batch_faults(ACTOR, actor, actor.ppo_mini_batch_size * n, longest, workers)
     if algorithm.needs_critic:
         prompts, _ = config.critic_updates
-        yield from role_micro_batch_faults("critic", critic, prompts * n, longest, config.workers_of("critic"))
+        yield from role_micro_batch_faults(CRITIC, critic, prompts * n, longest, config.workers_of("critic"))
 
 
 def role_micro_batch_faults(name: str, role: Actor | Critic, samples: int, longest: int, workers: int) -> Iterator[str]:
@@ -267,12 +268,10 @@ def sequence_parallel_faults(config: Config, algorithm: EstimatorNeeds) -> Itera
     packed = config.actor_rollout_ref.model.use_remove_padding
     workers, reference = config.actor_workers, {"workers of trainer.pools.ref": pools.ref} if pools.ref else {}
     owners = {"workers": workers, **reference}
-    yield from role_sequence_parallel_faults(
-        "actor_rollout_ref.actor", actor, owners, "actor_rollout_ref.model", packed
-    )
+    yield from role_sequence_parallel_faults(ACTOR, actor, owners, MODEL, packed)
     if algorithm.needs_critic:
         own = {"workers of trainer.pools.critic": pools.critic} if pools.critic else {"workers": workers}
-        yield from role_sequence_parallel_faults("critic", critic, own, "critic.model", critic.model.use_remove_padding)
+        yield from role_sequence_parallel_faults(CRITIC, critic, own, "critic.model", critic.model.use_remove_padding)
     if actor.ulysses_sequence_parallel_size > 1 and actor.use_kl_loss and actor.kl_loss_type == "full":
         yield (
             f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size}: a KL over "
@@ -294,7 +293,7 @@ def role_sequence_parallel_faults(
 
 
 def rollout_faults(config: Config) -> Iterator[str]:
-    key, chosen = "actor_rollout_ref.rollout", config.actor_rollout_ref.rollout
+    key, chosen = ROLLOUT, config.actor_rollout_ref.rollout
     validation = chosen.val_kwargs
     if chosen.engine_kwargs and not chosen.kind.takes_engine_kwargs:
         yield (

@@ -1,4 +1,5 @@
-"""Keys that only some runs use: when, and which switch enables them.
+"""Keys that only some runs use: when, and which switch enables them. A key that only one switch makes useful declares
+it where it is defined (`switch=`); the table has the others.
 
 A key that the user set and that this run does not use is reported: as an error if the user would expect another result,
 and as a notice if the key is about memory or speed, or if the user also set its switch. Every run uses the keys that no
@@ -6,19 +7,20 @@ row of the table names.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rloom.algos.needs import CLIP_COV, ESTIMATORS, KL_COV, LOSSES, SAPO, EstimatorNeeds, LossNeeds
+from rloom.config.base import ACTOR, CRITIC, MODEL, REF, ROLLOUT, Switch
 from rloom.config.derived import Needs, measures_mismatch, needs_old_logprobs
-from rloom.config.keys import value_at
+from rloom.config.keys import Key, all_keys, value_at
 from rloom.config.reward_sections import ClassifierKeys
-from rloom.config.schema import Config
+from rloom.config.schema import Config, PolicyLossSection
 from rloom.extras import TRACKERS
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFacts:
     """What determines whether a key is used."""
 
     config: Config
@@ -39,7 +41,7 @@ class Run:
 @dataclass(frozen=True)
 class Use:
     keys: Sequence[str]  # keys, or whole sections
-    used: Callable[[Run], bool]
+    used: Callable[[RunFacts], bool]
     otherwise: str  # the reason if not used, and the way out; {key} is replaced by key=value, {key:} by the value
     error: bool = False
     switch: str | None = None  # if the user set this key too, a notice replaces the error
@@ -53,18 +55,11 @@ class WithoutEffect:
 
     errors: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    on_a_cpu: list[str] = field(default_factory=list, compare=False)  # notices if trainer.device=auto is a CPU
 
 
 REWARD_MODEL = "reward_model"
 REWARD_USES: list[Use] = [
-    Use(
-        ["reward_model.overlong_buffer"],
-        lambda run: run.config.reward_model.overlong_buffer.enable,
-        "over-long answers are not penalised; set reward_model.overlong_buffer.enable=True",
-        error=True,
-        switch="reward_model.overlong_buffer.enable",
-        apart_from=["reward_model.overlong_buffer.enable"],
-    ),
     Use(
         ["trainer.pools.reward"],
         lambda run: run.config.reward_model.model_path is not None,
@@ -81,25 +76,9 @@ REWARD_USES: list[Use] = [
         apart_from=[f"{REWARD_MODEL}.enable"],
     ),
     Use(
-        ["reward_model.remote"],
-        lambda run: bool(run.config.reward_model.remote.addresses),
-        "there are no reward servers; set reward_model.remote.urls",
-        error=True,
-        switch="reward_model.remote.urls",
-        apart_from=["reward_model.remote.urls"],
-    ),
-    Use(
         ["reward_model.sandbox"],
         lambda run: run.config.custom_reward_function.path is None,
         "{custom_reward_function.path} scores every data source; the built-in rules for code read it",
-    ),
-    Use(
-        ["reward_model.api"],
-        lambda run: run.config.reward_model.api.enable,
-        "no judge scores the answers; set reward_model.api.enable=True",
-        error=True,
-        switch="reward_model.api.enable",
-        apart_from=["reward_model.api.enable"],
     ),
     Use(
         ["custom_reward_function.name"],
@@ -109,26 +88,28 @@ REWARD_USES: list[Use] = [
         harmless=("compute_score",),
     ),
 ]
-ALGORITHM, ACTOR, CRITIC, MODEL = "algorithm", "actor_rollout_ref.actor", "critic", "actor_rollout_ref.model"
-ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+ALGORITHM = "algorithm"
 OFFLOADED = ("param", "optimizer")
 ESTIMATOR, LOSS_MODE = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode"
 
 
-def without_effect(config: Config, needs: Needs, *, on_cpu: bool = False) -> WithoutEffect:
-    """The keys that the user set and this run does not use: one sentence per row of the table.
-
-    `on_cpu`: with trainer.device=auto, known only after torch is imported.
-    """
-    run, found = Run(config, needs, on_cpu or config.trainer.device == "cpu"), WithoutEffect()
+def without_effect(config: Config, needs: Needs) -> WithoutEffect:
+    """The keys that the user set and this run does not use: one sentence per row of the table."""
+    run, found = RunFacts(config, needs, on_cpu=config.trainer.device == "cpu"), WithoutEffect()
     named: set[str] = set()
     for use in USES:
-        idle = [] if use.used(run) else [key for key in idle_keys(use, config) if key not in named]
+        only_on_cpu = use.used(run)
+        if only_on_cpu and use.used(replace(run, on_cpu=True)):
+            continue
+        idle = [key for key in idle_keys(use, config) if key not in named]
         if not idle:
             continue
-        named.update(idle)
         settings = ", ".join(f"{key}={value_at(config, key)}" for key in idle)
         sentence = f"{settings}: no effect in this run, because {filled(use.otherwise, config)}"
+        if only_on_cpu:
+            found.on_a_cpu.append(sentence)
+            continue
+        named.update(idle)
         is_error = use.error and not (use.switch and config.is_given(use.switch))
         (found.errors if is_error else found.notices).append(sentence)
     return found
@@ -152,11 +133,11 @@ def shown(key: str, config: Config) -> str:
     return str(value_at(config, key[:-1])) if key.endswith(":") else f"{key}={value_at(config, key)}"
 
 
-def reads(name: str) -> Callable[[Run], bool]:
+def reads(name: str) -> Callable[[RunFacts], bool]:
     return lambda run: name in run.needs.estimator.reads
 
 
-def loss_reads(name: str) -> Callable[[Run], bool]:
+def loss_reads(name: str) -> Callable[[RunFacts], bool]:
     return lambda run: name in run.needs.loss.reads
 
 
@@ -166,11 +147,33 @@ def readers(table: Mapping[str, EstimatorNeeds] | Mapping[str, LossNeeds], name:
     return f"{', '.join(others)} {last} {final}" if others else final
 
 
+def switch_uses() -> list[Use]:
+    """The keys that declare their switch, in the order of the tree: one row for those of a section with equal ones."""
+    rows: dict[tuple[str, Switch], list[Key]] = {}
+    for path, key in all_keys().items():
+        if key.switch is not None:
+            section = path if key.section is not None else path.rpartition(".")[0]
+            rows.setdefault((f"{section}.{key.switch.name}", key.switch), []).append(key)
+    return [switch_use(switch, path, keys) for (path, switch), keys in rows.items()]
+
+
+def switch_use(switch: Switch, path: str, keys: list[Key]) -> Use:
+    return Use(
+        [key.path for key in keys],
+        lambda run: switch.is_on(value_at(run.config, path)),
+        f"{switch.off}; set {path}{switch.on}",
+        error=True,
+        switch=path,
+        harmless=switch.harmless,
+        apart_from=[path],
+    )
+
+
 def pass_size_uses(section: str, size: str, dynamic: str, budget: str) -> list[Use]:
     """Passes are filled by samples or by tokens: the key of the other way is not used."""
     sizes = [f"{section}.{size}_per_gpu", f"{section}.{size}"]
 
-    def by_tokens(run: Run) -> bool:
+    def by_tokens(run: RunFacts) -> bool:
         chosen = value_at(run.config, f"{section}.{dynamic}")
         return bool(chosen) or all(value_at(run.config, key) is None for key in sizes)
 
@@ -185,7 +188,7 @@ def pass_size_uses(section: str, size: str, dynamic: str, budget: str) -> list[U
 
 
 def learning_rate_uses(section: str) -> list[Use]:
-    def optim(run: Run) -> Any:
+    def optim(run: RunFacts) -> Any:
         return value_at(run.config, section)
 
     return [
@@ -208,7 +211,7 @@ def learning_rate_uses(section: str) -> list[Use]:
     ]
 
 
-def reads_section(role: str, section: str) -> Callable[[Run], bool]:
+def reads_section(role: str, section: str) -> Callable[[RunFacts], bool]:
     return lambda run: value_at(run.config, role).kind.section == section
 
 
@@ -231,10 +234,10 @@ def engine_uses(role: str, of_fsdp: list[str], of_megatron: list[str]) -> list[U
     ]
 
 
-def names_the_run(key: str) -> Callable[[Run], bool]:
+def names_the_run(key: str) -> Callable[[RunFacts], bool]:
     """For project and experiment: used in the name of the run directory or by a tracker."""
 
-    def used(run: Run) -> bool:
+    def used(run: RunFacts) -> bool:
         trainer = run.config.trainer
         named = not {*TRACKERS, "tensorboard"}.isdisjoint(trainer.loggers)
         return named or value_at(run.config, key) in trainer.default_local_dir
@@ -242,26 +245,17 @@ def names_the_run(key: str) -> Callable[[Run], bool]:
     return used
 
 
-def clips_by_one_range(run: Run) -> bool:
+def clips_by_one_range(run: RunFacts) -> bool:
     actor = run.config.actor_rollout_ref.actor
     return actor.clip_ratio_low is None or actor.clip_ratio_high is None
 
 
-CORRECTION = f"{ALGORITHM}.rollout_correction"
 GPU_ONLY = "the run is on a CPU, and only runs on a GPU use it"
 NO_VALIDATION = (
     "there is no validation; set data.val_files, and trainer.test_freq, trainer.val_before_train or trainer.val_only"
 )
 USES: list[Use] = [
     # KL
-    Use(
-        [f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"],
-        lambda run: run.config.actor_rollout_ref.actor.use_kl_loss,
-        f"there is no KL in the loss; set {ACTOR}.use_kl_loss=True",
-        error=True,
-        switch=f"{ACTOR}.use_kl_loss",
-        harmless=(0,),
-    ),
     Use(
         [f"{ALGORITHM}.kl_ctrl"],
         lambda run: run.config.kl_in_reward,
@@ -284,13 +278,6 @@ USES: list[Use] = [
         harmless=(False,),
     ),
     Use(
-        [f"{ALGORITHM}.kl_ctrl.horizon", f"{ALGORITHM}.kl_ctrl.target_kl"],
-        lambda run: run.config.algorithm.kl_ctrl.type == "adaptive",
-        f"{{{ALGORITHM}.kl_ctrl.type}} keeps the coefficient; set {ALGORITHM}.kl_ctrl.type=adaptive",
-        error=True,
-        switch=f"{ALGORITHM}.kl_ctrl.type",
-    ),
-    Use(
         ["trainer.pools.ref"],
         lambda run: run.config.uses_reference,
         f"there is no reference, and these workers would be idle; set {ACTOR}.use_kl_loss=True or "
@@ -302,6 +289,12 @@ USES: list[Use] = [
         lambda run: run.has_reference_model,
         f"there is no reference model; a KL to it or {ALGORITHM}.kl_metric=True builds one, unless LoRA is used",
     ),
+    Use(
+        [f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules"],
+        lambda run: run.config.actor_rollout_ref.model.lora_adapter_path is None,
+        f"the adapter of {MODEL}.lora_adapter_path defines it",
+    ),
+    *switch_uses(),
     # estimators
     Use(
         ["trainer.pools.critic"],
@@ -339,7 +332,8 @@ USES: list[Use] = [
             error=True,
             switch=LOSS_MODE,
         )
-        for name in sorted(SAPO | CLIP_COV | KL_COV)
+        for name in PolicyLossSection.model_fields
+        if name in SAPO | CLIP_COV | KL_COV
     ),
     Use(
         [f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"],
@@ -394,41 +388,7 @@ USES: list[Use] = [
         f"one update per step ({ACTOR}.ppo_mini_batch_size = data.train_batch_size, {ACTOR}.ppo_epochs=1) needs no old "
         "log-probs",
     ),
-    *(
-        Use(
-            [f"{ROLLOUT}.val_kwargs.{name}"],
-            lambda run: run.config.actor_rollout_ref.rollout.val_kwargs.do_sample,
-            f"validation is greedy; set {ROLLOUT}.val_kwargs.do_sample=True",
-            error=True,
-            switch=f"{ROLLOUT}.val_kwargs.do_sample",
-            harmless=(off,),
-        )
-        for name, off in {"temperature": 0, "top_p": 1, "top_k": -1}.items()
-    ),
-    Use(
-        [f"{CORRECTION}.rollout_is_threshold", f"{CORRECTION}.rollout_is_batch_normalize"],
-        lambda run: run.config.algorithm.rollout_correction.rollout_is is not None,
-        f"losses are not weighted; set {CORRECTION}.rollout_is=token or sequence",
-        error=True,
-        switch=f"{CORRECTION}.rollout_is",
-        harmless=(False,),
-    ),
-    Use(
-        [f"{CORRECTION}.rollout_rs_threshold", f"{CORRECTION}.rollout_rs_threshold_lower"],
-        lambda run: run.config.algorithm.rollout_correction.rollout_rs is not None,
-        f"nothing is rejected; set {CORRECTION}.rollout_rs=token, sequence or geometric",
-        error=True,
-        switch=f"{CORRECTION}.rollout_rs",
-    ),
     # sampling and rewards
-    Use(
-        [f"{ALGORITHM}.filter_groups"],
-        lambda run: run.config.algorithm.filter_groups.enable,
-        f"groups are not filtered; set {ALGORITHM}.filter_groups.enable=True",
-        error=True,
-        switch=f"{ALGORITHM}.filter_groups.enable",
-        apart_from=[f"{ALGORITHM}.filter_groups.enable"],
-    ),
     *REWARD_USES,
     Use(
         ["data.return_raw_chat"],
@@ -463,18 +423,6 @@ USES: list[Use] = [
         harmless=(False,),
     ),
     # models and optimizers
-    Use(
-        [f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules"],
-        lambda run: run.config.actor_rollout_ref.model.lora_adapter_path is None,
-        f"the adapter of {MODEL}.lora_adapter_path defines it",
-    ),
-    Use(
-        [f"{MODEL}.lora_alpha", f"{MODEL}.target_modules"],
-        lambda run: run.config.actor_rollout_ref.model.has_lora,
-        f"all weights are trained; set {MODEL}.lora_rank",
-        error=True,
-        switch=f"{MODEL}.lora_rank",
-    ),
     *engine_uses(ACTOR, [f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"], [f"{ACTOR}.megatron"]),
     Use(
         [f"{REF}.megatron"],

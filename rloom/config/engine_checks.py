@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rloom.config.base import ACTOR, CRITIC, REF
 from rloom.config.derived import divisors, nearest_divisors
 from rloom.config.reward_sections import VARIABLE, is_plain_address
 from rloom.config.schema import Actor, Config, Critic
@@ -12,7 +13,6 @@ from rloom.config.sections import ONE_IMPLEMENTATION, SIZES, Megatron, ServerSec
 from rloom.engines.kinds import StrategyKind
 from rloom.rollout.kinds import ROLLOUTS
 
-ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"
 SHOWN_SPLITS = 6
 # entries of TransformerConfig that other keys or config.json define -> what to use instead
 OTHER_KEYS = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rloom.config.base import NeedsConsent, RunConfig
+from rloom.config.base import ACTOR, CRITIC, REF, NeedsConsent, RunConfig
 from rloom.config.given_keys import leaf_keys, nested, override_value
 from rloom.config.keys import Root
 from rloom.config.load import C, overrides_tree, validate
@@ -21,7 +21,7 @@ from rloom.config.schema import Config, SftConfig
 from rloom.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"  # written to the run directory and to every checkpoint
-MEGATRON_ROLES = {"actor_rollout_ref.actor": "1", "critic": "1", "actor_rollout_ref.ref": "null"}  # -> parallel sizes
+MEGATRON_ROLES = {ACTOR: "1", CRITIC: "1", REF: "null"}  # -> parallel sizes
 ONE_PROCESS = (  # replaces the run's values
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=1",

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from rloom.config.base import NamedIn, NeedsConsent, RunConfig, Section
+from rloom.config.base import NamedIn, NeedsConsent, RunConfig, Section, Switch
 from rloom.config.schema import Config
 from rloom.config.verl_keys import unsupported_key, unsupported_value
 
@@ -52,6 +52,11 @@ class Key:
         """Whether a checkpoint's value needs the user's consent. None: no value does."""
         consent: NeedsConsent | None = declared(self.field, "needs_consent")
         return consent
+
+    @property
+    def switch(self) -> Switch | None:
+        found: Switch | None = declared(self.field, "switch")
+        return found
 
     @property
     def takes_any_entry(self) -> bool:
@@ -175,7 +180,7 @@ def key_faults(fault: Any, root: Root) -> Iterator[tuple[str, str]]:
 def unknown_key(path: str, value: Any, root: Root) -> str:
     missing = unsupported_key(path)
     if missing is not None:
-        return missing.sentence(f"{path}={value!r}")
+        return missing.refusal(f"{path}={value!r}")
     return f"{path}: there is no such key{did_you_mean(path, root)} (`{root.listing}` lists them all)"
 
 
@@ -183,7 +188,7 @@ def wrong_value(found: Key, fault: Any) -> str:
     given = fault["input"]
     missing = unsupported_value(found.path, given)
     if missing is not None:
-        return missing.sentence(f"{found.path}={given}")
+        return missing.refusal(f"{found.path}={given}")
     if found.section is not None:
         return f"{found.path}={given!r}: it is a section of keys"
     # pydantic lists the choices of a literal, which `found.kind` also does

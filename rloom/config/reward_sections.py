@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from rloom.config.base import IN_PYTHON, Section, key, section
+from rloom.config.base import IN_PYTHON, Section, Switch, key, section
 from rloom.errors import ConfigError
 
 JUDGE = "reward_model.api"
@@ -360,9 +360,19 @@ class RewardModel(ClassifierKeys):
     )
     composite: Composite = section(Composite, "A weighted mix of several rewards.")
     format: Format = section(Format, "The format reward, a part of the mix.")
-    remote: RemoteReward = section(RemoteReward, "Reward servers.")
-    overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
-    api: ApiJudge = section(ApiJudge, "A language model behind an API as the judge of the answers.")
+    remote: RemoteReward = section(
+        RemoteReward, "Reward servers.", switch=Switch("urls", "there are no reward servers", on="")
+    )
+    overlong_buffer: OverlongBuffer = section(
+        OverlongBuffer,
+        "DAPO's over-long penalty.",
+        switch=Switch("enable", "over-long answers are not penalised"),
+    )
+    api: ApiJudge = section(
+        ApiJudge,
+        "A language model behind an API as the judge of the answers.",
+        switch=Switch("enable", "no judge scores the answers"),
+    )
     sandbox: Sandbox = section(Sandbox, "Limits of generated code, for data sources that are scored by running it.")
 
 

@@ -19,6 +19,7 @@ from rloom.config.base import (
     RunConfig,
     RunTrainer,
     Section,
+    Switch,
     Trainer,
     key,
     names_code,
@@ -44,12 +45,14 @@ GROUP_SIZE = 5  # answers to a prompt that estimators compare, as in the guides 
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 # keys that choose a KL in the reward or in the loss, also if they switch it off
 KL_SWITCHES = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl", "actor_rollout_ref.actor.use_kl_loss")
+IN_LOSS = Switch("use_kl_loss", "there is no KL in the loss", harmless=(0,))
+ADAPTED = Switch("lora_rank", "all weights are trained", on="")
 BETA = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Model(Section):
     path: str = key(
-        "embedded", "Hugging Face folder or hub name. `embedded`: the small model that is part of rloom; no download."
+        EMBEDDED, "Hugging Face folder or hub name. `embedded`: the small model that is part of rloom; no download."
     )
     trust_remote_code: bool = key(
         False, "Run the Python files of the model repository.", needs_consent=bool, same_run=True
@@ -68,8 +71,10 @@ class Model(Section):
     lora_rank: int = key(
         0, "Rank of the LoRA adapter; 0: train all weights. With LoRA the reference is the model without adapter.", ge=0
     )
-    lora_alpha: int = key(16, "Scale of the LoRA update: alpha / rank.", ge=1)
-    target_modules: str | list[str] = key("all-linear", "Modules that LoRA adapts: a list of names, or `all-linear`.")
+    lora_alpha: int = key(16, "Scale of the LoRA update: alpha / rank.", ge=1, switch=ADAPTED)
+    target_modules: str | list[str] = key(
+        "all-linear", "Modules that LoRA adapts: a list of names, or `all-linear`.", switch=ADAPTED
+    )
     lora_adapter_path: str | None = key(None, "Start from this saved LoRA adapter, with its rank, alpha and modules.")
     override_config: dict[str, Any] = key({}, "Entries that replace those of the model's config.json.")
     custom_chat_template: str | None = key(None, "A Jinja chat template that replaces that of the tokenizer.")
@@ -182,9 +187,11 @@ class Actor(Section):
     )
     entropy_coeff: float = key(0.0, "Coefficient of the entropy bonus.")
     use_kl_loss: bool = key(False, "Add the KL to the reference to the loss.")
-    kl_loss_coef: float = key(0.001, "Coefficient of the KL in the loss.", ge=0)
+    kl_loss_coef: float = key(0.001, "Coefficient of the KL in the loss.", ge=0, switch=IN_LOSS)
     kl_loss_type: KL_ESTIMATOR | Literal["full"] = key(
-        "low_var_kl", "Estimator of that KL; a trailing + uses k2's gradient. full: exact, over the whole vocabulary."
+        "low_var_kl",
+        "Estimator of that KL; a trailing + uses k2's gradient. full: exact, over the whole vocabulary.",
+        switch=IN_LOSS,
     )
     use_torch_compile: bool = key(
         True,

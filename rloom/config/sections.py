@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from rloom.config.base import NamedIn, Section, key, names_code, section
+from rloom.config.base import EMBEDDED, NamedIn, Section, Switch, key, names_code, section
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
 
 
 class Data(Section):
     train_files: str | list[str] = key(
-        "embedded",
+        EMBEDDED,
         "Training prompts: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic problems of rloom.",
     )
     val_files: str | list[str] | None = key(
@@ -51,11 +51,18 @@ KL_ESTIMATOR = Literal[
 ]
 
 
+ADAPTIVE = Switch(
+    "type", "{algorithm.kl_ctrl.type} keeps the coefficient", on="=adaptive", is_on=lambda kind: kind == "adaptive"
+)
+WEIGHTED = Switch("rollout_is", "losses are not weighted", on="=token or sequence", harmless=(False,))
+REJECTED = Switch("rollout_rs", "nothing is rejected", on="=token, sequence or geometric")
+
+
 class KlCtrl(Section):
     type: Literal["fixed", "adaptive"] = key("fixed", "adaptive: change the coefficient until the KL is `target_kl`.")
     kl_coef: float = key(0.001, "Coefficient of the KL in the reward; the initial value if adaptive.", ge=0)
-    horizon: int = key(10000, "Samples over which the adaptive coefficient changes.", ge=1)
-    target_kl: float = key(0.1, "Target of the adaptive coefficient.", gt=0)
+    horizon: int = key(10000, "Samples over which the adaptive coefficient changes.", ge=1, switch=ADAPTIVE)
+    target_kl: float = key(0.1, "Target of the adaptive coefficient.", gt=0, switch=ADAPTIVE)
 
 
 class RolloutCorrection(Section):
@@ -67,13 +74,15 @@ class RolloutCorrection(Section):
         "Take the rollout engine's log-probs as those of the old policy, which saves a scoring pass. The clipped ratio "
         "then corrects for the gap between engine and trainer.",
     )
-    rollout_is_threshold: float = key(2.0, "Upper bound of the weights.", gt=0)
-    rollout_is_batch_normalize: bool = key(False, "Scale the weights to mean 1 over the batch.")
+    rollout_is_threshold: float = key(2.0, "Upper bound of the weights.", gt=0, switch=WEIGHTED)
+    rollout_is_batch_normalize: bool = key(False, "Scale the weights to mean 1 over the batch.", switch=WEIGHTED)
     rollout_rs: Literal["token", "sequence", "geometric"] | None = key(
         None, "Reject tokens, or answers by the product or geometric mean of their ratios, if it is out of bounds."
     )
-    rollout_rs_threshold: float | None = key(None, "Upper bound of the ratio.", gt=0)
-    rollout_rs_threshold_lower: float | None = key(None, "Lower bound of the ratio. null: 1 / the upper bound.", gt=0)
+    rollout_rs_threshold: float | None = key(None, "Upper bound of the ratio.", gt=0, switch=REJECTED)
+    rollout_rs_threshold_lower: float | None = key(
+        None, "Lower bound of the ratio. null: 1 / the upper bound.", gt=0, switch=REJECTED
+    )
     rollout_token_veto_threshold: float | None = key(
         None, "Reject an answer if one of its tokens has a ratio below this.", gt=0
     )
@@ -123,7 +132,9 @@ class AlgorithmSection(Section):
     rollout_correction: RolloutCorrection = section(
         RolloutCorrection, "Correction of the difference between the engine's log-probs and the trainer's."
     )
-    filter_groups: FilterGroups = section(FilterGroups, "Dynamic sampling.")
+    filter_groups: FilterGroups = section(
+        FilterGroups, "Dynamic sampling.", switch=Switch("enable", "groups are not filtered")
+    )
 
 
 SIZES = (
@@ -326,11 +337,15 @@ class ServerSection(Section):
         return tuple(url.strip().rstrip("/") for text in texts for url in text.split(",") if url.strip())
 
 
+def sampled(harmless: float) -> Switch:
+    return Switch("do_sample", "validation is greedy", harmless=(harmless,))
+
+
 class ValKwargs(Section):
     n: int = key(1, "Answers per validation prompt.", ge=1)
-    temperature: float = key(0.0, "Sampling temperature in validation. 0: greedy.", ge=0)
-    top_p: float = key(1.0, "Nucleus sampling in validation.", gt=0, le=1)
-    top_k: int = key(-1, "Top-k sampling in validation. -1: off.", ge=-1)
+    temperature: float = key(0.0, "Sampling temperature in validation. 0: greedy.", ge=0, switch=sampled(0))
+    top_p: float = key(1.0, "Nucleus sampling in validation.", gt=0, le=1, switch=sampled(1))
+    top_k: int = key(-1, "Top-k sampling in validation. -1: off.", ge=-1, switch=sampled(-1))
     do_sample: bool = key(False, "False: greedy at any temperature.")
 
 

@@ -14,8 +14,8 @@ from rloom.algos.kl import KlControl
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
-from rloom.config import checks
-from rloom.config.derived import Needs, needs_old_logprobs, validation_word
+from rloom.config.checks import check, check_and_warn
+from rloom.config.derived import Needs, brings_own_algorithm, needs_old_logprobs, validation_word
 from rloom.config.from_checkpoint import CONFIG_FILE, config_text
 from rloom.config.load import expand
 from rloom.config.schema import Config, Optim
@@ -51,8 +51,11 @@ from rloom.training.sampling import DynamicSampling, Sampler
 from rloom.types import Prompt
 
 
-def check_config(config: Config) -> None:
-    checks.check(config, resolved_needs(config))
+def check_own_algorithm(config: Config) -> None:
+    """Check the keys of a run with an estimator or a loss of the user's own: its requirements are known after its file
+    is loaded. Those of other runs are checked before torch is imported."""
+    if brings_own_algorithm(config):
+        check_and_warn(config, resolved_needs(config))
 
 
 def resolved_needs(config: Config) -> Needs:
@@ -99,8 +102,7 @@ class Components:
 
 
 def prepare(config: Config, given: Given) -> Inputs:
-    """Check keys, device and model family, and read the prompts, before a model is loaded."""
-    check_config(config)
+    """Check device and model family, and read the prompts, before a model is loaded."""
     if not config.uses_ray:
         pick_device(config)  # fails at once if there is no GPU
     check_policy_family(config)
@@ -170,7 +172,7 @@ def open_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Ite
 @contextmanager
 def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     """What validation needs: no critic, no optimizer, no training prompts."""
-    check_config(config)
+    check(config, resolved_needs(config))
     tokenizer = load_tokenizer(policy_source(config))
     check_policy_family(config)
     check_reward_model(config)

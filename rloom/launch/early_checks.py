@@ -6,10 +6,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from rloom.config.base import EMBEDDED, IN_PYTHON, RunConfig
-from rloom.config.checks import verify
+from rloom.config.base import CRITIC, EMBEDDED, IN_PYTHON, RunConfig
+from rloom.config.checks import check_and_warn
 from rloom.config.derived import brings_own_algorithm, declared_needs
-from rloom.config.engine_checks import CRITIC, divided_strategies, megatron_roles, replay_fault, split_faults
+from rloom.config.engine_checks import divided_strategies, megatron_roles, replay_fault, split_faults
 from rloom.config.load import expand
 from rloom.config.schema import Config, SftConfig
 from rloom.config.sections import RolloutSection
@@ -37,7 +37,7 @@ def check(config: Config) -> Config:
 
 def check_keys(config: Config) -> None:
     if not brings_own_algorithm(config):  # the user's own file imports torch; `run` checks it
-        verify(config, declared_needs(config))
+        check_and_warn(config, declared_needs(config))
 
 
 def check_early(config: Config, *, critic: bool) -> None:

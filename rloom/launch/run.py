@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from rloom.config.checks import late_notices, notices_on_a_cpu, verify
-from rloom.config.derived import ACCURACY, brings_own_algorithm, validation_word
+from rloom.config.checks import late_notices, notices_on_a_cpu
+from rloom.config.derived import ACCURACY, validation_word
 from rloom.config.schema import Config
-from rloom.launch.build import Components, open_components, prepare, resolved_needs
+from rloom.launch.build import Components, check_own_algorithm, open_components, prepare, resolved_needs
 from rloom.launch.identity import Continuation, Record, compare, describe
 from rloom.launch.inputs import Given, Inputs
 from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_job, run_to_end, timetable
@@ -47,12 +47,10 @@ COMMAND = Caller(Given())  # a command gives the configuration alone
 
 
 def run(config: Config, caller: Caller = COMMAND) -> Outcome:
-    needs = resolved_needs(config)
-    if brings_own_algorithm(config):
-        verify(config, needs)
+    check_own_algorithm(config)
     trainer = config.trainer
     if trainer.device == "auto" and not config.uses_ray and not torch.cuda.is_available():
-        for notice in notices_on_a_cpu(config, needs):
+        for notice in notices_on_a_cpu(config, resolved_needs(config)):
             logger.warning(f"Note: {notice}")
     return run_job(PolicyTraining(config, caller))
 

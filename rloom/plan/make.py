@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rloom.algos.needs import ESTIMATOR_GROUP, SMALLEST_WEIGHT, reach
-from rloom.config.checks import verify
+from rloom.config.base import CRITIC
+from rloom.config.checks import check_and_warn
 from rloom.config.derived import Needs, declared_needs
-from rloom.config.engine_checks import CRITIC, megatron_roles, split_faults
+from rloom.config.engine_checks import megatron_roles, split_faults
 from rloom.config.load import with_changes
 from rloom.config.schema import Config
 from rloom.errors import ConfigError, ModelError
@@ -87,7 +88,7 @@ def make_plan(given: Config, gpu_gib: float | None = None) -> Plan:
     config, gpus = with_gpus(given)
     needs = declared_needs(config)
     try:
-        verify(config, needs)
+        check_and_warn(config, needs)
         check_splits(config, critic=needs.estimator.needs_critic)
     except ConfigError as error:
         raise ConfigError(f"{error}\n{gpus}" if gpus.startswith(ASSUMED) else str(error)) from None

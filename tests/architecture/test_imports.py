@@ -65,6 +65,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.plugins",
         *KINDS,
         "rloom.rewards.judge.addresses",
+        "rloom.rollout.limits",
         "rloom.runtime.placement",
     ),
     "rloom.plan": (

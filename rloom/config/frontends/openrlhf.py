@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rloom.config.base import ACTOR, MODEL, REF, ROLLOUT
 from rloom.config.frontends.openrlhf_flags import Given, flags, parse
 from rloom.config.given_keys import real_key
 from rloom.config.load import literal
 from rloom.errors import ConfigError
 
-ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
-ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 # Log-ratios are clamped to ±20, so that no ratio exceeds e^20 = 4.9e8: this dual clip has no effect, as in OpenRLHF.
 NO_DUAL_CLIP = 1.0e9
 ESTIMATORS: dict[str, dict[str, Any]] = {
@@ -331,7 +330,6 @@ def quoted(text: str) -> str:
     return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
 
 
-MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 SUFFIXES = (".parquet", ".json", ".jsonl")
 NO_SOURCE = "default"  # OpenRLHF's data source of rows without one
 REWARD_FUNCTION = "reward_func"
@@ -439,7 +437,6 @@ def reward_faults(given: Given) -> Iterator[str]:
 
 
 GPUS_OF_A_MACHINE = 8  # OpenRLHF's default for every role
-ROLLOUT = "actor_rollout_ref.rollout"
 ROLES = ("actor", "ref", "critic", "reward")
 FLAGS = (
     *(f"{role}_num_{what}" for role in ROLES for what in ("nodes", "gpus_per_node")),

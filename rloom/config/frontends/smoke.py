@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from rloom.config.base import EMBEDDED, RunConfig
+from rloom.config.base import ACTOR, CRITIC, EMBEDDED, MODEL, REF, ROLLOUT, RunConfig
 from rloom.config.derived import PARTS, configured
 from rloom.config.engine_checks import divided_strategies
 from rloom.config.given_keys import leaf_keys, override_value
@@ -24,7 +24,6 @@ from rloom.rewards.judge.addresses import ADDRESS_VARIABLES, address_in
 
 MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 48  # of the embedded data
-ACTOR, CRITIC, ROLLOUT, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 OWN_WORKERS = ("rollout", "reward", "critic", "ref")  # the first that has workers of its own keeps one
 
 
@@ -221,7 +220,6 @@ def remaining_weights(config: Config, absent: set[str]) -> dict[str, Any]:
 
 VARIABLE = "RLOOM_SMOKE"
 STEPS, TRAINING_ROWS, VALIDATION_ROWS, VALIDATION_ANSWERS, LORA_RANK = 2, 64, 16, 4, 8
-MODEL, ROLLOUT, TRAINER = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "trainer"
 SWITCHES = {  # key that changes -> keys that the run then does not read
     "trainer.total_training_steps": "trainer.total_epochs",
     f"{ROLLOUT}.name": f"{ROLLOUT}.server",
@@ -234,7 +232,7 @@ OF_ANOTHER_MODEL = (  # keys whose values fit the model or the data files that t
     f"{MODEL}.lora_adapter_path",
     f"{MODEL}.custom_chat_template",
     "critic.model.override_config",
-    "actor_rollout_ref.actor.megatron.override_transformer_config",
+    f"{ACTOR}.megatron.override_transformer_config",
     "critic.megatron.override_transformer_config",
     "data.prompt_key",
     "data.reward_fn_key",
@@ -308,7 +306,7 @@ def model_changes(config: Config) -> dict[str, Any]:
     if model.lora_adapter_path is not None:
         changes[f"{MODEL}.lora_rank"] = model.lora_rank or LORA_RANK
     if config.replays_routing:  # the tiny model has no experts
-        changes |= {"actor_rollout_ref.actor.router_replay.mode": "disabled"}
+        changes |= {f"{ACTOR}.router_replay.mode": "disabled"}
         changes |= {f"{ROLLOUT}.enable_rollout_routing_replay": False}
     return changes
 
