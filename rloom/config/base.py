@@ -211,7 +211,7 @@ class RunTrainer(Section):
 
     @property
     def workers_by_role(self) -> Mapping[str, int | list[int]]:
-        """As `Pools.by_role`."""
+        """Workers of each role, as `Pools.by_role`."""
         return {}
 
     @property

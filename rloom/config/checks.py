@@ -16,7 +16,14 @@ from rloom.config.derived import (
     ranks_per_share,
 )
 from rloom.config.effects import without_effect
-from rloom.config.engine_checks import megatron_faults, megatron_notices, replay_faults, server_faults, server_notices
+from rloom.config.engine_checks import (
+    count,
+    megatron_faults,
+    megatron_notices,
+    replay_faults,
+    server_faults,
+    server_notices,
+)
 from rloom.config.keys import value_at
 from rloom.config.reward_sections import PartWeight, judge_faults, remote_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, SftConfig
@@ -244,9 +251,7 @@ def parallel_faults(config: Config) -> Iterator[str]:
         ),
     }
     for key, (size, among) in sizes.items():
-        if size != -1 and (size < 1 or among % size):
-            counted = f"{among} worker" if among == 1 else f"{among} workers"
-            yield f"{key}={size} does not divide {counted}; use {nearest_divisors(among, size)}, or -1"
+        yield from fsdp_size_faults(key, size, among)
     try:
         config.layout()
     except ConfigError as error:
@@ -260,6 +265,11 @@ def parallel_faults(config: Config) -> Iterator[str]:
             f"trainer.pools.ref={pools.ref}: a KL over the whole vocabulary needs the reference on the actor's "
             "workers; remove the key, or use another actor_rollout_ref.actor.kl_loss_type"
         )
+
+
+def fsdp_size_faults(key: str, size: int, workers: int) -> Iterator[str]:
+    if size != -1 and (size < 1 or workers % size):
+        yield f"{key}={size} does not divide {count(workers)}; use {nearest_divisors(workers, size)}, or -1"
 
 
 def sequence_parallel_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
@@ -495,10 +505,7 @@ def sft_worker_faults(config: SftConfig) -> Iterator[str]:
             f"engine.ulysses_sequence_parallel_size={shared} does not divide the {config.workers} workers "
             f"(trainer.nnodes × trainer.n_gpus_per_node); use {nearest_divisors(config.workers, shared)}"
         )
-    size = config.engine.fsdp_size
-    if size != -1 and (size < 1 or config.workers % size):
-        counted = "1 worker" if config.workers == 1 else f"{config.workers} workers"
-        yield f"engine.fsdp_size={size} does not divide {counted}; use {nearest_divisors(config.workers, size)}, or -1"
+    yield from fsdp_size_faults("engine.fsdp_size", config.engine.fsdp_size, config.workers)
     if not config.uses_torchrun:
         yield from machine_faults(config)
 

@@ -30,7 +30,7 @@ class RunFacts:
 
     @property
     def has_reference_model(self) -> bool:
-        """With LoRA the reference is the actor without its adapter."""
+        """Whether a model of its own is the reference. With LoRA it is the actor without its adapter."""
         return self.config.uses_reference and not self.config.actor_rollout_ref.model.has_lora
 
     @property
@@ -40,7 +40,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True)
-class Use:
+class EffectRule:
     keys: Sequence[str]  # keys, or whole sections
     used: Callable[[RunFacts], bool]
     otherwise: str  # the reason if not used, and the way out; {key} is replaced by key=value, {key:} by the value
@@ -59,10 +59,10 @@ class WithoutEffect:
     on_a_cpu: list[str] = field(default_factory=list, compare=False)  # notices if trainer.device=auto is a CPU
 
 
-def section_use(kind: RewardKind) -> Use:
+def section_rule(kind: RewardKind) -> EffectRule:
     """The keys that only this kind of reward reads."""
     assert kind.section is not None
-    return Use(
+    return EffectRule(
         [kind.section],
         lambda run: kind.is_set(run.config),
         kind.unset,
@@ -73,14 +73,14 @@ def section_use(kind: RewardKind) -> Use:
 
 
 REWARD_MODEL = "reward_model"
-REWARD_USES: list[Use] = [
-    Use(
+REWARD_RULES: list[EffectRule] = [
+    EffectRule(
         ["trainer.pools.reward"],
         lambda run: run.config.reward_model.model_path is not None,
         "there is no reward model; set reward_model.path, or remove the key",
         error=True,
     ),
-    Use(
+    EffectRule(
         [f"{REWARD_MODEL}.{name}" for name in ClassifierKeys.model_fields],
         lambda run: run.config.reward_model.model_path is not None,
         "there is no reward model; set reward_model.path",
@@ -89,14 +89,14 @@ REWARD_USES: list[Use] = [
         harmless=(False,),
         apart_from=[f"{REWARD_MODEL}.enable"],
     ),
-    section_use(KINDS["remote"]),
-    Use(
+    section_rule(KINDS["remote"]),
+    EffectRule(
         ["reward_model.sandbox"],
         lambda run: run.config.custom_reward_function.path is None,
         "{custom_reward_function.path} scores every data source; the built-in rules for code read it",
     ),
-    section_use(KINDS["judge"]),
-    Use(
+    section_rule(KINDS["judge"]),
+    EffectRule(
         ["custom_reward_function.name"],
         lambda run: run.config.custom_reward_function.path is not None,
         "the run uses the built-in rules; set custom_reward_function.path=FILE",
@@ -113,28 +113,28 @@ def without_effect(config: Config, needs: Needs) -> WithoutEffect:
     """The keys that the user set and this run does not use: one sentence per row of the table."""
     run, found = RunFacts(config, needs, on_cpu=config.trainer.device == "cpu"), WithoutEffect()
     named: set[str] = set()
-    for use in USES:
-        only_on_cpu = use.used(run)
-        if only_on_cpu and use.used(replace(run, on_cpu=True)):
+    for rule in RULES:
+        only_on_cpu = rule.used(run)
+        if only_on_cpu and rule.used(replace(run, on_cpu=True)):
             continue
-        idle = [key for key in idle_keys(use, config) if key not in named]
+        idle = [key for key in idle_keys(rule, config) if key not in named]
         if not idle:
             continue
         settings = ", ".join(f"{key}={value_at(config, key)}" for key in idle)
-        sentence = f"{settings}: no effect in this run, because {filled(use.otherwise, config)}"
+        sentence = f"{settings}: no effect in this run, because {filled(rule.otherwise, config)}"
         if only_on_cpu:
             found.on_a_cpu.append(sentence)
             continue
         named.update(idle)
-        is_error = use.error and not (use.switch and config.is_given(use.switch))
+        is_error = rule.error and not (rule.switch and config.is_given(rule.switch))
         (found.errors if is_error else found.notices).append(sentence)
     return found
 
 
-def idle_keys(use: Use, config: Config) -> Iterator[str]:
+def idle_keys(rule: EffectRule, config: Config) -> Iterator[str]:
     for key in sorted(config.given):
-        covered = any(f"{key}.".startswith(f"{name}.") for name in use.keys)
-        if covered and key not in use.apart_from and value_at(config, key) not in (None, *use.harmless):
+        covered = any(f"{key}.".startswith(f"{name}.") for name in rule.keys)
+        if covered and key not in rule.apart_from and value_at(config, key) not in (None, *rule.harmless):
             yield key
 
 
@@ -157,18 +157,18 @@ def loss_reads(name: str) -> Callable[[RunFacts], bool]:
     return lambda run: name in run.needs.loss.reads
 
 
-def switch_uses() -> list[Use]:
+def switch_rules() -> list[EffectRule]:
     """The keys that declare their switch, in the order of the tree: one row for those of a section with equal ones."""
     rows: dict[tuple[str, Switch], list[Key]] = {}
     for path, key in all_keys().items():
         if key.switch is not None:
             section = path if key.section is not None else path.rpartition(".")[0]
             rows.setdefault((f"{section}.{key.switch.name}", key.switch), []).append(key)
-    return [switch_use(switch, path, keys) for (path, switch), keys in rows.items()]
+    return [switch_rule(switch, path, keys) for (path, switch), keys in rows.items()]
 
 
-def switch_use(switch: Switch, path: str, keys: list[Key]) -> Use:
-    return Use(
+def switch_rule(switch: Switch, path: str, keys: list[Key]) -> EffectRule:
+    return EffectRule(
         [key.path for key in keys],
         lambda run: switch.is_on(value_at(run.config, path)),
         f"{switch.off}; set {path}{switch.on}",
@@ -185,7 +185,7 @@ def readers(table: Mapping[str, EstimatorNeeds] | Mapping[str, LossNeeds], name:
     return f"{', '.join(others)} {last} {final}" if others else final
 
 
-def pass_size_uses(section: str, size: str, dynamic: str, budget: str) -> list[Use]:
+def pass_size_rules(section: str, size: str, dynamic: str, budget: str) -> list[EffectRule]:
     """Passes are filled by samples or by tokens: the key of the other way is not used."""
     sizes = [f"{section}.{size}_per_gpu", f"{section}.{size}"]
 
@@ -194,8 +194,8 @@ def pass_size_uses(section: str, size: str, dynamic: str, budget: str) -> list[U
         return bool(chosen) or all(value_at(run.config, key) is None for key in sizes)
 
     return [
-        Use(sizes, lambda run: not by_tokens(run), f"{{{section}.{dynamic}}} fills passes by tokens"),
-        Use(
+        EffectRule(sizes, lambda run: not by_tokens(run), f"{{{section}.{dynamic}}} fills passes by tokens"),
+        EffectRule(
             [f"{section}.{budget}"],
             by_tokens,
             f"passes are filled by samples; {section}.{dynamic}=True would fill them by tokens",
@@ -203,12 +203,12 @@ def pass_size_uses(section: str, size: str, dynamic: str, budget: str) -> list[U
     ]
 
 
-def learning_rate_uses(section: str) -> list[Use]:
+def learning_rate_rules(section: str) -> list[EffectRule]:
     def optim(run: RunFacts) -> Any:
         return value_at(run.config, section)
 
     return [
-        Use(
+        EffectRule(
             [f"{section}.min_lr_ratio"],
             lambda run: optim(run).lr_scheduler_type != "constant",
             f"{{{section}.lr_scheduler_type}} keeps the learning rate; use cosine or linear",
@@ -216,7 +216,7 @@ def learning_rate_uses(section: str) -> list[Use]:
             switch=f"{section}.lr_scheduler_type",
             harmless=(0,),
         ),
-        Use(
+        EffectRule(
             [f"{section}.lr_warmup_steps_ratio"],
             lambda run: all(
                 steps is None or steps < 0 for steps in (optim(run).lr_warmup_steps, optim(run).warmup_steps)
@@ -231,17 +231,17 @@ def reads_section(role: str, section: str) -> Callable[[RunFacts], bool]:
     return lambda run: value_at(run.config, role).kind.section == section
 
 
-def engine_uses(role: str, of_fsdp: list[str], of_megatron: list[str]) -> list[Use]:
+def engine_rules(role: str, of_fsdp: list[str], of_megatron: list[str]) -> list[EffectRule]:
     """The sections of the other training engine."""
     strategy = f"{role}.strategy"
     return [
-        Use(
+        EffectRule(
             of_fsdp,
             reads_section(role, "fsdp_config"),
             f"{{{strategy}}} does not read it; {of_megatron[0]} has its keys for offload and data type",
             harmless=(False, -1, "auto"),
         ),
-        Use(
+        EffectRule(
             of_megatron,
             reads_section(role, "megatron"),
             f"{{{strategy}}} does not read it; set {strategy}=megatron",
@@ -251,7 +251,7 @@ def engine_uses(role: str, of_fsdp: list[str], of_megatron: list[str]) -> list[U
 
 
 def names_the_run(key: str) -> Callable[[RunFacts], bool]:
-    """For project and experiment: used in the name of the run directory or by a tracker."""
+    """Whether project or experiment is in the name of the run directory, or used by a tracker."""
 
     def used(run: RunFacts) -> bool:
         trainer = run.config.trainer
@@ -270,9 +270,9 @@ GPU_ONLY = "the run is on a CPU, and only runs on a GPU use it"
 NO_VALIDATION = (
     "there is no validation; set data.val_files, and trainer.test_freq, trainer.val_before_train or trainer.val_only"
 )
-USES: list[Use] = [
+RULES: list[EffectRule] = [
     # KL
-    Use(
+    EffectRule(
         [f"{ALGORITHM}.kl_ctrl"],
         lambda run: run.config.kl_in_reward,
         f"there is no KL in the reward; set {ALGORITHM}.use_kl_in_reward=True",
@@ -280,59 +280,61 @@ USES: list[Use] = [
         switch=f"{ALGORITHM}.use_kl_in_reward",
         harmless=(0, "fixed"),
     ),
-    Use(
+    EffectRule(
         [f"{ALGORITHM}.kl_penalty"],
         lambda run: run.config.kl_in_reward or run.config.kl_only_measured,
         f"there is no KL in the reward; set {ALGORITHM}.use_kl_in_reward=True, or {ALGORITHM}.kl_metric=True",
         error=True,
         switch=f"{ALGORITHM}.use_kl_in_reward",
     ),
-    Use(
+    EffectRule(
         [f"{ALGORITHM}.kl_metric"],
         lambda run: run.config.kl_only_measured,
         "there is a KL in the reward or in the loss, which has a metric of its own",
         harmless=(False,),
     ),
-    Use(
+    EffectRule(
         ["trainer.pools.ref"],
         lambda run: run.config.uses_reference,
         f"there is no reference, and these workers would be idle; set {ACTOR}.use_kl_loss=True or "
         f"{ALGORITHM}.use_kl_in_reward=True or {ALGORITHM}.kl_metric=True, or remove the key",
         error=True,
     ),
-    Use(
+    EffectRule(
         [REF],
         lambda run: run.has_reference_model,
         f"there is no reference model; a KL to it or {ALGORITHM}.kl_metric=True builds one, unless LoRA is used",
     ),
-    Use(
+    EffectRule(
         [f"{MODEL}.lora_rank", f"{MODEL}.lora_alpha", f"{MODEL}.target_modules"],
         lambda run: run.config.actor_rollout_ref.model.lora_adapter_path is None,
         f"the adapter of {MODEL}.lora_adapter_path defines it",
     ),
-    *switch_uses(),
+    *switch_rules(),
     # estimators
-    Use(
+    EffectRule(
         ["trainer.pools.critic"],
         lambda run: run.needs.estimator.needs_critic,
         f"{{{ESTIMATOR}}} trains no critic, and these workers would be idle; use gae, or remove the key",
         error=True,
     ),
-    Use(
+    EffectRule(
         [CRITIC, "trainer.max_critic_ckpt_to_keep"],
         lambda run: run.needs.estimator.needs_critic,
         f"{{{ESTIMATOR}}} trains no critic; gae does",
         apart_from=[f"{CRITIC}.enable"],
     ),
-    Use(
+    EffectRule(
         [f"{ALGORITHM}.gamma"],
         reads("gamma"),
         f"{{{ESTIMATOR}}} does not discount; use 1.0, or {readers(ESTIMATORS, 'gamma', 'or')}",
         error=True,
         harmless=(1,),
     ),
-    Use([f"{ALGORITHM}.lam"], reads("lam"), f"{{{ESTIMATOR}}} does not read it; {readers(ESTIMATORS, 'lam')} does"),
-    Use(
+    EffectRule(
+        [f"{ALGORITHM}.lam"], reads("lam"), f"{{{ESTIMATOR}}} does not read it; {readers(ESTIMATORS, 'lam')} does"
+    ),
+    EffectRule(
         [f"{ALGORITHM}.norm_adv_by_std_in_grpo"],
         reads("norm_adv_by_std_in_grpo"),
         f"{{{ESTIMATOR}}} does not read it; {readers(ESTIMATORS, 'norm_adv_by_std_in_grpo')} do",
@@ -341,7 +343,7 @@ USES: list[Use] = [
     ),
     # policy losses
     *(
-        Use(
+        EffectRule(
             [f"{ACTOR}.policy_loss.{name}"],
             loss_reads(name),
             f"{{{LOSS_MODE}}} does not read it; {readers(LOSSES, name)} does",
@@ -351,43 +353,43 @@ USES: list[Use] = [
         for name in PolicyLossSection.model_fields
         if name != "loss_mode"
     ),
-    Use(
+    EffectRule(
         [f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"],
         loss_reads("clip_ratio"),
         f"{{{LOSS_MODE}}} does not clip; vanilla does",
     ),
-    Use(
+    EffectRule(
         [f"{ACTOR}.clip_ratio"],
         clips_by_one_range,
         f"{ACTOR}.clip_ratio_low and clip_ratio_high are both set",
     ),
-    Use([f"{ACTOR}.clip_ratio_c"], loss_reads("clip_ratio_c"), f"{{{LOSS_MODE}}} has no dual clip; vanilla has"),
+    EffectRule([f"{ACTOR}.clip_ratio_c"], loss_reads("clip_ratio_c"), f"{{{LOSS_MODE}}} has no dual clip; vanilla has"),
     # rollout
-    Use(
+    EffectRule(
         [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens")]
         + [f"{ROLLOUT}.{name}" for name in ("enforce_eager", "free_cache_engine")],
         lambda run: run.config.actor_rollout_ref.rollout.kind.reads_cache_keys,
         f"{{{ROLLOUT}.kind.title:}} does not read it; {ROLLOUT}.name=native does, and so does vllm",
     ),
-    Use(
+    EffectRule(
         [f"{ROLLOUT}.server"],
         lambda run: run.config.actor_rollout_ref.rollout.uses_servers,
         f"no servers are used; set {ROLLOUT}.name=sglang, or name=vllm with {ROLLOUT}.server.urls or "
         f"{ROLLOUT}.server.count",
         error=True,
     ),
-    Use(
+    EffectRule(
         [f"{ROLLOUT}.{name}" for name in ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")],
         lambda run: run.config.actor_rollout_ref.rollout.starts_servers is not False,
         f"{ROLLOUT}.server.urls and {ROLLOUT}.server.command name servers with arguments of their own",
     ),
-    Use(
+    EffectRule(
         [f"{ROLLOUT}.free_cache_engine"],
         lambda run: not run.on_cpu or run.config.actor_rollout_ref.rollout.kind.sleeps_on_cpu,
         f"{{{ROLLOUT}.kind.title:}} has no sleep mode on a CPU",
         harmless=(False,),
     ),
-    Use(
+    EffectRule(
         [f"{ROLLOUT}.free_cache_engine"],
         lambda run: (
             not run.config.actor_rollout_ref.rollout.server.addresses
@@ -397,7 +399,7 @@ USES: list[Use] = [
         "weight_transfer=shared",
         harmless=(False,),
     ),
-    Use(
+    EffectRule(
         [f"{ROLLOUT}.log_prob_{name}" for name in ("micro_batch_size_per_gpu", "micro_batch_size")]
         + [f"{ROLLOUT}.log_prob_{name}" for name in ("use_dynamic_bsz", "max_token_len_per_gpu")],
         lambda run: run.scores_with_the_actor,
@@ -405,21 +407,21 @@ USES: list[Use] = [
         "log-probs",
     ),
     # sampling and rewards
-    *REWARD_USES,
-    Use(
+    *REWARD_RULES,
+    EffectRule(
         ["data.return_raw_chat"],
         lambda run: run.config.custom_reward_function.path is not None,
         "the built-in rules do not read it; custom_reward_function.path=FILE may",
         harmless=(False,),
     ),
-    Use(
+    EffectRule(
         ["data.truncation"],
         lambda run: not run.config.data.filter_overlong_prompts,
         "data.filter_overlong_prompts=True drops the prompts that it would truncate",
         harmless=("error",),
     ),
     # validation
-    Use(
+    EffectRule(
         [
             "data.val_files",
             "data.val_batch_size",
@@ -432,40 +434,42 @@ USES: list[Use] = [
         NO_VALIDATION,
         harmless=(0, -1, False),
     ),
-    Use(
+    EffectRule(
         ["trainer.val_before_train"],
         lambda run: run.config.has_held_out_prompts,
         "there are no validation prompts; set data.val_files=FILE",
         harmless=(False,),
     ),
     # models and optimizers
-    *engine_uses(ACTOR, [f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"], [f"{ACTOR}.megatron"]),
-    Use(
+    *engine_rules(ACTOR, [f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config"], [f"{ACTOR}.megatron"]),
+    EffectRule(
         [f"{REF}.megatron"],
         reads_section(ACTOR, "megatron"),
         f"{{{ACTOR}.strategy}} does not read it; set {ACTOR}.strategy=megatron",
     ),
-    *engine_uses(CRITIC, [f"{CRITIC}.model.fsdp_config"], [f"{CRITIC}.megatron"]),
-    Use(
+    *engine_rules(CRITIC, [f"{CRITIC}.model.fsdp_config"], [f"{CRITIC}.megatron"]),
+    EffectRule(
         [f"{MODEL}.use_remove_padding", f"{MODEL}.use_fused_kernels"],
         lambda run: run.config.actor_workers == 1 or not run.config.actor_rollout_ref.actor.kind.model_parallel,
         "the Megatron engine packs sequences and computes log-probs in chunks",
         harmless=(True,),
     ),
-    Use(
+    EffectRule(
         [f"{CRITIC}.model.use_remove_padding"],
         lambda run: run.config.workers_of("critic") == 1 or not run.config.critic.kind.model_parallel,
         "the Megatron engine packs sequences",
         harmless=(True,),
     ),
-    *learning_rate_uses(f"{ACTOR}.optim"),
-    *learning_rate_uses(f"{CRITIC}.optim"),
-    *pass_size_uses(ACTOR, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-    *pass_size_uses(CRITIC, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-    *pass_size_uses(ROLLOUT, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
-    *pass_size_uses(REF, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
-    *pass_size_uses(REWARD_MODEL, "micro_batch_size", "use_dynamic_bsz", "forward_max_token_len_per_gpu"),
-    Use(
+    *learning_rate_rules(f"{ACTOR}.optim"),
+    *learning_rate_rules(f"{CRITIC}.optim"),
+    *pass_size_rules(ACTOR, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
+    *pass_size_rules(CRITIC, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
+    *pass_size_rules(
+        ROLLOUT, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"
+    ),
+    *pass_size_rules(REF, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+    *pass_size_rules(REWARD_MODEL, "micro_batch_size", "use_dynamic_bsz", "forward_max_token_len_per_gpu"),
+    EffectRule(
         [f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.enforce_eager"]
         + [f"{section}.use_torch_compile" for section in (ACTOR, REF, CRITIC, REWARD_MODEL)]
         + [
@@ -480,30 +484,30 @@ USES: list[Use] = [
         harmless=(False,),
     ),
     # the run
-    Use(
+    EffectRule(
         ["trainer.total_epochs"],
         lambda run: run.config.trainer.total_training_steps is None,
         "{trainer.total_training_steps} sets the length of the run",
     ),
     *(
-        Use(
+        EffectRule(
             [name],
             names_the_run(name),
             "{trainer.default_local_dir} does not contain it, and no tracker uses it; trainer.logger=wandb would",
         )
         for name in ("trainer.project_name", "trainer.experiment_name")
     ),
-    Use(
+    EffectRule(
         ["trainer.rollout_mismatch_warning"],
         lambda run: measures_mismatch(run.config),
         f"{{{ROLLOUT}.calculate_log_probs}} compares no log-probs",
     ),
-    Use(
+    EffectRule(
         ["trainer.master_addr", "trainer.master_port"],
         lambda run: run.config.starts_a_cluster,
         "the run starts no cluster; trainer.nnodes above 1 does",
     ),
-    Use(
+    EffectRule(
         ["ray_kwargs", "trainer.start_timeout_s", "trainer.max_restarts", "trainer.balance_batch"],
         lambda run: run.config.uses_ray,
         "one worker does not use Ray; trainer.n_gpus_per_node or trainer.nnodes above 1 does",

@@ -138,7 +138,7 @@ def nearest(unknown: str, root: Root = Config) -> list[str]:
 
 
 def misplaced(unknown: str, namesakes: list[str]) -> list[str]:
-    """Of the keys with the same last name, those that end in `unknown` (`rollout.n`), or share most of its sections."""
+    """The keys with the same last name that end in `unknown` (`rollout.n`), or share most of its sections."""
     namesakes = [path for path in namesakes if path.endswith(f".{unknown}")] or namesakes
     sections = set(unknown.split(".")[:-1])
 

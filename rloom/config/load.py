@@ -60,7 +60,7 @@ def data_name(file: str) -> str:
 
 
 def file_name(text: str) -> str:
-    """In lower case, since some file systems do not distinguish upper and lower case."""
+    """A part of a folder's name, in lower case, since some file systems do not distinguish upper and lower case."""
     safe = re.sub(r"[^\w.-]+", "-", text.lower()).encode()[:LONGEST_PART].decode(errors="ignore")
     return safe.strip("-.") or "run"
 

@@ -374,7 +374,8 @@ class Config(RunConfig):
 
     @property
     def ends_with_the_data(self) -> bool:
-        """With dynamic sampling a step takes as many batches as it needs: the number of steps is known at the end."""
+        """Whether only the end tells the number of steps: with dynamic sampling a step takes as many batches as it
+        needs."""
         return self.algorithm.filter_groups.enable and self.trainer.total_training_steps is None
 
     @property
@@ -390,7 +391,7 @@ class Config(RunConfig):
 
     @property
     def replays_routing(self) -> bool:
-        """In training, tokens go to the experts that the rollout engine chose for them."""
+        """Whether tokens go, in training, to the experts that the rollout engine chose for them."""
         roles = self.actor_rollout_ref
         return roles.actor.router_replay.mode == "R3" or roles.rollout.enable_rollout_routing_replay
 

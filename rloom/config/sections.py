@@ -443,7 +443,7 @@ class RolloutSection(Section):
 
     @property
     def starts_servers(self) -> bool | None:
-        """With the engine's own command. None: no servers."""
+        """Whether rloom starts the servers with the engine's own command. None: no servers."""
         return None if not self.uses_servers else not self.server.addresses and self.server.command is None
 
     def engines(self, workers: int) -> int:

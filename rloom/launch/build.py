@@ -16,7 +16,7 @@ from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import Needs, brings_own_algorithm, needs_old_logprobs, validation_word
-from rloom.config.from_checkpoint import CONFIG_FILE, config_text
+from rloom.config.from_checkpoint import config_text
 from rloom.config.load import expand
 from rloom.config.schema import Config, Optim
 from rloom.data.stream import PromptStream
@@ -41,6 +41,7 @@ from rloom.models.load import load_tokenizer
 from rloom.rewards.composite import CompositeReward
 from rloom.rollout.base import Sampling
 from rloom.runs.metrics import ModelWork
+from rloom.runs.run_folder import CONFIG_FILE
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
 from rloom.training.evaluate import Evaluator

@@ -12,7 +12,7 @@ from typing import Any
 
 from rloom.config.base import RunConfig
 from rloom.config.derived import reward_parts
-from rloom.config.from_checkpoint import CONFIG_FILE, flattened, read_saved
+from rloom.config.from_checkpoint import flattened, read_saved
 from rloom.config.load import expand
 from rloom.config.schema import Config, Model
 from rloom.errors import CheckpointError
@@ -22,6 +22,7 @@ from rloom.launch.models import needs_critic
 from rloom.launch.reward_model import has_reward_model
 from rloom.models.fingerprint import Fingerprint, digest, fingerprint, tokenizer_digest
 from rloom.runs.records import plain
+from rloom.runs.run_folder import CONFIG_FILE
 from rloom.training.checkpoint import read_json
 from rloom.types import Prompt
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from rloom.algos.objectives import SupervisedObjective
 from rloom.config.base import EMBEDDED
 from rloom.config.derived import micro_batching, of_one_rank
-from rloom.config.from_checkpoint import CONFIG_FILE, config_text
+from rloom.config.from_checkpoint import config_text
 from rloom.config.schema import SftConfig
 from rloom.data.examples import Example, RowFormat, load_examples
 from rloom.data.stream import RowStream
@@ -33,6 +33,7 @@ from rloom.models.network import PolicyNetwork
 from rloom.models.source import EMBEDDED as EMBEDDED_FOLDER
 from rloom.models.source import check_folder
 from rloom.runs.metrics import ModelWork, device_peak_flops
+from rloom.runs.run_folder import CONFIG_FILE
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, WorkerLayout, WorkerSlot
 from rloom.training.memory import SFT_BUILD, explain_out_of_memory

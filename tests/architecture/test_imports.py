@@ -66,6 +66,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.packing",
         "rloom.plugins",
         *KINDS,
+        "rloom.runs.run_folder",
         "rloom.runtime.placement",
     ),
     "rloom.plan": (

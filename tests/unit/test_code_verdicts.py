@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rloom.config.reward_sections import Sandbox as SandboxKeys
+from rloom.config.reward_sections import SandboxSection
 from rloom.rewards.rules import code
 from rloom.rewards.rules.code import compute_score
 from rloom.rewards.rules.code_problems import problem_of
@@ -14,7 +14,7 @@ from rloom.rewards.sandbox.exchange import Handle
 from rloom.rewards.sandbox.tests import Report, _Connection
 from rloom.rewards.sandbox.values import Table, decode, encode
 
-KEYS = SandboxKeys().model_dump() | {"cpu_s": 2, "timeout_s": 20.0}
+KEYS = SandboxSection().model_dump() | {"cpu_s": 2, "timeout_s": 20.0}
 
 MBPP = {"test_list": ["assert square(2) == 4", "assert square(3) == 9", "assert abs(square(-1) - 1) < 1e-6"]}
 HUMANEVAL = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rloom.config.reward_sections import Sandbox as SandboxKeys
+from rloom.config.reward_sections import SandboxSection
 from rloom.rewards.call_styles import FunctionCaller
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import rule_for
@@ -23,7 +23,7 @@ from tests.code_mutants import with_another_operator, with_other_returns, withou
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the published data sets are not here")
 
-KEYS = SandboxKeys().model_dump()
+KEYS = SandboxSection().model_dump()
 QUICK = KEYS | {"cpu_s": 1, "timeout_s": 60}  # on a busy machine, a second of processor time takes long
 HUMANEVAL, MBPP = "openai/openai_humaneval", "mbpp"
 
