@@ -185,7 +185,7 @@ def readers(table: Mapping[str, EstimatorNeeds] | Mapping[str, LossNeeds], name:
     return f"{', '.join(others)} {last} {final}" if others else final
 
 
-def pass_size_rules(section: str, size: str, dynamic: str, budget: str) -> list[EffectRule]:
+def pass_rules(section: str, size: str, dynamic: str, budget: str) -> list[EffectRule]:
     """Passes are filled by samples or by tokens: the key of the other way is not used."""
     sizes = [f"{section}.{size}_per_gpu", f"{section}.{size}"]
 
@@ -462,13 +462,11 @@ RULES: list[EffectRule] = [
     ),
     *learning_rate_rules(f"{ACTOR}.optim"),
     *learning_rate_rules(f"{CRITIC}.optim"),
-    *pass_size_rules(ACTOR, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-    *pass_size_rules(CRITIC, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-    *pass_size_rules(
-        ROLLOUT, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"
-    ),
-    *pass_size_rules(REF, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
-    *pass_size_rules(REWARD_MODEL, "micro_batch_size", "use_dynamic_bsz", "forward_max_token_len_per_gpu"),
+    *pass_rules(ACTOR, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
+    *pass_rules(CRITIC, "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
+    *pass_rules(ROLLOUT, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+    *pass_rules(REF, "log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+    *pass_rules(REWARD_MODEL, "micro_batch_size", "use_dynamic_bsz", "forward_max_token_len_per_gpu"),
     EffectRule(
         [f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.enforce_eager"]
         + [f"{section}.use_torch_compile" for section in (ACTOR, REF, CRITIC, REWARD_MODEL)]
