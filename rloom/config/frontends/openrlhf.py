@@ -325,7 +325,7 @@ def grammar(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """`text` in single quotes. Backslashes count before a quote only, and OmegaConf resolves `${` unless it is escaped."""
+    """`text` in single quotes. Backslashes count before a quote only; OmegaConf resolves `${` unless it is escaped."""
     inner = re.sub(r"(\\*)'", r"\1\1\\'", literal(text))
     return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
 
