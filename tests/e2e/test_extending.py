@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,10 +80,12 @@ def test_an_estimator_an_engine_and_a_strategy_from_files_train_as_rlooms_own(
 
 
 @pytest.fixture
-def package(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def package(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that is installed: its modules and its metadata are on the search path."""
-    metadata = files / "outside-1.0.dist-info"
-    metadata.mkdir(exist_ok=True)
+    folder = tmp_path / "site-packages"
+    shutil.copytree(files, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    metadata = folder / "outside-1.0.dist-info"
+    metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     groups = re.search(r"```toml\n(.*?)```", PAGE, re.S)
     assert groups is not None
@@ -90,7 +93,7 @@ def package(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (metadata / "entry_points.txt").write_text(
         registered + "\n[rloom.strategies]\ncounting = my_strategy:COUNTING\nbroken = no_such_module:COUNTING\n"
     )
-    monkeypatch.syspath_prepend(files)
+    monkeypatch.syspath_prepend(folder)
     yield
     for name in ("my_engine", "my_estimator", "my_strategy"):
         sys.modules.pop(name, None)
@@ -98,8 +101,8 @@ def package(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("package")
 def test_an_installed_package_registers_them_by_name(tmp_path: Path, usual: Path) -> None:
-    train(tmp_path, 2, f"{ESTIMATOR}=centred", f"{ENGINE}=counting", f"{STRATEGY}=counting")
-    assert same_training(tmp_path, usual)
+    train(tmp_path / "run", 2, f"{ESTIMATOR}=centred", f"{ENGINE}=counting", f"{STRATEGY}=counting")
+    assert same_training(tmp_path / "run", usual)
     assert sys.modules["my_engine"].CountingRollout.submitted == 2 * 4 * 2
     assert features.engine(installation(CPU), "counting").state is State.WORKS
 
