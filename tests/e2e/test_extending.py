@@ -27,6 +27,17 @@ ESTIMATOR, ENGINE, STRATEGY = (
     "actor_rollout_ref.actor.strategy",
 )
 RLOO = f"{ESTIMATOR}=rloo"
+CENTRED = """
+from rloom.algos import estimators
+from rloom.algos.registry import Algorithm
+
+
+def centred(inputs, settings):
+    return estimators.rloo(inputs, settings)
+
+
+CENTRED = Algorithm(centred, min_group=2, reads=frozenset())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +46,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("outside")
     for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.S):
         (folder / name).write_text(code)
+    (folder / "my_estimator.py").write_text(CENTRED)
     return folder
 
 
@@ -90,12 +102,11 @@ def package(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     groups = re.search(r"```toml\n(.*?)```", PAGE, re.S)
     assert groups is not None
     registered = re.sub(r'\[project\.entry-points\."(.*?)"\]', r"[\1]", groups[1]).replace('"', "")
-    (metadata / "entry_points.txt").write_text(
-        registered + "\n[rloom.strategies]\ncounting = my_strategy:COUNTING\nbroken = no_such_module:COUNTING\n"
-    )
+    strategies = "[rloom.strategies]\ncounting = my_strategy:COUNTING\nbroken = no_such_module:COUNTING\n"
+    (metadata / "entry_points.txt").write_text(f"{registered}centred = my_estimator:CENTRED\n{strategies}")
     monkeypatch.syspath_prepend(folder)
     yield
-    for name in ("my_engine", "my_estimator", "my_strategy"):
+    for name in ("my_algos", "my_engine", "my_estimator", "my_strategy"):
         sys.modules.pop(name, None)
 
 
