@@ -45,37 +45,14 @@ class PolicyLossEntry(LossNeeds):
     choose: Callable[[TrainBatch, LossSettings], Tensor] | None = None  # mini-batch -> chosen_T, before it is split
 
 
-def estimator(name: str, advantage: Estimator) -> Algorithm:
-    return Algorithm(advantage, **vars(ESTIMATORS[name]))
-
-
-def policy_loss(
-    name: str, loss: PolicyLoss, choose: Callable[[TrainBatch, LossSettings], Tensor] | None = None
-) -> PolicyLossEntry:
-    return PolicyLossEntry(loss, choose, **vars(LOSSES[name]))
-
-
+# the function of an entry has its name; `choose_for_NAME`, if there is one, chooses tokens for its loss
 ALGORITHMS: dict[str, Algorithm] = {
-    "gae": estimator("gae", estimators.gae),
-    "rloo": estimator("rloo", estimators.rloo),
-    "grpo": estimator("grpo", estimators.grpo),
-    "reinforce_plus_plus": estimator("reinforce_plus_plus", estimators.reinforce_plus_plus),
-    "reinforce_plus_plus_baseline": estimator("reinforce_plus_plus_baseline", estimators.reinforce_plus_plus_baseline),
-    "remax": estimator("remax", estimators.remax),
-    "opo": estimator("opo", estimators.opo),
-    "gpg": estimator("gpg", estimators.gpg),
-    "grpo_passk": estimator("grpo_passk", estimators.grpo_passk),
+    name: Algorithm(vars(estimators)[name], **vars(needs)) for name, needs in ESTIMATORS.items()
 }
 
 POLICY_LOSSES: dict[str, PolicyLossEntry] = {
-    "vanilla": policy_loss("vanilla", policy_losses.vanilla),
-    "gspo": policy_loss("gspo", policy_losses.gspo),
-    "sapo": policy_loss("sapo", policy_losses.sapo),
-    "gpg": policy_loss("gpg", policy_losses.gpg),
-    "cispo": policy_loss("cispo", policy_losses.cispo),
-    "clip_cov": policy_loss("clip_cov", policy_losses.clip_cov, policy_losses.choose_for_clip_cov),
-    "kl_cov": policy_loss("kl_cov", policy_losses.kl_cov, policy_losses.choose_for_kl_cov),
-    "geo_mean": policy_loss("geo_mean", policy_losses.geo_mean),
+    name: PolicyLossEntry(vars(policy_losses)[name], vars(policy_losses).get(f"choose_for_{name}"), **vars(needs))
+    for name, needs in LOSSES.items()
 }
 
 

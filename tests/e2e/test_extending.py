@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,17 @@ ESTIMATOR, ENGINE, STRATEGY = (
     "actor_rollout_ref.actor.strategy",
 )
 RLOO = f"{ESTIMATOR}=rloo"
+CENTRED = """
+from rloom.algos import estimators
+from rloom.algos.registry import Algorithm
+
+
+def centred(inputs, settings):
+    return estimators.rloo(inputs, settings)
+
+
+CENTRED = Algorithm(centred, min_group=2, reads=frozenset())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +46,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("outside")
     for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.S):
         (folder / name).write_text(code)
+    (folder / "my_estimator.py").write_text(CENTRED)
     return folder
 
 
@@ -79,27 +92,28 @@ def test_an_estimator_an_engine_and_a_strategy_from_files_train_as_rlooms_own(
 
 
 @pytest.fixture
-def package(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def package(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that is installed: its modules and its metadata are on the search path."""
-    metadata = files / "outside-1.0.dist-info"
-    metadata.mkdir(exist_ok=True)
+    folder = tmp_path / "site-packages"
+    shutil.copytree(files, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    metadata = folder / "outside-1.0.dist-info"
+    metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     groups = re.search(r"```toml\n(.*?)```", PAGE, re.S)
     assert groups is not None
     registered = re.sub(r'\[project\.entry-points\."(.*?)"\]', r"[\1]", groups[1]).replace('"', "")
-    (metadata / "entry_points.txt").write_text(
-        registered + "\n[rloom.strategies]\ncounting = my_strategy:COUNTING\nbroken = no_such_module:COUNTING\n"
-    )
-    monkeypatch.syspath_prepend(files)
+    strategies = "[rloom.strategies]\ncounting = my_strategy:COUNTING\nbroken = no_such_module:COUNTING\n"
+    (metadata / "entry_points.txt").write_text(f"{registered}centred = my_estimator:CENTRED\n{strategies}")
+    monkeypatch.syspath_prepend(folder)
     yield
-    for name in ("my_engine", "my_estimator", "my_strategy"):
+    for name in ("my_algos", "my_engine", "my_estimator", "my_strategy"):
         sys.modules.pop(name, None)
 
 
 @pytest.mark.usefixtures("package")
 def test_an_installed_package_registers_them_by_name(tmp_path: Path, usual: Path) -> None:
-    train(tmp_path, 2, f"{ESTIMATOR}=centred", f"{ENGINE}=counting", f"{STRATEGY}=counting")
-    assert same_training(tmp_path, usual)
+    train(tmp_path / "run", 2, f"{ESTIMATOR}=centred", f"{ENGINE}=counting", f"{STRATEGY}=counting")
+    assert same_training(tmp_path / "run", usual)
     assert sys.modules["my_engine"].CountingRollout.submitted == 2 * 4 * 2
     assert features.engine(installation(CPU), "counting").state is State.WORKS
 
