@@ -39,6 +39,8 @@ def _text(value: Any) -> str | None:
 
 def _is_number(value: Any) -> bool:
     """True for int, float, bool, Fraction, and scalars of NumPy and torch, without importing those."""
+    if type(value) is float:  # a check against a protocol takes longer than a rule
+        return True
     if not isinstance(value, SupportsFloat):
         return False
     try:
