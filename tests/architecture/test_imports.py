@@ -137,7 +137,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.data",
         "rloom.doctor.run.live",
         "rloom.runs",
-        "rloom.rewards.failures",
         "rloom.rewards.composite",
         "rloom.atomic",
         *NOUNS,

@@ -18,7 +18,7 @@ from reward_servers import Reply, answers, dead_url, lengths, scoring, serving
 
 from rloom.errors import RewardError
 from rloom.net import failover, http
-from rloom.rewards.remote_contract import InvalidReply, read_reply
+from rloom.rewards.remote import InvalidReply, read_reply
 from rloom.types import Sample
 
 ROOT = Path(__file__).parents[2]
@@ -185,7 +185,7 @@ def test_an_error_that_was_not_foreseen_fails_one_request(monkeypatch: pytest.Mo
         raise KeyError("unforeseen")
 
     with serving(lengths) as server, scoring(server.url, max_retries=0) as reward:
-        for place in ("rewards.remote_contract.scores_in", "net.http.limited_body"):
+        for place in ("rewards.remote.scores_in", "net.http.limited_body"):
             with monkeypatch.context() as patched:
                 patched.setattr(f"rloom.{place}", fails)
                 [bad] = reward.scores(answers("a"))
