@@ -175,9 +175,9 @@ def reward_parts(config: Config) -> list[RewardPart]:
     """The parts of the reward of a run. `config` has passed `check`."""
     reward, kinds = config.reward_model, RewardKinds.of(config)
     if not reward.composite.enable:
-        source = next(iter(kinds.alone), DEFAULT)
-        kind = kinds.every[source]
-        return [RewardPart(kind.parts[0], source, kind, normalize=reward.normalize)]
+        only = next(iter(kinds.alone), DEFAULT)
+        kind = kinds.every[only]
+        return [RewardPart(kind.parts[0], only, kind, normalize=reward.normalize)]
     parts = []
     for name, given in reward.composite.weights.items():
         weight = given if isinstance(given, PartWeight) else PartWeight(weight=given)

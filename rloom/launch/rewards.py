@@ -12,6 +12,7 @@ from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.errors import RewardError
 from rloom.launch.reward_model import has_reward_model, reward_scorer
+from rloom.net.loop import EventLoop
 from rloom.plugins import referenced
 from rloom.rewards.base import Reward, ScoreQueue
 from rloom.rewards.composite import CompositeReward, MixedPart
@@ -106,6 +107,7 @@ def open_queues(
     `function`: the reward function that the calling program gave.
     """
     with ExitStack() as stack:
+        loop = stack.enter_context(closing(EventLoop("reward-loop")))
         queues = {}
         for part in reward_parts(config):
             if part.kind.check_prompts is not None:
@@ -113,7 +115,7 @@ def open_queues(
             if part.kind.build is not None:
                 given = function if part.kind.takes_function else None
                 reward = build(part.kind, config) if given is None else given_function(config, given)
-                queues[part.name] = stack.enter_context(closing(BackgroundScorer(reward)))
+                queues[part.name] = stack.enter_context(closing(BackgroundScorer(reward, loop)))
                 reward.check()
         yield queues
 

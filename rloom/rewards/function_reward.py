@@ -10,10 +10,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from rloom.errors import RewardError
-from rloom.rewards.base import ScoringUnit
-from rloom.rewards.call_styles import FunctionCaller
-from rloom.rewards.messages import Style
-from rloom.rewards.user_function import checked_style
+from rloom.rewards.base import ScoringUnit, Style
+from rloom.rewards.user_function import FunctionCaller, checked_style
 from rloom.types import SampleGroup, Score
 
 EXIT_GRACE_S = 2.0  # for a call that still runs when the reward is closed

@@ -11,7 +11,7 @@ from typing import Any
 
 from rloom.errors import ConfigError
 from rloom.plugins import Reference, is_own, load_own
-from rloom.rewards.judge.addresses import ADDRESS_VARIABLES, address_in
+from rloom.rewards.judge.settings import ADDRESS_VARIABLES, address_in
 
 GROUP = "rloom.reward_kinds"  # entry points of other packages
 OWN_KEY = "reward_model.kinds"

@@ -11,8 +11,7 @@ from typing import Any
 
 from rloom.errors import RewardError
 from rloom.net.loop import EventLoop
-from rloom.rewards.base import ScoringUnit
-from rloom.rewards.messages import Fields, Setup, Style, encode
+from rloom.rewards.base import Fields, ScoringUnit, Setup, Style, encode
 from rloom.rewards.routing import call_limit_s, wrong_score
 from rloom.rewards.rules.limited import HARD_LIMIT_S
 from rloom.rewards.worker_process import WorkerDied, WorkerProcess

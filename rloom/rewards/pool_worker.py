@@ -1,4 +1,4 @@
-"""A reward worker: a process that the pool starts. See `messages.py`.
+"""A reward worker: a process that the pool starts. See `base.py`.
 
 It imports no torch, so it starts in milliseconds. Output of the user's code goes to stderr, because stdout is used for
 the replies.
@@ -18,12 +18,11 @@ from functools import partial
 
 from rloom.errors import RewardError
 from rloom.interrupts import outlive_sigterm
-from rloom.rewards.call_styles import FunctionCaller
+from rloom.rewards.base import Fields, Progress, Refusal, Reply, Request, Setup, Style, decode, encode
 from rloom.rewards.framing import write_all
-from rloom.rewards.messages import Fields, Progress, Refusal, Reply, Request, Setup, Style, decode, encode
 from rloom.rewards.routing import Rule, call_limit_s, keywords_for, registered, rule_for, runs_code
 from rloom.rewards.rules.limited import HARD_LIMIT_S
-from rloom.rewards.user_function import load_function, one_line
+from rloom.rewards.user_function import FunctionCaller, load_function, one_line
 from rloom.types import Sample, SampleGroup, Score
 
 # The pool ends a worker that exceeds its time limit. If the pool has died, the worker ends itself this much later.

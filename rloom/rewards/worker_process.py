@@ -12,7 +12,7 @@ from collections import deque
 
 from rloom.errors import RewardError
 from rloom.import_path import child_command
-from rloom.rewards.messages import FrameBuffer, Progress, Refusal, Reply, Setup, Style, encode
+from rloom.rewards.base import FrameBuffer, Progress, Refusal, Reply, Setup, Style, encode
 from rloom.terminal import printable
 from rloom.types import Score
 

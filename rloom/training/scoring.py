@@ -25,7 +25,7 @@ class Decode(Protocol):
         """The texts of several answers."""
 
 
-class Place(NamedTuple):
+class ScoreIndex(NamedTuple):
     """Where the score of an answer is found among those of a submission."""
 
     scores: PendingScores
@@ -34,14 +34,14 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class PendingAnswer:
     """An answer whose scores may still be pending."""
 
     prompt: Prompt
     group: int
     completion: Completion
     text: str
-    places: Sequence[Place]  # one for each part of the reward
+    places: Sequence[ScoreIndex]  # one for each part of the reward
 
     def trajectory(self, score: Score) -> Trajectory:
         prompt, completion = self.prompt, self.completion
@@ -61,7 +61,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class PendingTrajectories:
-    answers: Sequence[Answer]
+    answers: Sequence[PendingAnswer]
     reward: CompositeReward
 
     def scored(self, progress: Progress, *, update_moments: bool = False) -> list[Trajectory]:
@@ -103,7 +103,7 @@ class PartScoring:
     part: MixedPart
     answers_per_group: int
     on_scores: "Callable[[Future[list[list[Score]]]], object]"
-    places: dict[int, Place] = field(default_factory=dict)  # by row
+    places: dict[int, ScoreIndex] = field(default_factory=dict)  # by row
     incomplete: dict[int, list[Decoded]] = field(default_factory=lambda: defaultdict(list))  # by group
 
     def add(self, arrived: Sequence[Decoded]) -> None:
@@ -130,7 +130,7 @@ class PartScoring:
         scores.add_done_callback(self.on_scores)
         for number, members in enumerate(ordered):
             for member, answer in enumerate(members):
-                self.places[answer.row] = Place(scores, number, member)
+                self.places[answer.row] = ScoreIndex(scores, number, member)
 
 
 class Scoring:
@@ -176,7 +176,7 @@ class Scoring:
     def pending(self) -> PendingTrajectories:
         """After the context is closed: all answers in the order of their rows."""
         answers = [
-            Answer(
+            PendingAnswer(
                 found.prompt, found.group, found.completion, self.texts[row], [part.places[row] for part in self.parts]
             )
             for row, found in sorted(self.generated.items())

@@ -36,7 +36,16 @@ LIMITS = (
 KINDS = ("rloom.algos.needs", "rloom.engines.kinds", "rloom.rewards.kinds", "rloom.rollout.kinds")
 BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "runs"))
 # what starts runs: above the loop, the backends and the configuration
-LAUNCH = ("rloom.launch", "rloom.training", *BACKENDS, "rloom.config", "rloom.algos", "rloom.runtime", *NOUNS)
+LAUNCH = (
+    "rloom.launch",
+    "rloom.training",
+    *BACKENDS,
+    "rloom.config",
+    "rloom.algos",
+    "rloom.net",
+    "rloom.runtime",
+    *NOUNS,
+)
 
 # part of rloom -> the parts of it that it may import; the longest name that fits a module counts
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -141,7 +150,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.data",
         "rloom.doctor.run.live",
         "rloom.runs",
-        "rloom.rewards.failures",
         "rloom.rewards.composite",
         "rloom.atomic",
         *NOUNS,

@@ -10,7 +10,7 @@ import pytest
 
 from rloom.errors import RewardError
 from rloom.rewards.base import ScoringUnit
-from rloom.rewards.failures import check_failures
+from rloom.rewards.composite import check_failures
 from rloom.rewards.pool import RulePool
 from rloom.rewards.score_queue import BackgroundScorer, LeastLoaded
 from rloom.types import Sample, SampleGroup, Score

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rloom.errors import CheckpointError
-from rloom.rewards.composite import CompositeReward, MixedPart
-from rloom.rewards.moments import Moments
+from rloom.rewards.composite import CompositeReward, MixedPart, Moments
 from rloom.types import Score
 
 

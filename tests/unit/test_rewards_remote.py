@@ -18,7 +18,7 @@ from reward_servers import Reply, answers, dead_url, lengths, scoring, serving
 
 from rloom.errors import RewardError
 from rloom.net import failover, http
-from rloom.rewards.remote_contract import InvalidReply, read_reply
+from rloom.rewards.remote import InvalidReply, read_reply
 from rloom.types import Sample
 
 ROOT = Path(__file__).parents[2]
@@ -185,7 +185,7 @@ def test_an_error_that_was_not_foreseen_fails_one_request(monkeypatch: pytest.Mo
         raise KeyError("unforeseen")
 
     with serving(lengths) as server, scoring(server.url, max_retries=0) as reward:
-        for place in ("rewards.remote_contract.scores_in", "net.http.limited_body"):
+        for place in ("rewards.remote.scores_in", "net.http.limited_body"):
             with monkeypatch.context() as patched:
                 patched.setattr(f"rloom.{place}", fails)
                 [bad] = reward.scores(answers("a"))
@@ -275,13 +275,12 @@ def test_all_servers_dead_are_failed_scores_with_every_reason() -> None:
 
 def test_a_server_that_comes_back_is_used_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    is_up = threading.Event()
+    faults = iter([Reply(b"", status=503)] * 5)
 
-    def restarting(request: dict[str, Any]) -> Any:
-        return lengths(request) if is_up.is_set() else Reply(b"", status=503)
-
-    with serving(restarting) as server, scoring(server.url, max_retries=50) as reward:
-        threading.Timer(0.3, is_up.set).start()
+    with (
+        serving(lambda request: next(faults, None) or lengths(request)) as server,
+        scoring(server.url, max_retries=50) as reward,
+    ):
         scores = reward.scores(answers("a", "bb"))
     assert [score.value for score in scores] == [1.0, 2.0]
     messages = [record.getMessage() for record in caplog.records if server.url in record.getMessage()]
