@@ -10,21 +10,20 @@ from collections.abc import Iterator, Mapping
 from rloom.algos.needs import EstimatorNeeds
 from rloom.config.base import ACTOR, CRITIC, MODEL, ROLLOUT, RunConfig
 from rloom.config.derived import (
-    HOW_TO_SET,
-    PARTS,
-    USUAL_NAME,
     Needs,
-    configured,
+    RewardKinds,
     nearest_divisors,
     ranks_per_share,
 )
 from rloom.config.effects import without_effect
 from rloom.config.engine_checks import megatron_faults, megatron_notices, replay_faults, server_faults, server_notices
+from rloom.config.keys import value_at
 from rloom.config.reward_sections import PartWeight, judge_faults, remote_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, SftConfig
 from rloom.config.sections import RolloutSection
 from rloom.errors import ConfigError
 from rloom.plugins import referenced
+from rloom.rewards.kinds import DEFAULT
 
 log = logging.getLogger(__name__)
 
@@ -412,41 +411,42 @@ def reward_faults(config: Config) -> Iterator[str]:
 
 
 def single_faults(config: Config) -> Iterator[str]:
-    found = configured(config)
-    chosen = [source for source in USUAL_NAME if found[source]]
-    if len(chosen) > 1:
-        keys = " and ".join(HOW_TO_SET[source] for source in chosen)
-        weights = " ".join(f"+reward_model.composite.weights.{USUAL_NAME[source]}=0.5" for source in chosen)
+    kinds = RewardKinds.of(config)
+    alone = [kinds.every[name] for name in kinds.alone]
+    if len(alone) > 1:
+        keys = " and ".join(kind.switch for kind in alone)
+        weights = " ".join(f"+reward_model.composite.weights.{kind.parts[0]}=0.5" for kind in alone)
         yield f"{keys} each set a reward; keep one, or mix them: reward_model.composite.enable=True {weights}"
-    if found["format"]:
-        yield (
-            f"reward_model.format.pattern={config.reward_model.format.pattern}: a format reward is a part of a mix; "
-            "set reward_model.composite.enable=True and +reward_model.composite.weights.format_score=0.1"
-        )
+    for name, kind in kinds.chosen.items():
+        if not kind.alone and name != DEFAULT:
+            yield (
+                f"{kind.switch}={value_at(config, kind.switch)}: a {name} reward is a part of a mix; "
+                f"set reward_model.composite.enable=True and +reward_model.composite.weights.{kind.parts[0]}=0.1"
+            )
 
 
 def composite_faults(config: Config) -> Iterator[str]:
     section, key = config.reward_model.composite, "reward_model.composite.weights"
-    found = configured(config)
+    kinds = RewardKinds.of(config)
     if not section.weights:
         yield f"reward_model.composite.enable=True: {key} is empty; set +{key}.rule_score=0.3 and so on"
     if config.reward_model.normalize:
         yield "reward_model.normalize=True: with a mix, use reward_model.composite.normalize"
-    used = set()
+    used: set[str] = set()
     for name in section.weights:
-        if name not in PARTS:
-            yield f"{key}.{name}: there is no such part; use {', '.join(PARTS)}"
-        elif not any(found[source] for source in PARTS[name]):
-            ways = " or ".join(HOW_TO_SET[source] for source in PARTS[name])
-            yield f"{key}.{name}={shown_weight(section.weights[name])}: nothing computes it; set {ways}, or remove it"
+        source = kinds.computing(name)
+        if name not in kinds.part_names:
+            yield f"{key}.{name}: there is no such part; use {', '.join(kinds.part_names)}"
+        elif source is None:
+            ways, weight = kinds.ways(name), shown_weight(section.weights[name])
+            yield f"{key}.{name}={weight}: nothing computes it; set {ways}, or remove it"
         else:
-            source = next(source for source in PARTS[name] if found[source])
             if source in used:
-                yield f"{key}.{name}: another part is computed by the same {HOW_TO_SET[source]}; keep one"
+                yield f"{key}.{name}: another part is computed by the same {kinds.every[source].switch}; keep one"
             used.add(source)
-    for source, is_set in found.items():
-        if is_set and source not in used and source != "rules":
-            yield f"{HOW_TO_SET[source]} is set, but no weight uses it; add it to {key}, or remove the key"
+    for source, kind in kinds.chosen.items():
+        if source not in used and source != DEFAULT:
+            yield f"{kind.switch} is set, but no weight uses it; add it to {key}, or remove the key"
     weights = [given.weight if isinstance(given, PartWeight) else given for given in section.weights.values()]
     if weights and not any(weights):
         yield f"{key}: all weights are 0; give one part a weight"

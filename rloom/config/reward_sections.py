@@ -329,7 +329,8 @@ class Composite(Section):
     weights: dict[str, float | PartWeight] = key(
         {},
         "Part -> weight, or {weight, normalize, failed: fail|skip}. Parts: rule_score (rule or your function), "
-        "rm_score (reward model, or else judge, or else remote reward), api_score, remote_score, format_score.",
+        "rm_score (reward model, or else judge, or else remote reward), api_score, remote_score, format_score, "
+        "those of `reward_model.kinds`.",
     )
     normalize: bool = key(
         False, "Normalise every part by its running mean and standard deviation, unless a part has its own `normalize`."
@@ -357,6 +358,12 @@ class RewardModel(ClassifierKeys):
     )
     normalize: bool = key(
         False, "Normalise the score by its running mean and standard deviation over the run, saved in checkpoints."
+    )
+    kinds: list[str] = key(
+        [],
+        "Kinds of rewards of your own, each a RewardKind: file.py:name, module:name, or a name that an installed "
+        "package registers as an entry point of rloom.reward_kinds. docs/extending.md has an example.",
+        needs_consent=bool,
     )
     composite: Composite = section(Composite, "A weighted mix of several rewards.")
     format: Format = section(Format, "The format reward, a part of the mix.")

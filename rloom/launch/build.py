@@ -38,7 +38,7 @@ from rloom.launch.servers import gpus_of_workers
 from rloom.launch.worker import ModelFiles
 from rloom.launch.worker_groups import WorkerGroups, in_this_process
 from rloom.models.load import load_tokenizer
-from rloom.rewards.mix import Mix
+from rloom.rewards.composite import CompositeReward
 from rloom.rollout.base import Sampling
 from rloom.runs.metrics import ModelWork
 from rloom.runtime.group import Group, LocalGroup
@@ -196,7 +196,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
 
 
 def answer_sampler(
-    config: Config, rollout: Group, weight_sync: Group, tokenizer: PreTrainedTokenizerBase, reward: Mix
+    config: Config, rollout: Group, weight_sync: Group, tokenizer: PreTrainedTokenizerBase, reward: CompositeReward
 ) -> Sampler:
     def decode(answers: Sequence[Sequence[int]]) -> list[str]:
         # batch_decode takes an empty list for one empty answer

@@ -6,7 +6,7 @@ The record is `identity.json`, in the run directory and in every checkpoint.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def reward_record(config: Config) -> dict[str, Any]:
         "code": file_digest(expand(custom.path)) if custom.path else None,
         "name": custom.name,
         "kwargs": plain(custom.reward_kwargs),
-        "parts": [asdict(part) for part in reward_parts(config)],
+        "parts": [part.settings for part in reward_parts(config)],
         **({"model": fingerprint(reward_source(config)).record()} if has_reward_model(config) else {}),
     }
 

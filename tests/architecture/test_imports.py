@@ -31,7 +31,10 @@ LIMITS = (
     "rloom.engines.limits",
     "rloom.rollout.limits",
 )  # what `rloom plan` counts with
-KINDS = ("rloom.algos.needs", "rloom.engines.kinds", "rloom.rollout.kinds")  # tables of declarations, without torch
+KINDS = (
+    "rloom.algos.needs",
+    *(f"rloom.{name}.kinds" for name in ("engines", "rewards", "rollout")),
+)  # tables of declarations, without torch
 BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "runs"))
 # what starts runs: above the loop, the backends and the configuration
 LAUNCH = ("rloom.launch", "rloom.training", *BACKENDS, "rloom.config", "rloom.algos", "rloom.runtime", *NOUNS)
@@ -64,7 +67,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.packing",
         "rloom.plugins",
         *KINDS,
-        "rloom.rewards.judge.addresses",
         "rloom.rollout.limits",
         "rloom.runtime.placement",
     ),
@@ -88,8 +90,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.algos.kl",
         *NOUNS,
     ),  # the KL over a vocabulary is taken chunk by chunk
+    "rloom.net": ("rloom.net", "rloom.errors"),
     "rloom.runtime": ("rloom.runtime", *NOUNS),
-    "rloom.rewards": ("rloom.rewards", "rloom.language", *BOTTOM),
+    "rloom.rewards": ("rloom.rewards", "rloom.language", "rloom.net", *BOTTOM),
     "rloom.rewards.rules": ("rloom.rewards.rules", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.rewards.sandbox": ("rloom.rewards.framing", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.data": ("rloom.data", "rloom.hub", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
@@ -126,6 +129,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "rloom.rollout.servers": (
         "rloom.rollout.servers",
+        "rloom.net",
         "rloom.rollout.base",
         "rloom.models",
         *WEIGHT_CHANNELS,
@@ -138,8 +142,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.data",
         "rloom.doctor.run.live",
         "rloom.runs",
-        "rloom.rewards.failures",
-        "rloom.rewards.mix",
+        "rloom.rewards.composite",
         "rloom.atomic",
         *NOUNS,
     ),
@@ -174,7 +177,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("rloom.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
-    "httpx": ("rloom.rewards.remote_http", "rloom.rewards.judge.providers", "rloom.rollout.servers.http"),
+    "httpx": ("rloom.net.http", "rloom.rewards.judge.providers"),
+    "httpcore": ("rloom.net.http",),
     "pyarrow": ("rloom.data", "rloom.runs.dumps"),
     "tokenizers": ("rloom.runs.dumps.pieces", "rloom.models", "rloom.families"),
     "math_verify": ("rloom.rewards.rules",),
@@ -219,6 +223,7 @@ WITHOUT_TORCH = (
     "rloom.plan",
     *LIMITS,
     "rloom.packing",
+    "rloom.net",
     "rloom.rewards",
     "rloom.console",
     "rloom.startup",

@@ -11,14 +11,17 @@ from rloom.language import is_chinese_text
 from rloom.rewards.judge.parsing import Range
 from rloom.rewards.judge.prompts import (
     FOLDER,
+    MissingValue,
     Prompts,
+    fill,
     load_prompts,
     numbered,
     preset_names,
     question_about_all,
     question_about_one,
+    values_of,
+    with_line_breaks,
 )
-from rloom.rewards.judge.templates import MissingValue, fill, values_of, with_line_breaks
 from rloom.types import Sample
 
 TEN = Range(1, 10)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from rloom.errors import WorkerError
+from rloom.net.http import allowed_connections
 from rloom.rollout.base import Request, Sampling
 from rloom.rollout.servers.client import CONTROL_CONNECTIONS, ClientSettings, ServerRollout, ServerSpec
-from rloom.rollout.servers.http import allowed_connections
 from rloom.rollout.servers.trtllm import TrtllmWire
 from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import SHARED, TransferSettings

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 from rloom.doctor.run.finding import Change, Fault, Finding, Severity, Text
 from rloom.doctor.run.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, History
+from rloom.rewards.kinds import KINDS
 from rloom.rollout.kinds import ROLLOUTS
 from rloom.rollout.kinds import SLOW as SLOW_ENGINE
 
@@ -102,11 +103,9 @@ def stage_changes(history: History, stage: str) -> list[Change]:
     tests = int(history.number("trainer.test_freq", 5))
     if stage == "reward":
         why = Text("more requests at a time", "增加并发请求")
-        concurrent = Change("reward_model.api.concurrency", 64, why, "higher")
         found = [Change("reward_model.num_workers", 4 * workers, Text("more reward processes", "增加奖励进程数"))]
-        if history.config.get("reward_model.api.enable") is True:
-            found.insert(0, concurrent)
-        return found
+        calls = [kind.calls for kind in KINDS.values() if kind.calls and history.config.get(kind.switch)]
+        return [*(Change(keys.concurrency, 64, why, "higher") for keys in calls), *found]
     if stage == "testing":
         rarer = Change("trainer.test_freq", 5 * max(tests, 1), Text("validate less often", "降低验证频率"))
         samples = history.number("data.val_max_samples", -1)  # -1: all

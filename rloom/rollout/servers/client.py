@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from rloom.errors import ModelError
+from rloom.net.http import Refused, Unreachable, allowed_connections
+from rloom.net.loop import EventLoop
 from rloom.rollout.base import Completion, Request, Rollout
-from rloom.rollout.servers.http import EventLoop, Http, Refused, Unreachable, allowed_connections
+from rloom.rollout.servers.http import Http
 from rloom.rollout.servers.launch import ServerProcess
 from rloom.rollout.servers.queues import Server
 from rloom.rollout.servers.watch import KEY, WatchedServers, WatchSettings
@@ -61,7 +63,7 @@ class ServerRollout(Rollout):
     ) -> None:
         self.wire, self.settings, self.convert, self.source = wire, settings, convert, source
         self.transfers = {spec.url: spec.transfer for spec in specs}
-        self.loop = EventLoop()
+        self.loop = EventLoop("rloom servers")
         self.http = Http(wire, settings.key, settings.request_timeout_s)
         servers = [Server(spec.url, spec.process, spec.transfer.kind == SHARED) for spec in specs]
         max_requests = requests_per_server(len(servers), settings.max_requests)

@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 from rloom.engines.distributed import NamedGroup
 from rloom.engines.shared_tensors import SharedChannel
 from rloom.engines.weight_sync import send_bucket
+from rloom.net.http import Unreachable
 from rloom.rollout.base import Request
-from rloom.rollout.servers.http import Unreachable
 from rloom.rollout.servers.rendezvous import ServerRendezvous, backend_for, run_beside
 from rloom.rollout.servers.wire import (
     SHARED,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rloom.net.retry import retry_after_s
 from rloom.rewards.judge.secret import Secret
-from rloom.rewards.retry_after import retry_after_s
 
 RETRIED_STATUS = (408, 409, 429)  # and 500 or above
 MOST_TOKENS = 100_000_000  # of one call; a larger count is a fault of the server
