@@ -17,7 +17,6 @@ from rloom.config.keys import Key, all_keys, value_at
 from rloom.config.reward_sections import ClassifierKeys
 from rloom.config.schema import Config, PolicyLossSection
 from rloom.extras import TRACKERS
-from rloom.rewards.kinds import KINDS, RewardKind
 
 
 @dataclass(frozen=True)

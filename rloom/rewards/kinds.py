@@ -49,7 +49,6 @@ class RewardKind:
     is_set: Callable[[Any], bool] = always  # of a configuration
     alone: bool = True  # it can be the only reward; otherwise it is a part of a mix
     section: str | None = None  # keys that only this kind reads
-    unset: str = ""  # why those keys have no effect if it is not set
     title: str | None = None  # in train.sh's sentence about the reward
     measures_accuracy: bool = False  # it decides whether an answer is right, so that validation has an accuracy
     by_data_source: bool = False  # every row needs a data_source with a rule
@@ -97,7 +96,6 @@ KINDS: Mapping[str, RewardKind] = {
         switch=f"{JUDGE}.enable",
         is_set=lambda config: config.reward_model.api.enable,
         section=JUDGE,
-        unset=f"no judge scores the answers; set {JUDGE}.enable=True",
         title="API judge",
         smoke_changes="rloom.config.frontends.smoke:own_judge_cache",
         server=ServerTraits(
@@ -117,7 +115,6 @@ KINDS: Mapping[str, RewardKind] = {
         switch=f"{REMOTE}.urls",
         is_set=lambda config: bool(config.reward_model.remote.addresses),
         section=REMOTE,
-        unset=f"there are no reward servers; set {REMOTE}.urls",
         title="reward servers",
         server=ServerTraits(lambda config, environment: True, lambda config: INSTEAD),
     ),

@@ -1,4 +1,4 @@
-"""Estimators, rollout engines and strategies from outside rloom: the code of docs/extending.md is trained with."""
+"""Algorithms, engines, strategies and rewards from outside rloom: the code of docs/extending.md is trained with."""
 
 import json
 import re
@@ -74,9 +74,7 @@ def source_of_rloom() -> str:
     return found.stdout
 
 
-def test_an_estimator_an_engine_and_a_strategy_from_files_train_as_rlooms_own(
-    tmp_path: Path, files: Path, usual: Path
-) -> None:
+def test_what_comes_from_files_trains_as_rlooms_own(tmp_path: Path, files: Path, usual: Path) -> None:
     before = source_of_rloom()
     engine, strategy = f"{ENGINE}={files}/my_engine.py:COUNTING", f"{STRATEGY}={files}/my_strategy.py:COUNTING"
     train(tmp_path / "estimator", 2, f"{ESTIMATOR}={files}/my_estimator.py:CENTRED")
@@ -88,6 +86,16 @@ def test_an_estimator_an_engine_and_a_strategy_from_files_train_as_rlooms_own(
     assert built.submitted == 2 * 4 * 2  # steps, prompts, answers
     trained = load_plugin(STRATEGY, strategy.partition("=")[2]).build.__globals__["CountingEngine"]
     assert trained.updates == 2 * 2  # steps, mini-batches
+    dump = tmp_path / "dump"
+    train(
+        tmp_path / "reward",
+        2,
+        RLOO,
+        f"reward_model.kinds=['{files}/my_reward.py:DIGITS']",
+        f"trainer.rollout_data_dir={dump}",
+    )
+    answers = [json.loads(line) for step in (1, 2) for line in (dump / f"{step}.jsonl").read_text().splitlines()]
+    assert [answer["score"] for answer in answers] == [float(answer["output"].count("3")) for answer in answers]
     assert source_of_rloom() == before
 
 
