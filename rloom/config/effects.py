@@ -58,19 +58,6 @@ class WithoutEffect:
     on_a_cpu: list[str] = field(default_factory=list, compare=False)  # notices if trainer.device=auto is a CPU
 
 
-def section_rule(kind: RewardKind) -> EffectRule:
-    """The keys that only this kind of reward reads."""
-    assert kind.section is not None
-    return EffectRule(
-        [kind.section],
-        lambda run: kind.is_set(run.config),
-        kind.unset,
-        error=True,
-        switch=kind.switch,
-        apart_from=[kind.switch],
-    )
-
-
 REWARD_MODEL = "reward_model"
 REWARD_RULES: list[EffectRule] = [
     EffectRule(
@@ -88,13 +75,11 @@ REWARD_RULES: list[EffectRule] = [
         harmless=(False,),
         apart_from=[f"{REWARD_MODEL}.enable"],
     ),
-    section_rule(KINDS["remote"]),
     EffectRule(
         ["reward_model.sandbox"],
         lambda run: run.config.custom_reward_function.path is None,
         "{custom_reward_function.path} scores every data source; the built-in rules for code read it",
     ),
-    section_rule(KINDS["judge"]),
     EffectRule(
         ["custom_reward_function.name"],
         lambda run: run.config.custom_reward_function.path is not None,

@@ -367,13 +367,19 @@ class RewardModel(ClassifierKeys):
     )
     composite: Composite = section(Composite, "A weighted mix of several rewards.")
     format: Format = section(Format, "The format reward, a part of the mix.")
-    remote: RemoteSection = section(RemoteSection, "Reward servers.")
+    remote: RemoteSection = section(
+        RemoteSection, "Reward servers.", switch=Switch("urls", "there are no reward servers", on="")
+    )
     overlong_buffer: OverlongBuffer = section(
         OverlongBuffer,
         "DAPO's over-long penalty.",
         switch=Switch("enable", "over-long answers are not penalised"),
     )
-    api: ApiJudge = section(ApiJudge, "A language model behind an API as the judge of the answers.")
+    api: ApiJudge = section(
+        ApiJudge,
+        "A language model behind an API as the judge of the answers.",
+        switch=Switch("enable", "no judge scores the answers"),
+    )
     sandbox: SandboxSection = section(
         SandboxSection, "Limits of generated code, for data sources that are scored by running it."
     )
