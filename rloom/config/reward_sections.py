@@ -144,7 +144,7 @@ REMOTE_EXAMPLE = "http://127.0.0.1:5000/get_reward"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class RemoteReward(Section):
+class RemoteSection(Section):
     urls: str | list[str] = key(
         [],
         "Score the answers with the reward servers at these URLs: one, a list, or one text with commas. They share the "
@@ -170,7 +170,7 @@ class RemoteReward(Section):
         return tuple(url.strip() for text in texts for url in text.split(",") if url.strip())
 
 
-def remote_faults(remote: RemoteReward) -> Iterator[str]:
+def remote_faults(remote: RemoteSection) -> Iterator[str]:
     """Values that may hold a password or a token are not repeated in the sentence."""
     for url in remote.addresses:
         yield from remote_address_faults(url)
@@ -279,7 +279,7 @@ class ClassifierKeys(Section):
         return self.trust_remote_code or self.model.trust_remote_code
 
 
-class Sandbox(Section):
+class SandboxSection(Section):
     timeout_s: float = key(
         15.0,
         "Wall time of one run of a program. A problem with inputs for stdin runs the program once for each test; other "
@@ -367,10 +367,12 @@ class RewardModel(ClassifierKeys):
     )
     composite: Composite = section(Composite, "A weighted mix of several rewards.")
     format: Format = section(Format, "The format reward, a part of the mix.")
-    remote: RemoteReward = section(RemoteReward, "Reward servers.")
+    remote: RemoteSection = section(RemoteSection, "Reward servers.")
     overlong_buffer: OverlongBuffer = section(OverlongBuffer, "DAPO's over-long penalty.")
     api: ApiJudge = section(ApiJudge, "A language model behind an API as the judge of the answers.")
-    sandbox: Sandbox = section(Sandbox, "Limits of generated code, for data sources that are scored by running it.")
+    sandbox: SandboxSection = section(
+        SandboxSection, "Limits of generated code, for data sources that are scored by running it."
+    )
 
 
 class CustomRewardFunction(Section):

@@ -29,19 +29,19 @@ from rloom.rollout.servers.arguments import (
 )
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
 from rloom.rollout.servers.launch import Launch, ServerProcess, own_command
-from rloom.rollout.servers.sglang import SglangWire
-from rloom.rollout.servers.trtllm import TrtllmWire
-from rloom.rollout.servers.vllm import VllmWire
+from rloom.rollout.servers.sglang import SglangApi
+from rloom.rollout.servers.trtllm import TrtllmApi
+from rloom.rollout.servers.vllm import VllmApi
 from rloom.rollout.servers.watch import WatchSettings
-from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
+from rloom.rollout.servers.wire import COLLECTIVE, SHARED, ServerApi, TransferSettings
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 CONTROL_KEY = "RLOOM_SERVER_KEY"
 VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-WIRES: Mapping[str, Callable[[Config], Wire]] = {
-    "vllm": lambda config: VllmWire(config.actor_rollout_ref.rollout.temperature),
-    "sglang": lambda config: SglangWire(),
-    "trtllm": lambda config: TrtllmWire(),
+WIRES: Mapping[str, Callable[[Config], ServerApi]] = {
+    "vllm": lambda config: VllmApi(config.actor_rollout_ref.rollout.temperature),
+    "sglang": lambda config: SglangApi(),
+    "trtllm": lambda config: TrtllmApi(),
 }
 
 

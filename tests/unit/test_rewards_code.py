@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rloom.config.reward_sections import Sandbox as SandboxKeys
+from rloom.config.reward_sections import SandboxSection as SandboxKeys
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import rule_for
 from rloom.rewards.rules.code import compute_score
