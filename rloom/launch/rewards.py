@@ -23,7 +23,7 @@ from rloom.rewards.pool import RulePool
 from rloom.rewards.remote import RemoteReward
 from rloom.rewards.routing import check_sources, runs_code
 from rloom.rewards.rules import format
-from rloom.rewards.rules.code import Settings
+from rloom.rewards.rules.code import CodeSettings
 from rloom.rewards.sandbox.describe import check_sandbox
 from rloom.rewards.score_queue import BackgroundScorer, FutureQueue, LeastLoaded
 from rloom.runtime.group import Group, LocalGroup
@@ -127,7 +127,7 @@ def check_rules(config: Config, prompts: Sequence[Prompt]) -> None:
         rows[prompt.data_source].append(prompt.index)
     check_sources(rows, config.custom_reward_function.reward_kwargs)
     if any(map(runs_code, rows)):
-        settings = Settings.of(config.reward_model.sandbox.model_dump())
+        settings = CodeSettings.of(config.reward_model.sandbox.model_dump())
         log.warning(f"Note: {check_sandbox(settings.limits, settings.isolation)}")
 
 

@@ -28,11 +28,11 @@ from rloom.rollout.servers.arguments import (
 )
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
 from rloom.rollout.servers.launch import Launch, ServerProcess, own_command
-from rloom.rollout.servers.sglang import SglangWire
-from rloom.rollout.servers.trtllm import TrtllmWire
-from rloom.rollout.servers.vllm import VllmWire
+from rloom.rollout.servers.sglang import SglangApi
+from rloom.rollout.servers.trtllm import TrtllmApi
+from rloom.rollout.servers.vllm import VllmApi
 from rloom.rollout.servers.watch import WatchSettings
-from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
+from rloom.rollout.servers.wire import COLLECTIVE, SHARED, ServerApi, TransferSettings
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 CONTROL_KEY = "RLOOM_SERVER_KEY"
@@ -140,16 +140,16 @@ def server_kind(config: Config) -> ServerKind:
     return found
 
 
-def vllm_wire(config: Config) -> Wire:
-    return VllmWire(config.actor_rollout_ref.rollout.temperature)
+def vllm_wire(config: Config) -> ServerApi:
+    return VllmApi(config.actor_rollout_ref.rollout.temperature)
 
 
-def sglang_wire(config: Config) -> Wire:
-    return SglangWire()
+def sglang_wire(config: Config) -> ServerApi:
+    return SglangApi()
 
 
-def trtllm_wire(config: Config) -> Wire:
-    return TrtllmWire()
+def trtllm_wire(config: Config) -> ServerApi:
+    return TrtllmApi()
 
 
 def sglang_server_command(

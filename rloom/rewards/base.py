@@ -87,7 +87,7 @@ class Style(enum.Enum):
     COLUMNS = "columns"  # TRL: once for a group, with lists: prompts, completions, completion_ids and the row's columns
 
 
-class Progress(enum.Enum):
+class LoadProgress(enum.Enum):
     LOADING = "loading"
     READY = "ready"
 
@@ -101,7 +101,7 @@ class Refusal:
 
 Fields = tuple[Any, ...]  # the first fields of a Sample
 Request = list[tuple[Fields, ...]]  # groups; plain tuples, since a dataclass takes several times longer to pickle
-Reply = list[Score] | Style | Progress | Refusal
+Reply = list[Score] | Style | LoadProgress | Refusal
 
 
 def encode(message: Setup | Request | Reply) -> bytes:

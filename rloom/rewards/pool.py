@@ -31,7 +31,7 @@ TOO_LONG = f"the answer was not compared: evaluating it took over {HARD_LIMIT_S:
 CLOSED = "the reward was closed before this sample was scored"
 
 
-class Call:
+class ScoreCall:
     """One call of `RulePool.score`. Its result is set when the last of its groups has scores."""
 
     def __init__(self, groups: Sequence[SampleGroup]) -> None:
@@ -50,7 +50,7 @@ class Call:
         self.finish(index, [Score.failed(reason)] * len(self.groups[index]))
 
 
-Job = tuple[Call, int]  # a group that waits for its scores: its call and its index there
+Job = tuple[ScoreCall, int]  # a group that waits for its scores: its call and its index there
 
 
 class RulePool:
@@ -137,7 +137,7 @@ class RulePool:
         assert task is not None
         self._scoring.add(task)
         try:
-            call = Call(groups)
+            call = ScoreCall(groups)
             self._waiting.extend((call, index) for index in range(len(groups)))
             for worker in self._workers[: len(self._waiting)]:
                 worker.start()

@@ -18,7 +18,7 @@ from functools import partial
 
 from rloom.errors import RewardError
 from rloom.interrupts import outlive_sigterm
-from rloom.rewards.base import Fields, Progress, Refusal, Reply, Request, Setup, Style, decode, encode
+from rloom.rewards.base import Fields, LoadProgress, Refusal, Reply, Request, Setup, Style, decode, encode
 from rloom.rewards.framing import write_all
 from rloom.rewards.routing import Rule, call_limit_s, keywords_for, registered, rule_for, runs_code
 from rloom.rewards.rules.limited import HARD_LIMIT_S
@@ -151,11 +151,11 @@ class _RuleEvaluator:
     def _prepare(self, rule: Rule) -> None:
         if rule.prepare in self._prepared:
             return
-        self._reply(Progress.LOADING)
+        self._reply(LoadProgress.LOADING)
         self._timer.start(self._setup.load_limit_s)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # an import is not the answer's time
         self._hard_limit_set = -math.inf
         rule.prepare()
         self._prepared.add(rule.prepare)
-        self._reply(Progress.READY)
+        self._reply(LoadProgress.READY)
         self._timer.start(self._limit_s)

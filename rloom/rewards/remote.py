@@ -130,7 +130,7 @@ FAULTS = (500,)
 
 
 @dataclass(frozen=True)
-class Job:
+class WaitingAnswer:
     """One answer, and where its score is awaited."""
 
     sample: EncodedSample
@@ -138,7 +138,7 @@ class Job:
 
 
 @dataclass
-class Counts:
+class RequestCounts:
     requests: int = 0
     retries: int = 0
     latencies_s: list[float] = field(default_factory=list)  # of the requests that were answered
@@ -166,12 +166,12 @@ class RemoteReward:
         self._timeout_s, self._max_retries = timeout_s, max_retries
         self._concurrency, self._batch_size = concurrency, batch_size
         self._headers = authorization(token_env)
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[WaitingAnswer] = deque()
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself keeps only weak references
         self._dispatcher: asyncio.Task[None] | None = None
         self._connection: tuple[asyncio.AbstractEventLoop, HttpClient, ServerPool] | None = None
         self._lock = threading.Lock()
-        self._counts = Counts()
+        self._counts = RequestCounts()
 
     def check(self) -> None:
         """Some server answers HTTP. Those that do not are only named: a run survives them."""
@@ -191,7 +191,7 @@ class RemoteReward:
 
     def metrics(self) -> Mapping[str, float]:
         with self._lock:
-            counts, self._counts = self._counts, Counts()
+            counts, self._counts = self._counts, RequestCounts()
         found = {"requests": float(counts.requests), "retries": float(counts.retries)}
         if counts.latencies_s:
             found["latency_mean_s"] = sum(counts.latencies_s) / len(counts.latencies_s)
@@ -215,7 +215,7 @@ class RemoteReward:
             encoded = encode(sample)
         except (TypeError, ValueError) as error:
             return Score.failed(f"this row cannot be sent to a reward server as JSON: {error}")
-        job = Job(encoded, asyncio.get_running_loop().create_future())
+        job = WaitingAnswer(encoded, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         if self._dispatcher is None or self._dispatcher.done():
             self._dispatcher = asyncio.create_task(self._dispatch())
@@ -238,7 +238,7 @@ class RemoteReward:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, jobs: Sequence[Job], server: PooledServer) -> None:
+    async def _serve(self, jobs: Sequence[WaitingAnswer], server: PooledServer) -> None:
         try:
             deliver(jobs, await self._scores([job.sample for job in jobs], server))
         except Exception as error:  # an error of rloom: raised where the scores are awaited
@@ -329,7 +329,7 @@ def authorization(token_env: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def deliver(jobs: Sequence[Job], scores: Sequence[Score]) -> None:
+def deliver(jobs: Sequence[WaitingAnswer], scores: Sequence[Score]) -> None:
     for job, score in zip(jobs, scores, strict=True):
         if not job.result.done():  # cancelled
             job.result.set_result(score)

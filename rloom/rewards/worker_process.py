@@ -12,7 +12,7 @@ from collections import deque
 
 from rloom.errors import RewardError
 from rloom.import_path import child_command
-from rloom.rewards.base import FrameBuffer, Progress, Refusal, Reply, Setup, Style, encode
+from rloom.rewards.base import FrameBuffer, LoadProgress, Refusal, Reply, Setup, Style, encode
 from rloom.terminal import printable
 from rloom.types import Score
 
@@ -97,8 +97,8 @@ class WorkerProcess(asyncio.Protocol):
         """The scores of the next group of the request. After a TimeoutError or WorkerDied this worker cannot be used
         again."""
         reply = await self._receive(limit_s)
-        while isinstance(reply, Progress):
-            loading = reply is Progress.LOADING
+        while isinstance(reply, LoadProgress):
+            loading = reply is LoadProgress.LOADING
             reply = await self._receive(self._setup.load_limit_s if loading else limit_s)
         assert isinstance(reply, list)
         return reply

@@ -11,7 +11,7 @@ from rloom.errors import RewardError
 from rloom.language import is_chinese_text
 from rloom.net.retry import Backoff, Clock, RateLimits, SystemClock
 from rloom.rewards.base import ScoringUnit
-from rloom.rewards.judge.client import Answer, BudgetSpent, CallLimits, Failed, JudgeClient, Prices, Usage
+from rloom.rewards.judge.client import BudgetSpent, CallLimits, Failed, JudgeAnswer, JudgeClient, Prices, Usage
 from rloom.rewards.judge.parsing import Range, Verdict, parse_group, parse_one
 from rloom.rewards.judge.prompts import (
     AUTO,
@@ -97,7 +97,7 @@ class JudgeReward:
         scores = itertools.chain.from_iterable(found)
         return [list(itertools.islice(scores, len(group))) for group in groups]
 
-    async def ask(self, group: SampleGroup) -> Answer:
+    async def ask(self, group: SampleGroup) -> JudgeAnswer:
         """One call. Failed or MissingValue: no score, and why."""
         request = self.request_for(group)
         return await self._started().answer(request, functools.partial(self._parse, answers=len(group)))
@@ -245,7 +245,7 @@ def print_request(reward: JudgeReward, settings: JudgeSettings, group: tuple[Sam
     print(printable(f"--- system\n{request.system}\n--- user\n{request.user}\n---"))
 
 
-def print_answer(reward: JudgeReward, answer: Answer) -> None:
+def print_answer(reward: JudgeReward, answer: JudgeAnswer) -> None:
     print(printable(f"Answer: {answer.reply.text}"))
     for number, score in enumerate(answer.verdict.scores, start=1):
         label = "Score" if len(answer.verdict.scores) == 1 else f"Score of answer {number}"

@@ -23,7 +23,17 @@ from rloom.rollout.servers.http import Http
 from rloom.rollout.servers.launch import ServerProcess
 from rloom.rollout.servers.queues import Server
 from rloom.rollout.servers.watch import KEY, WatchedServers, WatchSettings
-from rloom.rollout.servers.wire import CACHE, SHARED, WEIGHTS, Answer, Bucket, Call, TransferSettings, Wire, WireError
+from rloom.rollout.servers.wire import (
+    CACHE,
+    SHARED,
+    WEIGHTS,
+    Bucket,
+    Call,
+    ServerApi,
+    ServerApiError,
+    ServerCompletion,
+    TransferSettings,
+)
 
 Weights = Iterator[tuple[str, Tensor]]
 MOMENT_S = 0.05  # that poll waits for the first completion
@@ -56,7 +66,7 @@ class ServerRollout(Rollout):
     def __init__(
         self,
         specs: Sequence[ServerSpec],
-        wire: Wire,
+        wire: ServerApi,
         settings: ClientSettings,
         convert: Callable[[Weights], Weights],  # to the names and shapes of a checkpoint
         source: Callable[[], Weights] | None = None,  # the actor's current weights, where this process has them all
@@ -127,14 +137,14 @@ class ServerRollout(Rollout):
             version,
         )
 
-    async def answer(self, server: Server, call: Call) -> Answer | None:
+    async def answer(self, server: Server, call: Call) -> ServerCompletion | None:
         """None: the server failed."""
         try:
-            return self.wire.answer(await self.watched.send(server, call))
+            return self.wire.parse_completion(await self.watched.send(server, call))
         except Unreachable as failure:
             self.watched.failed(server, str(failure))
-        except (Refused, WireError) as failure:
-            if isinstance(failure, WireError) or failure.is_fault_of_the_request:
+        except (Refused, ServerApiError) as failure:
+            if isinstance(failure, ServerApiError) or failure.is_fault_of_the_request:
                 raise ModelError(
                     f"the server {server.url} {failure}. The request would fail on others, too: check that the server "
                     "serves actor_rollout_ref.model.path with the arguments of docs/servers.md"
@@ -247,7 +257,7 @@ class ServerRollout(Rollout):
         """Whether it succeeded. A server that does not accept the weights ends the run; one that fails does not."""
         try:
             work()
-        except (WireError, Refused) as error:
+        except (ServerApiError, Refused) as error:
             raise ModelError(
                 f"the server {server.url} {error}. {KEY}.weight_transfer sets how weights are sent; docs/servers.md "
                 "has the arguments that a server needs"

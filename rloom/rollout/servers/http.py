@@ -1,13 +1,13 @@
 """HTTP requests to servers, in the form of their engine."""
 
 from rloom.net.http import DirectConnections, Refused, Unreachable
-from rloom.rollout.servers.wire import HEALTH, Call, Wire
+from rloom.rollout.servers.wire import HEALTH, Call, ServerApi
 
 HEALTH_TIMEOUT_S = 30.0  # SGLang generates a token for it, and waits up to 20 s
 
 
 class Http:
-    def __init__(self, wire: Wire, key: str | None, timeout_s: float) -> None:
+    def __init__(self, wire: ServerApi, key: str | None, timeout_s: float) -> None:
         self.wire, self.key, self.timeout_s = wire, key, timeout_s
         self.connections = DirectConnections()
 

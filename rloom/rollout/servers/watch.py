@@ -17,7 +17,7 @@ from rloom.net.http import ProcessConnection, Refused, Unreachable
 from rloom.net.loop import Signal
 from rloom.rollout.servers.http import Http
 from rloom.rollout.servers.queues import Prompt, RequestQueues, Server
-from rloom.rollout.servers.wire import HEALTH, Call, IdentityRoute, WireError
+from rloom.rollout.servers.wire import HEALTH, Call, IdentityRoute, ServerApiError
 
 log = logging.getLogger(__name__)
 KEY = "actor_rollout_ref.rollout.server"
@@ -87,7 +87,7 @@ class WatchedServers:
         """A server that is healthy, if it tells which process it is. It has no weights of the trainer's yet."""
         try:
             await self.identify(server)
-        except (Unreachable, Refused, WireError) as failure:
+        except (Unreachable, Refused, ServerApiError) as failure:
             server.reason = str(failure)
             return False
         server.is_up, server.failures = True, 0
@@ -102,7 +102,7 @@ class WatchedServers:
             readings = await asyncio.gather(*(self.http.send(server.url, route.call) for _ in range(IDENTITY_READS)))
             instances = {route.parse(reading).instance for reading in readings}
             if len(instances) > 1:
-                raise WireError(
+                raise ServerApiError(
                     f"is {len(instances)} processes, as behind a load balancer: weights would reach one of them. Name "
                     f"each server by its own address in {KEY}.urls"
                 )
@@ -138,7 +138,7 @@ class WatchedServers:
             return
         try:
             found = route.parse(await self.send(server, route.call))
-        except (Unreachable, Refused, WireError) as failure:
+        except (Unreachable, Refused, ServerApiError) as failure:
             fault = str(failure)
         else:
             if found.instance != server.instance:
