@@ -16,9 +16,9 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from rloom.rewards.background import BackgroundScorer
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import rule_for
+from rloom.rewards.score_queue import BackgroundScorer
 from rloom.types import Sample
 
 WARM_UP = 200

@@ -44,8 +44,8 @@ from rloom.engines.weight_sync import WeightSync
 from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.network import PolicyNetwork
 from rloom.models.source import ModelSource
-from rloom.rewards.base import Unit
-from rloom.rewards.mix import Mix, Part
+from rloom.rewards.base import ScoringUnit
+from rloom.rewards.composite import CompositeReward, MixedPart
 from rloom.rollout.base import Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.vllm.environment import set_environment
@@ -71,7 +71,7 @@ class RandomScores:
     def __init__(self, seed: int) -> None:
         self.draw = Random(seed)
 
-    unit = Unit.ANSWER
+    unit = ScoringUnit.ANSWER
 
     def submit(self, groups: Sequence[SampleGroup]) -> Future[list[list[Score]]]:
         found: Future[list[list[Score]]] = Future()
@@ -104,7 +104,11 @@ class Step:
         sync = LocalGroup([WeightSync(self.engine if own_model else None, rollout)])
         sync.call("sync", 0)
         self.sampler = Sampler(
-            LocalGroup([rollout]), sync, Mix([Part("rule_score", RandomScores(seed=0))]), no_text, seed=0
+            LocalGroup([rollout]),
+            sync,
+            CompositeReward([MixedPart("rule_score", RandomScores(seed=0))]),
+            no_text,
+            seed=0,
         )
         self.learner = Learner(
             "actor",

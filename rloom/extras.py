@@ -9,8 +9,6 @@ CLONE = Path(__file__).parents[1]
 
 
 TRACKERS = ("wandb", "swanlab", "mlflow", "trackio")  # values of trainer.logger: each is a module and an extra
-# packages of the servers that rloom starts; AsyncLLM's workers belong to Ray
-SERVER_PACKAGES = {"sglang": ("sglang",), "trtllm": ("tensorrt_llm", "ray")}
 UNPINNED = {"vllm"}  # pins torch and others itself, and other versions than constraints.txt
 
 

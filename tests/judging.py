@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rloom.config.reward_sections import ApiJudge
+from rloom.net.retry import Backoff
 from rloom.rewards.judge.judge import JudgeReward
-from rloom.rewards.judge.timing import Backoff
 from rloom.types import Sample, SampleGroup, Score
 from tests.judge_server import KEY, JudgeServer
 

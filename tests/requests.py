@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rloom.api.train import Answer
 from rloom.batch import Trajectory
 from rloom.rollout.base import Completion, Request, Sampling
-from rloom.training.scoring import Answer
 from rloom.types import Prompt, Score
 
 NO_LIMIT = 10**6

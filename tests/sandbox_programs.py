@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rloom.rewards.sandbox.client import Sandbox
-from rloom.rewards.sandbox.settings import Job, Limits
+from rloom.rewards.sandbox.settings import Limits, SandboxJob
 
 ROOT = Path(__file__).parents[1]
 SECRET = "sk-not-for-programs"
@@ -109,11 +109,11 @@ def main(isolation: str) -> None:
         sandbox = Sandbox(limits, isolation)  # type: ignore[arg-type]
         for title, (source, _) in programs.items():
             named = f"import ctypes; ctypes.CDLL(None).prctl(15, b'{name}')\n{source}"
-            outcome = sandbox.run(Job((named,), module_name="__main__"))
+            outcome = sandbox.run(SandboxJob((named,), module_name="__main__"))
             text = (outcome.run.stdout + outcome.run.stderr)[-300:]
             left = processes_named(name)
             print(json.dumps({"title": title, "error": outcome.error or "", "text": text, "left": left}), flush=True)
-        after = sandbox.run(Job(("import os; print(os.listdir('.'))",), module_name="__main__"))
+        after = sandbox.run(SandboxJob(("import os; print(os.listdir('.'))",), module_name="__main__"))
         print(json.dumps({"title": "after", "text": after.run.stdout, "error": after.error or "", "left": 0}))
         uid, fork = sandbox.protections.uid, sandbox.protections.fork
         sandbox.close()

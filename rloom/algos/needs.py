@@ -3,13 +3,13 @@
 registry.py adds the functions. The keys of a run are checked against these tables before torch is imported.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-
-from rloom.errors import ConfigError
 
 ESTIMATOR_KEY = "algorithm.adv_estimator"
 LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
+ESTIMATOR_GROUP, LOSS_GROUP = "rloom.estimators", "rloom.policy_losses"  # entry points of other packages
 
 ESTIMATOR_SETTINGS = frozenset({"gamma", "lam", "norm_adv_by_std_in_grpo"})  # keys of `algorithm`
 SAPO = frozenset({"tau_pos", "tau_neg"})
@@ -20,22 +20,28 @@ LOSS_SETTINGS = CLIP | {"clip_ratio_c"} | SAPO | CLIP_COV | KL_COV  # keys of `a
 
 BY_SEQUENCE = "seq-mean-token-mean"
 
+SMALLEST_WEIGHT = (
+    0.05  # of the reward in the advantage of a token: below it, the reward hardly changes the token's probability
+)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class EstimatorNeeds:
     needs_critic: bool = False
     min_group: int = 1  # fewest answers per prompt
     needs_greedy: bool = False  # a greedy answer to each prompt, scored
     normalizes: bool = False  # its definition ends with (A - mean) / std over the batch
-    reads: frozenset[str] = ESTIMATOR_SETTINGS
+    reads: frozenset[str] = ESTIMATOR_SETTINGS  # keys of `algorithm` that change its result
+    # (gamma, lam) -> factor between the weights of the final reward in the advantages of a token and of the one before
+    discount: Callable[[float, float], float] = lambda gamma, lam: 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossNeeds:
     needs_old_logprobs: bool = False  # even if the update is exactly on-policy
     aggregation: str | None = None  # the only one it is defined for; None: as configured
     weighs_answers: bool = False  # rollout correction multiplies by the geometric mean of an answer's weights
-    reads: frozenset[str] = LOSS_SETTINGS
+    reads: frozenset[str] = LOSS_SETTINGS  # keys of `actor` and `actor.policy_loss` that change its result
 
 
 NOTHING: frozenset[str] = frozenset()
@@ -44,12 +50,14 @@ NORM = frozenset({"norm_adv_by_std_in_grpo"})
 IN_GROUPS = EstimatorNeeds(min_group=2, reads=NOTHING)
 
 ESTIMATORS = {
-    "gae": EstimatorNeeds(needs_critic=True, normalizes=True, reads=GAMMA | {"lam"}),
+    "gae": EstimatorNeeds(
+        needs_critic=True, normalizes=True, reads=GAMMA | {"lam"}, discount=lambda gamma, lam: gamma * lam
+    ),
     "rloo": IN_GROUPS,
     "grpo": EstimatorNeeds(min_group=2, reads=NORM),
-    "reinforce_plus_plus": EstimatorNeeds(normalizes=True, reads=GAMMA),
+    "reinforce_plus_plus": EstimatorNeeds(normalizes=True, reads=GAMMA, discount=lambda gamma, lam: gamma),
     "reinforce_plus_plus_baseline": EstimatorNeeds(min_group=2, normalizes=True, reads=NOTHING),
-    "remax": EstimatorNeeds(needs_greedy=True, reads=GAMMA),
+    "remax": EstimatorNeeds(needs_greedy=True, reads=GAMMA, discount=lambda gamma, lam: gamma),
     "opo": IN_GROUPS,
     "gpg": IN_GROUPS,
     "grpo_passk": EstimatorNeeds(min_group=2, reads=NORM),
@@ -67,8 +75,7 @@ LOSSES = {
 }
 
 
-def unknown_entry(key: str, name: str, known: Iterable[str]) -> ConfigError:
-    return ConfigError(
-        f"{key}={name}: there is no such entry; use one of {', '.join(known)}, "
-        "or your own as my_module:my_function or ./my_file.py:my_function"
-    )
+def reach(factor: float) -> int:
+    """Tokens before the reward whose advantage has at least SMALLEST_WEIGHT of it. 0.95 -> 58"""
+    assert factor < 1  # else it reaches all
+    return int(math.log(SMALLEST_WEIGHT) / math.log(factor)) if factor > 0 else 0

@@ -11,7 +11,7 @@ from rloom.data.prompts import GivenRows
 from rloom.errors import ConfigError
 from rloom.launch.early_checks import check
 from rloom.launch.inputs import UserObjects
-from rloom.rewards.in_process import style_of
+from rloom.rewards.function_reward import style_of
 
 DATA_SOURCE = "custom"  # for rows without one, if a reward function is given
 KEY_OF = {

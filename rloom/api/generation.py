@@ -75,7 +75,7 @@ def located(model: str | Path, keys: Sequence[str]) -> tuple[Config, Path | None
     open_checkpoint(checkpoint)
     engine = [f"{ENGINE}=native"]  # the run's own engine may be one that starts servers
     config = load_saved(checkpoint, keys, uses=MODEL_ALONE, settings=engine)
-    if config.actor_rollout_ref.rollout.name != "native":
+    if config.actor_rollout_ref.rollout.kind.takes_engine_kwargs:
         config = load_saved(checkpoint, keys, uses=(*MODEL_ALONE, KWARGS), settings=engine)
     return config, checkpoint
 

@@ -102,8 +102,9 @@ def flags(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def values_of(key: Key) -> Sequence[str]:
-    """Of a key with fixed choices, of a boolean one, and the names of the algorithms."""
-    return NAMED.get(key.path) or list(dict.fromkeys(choices(key.field.annotation)))
+    """The values of a key with fixed choices or of a boolean one, and the names in the table of a key."""
+    named = NAMED.get(key.path) or ([] if key.named_in is None else list(key.named_in.table))
+    return named or list(dict.fromkeys(choices(key.field.annotation)))
 
 
 def choices(annotation: Any) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import run_safely
@@ -27,10 +26,9 @@ def main(arguments: Sequence[str]) -> int:
 
     def run() -> int:
         if given.runs == [ENVIRONMENT]:
-            from rloom.config.sections import RolloutSection
             from rloom.doctor.machine import env
 
-            return env.run(get_args(RolloutSection.model_fields["name"].annotation), as_json=given.json)
+            return env.run(as_json=given.json)
         from rloom.doctor.run import command
 
         return command.run([Path(name).expanduser() for name in given.runs], as_json=given.json)

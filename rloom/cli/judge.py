@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def run() -> int:
         from rloom.config.reward_sections import check_judge
-        from rloom.rewards.judge.try_judge import try_judge
+        from rloom.rewards.judge.judge import try_judge
 
         overrides, source = split_hydra_flags(rest)
         settings = check_judge(load_config(overrides, **source).reward_model.api, responses=len(given.response))

@@ -69,7 +69,7 @@ def with_fitting_batch(command: KitCommand, config: Config) -> Config:
 
 
 def row_count(files: str | list[str], given_as: str) -> int:
-    from rloom.data.files import count_rows  # imports pyarrow
+    from rloom.data.files import count_rows
 
     try:
         return sum(count_rows(file) for file in ([files] if isinstance(files, str) else files))

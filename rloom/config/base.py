@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, field_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rloom.gpus import visible_gpus
+from rloom.plugins import installed, is_own
 from rloom.runtime.placement import WorkerLayout, worker_layout
 
 
@@ -64,6 +66,32 @@ def facts(**given: Any) -> Any:
 
 def names_code(value: str) -> bool:
     return ":" in value  # file.py:name, module:name
+
+
+@dataclass(frozen=True)
+class NamedIn:
+    """Annotates a text: a name in a table, file.py:name or module:name, or an entry point of an installed package.
+
+    The user's own file is not loaded when the text is validated: that of a checkpoint needs consent first.
+    """
+
+    table: Mapping[str, Any]
+    group: str  # of entry points
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def check(self, name: str) -> str:
+        if name not in self.table and not is_own(name, self.group):
+            raise PydanticCustomError("literal_error", "there is no such entry")
+        return name
+
+    def values(self, *others: str) -> str:
+        return f"{'|'.join((*self.table, *others))} or file.py:name"
+
+    def values_here(self) -> str:
+        """With those of installed packages."""
+        return self.values(*installed(self.group))
 
 
 def section(kind: type[Section], doc: str, *, same_run: bool | None = None, switch: Switch | None = None) -> Any:
@@ -183,7 +211,7 @@ class RunTrainer(Section):
 
     @property
     def workers_by_role(self) -> Mapping[str, int | list[int]]:
-        """As `Pools.by_role`."""
+        """Workers of each role, as `Pools.by_role`."""
         return {}
 
     @property

@@ -7,24 +7,30 @@ same rules.
 import logging
 from collections.abc import Iterator, Mapping
 
+from rloom.algos.needs import EstimatorNeeds
 from rloom.config.base import ACTOR, CRITIC, MODEL, ROLLOUT, RunConfig
 from rloom.config.derived import (
-    HOW_TO_SET,
-    PARTS,
-    USUAL_NAME,
-    HasEstimatorNeeds,
     Needs,
-    configured,
+    RewardKinds,
     nearest_divisors,
     ranks_per_share,
 )
 from rloom.config.effects import without_effect
-from rloom.config.engine_checks import megatron_faults, megatron_notices, replay_faults, server_faults, server_notices
+from rloom.config.engine_checks import (
+    count,
+    megatron_faults,
+    megatron_notices,
+    replay_faults,
+    server_faults,
+    server_notices,
+)
+from rloom.config.keys import value_at
 from rloom.config.reward_sections import PartWeight, judge_faults, remote_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, SftConfig
 from rloom.config.sections import RolloutSection
 from rloom.errors import ConfigError
-from rloom.rollout.limits import default_sequences
+from rloom.plugins import referenced
+from rloom.rewards.kinds import DEFAULT
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +110,7 @@ def with_source(faults: list[str], config: RunConfig) -> list[str]:
     return [*faults, f"The run has {config.all_visible}"] if faults and config.all_visible else faults
 
 
-def group_size_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
+def group_size_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
     n = config.actor_rollout_ref.rollout.n
     if n < algorithm.min_group:
         yield (
@@ -113,7 +119,7 @@ def group_size_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[
         )
 
 
-def critic_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
+def critic_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
     estimator, warmup = config.algorithm.adv_estimator, config.trainer.critic_warmup
     if config.critic.enable is False and algorithm.needs_critic:
         yield f"critic.enable=False: algorithm.adv_estimator={estimator} needs a critic; use rloo or grpo"
@@ -139,7 +145,7 @@ def mini_batch_faults(config: Config) -> Iterator[str]:
             )
 
 
-def micro_batch_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
+def micro_batch_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
     actor, critic, n = config.actor_rollout_ref.actor, config.critic, config.actor_rollout_ref.rollout.n
     longest = config.data.max_prompt_length + config.data.max_response_length
     workers = config.actor_workers
@@ -227,7 +233,7 @@ def parallel_faults(config: Config) -> Iterator[str]:
     pools, workers = config.trainer.pools, config.actor_workers
     tensor_parallel, generating = chosen.tensor_model_parallel_size, config.workers_of("rollout")
     key = f"actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel}"
-    if tensor_parallel > 1 and chosen.name in ("native", "hf"):
+    if tensor_parallel > 1 and not chosen.kind.tensor_parallel:
         yield (
             f"{key}: the {chosen.name} engine holds a whole model in each worker; use 1, or "
             "actor_rollout_ref.rollout.name=vllm"
@@ -245,9 +251,7 @@ def parallel_faults(config: Config) -> Iterator[str]:
         ),
     }
     for key, (size, among) in sizes.items():
-        if size != -1 and (size < 1 or among % size):
-            counted = f"{among} worker" if among == 1 else f"{among} workers"
-            yield f"{key}={size} does not divide {counted}; use {nearest_divisors(among, size)}, or -1"
+        yield from fsdp_size_faults(key, size, among)
     try:
         config.layout()
     except ConfigError as error:
@@ -263,7 +267,12 @@ def parallel_faults(config: Config) -> Iterator[str]:
         )
 
 
-def sequence_parallel_faults(config: Config, algorithm: HasEstimatorNeeds) -> Iterator[str]:
+def fsdp_size_faults(key: str, size: int, workers: int) -> Iterator[str]:
+    if size != -1 and (size < 1 or workers % size):
+        yield f"{key}={size} does not divide {count(workers)}; use {nearest_divisors(workers, size)}, or -1"
+
+
+def sequence_parallel_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
     actor, critic, pools = config.actor_rollout_ref.actor, config.critic, config.trainer.pools
     packed = config.actor_rollout_ref.model.use_remove_padding
     workers, reference = config.actor_workers, {"workers of trainer.pools.ref": pools.ref} if pools.ref else {}
@@ -295,9 +304,9 @@ def role_sequence_parallel_faults(
 def rollout_faults(config: Config) -> Iterator[str]:
     key, chosen = ROLLOUT, config.actor_rollout_ref.rollout
     validation = chosen.val_kwargs
-    if chosen.engine_kwargs and chosen.name == "native":
+    if chosen.engine_kwargs and not chosen.kind.takes_engine_kwargs:
         yield (
-            f"{key}.engine_kwargs={chosen.engine_kwargs}: the native engine takes none; remove it, or use name=hf or "
+            f"{key}.engine_kwargs={chosen.engine_kwargs}: {chosen.kind.title} takes none; remove it, or use name=hf or "
             "vllm"
         )
     if chosen.engine_kwargs and chosen.uses_servers and (chosen.server.addresses or chosen.server.command):
@@ -305,17 +314,8 @@ def rollout_faults(config: Config) -> Iterator[str]:
             f"{key}.engine_kwargs={chosen.engine_kwargs}: {key}.server.urls and {key}.server.command name servers with "
             "arguments of their own; remove engine_kwargs, or start the servers with them"
         )
-    sequences = chosen.max_num_seqs or default_sequences("vllm", "cuda")
-    if chosen.name == "vllm" and chosen.max_num_batched_tokens < sequences:
-        yield (
-            f"{key}.max_num_batched_tokens={chosen.max_num_batched_tokens}: a step of vLLM has a token of each of the "
-            f"{sequences} sequences of {key}.max_num_seqs; use {sequences} or more, or a lower max_num_seqs"
-        )
-    if chosen.name == "vllm" and validation.do_sample and validation.temperature > 2 * chosen.temperature:
-        yield (
-            f"{key}.val_kwargs.temperature={validation.temperature}: vLLM accepts up to twice {key}.temperature="
-            f"{chosen.temperature}; use {2 * chosen.temperature} or less"
-        )
+    if chosen.kind.faults is not None:
+        yield from referenced(chosen.kind.faults)(config)
     if validation.do_sample and validation.temperature == 0:
         yield (
             f"{key}.val_kwargs.do_sample=True: {key}.val_kwargs.temperature=0 is greedy; "
@@ -421,41 +421,42 @@ def reward_faults(config: Config) -> Iterator[str]:
 
 
 def single_faults(config: Config) -> Iterator[str]:
-    found = configured(config)
-    chosen = [source for source in USUAL_NAME if found[source]]
-    if len(chosen) > 1:
-        keys = " and ".join(HOW_TO_SET[source] for source in chosen)
-        weights = " ".join(f"+reward_model.composite.weights.{USUAL_NAME[source]}=0.5" for source in chosen)
+    kinds = RewardKinds.of(config)
+    alone = [kinds.every[name] for name in kinds.alone]
+    if len(alone) > 1:
+        keys = " and ".join(kind.switch for kind in alone)
+        weights = " ".join(f"+reward_model.composite.weights.{kind.parts[0]}=0.5" for kind in alone)
         yield f"{keys} each set a reward; keep one, or mix them: reward_model.composite.enable=True {weights}"
-    if found["format"]:
-        yield (
-            f"reward_model.format.pattern={config.reward_model.format.pattern}: a format reward is a part of a mix; "
-            "set reward_model.composite.enable=True and +reward_model.composite.weights.format_score=0.1"
-        )
+    for name, kind in kinds.chosen.items():
+        if not kind.alone and name != DEFAULT:
+            yield (
+                f"{kind.switch}={value_at(config, kind.switch)}: a {name} reward is a part of a mix; "
+                f"set reward_model.composite.enable=True and +reward_model.composite.weights.{kind.parts[0]}=0.1"
+            )
 
 
 def composite_faults(config: Config) -> Iterator[str]:
     section, key = config.reward_model.composite, "reward_model.composite.weights"
-    found = configured(config)
+    kinds = RewardKinds.of(config)
     if not section.weights:
         yield f"reward_model.composite.enable=True: {key} is empty; set +{key}.rule_score=0.3 and so on"
     if config.reward_model.normalize:
         yield "reward_model.normalize=True: with a mix, use reward_model.composite.normalize"
-    used = set()
+    used: set[str] = set()
     for name in section.weights:
-        if name not in PARTS:
-            yield f"{key}.{name}: there is no such part; use {', '.join(PARTS)}"
-        elif not any(found[source] for source in PARTS[name]):
-            ways = " or ".join(HOW_TO_SET[source] for source in PARTS[name])
-            yield f"{key}.{name}={shown_weight(section.weights[name])}: nothing computes it; set {ways}, or remove it"
+        source = kinds.computing(name)
+        if name not in kinds.part_names:
+            yield f"{key}.{name}: there is no such part; use {', '.join(kinds.part_names)}"
+        elif source is None:
+            ways, weight = kinds.ways(name), shown_weight(section.weights[name])
+            yield f"{key}.{name}={weight}: nothing computes it; set {ways}, or remove it"
         else:
-            source = next(source for source in PARTS[name] if found[source])
             if source in used:
-                yield f"{key}.{name}: another part is computed by the same {HOW_TO_SET[source]}; keep one"
+                yield f"{key}.{name}: another part is computed by the same {kinds.every[source].switch}; keep one"
             used.add(source)
-    for source, is_set in found.items():
-        if is_set and source not in used and source != "rules":
-            yield f"{HOW_TO_SET[source]} is set, but no weight uses it; add it to {key}, or remove the key"
+    for source, kind in kinds.chosen.items():
+        if source not in used and source != DEFAULT:
+            yield f"{kind.switch} is set, but no weight uses it; add it to {key}, or remove the key"
     weights = [given.weight if isinstance(given, PartWeight) else given for given in section.weights.values()]
     if weights and not any(weights):
         yield f"{key}: all weights are 0; give one part a weight"
@@ -504,10 +505,7 @@ def sft_worker_faults(config: SftConfig) -> Iterator[str]:
             f"engine.ulysses_sequence_parallel_size={shared} does not divide the {config.workers} workers "
             f"(trainer.nnodes × trainer.n_gpus_per_node); use {nearest_divisors(config.workers, shared)}"
         )
-    size = config.engine.fsdp_size
-    if size != -1 and (size < 1 or config.workers % size):
-        counted = "1 worker" if config.workers == 1 else f"{config.workers} workers"
-        yield f"engine.fsdp_size={size} does not divide {counted}; use {nearest_divisors(config.workers, size)}, or -1"
+    yield from fsdp_size_faults("engine.fsdp_size", config.engine.fsdp_size, config.workers)
     if not config.uses_torchrun:
         yield from machine_faults(config)
 

@@ -7,14 +7,25 @@ the same samples: `sequence_ranks` divide each sequence (Ulysses), so that toget
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any
 
-from rloom.algos.needs import ESTIMATOR_KEY, ESTIMATORS, LOSS_KEY, LOSSES, EstimatorNeeds, LossNeeds, unknown_entry
+from rloom.algos.needs import (
+    ESTIMATOR_GROUP,
+    ESTIMATOR_KEY,
+    ESTIMATORS,
+    LOSS_GROUP,
+    LOSS_KEY,
+    LOSSES,
+    EstimatorNeeds,
+    LossNeeds,
+)
 from rloom.config.reward_sections import ClassifierKeys, PartWeight
 from rloom.config.schema import Actor, Config, Critic, Ref
 from rloom.config.sections import RolloutSection
 from rloom.packing import MicroBatching
+from rloom.plugins import installed, is_own, unknown_entry
+from rloom.rewards.kinds import DEFAULT, RewardKind, kinds_of
 
 
 def nearest_divisors(whole: int, wanted: int) -> str:
@@ -29,48 +40,32 @@ def divisors(whole: int) -> list[int]:
     return [d for d in range(1, whole + 1) if whole % d == 0]
 
 
-class HasEstimatorNeeds(Protocol):
-    @property
-    def needs_critic(self) -> bool: ...
-    @property
-    def min_group(self) -> int: ...
-    @property
-    def needs_greedy(self) -> bool: ...
-    @property
-    def reads(self) -> frozenset[str]: ...
-
-
-class HasLossNeeds(Protocol):
-    @property
-    def needs_old_logprobs(self) -> bool: ...
-    @property
-    def reads(self) -> frozenset[str]: ...
-
-
 @dataclass(frozen=True)
 class Needs:
     """The requirements of a run's estimator and loss: registry entries, or their declarations in algos/needs.py."""
 
-    estimator: HasEstimatorNeeds
-    loss: HasLossNeeds
+    estimator: EstimatorNeeds
+    loss: LossNeeds
 
 
 def declared_needs(config: Config) -> Needs:
     estimator, loss = config.algorithm.adv_estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode
-    if ":" not in estimator and estimator not in ESTIMATORS:
-        raise unknown_entry(ESTIMATOR_KEY, estimator, ESTIMATORS)
-    if ":" not in loss and loss not in LOSSES:
-        raise unknown_entry(LOSS_KEY, loss, LOSSES)
+    if estimator not in ESTIMATORS and not is_own(estimator, ESTIMATOR_GROUP):
+        raise unknown_entry(ESTIMATOR_KEY, estimator, [*ESTIMATORS, *installed(ESTIMATOR_GROUP)])
+    if loss not in LOSSES and not is_own(loss, LOSS_GROUP):
+        raise unknown_entry(LOSS_KEY, loss, [*LOSSES, *installed(LOSS_GROUP)])
     own = EstimatorNeeds(needs_critic=bool(config.critic.enable))
     return Needs(ESTIMATORS.get(estimator, own), LOSSES.get(loss, LossNeeds()))
 
 
 def brings_own_algorithm(config: Config) -> bool:
     """Whether estimator or loss is the user's own: its requirements are known after its file is loaded."""
-    return ":" in config.algorithm.adv_estimator or ":" in config.actor_rollout_ref.actor.policy_loss.loss_mode
+    estimator, loss = config.algorithm.adv_estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode
+    own_estimator = estimator not in ESTIMATORS and is_own(estimator, ESTIMATOR_GROUP)
+    return own_estimator or (loss not in LOSSES and is_own(loss, LOSS_GROUP))
 
 
-def needs_old_logprobs(config: Config, loss: HasLossNeeds) -> bool:
+def needs_old_logprobs(config: Config, loss: LossNeeds) -> bool:
     """An exactly on-policy update needs none, unless the loss, the step's KL or rollout correction reads them."""
     measures_kl = config.kl_in_reward or config.kl_only_measured
     also_read = measures_kl or config.algorithm.rollout_correction.enabled
@@ -89,7 +84,7 @@ def ranks_per_share(role: Actor | Critic, ranks: int) -> int:
 
 def model_ranks(role: Actor | Critic, ranks: int) -> int:
     """Ranks that divide one copy of the model by tensor and pipeline parallelism."""
-    return role.megatron.model_ranks if ranks > 1 and role.strategy == "megatron" else 1
+    return role.megatron.model_ranks if ranks > 1 and role.kind.model_parallel else 1
 
 
 def training_batching(
@@ -122,45 +117,49 @@ def micro_batching(samples: int | None, dynamic: bool | None, tokens: int) -> Mi
     return MicroBatching(tokens=tokens) if samples is None or dynamic else MicroBatching(samples=samples)
 
 
-# name of a part -> what may compute it; the first that is configured does
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "rule_score": ("function", "rules"),
-    "rm_score": ("model", "judge", "remote"),
-    "api_score": ("judge",),
-    "remote_score": ("remote",),
-    "format_score": ("format",),
-}
-HOW_TO_SET = {
-    "rules": "rules need no key",
-    "function": "custom_reward_function.path",
-    "model": "reward_model.path",
-    "judge": "reward_model.api.enable",
-    "remote": "reward_model.remote.urls",
-    "format": "reward_model.format.pattern",
-}
-USUAL_NAME = {"function": "rule_score", "model": "rm_score", "judge": "api_score", "remote": "remote_score"}
-
-
 @dataclass(frozen=True)
 class RewardPart:
     name: str
-    source: str  # a key of HOW_TO_SET
+    source: str  # the name of its kind
+    kind: RewardKind
     weight: float = 1.0
     normalize: bool = False
     skip_failed: bool = False
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What distinguishes it from the parts of another run."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "kind"}
 
-def configured(config: Config) -> dict[str, bool]:
-    """What can compute a reward -> whether the user set it. Rules are always there."""
-    reward = config.reward_model
-    return {
-        "rules": True,
-        "function": config.custom_reward_function.path is not None,
-        "model": reward.model_path is not None,
-        "judge": reward.api.enable,
-        "remote": bool(reward.remote.addresses),
-        "format": reward.format.pattern is not None,
-    }
+
+@dataclass(frozen=True)
+class RewardKinds:
+    """The kinds of rewards that a run could have and those that the user set, by name."""
+
+    every: Mapping[str, RewardKind]
+    chosen: Mapping[str, RewardKind]
+
+    @classmethod
+    def of(cls, config: Config) -> "RewardKinds":
+        every = kinds_of(config.reward_model.kinds)
+        return cls(every, {name: kind for name, kind in every.items() if kind.is_set(config)})
+
+    @property
+    def part_names(self) -> list[str]:
+        return list(dict.fromkeys(part for kind in self.every.values() for part in kind.parts))
+
+    @property
+    def alone(self) -> list[str]:
+        """Those that can be the only reward of a run."""
+        return [name for name, kind in self.chosen.items() if kind.alone]
+
+    def computing(self, part: str) -> str | None:
+        """The first that is set of those that can compute the part."""
+        return next((name for name, kind in self.chosen.items() if part in kind.parts), None)
+
+    def ways(self, part: str) -> str:
+        """The keys that set a reward for the part."""
+        return " or ".join(kind.switch for kind in self.every.values() if part in kind.parts)
 
 
 ACCURACY, SCORE = "accuracy", "score"
@@ -169,20 +168,21 @@ ACCURACY, SCORE = "accuracy", "score"
 def validation_word(config: Config) -> str:
     """What validation measures: a rule or function decides whether an answer is right, also as a part of a mix; the
     scores of a reward model, a judge or a remote reward have a mean, which is no accuracy."""
-    return ACCURACY if any(part.source in ("rules", "function") for part in reward_parts(config)) else SCORE
+    return ACCURACY if any(part.kind.measures_accuracy for part in reward_parts(config)) else SCORE
 
 
 def reward_parts(config: Config) -> list[RewardPart]:
-    """Of a checked configuration."""
-    reward, found = config.reward_model, configured(config)
+    """The parts of the reward of a run. `config` has passed `check`."""
+    reward, kinds = config.reward_model, RewardKinds.of(config)
     if not reward.composite.enable:
-        chosen = [source for source in USUAL_NAME if found[source]]
-        source = chosen[0] if chosen else "rules"
-        return [RewardPart(USUAL_NAME.get(source, "rule_score"), source, normalize=reward.normalize)]
+        only = next(iter(kinds.alone), DEFAULT)
+        kind = kinds.every[only]
+        return [RewardPart(kind.parts[0], only, kind, normalize=reward.normalize)]
     parts = []
     for name, given in reward.composite.weights.items():
         weight = given if isinstance(given, PartWeight) else PartWeight(weight=given)
         normalize = reward.composite.normalize if weight.normalize is None else weight.normalize
-        source = next(source for source in PARTS[name] if found[source])
-        parts.append(RewardPart(name, source, weight.weight, normalize, weight.failed == "skip"))
+        chosen = kinds.computing(name)
+        assert chosen is not None  # checked
+        parts.append(RewardPart(name, chosen, kinds.every[chosen], weight.weight, normalize, weight.failed == "skip"))
     return parts

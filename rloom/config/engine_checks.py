@@ -9,7 +9,9 @@ from rloom.config.base import ACTOR, CRITIC, REF
 from rloom.config.derived import divisors, nearest_divisors
 from rloom.config.reward_sections import VARIABLE, is_plain_address
 from rloom.config.schema import Actor, Config, Critic
-from rloom.config.sections import ONE_IMPLEMENTATION, SIZES, Megatron, RolloutSection, ServerSection
+from rloom.config.sections import ONE_IMPLEMENTATION, SIZES, Megatron, ServerSection
+from rloom.engines.kinds import StrategyKind
+from rloom.rollout.kinds import ROLLOUTS
 
 SHOWN_SPLITS = 6
 # entries of TransformerConfig that other keys or config.json define -> what to use instead
@@ -44,9 +46,10 @@ OTHER_KEYS = {
 
 @dataclass(frozen=True)
 class MegatronRole:
-    """A role that Megatron trains, and its workers."""
+    """A role whose model is divided by the sizes of its section `megatron`, and its workers."""
 
     path: str  # its section
+    strategy: str
     section: Megatron
     workers: int
     model: str  # section of its model
@@ -58,16 +61,22 @@ class MegatronRole:
 
 def megatron_roles(config: Config, *, critic: bool) -> Iterator[MegatronRole]:
     """`critic`: whether the algorithm trains one."""
-    if config.actor_rollout_ref.actor.strategy == "megatron":
+    if config.actor_rollout_ref.actor.kind.model_parallel:
         section = config.actor_rollout_ref.actor.megatron
-        yield MegatronRole(ACTOR, section, config.actor_workers, "actor_rollout_ref.model")
-    if critic and config.critic.strategy == "megatron":
-        yield MegatronRole(CRITIC, config.critic.megatron, config.workers_of("critic"), "critic.model")
+        yield MegatronRole(
+            ACTOR, config.actor_rollout_ref.actor.strategy, section, config.actor_workers, "actor_rollout_ref.model"
+        )
+    if critic and config.critic.kind.model_parallel:
+        yield MegatronRole(
+            CRITIC, config.critic.strategy, config.critic.megatron, config.workers_of("critic"), "critic.model"
+        )
 
 
-def uses_megatron(config: Config, *, critic: bool) -> bool:
-    """Whether a process of the run imports megatron-core: one worker holds a whole model without it."""
-    return any(role.workers > 1 for role in megatron_roles(config, critic=critic))
+def divided_strategies(config: Config, *, critic: bool) -> dict[str, StrategyKind]:
+    """The strategies of the roles that several workers train: one worker holds a whole model without their packages."""
+    roles: list[tuple[Actor | Critic, int]] = [(config.actor_rollout_ref.actor, config.actor_workers)]
+    roles += [(config.critic, config.workers_of("critic"))] if critic else []
+    return {role.strategy: role.kind for role, workers in roles if workers > 1}
 
 
 def megatron_faults(config: Config, *, critic: bool) -> Iterator[str]:
@@ -75,9 +84,9 @@ def megatron_faults(config: Config, *, critic: bool) -> Iterator[str]:
         yield from worker_faults(role)
         yield from expert_faults(role)
         yield from override_faults(role)
-    if config.actor_rollout_ref.actor.strategy == "megatron":
+    if config.actor_rollout_ref.actor.kind.model_parallel:
         yield from reference_faults(config)
-        yield from actor_faults(config)
+    yield from actor_faults(config)
     yield from ulysses_faults(ACTOR, config.actor_rollout_ref.actor)
     if critic:
         yield from ulysses_faults(CRITIC, config.critic)
@@ -141,10 +150,10 @@ def reference_faults(config: Config) -> Iterator[str]:
 
 def actor_faults(config: Config) -> Iterator[str]:
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
-    key = f"{ACTOR}.strategy=megatron"
-    if model.has_lora:
-        yield f"{key}: the Megatron engine trains all weights, not LoRA adapters; use strategy=fsdp, or lora_rank=0"
-    if actor.use_kl_loss and actor.kl_loss_type == "full":
+    key = f"{ACTOR}.strategy={actor.strategy}"
+    if model.has_lora and not actor.kind.trains_adapters:
+        yield f"{key}: {actor.kind.title} trains all weights, not LoRA adapters; use strategy=fsdp, or lora_rank=0"
+    if actor.use_kl_loss and actor.kl_loss_type == "full" and not actor.kind.whole_logits:
         yield (
             f"{key}: a KL over the whole vocabulary needs whole logits on each worker; use strategy=fsdp, or another "
             f"{ACTOR}.kl_loss_type"
@@ -153,7 +162,7 @@ def actor_faults(config: Config) -> Iterator[str]:
 
 def ulysses_faults(name: str, role: Actor | Critic) -> Iterator[str]:
     size = role.ulysses_sequence_parallel_size
-    if role.strategy == "megatron" and size > 1:
+    if size > 1 and not role.kind.sequence_parallel:
         yield (
             f"{name}.ulysses_sequence_parallel_size={size}: sequences are divided by FSDP's engine only; use 1 and "
             f"{name}.megatron.sequence_parallel=True, or {name}.strategy=fsdp"
@@ -163,12 +172,12 @@ def ulysses_faults(name: str, role: Actor | Critic) -> Iterator[str]:
 def shared_worker_faults(actor: Actor, critic: Critic) -> Iterator[str]:
     """megatron-core has one division of the ranks in a process, for all models."""
     own = "or give the critic workers of its own (trainer.pools.critic)"
-    if (actor.strategy == "megatron") != (critic.strategy == "megatron"):
+    if actor.kind.model_parallel != critic.kind.model_parallel:
         yield (
             f"{ACTOR}.strategy={actor.strategy} and critic.strategy={critic.strategy}: actor and critic share their "
             f"workers, and these have one training engine; use the same strategy, {own}"
         )
-    elif critic.strategy == "megatron":
+    elif critic.kind.model_parallel:
         for name in SIZES:
             value, other = getattr(critic.megatron, name), getattr(actor.megatron, name)
             if value != other:
@@ -184,7 +193,7 @@ def replay_faults(config: Config) -> Iterator[str]:
     given = config.actor_rollout_ref.actor.router_replay.mode
     if rollout.enable_rollout_routing_replay and given == "disabled" and config.is_given(mode):
         yield f"{mode}=disabled and {switch} contradict each other; keep one"
-    elif config.replays_routing and rollout.name != "native":
+    elif config.replays_routing and not rollout.kind.records_routing:
         yield (
             f"{f'{mode}=R3' if given == 'R3' else switch}: actor_rollout_ref.rollout.name={rollout.name} does not "
             "return the experts that its router chose; use name=native, or leave router replay out"
@@ -192,9 +201,10 @@ def replay_faults(config: Config) -> Iterator[str]:
 
 
 def megatron_notices(config: Config, *, critic: bool) -> Iterator[str]:
-    alone = [f"{role.path}.strategy=megatron" for role in megatron_roles(config, critic=critic) if role.workers == 1]
+    alone = [role for role in megatron_roles(config, critic=critic) if role.workers == 1]
     if alone:
-        yield f"{', '.join(alone)}: one worker holds the whole model, so megatron-core is not used"
+        keys = ", ".join(f"{role.path}.strategy={role.strategy}" for role in alone)
+        yield f"{keys}: one worker holds the whole model, so megatron-core is not used"
     roles = {ACTOR: config.actor_rollout_ref.actor.megatron, CRITIC: config.critic.megatron}
     for path, section in roles.items():
         ignored = sorted(ONE_IMPLEMENTATION.intersection(section.override_transformer_config))
@@ -260,7 +270,7 @@ def family_fault(role: MegatronRole, fields: Mapping[str, Any], source: str) -> 
     if family in FAMILIES:
         return None
     return (
-        f"{role.path}.strategy=megatron: {source} is of the family {family!r}, and the Megatron engine has "
+        f"{role.path}.strategy={role.strategy}: {source} is of the family {family!r}, and the Megatron engine has "
         f"{', '.join(FAMILIES.values())}; use {role.path}.strategy=fsdp"
     )
 
@@ -338,7 +348,7 @@ SERVER_EXAMPLE = "http://127.0.0.1:30000"
 
 def server_faults(config: "Config") -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
-    section, name = rollout.server, rollout.name
+    section = rollout.server
     if not rollout.uses_servers:
         return
     yield from server_address_faults(section)
@@ -348,21 +358,35 @@ def server_faults(config: "Config") -> Iterator[str]:
             f"actor_rollout_ref.model.lora_rank: rloom sends servers whole weights, not adapters; use "
             f"actor_rollout_ref.rollout.name=native, or vllm without {SERVER}"
         )
-    if name == "trtllm":
-        yield from trtllm_faults(rollout)
 
 
 def server_notices(config: "Config") -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "trtllm" and rollout.starts_servers and config.workers > 1:
+    if rollout.on_first_gpu and rollout.starts_servers and config.workers > 1:
+        servers = [name for name, kind in ROLLOUTS.items() if kind.servers and not kind.servers.takes_handles]
         yield (
-            f"actor_rollout_ref.rollout.name=trtllm: one server generates all answers, on the GPU of the first of "
-            f"{config.workers} workers; vllm and sglang use all GPUs"
+            f"actor_rollout_ref.rollout.name={rollout.name}: one server generates all answers, on the GPU of the first "
+            f"of {config.workers} workers; {' and '.join(servers)} use all GPUs"
         )
 
 
-def trtllm_faults(rollout: "RolloutSection") -> Iterator[str]:
-    section = rollout.server
+def vllm_faults(config: Config) -> Iterator[str]:
+    key, chosen = "actor_rollout_ref.rollout", config.actor_rollout_ref.rollout
+    validation, sequences = chosen.val_kwargs, chosen.max_num_seqs or chosen.kind.gpu_sequences
+    if chosen.max_num_batched_tokens < sequences:
+        yield (
+            f"{key}.max_num_batched_tokens={chosen.max_num_batched_tokens}: a step of vLLM has a token of each of the "
+            f"{sequences} sequences of {key}.max_num_seqs; use {sequences} or more, or a lower max_num_seqs"
+        )
+    if validation.do_sample and validation.temperature > 2 * chosen.temperature:
+        yield (
+            f"{key}.val_kwargs.temperature={validation.temperature}: vLLM accepts up to twice {key}.temperature="
+            f"{chosen.temperature}; use {2 * chosen.temperature} or less"
+        )
+
+
+def trtllm_faults(config: Config) -> Iterator[str]:
+    rollout, section = config.actor_rollout_ref.rollout, config.actor_rollout_ref.rollout.server
     handles = "TensorRT-LLM's server takes weights as handles of memory on its own GPU, which is the first worker's"
     if rollout.tensor_model_parallel_size > 1:
         size = rollout.tensor_model_parallel_size

@@ -19,13 +19,12 @@ from rloom.config.keys import Root
 from rloom.config.load import C, overrides_tree, validate
 from rloom.config.schema import Config, SftConfig
 from rloom.errors import ConfigError
+from rloom.runs.run_folder import CONFIG_FILE
 
-CONFIG_FILE = "config.yaml"  # written to the run directory and to every checkpoint
 MEGATRON_ROLES = {ACTOR: "1", CRITIC: "1", REF: "null"}  # -> parallel sizes
+ONE_WORKER = ("trainer.nnodes=1", "trainer.n_gpus_per_node=1", "trainer.node_rank=0")
 ONE_PROCESS = (  # replaces the run's values
-    "trainer.nnodes=1",
-    "trainer.n_gpus_per_node=1",
-    "trainer.node_rank=0",
+    *ONE_WORKER,
     "trainer.pools={actor: null, critic: null, ref: null, rollout: null, reward: null}",
     "actor_rollout_ref.actor.fsdp_config.fsdp_size=-1",
     "critic.model.fsdp_config.fsdp_size=-1",
@@ -39,13 +38,7 @@ ONE_PROCESS = (  # replaces the run's values
     *(f"{role}.megatron.expert_tensor_parallel_size=null" for role in MEGATRON_ROLES),
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
 )
-SFT_ONE_PROCESS = (
-    "trainer.nnodes=1",
-    "trainer.n_gpus_per_node=1",
-    "trainer.node_rank=0",
-    "engine.fsdp_size=-1",
-    "engine.ulysses_sequence_parallel_size=1",
-)
+SFT_ONE_PROCESS = (*ONE_WORKER, "engine.fsdp_size=-1", "engine.ulysses_sequence_parallel_size=1")
 RUN_ALONE = ("critic.", "trainer.", "ray_kwargs.")  # evaluation and export build no critic, log nothing, start no Ray
 
 
@@ -54,7 +47,8 @@ def consent_keys(root: Root = Config) -> dict[str, NeedsConsent]:
 
 
 EVALUATION = tuple(path for path in consent_keys() if not path.startswith(RUN_ALONE))
-MODEL_ALONE = tuple(path for path in consent_keys() if path.startswith("actor_rollout_ref.model."))
+STRATEGY = "actor_rollout_ref.actor.strategy"  # its engine reads the weights
+MODEL_ALONE = (*(path for path in consent_keys() if path.startswith("actor_rollout_ref.model.")), STRATEGY)
 SFT_MODEL_ALONE = tuple(path for path in consent_keys(SftConfig) if path.startswith("model."))
 
 

@@ -17,7 +17,7 @@ Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Entry:
+class KeyEntry:
     path: str
     value: Any
     respelled: bool  # written with dots, as `kl_ctrl.kl_coef: 0.001`, or by another name
@@ -76,7 +76,9 @@ def put(tree: Tree, path: str, value: Any) -> None:
     tree[name] = value
 
 
-def entries(tree: Mapping[Any, Any], prefix: str = "", respelled: bool = False, root: Root = Config) -> Iterator[Entry]:
+def entries(
+    tree: Mapping[Any, Any], prefix: str = "", respelled: bool = False, root: Root = Config
+) -> Iterator[KeyEntry]:
     for name, value in tree.items():
         written = f"{prefix}{name}"
         path = real_key(written, root)
@@ -84,7 +86,7 @@ def entries(tree: Mapping[Any, Any], prefix: str = "", respelled: bool = False, 
         if isinstance(value, dict) and value and path not in free_dictionaries(root):
             yield from entries(value, f"{path}.", other, root)
         else:
-            yield Entry(path, value, other)
+            yield KeyEntry(path, value, other)
 
 
 def in_real_spelling(tree: Tree, stronger: Collection[str], root: Root = Config) -> Tree:
@@ -125,7 +127,7 @@ def given_in_files(tree: Tree, root: Root = Config) -> frozenset[str]:
     return known((entry.path for entry in written), root) - copied_defaults(written, root)
 
 
-def copied_defaults(written: Collection[Entry], root: Root) -> frozenset[str]:
+def copied_defaults(written: Collection[KeyEntry], root: Root) -> frozenset[str]:
     """Keys with their default value in a section that a file writes completely, as `rloom config` prints it."""
     keys, sections = leaf_keys(root), defaultdict(set)
     for path, key in keys.items():

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from rloom.config.base import NeedsConsent, RunConfig, Section, Switch
+from rloom.config.base import NamedIn, NeedsConsent, RunConfig, Section, Switch
 from rloom.config.schema import Config
 from rloom.config.verl_keys import unsupported_key, unsupported_value
 
@@ -40,7 +40,12 @@ class Key:
 
     @property
     def kind(self) -> str:
-        return type_name(self.field.annotation)
+        return type_name(self.field.annotation) if self.named_in is None else self.named_in.values()
+
+    @property
+    def named_in(self) -> NamedIn | None:
+        """The table whose names are values of the key."""
+        return next((fact for fact in self.field.metadata if isinstance(fact, NamedIn)), None)
 
     @property
     def needs_consent(self) -> NeedsConsent | None:
@@ -133,7 +138,7 @@ def nearest(unknown: str, root: Root = Config) -> list[str]:
 
 
 def misplaced(unknown: str, namesakes: list[str]) -> list[str]:
-    """Of the keys with the same last name, those that end in `unknown` (`rollout.n`), or share most of its sections."""
+    """The keys with the same last name that end in `unknown` (`rollout.n`), or share most of its sections."""
     namesakes = [path for path in namesakes if path.endswith(f".{unknown}")] or namesakes
     sections = set(unknown.split(".")[:-1])
 
@@ -188,7 +193,8 @@ def wrong_value(found: Key, fault: Any) -> str:
         return f"{found.path}={given!r}: it is a section of keys"
     # pydantic lists the choices of a literal, which `found.kind` also does
     reason = "not one of the values it takes" if fault["type"] == "literal_error" else fault["msg"].lower()
-    return f"{found.path}={given!r}: {reason}; it takes {found.kind}, by default {found.default}"
+    takes = found.kind if found.named_in is None else found.named_in.values_here()
+    return f"{found.path}={given!r}: {reason}; it takes {takes}, by default {found.default}"
 
 
 def unknown_leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -104,7 +104,7 @@ def judge_faults(judge: ApiJudge) -> Iterator[str]:
 
 
 def check_judge(judge: ApiJudge, *, responses: int) -> ApiJudge:
-    """For a call without a run."""
+    """The judge of `rloom judge`, which has no run, checked."""
     faults = list(judge_faults(judge))
     if responses > 1 and judge.mode != "groupwise":
         faults.append(f"--response is given {responses} times, and {JUDGE}.mode={judge.mode} takes one; use groupwise")
@@ -144,7 +144,7 @@ REMOTE_EXAMPLE = "http://127.0.0.1:5000/get_reward"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class RemoteReward(Section):
+class RemoteSection(Section):
     urls: str | list[str] = key(
         [],
         "Score the answers with the reward servers at these URLs: one, a list, or one text with commas. They share the "
@@ -170,7 +170,7 @@ class RemoteReward(Section):
         return tuple(url.strip() for text in texts for url in text.split(",") if url.strip())
 
 
-def remote_faults(remote: RemoteReward) -> Iterator[str]:
+def remote_faults(remote: RemoteSection) -> Iterator[str]:
     """Values that may hold a password or a token are not repeated in the sentence."""
     for url in remote.addresses:
         yield from remote_address_faults(url)
@@ -279,7 +279,7 @@ class ClassifierKeys(Section):
         return self.trust_remote_code or self.model.trust_remote_code
 
 
-class Sandbox(Section):
+class SandboxSection(Section):
     timeout_s: float = key(
         15.0,
         "Wall time of one run of a program. A problem with inputs for stdin runs the program once for each test; other "
@@ -329,7 +329,8 @@ class Composite(Section):
     weights: dict[str, float | PartWeight] = key(
         {},
         "Part -> weight, or {weight, normalize, failed: fail|skip}. Parts: rule_score (rule or your function), "
-        "rm_score (reward model, or else judge, or else remote reward), api_score, remote_score, format_score.",
+        "rm_score (reward model, or else judge, or else remote reward), api_score, remote_score, format_score, "
+        "those of `reward_model.kinds`.",
     )
     normalize: bool = key(
         False, "Normalise every part by its running mean and standard deviation, unless a part has its own `normalize`."
@@ -358,10 +359,16 @@ class RewardModel(ClassifierKeys):
     normalize: bool = key(
         False, "Normalise the score by its running mean and standard deviation over the run, saved in checkpoints."
     )
+    kinds: list[str] = key(
+        [],
+        "Kinds of rewards of your own, each a RewardKind: file.py:name, module:name, or a name that an installed "
+        "package registers as an entry point of rloom.reward_kinds. docs/extending.md has an example.",
+        needs_consent=bool,
+    )
     composite: Composite = section(Composite, "A weighted mix of several rewards.")
     format: Format = section(Format, "The format reward, a part of the mix.")
-    remote: RemoteReward = section(
-        RemoteReward, "Reward servers.", switch=Switch("urls", "there are no reward servers", on="")
+    remote: RemoteSection = section(
+        RemoteSection, "Reward servers.", switch=Switch("urls", "there are no reward servers", on="")
     )
     overlong_buffer: OverlongBuffer = section(
         OverlongBuffer,
@@ -373,7 +380,9 @@ class RewardModel(ClassifierKeys):
         "A language model behind an API as the judge of the answers.",
         switch=Switch("enable", "no judge scores the answers"),
     )
-    sandbox: Sandbox = section(Sandbox, "Limits of generated code, for data sources that are scored by running it.")
+    sandbox: SandboxSection = section(
+        SandboxSection, "Limits of generated code, for data sources that are scored by running it."
+    )
 
 
 class CustomRewardFunction(Section):

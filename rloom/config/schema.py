@@ -14,6 +14,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from rloom.algos.needs import ESTIMATORS, EstimatorNeeds
 from rloom.config.base import (
     EMBEDDED,
+    NamedIn,
     RayKwargs,
     RunConfig,
     RunTrainer,
@@ -38,6 +39,7 @@ from rloom.config.sections import (
     RouterReplay,
     with_actor_sizes,
 )
+from rloom.engines.kinds import GROUP, STRATEGIES, StrategyKind, strategy_kind
 
 GROUP_SIZE = 5  # answers to a prompt that estimators compare, as in the guides of RLOO and GRPO
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -152,15 +154,15 @@ class Checkpoint(Section):
     )
 
 
-STRATEGY = Literal["fsdp", "fsdp2", "megatron"]
-STRATEGIES = (
+STRATEGY = Annotated[str, NamedIn(STRATEGIES, GROUP)]
+TRAINING_ENGINE = (
     "Training engine. fsdp, fsdp2: FSDP2; megatron: tensor, pipeline and expert parallelism of megatron-core (extra "
     "`megatron`). One worker runs neither and holds a whole model."
 )
 
 
 class Actor(Section):
-    strategy: STRATEGY = key("fsdp", STRATEGIES, same_run=True)
+    strategy: STRATEGY = key("fsdp", TRAINING_ENGINE, needs_consent=names_code, same_run=True)
     ppo_mini_batch_size: int = key(256, "Prompts per optimizer step; divides `data.train_batch_size`.", ge=1)
     ppo_micro_batch_size_per_gpu: int | None = key(
         None, "Samples per forward-backward pass. null: by token budget.", ge=1, same_run=True
@@ -212,8 +214,12 @@ class Actor(Section):
     checkpoint: Checkpoint = section(Checkpoint, "Contents of checkpoints.", same_run=True)
 
     @property
+    def kind(self) -> StrategyKind:
+        return strategy_kind("actor_rollout_ref.actor.strategy", self.strategy)
+
+    @property
     def engine_memory(self) -> EngineMemory:
-        return self.megatron if self.strategy == "megatron" else self.fsdp_config
+        return {"fsdp_config": self.fsdp_config, "megatron": self.megatron}[self.kind.section]
 
 
 class Ref(Section):
@@ -248,7 +254,7 @@ class CriticModel(Section):
 
 class Critic(Section):
     enable: bool | None = key(None, "Train a critic. null: if the algorithm requires one.")
-    strategy: STRATEGY = key(None, "Training engine. null: the actor's.", same_run=True)
+    strategy: STRATEGY = key(None, "Training engine. null: the actor's.", needs_consent=names_code, same_run=True)
     model: CriticModel = section(CriticModel, "The critic's model.")
     optim: CriticOptim = section(CriticOptim, "The optimizer and its learning rate schedule.")
     ppo_mini_batch_size: int | None = key(None, "Prompts per optimizer step. null: the actor's.", ge=1)
@@ -274,8 +280,12 @@ class Critic(Section):
     megatron: CriticMegatron = section(CriticMegatron, "Parallelism, offload and data type, for strategy=megatron.")
 
     @property
+    def kind(self) -> StrategyKind:
+        return strategy_kind("critic.strategy", self.strategy)
+
+    @property
     def engine_memory(self) -> EngineMemory:
-        return self.megatron if self.strategy == "megatron" else self.model.fsdp_config
+        return {"fsdp_config": self.model.fsdp_config, "megatron": self.megatron}[self.kind.section]
 
 
 def section_of(tree: Any, name: str) -> Mapping[str, Any]:
@@ -364,7 +374,8 @@ class Config(RunConfig):
 
     @property
     def ends_with_the_data(self) -> bool:
-        """With dynamic sampling a step takes as many batches as it needs: the number of steps is known at the end."""
+        """Whether only the end tells the number of steps: with dynamic sampling a step takes as many batches as it
+        needs."""
         return self.algorithm.filter_groups.enable and self.trainer.total_training_steps is None
 
     @property
@@ -380,7 +391,7 @@ class Config(RunConfig):
 
     @property
     def replays_routing(self) -> bool:
-        """In training, tokens go to the experts that the rollout engine chose for them."""
+        """Whether tokens go, in training, to the experts that the rollout engine chose for them."""
         roles = self.actor_rollout_ref
         return roles.actor.router_replay.mode == "R3" or roles.rollout.enable_rollout_routing_replay
 

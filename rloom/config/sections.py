@@ -1,9 +1,10 @@
 """The sections of data, algorithm and engines: Megatron, rollout, inference servers."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from rloom.config.base import EMBEDDED, Section, Switch, key, names_code, section
+from rloom.config.base import EMBEDDED, NamedIn, Section, Switch, key, names_code, section
+from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
 
 
 class Data(Section):
@@ -349,10 +350,11 @@ class ValKwargs(Section):
 
 
 class RolloutSection(Section):
-    name: Literal["native", "hf", "vllm", "sglang", "trtllm"] = key(
+    name: Annotated[str, NamedIn(ROLLOUTS, GROUP)] = key(
         "native",
         "Engine. native: part of rloom, with continuous batching; hf: generate() of transformers; vllm: vLLM in each "
         "worker's own process (extra `vllm`), or its servers; sglang, trtllm: servers of SGLang and TensorRT-LLM.",
+        needs_consent=names_code,
         same_run=True,
     )
     n: int = key(
@@ -425,11 +427,14 @@ class RolloutSection(Section):
     )
 
     @property
+    def kind(self) -> RolloutKind:
+        return rollout_kind(self.name)
+
+    @property
     def uses_servers(self) -> bool:
-        """SGLang and TensorRT-LLM exist only as servers."""
-        server = self.server
+        kind, server = self.kind, self.server
         asked_for = bool(server.addresses) or server.count is not None or server.command is not None
-        return self.name in ("sglang", "trtllm") or (self.name == "vllm" and asked_for)
+        return kind.build is None or (kind.servers is not None and asked_for)
 
     @property
     def generates_elsewhere(self) -> bool:
@@ -438,7 +443,7 @@ class RolloutSection(Section):
 
     @property
     def starts_servers(self) -> bool | None:
-        """With the engine's own command. None: no servers."""
+        """Whether rloom starts the servers with the engine's own command. None: no servers."""
         return None if not self.uses_servers else not self.server.addresses and self.server.command is None
 
     def engines(self, workers: int) -> int:
@@ -447,7 +452,7 @@ class RolloutSection(Section):
             return workers // self.tensor_model_parallel_size
         if self.server.addresses:
             return len(self.server.addresses)
-        if self.name == "trtllm":  # it reads new weights from the memory of its own GPU, which is the first worker's
+        if self.on_first_gpu:
             return 1
         return self.server.count or max(1, workers // self.tensor_model_parallel_size)
 
@@ -457,6 +462,6 @@ class RolloutSection(Section):
         return 1 if self.uses_servers else self.tensor_model_parallel_size
 
     @property
-    def holds_copy(self) -> bool:
-        """The engine has weights of its own beside the actor's, which it moves to the host while it sleeps."""
-        return self.name in ("vllm", "sglang", "trtllm")
+    def on_first_gpu(self) -> bool:
+        """The server reads new weights from the memory of its own GPU, which is the first worker's."""
+        return self.kind.servers is not None and self.kind.servers.takes_handles

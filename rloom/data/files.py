@@ -10,9 +10,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from rloom.errors import DataError
 
 Row = dict[str, Any]
@@ -49,6 +46,9 @@ def count_rows(path: str | Path) -> int:
     file = locate(path)
     if _suffix(file) != ".parquet":
         return len(read_rows(file))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         rows = int(pq.read_metadata(file).num_rows)
     except (pa.ArrowException, ValueError, OSError) as error:
@@ -98,6 +98,9 @@ def _or(words: tuple[str, ...]) -> str:
 
 
 def _read_parquet(file: Path, at_most: int | None) -> list[Row]:
+    import pyarrow as pa  # not with the module: a run looks for its files before its first line, and this takes 0.2 s
+    import pyarrow.parquet as pq
+
     try:
         rows = pq.read_table(file).slice(length=at_most).to_pylist()  # most of the time is that of Python values
     except (pa.ArrowException, ValueError) as error:

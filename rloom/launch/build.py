@@ -16,7 +16,7 @@ from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import Needs, brings_own_algorithm, needs_old_logprobs, validation_word
-from rloom.config.from_checkpoint import CONFIG_FILE, config_text
+from rloom.config.from_checkpoint import config_text
 from rloom.config.load import expand
 from rloom.config.schema import Config, Optim
 from rloom.data.stream import PromptStream
@@ -31,7 +31,6 @@ from rloom.launch.models import (
     policy_engine,
     policy_network,
     rollout_engine,
-    rollout_has_own_model,
 )
 from rloom.launch.reward_model import check_reward_model, scores_during_generation
 from rloom.launch.rewards import in_process_model, open_queues, reward_mix
@@ -39,9 +38,10 @@ from rloom.launch.servers import gpus_of_workers
 from rloom.launch.worker import ModelFiles
 from rloom.launch.worker_groups import WorkerGroups, in_this_process
 from rloom.models.load import load_tokenizer
-from rloom.rewards.mix import Mix
+from rloom.rewards.composite import CompositeReward
 from rloom.rollout.base import Sampling
 from rloom.runs.metrics import ModelWork
+from rloom.runs.run_folder import CONFIG_FILE
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
 from rloom.training.evaluate import Evaluator
@@ -186,7 +186,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
         engine = policy_engine(config, network, trained=False)
         engine.load(checkpoint / "actor", frozenset({"model"}))
         rollout = rollout_engine(config, network, engine, tokenizer, gpus_of_workers())
-        if rollout_has_own_model(config):
+        if config.actor_rollout_ref.rollout.kind.own_model:
             rollout.load_weights(engine.weights(), version=0)
         reward = reward_mix(config, queues, model=in_process_model(config))
         sampler = answer_sampler(config, LocalGroup([rollout]), LocalGroup([]), tokenizer, reward)
@@ -197,7 +197,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
 
 
 def answer_sampler(
-    config: Config, rollout: Group, weight_sync: Group, tokenizer: PreTrainedTokenizerBase, reward: Mix
+    config: Config, rollout: Group, weight_sync: Group, tokenizer: PreTrainedTokenizerBase, reward: CompositeReward
 ) -> Sampler:
     def decode(answers: Sequence[Sequence[int]]) -> list[str]:
         # batch_decode takes an empty list for one empty answer

@@ -9,18 +9,21 @@ from pathlib import Path
 from rloom.config.base import CRITIC, EMBEDDED, IN_PYTHON, RunConfig
 from rloom.config.checks import check_and_warn
 from rloom.config.derived import brings_own_algorithm, declared_needs
-from rloom.config.engine_checks import megatron_roles, replay_fault, split_faults, uses_megatron
+from rloom.config.engine_checks import divided_strategies, megatron_roles, replay_fault, split_faults
 from rloom.config.load import expand
 from rloom.config.schema import Config, SftConfig
+from rloom.config.sections import RolloutSection
 from rloom.console import announce
+from rloom.data.files import locate
+from rloom.engines.kinds import StrategyKind
 from rloom.errors import ConfigError, DataError, ModelError, RewardError
-from rloom.extras import SERVER_PACKAGES, TRACKERS, install_command
+from rloom.extras import TRACKERS, install_command
 from rloom.gpus import smallest_memory
 from rloom.launch.directory import run_directory
 from rloom.launch.model_sources import critic_source, policy_source, reward_source, sft_source
 from rloom.models.source import ModelSource, check_folder, read_config
 from rloom.plan.make import is_counted, with_offload
-from rloom.rollout.vllm.environment import check_installed
+from rloom.plugins import referenced
 from rloom.runtime.nodes import no_ray
 from rloom.training.checkpoint import STATE, verify_checkpoint
 
@@ -40,14 +43,10 @@ def check_keys(config: Config) -> None:
 
 def check_early(config: Config, *, critic: bool) -> None:
     """`critic`: whether the algorithm trains one."""
-    if uses_megatron(config, critic=critic):
-        check_megatron_installed()
+    for name, kind in divided_strategies(config, critic=critic).items():
+        check_strategy_installed(name, kind)
     check_extras(config)
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "vllm" and rollout.starts_servers is not False:
-        check_installed()
-    elif rollout.starts_servers:
-        check_server_installed(rollout.name)
+    check_engine_installed(config.actor_rollout_ref.rollout)
     run_directory(config)
     check_data_files(config)
     check_reward_function(config)
@@ -71,12 +70,13 @@ def check_extras(config: RunConfig) -> None:
             raise ConfigError(f"trainer.logger={name!r} is not installed; {way}")
 
 
-def check_megatron_installed() -> None:
-    missing = [package for package in ("megatron-core", "ray") if not is_installed(package)]
+def check_strategy_installed(name: str, kind: StrategyKind) -> None:
+    missing = [package for package in kind.packages if not is_installed(package)]
     if missing:
+        way = f"install: {install_command(*kind.extras)}" if kind.extras else "install it"
         raise ConfigError(
-            f"strategy=megatron with several workers needs {' and '.join(missing)}, not installed here; install: "
-            f"{install_command('megatron', 'ray')}; or use strategy=fsdp"
+            f"strategy={name} with several workers needs {' and '.join(missing)}, not installed here; {way}; or use "
+            "strategy=fsdp"
         )
 
 
@@ -88,14 +88,21 @@ def is_installed(package: str) -> bool:
     return True
 
 
-def check_server_installed(name: str) -> None:
-    missing = [package for package in SERVER_PACKAGES[name] if find_spec(package) is None]
-    if missing:
-        key = "actor_rollout_ref.rollout"
+def check_engine_installed(rollout: RolloutSection) -> None:
+    """The packages of an engine that generates in this environment, or of servers that rloom starts in it."""
+    kind, key = rollout.kind, "actor_rollout_ref.rollout"
+    if rollout.starts_servers is False:
+        return
+    if kind.check_installed is not None:
+        referenced(kind.check_installed)()
+    missing = " and ".join(package for package in kind.packages if find_spec(package) is None)
+    if missing and rollout.starts_servers:
         raise ConfigError(
-            f"{key}.name={name}: {' and '.join(missing)} not installed here, so rloom cannot start the server; install "
-            f"it (docs/rollout.md), name a running server in {key}.server.urls=[...], or use {key}.name=vllm"
+            f"{key}.name={rollout.name}: {missing} not installed here, so rloom cannot start the server; install it "
+            f"(docs/rollout.md), name a running server in {key}.server.urls=[...], or use {key}.name=vllm"
         )
+    if missing:
+        raise ConfigError(f"{key}.name={rollout.name}: {missing} not installed here; install it, or use name=native")
 
 
 def check_split(config: Config, *, critic: bool) -> None:
@@ -140,8 +147,6 @@ def check_early_sft(config: SftConfig) -> None:
 
 
 def check_data_files(config: Config | SftConfig) -> None:
-    from rloom.data.files import locate  # imports pyarrow
-
     given = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
     for key, files in given.items():
         for file in [files] if isinstance(files, str) else files or []:

@@ -1,7 +1,6 @@
 """The training engine of a role, by its strategy, and the work of its model."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +11,14 @@ from rloom.config.sections import Megatron
 from rloom.engines.base import Engine, Placement
 from rloom.engines.distributed import rank_mesh
 from rloom.engines.fsdp import FSDPEngine
+from rloom.engines.kinds import LOCAL, StrategyKind
 from rloom.engines.local import LocalEngine
 from rloom.engines.megatron.sizes import ModelParallel
 from rloom.engines.ulysses import check_heads, new_sequence_parallel_group
 from rloom.families.family import family_of
 from rloom.models.network import Network
 from rloom.models.source import ModelSource
+from rloom.plugins import referenced
 from rloom.runs.metrics import ModelWork
 
 
@@ -79,7 +80,7 @@ def model_parallel(section: Megatron) -> ModelParallel:
 
 def reads_own_part(role: Actor | Critic, ranks: int) -> bool:
     """Whether each rank reads its part of the weights from the model's files; else rank 0 reads all."""
-    return ranks > 1 and role.strategy == "megatron"
+    return ranks > 1 and role.kind.model_parallel
 
 
 def rank_of(role: Actor | Critic, worker: int, workers: int) -> int:
@@ -87,18 +88,11 @@ def rank_of(role: Actor | Critic, worker: int, workers: int) -> int:
     return model_parallel(role.megatron).rank_of(worker, workers) if reads_own_part(role, workers) else worker
 
 
-ONE_PROCESS = "one process"
-ENGINES: dict[str, Callable[..., Engine]] = {
-    ONE_PROCESS: local_engine,
-    "fsdp": fsdp_engine,
-    "fsdp2": fsdp_engine,
-    "megatron": megatron_engine,
-}
-
-
-def make_engine(strategy: str, network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
-    """One rank holds a whole model, whatever the strategy."""
-    return ENGINES[ONE_PROCESS if ranks.count == 1 else strategy](network, where, ranks, **settings)
+def make_engine(kind: StrategyKind, network: Network, where: Placement, ranks: Ranks, **settings: Any) -> Engine:
+    """One rank holds a whole model, unless the strategy has an engine for it."""
+    chosen = kind if ranks.count > 1 or kind.one_worker else LOCAL
+    engine: Engine = referenced(chosen.build)(network, where, ranks, **settings)
+    return engine
 
 
 def model_work(network: Network) -> ModelWork | None:

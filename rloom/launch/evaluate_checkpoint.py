@@ -8,7 +8,7 @@ from rloom.config.schema import SftConfig
 from rloom.errors import CheckpointError
 from rloom.launch.build import open_evaluation
 from rloom.launch.directory import open_checkpoint
-from rloom.rewards.failures import check_failures
+from rloom.rewards.composite import check_failures
 from rloom.training.checkpoint import read_state
 
 

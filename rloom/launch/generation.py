@@ -23,9 +23,9 @@ from rloom.launch.worker import ModelFiles
 from rloom.models.load import load_tokenizer, read_config
 from rloom.models.source import check_folder
 from rloom.rollout.base import Request, Rollout, Sampling
+from rloom.rollout.kinds import ROLLOUTS
 from rloom.training.sampling import draw_seed
 
-ENGINES = ("native", "hf")
 INCOMPLETE = "\ufffd"  # how a tokenizer decodes a character of which some bytes are missing
 
 
@@ -90,8 +90,9 @@ def context_of(config: Config) -> int | None:
 def open_generator(config: Config, checkpoint: Path | None) -> Iterator[TextGenerator]:
     """`checkpoint`: replaces the weights of the model that the configuration names."""
     rollout = config.actor_rollout_ref.rollout
-    if rollout.name not in ENGINES or rollout.uses_servers:
-        raise ConfigError(f"actor_rollout_ref.rollout.name={rollout.name}: use one of {', '.join(ENGINES)} here")
+    if rollout.kind.own_model or rollout.uses_servers:
+        reads_actor = ", ".join(name for name, kind in ROLLOUTS.items() if not kind.own_model)
+        raise ConfigError(f"actor_rollout_ref.rollout.name={rollout.name}: use one of {reads_actor} here")
     pick_device(config)
     tokenizer = load_tokenizer(policy_source(config))
     check_policy_family(config)

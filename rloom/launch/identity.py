@@ -6,13 +6,13 @@ The record is `identity.json`, in the run directory and in every checkpoint.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rloom.config.base import RunConfig
 from rloom.config.derived import reward_parts
-from rloom.config.from_checkpoint import CONFIG_FILE, flattened, read_saved
+from rloom.config.from_checkpoint import flattened, read_saved
 from rloom.config.load import expand
 from rloom.config.schema import Config, Model
 from rloom.errors import CheckpointError
@@ -22,6 +22,7 @@ from rloom.launch.models import needs_critic
 from rloom.launch.reward_model import has_reward_model
 from rloom.models.fingerprint import Fingerprint, digest, fingerprint, tokenizer_digest
 from rloom.runs.records import to_json_value
+from rloom.runs.run_folder import CONFIG_FILE
 from rloom.training.checkpoint import read_json
 from rloom.types import Prompt
 
@@ -106,7 +107,7 @@ def reward_record(config: Config) -> dict[str, Any]:
         "code": file_digest(expand(custom.path)) if custom.path else None,
         "name": custom.name,
         "kwargs": to_json_value(custom.reward_kwargs),
-        "parts": [asdict(part) for part in reward_parts(config)],
+        "parts": [part.settings for part in reward_parts(config)],
         **({"model": fingerprint(reward_source(config)).record()} if has_reward_model(config) else {}),
     }
 

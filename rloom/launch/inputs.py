@@ -78,7 +78,7 @@ def read_prompts(
         columns=Columns(
             data.prompt_key,
             data.reward_fn_key,
-            rules=any(part.source == "rules" for part in reward_parts(config)),
+            rules=any(part.kind.by_data_source for part in reward_parts(config)),
             default_data_source=data.default_data_source,
             label_key=data.label_key,
         ),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rloom.atomic import replace_text
 from rloom.config.base import RunConfig
-from rloom.config.from_checkpoint import CONFIG_FILE, config_text
+from rloom.config.from_checkpoint import config_text
 from rloom.console import announce
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.errors import WorkerError
@@ -18,7 +18,7 @@ from rloom.language import translate
 from rloom.launch.directory import last_of_this_run, run_directory, set_aside_later, starting_point
 from rloom.launch.identity import IDENTITY_FILE, Continuation, Record
 from rloom.launch.worker_groups import layout_of
-from rloom.runs.run_folder import RunFolder, flat_config
+from rloom.runs.run_folder import CONFIG_FILE, RunFolder, flat_config
 from rloom.runs.runlog import RunLog
 from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout

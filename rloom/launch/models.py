@@ -1,10 +1,10 @@
 """The models of a run, and the training and rollout engines that hold them."""
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -16,18 +16,20 @@ from rloom.config.schema import Actor, Config, Critic, Model, Optim
 from rloom.config.sections import EngineMemory
 from rloom.engines.base import AdamW, Engine, Placement
 from rloom.errors import ConfigError
-from rloom.families.family import Family, family_of
+from rloom.families.family import family_of
+from rloom.launch.early_checks import check_engine_installed
 from rloom.launch.engines import Ranks, make_engine, reads_own_part
 from rloom.launch.model_sources import critic_source, policy_source
-from rloom.launch.servers import check_servers, server_rollout
+from rloom.launch.servers import VLLM_ON_CPU, server_key, server_rollout
 from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.load import Lora, load_causal_lm
 from rloom.models.network import PolicyNetwork, ValueNetwork
 from rloom.models.source import ModelSource, check_folder
+from rloom.plugins import referenced
 from rloom.rollout.base import Rollout, WeightOwner
 from rloom.rollout.hf import HfRollout
-from rloom.rollout.limits import default_sequences
 from rloom.rollout.native.engine import NativeRollout
+from rloom.rollout.servers.arguments import VLLM_ENVIRONMENT, vllm_command
 from rloom.rollout.vllm.environment import check_installed, set_environment
 
 if TYPE_CHECKING:
@@ -146,7 +148,7 @@ def policy_engine(
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     shared, divided = sequence_ranks(actor, ranks), model_ranks(actor, ranks)
     return make_engine(
-        actor.strategy,
+        actor.kind,
         network,
         placement(config, actor.engine_memory),
         actor_ranks(config, ranks),
@@ -168,9 +170,8 @@ def has_reference_model(config: Config) -> bool:
 
 
 def offloads_reference(config: Config) -> bool:
-    roles = config.actor_rollout_ref
-    section = roles.ref.megatron if roles.actor.strategy == "megatron" else roles.ref.fsdp_config
-    return bool(section.param_offload)
+    ref, section = config.actor_rollout_ref.ref, config.actor_rollout_ref.actor.kind.section
+    return bool({"fsdp_config": ref.fsdp_config.param_offload, "megatron": ref.megatron.param_offload}[section])
 
 
 def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Engine:
@@ -181,7 +182,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
     empty = empty or reads_own_part(actor, ranks)
     layout = family_of(source).layout(packed=model.use_remove_padding)
     return make_engine(
-        actor.strategy,
+        actor.kind,
         PolicyNetwork(
             load_causal_lm(source, empty=empty, attention=layout.attention),
             packed=layout.packed,
@@ -210,7 +211,7 @@ def critic_engine(config: Config, network: ValueNetwork, *, ranks: int = 1) -> E
     shared = sequence_ranks(critic, ranks)
     batching = training_batching(critic, ranks, shared, model_ranks(critic, ranks))
     return make_engine(
-        critic.strategy,
+        critic.kind,
         network,
         placement(config, critic.engine_memory),
         Ranks(ranks, fsdp.fsdp_size, shared, "critic", critic_source(config), critic.megatron),
@@ -230,7 +231,7 @@ def hf_rollout(
         network,
         owner=owner,
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-        max_sequences=rollout.max_num_seqs or default_sequences("hf", owner.device.type),
+        max_sequences=rollout.max_num_seqs or rollout.kind.sequences(owner.device.type),
         generate_kwargs=rollout.engine_kwargs,
         attention=generation.attention,
         pads_prompts=generation.pads_prompts,
@@ -244,7 +245,7 @@ def native_rollout(
     return NativeRollout(
         network,
         owner=owner,
-        max_sequences=rollout.max_num_seqs or default_sequences("native", owner.device.type),
+        max_sequences=rollout.max_num_seqs or rollout.kind.sequences(owner.device.type),
         max_prefill_tokens=rollout.max_num_batched_tokens,
         memory_share=rollout.gpu_memory_utilization,
         free_cache=rollout.free_cache_engine,
@@ -273,7 +274,7 @@ def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":
         source=policy_source(config),
         device=where.device,
         dtype=where.dtype,
-        max_sequences=rollout.max_num_seqs or default_sequences("vllm", where.device.type),
+        max_sequences=rollout.max_num_seqs or rollout.kind.sequences(where.device.type),
         max_batched_tokens=rollout.max_num_batched_tokens,
         max_model_tokens=config.data.max_prompt_length + config.data.max_response_length,
         memory_share=rollout.gpu_memory_utilization,
@@ -286,41 +287,23 @@ def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":
     )
 
 
-def servers(
-    config: Config,
-    network: PolicyNetwork,
-    actor: Engine | None,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    gpus: Sequence[str],
-) -> Rollout:
-    where, rollout = placement(config, config.actor_rollout_ref.actor.engine_memory), config.actor_rollout_ref.rollout
-    arguments: dict[str, Any] = {}
-    if rollout.name == "vllm" and rollout.starts_servers:
-        from rloom.rollout.vllm.arguments import engine_arguments
+def vllm_server_command(
+    config: Config, device: torch.device, dtype: torch.dtype, key: str | None
+) -> tuple[list[str], dict[str, str]]:
+    from rloom.rollout.vllm.arguments import engine_arguments
 
-        arguments = engine_arguments(vllm_settings(config, None))
-    return server_rollout(config, network, actor, where.device, where.dtype, gpus, arguments)
+    arguments = engine_arguments(vllm_settings(config, None))
+    environment = VLLM_ENVIRONMENT | ({} if device.type == "cuda" else VLLM_ON_CPU)
+    return vllm_command(arguments, config.actor_rollout_ref.rollout.tensor_model_parallel_size), environment
 
 
-@dataclass(frozen=True)
-class RolloutBackend:
-    build: Callable[..., Rollout]
-    own_model: bool = False  # it reads the model itself and gets every update by load_weights
-    one_client: bool = False  # only the first worker has it: the model is in processes of its own
+def prepare_vllm(config: Config, device: torch.device, dtype: torch.dtype) -> None:
+    check_installed()
+    set_environment()
+    from rloom.rollout.vllm.arguments import check_model
 
-
-SERVERS = RolloutBackend(servers, own_model=True, one_client=True)
-ROLLOUTS = {
-    "native": RolloutBackend(native_rollout),
-    "hf": RolloutBackend(hf_rollout),
-    "vllm": RolloutBackend(vllm_rollout, own_model=True),
-}
-
-
-def rollout_backend(config: Config) -> RolloutBackend:
-    rollout = config.actor_rollout_ref.rollout
-    return SERVERS if rollout.uses_servers else ROLLOUTS[rollout.name]
+    model = config.actor_rollout_ref.model
+    check_model(vllm_settings(config, model.lora_rank if model.has_lora else None))
 
 
 def rollout_engine(
@@ -331,42 +314,33 @@ def rollout_engine(
     gpus: Sequence[str] = (),
 ) -> Rollout:
     """`owner` of all the network's weights, if this process has them. `gpus`: where servers can be started."""
-    backend = rollout_backend(config)
-    places = {"gpus": gpus} if backend.one_client else {}
-    return backend.build(config, network, owner, tokenizer, **places)
-
-
-def rollout_has_own_model(config: Config) -> bool:
-    return rollout_backend(config).own_model
+    rollout, where = config.actor_rollout_ref.rollout, placement(config, config.actor_rollout_ref.actor.engine_memory)
+    if rollout.uses_servers:
+        actor = cast(Engine | None, owner)  # a copy for generation has no servers
+        return server_rollout(config, network, actor, where.device, where.dtype, gpus)
+    assert rollout.kind.build is not None  # it is no server
+    engine: Rollout = referenced(rollout.kind.build)(config, network, owner, tokenizer)
+    return engine
 
 
 def check_rollout(config: Config) -> None:
     """On the machine that generates, before weights are read."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.uses_servers:
+        server_key(rollout.server.key_env)
+    if rollout.kind.prepare is not None and rollout.starts_servers is not False:
         where = placement(config, config.actor_rollout_ref.actor.engine_memory)
-        check_servers(config, where.device, where.dtype)
-    if rollout.name == "vllm" and rollout.starts_servers is not False:
-        check_installed()
-        set_environment()
-        from rloom.rollout.vllm.arguments import check_model
-
-        model = config.actor_rollout_ref.model
-        check_model(vllm_settings(config, model.lora_rank if model.has_lora else None))
+        referenced(rollout.kind.prepare)(config, where.device, where.dtype)
 
 
 def check_policy_family(config: Config) -> None:
     """Before weights are read: the model can be trained here, and the rollout engine can generate with it."""
-    source = policy_source(config)
+    source, rollout = policy_source(config), config.actor_rollout_ref.rollout
     check_folder(source)
     family = family_of(source)
     family.layout(packed=config.actor_rollout_ref.model.use_remove_padding)
-    if not config.actor_rollout_ref.rollout.uses_servers:  # servers have models of their own, perhaps elsewhere
-        FAMILY_CHECKS[config.actor_rollout_ref.rollout.name](family)
-
-
-FAMILY_CHECKS: dict[str, Callable[[Family], object]] = {
-    "native": Family.check_native,
-    "hf": Family.hf_generation,
-    "vllm": lambda family: check_installed(),  # vLLM has models of its own: check_rollout
-}
+    if rollout.uses_servers:  # these have models of their own, perhaps elsewhere
+        return
+    check_engine_installed(rollout)
+    if rollout.kind.check_family is not None:
+        referenced(rollout.kind.check_family)(family)

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Generic
 
 from rloom.atomic import replace_text
-from rloom.config.from_checkpoint import CONFIG_FILE, config_text, other_training
+from rloom.config.from_checkpoint import config_text, other_training
 from rloom.config.frontends.smoke import is_on, shown
 from rloom.config.load import C, expand, moved
 from rloom.console import announce
 from rloom.errors import ConfigError
 from rloom.launch.directory import LOCK, OWNER, DirectoryInUse, locked, run_directory
 from rloom.runs.records import METRICS_FILE
+from rloom.runs.run_folder import CONFIG_FILE
 from rloom.training.checkpoint import PREFIX
 
 WAIT_S = 10.0  # for the config.yaml of a run that has just locked its directory

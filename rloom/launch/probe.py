@@ -9,7 +9,7 @@ from rloom.engines.base import Engine
 from rloom.engines.distributed import all_gather_objects
 from rloom.errors import ModelError
 from rloom.rollout.base import Request, Rollout, Sampling
-from rloom.training.scoring import Answer
+from rloom.training.scoring import PendingAnswer
 from rloom.types import Prompt, Score
 
 TOKENS = 8  # of the prompt and of the answer
@@ -26,7 +26,7 @@ def check_agreement(
     sampling = Sampling(min(TOKENS, longest - len(prompt)), temperature=temperature, ignore_eos=True)
     own = None if rollout is None else dict(rollout.generate([Request(prompt, sampling, seed=0)]))[0]
     completion = next(found for found in ([own] if alone else all_gather_objects(own)) if found is not None)
-    answer = Answer(Prompt(0, (), "", prompt, ""), 0, completion, "", ()).trajectory(Score(1.0))
+    answer = PendingAnswer(Prompt(0, (), "", prompt, ""), 0, completion, "", ()).trajectory(Score(1.0))
     batch = Batch.pack([answer])
     difference = float((actor.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs().mean())
     if not difference <= LARGEST_DIFFERENCE:  # nan, too

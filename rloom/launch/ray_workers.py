@@ -16,8 +16,6 @@ from rloom.errors import ConfigError, WorkerError
 from rloom.launch.models import (
     has_reference_model,
     needs_critic,
-    rollout_backend,
-    rollout_has_own_model,
 )
 from rloom.launch.reward_model import has_reward_model
 from rloom.launch.rewards import queue_of, spread_source
@@ -203,11 +201,11 @@ def build(
         policy=trained(ACTOR, section),
         rollout=group(
             ROLLOUT,
-            rollout[:1] if rollout_backend(config).one_client else rollout,
+            rollout[:1] if config.actor_rollout_ref.rollout.uses_servers else rollout,
             config.actor_rollout_ref.rollout.workers_per_engine,
         ),
         weight_sync=group(WEIGHT_SYNC, sorted({*actor, *rollout})),
-        files=group(FILES, actor if rollout_has_own_model(config) else rollout[:1]),
+        files=group(FILES, actor if config.actor_rollout_ref.rollout.kind.own_model else rollout[:1]),
         critic=trained(CRITIC, config.critic) if needs_critic(config) else None,
         reference=trained(REFERENCE, section) if has_reference_model(config) else None,
         reward=[group(REWARD, [number]) for number in reward],

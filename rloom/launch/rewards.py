@@ -7,22 +7,25 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from rloom.config.base import IN_PYTHON
-from rloom.config.derived import RewardPart, reward_parts
+from rloom.config.derived import RewardKinds, RewardPart, reward_parts
 from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.errors import RewardError
 from rloom.launch.reward_model import has_reward_model, reward_scorer
-from rloom.rewards.background import BackgroundScorer, FutureQueue, LeastLoaded
+from rloom.net.loop import EventLoop
+from rloom.plugins import referenced
 from rloom.rewards.base import Reward, ScoreQueue
-from rloom.rewards.in_process import FunctionReward
+from rloom.rewards.composite import CompositeReward, MixedPart
+from rloom.rewards.function_reward import FunctionReward
 from rloom.rewards.judge.judge import JudgeReward
-from rloom.rewards.mix import Mix, Part
+from rloom.rewards.kinds import RewardKind
 from rloom.rewards.pool import RulePool
 from rloom.rewards.remote import RemoteReward
 from rloom.rewards.routing import check_sources, runs_code
 from rloom.rewards.rules import format
-from rloom.rewards.rules.code import Settings
+from rloom.rewards.rules.code import CodeSettings
 from rloom.rewards.sandbox.describe import check_sandbox
+from rloom.rewards.score_queue import BackgroundScorer, FutureQueue, LeastLoaded
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import worker_layout
 from rloom.training.reward_model import ModelQueue
@@ -95,16 +98,6 @@ def remote_reward(config: Config) -> RemoteReward:
     )
 
 
-REWARDS: Mapping[str, Callable[[Config], Reward]] = {
-    "rules": rules,
-    "function": custom_function,
-    "format": format_rule,
-    "judge": judge,
-    "remote": remote_reward,
-}
-ON_EVERY_MACHINE = ("rules", "function")  # they need processors; the others wait for something else
-
-
 @contextmanager
 def open_queues(
     config: Config, prompts: Sequence[Prompt], function: Callable[..., Any] | None = None
@@ -114,14 +107,15 @@ def open_queues(
     `function`: the reward function that the calling program gave.
     """
     with ExitStack() as stack:
+        loop = stack.enter_context(closing(EventLoop("reward-loop")))
         queues = {}
         for part in reward_parts(config):
-            if part.source == "rules":
-                check_rules(config, prompts)
-            if part.source in REWARDS:
-                given = function if part.source == "function" else None
-                reward = REWARDS[part.source](config) if given is None else given_function(config, given)
-                queues[part.name] = stack.enter_context(closing(BackgroundScorer(reward)))
+            if part.kind.check_prompts is not None:
+                referenced(part.kind.check_prompts)(config, prompts)
+            if part.kind.build is not None:
+                given = function if part.kind.takes_function else None
+                reward = build(part.kind, config) if given is None else given_function(config, given)
+                queues[part.name] = stack.enter_context(closing(BackgroundScorer(reward, loop)))
                 reward.check()
         yield queues
 
@@ -133,7 +127,7 @@ def check_rules(config: Config, prompts: Sequence[Prompt]) -> None:
         rows[prompt.data_source].append(prompt.index)
     check_sources(rows, config.custom_reward_function.reward_kwargs)
     if any(map(runs_code, rows)):
-        settings = Settings.of(config.reward_model.sandbox.model_dump())
+        settings = CodeSettings.of(config.reward_model.sandbox.model_dump())
         log.warning(f"Note: {check_sandbox(settings.limits, settings.isolation)}")
 
 
@@ -151,28 +145,37 @@ def reward_mix(
     elsewhere: Sequence[FutureQueue] = (),
     model: Sequence[Group],
     during_generation: bool = False,
-) -> Mix:
+) -> CompositeReward:
     """`elsewhere`: the queues of the other machines of the run. `model`: the workers of the reward model, which score
     at the end of a generation or during it."""
 
     def queue(part: RewardPart) -> ScoreQueue:
-        if part.source == "model":
+        if part.kind.build is None:
             return ModelQueue(model, during_generation=during_generation)
         own = queues[part.name]
-        return LeastLoaded(own, [own, *elsewhere]) if part.source in ON_EVERY_MACHINE else own
+        return LeastLoaded(own, [own, *elsewhere]) if part.kind.every_machine else own
 
-    return Mix(
-        [Part(part.name, queue(part), part.weight, part.normalize, part.skip_failed) for part in reward_parts(config)]
+    return CompositeReward(
+        [
+            MixedPart(part.name, queue(part), part.weight, part.normalize, part.skip_failed)
+            for part in reward_parts(config)
+        ]
     )
 
 
 def spread_source(config: Config) -> str | None:
-    """What the other machines of a run compute too. A function of this process stays in it."""
+    """The kind of reward that the other machines of a run compute too. A function of this process stays in it."""
     if config.custom_reward_function.path == IN_PYTHON:
         return None
-    return next((part.source for part in reward_parts(config) if part.source in ON_EVERY_MACHINE), None)
+    return next((part.source for part in reward_parts(config) if part.kind.every_machine), None)
 
 
 def queue_of(config: Config, source: str) -> BackgroundScorer:
     """On a machine other than the first, on which the reward was checked."""
-    return BackgroundScorer(REWARDS[source](config))
+    return BackgroundScorer(build(RewardKinds.of(config).every[source], config))
+
+
+def build(kind: RewardKind, config: Config) -> Reward:
+    assert kind.build is not None  # the reward model is on the workers
+    reward: Reward = referenced(kind.build)(config)
+    return reward

@@ -2,9 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,33 +15,28 @@ from rloom.errors import ConfigError
 from rloom.launch.model_sources import policy_source
 from rloom.models.checkpoint_format import CheckpointFormat
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.limits import default_sequences, with_queued
+from rloom.plugins import referenced
+from rloom.rollout.kinds import ServerKind
+from rloom.rollout.limits import with_queued
 from rloom.rollout.servers.arguments import (
     SGLANG_ENVIRONMENT,
-    VLLM_ENVIRONMENT,
     ServerSettings,
     sglang_arguments,
     sglang_command,
     trtllm_arguments,
     trtllm_command,
-    vllm_command,
 )
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
 from rloom.rollout.servers.launch import Launch, ServerProcess, own_command
-from rloom.rollout.servers.sglang import SglangWire
-from rloom.rollout.servers.trtllm import TrtllmWire
-from rloom.rollout.servers.vllm import VllmWire
+from rloom.rollout.servers.sglang import SglangApi
+from rloom.rollout.servers.trtllm import TrtllmApi
+from rloom.rollout.servers.vllm import VllmApi
 from rloom.rollout.servers.watch import WatchSettings
-from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
+from rloom.rollout.servers.wire import COLLECTIVE, SHARED, ServerApi, TransferSettings
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 CONTROL_KEY = "RLOOM_SERVER_KEY"
 VLLM_ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-WIRES: Mapping[str, Callable[[Config], Wire]] = {
-    "vllm": lambda config: VllmWire(config.actor_rollout_ref.rollout.temperature),
-    "sglang": lambda config: SglangWire(),
-    "trtllm": lambda config: TrtllmWire(),
-}
 
 
 def server_rollout(
@@ -52,26 +46,23 @@ def server_rollout(
     device: torch.device,
     dtype: torch.dtype,
     gpus: Sequence[str],  # of all workers of this machine
-    engine_arguments: Mapping[str, Any],  # of vLLM, if it is started
 ) -> ServerRollout:
-    rollout = config.actor_rollout_ref.rollout
+    rollout, kind = config.actor_rollout_ref.rollout, server_kind(config)
     section = rollout.server
     on_gpu = device.type == "cuda"
     shared = section.weight_transfer == SHARED
     key = server_key(section.key_env)
-    if key is None and rollout.name == "trtllm" and rollout.starts_servers:
+    if key is None and kind.takes_handles and rollout.starts_servers:
         key = secrets.token_hex(32)  # its server takes weights only with a key
     return ServerRollout(
-        running_servers(config, device)
-        if section.addresses
-        else started_servers(config, device, dtype, gpus, engine_arguments, key),
-        WIRES[rollout.name](config),
+        running_servers(config, device) if section.addresses else started_servers(config, device, dtype, gpus, key),
+        referenced(kind.wire)(config),
         ClientSettings(
             WatchSettings(section.start_timeout_s, section.health_interval_s, section.max_restarts),
             request_timeout_s=section.request_timeout_s,
             # a server of the user's is on other GPUs, unless it shares the trainer's memory
             releases_memory=on_gpu and rollout.free_cache_engine and (shared or not section.addresses),
-            max_requests=with_queued(rollout.max_num_seqs or default_sequences(rollout.name, device.type)),
+            max_requests=with_queued(rollout.max_num_seqs or rollout.kind.sequences(device.type)),
             key=key,
         ),
         CheckpointFormat(network),
@@ -93,7 +84,7 @@ def transfer(config: Config, device: torch.device, *, on_trainers_gpu: bool) -> 
     rollout = config.actor_rollout_ref.rollout
     kind: str = rollout.server.weight_transfer
     if kind == "auto":
-        kind = SHARED if rollout.name == "trtllm" or on_trainers_gpu else COLLECTIVE
+        kind = SHARED if rollout.on_first_gpu or on_trainers_gpu else COLLECTIVE
     return TransferSettings(kind, device, rollout.tensor_model_parallel_size, rollout.server.start_timeout_s)
 
 
@@ -107,13 +98,12 @@ def started_servers(
     device: torch.device,
     dtype: torch.dtype,
     gpus: Sequence[str],
-    engine_arguments: Mapping[str, Any],
     key: str | None,
 ) -> list[ServerSpec]:
     rollout = config.actor_rollout_ref.rollout
     size, count = rollout.tensor_model_parallel_size, rollout.engines(config.workers)
     on_gpu = device.type == "cuda"
-    if rollout.name == "trtllm" and on_gpu:  # it takes handles of memory on its own GPU
+    if rollout.on_first_gpu and on_gpu:  # it takes handles of memory on its own GPU
         gpus = [own_gpu()]
     if on_gpu and count * size > len(gpus):
         raise ConfigError(
@@ -121,7 +111,7 @@ def started_servers(
             f"GPUs are needed, and the run has {len(gpus)} here; use less, or name servers in "
             "actor_rollout_ref.rollout.server.urls"
         )
-    command, environment = start_command(config, device, dtype, engine_arguments, key)
+    command, environment = start_command(config, device, dtype, key)
     logs = expand(config.trainer.default_local_dir) / "logs"
     specs = []
     for number in range(count):
@@ -134,19 +124,53 @@ def started_servers(
 
 
 def start_command(
-    config: Config, device: torch.device, dtype: torch.dtype, engine_arguments: Mapping[str, Any], key: str | None
+    config: Config, device: torch.device, dtype: torch.dtype, key: str | None
 ) -> tuple[list[str], dict[str, str]]:
+    """The command line, and what it adds to the environment."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.server.command is not None:
         return own_command(rollout.server.command, policy_source(config).location), {}
-    if rollout.name == "sglang":
-        return sglang_command(server_settings(config, device, dtype)), SGLANG_ENVIRONMENT
-    if rollout.name == "trtllm":
-        assert key is not None
-        return trtllm_command(server_settings(config, device, dtype), CONTROL_KEY), {CONTROL_KEY: key}
-    assert rollout.name == "vllm"
-    environment = VLLM_ENVIRONMENT | ({} if device.type == "cuda" else VLLM_ON_CPU)
-    return vllm_command(engine_arguments, rollout.tensor_model_parallel_size), environment
+    command: tuple[list[str], dict[str, str]] = referenced(server_kind(config).command)(config, device, dtype, key)
+    return command
+
+
+def server_kind(config: Config) -> ServerKind:
+    found = config.actor_rollout_ref.rollout.kind.servers
+    assert found is not None  # the run uses servers
+    return found
+
+
+def vllm_wire(config: Config) -> ServerApi:
+    return VllmApi(config.actor_rollout_ref.rollout.temperature)
+
+
+def sglang_wire(config: Config) -> ServerApi:
+    return SglangApi()
+
+
+def trtllm_wire(config: Config) -> ServerApi:
+    return TrtllmApi()
+
+
+def sglang_server_command(
+    config: Config, device: torch.device, dtype: torch.dtype, key: str | None
+) -> tuple[list[str], dict[str, str]]:
+    return sglang_command(server_settings(config, device, dtype)), SGLANG_ENVIRONMENT
+
+
+def check_sglang_server(config: Config, device: torch.device, dtype: torch.dtype) -> None:
+    sglang_arguments(server_settings(config, device, dtype))
+
+
+def trtllm_server_command(
+    config: Config, device: torch.device, dtype: torch.dtype, key: str | None
+) -> tuple[list[str], dict[str, str]]:
+    assert key is not None
+    return trtllm_command(server_settings(config, device, dtype), CONTROL_KEY), {CONTROL_KEY: key}
+
+
+def check_trtllm_server(config: Config, device: torch.device, dtype: torch.dtype) -> None:
+    trtllm_arguments(server_settings(config, device, dtype))
 
 
 def server_settings(config: Config, device: torch.device, dtype: torch.dtype) -> ServerSettings:
@@ -154,7 +178,7 @@ def server_settings(config: Config, device: torch.device, dtype: torch.dtype) ->
     return ServerSettings(
         source=policy_source(config),
         dtype=str(dtype).removeprefix("torch."),
-        max_sequences=rollout.max_num_seqs or default_sequences(rollout.name, device.type),
+        max_sequences=rollout.max_num_seqs or rollout.kind.sequences(device.type),
         max_prefill_tokens=rollout.max_num_batched_tokens,
         max_model_tokens=config.data.max_prompt_length + config.data.max_response_length,
         memory_share=rollout.gpu_memory_utilization,
@@ -164,15 +188,6 @@ def server_settings(config: Config, device: torch.device, dtype: torch.dtype) ->
         on_gpu=on_gpu,
         engine_kwargs=rollout.engine_kwargs,
     )
-
-
-def check_servers(config: Config, device: torch.device, dtype: torch.dtype) -> None:
-    """On the machine that starts them, before weights are read."""
-    rollout = config.actor_rollout_ref.rollout
-    server_key(rollout.server.key_env)
-    arguments = {"sglang": sglang_arguments, "trtllm": trtllm_arguments}
-    if rollout.name in arguments and rollout.starts_servers:
-        arguments[rollout.name](server_settings(config, device, dtype))
 
 
 def own_gpu() -> str:

@@ -13,12 +13,13 @@ from transformers import PreTrainedTokenizerBase
 from rloom.algos.objectives import SupervisedObjective
 from rloom.config.base import EMBEDDED
 from rloom.config.derived import micro_batching, of_one_rank
-from rloom.config.from_checkpoint import CONFIG_FILE, config_text
+from rloom.config.from_checkpoint import config_text
 from rloom.config.schema import SftConfig
 from rloom.data.examples import Example, RowFormat, load_examples
 from rloom.data.stream import RowStream
 from rloom.engines.base import AdamW, Engine
 from rloom.engines.distributed import join
+from rloom.engines.kinds import STRATEGIES
 from rloom.errors import ConfigError
 from rloom.families.family import family_of
 from rloom.launch.build import schedule
@@ -31,6 +32,7 @@ from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.source import EMBEDDED_FOLDER, check_folder
 from rloom.runs.metrics import ModelWork, device_peak_flops
+from rloom.runs.run_folder import CONFIG_FILE
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import ACTOR, WorkerLayout, WorkerSlot
 from rloom.training.memory import SFT_BUILD, explain_out_of_memory
@@ -243,7 +245,7 @@ def sft_engine(config: SftConfig, network: PolicyNetwork, *, trained: bool = Tru
     samples = data.micro_batch_size_per_gpu or of_one_rank(data.micro_batch_size, ranks, shared)
     batching = micro_batching(samples, data.use_dynamic_bsz, data.max_token_len_per_gpu * shared)
     return make_engine(
-        engine.strategy,
+        STRATEGIES[engine.strategy],
         network,
         placement(config, engine),
         Ranks(ranks, engine.fsdp_size, shared, "engine", sft_source(config)),

@@ -30,9 +30,7 @@ from rloom.launch.models import (
     policy_engine,
     policy_network,
     reference_engine,
-    rollout_backend,
     rollout_engine,
-    rollout_has_own_model,
 )
 from rloom.launch.probe import check_agreement
 from rloom.launch.reward_model import has_reward_model, reward_scorer
@@ -95,12 +93,12 @@ class Worker:
             self.roles[CRITIC] = critic_engine(config, critic, ranks=pool.size)
         if REWARD in roles and has_reward_model(config):
             self.roles[REWARD] = reward_scorer(config, self.layout)
-        if rollout_has_own_model(config):
+        if config.actor_rollout_ref.rollout.kind.own_model:
             self.add_own_rollout(network, tokenizer)
         elif ROLLOUT in roles:
             self.add_rollout(network, tokenizer)
         self.connect(rendezvous)
-        if rollout_has_own_model(config):
+        if config.actor_rollout_ref.rollout.kind.own_model:
             self.start_own_rollout()
         for name in (ACTOR, CRITIC, REFERENCE, REWARD):
             if name in self.roles and self.slot.number == self.layout.workers_of(name)[0]:
@@ -128,7 +126,8 @@ class Worker:
                 if self.slot.alone
                 else GatheredFiles(network, tokenizer, self.roles[ACTOR], writes=self.slot.rank == 0)
             )
-        one_client = rollout_backend(self.config).one_client
+        # only the first worker calls servers: the model is in processes of their own
+        one_client = self.config.actor_rollout_ref.rollout.uses_servers
         gpus = gpus_of_workers(alone=self.slot.alone) if one_client else ()
         if ROLLOUT in self.layout.roles_of(self.slot) and (self.slot.rank == 0 or not one_client):
             described = network or policy_network(self.config, empty=True)  # for the configuration of its adapter
@@ -151,7 +150,7 @@ class Worker:
         if WEIGHT_SYNC in self.roles:
             self.roles[WEIGHT_SYNC].sync(0)
         shared = {ACTOR, ROLLOUT} <= {*self.slot.pool.roles}
-        if shared and (self.slot.alone or not rollout_backend(self.config).one_client):
+        if shared and (self.slot.alone or not self.config.actor_rollout_ref.rollout.uses_servers):
             section, rollout = self.config.actor_rollout_ref.rollout, self.roles.get(ROLLOUT)
             longest = self.config.data.max_prompt_length + self.config.data.max_response_length
             check_agreement(
@@ -166,7 +165,7 @@ class Worker:
             return
         source, target = self.layout.pool_of(ACTOR), self.layout.pool_of(ROLLOUT)
         if source is target:
-            shares_memory = self.slot.alone and not rollout_has_own_model(self.config)
+            shares_memory = self.slot.alone and not self.config.actor_rollout_ref.rollout.kind.own_model
             self.roles[WEIGHT_SYNC] = WeightSync(None if shares_memory else actor, rollout)
             return
         channel = None

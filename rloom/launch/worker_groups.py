@@ -13,7 +13,7 @@ from rloom.errors import ConfigError
 from rloom.launch.models import has_reference_model, needs_critic
 from rloom.launch.reward_model import has_reward_model
 from rloom.launch.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
-from rloom.rewards.background import FutureQueue
+from rloom.rewards.score_queue import FutureQueue
 from rloom.runs.metrics import ModelWork, device_peak_flops
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import (

@@ -325,7 +325,7 @@ def shards_of(fsdp_size: int, ranks: int) -> int:
 
 
 def divided_by_megatron(role: Actor | Critic, ranks: int) -> Megatron | None:
-    return role.megatron if role.strategy == "megatron" and ranks > 1 else None
+    return role.megatron if role.kind.model_parallel and ranks > 1 else None
 
 
 def number_bytes(config: Config, keys: EngineMemory) -> int:
@@ -334,7 +334,7 @@ def number_bytes(config: Config, keys: EngineMemory) -> int:
 
 
 def checkpointing(role: Actor | Critic, fsdp: Fsdp, model: bool) -> bool:
-    if role.strategy == "megatron":
+    if role.kind.model_parallel:
         return role.megatron.recomputes_layers(checkpointing=model)
     return model if fsdp.gradient_checkpointing is None else fsdp.gradient_checkpointing
 

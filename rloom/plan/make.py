@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rloom.algos.discount import SMALLEST_WEIGHT, discount, reach
+from rloom.algos.needs import ESTIMATOR_GROUP, SMALLEST_WEIGHT, reach
 from rloom.config.base import CRITIC, EMBEDDED
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import Needs, declared_needs
@@ -34,6 +34,7 @@ from rloom.plan.architecture import (
 from rloom.plan.batches import Batches, batches
 from rloom.plan.memory import GIB, CachePlan, GpuMemory, Memory, RewardPlan, fullest, memory_by_gpu, reward_plan
 from rloom.plan.timing import StepTime, step_time
+from rloom.plugins import is_own
 
 log = logging.getLogger(__name__)
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -146,12 +147,11 @@ def offloads(config: Config, may_change: Callable[[str], bool] = lambda key: Tru
     """Each alone, then all that stay on the host between updates, then all: weights are needed in every phase."""
     actor, critic = config.actor_rollout_ref.actor, config.critic
     reference = config.uses_reference and not config.actor_rollout_ref.model.has_lora
-    of_actor = "megatron" if actor.strategy == "megatron" else "fsdp_config"
-    sections = {f"actor_rollout_ref.actor.{of_actor}": actor.engine_memory}
+    sections = {f"actor_rollout_ref.actor.{actor.kind.section}": actor.engine_memory}
     if has_critic(config):
-        of_critic = "critic.megatron" if critic.strategy == "megatron" else "critic.model.fsdp_config"
+        of_critic = {"fsdp_config": "critic.model.fsdp_config", "megatron": "critic.megatron"}[critic.kind.section]
         sections = {of_critic: critic.engine_memory, **sections}
-    of_reference = f"actor_rollout_ref.ref.{of_actor}.param_offload"
+    of_reference = f"actor_rollout_ref.ref.{actor.kind.section}.param_offload"
     between = [of_reference] if reference and not value_at(config, of_reference) else []
     between += [f"{name}.optimizer_offload" for name, section in sections.items() if not section.optimizer_offload]
     weights = [f"{name}.param_offload" for name, section in sections.items() if not section.param_offload]
@@ -189,7 +189,7 @@ def tensor_parallel(config: Config) -> Iterator[Changes]:
     """More GPUs for one engine, where the engine can divide its weights."""
     rollout = config.actor_rollout_ref.rollout
     size = 2 * rollout.tensor_model_parallel_size
-    while rollout.holds_copy and size <= min(config.actor_workers, LARGEST_MACHINE):
+    while rollout.kind.tensor_parallel and size <= min(config.actor_workers, LARGEST_MACHINE):
         yield {f"{ROLLOUT}.tensor_model_parallel_size": size}
         size *= 2
 
@@ -357,7 +357,7 @@ def estimate(config: Config, needs: Needs, sizes: Batches, gpu_bytes: float, rew
 def advice(config: Config, needs: Needs) -> list[str]:
     """On keys that make learning slow."""
     algorithm, longest = config.algorithm, config.data.max_response_length
-    factor = discount(algorithm.adv_estimator, algorithm.gamma, algorithm.lam)
+    factor = needs.estimator.discount(algorithm.gamma, algorithm.lam)
     if factor >= 1 or factor**longest >= SMALLEST_WEIGHT:
         return []
     values = {"algorithm.gamma": algorithm.gamma, "algorithm.lam": algorithm.lam}
@@ -383,13 +383,11 @@ def notes(config: Config, costs: Costs) -> list[str]:
         found.append("Memory and time are those of a worker that holds all roles; with pools both are lower")
     if config.reward_model.model_path is not None and costs.time is not None:
         found.append("The time of the reward model is not counted")
-    if config.actor_rollout_ref.rollout.name == "hf":
-        found.append("Generation is timed as that of rollout.name=native; hf takes several times as long")
-    if config.actor_rollout_ref.rollout.holds_copy:
-        name = config.actor_rollout_ref.rollout.name
-        found.append(f"Generation is timed as that of rollout.name=native; {name} takes longer (docs/plan.md)")
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.kind.speed is not None:
+        found.append(f"Generation is timed as that of rollout.name=native; {rollout.name} {rollout.kind.speed}")
     if not config.actor_rollout_ref.actor.use_torch_compile:
         found.append("Activations and time are those of compiled layers; without torch.compile both are higher")
-    if ":" in config.algorithm.adv_estimator:
+    if is_own(config.algorithm.adv_estimator, ESTIMATOR_GROUP):
         found.append(f"{config.algorithm.adv_estimator} is not loaded: a critic is counted if critic.enable=True")
     return found

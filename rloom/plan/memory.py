@@ -17,7 +17,7 @@ from rloom.models.limits import LOGITS_AT_ONCE, UNREDUCED_SHARE
 from rloom.plan import megatron
 from rloom.plan.architecture import BFLOAT16, FAMILIES, FLOAT32, ModelPlan, UnknownSize, architecture, read_fields
 from rloom.plan.batches import Batches, largest_share, plan_passes
-from rloom.rollout.limits import PAGE_TOKENS, cache_capacity, default_sequences, wanted_cache_tokens
+from rloom.rollout.limits import PAGE_TOKENS, cache_capacity, wanted_cache_tokens
 from rloom.runtime.placement import ACTOR, REWARD, ROLLOUT
 
 DEBERTA = "deberta-v2"
@@ -279,7 +279,7 @@ def memory_of_stage(
     if reward is not None:
         common["reward model"] = reward.at_rest
     copy, rollout = weights_copy(config, actor) if generates else {}, config.actor_rollout_ref.rollout
-    sleeps = rollout.holds_copy and rollout.free_cache_engine  # its weights are on the host while training
+    sleeps = rollout.kind.own_model and rollout.free_cache_engine  # its weights are on the host while training
     if not sleeps:
         common |= copy
     critic_rest = {"critic at rest": sum(at_rest(critic).values())} if critic is not None else {}
@@ -315,7 +315,7 @@ def memory_of_stage(
 def weights_copy(config: Config, actor: ModelPlan) -> Parts:
     """Weights of a rollout engine that does not generate with the actor's own: native and hf do in one process."""
     rollout = config.actor_rollout_ref.rollout
-    if not actor.sharded and not rollout.holds_copy:
+    if not actor.sharded and not rollout.kind.own_model:
         return {}
     share = 0 if rollout.generates_elsewhere else 1 / rollout.tensor_model_parallel_size
     return {"rollout engine's weights": actor.number_bytes * actor.parameters * share}
@@ -325,10 +325,10 @@ def key_value_cache(config: Config, sizes: Batches, actor: ModelPlan, gpu_bytes:
     rollout, size = config.actor_rollout_ref.rollout, actor.architecture
     heads = math.ceil(size.kv_heads / rollout.tensor_model_parallel_size)
     token_bytes = 2 * size.layers * heads * size.head_size * actor.number_bytes
-    running = min(rollout.max_num_seqs or default_sequences(rollout.name, "cuda"), sizes.samples_per_engine)
+    running = min(rollout.max_num_seqs or rollout.kind.sequences("cuda"), sizes.samples_per_engine)
     wanted = wanted_cache_tokens(running, sizes.prompts_per_engine, sizes.prompt_tokens, sizes.answer_tokens)
     share = rollout.gpu_memory_utilization
-    if rollout.holds_copy:  # its weights are part of the share
+    if rollout.kind.own_model:  # its weights are part of the share
         share = max(0.0, share - sum(weights_copy(config, actor).values()) / gpu_bytes)
     room = cache_capacity(
         token_bytes,

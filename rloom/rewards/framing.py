@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable
 
 _LENGTH = struct.Struct("!Q")
+LENGTH_BYTES = _LENGTH.size
 
 
 def framed(body: bytes) -> bytes:
@@ -18,6 +19,15 @@ def read_frame(receive: Callable[[int], bytes], longest: int | None = None) -> b
     if longest is not None and length > longest:
         raise ValueError(f"a message of {length} bytes; at most {longest} are read")
     return _exactly(length, receive)
+
+
+def frame_end(data: memoryview, start: int) -> int | None:
+    """Where the frame at `start` ends. None: it is not complete."""
+    if len(data) < start + LENGTH_BYTES:
+        return None
+    (length,) = _LENGTH.unpack_from(data, start)
+    end = start + LENGTH_BYTES + int(length)
+    return end if end <= len(data) else None
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -1,20 +1,20 @@
 """Rules and users' functions, run in processes of their own."""
 
+import asyncio
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import closing
 from typing import Any
 
 from rloom.errors import RewardError
-from rloom.rewards.base import Unit
-from rloom.rewards.jobs import Call, Job, JobQueue
-from rloom.rewards.messages import Setup, Style, encode, pickled
-from rloom.rewards.process import WorkerDied, WorkerProcess
+from rloom.net.loop import EventLoop
+from rloom.rewards.base import Fields, ScoringUnit, Setup, Style, encode
 from rloom.rewards.routing import call_limit_s, wrong_score
 from rloom.rewards.rules.limited import HARD_LIMIT_S
+from rloom.rewards.worker_process import WorkerDied, WorkerProcess
 from rloom.types import Sample, SampleGroup, Score
 
 LOAD_LIMIT_S = 120.0  # a user's file may import torch from a slow disk
@@ -22,16 +22,41 @@ LOAD_LIMIT_S = 120.0  # a user's file may import torch from a slow disk
 # Cheap calls are sent in batches, of about this duration and at most this size: a round trip takes longer than a rule.
 # Slow calls are sent one by one, to the worker that is free first.
 BATCH_S = 0.05
-LARGEST_BATCH = 64
+LARGEST_BATCH = 256
+# While many replies are missing, several are read at a time: a wake-up takes longer than a reply.
+MANY_MISSING = 8
+GATHER_S = 0.001
 
 TOO_LONG = f"the answer was not compared: evaluating it took over {HARD_LIMIT_S:g} s"
 CLOSED = "the reward was closed before this sample was scored"
 
 
+class ScoreCall:
+    """One call of `RulePool.score`. Its result is set when the last of its groups has scores."""
+
+    def __init__(self, groups: Sequence[SampleGroup]) -> None:
+        self.groups = groups
+        self.result: asyncio.Future[list[list[Score]]] = asyncio.get_running_loop().create_future()
+        self._scores: list[list[Score]] = [[] for _ in groups]
+        self._missing = len(groups)
+
+    def finish(self, index: int, scores: list[Score]) -> None:
+        self._scores[index] = scores
+        self._missing -= 1
+        if not self._missing and not self.result.done():  # it may have been cancelled
+            self.result.set_result(self._scores)
+
+    def fail(self, index: int, reason: str) -> None:
+        self.finish(index, [Score.failed(reason)] * len(self.groups[index]))
+
+
+Job = tuple[ScoreCall, int]  # a group that waits for its scores: its call and its index there
+
+
 class RulePool:
     """A Reward over `num_workers` processes: by the rules, or by the function `name` of the file `path`.
 
-    Each process has a thread here that sends it samples, so the pool works with any event loop and closes without one.
+    Everything runs in one event loop: that of the queue of scores, or one of its own if `score` is called elsewhere.
     A call that takes longer than `timeout_s` fails, and its process is replaced; other samples are not affected. An
     answer that a rule cannot evaluate in its own limit of CPU time is wrong.
     """
@@ -51,169 +76,189 @@ class RulePool:
             raise RewardError(f"num_workers={num_workers}: rewards are computed in worker processes; use 1 or more")
         self._setup = Setup(path, name, dict(reward_kwargs or {}), whole_groups, timeout_s, LOAD_LIMIT_S, sandbox)
         self._style = Style.ANSWER if path is None else None
-        self._jobs = JobQueue(num_workers)
-        self._workers = [_Worker(self._setup, self._jobs) for _ in range(num_workers)]
+        self._waiting: deque[Job] = deque()
+        self._workers = [_Worker(self._setup, self._waiting, num_workers) for _ in range(num_workers)]
+        self._scoring: set[asyncio.Task[Any]] = set()
+        self._reported = 0  # replaced processes
         self._lock = threading.Lock()
-        self._started = False
+        self._loop: EventLoop | None = None
+        self._owns_loop = False
         self._closed = False
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> ScoringUnit:
         """The signature of a user's function decides it, so the first use loads the file."""
         self.check()
-        return Unit.ANSWER if self._style in (Style.ANSWER, Style.QUERIES) else Unit.PROMPT
+        return ScoringUnit.ANSWER if self._style in (Style.ANSWER, Style.QUERIES) else ScoringUnit.PROMPT
 
     def check(self) -> None:
         """Load the user's file in a worker, as scoring will. The RewardError names what is wrong with it."""
-        if self._style is not None:
-            return
-        process = WorkerProcess(self._setup)
-        try:
-            self._style = process.load()
-        finally:
-            process.close()
+        if self._style is None:
+            with closing(EventLoop("reward-check")) as loop:
+                self._style = loop.run(_loaded_style(self._setup))
 
     async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
-        self._start()
+        loop = self._started()
         if not groups:
             return []
-        call = Call(len(groups))
-        self._jobs.put([Job(call, index, group) for index, group in enumerate(groups)])
-        return await call.result
+        if loop.loop is asyncio.get_running_loop():
+            return await self._score(groups)
+        return await asyncio.wrap_future(loop.start(self._score(groups)))
 
     def metrics(self) -> dict[str, float]:
         """Of the calls since the last `metrics()`."""
-        return {"workers_replaced": float(sum(worker.take_replaced() for worker in self._workers))}
+        replaced = sum(worker.replaced for worker in self._workers) - self._reported
+        self._reported += replaced
+        return {"workers_replaced": float(replaced)}
 
     def close(self) -> None:
-        """End all workers. What is still waiting becomes a failed score."""
+        """End all workers. What is still waiting becomes a failed score. From a thread other than the event loop's."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        for worker in self._workers:
-            worker.stop()
-        self._jobs.close()
-        if self._started:
-            for worker in self._workers:
-                worker.join()
+        if self._loop is not None:
+            self._loop.run(self._end())
+            if self._owns_loop:
+                self._loop.close()
 
-    def _start(self) -> None:
+    def _started(self) -> EventLoop:
         with self._lock:
             if self._closed:
                 raise RuntimeError("this RulePool is closed")
-            if not self._started:
-                for worker in self._workers:
-                    worker.start()
-                self._started = True
+            if self._loop is None:
+                current = EventLoop.current()
+                self._owns_loop = current is None
+                self._loop = current or EventLoop("reward-workers")
+            return self._loop
+
+    async def _score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._scoring.add(task)
+        try:
+            call = ScoreCall(groups)
+            self._waiting.extend((call, index) for index in range(len(groups)))
+            for worker in self._workers[: len(self._waiting)]:
+                worker.start()
+            return await call.result
+        finally:
+            self._scoring.discard(task)
+
+    async def _end(self) -> None:
+        while self._waiting:
+            call, index = self._waiting.popleft()
+            call.fail(index, CLOSED)
+        await asyncio.gather(*(worker.end() for worker in self._workers))
+        await asyncio.gather(*self._scoring, return_exceptions=True)
 
 
-class _Worker(threading.Thread):
-    """A thread that takes samples from the queue, and its process, which is replaced when it fails.
+async def _loaded_style(setup: Setup) -> Style:
+    process = WorkerProcess(setup)
+    try:
+        return await process.load()
+    finally:
+        await process.close()
 
-    A daemon, so that a run that dies without closing the pool is not kept alive by it.
-    """
 
-    def __init__(self, setup: Setup, jobs: JobQueue) -> None:
-        super().__init__(name="reward-worker", daemon=True)
+class _Worker:
+    """One process, which is replaced when it fails, and the task that takes groups from the queue for it."""
+
+    def __init__(self, setup: Setup, waiting: deque[Job], workers: int) -> None:
         self._setup = setup
-        self._jobs = jobs
-        self._lock = threading.Lock()
+        self._waiting, self._workers = waiting, workers
+        self._task: asyncio.Task[None] | None = None
         self._process: WorkerProcess | None = None
         self._style = Style.ANSWER
         self._batch_size = 1
-        self._replaced = 0
-        self._stopping = False
+        self.replaced = 0  # processes that were ended because of a failure
 
-    def run(self) -> None:
-        while self._score_batch():  # a call, so that no variable here keeps the last batch in memory
-            pass
-        self._end_process(grace=True)
+    def start(self) -> None:
+        """Ends when nothing waits."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
 
-    def stop(self) -> None:
-        """From another thread: interrupt the current call; what waits fails."""
-        with self._lock:
-            self._stopping = True
-            if self._process is not None:
-                self._process.interrupt()
+    async def end(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._end_process()
 
-    def take_replaced(self) -> int:
-        """From another thread: how many processes were ended since the last call, because of a failure."""
-        with self._lock:
-            replaced, self._replaced = self._replaced, 0
-        return replaced
+    async def _run(self) -> None:
+        while self._waiting:
+            await self._score_batch()  # a call, so that no variable here keeps the last batch in memory
 
-    def _score_batch(self) -> bool:
-        """False when the queue is closed and empty."""
-        taken = self._jobs.take(self._batch_size)
-        jobs = [job for job in taken if not job.call.result.cancelled()]
+    async def _score_batch(self) -> None:
+        """At most `_batch_size` groups, and not more than a worker's share of those that wait."""
+        count = max(1, min(self._batch_size, len(self._waiting) // self._workers))
+        taken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+        jobs = [job for job in taken if not job[0].result.done()]  # cancelled
         if not jobs:
-            return bool(taken)
+            return
         start = time.monotonic()
         try:
-            self._score(jobs)
-        except BaseException as error:  # an error of rloom: raised where the scores are waited for
-            for job in jobs:
-                job.call.set_exception(error)
+            await self._score(jobs)
+        except Exception as error:  # an error of rloom: raised where the scores are waited for
+            for call, _ in jobs:
+                if not call.result.done():
+                    call.result.set_exception(error)
         took_s = time.monotonic() - start
         self._batch_size = max(1, min(LARGEST_BATCH, int(len(jobs) * BATCH_S / max(took_s, 1e-6))))
-        return True
 
-    def _score(self, jobs: Sequence[Job]) -> None:
+    async def _score(self, jobs: Sequence[Job]) -> None:
         waiting = deque(jobs)
         try:
-            process = self._running_process()
+            process = await self._running_process()
             request, waiting = self._encode(jobs)
             process.send(request)
             while waiting:
-                scores = process.receive_scores(call_limit_s(self._setup, waiting[0].group))
-                waiting.popleft().finish(scores)
+                if len(waiting) > MANY_MISSING:
+                    await process.gather_replies(GATHER_S)
+                call, index = waiting[0]
+                scores = await process.receive_scores(call_limit_s(self._setup, call.groups[index]))
+                call.finish(index, scores)
+                waiting.popleft()
             return
         except TimeoutError:
-            reason = _timed_out(waiting[0].group, self._setup) if waiting else ""
+            call, index = waiting[0]
+            reason = _timed_out(call.groups[index], self._setup)
         except (WorkerDied, RewardError) as error:
             reason = str(error)
-        exit_code = self._end_process(grace=False)
-        if self._stopping:
-            for job in waiting:
-                job.fail(CLOSED)
-        elif waiting:
-            job = waiting.popleft()  # the worker failed at this one and had not begun the others
+        except asyncio.CancelledError:  # the pool is closed, and these were not finished
+            await self._end_process(grace_s=0)
+            for call, index in waiting:
+                call.fail(index, CLOSED)
+            raise
+        exit_code = await self._end_process(grace_s=0)
+        self.replaced += 1
+        if waiting:
+            call, index = waiting.popleft()  # the worker failed at this one and had not begun the others
+            group = call.groups[index]
             if exit_code == -signal.SIGVTALRM and self._setup.path is None:  # the limit that a worker sets for a rule
-                job.finish([wrong_score(sample.data_source, TOO_LONG) for sample in job.group])
+                call.finish(index, [wrong_score(sample.data_source, TOO_LONG) for sample in group])
             else:
-                job.fail(reason)
-            self._jobs.put_back(waiting)
+                call.fail(index, reason)
+            self._waiting.extendleft(reversed(waiting))
 
     def _encode(self, jobs: Sequence[Job]) -> "tuple[bytes, deque[Job]]":
         """The request and the jobs in it. A job that cannot be sent fails."""
-        bodies, sent = [], deque[Job]()
-        for job in jobs:
-            try:
-                bodies.append(pickled(tuple(_as_sent(sample, self._style) for sample in job.group)))
-                sent.append(job)
-            except Exception as error:  # pickle raises errors of many types
-                job.fail(f"this row cannot be sent to a reward worker: {type(error).__name__}: {error}")
-        return encode(tuple(bodies)), sent
+        groups = [tuple(_fields(sample, self._style) for sample in call.groups[index]) for call, index in jobs]
+        try:
+            return encode(groups), deque(jobs)
+        except Exception:  # pickle raises errors of many types
+            found = [(fields, job) for fields, job in zip(groups, jobs, strict=True) if can_be_sent(fields, job)]
+            return encode([fields for fields, _ in found]), deque(job for _, job in found)
 
-    def _running_process(self) -> WorkerProcess:
-        with self._lock:
-            if self._stopping:
-                raise WorkerDied
-            if self._process is not None:
-                return self._process
-            self._process = process = WorkerProcess(self._setup)
-        self._style = process.load()
-        return process
+    async def _running_process(self) -> WorkerProcess:
+        if self._process is None:
+            self._process = WorkerProcess(self._setup)
+            self._style = await self._process.load()
+        return self._process
 
-    def _end_process(self, *, grace: bool) -> int | None:
+    async def _end_process(self, **grace: float) -> int | None:
         """The exit code, if there was a process."""
-        with self._lock:
-            process, self._process = self._process, None
-            self._replaced += not grace
-        if process is None:
-            return None
-        return process.close() if grace else process.close(grace_s=0)
+        process, self._process = self._process, None
+        return None if process is None else await process.close(**grace)
 
 
 def _timed_out(group: SampleGroup, setup: Setup) -> str:
@@ -225,10 +270,20 @@ def _timed_out(group: SampleGroup, setup: Setup) -> str:
     )
 
 
-def _as_sent(sample: Sample, style: Style) -> Sample:
+def can_be_sent(fields: tuple[Fields, ...], job: Job) -> bool:
+    """False: it has failed."""
+    try:
+        encode([fields])
+    except Exception as error:  # pickle raises errors of many types
+        call, index = job
+        call.fail(index, f"this row cannot be sent to a reward worker: {type(error).__name__}: {error}")
+        return False
+    return True
+
+
+def _fields(sample: Sample, style: Style) -> Fields:
     """Without what a function of this style is not given."""
+    shared = (sample.data_source, sample.prompt, sample.response, sample.ground_truth)
     if style is Style.COLUMNS:
-        return replace(sample, prompt_tokens=())
-    return replace(
-        sample, extra_info=dict(sample.extra_info), messages=(), prompt_tokens=(), response_tokens=(), columns={}
-    )
+        return (*shared, sample.extra_info, sample.messages, (), sample.response_tokens, sample.columns)
+    return (*shared, dict(sample.extra_info))

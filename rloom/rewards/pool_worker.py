@@ -1,4 +1,4 @@
-"""A reward worker: a process that the pool starts. See `messages.py`.
+"""A reward worker: a process that the pool starts. See `base.py`.
 
 It imports no torch, so it starts in milliseconds. Output of the user's code goes to stderr, because stdout is used for
 the replies.
@@ -8,23 +8,21 @@ import asyncio
 import faulthandler
 import math
 import os
-import pickle
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from rloom.errors import RewardError
 from rloom.interrupts import outlive_sigterm
-from rloom.rewards.calls import FunctionCaller
-from rloom.rewards.custom import load_function, one_line
+from rloom.rewards.base import Fields, LoadProgress, Refusal, Reply, Request, Setup, Style, decode, encode
 from rloom.rewards.framing import write_all
-from rloom.rewards.messages import Progress, Refusal, Reply, Request, Setup, Style, decode, encode
 from rloom.rewards.routing import Rule, call_limit_s, keywords_for, registered, rule_for, runs_code
 from rloom.rewards.rules.limited import HARD_LIMIT_S
+from rloom.rewards.user_function import FunctionCaller, load_function, one_line
 from rloom.types import Sample, SampleGroup, Score
 
 # The pool ends a worker that exceeds its time limit. If the pool has died, the worker ends itself this much later.
@@ -55,12 +53,17 @@ def main() -> None:
         with asyncio.Runner() as runner:
             style, evaluate = _evaluator(setup, reply, runner, timer)
             reply(style)
+
+            def score_group(fields: Sequence[Fields]) -> None:
+                """A call, so that no variable keeps the samples in memory."""
+                group = tuple(Sample(*one) for one in fields)
+                timer.start(call_limit_s(setup, group))
+                reply(evaluate(group))
+
             while True:
                 request: Request = decode(receive)
-                for body in request:
-                    group: SampleGroup = pickle.loads(body)
-                    timer.start(call_limit_s(setup, group))
-                    reply(evaluate(group))
+                for fields in request:
+                    score_group(fields)
                 timer.cancel()
     except RewardError as error:
         reply(Refusal(str(error)))
@@ -148,11 +151,11 @@ class _RuleEvaluator:
     def _prepare(self, rule: Rule) -> None:
         if rule.prepare in self._prepared:
             return
-        self._reply(Progress.LOADING)
+        self._reply(LoadProgress.LOADING)
         self._timer.start(self._setup.load_limit_s)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # an import is not the answer's time
         self._hard_limit_set = -math.inf
         rule.prepare()
         self._prepared.add(rule.prepare)
-        self._reply(Progress.READY)
+        self._reply(LoadProgress.READY)
         self._timer.start(self._limit_s)

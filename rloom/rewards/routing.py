@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rloom.errors import RewardError
-from rloom.rewards.messages import Setup
+from rloom.rewards.base import Setup
 from rloom.rewards.rules import answer_line, code, gsm8k, math, math_reasoning
 from rloom.rewards.rules.code_problems import problem_of
 from rloom.rewards.rules.expressions import load_library

@@ -4,11 +4,6 @@ FREE_SHARE = 0.8  # of the free memory: activations and the sampler need some, t
 PAGE_TOKENS = 128  # of a page of the key-value cache: the most that the attention kernel reads in one block
 
 
-def default_sequences(engine: str, device: str) -> int:
-    """`max_num_seqs` where it is null. A GPU decodes 1,024 in little more time than 100; a CPU lacks the memory."""
-    return 1024 if (engine, device) == ("native", "cuda") else 256
-
-
 def with_queued(sequences: int) -> int:
     """Requests to send to an engine that runs so many sequences at a time, before it has finished some.
 

@@ -32,7 +32,7 @@ from rloom.runs.records import (
     read_event,
 )
 
-CONFIG_FILE = "config.yaml"
+CONFIG_FILE = "config.yaml"  # in the run directory and in every checkpoint
 MARKS = (CONFIG_FILE, EVENTS_FILE, METRICS_FILE)  # a folder with any of them is a run directory
 LARGEST_CONFIG = 1 << 20  # bytes
 DEEPEST_CONFIG = 32  # sections inside of each other

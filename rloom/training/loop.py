@@ -19,7 +19,7 @@ from rloom.algos.registry import Algorithm
 from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
 from rloom.doctor.run.live import LiveDiagnosis
-from rloom.rewards.failures import check_failures, common_reasons
+from rloom.rewards.composite import check_failures, common_reasons
 from rloom.rollout.base import Sampling
 from rloom.runs.dumps.writer import DumpWriter, training_table, validation_table
 from rloom.runs.metrics import batch_metrics, part_metrics, throughput, utilisation

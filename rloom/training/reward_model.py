@@ -7,7 +7,7 @@ from itertools import accumulate, chain
 
 from rloom.models.classifier_scorer import ScoredConversations
 from rloom.packing import share_rows
-from rloom.rewards.base import Unit
+from rloom.rewards.base import ScoringUnit
 from rloom.runtime.group import Group, Pending
 from rloom.types import Sample, SampleGroup, Score
 
@@ -55,8 +55,8 @@ class ModelQueue:
         self.counts = {"tokens": 0.0, "truncated": 0.0}
 
     @property
-    def unit(self) -> Unit:
-        return Unit.PROMPT if self.during_generation else Unit.BATCH
+    def unit(self) -> ScoringUnit:
+        return ScoringUnit.PROMPT if self.during_generation else ScoringUnit.BATCH
 
     def submit(self, groups: Sequence[SampleGroup]) -> ModelScores:
         samples, sizes = list(chain.from_iterable(groups)), [len(group) for group in groups]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rloom.algos.estimators import informative_groups
 from rloom.batch import Batch, Trajectory
 from rloom.errors import TrainingError
-from rloom.rewards.mix import Mix
+from rloom.rewards.composite import CompositeReward
 from rloom.rollout.base import Request, Sampling
 from rloom.runtime.group import Group
 from rloom.training.dispatch import Dispatcher
@@ -27,7 +27,7 @@ class Sampler:
 
     rollout: Group
     weight_sync: Group  # the workers that take part when the policy's weights go to the rollout engines
-    reward: Mix
+    reward: CompositeReward
     decode: Decode
     seed: int
 

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol, Self
 import torch
 
 from rloom.batch import Trajectory, Turn
-from rloom.rewards.base import PendingScores, Unit
-from rloom.rewards.mix import Mix, Part
+from rloom.rewards.base import PendingScores, ScoringUnit
+from rloom.rewards.composite import CompositeReward, MixedPart
 from rloom.rollout.base import Completion
 from rloom.types import Prompt, Sample, Score
 
@@ -25,7 +25,7 @@ class Decode(Protocol):
         """The texts of several answers."""
 
 
-class Place(NamedTuple):
+class ScoreIndex(NamedTuple):
     """Where the score of an answer is found among those of a submission."""
 
     scores: PendingScores
@@ -34,14 +34,14 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class PendingAnswer:
     """An answer whose scores may still be pending."""
 
     prompt: Prompt
     group: int
     completion: Completion
     text: str
-    places: Sequence[Place]  # one for each part of the reward
+    places: Sequence[ScoreIndex]  # one for each part of the reward
 
     def trajectory(self, score: Score) -> Trajectory:
         prompt, completion = self.prompt, self.completion
@@ -61,8 +61,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class PendingTrajectories:
-    answers: Sequence[Answer]
-    reward: Mix
+    answers: Sequence[PendingAnswer]
+    reward: CompositeReward
 
     def scored(self, progress: Progress, *, update_moments: bool = False) -> list[Trajectory]:
         """Waits for the scores. `update_moments`: these scores count for the running mean and standard deviation."""
@@ -100,20 +100,20 @@ class PartScoring:
     Units hold the same answers in the same order whenever these arrive, so that scores do not depend on timing.
     """
 
-    part: Part
+    part: MixedPart
     answers_per_prompt: int
     on_scores: "Callable[[Future[list[list[Score]]]], object]"
-    places: dict[int, Place] = field(default_factory=dict)  # by row
+    places: dict[int, ScoreIndex] = field(default_factory=dict)  # by row
     incomplete: dict[int, list[Decoded]] = field(default_factory=lambda: defaultdict(list))  # by group
 
     def add(self, arrived: Sequence[Decoded]) -> None:
         unit = self.part.queue.unit
-        if unit is Unit.ANSWER:
+        if unit is ScoringUnit.ANSWER:
             self.submit([[answer] for answer in arrived])
             return
         for answer in arrived:
             self.incomplete[answer.group].append(answer)
-        if unit is Unit.PROMPT:
+        if unit is ScoringUnit.PROMPT:
             complete = [group for group, members in self.incomplete.items() if len(members) == self.answers_per_prompt]
             for group in complete:
                 self.submit([self.incomplete.pop(group)])
@@ -130,7 +130,7 @@ class PartScoring:
         scores.add_done_callback(self.on_scores)
         for number, members in enumerate(ordered):
             for member, answer in enumerate(members):
-                self.places[answer.row] = Place(scores, number, member)
+                self.places[answer.row] = ScoreIndex(scores, number, member)
 
 
 class Scoring:
@@ -139,7 +139,7 @@ class Scoring:
     While it decodes some answers, further ones arrive; these are decoded together next.
     """
 
-    def __init__(self, reward: Mix, decode: Decode, answers_per_prompt: int) -> None:
+    def __init__(self, reward: CompositeReward, decode: Decode, answers_per_prompt: int) -> None:
         self.reward, self.decode = reward, decode
         self.parts = [PartScoring(part, answers_per_prompt, self._note_error) for part in reward.parts]
         self.generated: dict[int, Generated] = {}
@@ -176,7 +176,7 @@ class Scoring:
     def pending(self) -> PendingTrajectories:
         """After the context is closed: all answers in the order of their rows."""
         answers = [
-            Answer(
+            PendingAnswer(
                 found.prompt, found.group, found.completion, self.texts[row], [part.places[row] for part in self.parts]
             )
             for row, found in sorted(self.generated.items())

@@ -15,6 +15,8 @@ NOUNS = tuple(name for name in TOP_LEVEL if name not in ("rloom.__main__", "rloo
 BOTTOM = tuple(name for name in NOUNS if name not in ("rloom.batch", "rloom.transfer"))  # without torch
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 LIMITS = ("rloom.models.limits", "rloom.rollout.limits")  # what `rloom plan` counts with
+# declarations of what each entry of a kind needs and can do, without torch
+TABLES = ("rloom.algos.needs", "rloom.engines.kinds", "rloom.rewards.kinds", "rloom.rollout.kinds")
 BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "runs"))
 # folder of one kind -> its backends, which do not import each other; the other modules of the folder are shared
 KINDS = {
@@ -23,7 +25,7 @@ KINDS = {
 }
 # what starts runs: above the loop, the backends and the configuration
 LAUNCH = (
-    *("rloom.launch", "rloom.training", *BACKENDS, "rloom.config", "rloom.algos", "rloom.runtime"),
+    *("rloom.launch", "rloom.training", *BACKENDS, "rloom.config", "rloom.algos", "rloom.net", "rloom.runtime"),
     *("rloom.console", *NOUNS),
 )
 
@@ -34,40 +36,39 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.__main__": ("rloom.cli",),
     # tables and rules without torch, which the keys are checked against
     "rloom.config": (
-        "rloom.algos.needs",
-        "rloom.rewards.judge.addresses",
-        "rloom.rollout.limits",
+        *TABLES,
+        "rloom.runs.run_folder",
         "rloom.runtime.placement",
         *BOTTOM,
     ),
     "rloom.plan": (
-        *("rloom.algos.discount", "rloom.config", "rloom.models.source", "rloom.runtime.placement"),
+        *("rloom.config", "rloom.models.source", "rloom.runtime.placement", *TABLES),
         *LIMITS,
         *BOTTOM,
     ),
     "rloom.families": ("rloom.engines.ulysses", "rloom.models", "rloom.rollout", *NOUNS),
     "rloom.algos": NOUNS,
     "rloom.models": ("rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
+    "rloom.net": BOTTOM,
     "rloom.runtime": NOUNS,
-    "rloom.rewards": BOTTOM,
+    "rloom.rewards": ("rloom.net", *BOTTOM),
     "rloom.rewards.rules": ("rloom.rewards.sandbox", *BOTTOM),
     "rloom.rewards.sandbox": ("rloom.rewards.framing", *BOTTOM),
     "rloom.data": ("rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
     "rloom.runs": NOUNS,
     "rloom.view": ("rloom.doctor.run", "rloom.runs", *BOTTOM),
-    "rloom.doctor": ("rloom", "rloom.rewards.sandbox", *BOTTOM),
-    "rloom.doctor.run": ("rloom.algos.discount", "rloom.algos.needs", "rloom.runs", *BOTTOM),
+    "rloom.doctor": ("rloom", "rloom.rewards.sandbox", *TABLES, *BOTTOM),
+    "rloom.doctor.run": ("rloom.runs", *TABLES, *BOTTOM),
     "rloom.engines": ("rloom.algos", "rloom.models", *NOUNS),
     # weights come from a training engine, over its process groups
-    "rloom.rollout": ("rloom.engines.distributed", "rloom.engines.weight_sync", "rloom.models", *NOUNS),
+    "rloom.rollout": ("rloom.engines.distributed", "rloom.engines.weight_sync", "rloom.models", "rloom.net", *NOUNS),
     "rloom.training": (
         *PROTOCOLS,
         "rloom.algos",
         "rloom.data",
         "rloom.doctor.run.live",
         "rloom.runs",
-        "rloom.rewards.failures",
-        "rloom.rewards.mix",
+        "rloom.rewards.composite",
         *NOUNS,
     ),
     "rloom.training.reward_model": ("rloom.models.classifier_scorer", *PROTOCOLS, *NOUNS),
@@ -90,7 +91,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("rloom.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
-    "httpx": ("rloom.rewards.remote_http", "rloom.rewards.judge.providers", "rloom.rollout.servers.http"),
+    "httpx": ("rloom.net.http", "rloom.rewards.judge.providers"),
+    "httpcore": ("rloom.net.http",),
     "pyarrow": ("rloom.data", "rloom.runs.dumps"),
     "tokenizers": ("rloom.runs.dumps", "rloom.models", "rloom.families"),
     "math_verify": ("rloom.rewards.rules",),
@@ -132,7 +134,7 @@ WITHOUT_TORCH = (
     *BOTTOM,
     *("rloom.cli", "rloom.config", "rloom.console", "rloom.doctor", "rloom.plan", "rloom.rewards", "rloom.view"),
     *("rloom.trainer.main_ppo", "rloom.trainer.sft_trainer"),
-    *("rloom.algos.discount", "rloom.algos.needs", "rloom.runtime.placement", "rloom.models.source", *LIMITS),
+    *("rloom.net", "rloom.runtime.placement", "rloom.models.source", *LIMITS, *TABLES),
     *(f"rloom.launch.{name}" for name in ("directory", "early_checks", "model_sources", "numbered")),
 )
 

@@ -13,8 +13,8 @@ import torch
 from test_rollout_contract import Bench, native
 
 from rloom.batch import Trajectory
-from rloom.rewards.base import Unit
-from rloom.rewards.mix import Mix, Part
+from rloom.rewards.base import ScoringUnit
+from rloom.rewards.composite import CompositeReward, MixedPart
 from rloom.rollout.base import Rollout, Sampling
 from rloom.runtime import ray as cluster
 from rloom.runtime.group import Group, LocalGroup
@@ -32,7 +32,7 @@ Make = Callable[..., tuple[Group, Group]]  # the group, and one in which each wo
 
 
 class Ones:
-    unit = Unit.ANSWER
+    unit = ScoringUnit.ANSWER
 
     def submit(self, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]":
         scores: Future[list[list[Score]]] = Future()
@@ -68,7 +68,13 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def generate(
     group: Group, progress: Callable[[int, int], None] = lambda done, total: None, limit: int = 4
 ) -> list[Trajectory]:
-    sampler = Sampler(group, LocalGroup([]), Mix([Part("ones", Ones())]), lambda answers: ["" for _ in answers], seed=1)
+    sampler = Sampler(
+        group,
+        LocalGroup([]),
+        CompositeReward([MixedPart("ones", Ones())]),
+        lambda answers: ["" for _ in answers],
+        seed=1,
+    )
     pending = sampler.generate(PROMPTS, N, Sampling(max_new_tokens=limit), "train/1", progress)
     return pending.scored(lambda done, total: None)
 

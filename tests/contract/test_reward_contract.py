@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rloom.rewards.base import Reward
-from rloom.rewards.in_process import FunctionReward
+from rloom.rewards.function_reward import FunctionReward
 from rloom.rewards.pool import RulePool
 from rloom.types import Sample, Score
 

@@ -10,7 +10,7 @@ from rloom.engines.local import LocalEngine
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
-from rloom.rollout.servers.sglang import SglangWire
+from rloom.rollout.servers.sglang import SglangApi
 from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import SHARED, TransferSettings
 from tests.contract.test_rollout_contract import (  # noqa: F401
@@ -82,7 +82,7 @@ def client(model_folder: Callable[[str], Path]) -> Iterator[ServerRollout]:
     server = FakeSglang(model_folder("qwen2")).begin()
     spec = ServerSpec(server.url, None, TransferSettings(SHARED, CPU.device, 1, 20))
     settings = ClientSettings(WatchSettings(20, 0.5, 0), request_timeout_s=60, releases_memory=True)
-    rollout = ServerRollout([spec], SglangWire(), settings, lambda weights: weights)
+    rollout = ServerRollout([spec], SglangApi(), settings, lambda weights: weights)
     yield rollout
     rollout.close()
     server.kill()

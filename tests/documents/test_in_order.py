@@ -29,7 +29,7 @@ from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.engines.storage import read_weights
 from rloom.models.source import EMBEDDED_FOLDER
-from rloom.rewards.judge.addresses import ADDRESS_VARIABLES
+from rloom.rewards.judge.settings import ADDRESS_VARIABLES
 from tests.documents.in_order import BEGIN, END
 from tests.documents.printed import ROOT, copied
 from tests.documents.shell import Command, start

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rloom.config.from_checkpoint import CONFIG_FILE, load_saved
+from rloom.config.from_checkpoint import load_saved
 from rloom.engines.storage import INDEX, write_tensors
 from rloom.errors import CheckpointError, ConfigError, ModelError, RloomError
 from rloom.launch.directory import open_checkpoint
@@ -29,6 +29,7 @@ from rloom.launch.export import export
 from rloom.launch.identity import IDENTITY_FILE, compare, read_identity
 from rloom.launch.models import policy_engine, policy_network
 from rloom.models.source import EMBEDDED_FOLDER
+from rloom.runs.run_folder import CONFIG_FILE
 from rloom.trainer import main_ppo
 from rloom.training.checkpoint import SEAL, STATE, read_state, seal
 from tests.e2e.runs import arguments, same, train, weights

@@ -8,7 +8,7 @@ import torch
 
 from rloom.engines.distributed import NamedGroup
 from rloom.engines.weight_sync import SharedChannel, dumps, gpu_uuid, opened, received_stream, send_bucket, with_uuid
-from rloom.rollout.servers.sglang import SglangWire
+from rloom.rollout.servers.sglang import SglangApi
 from rloom.rollout.servers.wire import SHARED, Call, TransferSettings
 from rloom.runtime.nodes import free_port
 from tests.ranks import forkserver
@@ -62,7 +62,7 @@ class Recorder:
 
 def test_a_handle_for_sglang_has_the_uuid_of_the_gpu() -> None:
     link = Recorder()
-    sender = SglangWire().sender(link, TransferSettings(SHARED, GPU, 1, 1.0))
+    sender = SglangApi().sender(link, TransferSettings(SHARED, GPU, 1, 1.0))
     sender.send([("b", torch.arange(3.0, device=GPU))], label="x")
     [text] = link.calls[0].json["serialized_named_tensors"]  # type: ignore[index]
     assert gpu_uuid(GPU).encode() in base64.b64decode(text)

@@ -155,7 +155,7 @@ def test_every_entry_has_a_row_in_the_table() -> None:
 
 
 def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
-    guide = (DOCS / "adding_an_algorithm.md").read_text()
+    guide = (DOCS / "extending.md").read_text()
     (tmp_path / "my_algos.py").write_text(guide.split("```python\n")[1].split("```")[0])
     found = resolve_algorithm(f"{tmp_path}/my_algos.py:above_mean").advantage(MIXED.inputs(), AdvantageSettings())
     assert set(found.advantages_T.tolist()) == {-1.0, 0.0, 1.0}

@@ -14,7 +14,7 @@ from rloom.rewards.rules import code
 from rloom.rewards.rules.code import compute_score
 from rloom.rewards.rules.code_problems import problem_of
 from rloom.rewards.sandbox.client import Sandbox, SandboxError
-from rloom.rewards.sandbox.settings import Job, Limits, Suite
+from rloom.rewards.sandbox.settings import Limits, SandboxJob, Suite
 from tests.sandbox_programs import LIMITS
 from tests.unit.test_code_verdicts import CALLS, KEYS, MBPP, STREAMS, score
 
@@ -57,7 +57,9 @@ def test_a_solution_passes_with_links_and_folders_in_its_scratch_folder() -> Non
     program = f"{EVASIVE['links and folders']}\n{deeper_than_a_recursion}\n"
     assert score(f"{program}def square(x): return x * x", MBPP, isolation="none")["score"] == 1.0
     sandbox = Sandbox(LIMITS, "none")
-    outcome = sandbox.run(Job((f"import os; print(os.getcwd(), flush=True)\n{program}",), module_name="__main__"))
+    outcome = sandbox.run(
+        SandboxJob((f"import os; print(os.getcwd(), flush=True)\n{program}",), module_name="__main__")
+    )
     scratch = Path(outcome.run.stdout.strip())
     assert (outcome.error, scratch.parent.is_dir(), scratch.exists()) == (None, True, False)
     sandbox.close()
@@ -100,12 +102,12 @@ def test_one_time_limit_holds_for_all_runs_of_an_answer() -> None:
 
 def test_a_schedulers_sigterm_ends_neither_the_sandbox_nor_a_program() -> None:
     sandbox = Sandbox(LIMITS, "none")
-    sandbox.run(Job(("pass",)))
+    sandbox.run(SandboxJob(("pass",)))
     assert sandbox._launcher is not None
     launcher = sandbox._launcher._process.pid
     signals = threading.Timer(0.5, lambda: [os.kill(pid, signal.SIGTERM) for pid in (launcher, *descendants(launcher))])
     signals.start()
-    outcome = sandbox.run(Job(("import time; time.sleep(1.5); print(1)",), module_name="__main__"))
+    outcome = sandbox.run(SandboxJob(("import time; time.sleep(1.5); print(1)",), module_name="__main__"))
     sandbox.close()
     assert (outcome.run.stdout, outcome.error) == ("1\n", None)
 
@@ -129,8 +131,8 @@ def test_all_processes_of_a_program_share_one_memory_limit_where_cgroups_allow()
     children = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = b'1' * (150 << 20)\n"
     children += "        print('have', flush=True)\n        time.sleep(1)\n        os._exit(0)\n"
     children += "for _ in range(6):\n    try: os.wait()\n    except OSError: pass\n"
-    outcome = sandbox.run(Job((children,), module_name="__main__"))
-    after = sandbox.run(Job(("print(1)",), module_name="__main__"))
+    outcome = sandbox.run(SandboxJob((children,), module_name="__main__"))
+    after = sandbox.run(SandboxJob(("print(1)",), module_name="__main__"))
     sandbox.close()
     assert outcome.run.stdout.count("have") < 6  # 900 MB in all; 256 MB are allowed, and 128 MB for the sandbox itself
     assert (after.run.stdout, after.error) == ("1\n", None)
@@ -155,9 +157,9 @@ def weak_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("weak_machine")
 def test_without_any_barrier_generated_code_does_not_run_unless_that_is_asked_for() -> None:
     with pytest.raises(SandboxError, match=r"isolation=auto: this machine has no namespaces.*isolation=none"):
-        Sandbox(LIMITS, "auto").run(Job(("pass",)))
+        Sandbox(LIMITS, "auto").run(SandboxJob(("pass",)))
     named = Sandbox(LIMITS, "none")
-    assert named.run(Job(("print(1)",), module_name="__main__")).run.stdout == "1\n"
+    assert named.run(SandboxJob(("print(1)",), module_name="__main__")).run.stdout == "1\n"
     named.close()
 
 
@@ -173,7 +175,7 @@ def test_datagrams_do_not_leave_the_sandbox(tmp_path: Path) -> None:
         receiver.bind(name)
         receiver.setblocking(False)
         sandbox = Sandbox(LIMITS, "none")
-        outcome = sandbox.run(Job((send,), module_name="__main__"))
+        outcome = sandbox.run(SandboxJob((send,), module_name="__main__"))
         sandbox.close()
         assert outcome.run.stdout == "PermissionError\nPermissionError\nb'1'\n"
         with pytest.raises(BlockingIOError):
@@ -190,7 +192,7 @@ def test_a_program_does_not_find_an_earlier_program_or_the_tests_in_its_memory()
     asked = ("8672terces", "1472detcepxe", "))x(dnuof")  # the last one is in the program itself
     source = "".join(f"with __case__({i}): assert found({text!r}) is {i == 2}\n" for i, text in enumerate(asked))
     sandbox = Sandbox(LIMITS, "auto")
-    sandbox.run(Job(("secret2768 = 1",)), Suite(0, source="expected2741 = 1"))
-    outcome = sandbox.run(Job((f"{search}  # (found(x))",)), Suite(0, names=("found",), source=source))
+    sandbox.run(SandboxJob(("secret2768 = 1",)), Suite(0, source="expected2741 = 1"))
+    outcome = sandbox.run(SandboxJob((f"{search}  # (found(x))",)), Suite(0, names=("found",), source=source))
     sandbox.close()
     assert [report["error"] for report in outcome.reports if "case" in report] == [None] * 3, outcome

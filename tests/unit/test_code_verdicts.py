@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from rloom.config.reward_sections import Sandbox as SandboxKeys
+from rloom.config.reward_sections import SandboxSection
 from rloom.rewards.rules import code
 from rloom.rewards.rules.code import compute_score
 from rloom.rewards.rules.code_problems import problem_of
 from rloom.rewards.sandbox.exchange import Handle
-from rloom.rewards.sandbox.tests import Report, _Connection
+from rloom.rewards.sandbox.tests import SandboxReport, _Connection
 from rloom.rewards.sandbox.values import Table, decode, encode
 
-KEYS = SandboxKeys().model_dump() | {"cpu_s": 2, "timeout_s": 20.0}
+KEYS = SandboxSection().model_dump() | {"cpu_s": 2, "timeout_s": 20.0}
 
 MBPP = {"test_list": ["assert square(2) == 4", "assert square(3) == 9", "assert abs(square(-1) - 1) < 1e-6"]}
 HUMANEVAL = {
@@ -317,7 +317,7 @@ def test_a_program_reaches_only_the_arguments_that_a_test_gave_it() -> None:
 
     Node.__module__ = "tests"
     node, function = Node(), lambda x: x
-    connection = _Connection(0, 0, Report(0), end=pytest.fail)  # type: ignore[arg-type]
+    connection = _Connection(0, 0, SandboxReport(0), end=pytest.fail)  # type: ignore[arg-type]
     for given in (node, function):
         connection._export(given)
     assert connection.may_do("getattr", [node, "value"])

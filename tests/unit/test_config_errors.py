@@ -110,7 +110,7 @@ def test_the_composing_librarys_own_names_are_no_keys(name: str) -> None:
         (f"{ROLLOUT}.temperature=0", (f"{ROLLOUT}.temperature=0", "greater than 0")),
         (
             f"{ROLLOUT}.name=nativ",
-            (f"{ROLLOUT}.name='nativ'", "it takes native|hf|vllm|sglang|trtllm, by default native"),
+            (f"{ROLLOUT}.name='nativ'", "it takes native|hf|vllm|sglang|trtllm or file.py:name, by default native"),
         ),
         (f"{ACTOR}.optim.lr=inf", (f"{ACTOR}.optim.lr=inf", "finite number")),
         (f"{ACTOR}.entropy_coeff=nan", (f"{ACTOR}.entropy_coeff=nan", "finite number")),

@@ -19,10 +19,10 @@ from rloom.doctor.machine.features import (
     Feature,
     Installation,
     State,
+    engine,
     gpu_training,
     library,
     native,
-    server,
     training,
     vllm,
 )
@@ -55,7 +55,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def installation(machine: Machine = CPU, **probes: Probe) -> Installation:
-    return Installation(machine, {"training": Probe(), **probes}, ("native",))
+    return Installation(machine, {"training": Probe(), **probes})
 
 
 def test_a_requirement_of_another_package_is_compared_with_the_installed_version(install: Install) -> None:
@@ -86,13 +86,13 @@ def test_a_version_outside_the_extra_does_not_fit(install: Install) -> None:
 
 def test_an_sglang_that_pins_another_torch_gets_an_environment_of_its_own(install: Install) -> None:
     install("torch", "2.13.0")
-    assert server("sglang")(installation(H200)).state is State.WORKS  # by HTTP: nothing is needed here
-    assert server("sglang")(installation(CPU)).state is State.LIMITED
-    assert server("trtllm")(installation(CPU)).state is State.IMPOSSIBLE  # weights go to it on the trainer's GPU
+    assert engine(installation(H200), "sglang").state is State.WORKS  # by HTTP: nothing is needed here
+    assert engine(installation(CPU), "sglang").state is State.LIMITED
+    assert engine(installation(CPU), "trtllm").state is State.IMPOSSIBLE  # weights go to it on the trainer's GPU
     install("tensorrt_llm", "1.4.0")
-    assert server("trtllm")(installation(H200)).detail == "rloom starts its server: tensorrt_llm 1.4.0"
+    assert engine(installation(H200), "trtllm").detail == "rloom starts its server: tensorrt_llm 1.4.0"
     install("sglang", "0.5.23", "torch==2.14.1")
-    found = server("sglang")(installation(H200))
+    found = engine(installation(H200), "sglang")
     assert found.state is State.WRONG_VERSION and "environment of its own" in found.way_out
 
 
@@ -100,7 +100,7 @@ def test_tensorrt_llm_without_ray_cannot_be_started(install: Install, monkeypatc
     install("tensorrt_llm", "1.4.0")
     found = features.installed_version
     monkeypatch.setattr(features, "installed_version", lambda name: None if name == "ray" else found(name))
-    feature = server("trtllm")(installation(H200))
+    feature = engine(installation(H200), "trtllm")
     assert (feature.state, feature.detail) == (State.MISSING, "ray is not installed")
     assert shlex.split(feature.way_out)[-1].endswith("[ray]")
 

@@ -6,7 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rloom import __version__
+from rloom.config import checks
+from rloom.config.load import load_config
+from rloom.trainer.main_ppo import train
 from tests.architecture.source import ROOT
 
 # each list of arguments as a command: its exit status, what it imported, and what it wrote to stderr
@@ -82,3 +87,27 @@ def test_the_first_line_comes_before_torch_and_describes_the_run(tmp_path: Path)
     assert first.startswith("[") and f"s] rloom {__version__} · gae on embedded · 64 × 8 answers a step" in first
     assert first.endswith("loading torch and transformers ...")
     assert "ModuleNotFoundError" in done.stderr
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_the_keys_of_a_run_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+    for name in ("all_faults", "without_effect"):
+        rule = getattr(checks, name)
+        monkeypatch.setattr(checks, name, lambda *given, name=name, rule=rule: counted.append(name) or rule(*given))
+
+    def stop(*given: object) -> None:
+        raise Stopped
+
+    monkeypatch.setattr("rloom.launch.build.read_inputs", stop)  # what comes after all checks of the configuration
+    own = tmp_path / "mine.py"
+    own.write_text("from rloom.algos.registry import ALGORITHMS\nmine = ALGORITHMS['rloo'].advantage\n")
+    for number, estimator in enumerate(("gae", f"{own}:mine")):
+        counted.clear()
+        folder = f"trainer.default_local_dir={tmp_path}/run{number}"
+        with pytest.raises(Stopped):
+            train(load_config([folder, "trainer.device=cpu", f"algorithm.adv_estimator={estimator}"]))
+        assert sorted(counted) == ["all_faults", "without_effect"]

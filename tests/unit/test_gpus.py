@@ -134,7 +134,7 @@ def test_a_smoke_run_on_two_visible_gpus_has_two_workers(monkeypatch: pytest.Mon
     """The embedded model, which it trains, takes one GPU unless a number is given."""
     monkeypatch.setattr(gpus, "present_gpus", lambda: FOUR[:2])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    available = Available(gpus=2, ray=True, vllm=False, environment={})
+    available = Available(gpus=2, ray=True, installed=lambda package: False, environment={})
     config = load_config([OWN, "data.train_files=x.parquet", "trainer.pools.rollout=1"])
     small = with_changes(config, replacements(config, available))
     check(small, declared_needs(small))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rloom.algos.plugins import load_plugin
 from rloom.import_path import OWN_FOLDER, RAY_WORKER, DriverFolders, child_command, set_back_current_folder
+from rloom.plugins import load_plugin
 from rloom.rewards.pool import RulePool
 from rloom.types import Sample, Score
 

@@ -7,8 +7,8 @@ import pytest
 
 from rloom.config.reward_sections import ApiJudge
 from rloom.errors import RewardError
-from rloom.rewards.judge.addresses import ADDRESS_VARIABLES
 from rloom.rewards.judge.judge import JudgeReward
+from rloom.rewards.judge.settings import ADDRESS_VARIABLES
 from tests.judge_server import serving
 from tests.judging import ENVIRONMENT, TYPES, quick_backoff, values_of, worth
 

@@ -12,10 +12,10 @@ import pytest
 
 from rloom.config.reward_sections import ApiJudge
 from rloom.errors import RewardError
-from rloom.rewards.background import BackgroundScorer
-from rloom.rewards.base import Unit
+from rloom.rewards.base import ScoringUnit
 from rloom.rewards.judge.judge import JudgeReward
 from rloom.rewards.judge.secret import Secret, redact
+from rloom.rewards.score_queue import BackgroundScorer
 from rloom.types import Sample, Score
 from tests.judge_server import KEY, Body, faults_in_turn, serving
 from tests.judging import ENVIRONMENT, TYPES, judge_for, scores_of, values_of, worth
@@ -144,7 +144,7 @@ def test_retry_after_is_honoured_and_a_very_long_one_fails_the_sample() -> None:
 def test_a_group_is_judged_in_one_call() -> None:
     with serving() as server:
         reward = judge_for(server, mode="groupwise")
-        assert reward.unit is Unit.PROMPT and judge_for(server).unit is Unit.ANSWER
+        assert reward.unit is ScoringUnit.PROMPT and judge_for(server).unit is ScoringUnit.ANSWER
         found = values_of(reward, [(worth(10), worth(1), worth(5.5)), (worth(4),)])
     assert found == [[1.0, 0.0, 0.5], [3 / 9]]
     assert len(server.received) == 2

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rloom.rewards.judge.timing import Backoff, RateLimits, TokenBucket
-from rloom.rewards.retry_after import retry_after_s
+from rloom.net.retry import Backoff, RateLimits, TokenBucket, retry_after_s
 
 
 class FakeClock:

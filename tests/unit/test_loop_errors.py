@@ -14,7 +14,7 @@ from rloom.algos.objectives import Metrics
 from rloom.config.keys import all_keys
 from rloom.data.stream import EndOfData
 from rloom.errors import CheckpointError, ModelError, RewardError, RloomError, TrainingError, WorkerError
-from rloom.rewards.mix import Mix
+from rloom.rewards.composite import CompositeReward
 from rloom.runs.display import Display
 from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog
@@ -60,7 +60,10 @@ def training(tmp_path: Path) -> Planted:
                 total_steps=5, validate_every=None, save_every=None, validate_first=False, mismatch_warning=None
             ),
         ),
-        cast(Any, SimpleNamespace(policy=policy, critic=None, sampler=SimpleNamespace(reward=Mix([]), rows=list))),
+        cast(
+            Any,
+            SimpleNamespace(policy=policy, critic=None, sampler=SimpleNamespace(reward=CompositeReward([]), rows=list)),
+        ),
         cast(Any, SimpleNamespace(state=dict)),
         KlControl(0.0),
         RunLog(tmp_path, trackers=[], display=Display(total_steps=5, quiet=True)),

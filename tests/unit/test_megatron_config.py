@@ -10,6 +10,7 @@ import pytest
 from benchmarks.plan_scaling import QWEN_7B
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import declared_needs, model_ranks, ranks_per_share, scoring_batching, training_batching
+from rloom.config.engine_checks import divided_strategies
 from rloom.config.from_checkpoint import ONE_PROCESS
 from rloom.config.keys import value_at
 from rloom.config.load import load_config
@@ -333,5 +334,6 @@ def test_splits_that_fit_pass(tmp_path: Path) -> None:
 
 
 def test_one_worker_needs_no_megatron_core() -> None:
-    assert early_checks.uses_megatron(passed(*GRPO), critic=False)
-    assert not early_checks.uses_megatron(passed(*GRPO[:3]), critic=False)
+    several = divided_strategies(passed(*GRPO), critic=False)
+    assert {name: kind.packages for name, kind in several.items()} == {"megatron": ("megatron-core", "ray")}
+    assert divided_strategies(passed(*GRPO[:3]), critic=False) == {}

@@ -14,8 +14,8 @@ import rloom
 from rloom.api.train import after_step
 from rloom.data.in_memory import rows_of, with_defaults
 from rloom.errors import ConfigError, DataError, RewardError
-from rloom.rewards.base import Unit
-from rloom.rewards.in_process import FunctionReward
+from rloom.rewards.base import ScoringUnit
+from rloom.rewards.function_reward import FunctionReward
 from rloom.types import Sample, Score
 from tests.architecture.source import ROOT
 
@@ -198,9 +198,9 @@ def test_a_wrong_signature_is_an_error_that_prints_both(function: Any, words: st
 
 def test_the_unit_is_that_of_the_signature() -> None:
     for function, whole_groups, unit in (
-        (lambda data_source, solution_str, ground_truth, extra_info: 1.0, False, Unit.ANSWER),
-        (lambda data_sources, solution_strs, ground_truths, extra_infos: [1.0], True, Unit.PROMPT),
-        (lambda completions, **columns: [1.0], False, Unit.PROMPT),
+        (lambda data_source, solution_str, ground_truth, extra_info: 1.0, False, ScoringUnit.ANSWER),
+        (lambda data_sources, solution_strs, ground_truths, extra_infos: [1.0], True, ScoringUnit.PROMPT),
+        (lambda completions, **columns: [1.0], False, ScoringUnit.PROMPT),
     ):
         reward = FunctionReward(
             function, concurrent_calls=1, timeout_s=1.0, reward_kwargs={}, whole_groups=whole_groups

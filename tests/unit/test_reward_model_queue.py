@@ -16,7 +16,7 @@ from rloom.launch.model_sources import reward_source
 from rloom.launch.reward_model import check_reward_model, reward_scorer
 from rloom.models.classifier_scorer import HostWeights, ScoredConversations
 from rloom.packing import MicroBatching
-from rloom.rewards.base import Unit
+from rloom.rewards.base import ScoringUnit
 from rloom.runtime.group import LocalGroup
 from rloom.runtime.placement import REWARD, worker_layout
 from rloom.training.reward_model import ModelQueue
@@ -55,7 +55,7 @@ def test_shared_workers_score_a_whole_generation_in_balanced_shares_when_asked_f
     scorers = [LengthScorer(), LengthScorer()]
     queue = queue_of(scorers, during_generation=False)
     pending = queue.submit([answers(9, 1), answers(2, 8)])
-    assert queue.unit is Unit.BATCH and [scorer.calls for scorer in scorers] == [[], []]
+    assert queue.unit is ScoringUnit.BATCH and [scorer.calls for scorer in scorers] == [[], []]
     assert found(pending) == [[9.0, 1.0], [2.0, 8.0]]
     assert found(pending) == [[9.0, 1.0], [2.0, 8.0]]  # read once
     lengths = [sorted(len(text.split()) for text in call) for scorer in scorers for call in scorer.calls]
@@ -67,7 +67,7 @@ def test_shared_workers_score_a_whole_generation_in_balanced_shares_when_asked_f
 def test_workers_of_its_own_get_the_answers_to_a_prompt_by_load() -> None:
     scorers = [LengthScorer(), LengthScorer()]
     queue = queue_of(scorers, during_generation=True)
-    assert queue.unit is Unit.PROMPT
+    assert queue.unit is ScoringUnit.PROMPT
     pending = [queue.submit([group]) for group in (answers(9, 9), answers(2, 2), answers(3, 3), answers(4, 4))]
     assert queue.loads == [20, 24]  # 6 and 8 tokens do not reach 20, so the second worker gets three of the four
     assert [found(scores) for scores in pending] == [[[9.0, 9.0]], [[2.0, 2.0]], [[3.0, 3.0]], [[4.0, 4.0]]]

@@ -9,17 +9,17 @@ from concurrent.futures import Future
 import pytest
 
 from rloom.errors import RewardError
-from rloom.rewards.background import BackgroundScorer, LeastLoaded
-from rloom.rewards.base import Unit
-from rloom.rewards.failures import check_failures
+from rloom.rewards.base import ScoringUnit
+from rloom.rewards.composite import check_failures
 from rloom.rewards.pool import RulePool
+from rloom.rewards.score_queue import BackgroundScorer, LeastLoaded
 from rloom.types import Sample, SampleGroup, Score
 
 
 class LengthReward:
     """The length of the response; waits for `gate` where there is one."""
 
-    unit = Unit.ANSWER
+    unit = ScoringUnit.ANSWER
 
     def __init__(self, gate: threading.Event | None = None) -> None:
         self.gate = gate
@@ -103,7 +103,7 @@ def test_closing_does_not_wait_for_a_hanging_function(tmp_path):
 class Manual:
     """A queue whose scores are set by the test: the number of the queue."""
 
-    unit = Unit.ANSWER
+    unit = ScoringUnit.ANSWER
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -135,7 +135,7 @@ def test_samples_go_to_the_machine_with_the_fewest_unfinished_ones_and_come_back
     queues[1].finish()
     assert [[score.value for score in scores] for scores in first.result()] == [[0], [1, 1], [0], [0]]
     assert [scores[0].value for scores in second.result()] == [0, 0, 0]
-    assert balanced.metrics() == {"number": 0.0} and balanced.unit is Unit.ANSWER
+    assert balanced.metrics() == {"number": 0.0} and balanced.unit is ScoringUnit.ANSWER
 
 
 def test_few_failures_are_tolerated():

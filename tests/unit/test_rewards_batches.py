@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rloom.rewards.background import BackgroundScorer
 from rloom.rewards.pool import RulePool
-from rloom.rewards.process import WorkerProcess
+from rloom.rewards.score_queue import BackgroundScorer
+from rloom.rewards.worker_process import WorkerProcess
 from rloom.types import Sample, Score
 
 COUNTING = """

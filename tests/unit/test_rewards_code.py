@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from rloom.config.reward_sections import Sandbox as SandboxKeys
-from rloom.rewards.calls import FunctionCaller
+from rloom.config.reward_sections import SandboxSection
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import rule_for
 from rloom.rewards.rules.code import compute_score
 from rloom.rewards.rules.code_answers import chosen_block, programs
 from rloom.rewards.rules.code_problems import Asserts, problem_of
 from rloom.rewards.sandbox.compare import same_text, same_value
+from rloom.rewards.user_function import FunctionCaller
 from rloom.types import Sample, Score
 from tests.code_mutants import with_another_operator, with_other_returns, without_bodies
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the published data sets are not here")
 
-KEYS = SandboxKeys().model_dump()
+KEYS = SandboxSection().model_dump()
 QUICK = KEYS | {"cpu_s": 1, "timeout_s": 60}  # on a busy machine, a second of processor time takes long
 HUMANEVAL, MBPP = "openai/openai_humaneval", "mbpp"
 

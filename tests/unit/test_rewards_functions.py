@@ -9,7 +9,7 @@ import pytest
 
 from rloom.errors import RewardError
 from rloom.rewards import helpers
-from rloom.rewards.base import Unit
+from rloom.rewards.base import ScoringUnit
 from rloom.rewards.pool import RulePool
 from rloom.types import Sample, SampleGroup, Score
 
@@ -148,8 +148,8 @@ def test_the_signature_decides_whether_groups_are_needed(tmp_path: Path) -> None
         "def many(completions, **kwargs): return [0] * len(completions)\n"
     )
     pools = [RulePool(num_workers=1, timeout_s=5, path=str(file), name=name) for name in ("one", "many")]
-    assert [pool.unit for pool in pools] == [Unit.ANSWER, Unit.PROMPT]
-    assert RulePool(num_workers=1, timeout_s=5).unit is Unit.ANSWER
+    assert [pool.unit for pool in pools] == [ScoringUnit.ANSWER, ScoringUnit.PROMPT]
+    assert RulePool(num_workers=1, timeout_s=5).unit is ScoringUnit.ANSWER
 
 
 def test_an_object_of_trls_trainer_cannot_be_given(score: Scorer) -> None:

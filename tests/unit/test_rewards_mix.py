@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 
 from rloom.errors import CheckpointError
-from rloom.rewards.mix import Mix, Part
-from rloom.rewards.moments import Moments
+from rloom.rewards.composite import CompositeReward, MixedPart, Moments
 from rloom.types import Score
 
 
-def mix(**options: dict[str, Any]) -> Mix:
+def mix(**options: dict[str, Any]) -> CompositeReward:
     weights = {"rm_score": 0.7, "rule_score": 0.3}
     queue: Any = None  # nothing is submitted here
-    return Mix([Part(name, queue, weight, **options.get(name, {})) for name, weight in weights.items()])
+    return CompositeReward(
+        [MixedPart(name, queue, weight, **options.get(name, {})) for name, weight in weights.items()]
+    )
 
 
 def test_the_score_is_the_weighted_sum_and_its_parts_are_named():
@@ -27,7 +28,7 @@ def test_the_score_is_the_weighted_sum_and_its_parts_are_named():
 def test_one_part_alone_is_unchanged():
     queue: Any = None
     score = Score(0.5, parts={"acc": 1.0}, prediction="x")
-    assert Mix([Part("rule_score", queue)]).combine([score]) is score
+    assert CompositeReward([MixedPart("rule_score", queue)]).combine([score]) is score
 
 
 def test_a_failed_part_fails_the_sample_with_its_name():
@@ -44,9 +45,9 @@ def test_a_part_whose_failure_is_skipped_gives_its_weight_to_the_others():
     assert tolerant.combine([Score.failed("timed out"), Score.failed("KeyError")]).reason == "rule_score: KeyError"
 
 
-def signed(**weights: float) -> Mix:
+def signed(**weights: float) -> CompositeReward:
     queue: Any = None  # nothing is submitted here
-    return Mix([Part(name, queue, weight, skip_failed=True) for name, weight in weights.items()])
+    return CompositeReward([MixedPart(name, queue, weight, skip_failed=True) for name, weight in weights.items()])
 
 
 def test_a_failed_penalty_does_not_pay():

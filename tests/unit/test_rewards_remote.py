@@ -17,8 +17,8 @@ import pytest
 from reward_servers import Reply, answers, dead_url, lengths, scoring, serving
 
 from rloom.errors import RewardError
-from rloom.rewards import remote_http, remote_servers
-from rloom.rewards.remote_contract import InvalidReply, read_reply
+from rloom.net import failover, http
+from rloom.rewards.remote import InvalidReply, read_reply
 from rloom.types import Sample
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def short_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_servers, "FIRST_BACK_OFF_S", 0.02)
+    monkeypatch.setattr(failover, "FIRST_BACK_OFF_S", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
@@ -170,7 +170,7 @@ def test_texts_of_a_server_can_be_printed_and_written() -> None:
 
 
 def test_a_body_without_end_fails_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_http, "LONGEST_BODY", 1 << 20)
+    monkeypatch.setattr(http, "LONGEST_BODY", 1 << 20)
     long = Reply(gzip.compress(b" " * (2 << 20)), headers={"Content-Encoding": "gzip"})
     bad = Reply(b"not gzip", headers={"Content-Encoding": "gzip"})
     replies = iter([long, Reply(b"x" * (2 << 20), status=404), bad])
@@ -185,9 +185,9 @@ def test_an_error_that_was_not_foreseen_fails_one_request(monkeypatch: pytest.Mo
         raise KeyError("unforeseen")
 
     with serving(lengths) as server, scoring(server.url, max_retries=0) as reward:
-        for place in ("remote_contract.scores_in", "remote_http.limited_body"):
+        for place in ("rewards.remote.scores_in", "net.http.limited_body"):
             with monkeypatch.context() as patched:
-                patched.setattr(f"rloom.rewards.{place}", fails)
+                patched.setattr(f"rloom.{place}", fails)
                 [bad] = reward.scores(answers("a"))
             assert "KeyError: 'unforeseen'" in str(bad.reason) and reward.scores(answers("a"))[0].value == 1.0
 
@@ -275,12 +275,12 @@ def test_all_servers_dead_are_failed_scores_with_every_reason() -> None:
 
 def test_a_server_that_comes_back_is_used_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    faults = iter([Reply(b"", status=503)] * 5)
 
-    def restarting(request: dict[str, Any]) -> Any:
-        """Three failures in a row: it counts as down."""
-        return lengths(request) if len(server.requests) > 3 else Reply(b"", status=503)
-
-    with serving(restarting) as server, scoring(server.url, max_retries=50) as reward:
+    with (
+        serving(lambda request: next(faults, None) or lengths(request)) as server,
+        scoring(server.url, max_retries=50) as reward,
+    ):
         scores = reward.scores(answers("a", "bb"))
     assert [score.value for score in scores] == [1.0, 2.0]
     messages = [record.getMessage() for record in caplog.records if server.url in record.getMessage()]

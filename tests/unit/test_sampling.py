@@ -10,8 +10,8 @@ import torch
 
 from rloom.batch import Batch, Trajectory
 from rloom.errors import RewardError
-from rloom.rewards.base import Unit
-from rloom.rewards.mix import Mix, Part
+from rloom.rewards.base import ScoringUnit
+from rloom.rewards.composite import CompositeReward, MixedPart
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.runtime.group import LocalGroup
 from rloom.training.sampling import DynamicSampling, Sampler
@@ -50,7 +50,7 @@ class LastFirst(Rollout):
 class Lengths:
     """The size of the group that each sample was scored in."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: ScoringUnit) -> None:
         self.unit, self.submitted = unit, list[Sequence[SampleGroup]]()
 
     @property
@@ -72,16 +72,16 @@ def as_text(answers: Sequence[Sequence[int]]) -> list[str]:
 
 
 def generate(reward: Lengths, n: int = 2) -> list[Trajectory]:
-    return generate_mix(Mix([Part("rule_score", reward)]), n)
+    return generate_mix(CompositeReward([MixedPart("rule_score", reward)]), n)
 
 
-def generate_mix(reward: Mix, n: int = 2) -> list[Trajectory]:
+def generate_mix(reward: CompositeReward, n: int = 2) -> list[Trajectory]:
     sampler = Sampler(LocalGroup([LastFirst()]), LocalGroup([]), reward, as_text, seed=1)
     return sampler.generate(PROMPTS, n, SAMPLING, "train/1", lambda done, total: None).scored(lambda done, total: None)
 
 
 def test_trajectories_carry_their_group_their_turn_and_the_version_of_the_weights() -> None:
-    found = generate(Lengths(Unit.ANSWER))
+    found = generate(Lengths(ScoringUnit.ANSWER))
     assert [t.group for t in found] == [0, 0, 1, 1, 2, 2]
     assert found[3].tokens_L.tolist()[0::2] == [11, 11] and found[3].mask_L.tolist() == [False, True, True]
     assert (found[0].turns[0].start, found[0].turns[0].stop, found[0].turns[0].version) == (1, 3, 4)
@@ -90,7 +90,7 @@ def test_trajectories_carry_their_group_their_turn_and_the_version_of_the_weight
 
 
 def test_each_answer_is_scored_as_it_arrives_with_its_messages_and_tokens() -> None:
-    reward = Lengths(Unit.ANSWER)
+    reward = Lengths(ScoringUnit.ANSWER)
     assert [t.score.value for t in generate(reward)] == [1.0] * 6
     [first, *_] = reward.groups
     assert first[0].ground_truth == 2  # the last request is answered first
@@ -100,21 +100,21 @@ def test_each_answer_is_scored_as_it_arrives_with_its_messages_and_tokens() -> N
 
 
 def test_a_reward_that_compares_answers_gets_all_answers_to_a_prompt_in_order() -> None:
-    reward = Lengths(Unit.PROMPT)
+    reward = Lengths(ScoringUnit.PROMPT)
     assert [t.score.value for t in generate(reward)] == pytest.approx([2.0, 2.1] * 3)
     assert [[sample.ground_truth for sample in group] for group in reward.groups] == [[2, 2], [1, 1], [0, 0]]
 
 
 def test_a_model_on_the_workers_that_generate_gets_all_answers_at_once_in_the_order_of_the_rows() -> None:
-    reward = Lengths(Unit.BATCH)
+    reward = Lengths(ScoringUnit.BATCH)
     assert [t.score.value for t in generate(reward)] == pytest.approx([2.0, 2.1] * 3)
     [groups] = reward.submitted
     assert [[sample.ground_truth for sample in group] for group in groups] == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_the_parts_of_a_mix_get_their_own_units_and_are_added_up() -> None:
-    alone, together = Lengths(Unit.ANSWER), Lengths(Unit.PROMPT)
-    mix = Mix([Part("rule_score", alone, weight=0.3), Part("rm_score", together, weight=0.7)])
+    alone, together = Lengths(ScoringUnit.ANSWER), Lengths(ScoringUnit.PROMPT)
+    mix = CompositeReward([MixedPart("rule_score", alone, weight=0.3), MixedPart("rm_score", together, weight=0.7)])
     found = generate_mix(mix)
     # alone: 1.0 each; together: 2.0 and 2.1
     assert [t.score.value for t in found] == pytest.approx([0.3 + 1.4, 0.3 + 1.47] * 3)
@@ -128,7 +128,7 @@ def test_an_error_of_the_decoder_or_a_queue_is_raised_where_generation_runs() ->
             raise KeyError("a bug")
 
     with pytest.raises(KeyError, match="a bug"):
-        generate(Broken(Unit.ANSWER))
+        generate(Broken(ScoringUnit.ANSWER))
 
 
 class Slow(LastFirst):
@@ -161,7 +161,10 @@ def broken_decode(answers: Sequence[Sequence[int]]) -> list[str]:
 
 @pytest.mark.parametrize("empty_polls", [False, True], ids=["at the next answer", "before the next answer"])
 def test_an_error_of_the_decoder_ends_generation_at_the_next_report(empty_polls: bool) -> None:
-    rollout, reward = Slow(decoding_ended, empty_polls=empty_polls), Mix([Part("rule_score", Lengths(Unit.ANSWER))])
+    rollout, reward = (
+        Slow(decoding_ended, empty_polls=empty_polls),
+        CompositeReward([MixedPart("rule_score", Lengths(ScoringUnit.ANSWER))]),
+    )
     sampler = Sampler(LocalGroup([rollout]), LocalGroup([]), reward, broken_decode, seed=1)
     with pytest.raises(KeyError, match="a bug"):
         sampler.generate(PROMPTS[:2], 10, SAMPLING, "train/1", lambda done, total: None)
@@ -169,7 +172,9 @@ def test_an_error_of_the_decoder_ends_generation_at_the_next_report(empty_polls:
 
 
 def test_the_next_answer_after_an_error_of_the_decoder_raises_it() -> None:
-    scoring = Scoring(Mix([Part("rule_score", Lengths(Unit.ANSWER))]), broken_decode, answers_per_prompt=20)
+    scoring = Scoring(
+        CompositeReward([MixedPart("rule_score", Lengths(ScoringUnit.ANSWER))]), broken_decode, answers_per_prompt=20
+    )
     answer = Completion(0, torch.tensor([1]), torch.tensor([-1.0]), finished=True, version=0)
     added = []
     with pytest.raises(KeyError, match="a bug"), scoring:
@@ -195,7 +200,10 @@ def test_scores_that_stop_the_run_end_generation_at_the_next_report() -> None:
             scores.set_exception(RewardError("the budget is spent"))
             return scores
 
-    rollout, reward = Slow(lambda: noted.wait(30)), Mix([Part("rule_score", Spent(Unit.ANSWER))])
+    rollout, reward = (
+        Slow(lambda: noted.wait(30)),
+        CompositeReward([MixedPart("rule_score", Spent(ScoringUnit.ANSWER))]),
+    )
     sampler = Sampler(LocalGroup([rollout]), LocalGroup([]), reward, as_text, seed=1)
     with pytest.raises(RewardError, match="the budget is spent"):
         sampler.generate(PROMPTS[:2], 10, SAMPLING, "train/1", lambda done, total: None)
@@ -209,8 +217,10 @@ def test_after_an_error_of_generation_nothing_is_submitted_any_more() -> None:
                 raise RuntimeError("out of memory")
             return super().poll()
 
-    reward = Lengths(Unit.BATCH)
-    sampler = Sampler(LocalGroup([Fails()]), LocalGroup([]), Mix([Part("rm_score", reward)]), as_text, seed=1)
+    reward = Lengths(ScoringUnit.BATCH)
+    sampler = Sampler(
+        LocalGroup([Fails()]), LocalGroup([]), CompositeReward([MixedPart("rm_score", reward)]), as_text, seed=1
+    )
     with pytest.raises(RuntimeError, match="out of memory"):
         sampler.generate(PROMPTS, 2, SAMPLING, "train/1", lambda done, total: None)
     assert reward.submitted == []
@@ -218,8 +228,8 @@ def test_after_an_error_of_generation_nothing_is_submitted_any_more() -> None:
 
 def test_dynamic_sampling_keeps_groups_of_different_scores_and_numbers_them_anew() -> None:
     def round_of(number: int) -> list[Trajectory]:
-        found = generate(Lengths(Unit.PROMPT))
-        equal = [t for t in generate(Lengths(Unit.ANSWER)) if t.group != 1]  # groups 0 and 2: one score
+        found = generate(Lengths(ScoringUnit.PROMPT))
+        equal = [t for t in generate(Lengths(ScoringUnit.ANSWER)) if t.group != 1]  # groups 0 and 2: one score
         return equal + [t for t in found if t.group == 1]
 
     kept, metrics = DynamicSampling(groups_per_step=2, max_rounds=3).fill(round_of)
@@ -230,7 +240,7 @@ def test_dynamic_sampling_keeps_groups_of_different_scores_and_numbers_them_anew
 
 def test_groups_beyond_those_of_a_step_are_dropped_and_counted() -> None:
     def round_of(number: int) -> list[Trajectory]:
-        unit = Unit.ANSWER if number == 1 else Unit.PROMPT  # no group of different scores, then three
+        unit = ScoringUnit.ANSWER if number == 1 else ScoringUnit.PROMPT  # no group of different scores, then three
         return generate(Lengths(unit))
 
     kept, metrics = DynamicSampling(groups_per_step=1, max_rounds=3).fill(round_of)

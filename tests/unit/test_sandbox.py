@@ -17,7 +17,7 @@ import pytest
 from rloom.rewards.sandbox import seccomp
 from rloom.rewards.sandbox.client import Sandbox, SandboxError
 from rloom.rewards.sandbox.describe import check_sandbox, description
-from rloom.rewards.sandbox.settings import Job, Protections
+from rloom.rewards.sandbox.settings import Protections, SandboxJob
 from tests.sandbox_programs import ENDLESS, LIMITS, PROGRAMS, ROOT, SECRET
 
 NOBODY = 65_534
@@ -136,7 +136,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 
 def run(sandbox: Sandbox, code: str, stdin: str = "") -> tuple[str, str | None]:
-    outcome = sandbox.run(Job((code,), module_name="__main__", stdin=stdin))
+    outcome = sandbox.run(SandboxJob((code,), module_name="__main__", stdin=stdin))
     return outcome.run.stdout, outcome.error
 
 
@@ -176,12 +176,12 @@ def test_the_scratch_folder_is_removed_with_what_is_in_it() -> None:
 
 def test_a_launcher_that_was_killed_is_an_error_and_is_replaced() -> None:
     made = Sandbox(LIMITS, "auto")
-    made.run(Job(("pass",)))
+    made.run(SandboxJob(("pass",)))
     assert made._launcher is not None
     made._launcher._process.kill()
     with pytest.raises(SandboxError, match="the sandbox's launcher failed"):
-        made.run(Job(("pass",)))
-    assert made.run(Job(("pass",))).error is None
+        made.run(SandboxJob(("pass",)))
+    assert made.run(SandboxJob(("pass",))).error is None
     made.close()
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from rloom.config.from_checkpoint import CONFIG_FILE, EVALUATION, MODEL_ALONE, config_text, load_saved, merge_trees
+from rloom.config.from_checkpoint import EVALUATION, MODEL_ALONE, config_text, load_saved, merge_trees
 from rloom.config.given_keys import leaf_keys
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
+from rloom.runs.run_folder import CONFIG_FILE
 
 MODEL, ESTIMATOR = "actor_rollout_ref.model.trust_remote_code", "algorithm.adv_estimator"
 LOSS, REWARD = "actor_rollout_ref.actor.policy_loss.loss_mode", "custom_reward_function.path"

@@ -20,17 +20,17 @@ from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
-from rloom.rollout.servers.sglang import SglangWire
-from rloom.rollout.servers.trtllm import TrtllmWire
+from rloom.rollout.servers.sglang import SglangApi
+from rloom.rollout.servers.trtllm import TrtllmApi
 from rloom.rollout.servers.watch import WatchSettings
-from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
+from rloom.rollout.servers.wire import COLLECTIVE, SHARED, ServerApi, TransferSettings
 from rloom.runtime.nodes import free_port
 from tests.fake_servers import FakeSglang, FakeTrtllm
 from tests.helpers import engine_of, policy
 from tests.ranks import forkserver
 
 SERVERS = {"sglang": FakeSglang, "trtllm": FakeTrtllm}
-WIRES: dict[str, Callable[[], Wire]] = {"sglang": SglangWire, "trtllm": TrtllmWire}
+WIRES: dict[str, Callable[[], ServerApi]] = {"sglang": SglangApi, "trtllm": TrtllmApi}
 SAMPLED = Sampling(12, temperature=1.0)
 
 
@@ -54,7 +54,7 @@ def collect_dropped_connections() -> Iterator[None]:
 
 @contextmanager
 def client(
-    wire: Wire, urls: list[str], engine: LocalEngine, kind: str = SHARED, *, resends: bool = True, **changed: Any
+    wire: ServerApi, urls: list[str], engine: LocalEngine, kind: str = SHARED, *, resends: bool = True, **changed: Any
 ) -> Iterator[ServerRollout]:
     transfer = TransferSettings(kind, torch.device("cpu"), 1, timeout_s=20)
     watch = {"start_timeout_s": 20.0, "health_interval_s": 0.05, "max_restarts": 2}
@@ -141,7 +141,7 @@ def change(network: PolicyNetwork) -> None:
 def test_answers_to_one_prompt_go_to_one_server_and_servers_get_equal_shares(folder: Path) -> None:
     _, engine, local = native(folder)
     servers = [FakeSglang(folder).begin() for _ in range(2)]
-    with client(SglangWire(), [server.url for server in servers], engine) as rollout:
+    with client(SglangApi(), [server.url for server in servers], engine) as rollout:
         rollout.load_weights(engine.weights(), version=0)
         assert same(answers(rollout, prompts(16, answers=4)), answers(local, prompts(16, answers=4)))
     for server in servers:
@@ -153,7 +153,7 @@ def test_answers_to_one_prompt_go_to_one_server_and_servers_get_equal_shares(fol
 def test_requests_of_a_server_that_dies_finish_elsewhere_once(folder: Path) -> None:
     _, engine, local = native(folder)
     dying, other = FakeSglang(folder, hold_after=3).begin(), FakeSglang(folder).begin()
-    with client(SglangWire(), [dying.url, other.url], engine) as rollout:
+    with client(SglangApi(), [dying.url, other.url], engine) as rollout:
         rollout.load_weights(engine.weights(), version=0)
         stream, found = rollout.generate(prompts(16)), []
         while len(found) < 8 + 3:  # the share of `other`, and three of `dying`
@@ -172,7 +172,7 @@ def test_the_only_server_gets_the_current_weights_again_before_it_is_used(folder
     network, engine, local = native(folder)
     change(network)  # a new server reads those of the folder
     first = FakeSglang(folder, hold_after=2).begin()
-    with client(SglangWire(), [first.url], engine) as rollout:
+    with client(SglangApi(), [first.url], engine) as rollout:
         rollout.load_weights(engine.weights(), version=5)
         stream = rollout.generate(prompts(6))
         found = [next(stream), next(stream)]
@@ -187,7 +187,7 @@ def test_the_only_server_gets_the_current_weights_again_before_it_is_used(folder
 def test_a_server_that_hangs_loses_its_requests_after_three_health_checks(folder: Path) -> None:
     _, engine, local = native(folder)
     hanging, other = FakeSglang(folder, hold_after=0).begin(), FakeSglang(folder).begin()
-    with client(SglangWire(), [hanging.url, other.url], engine) as rollout:
+    with client(SglangApi(), [hanging.url, other.url], engine) as rollout:
         rollout.load_weights(engine.weights(), version=0)
         hanging.is_healthy = False
         assert same(answers(rollout, prompts(8)), answers(local, prompts(8)))
@@ -199,7 +199,7 @@ def test_a_server_that_hangs_loses_its_requests_after_three_health_checks(folder
 def test_with_no_server_left_the_error_names_their_urls(folder: Path) -> None:
     _, engine, _ = native(folder)
     server = FakeSglang(folder, hold_after=0).begin()
-    with client(SglangWire(), [server.url], engine, start_timeout_s=1.0) as rollout:
+    with client(SglangApi(), [server.url], engine, start_timeout_s=1.0) as rollout:
         rollout.load_weights(engine.weights(), version=0)
         stream = rollout.generate(prompts(4))
         threading.Timer(0.2, server.kill).start()
@@ -213,7 +213,7 @@ def test_with_no_server_left_the_error_names_their_urls(folder: Path) -> None:
 def test_a_cancelled_request_is_not_reported_and_its_server_is_told_to_abort_it(folder: Path) -> None:
     _, engine, local = native(folder)
     server = FakeSglang(folder, hold_after=3).begin()
-    with client(SglangWire(), [server.url], engine) as rollout:
+    with client(SglangApi(), [server.url], engine) as rollout:
         rollout.load_weights(engine.weights(), version=0)
         numbers, found = {rollout.submit(request) for request in prompts(5)}, set()
         while len(found) < 3:
@@ -231,7 +231,7 @@ def test_a_cancelled_request_is_not_reported_and_its_server_is_told_to_abort_it(
 def test_memory_is_released_while_training_and_resumed_in_parts(folder: Path) -> None:
     _, engine, local = native(folder)
     server = FakeSglang(folder).begin()
-    with client(SglangWire(), [server.url], engine, releases_memory=True) as rollout:
+    with client(SglangApi(), [server.url], engine, releases_memory=True) as rollout:
         rollout.load_weights(engine.weights(), version=0)
         rollout.sleep()
         rollout.sleep()  # once is enough
@@ -249,7 +249,7 @@ def test_weights_that_a_server_does_not_have_end_the_run(folder: Path) -> None:
     _, engine, _ = native(folder)
     server = FakeSglang(folder).begin()
     refusal = pytest.raises(ModelError, match=rf"the server {server.url} answered with HTTP status 400.*no_such")
-    with client(SglangWire(), [server.url], engine) as rollout, refusal:
+    with client(SglangApi(), [server.url], engine) as rollout, refusal:
         rollout.load_weights(iter([("no_such", torch.zeros(1))]), version=1)
     server.kill()
 
@@ -257,7 +257,7 @@ def test_weights_that_a_server_does_not_have_end_the_run(folder: Path) -> None:
 def test_without_a_source_of_weights_a_server_that_came_back_waits_for_the_next_update(folder: Path) -> None:
     _, engine, local = native(folder)
     first = FakeSglang(folder, hold_after=0).begin()
-    with client(SglangWire(), [first.url], engine, resends=False) as rollout:
+    with client(SglangApi(), [first.url], engine, resends=False) as rollout:
         rollout.load_weights(engine.weights(), version=0)
         stream = rollout.generate(prompts(2))
         threading.Timer(0.2, first.kill).start()

@@ -206,5 +206,5 @@ def test_a_server_gets_twice_as_many_requests_as_it_runs_sequences(
     monkeypatch.setattr(servers, "ServerRollout", lambda specs, wire, settings, *rest: settings)
     monkeypatch.setattr(servers, "CheckpointFormat", lambda network: network)
     config = configured(f"{ROLLOUT}.name=sglang", URL, *keys)
-    settings: Any = servers.server_rollout(config, Any, None, torch.device("cpu"), torch.float32, [], {})  # type: ignore[arg-type]
+    settings: Any = servers.server_rollout(config, Any, None, torch.device("cpu"), torch.float32, [])  # type: ignore[arg-type]
     assert settings.max_requests == most

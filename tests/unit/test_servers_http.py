@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 
 from rloom.rollout.servers.http import Http
-from rloom.rollout.servers.trtllm import TrtllmWire
+from rloom.rollout.servers.trtllm import TrtllmApi
 from rloom.rollout.servers.wire import HEALTH
 from tests.streams import Connections, turns
 
@@ -18,7 +18,7 @@ def test_a_request_leaves_no_connection_open_wherever_it_is_cancelled() -> None:
         """Whether the request was cancelled, and connections that are open afterwards."""
         served = Connections(answers)
         server = await asyncio.start_server(served.begin, "127.0.0.1")
-        http = Http(TrtllmWire(), key=None, timeout_s=5)
+        http = Http(TrtllmApi(), key=None, timeout_s=5)
         port = server.sockets[0].getsockname()[1]
         request = asyncio.ensure_future(http.send(f"http://127.0.0.1:{port}", HEALTH))
         await turns(number)

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from rloom.errors import WorkerError
+from rloom.net.http import allowed_connections
 from rloom.rollout.base import Request, Sampling
 from rloom.rollout.servers.client import CONTROL_CONNECTIONS, ClientSettings, ServerRollout, ServerSpec
-from rloom.rollout.servers.http import allowed_connections
-from rloom.rollout.servers.trtllm import TrtllmWire
+from rloom.rollout.servers.trtllm import TrtllmApi
 from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import SHARED, TransferSettings
 from tests.fake_servers import FakeTrtllm
@@ -30,7 +30,7 @@ def client(urls: list[str], **settings: Any) -> Iterator[ServerRollout]:
     settings = {"request_timeout_s": 30.0, "releases_memory": False} | settings
     rollout = ServerRollout(
         [ServerSpec(url, None, transfer) for url in urls],
-        TrtllmWire(),
+        TrtllmApi(),
         ClientSettings(WatchSettings(5.0, 10.0, 0), **settings),
         lambda weights: weights,
     )

@@ -20,11 +20,11 @@ from rloom.rollout.base import Request, Sampling
 from rloom.rollout.servers import client as client_module
 from rloom.rollout.servers import watch
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
-from rloom.rollout.servers.sglang import SglangWire
-from rloom.rollout.servers.trtllm import TrtllmWire
-from rloom.rollout.servers.vllm import VllmWire
+from rloom.rollout.servers.sglang import SglangApi
+from rloom.rollout.servers.trtllm import TrtllmApi
+from rloom.rollout.servers.vllm import VllmApi
 from rloom.rollout.servers.watch import WatchSettings
-from rloom.rollout.servers.wire import COLLECTIVE, SHARED, TransferSettings, Wire
+from rloom.rollout.servers.wire import COLLECTIVE, SHARED, ServerApi, TransferSettings
 from tests.fake_servers import FakeServer, FakeSglang, FakeTrtllm, FakeVllm
 from tests.streams import listening
 
@@ -48,7 +48,7 @@ def client(
         releases_memory=False,
     )
     transfer = TransferSettings(COLLECTIVE if kind == "vllm" else SHARED, torch.device("cpu"), 1, timeout_s=10)
-    wires: dict[str, Wire] = {"vllm": VllmWire(0.5), "trtllm": TrtllmWire(), "sglang": SglangWire()}
+    wires: dict[str, ServerApi] = {"vllm": VllmApi(0.5), "trtllm": TrtllmApi(), "sglang": SglangApi()}
     rollout = ServerRollout(
         [ServerSpec(url, None, transfer) for url in urls],
         wires[kind],

@@ -17,20 +17,28 @@ import torch
 from rloom.rollout.base import Request, Sampling
 from rloom.rollout.servers import sglang, trtllm, vllm
 from rloom.rollout.servers.rendezvous import ServerRendezvous
-from rloom.rollout.servers.sglang import SglangWire
-from rloom.rollout.servers.trtllm import TrtllmWire
-from rloom.rollout.servers.vllm import VllmWire
-from rloom.rollout.servers.wire import SHARED, Answer, Call, Identity, TransferSettings, Wire, WireError
+from rloom.rollout.servers.sglang import SglangApi
+from rloom.rollout.servers.trtllm import TrtllmApi
+from rloom.rollout.servers.vllm import VllmApi
+from rloom.rollout.servers.wire import (
+    SHARED,
+    Call,
+    Identity,
+    ServerApi,
+    ServerApiError,
+    ServerCompletion,
+    TransferSettings,
+)
 
 ASKED = Request((5, 6), Sampling(4, temperature=0.5, top_p=0.9, stop_ids=(2,)), seed=7)
 WHERE = ServerRendezvous("g", "10.0.0.1", 29500)
 BUCKET = [("a.weight", torch.zeros(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(4))]
-WIRES: list[Callable[[], Wire]] = [SglangWire, TrtllmWire, VllmWire]
+WIRES: list[Callable[[], ServerApi]] = [SglangApi, TrtllmApi, VllmApi]
 
 
 def test_sglang_generates_from_token_ids() -> None:
-    assert SglangWire().generate(ASKED, "r1").path == "/generate"
-    assert SglangWire().generate(ASKED, "r1").body == (
+    assert SglangApi().generate(ASKED, "r1").path == "/generate"
+    assert SglangApi().generate(ASKED, "r1").body == (
         b'{"rid":"r1","input_ids":[5,6],"sampling_params":{"max_new_tokens":4,"temperature":0.5,"top_p":0.9,"top_k":-1,'
         b'"sampling_seed":7,"ignore_eos":false,"skip_special_tokens":false,"stop_token_ids":[2]},'
         b'"return_logprob":true,"stream":false}'
@@ -43,11 +51,11 @@ def test_sglang_answers_with_tokens_logprobs_and_the_version_of_its_weights() ->
         b'"prompt_tokens":2,"weight_version":"3","output_token_logprobs":[[-0.5,9,null],[-1.25,2,null]],'
         b'"output_token_logprobs_length":2,"completion_tokens":2,"cached_tokens":0,"e2e_latency":0.1}}'
     )
-    assert SglangWire().answer(body) == Answer([9, 2], [-0.5, -1.25], finished=True, label="3")
+    assert SglangApi().parse_completion(body) == ServerCompletion([9, 2], [-0.5, -1.25], finished=True, label="3")
     cut = body.replace(b'{"type":"stop","matched":2}', b'{"type":"length","length":2}')
-    assert not SglangWire().answer(cut).finished
+    assert not SglangApi().parse_completion(cut).finished
     aborted = body.replace(b'{"type":"stop","matched":2}', b'{"type":"abort","message":"Aborted"}')
-    assert SglangWire().answer(aborted).aborted
+    assert SglangApi().parse_completion(aborted).aborted
 
 
 def test_sglang_joins_a_group_and_takes_buckets_without_flushing_after_each() -> None:
@@ -70,7 +78,7 @@ def test_sglang_joins_a_group_and_takes_buckets_without_flushing_after_each() ->
 
 
 def test_sglang_releases_and_resumes_by_tags_and_aborts_by_id() -> None:
-    wire = SglangWire()
+    wire = SglangApi()
     assert wire.release() == Call("/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
     assert wire.resume("weights") == Call("/resume_memory_occupation", {"tags": ["weights"]})
     assert wire.abort("r1") == Call("/abort_request", {"rid": "r1"})
@@ -79,8 +87,8 @@ def test_sglang_releases_and_resumes_by_tags_and_aborts_by_id() -> None:
 
 def test_vllm_generates_from_token_ids_at_the_trainers_temperature() -> None:
     """The extension has divided the logits by 0.25: a temperature of 0.5 is 2 of these."""
-    assert VllmWire(0.25).generate(ASKED, "r1").path == "/v1/completions"
-    assert VllmWire(0.25).generate(ASKED, "r1").body == (
+    assert VllmApi(0.25).generate(ASKED, "r1").path == "/v1/completions"
+    assert VllmApi(0.25).generate(ASKED, "r1").body == (
         b'{"request_id":"r1","prompt":[5,6],"max_tokens":4,"temperature":2.0,"top_p":0.9,"top_k":0,'
         b'"repetition_penalty":1.0,"seed":7,"stop_token_ids":[2],"ignore_eos":true,"logprobs":0,'
         b'"return_token_ids":true,"skip_special_tokens":false}'
@@ -93,15 +101,15 @@ def test_vllm_and_trtllm_answer_in_the_form_of_openai() -> None:
         b'"logprobs":{"text_offset":[0,2],"token_logprobs":[-0.5,-1.25],"tokens":[" a",""],"top_logprobs":[null,null]},'
         b'"finish_reason":"stop","stop_reason":2,"token_ids":[9,2],"prompt_token_ids":[5,6]}],"usage":{}}'
     )
-    for wire in (VllmWire(), TrtllmWire()):
-        assert wire.answer(body) == Answer([9, 2], [-0.5, -1.25], finished=True)
-        assert not wire.answer(body.replace(b'"stop","stop', b'"length","stop')).finished
-        assert wire.answer(body.replace(b'"stop","stop', b'"abort","stop')).aborted
+    for wire in (VllmApi(), TrtllmApi()):
+        assert wire.parse_completion(body) == ServerCompletion([9, 2], [-0.5, -1.25], finished=True)
+        assert not wire.parse_completion(body.replace(b'"stop","stop', b'"length","stop')).finished
+        assert wire.parse_completion(body.replace(b'"stop","stop', b'"abort","stop')).aborted
 
 
 def test_vllm_sleeps_wakes_and_joins_by_its_development_routes() -> None:
-    assert VllmWire().release() == Call("/sleep?level=1", {})
-    assert VllmWire().resume("kv_cache") == Call("/wake_up?tags=kv_cache", {})
+    assert VllmApi().release() == Call("/sleep?level=1", {})
+    assert VllmApi().resume("kv_cache") == Call("/wake_up?tags=kv_cache", {})
     assert vllm.join_group(WHERE, 2, "nccl", False, 0.7).body == (
         b'{"method":"join_trainer","kwargs":{"name":"g","address":"10.0.0.1:29500","ranks":3,"backend":"nccl",'
         b'"shared":false,"temperature":0.7}}'
@@ -109,19 +117,19 @@ def test_vllm_sleeps_wakes_and_joins_by_its_development_routes() -> None:
 
 
 def test_vllm_tells_one_process_from_another_and_the_update_that_it_has() -> None:
-    route = VllmWire().identity_route
+    route = VllmApi().identity_route
     assert route is not None and route.call.body == b'{"method":"weights_identity","kwargs":{}}'
     assert route.parse(b'{"results":[["p0","x"],["p1","x"]]}') == Identity("p0 p1", "x")
     assert route.parse(b'{"results":[["p0",null]]}') == Identity("p0", None)
     assert route.parse(b'{"results":[["p0","x"],["p1",null]]}').label is None  # one of two has not got it
     for body in (b'{"results":[null]}', b'{"results":[]}', b'{"results":[""]}', b"{}"):
-        with pytest.raises(WireError, match="which process it is"):
+        with pytest.raises(ServerApiError, match="which process it is"):
             route.parse(body)
 
 
 def test_trtllm_generates_without_detokenizing_and_keeps_the_stop_token() -> None:
-    assert TrtllmWire().generate(ASKED, "r1").path == "/v1/completions"
-    assert TrtllmWire().generate(ASKED, "r1").body == (
+    assert TrtllmApi().generate(ASKED, "r1").path == "/v1/completions"
+    assert TrtllmApi().generate(ASKED, "r1").body == (
         b'{"model":"policy","prompt":[5,6],"max_tokens":4,"temperature":0.5,"top_p":0.9,"top_k":0,"seed":7,'
         b'"stop_token_ids":[2],"include_stop_str_in_output":true,"ignore_eos":true,"logprobs":1,"detokenize":false}'
     )
@@ -129,12 +137,12 @@ def test_trtllm_generates_without_detokenizing_and_keeps_the_stop_token() -> Non
 
 def test_trtllm_signs_control_requests_with_its_key() -> None:
     """HMAC-SHA256 of the body, as `openssl dgst -sha256 -hmac secret` prints it."""
-    call = TrtllmWire().resume("weights")
+    call = TrtllmApi().resume("weights")
     assert (call.path, call.body) == ("/resume_memory", b'{"tags":["model","model_weights"]}')
-    assert TrtllmWire().headers("secret", call.body) == {
+    assert TrtllmApi().headers("secret", call.body) == {
         "x-trtllm-rl-control-auth": "sha256=8ac5aef9f861b885f8b4f1c2e6feadcf5095d00e7aa78dc2b43ef8461e7aa6da",
     }
-    assert TrtllmWire().release().json == {"tags": ["kv_cache", "model", "model_weights"]}
+    assert TrtllmApi().release().json == {"tags": ["kv_cache", "model", "model_weights"]}
 
 
 class Recorder:
@@ -154,7 +162,7 @@ class Recorder:
 
 def test_handles_are_made_once_for_each_process_of_a_server() -> None:
     link = Recorder()
-    sender = SglangWire().sender(link, TransferSettings(SHARED, torch.device("cpu"), 2, 1.0))
+    sender = SglangApi().sender(link, TransferSettings(SHARED, torch.device("cpu"), 2, 1.0))
     sender.send([("b", torch.arange(3.0))], label="x")
     [call] = link.calls
     assert call.json is not None
@@ -164,7 +172,7 @@ def test_handles_are_made_once_for_each_process_of_a_server() -> None:
 
 def test_trtllm_ends_an_update_without_handles() -> None:
     link = Recorder()
-    sender = TrtllmWire().sender(link, TransferSettings(SHARED, torch.device("cpu"), 1, 1.0))
+    sender = TrtllmApi().sender(link, TransferSettings(SHARED, torch.device("cpu"), 1, 1.0))
     sender.send([("b", torch.arange(3.0))], label="x")
     sender.finish(label="x")
     first, last = (json.loads(call.body)["weights"] for call in link.calls)
@@ -175,17 +183,17 @@ def test_trtllm_ends_an_update_without_handles() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_an_answer_of_another_protocol_is_an_error(wire: Callable[[], Wire]) -> None:
+def test_an_answer_of_another_protocol_is_an_error(wire: Callable[[], ServerApi]) -> None:
     for body in (b"<html>", b'{"choices": []}', b'{"meta_info": {}}'):
-        with pytest.raises(WireError, match="sent"):
-            wire().answer(body)
+        with pytest.raises(ServerApiError, match="sent"):
+            wire().parse_completion(body)
 
 
 def test_with_ignore_eos_no_token_stops() -> None:
     request = Request((5,), Sampling(4, stop_ids=(2,), ignore_eos=True), seed=0)
-    for wire in (VllmWire(), TrtllmWire()):
+    for wire in (VllmApi(), TrtllmApi()):
         found = wire.generate(request, "r").json
         assert found is not None and found["stop_token_ids"] == [] and found["ignore_eos"]
-    found = SglangWire().generate(request, "r").json
+    found = SglangApi().generate(request, "r").json
     assert found is not None and found["sampling_params"]["ignore_eos"]
     assert "stop_token_ids" not in found["sampling_params"]

@@ -11,9 +11,9 @@ import yaml
 from rich.console import Console
 
 from rloom.cli import main
+from rloom.cli.reward import render
 from rloom.console import run_safely
 from rloom.errors import DataError
-from rloom.rewards.try_command import render
 from rloom.runs.display import Display
 from rloom.runs.records import EVENTS_FILE, EventLog
 from rloom.terminal import printable

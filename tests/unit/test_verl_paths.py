@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rloom.config.reward_sections import Sandbox
+from rloom.config.reward_sections import SandboxSection
 from rloom.errors import RewardError
 from rloom.rewards import helpers
 from rloom.rewards.helpers import default_compute_score
@@ -123,5 +123,5 @@ DEFAULT_SCORES = {
 def test_every_path_has_the_same_default_score(data_source: str) -> None:
     assert helpers.default_compute_score is reward_score.default_compute_score is default_compute_score
     solution, truth, expected = DEFAULT_SCORES[data_source]
-    settings = Sandbox().model_dump()
+    settings = SandboxSection().model_dump()
     assert default_compute_score(data_source, solution, truth, {}, method="strict", sandbox=settings) == expected

@@ -12,7 +12,7 @@ from rloom.models.load import Lora
 from tests.helpers import engine_of, policy
 
 
-class Wire:
+class ServerApi:
     """A broadcast channel within this process."""
 
     device = torch.device("cpu")
@@ -38,9 +38,9 @@ class Loader:
 
 def test_a_receiver_gets_names_shapes_and_version_from_the_wire(model_folder: Callable[[str], Path]) -> None:
     engine, target, queue = engine_of(policy(model_folder("qwen2"))), Loader(), deque[Tensor]()
-    WeightSync(engine, None, Wire(queue, sends=True)).sync(5)
+    WeightSync(engine, None, ServerApi(queue, sends=True)).sync(5)
     assert len(queue) == 2 + len(engine.trainable)  # the manifest's length and text come first
-    WeightSync(None, target, Wire(queue, sends=False)).sync(5)
+    WeightSync(None, target, ServerApi(queue, sends=False)).sync(5)
     assert target.version == 5 and not queue
     assert target.loaded.keys() == engine.trainable.keys()
     assert all(torch.equal(target.loaded[name], parameter) for name, parameter in engine.trainable.items())

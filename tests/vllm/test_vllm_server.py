@@ -21,7 +21,7 @@ from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.servers.arguments import VLLM_ENVIRONMENT, vllm_command
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
 from rloom.rollout.servers.launch import Launch, ServerProcess
-from rloom.rollout.servers.vllm import VllmWire
+from rloom.rollout.servers.vllm import VllmApi
 from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import COLLECTIVE, TransferSettings
 from tests.helpers import CPU, engine_of, policy
@@ -58,7 +58,7 @@ class Bench:
         spec = ServerSpec(self.process.url, process, TransferSettings(COLLECTIVE, CPU.device, 1, 60))
         return ServerRollout(
             [spec],
-            VllmWire(TEMPERATURE),
+            VllmApi(TEMPERATURE),
             ClientSettings(WatchSettings(400, 0.5, 2), request_timeout_s=120, releases_memory=False, bucket_bytes=4096),
             CheckpointFormat(self.network),
             self.engine.weights,

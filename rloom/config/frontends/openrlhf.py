@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rloom.config.base import ACTOR, MODEL, REF, ROLLOUT
-from rloom.config.frontends.openrlhf_flags import Given, flags, parse
+from rloom.config.frontends.openrlhf_flags import GivenFlags, flags, parse
 from rloom.config.given_keys import real_key
 from rloom.config.load import literal
 from rloom.errors import ConfigError
@@ -68,22 +68,22 @@ def typed_keys(overrides: Sequence[str]) -> dict[str, str]:
     return {real_key(name): value for name, _, value in pairs}
 
 
-def has_critic(given: Given) -> bool:
+def has_critic(given: GivenFlags) -> bool:
     return bool(given["advantage_estimator"] == "gae")
 
 
-def has_kl(given: Given) -> bool:
+def has_kl(given: GivenFlags) -> bool:
     return bool(given["init_kl_coef"] > 0)
 
 
-def roles(given: Given) -> list[str]:
+def roles(given: GivenFlags) -> list[str]:
     """The models beside the actor. With LoRA the reference is the actor without its adapter."""
     found = ["ref"] if has_kl(given) and not given["lora_rank"] else []
     found += ["critic"] if has_critic(given) else []
     return found + (["reward"] if "reward_pretrain" in given else [])
 
 
-def notices(given: Given) -> Iterator[str]:
+def notices(given: GivenFlags) -> Iterator[str]:
     """OpenRLHF's scripts keep the flags of all models, whichever of them a run has."""
     reasons = {
         "critic": f"--advantage_estimator {given['advantage_estimator']} trains no critic",
@@ -97,12 +97,12 @@ def notices(given: Given) -> Iterator[str]:
             yield f"Note: {', '.join(idle)}: no effect in this run, because {reasons[role]}"
 
 
-def plain_values(given: Given) -> dict[str, Any]:
+def plain_values(given: GivenFlags) -> dict[str, Any]:
     found = [flags()[name] for name in given.values]
     return {key: given[flag.name] for flag in found if flag.plain for key in flag.keys}
 
 
-def batch_values(given: Given) -> dict[str, Any]:
+def batch_values(given: GivenFlags) -> dict[str, Any]:
     n = given["n_samples_per_prompt"]
     values = {
         "data.train_batch_size": given["rollout_batch_size"],
@@ -113,7 +113,7 @@ def batch_values(given: Given) -> dict[str, Any]:
     return values | (token_passes(given) if given["use_dynamic_batch"] else sample_passes(given))
 
 
-def sample_passes(given: Given) -> dict[str, Any]:
+def sample_passes(given: GivenFlags) -> dict[str, Any]:
     training = [ACTOR, *(["critic"] if has_critic(given) else [])]
     scoring = [ROLLOUT, *([REF] if "ref" in roles(given) else [])]
     values = {f"{section}.ppo_micro_batch_size_per_gpu": given["micro_train_batch_size"] for section in training}
@@ -123,7 +123,7 @@ def sample_passes(given: Given) -> dict[str, Any]:
     return values
 
 
-def token_passes(given: Given) -> dict[str, Any]:
+def token_passes(given: GivenFlags) -> dict[str, Any]:
     budget = given["train_max_tokens_per_gpu"]
     scoring_budget = given["rollout_max_tokens_per_gpu"] or budget
     values: dict[str, Any] = {}
@@ -137,7 +137,7 @@ def token_passes(given: Given) -> dict[str, Any]:
     return values
 
 
-def batch_faults(given: Given) -> Iterator[str]:
+def batch_faults(given: GivenFlags) -> Iterator[str]:
     names = ("train_batch_size", "rollout_batch_size", "n_samples_per_prompt", "micro_train_batch_size")
     low = [name for name in (*names, "micro_rollout_batch_size") if given[name] < 1]
     for name in low:
@@ -163,7 +163,7 @@ def batch_faults(given: Given) -> Iterator[str]:
             yield f"--{name}: no effect {way} --use_dynamic_batch"
 
 
-def algorithm_values(given: Given) -> dict[str, Any]:
+def algorithm_values(given: GivenFlags) -> dict[str, Any]:
     values = {**ESTIMATORS[given["advantage_estimator"]], **kl_values(given)}
     if has_critic(given) or "lambd" in given:
         values["algorithm.lam"] = given["lambd"]
@@ -182,7 +182,7 @@ def algorithm_values(given: Given) -> dict[str, Any]:
     return values
 
 
-def kl_values(given: Given) -> dict[str, Any]:
+def kl_values(given: GivenFlags) -> dict[str, Any]:
     if not has_kl(given):
         return {"algorithm.use_kl_in_reward": False}
     coefficient, estimator = given["init_kl_coef"], given["kl_estimator"]
@@ -200,7 +200,7 @@ def kl_values(given: Given) -> dict[str, Any]:
     return values
 
 
-def algorithm_faults(given: Given) -> Iterator[str]:
+def algorithm_faults(given: GivenFlags) -> Iterator[str]:
     estimator, n = given["advantage_estimator"], given["n_samples_per_prompt"]
     if estimator not in ("gae", "reinforce") and n < 2:
         yield (
@@ -226,7 +226,7 @@ def algorithm_faults(given: Given) -> Iterator[str]:
         )
 
 
-def optimizer_values(given: Given, role: str, optim: str, section: str) -> dict[str, Any]:
+def optimizer_values(given: GivenFlags, role: str, optim: str, section: str) -> dict[str, Any]:
     """The embedded model has its own learning rates; OpenRLHF's defaults are set only with --pretrain."""
     schedule = given.of_role(role, "lr_scheduler", "lr_scheduler")
     rate = f"{role}_learning_rate"
@@ -244,7 +244,7 @@ def optimizer_values(given: Given, role: str, optim: str, section: str) -> dict[
     return values
 
 
-def model_values(given: Given) -> dict[str, Any]:
+def model_values(given: GivenFlags) -> dict[str, Any]:
     checkpointing = {f"{MODEL}.enable_gradient_checkpointing": given["gradient_checkpointing"]}
     values: dict[str, Any] = checkpointing
     trained = {f"{ACTOR}.fsdp_config": ACTOR}
@@ -272,7 +272,7 @@ def model_values(given: Given) -> dict[str, Any]:
     return values
 
 
-def run_values(given: Given, typed: Collection[str]) -> dict[str, Any]:
+def run_values(given: GivenFlags, typed: Collection[str]) -> dict[str, Any]:
     values = {
         "trainer.save_freq": given["save_steps"],
         "trainer.test_freq": given["eval_steps"],
@@ -295,7 +295,7 @@ def run_values(given: Given, typed: Collection[str]) -> dict[str, Any]:
     return values
 
 
-def checkpoint_faults(given: Given) -> Iterator[str]:
+def checkpoint_faults(given: GivenFlags) -> Iterator[str]:
     if given["disable_ds_ckpt"] and not given["save_hf_ckpt"]:
         yield "--disable_ds_ckpt: the checkpoints would have no weights; add --save_hf_ckpt, or leave it out"
     if given["disable_ds_ckpt"] and "save_path" in given:
@@ -325,7 +325,7 @@ def grammar(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """In single quotes. Backslashes count only before a quote, and OmegaConf resolves `${` unless it is escaped."""
+    """`text` in single quotes. Backslashes count before a quote only; OmegaConf resolves `${` unless it is escaped."""
     inner = re.sub(r"(\\*)'", r"\1\1\\'", literal(text))
     return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
 
@@ -335,7 +335,7 @@ NO_SOURCE = "default"  # OpenRLHF's data source of rows without one
 REWARD_FUNCTION = "reward_func"
 
 
-def data_values(given: Given) -> dict[str, Any]:
+def data_values(given: GivenFlags) -> dict[str, Any]:
     values: dict[str, Any] = {"data.truncation": "left", **length_values(given)}
     if "prompt_data" in given:
         values |= {"data.train_files": files(given["prompt_data"]), "data.prompt_key": given["input_key"]}
@@ -350,7 +350,7 @@ def data_values(given: Given) -> dict[str, Any]:
     return values
 
 
-def length_values(given: Given) -> dict[str, Any]:
+def length_values(given: GivenFlags) -> dict[str, Any]:
     """The embedded model has shorter lengths than OpenRLHF's defaults, which are set only with --pretrain."""
     if "max_new_tokens" in given and "max_len" in given:
         answer = given["max_new_tokens"]
@@ -376,7 +376,7 @@ def literal_text(text: str) -> str:
     return f"{{{{ '{escaped}' }}}}" if text else ""
 
 
-def reward_values(given: Given) -> dict[str, Any]:
+def reward_values(given: GivenFlags) -> dict[str, Any]:
     url = given["remote_rm_url"]
     if url is not None and url.endswith(".py"):
         return {"custom_reward_function.path": url, "custom_reward_function.name": REWARD_FUNCTION}
@@ -385,7 +385,7 @@ def reward_values(given: Given) -> dict[str, Any]:
     return {"reward_model.path": given["reward_pretrain"]} if "reward_pretrain" in given else {}
 
 
-def data_faults(given: Given) -> Iterator[str]:
+def data_faults(given: GivenFlags) -> Iterator[str]:
     for name in ("prompt_data", "eval_dataset"):
         found = files(given[name] or "")
         for file in [found] if isinstance(found, str) else found:
@@ -408,7 +408,7 @@ def data_faults(given: Given) -> Iterator[str]:
     yield from reward_faults(given)
 
 
-def length_faults(given: Given) -> Iterator[str]:
+def length_faults(given: GivenFlags) -> Iterator[str]:
     if ("max_len" in given) != ("max_new_tokens" in given):
         yield (
             "--max_len and --max_new_tokens: rloom limits prompt and answer apart; give both, or --prompt_max_len and "
@@ -426,7 +426,7 @@ def length_faults(given: Given) -> Iterator[str]:
         )
 
 
-def reward_faults(given: Given) -> Iterator[str]:
+def reward_faults(given: GivenFlags) -> Iterator[str]:
     url, model = given["remote_rm_url"], given["reward_pretrain"]
     if url is not None and model is not None:
         yield "--remote_rm_url and --reward_pretrain are two rewards; keep one, or mix them by reward_model.composite"
@@ -445,11 +445,11 @@ FLAGS = (
 )
 
 
-def gpus_of(given: Given, role: str) -> int:
+def gpus_of(given: GivenFlags, role: str) -> int:
     return int(given[f"{role}_num_nodes"] * given[f"{role}_num_gpus_per_node"])
 
 
-def pools(given: Given, roles: Collection[str]) -> dict[str, int]:
+def pools(given: GivenFlags, roles: Collection[str]) -> dict[str, int]:
     """Roles with GPUs of their own -> how many. `roles`: those of this run beside the actor."""
     if given["colocate_all_models"]:
         return {}
@@ -458,7 +458,7 @@ def pools(given: Given, roles: Collection[str]) -> dict[str, int]:
     return own | ({"rollout": engines * given["vllm_tensor_parallel_size"]} if engines else {})
 
 
-def placement_values(given: Given, roles: Collection[str], overrides: Collection[str]) -> dict[str, Any]:
+def placement_values(given: GivenFlags, roles: Collection[str], overrides: Collection[str]) -> dict[str, Any]:
     """Without a placement flag: one worker with all roles, rloom's default. `overrides`: keys of the command line."""
     values: dict[str, Any] = {}
     if "vllm_gpu_memory_utilization" in given or given["vllm_num_engines"]:
@@ -478,14 +478,14 @@ def placement_values(given: Given, roles: Collection[str], overrides: Collection
     return values
 
 
-def machines(given: Given, gpus: int) -> tuple[int, int]:
+def machines(given: GivenFlags, gpus: int) -> tuple[int, int]:
     """(machines, GPUs of each). OpenRLHF's flags have no number of machines; a role on several has their size."""
     on_several = [given[f"{role}_num_gpus_per_node"] for role in ROLES if given[f"{role}_num_nodes"] > 1]
     per_node = on_several[0] if on_several else GPUS_OF_A_MACHINE
     return (1, gpus) if gpus <= per_node and not on_several else (gpus // per_node, per_node)
 
 
-def placement_faults(given: Given, roles: Collection[str], typed: Mapping[str, str]) -> Iterator[str]:
+def placement_faults(given: GivenFlags, roles: Collection[str], typed: Mapping[str, str]) -> Iterator[str]:
     actor, engines = gpus_of(given, "actor"), given["vllm_num_engines"] or 0
     tensor_parallel = given["vllm_tensor_parallel_size"]
     below = [name for name in FLAGS if isinstance(given[name], int) and name in given and given[name] < 1]

@@ -72,7 +72,7 @@ TYPES = {"int": int, "float": float, "two floats": float}
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenFlags:
     """The flags of a command line. `given["seed"]` is the given value or OpenRLHF's default."""
 
     values: Mapping[str, Any]  # flag name, the classic one if there is one -> value
@@ -91,7 +91,7 @@ class Given:
 
 @dataclass(frozen=True)
 class CommandLine:
-    given: Given
+    given: GivenFlags
     overrides: Sequence[str]
     faults: Sequence[str]
 
@@ -119,7 +119,7 @@ def parse(arguments: Sequence[str]) -> CommandLine:
                 faults.append(f"{' '.join([f'--{name}', *texts])}: {found.reason}")
         else:
             faults.append(unknown_flag(name))
-    return CommandLine(Given(values), overrides, faults)
+    return CommandLine(GivenFlags(values), overrides, faults)
 
 
 def count_of(name: str) -> int | None:

@@ -5,14 +5,14 @@ values; `load_config` puts them on top of all others. Every other key stays as i
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from rloom.config.base import ACTOR, CRITIC, EMBEDDED, MODEL, REF, ROLLOUT, RunConfig
-from rloom.config.derived import PARTS, configured
-from rloom.config.engine_checks import uses_megatron
+from rloom.config.derived import RewardKinds
+from rloom.config.engine_checks import divided_strategies
 from rloom.config.given_keys import leaf_keys, override_value
 from rloom.config.keys import value_at
 from rloom.config.schema import TORCHRUN, Actor, Config, Critic, SftConfig
@@ -21,7 +21,8 @@ from rloom.errors import ConfigError
 from rloom.extras import TRACKERS
 from rloom.gpus import visible_gpus
 from rloom.language import translate
-from rloom.rewards.judge.addresses import ADDRESS_VARIABLES, address_in
+from rloom.plugins import referenced
+from rloom.rewards.kinds import DEFAULT, KINDS
 
 MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 48  # of the embedded data
@@ -119,7 +120,7 @@ def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, 
     ranks = sizes.ranks("actor" if name == ACTOR else "critic")
     sequence = sequence_ranks(name, role, sizes)
     tensor, pipeline = megatron_sizes(role, ranks)
-    sharing = tensor * pipeline if role.strategy == "megatron" else sequence
+    sharing = tensor * pipeline if role.kind.model_parallel else sequence
     changes: dict[str, Any] = {f"{name}.ulysses_sequence_parallel_size": sequence}
     if role.ppo_mini_batch_size is not None:
         changes[f"{name}.ppo_mini_batch_size"] = prompts
@@ -153,53 +154,54 @@ def scoring_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
     return changes
 
 
-JUDGE, REMOTE, WEIGHTS = "reward_model.api", "reward_model.remote", "reward_model.composite.weights"
+WEIGHTS = "reward_model.composite.weights"
+SERVERS = {name: kind for name, kind in KINDS.items() if kind.server is not None}  # kinds of rewards that call one
 
 
 def reward_changes(config: Config, environment: Mapping[str, str]) -> dict[str, Any]:
     """Functions of the user stay. A judge stays where an address for it is given, since that may be a local server."""
-    reward = config.reward_model
     changes: dict[str, Any] = {}
-    for key, path in (("reward_model.path", reward.path), ("reward_model.model.path", reward.model.path)):
-        if path is not None:
-            changes[key] = EMBEDDED
-    if reward.model_path is not None:
-        changes |= {"reward_model.label_weights": None, "reward_model.max_length": None}
-        changes |= {"reward_model.model.input_tokenizer": None}
+    for kind in RewardKinds.of(config).chosen.values():
+        if kind.smoke_changes is not None:
+            changes |= referenced(kind.smoke_changes)(config)
     absent = absent_servers(config, environment)
-    if reward.api.enable and reward.api.cache_dir is not None:
-        changes[f"{JUDGE}.cache_dir"] = f"{config.trainer.default_local_dir}/smoke/judge_cache"
-    for source, section in (("judge", JUDGE), ("remote", REMOTE)):
-        if source in absent:
-            changes |= given_keys(config, section)
-    if absent and reward.composite.enable:
+    for name in absent:
+        changes |= given_keys(config, str(KINDS[name].section))
+    if absent and config.reward_model.composite.enable:
         changes[WEIGHTS] = remaining_weights(config, absent)
     return changes
 
 
-def absent_servers(config: Config, environment: Mapping[str, str]) -> set[str]:
-    """The sources of derived.py that would call a server."""
-    judge = config.reward_model.api
-    has_address = judge.base_url or address_in(environment, judge.type)
-    absent = {"judge"} if judge.enable and not has_address else set()
-    return absent | ({"remote"} if config.reward_model.remote.addresses else set())
+def embedded_classifier(config: Config) -> dict[str, Any]:
+    """In place of a reward model."""
+    reward = config.reward_model
+    paths = {"reward_model.path": reward.path, "reward_model.model.path": reward.model.path}
+    unread = ("reward_model.label_weights", "reward_model.max_length", "reward_model.model.input_tokenizer")
+    return {key: EMBEDDED for key, path in paths.items() if path is not None} | dict.fromkeys(unread)
+
+
+def own_judge_cache(config: Config) -> dict[str, Any]:
+    if config.reward_model.api.cache_dir is None:
+        return {}
+    return {"reward_model.api.cache_dir": f"{config.trainer.default_local_dir}/smoke/judge_cache"}
+
+
+def absent_servers(config: Config, environment: Mapping[str, str]) -> list[str]:
+    """The kinds of rewards that would call a server."""
+    chosen = [(name, kind.server) for name, kind in SERVERS.items() if kind.is_set(config)]
+    return [name for name, server in chosen if server is not None and server.is_absent(config, environment)]
 
 
 def server_notes(config: Config) -> dict[str, str]:
     """Key of a server that is not called -> what replaces it."""
-    variables = " or ".join(ADDRESS_VARIABLES[config.reward_model.api.type])
-    instead = "other parts or rules score the answers"
-    return {
-        f"{JUDGE}.enable": f" ({instead}; a judge of your own is called at {variables})",
-        f"{REMOTE}.urls": f" ({instead})",
-    }
+    return {kind.switch: f" ({kind.server.smoke_note(config)})" for kind in SERVERS.values() if kind.server}
 
 
 def is_key_of_replaced_server(path: str, changes: Mapping[str, Any]) -> bool:
     """A further key of a section whose switch is off: not worth a line."""
-    switches = {JUDGE: f"{JUDGE}.enable", REMOTE: f"{REMOTE}.urls"}
     return any(
-        path.startswith(f"{name}.") and switch in changes and path != switch for name, switch in switches.items()
+        path.startswith(f"{kind.section}.") and kind.switch in changes and path != kind.switch
+        for kind in SERVERS.values()
     )
 
 
@@ -209,14 +211,11 @@ def given_keys(config: Config, section: str) -> dict[str, Any]:
     return {path: keys[path].default for path in sorted(config.given) if path.startswith(f"{section}.")}
 
 
-def remaining_weights(config: Config, absent: set[str]) -> dict[str, Any]:
+def remaining_weights(config: Config, absent: Sequence[str]) -> dict[str, Any]:
     """The parts of the mix that can be computed; the rules if none is left."""
-    found = configured(config)
-    sources = {
-        name: next(source for source in PARTS[name] if found[source]) for name in config.reward_model.composite.weights
-    }
-    kept = config.model_dump(include={"reward_model"})["reward_model"]["composite"]["weights"]
-    return {name: kept[name] for name, source in sources.items() if source not in absent} or {"rule_score": 1.0}
+    kinds, kept = RewardKinds.of(config), config.model_dump(include={"reward_model"})["reward_model"]["composite"]
+    found = {name: weight for name, weight in kept["weights"].items() if kinds.computing(name) not in absent}
+    return found or {KINDS[DEFAULT].parts[0]: 1.0}
 
 
 VARIABLE = "RLOOM_SMOKE"
@@ -224,8 +223,7 @@ STEPS, TRAINING_ROWS, VALIDATION_ROWS, VALIDATION_ANSWERS, LORA_RANK = 2, 64, 16
 SWITCHES = {  # key that changes -> keys that the run then does not read
     "trainer.total_training_steps": "trainer.total_epochs",
     f"{ROLLOUT}.name": f"{ROLLOUT}.server",
-    "reward_model.api.enable": "reward_model.api",
-    "reward_model.remote.urls": "reward_model.remote",
+    **{kind.switch: str(kind.section) for kind in SERVERS.values()},
 }
 OF_ANOTHER_MODEL = (  # keys whose values fit the model or the data files that they were given with
     f"{MODEL}.override_config",
@@ -246,7 +244,7 @@ class Available:
 
     gpus: int
     ray: bool
-    vllm: bool
+    installed: Callable[[str], bool]  # a package
     environment: Mapping[str, str]
 
 
@@ -258,8 +256,11 @@ def is_on(environment: Mapping[str, str]) -> bool:
 
 
 def examine(environment: Mapping[str, str]) -> Available:
-    ray, vllm = (find_spec(name) is not None for name in ("ray", "vllm"))
-    return Available(len(visible_gpus(environment)), ray, vllm, environment)
+    return Available(len(visible_gpus(environment)), is_found("ray"), is_found, environment)
+
+
+def is_found(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 def replacements(config: Config, available: Available) -> dict[str, Any]:
@@ -288,8 +289,12 @@ def smoke_workers(config: RunConfig, available: Available, *, needs_ray: bool = 
     return most if available.ray or needs_ray else 1
 
 
+def needs_ray(config: Config) -> bool:
+    return any("ray" in kind.packages for kind in divided_strategies(config, critic=True).values())
+
+
 def ppo_workers(config: Config, available: Available) -> int:
-    return smoke_workers(config, available, needs_ray=uses_megatron(config, critic=True))
+    return smoke_workers(config, available, needs_ray=needs_ray(config))
 
 
 def model_changes(config: Config) -> dict[str, Any]:
@@ -329,9 +334,10 @@ def engine_note(config: Config, available: Available) -> str | None:
     rollout = config.actor_rollout_ref.rollout
     if rollout.uses_servers:
         return "a smoke run uses no servers"
-    if rollout.name == "vllm" and not available.vllm:
-        return "vllm is not installed"
-    return "vllm needs a GPU" if rollout.name == "vllm" and not usable_gpus(config, available) else None
+    if not all(map(available.installed, rollout.kind.packages)):
+        return f"{rollout.name} is not installed"
+    needs_gpu = rollout.kind.needs_gpu and not usable_gpus(config, available)
+    return f"{rollout.name} needs a GPU" if needs_gpu else None
 
 
 def run_changes(config: Config) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rloom.config.keys import all_keys, did_you_mean
 from rloom.config.schema import KL_SWITCHES
 from rloom.errors import ConfigError
 from rloom.language import translate as in_language
+from rloom.rewards.kinds import KINDS
 from rloom.terminal import padded
 
 FOLDER_VARIABLE = "RLOOM_KIT_DIR"  # set by train.sh: its own folder
@@ -119,7 +120,7 @@ def unknown_key(path: str) -> str:
 MIX, WEIGHTS = "reward_model.composite.enable", "reward_model.composite.weights"
 FUNCTION_KEY = "custom_reward_function.path"
 # keys that set a reward other than rules and functions
-OTHER_REWARDS = ("reward_model.path", "reward_model.model.path", f"{JUDGE}.enable", "reward_model.remote.urls")
+OTHER_REWARDS = ("reward_model.model.path", *(kind.switch for kind in KINDS.values() if kind.title is not None))
 
 
 def reward_values(
@@ -165,12 +166,9 @@ def uses_rule_score(given: Mapping[str, Any], mix: bool) -> bool:
 
 def described(given: Mapping[str, Any], mix: bool) -> str:
     found = []
-    if given.get("reward_model.path"):
-        found.append(f"reward model {given['reward_model.path']}")
-    if given.get(f"{JUDGE}.enable"):
-        found.append("API judge")
-    if given.get("reward_model.remote.urls"):
-        found.append("reward servers")
+    for kind in KINDS.values():
+        if kind.title is not None and given.get(kind.switch):
+            found.append(kind.title.format(given[kind.switch]))
     if given.get(FUNCTION_KEY):
         found.append(f"{FUNCTION} of {given[FUNCTION_KEY]}")
     elif uses_rule_score(given, mix):

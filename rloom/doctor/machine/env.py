@@ -48,8 +48,7 @@ class Report:
         return json.dumps(found | {"cuda": self.cuda, "packages": self.packages, "features": features}, indent=2)
 
 
-def examine(engines: Sequence[str]) -> Report:
-    """`engines`: the values of actor_rollout_ref.rollout.name."""
+def examine() -> Report:
     wanted: dict[str, Sequence[str]] = {
         name: modules for name, modules in PROBED.items() if installed_version(name) is not None
     }
@@ -60,7 +59,7 @@ def examine(engines: Sequence[str]) -> Report:
     probes = imports.results()
     cuda = probes["training"].facts.get("torch", {}).get("cuda") if "training" in probes else None
     packages = {name: installed_version(name) for name in PACKAGES}
-    return Report(machine, cuda, packages, examine_features(Installation(machine, probes, engines)))
+    return Report(machine, cuda, packages, examine_features(Installation(machine, probes)))
 
 
 def render(report: Report, console: Console) -> None:
@@ -102,8 +101,8 @@ def state_of(feature: Feature) -> Text:
     return text.append(f": {translate(feature.detail)}" if feature.detail else "", style="default")
 
 
-def run(engines: Sequence[str], *, as_json: bool) -> int:
-    report = examine(engines)
+def run(*, as_json: bool) -> int:
+    report = examine()
     if as_json:
         print(report.as_json())
     else:

@@ -6,10 +6,12 @@ from enum import Enum
 
 from rloom.doctor.machine.hardware import Machine
 from rloom.doctor.machine.packages import Probe, conflicts, declared, installed_version, required_by
-from rloom.errors import RloomError
-from rloom.extras import SERVER_PACKAGES, TRACKERS, install_command
+from rloom.errors import ConfigError, RloomError
+from rloom.extras import TRACKERS, install_command
+from rloom.plugins import installed, referenced
 from rloom.rewards.sandbox.client import Sandbox
 from rloom.rewards.sandbox.settings import Limits
+from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
 
 
 class State(Enum):
@@ -35,7 +37,6 @@ class Installation:
 
     machine: Machine
     probes: Mapping[str, Probe]  # by the names of `PROBED`
-    engines: Sequence[str]  # values of actor_rollout_ref.rollout.name in this version of rloom
 
     @property
     def torch_gpus(self) -> Sequence[str]:
@@ -120,9 +121,21 @@ def native(here: Installation) -> Feature:
     return Feature(name, State.WORKS, "CUDA graphs and Triton kernels")
 
 
-def hf(here: Installation) -> Feature:
-    probe = here.probes["training"]
-    return broken("rollout.name=hf", probe) if probe.failed else Feature("rollout.name=hf", State.WORKS)
+def engine(here: Installation, name: str) -> Feature:
+    title, probe = f"rollout.name={name}", here.probes["training"]
+    try:
+        kind = rollout_kind(name)
+    except ConfigError as error:  # the package that registers it
+        return Feature(title, State.BROKEN, str(error))
+    if kind.diagnose is not None:
+        found: Feature = referenced(kind.diagnose)(here)
+        return found
+    if kind.build is None:
+        return server(here, title, kind)
+    missing = [package for package in kind.packages if installed_version(package) is None]
+    if missing:
+        return Feature(title, State.MISSING, f"{', '.join(missing)} is not installed", "install it")
+    return broken(title, probe) if probe.failed else Feature(title, State.WORKS)
 
 
 def vllm(here: Installation) -> Feature:
@@ -135,29 +148,24 @@ def vllm(here: Installation) -> Feature:
     return library(here, name, package, "vllm")
 
 
-def server(name: str) -> Callable[[Installation], Feature]:
+def server(here: Installation, title: str, kind: RolloutKind) -> Feature:
     """An engine that rloom reaches over HTTP. Its package is not needed in this environment."""
-    title = f"rollout.name={name}"
-
-    def check(here: Installation) -> Feature:
-        package, *others = SERVER_PACKAGES[name]
-        version = installed_version(package)
-        unmet = conflicts(f"{package} {version}", required_by(package), missing=False)
-        if unmet:
-            way = "install the server into an environment of its own (docs/installation.md)"
-            return Feature(title, State.WRONG_VERSION, "; ".join(map(str, unmet)), way)
-        if not here.machine.gpus and name == "trtllm":
-            return Feature(title, State.IMPOSSIBLE, "its server takes weights from the trainer's GPU: there is none")
-        if not here.machine.gpus:
-            return Feature(title, State.LIMITED, "only with servers on other machines: this one has no GPU")
-        missing = [other for other in others if version is not None and installed_version(other) is None]
-        if missing:
-            return Feature(title, State.MISSING, f"{', '.join(missing)} is not installed", install_command(*missing))
-        if version is not None:
-            return Feature(title, State.WORKS, f"rloom starts its server: {package} {version}")
-        return Feature(title, State.WORKS, "with servers that have an environment of their own (docs/installation.md)")
-
-    return check
+    package, *others = kind.packages
+    version = installed_version(package)
+    unmet = conflicts(f"{package} {version}", required_by(package), missing=False)
+    if unmet:
+        way = "install the server into an environment of its own (docs/installation.md)"
+        return Feature(title, State.WRONG_VERSION, "; ".join(map(str, unmet)), way)
+    if not here.machine.gpus and kind.servers is not None and kind.servers.takes_handles:
+        return Feature(title, State.IMPOSSIBLE, "its server takes weights from the trainer's GPU: there is none")
+    if not here.machine.gpus:
+        return Feature(title, State.LIMITED, "only with servers on other machines: this one has no GPU")
+    missing = [other for other in others if version is not None and installed_version(other) is None]
+    if missing:
+        return Feature(title, State.MISSING, f"{', '.join(missing)} is not installed", install_command(*missing))
+    if version is not None:
+        return Feature(title, State.WORKS, f"rloom starts its server: {package} {version}")
+    return Feature(title, State.WORKS, "with servers that have an environment of their own (docs/installation.md)")
 
 
 def library(here: Installation, feature: str, package: str, extra: str) -> Feature:
@@ -209,7 +217,6 @@ def tracker(name: str) -> Callable[[Installation], Feature]:
     return lambda here: library(here, f"logger: {name}", package, name)
 
 
-ENGINES = {"native": native, "hf": hf, "vllm": vllm, "sglang": server("sglang"), "trtllm": server("trtllm")}
 OTHERS: tuple[Callable[[Installation], Feature], ...] = (
     several_workers,
     megatron,
@@ -226,5 +233,5 @@ def examine_features(here: Installation) -> list[Feature]:
     first = training(here)
     if first.state is State.MISSING:  # the other checks import or start what is not there
         return [first]
-    engines = [ENGINES[name](here) for name in here.engines if name in ENGINES]
+    engines = [engine(here, name) for name in (*ROLLOUTS, *installed(GROUP))]
     return [first, gpu_training(here), *engines, *(check(here) for check in OTHERS)]

@@ -1,6 +1,6 @@
 """Advantages that carry no information, or that do not reach the first tokens of an answer."""
 
-from rloom.algos.discount import SMALLEST_WEIGHT, discount, reach
+from rloom.algos.needs import SMALLEST_WEIGHT, reach
 from rloom.doctor.run.finding import Change, Fault, Finding, Severity
 from rloom.doctor.run.history import FEWEST_CERTAIN, FEWEST_STEPS, RESPONSE_LENGTH, ROLLOUT, SCORE, History
 from rloom.doctor.run.series import FEWEST_OF_A_TREND, Series
@@ -80,13 +80,15 @@ def equal_causes(history: History) -> list[str]:
 
 def credit_decay(history: History) -> Finding | None:
     gamma, lam = history.number("algorithm.gamma", 1.0), history.number("algorithm.lam", 1.0)
-    decay, length = discount(history.estimator, gamma, lam), history.series(RESPONSE_LENGTH)
+    needs, length = history.estimator_needs, history.series(RESPONSE_LENGTH)
+    decay = needs.discount(gamma, lam)
     if decay >= 1 or len(length) < FEWEST_OF_A_TREND:
         return None
     weight = decay**length.mean
     if weight >= SMALLEST_WEIGHT or history.score_rises:
         return None
-    name = "algorithm.gamma × algorithm.lam" if history.estimator == "gae" else "algorithm.gamma"
+    read = [key for key in ("algorithm.gamma", "algorithm.lam") if key.rpartition(".")[2] in needs.reads]
+    name = " × ".join(read)
     evidence = [
         (
             f"{name} = {decay:.4g}, answers of {length.mean:.0f} tokens: the first token gets {weight:.1g} of the "
@@ -94,10 +96,8 @@ def credit_decay(history: History) -> Finding | None:
         ),
         *flat_score(history.series(SCORE)),
     ]
-    values = {"algorithm.lam": 1.0, "algorithm.gamma": 1.0}
-    used = ("algorithm.lam", "algorithm.gamma") if history.estimator == "gae" else ("algorithm.gamma",)
     changes = [
-        Change(key, values[key], "every token gets the whole reward") for key in used if history.number(key, 1.0) < 1
+        Change(key, 1.0, "every token gets the whole reward") for key in reversed(read) if history.number(key, 1.0) < 1
     ]
     certain = weight < WEIGHT_CERTAIN and history.has_first_step
     return CREDIT.found(length.span, evidence, changes, certain=certain)

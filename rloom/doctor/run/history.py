@@ -8,7 +8,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from rloom.algos.needs import ESTIMATORS
+from rloom.algos.needs import ESTIMATORS, EstimatorNeeds
 from rloom.doctor.run.series import Series
 from rloom.runs.records import Event, finite
 from rloom.runs.run_folder import RunFolder, flat_config
@@ -83,9 +83,14 @@ class History:
         return str(self.config.get("algorithm.adv_estimator", ""))
 
     @property
+    def estimator_needs(self) -> EstimatorNeeds:
+        """Those of a user's own estimator are not known here."""
+        return ESTIMATORS.get(self.estimator, EstimatorNeeds())
+
+    @property
     def compares_answers(self) -> bool:
         """The advantage of an answer comes from the other answers to its prompt."""
-        return self.estimator in ESTIMATORS and ESTIMATORS[self.estimator].min_group > 1
+        return self.estimator_needs.min_group > 1
 
     @property
     def updates_per_step(self) -> int:

@@ -4,6 +4,9 @@ from itertools import pairwise
 
 from rloom.doctor.run.finding import Change, Fault, Finding, Severity
 from rloom.doctor.run.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, History
+from rloom.rewards.kinds import KINDS
+from rloom.rollout.kinds import ROLLOUTS
+from rloom.rollout.kinds import SLOW as SLOW_ENGINE
 
 # Largest healthy share of a run's time by stage. Generation is about half of a step, updates are the rest
 # (docs/plan.md); rewards are computed during generation, so that this stage only waits for the last ones.
@@ -88,11 +91,9 @@ def stage_changes(history: History, stage: str) -> list[Change]:
     tests = int(history.number("trainer.test_freq", 5))
     if stage == "reward":
         why = "more requests at a time"
-        concurrent = Change("reward_model.api.concurrency", 64, why, "higher")
         found = [Change("reward_model.num_workers", 4 * workers, "more reward processes")]
-        if history.config.get("reward_model.api.enable") is True:
-            found.insert(0, concurrent)
-        return found
+        calls = [kind.calls for kind in KINDS.values() if kind.calls and history.config.get(kind.switch)]
+        return [*(Change(keys.concurrency, 64, why, "higher") for keys in calls), *found]
     if stage == "testing":
         rarer = Change("trainer.test_freq", 5 * max(tests, 1), "validate less often")
         samples = history.number("data.val_max_samples", -1)  # -1: all
@@ -105,13 +106,17 @@ def stage_changes(history: History, stage: str) -> list[Change]:
         longest = "data.max_response_length"
         faster = Change(f"{ROLLOUT}.name", "native", "faster than hf")
         return [
-            *([faster] if history.config.get(f"{ROLLOUT}.name") == "hf" else []),
+            *([faster] if is_slow(str(history.config.get(f"{ROLLOUT}.name"))) else []),
             Change(f"{ROLLOUT}.max_num_seqs", 1024, "more sequences at a time", "higher"),
             Change(longest, max(1, int(history.number(longest, 512) / 2)), "shorter answers"),
         ]
     if stage == "gen_greedy":
         return [Change("algorithm.adv_estimator", "rloo", "needs no greedy answers")]
     return [Change(f"{ROLLOUT}.name", "native", "reads the actor's own weights")]
+
+
+def is_slow(engine: str) -> bool:
+    return engine in ROLLOUTS and ROLLOUTS[engine].speed == SLOW_ENGINE
 
 
 def memory_growth(history: History) -> Finding | None:

@@ -7,6 +7,7 @@ from rloom.doctor.run.finding import Change, Fault, Finding, Severity
 from rloom.doctor.run.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History
 from rloom.doctor.run.numerics import lower_learning_rate
 from rloom.doctor.run.series import Series, Trend
+from rloom.rewards.kinds import KINDS, CallKeys
 
 FAILED_SHARE = 0.01  # of all answers; a judge may fail now and then
 FAILED_CERTAIN = 0.05
@@ -158,25 +159,25 @@ def reward_failures(history: History) -> Finding | None:
         assert history.end is not None  # ended
         message = str(history.end.get("message", "RewardError"))
         evidence.append(f"the run ended: {message}")
-    judge = history.config.get("reward_model.api.enable") is True
+    kinds = [kind for kind in KINDS.values() if history.config.get(kind.switch)]
     span = (steps[0], steps[-1]) if steps else (max(history.steps, default=0),) * 2
     return FAILURES.found(
         span,
         evidence,
-        failure_changes(history, judge),
+        failure_changes(history, next((kind.calls for kind in kinds if kind.calls), None)),
         certain=share > FAILED_CERTAIN and len(failed) >= FEWEST_CERTAIN,
-        causes=(*JUDGE_CAUSES, *FAILURES.causes) if judge or history.config.get("reward_model.remote.urls") else None,
+        causes=(*JUDGE_CAUSES, *FAILURES.causes) if any(kind.server for kind in kinds) else None,
         severity=Severity.ERROR if ended else None,
     )
 
 
-def failure_changes(history: History, judge: bool) -> list[Change]:
-    limit = "reward_model.api.timeout_s" if judge else "reward_model.timeout_s"
-    slower = Change(limit, 3 * history.number(limit, 60.0 if judge else 10.0), "a longer time limit")
-    if not judge:
+def failure_changes(history: History, calls: CallKeys | None) -> list[Change]:
+    limit, default_s = (calls.timeout_s, 60.0) if calls else ("reward_model.timeout_s", 10.0)
+    slower = Change(limit, 3 * history.number(limit, default_s), "a longer time limit")
+    if calls is None:
         return [slower]
-    fewer = Change("reward_model.api.concurrency", 8, "fewer requests at a time", "lower")
-    return [fewer, Change("reward_model.api.max_retries", 10, "more retries", "higher"), slower]
+    fewer = Change(calls.concurrency, 8, "fewer requests at a time", "lower")
+    return [fewer, Change(calls.max_retries, 10, "more retries", "higher"), slower]
 
 
 def accuracies(history: History) -> tuple[str, Trend] | None:

@@ -5,19 +5,69 @@ import hashlib
 import json
 import logging
 import textwrap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rloom.errors import RewardError
+from rloom.net.retry import Backoff, Clock, RateLimits
 from rloom.rewards.judge.parsing import Malformed, Verdict
-from rloom.rewards.judge.providers.base import CallFailed, ChatRequest, Provider, Reply
+from rloom.rewards.judge.providers.base import ChatRequest, JudgeCallFailed, Provider, Reply
 from rloom.rewards.judge.secret import Secret, redact, without_key
 from rloom.rewards.judge.settings import KEY
 from rloom.rewards.judge.store import AnswerStore
-from rloom.rewards.judge.timing import Backoff, Clock, RateLimits
-from rloom.rewards.judge.usage import Prices, Usage
 from rloom.types import plain_text
+
+MILLION = 1_000_000
+COUNTED = (
+    "requests",  # sent to the API
+    "cached",  # answers from the cache, or from an identical request
+    "retries",
+    "failed",  # calls without a score
+    "input_tokens",
+    "output_tokens",
+)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of a million tokens."""
+
+    input: float
+    output: float
+
+    def cost(self, input_tokens: int, output_tokens: int) -> float:
+        return (input_tokens * self.input + output_tokens * self.output) / MILLION
+
+
+class Usage:
+    """Filled by the event loop, read by another thread."""
+
+    def __init__(self, *, with_cost: bool) -> None:
+        self._names = (*COUNTED, "cost") if with_cost else COUNTED
+        self._lock = threading.Lock()
+        self._sums = dict.fromkeys(self._names, 0.0)
+        self._latencies_s: list[float] = []
+
+    def add(self, **amounts: float) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                self._sums[name] += amount
+
+    def add_latency(self, seconds: float) -> None:
+        with self._lock:
+            self._latencies_s.append(seconds)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Of the time since the last call of this method."""
+        with self._lock:
+            found, latencies_s = self._sums, self._latencies_s
+            self._sums, self._latencies_s = dict.fromkeys(self._names, 0.0), []
+        if latencies_s:
+            found["latency_s"] = sum(latencies_s) / len(latencies_s)
+        return found
+
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +82,7 @@ Parse = Callable[[str], Verdict]
 
 
 @dataclass(frozen=True)
-class Answer:
+class JudgeAnswer:
     verdict: Verdict
     reply: Reply
 
@@ -74,12 +124,12 @@ class JudgeClient:
         self._limits, self._rates, self._backoff, self._clock = limits, rates, backoff, clock
         self._store, self._prices, self._usage = store, prices, usage
         self._slots = asyncio.Semaphore(limits.concurrency)
-        self._running: dict[str, asyncio.Task[Answer]] = {}
+        self._running: dict[str, asyncio.Task[JudgeAnswer]] = {}
         self._sent: set[asyncio.Task[Any]] = set()  # of these, the ones that wait for an answer or record it
         self._spent: float | None = None  # None: not read yet
         self._refuses_schemas = self._does_not_count = False
 
-    async def answer(self, request: ChatRequest, parse: Parse) -> Answer:
+    async def answer(self, request: ChatRequest, parse: Parse) -> JudgeAnswer:
         """Failed: no usable answer. BudgetSpent: not sent. RewardError: the cache cannot be written."""
         identity = identity_of(self._address, request)
         task = self._running.get(identity)
@@ -105,13 +155,13 @@ class JudgeClient:
     async def close(self) -> None:
         await self._provider.close()
 
-    def _ended(self, identity: str, task: "asyncio.Task[Answer]") -> None:
+    def _ended(self, identity: str, task: "asyncio.Task[JudgeAnswer]") -> None:
         del self._running[identity]
         self._sent.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved, also if no caller waits for it any more
 
-    async def _find_or_call(self, identity: str, request: ChatRequest, parse: Parse) -> Answer:
+    async def _find_or_call(self, identity: str, request: ChatRequest, parse: Parse) -> JudgeAnswer:
         cached = await self._store.find(identity) if self._store else None
         if cached is not None:
             try:
@@ -120,20 +170,20 @@ class JudgeClient:
                 pass  # written by another version
             else:
                 self._usage.add(cached=1)
-                return Answer(verdict, cached)
+                return JudgeAnswer(verdict, cached)
         async with self._slots:
             found = await self._attempts(request, parse)
         if self._store:
             await self._store.add(identity, found.reply)
         return found
 
-    async def _attempts(self, request: ChatRequest, parse: Parse) -> Answer:
+    async def _attempts(self, request: ChatRequest, parse: Parse) -> JudgeAnswer:
         """The slot is kept during the delays: a provider that is overloaded gets fewer requests."""
         failures = 0
         while True:
             try:
                 return self._parsed(await self._send(request), parse, request)
-            except CallFailed as error:
+            except JudgeCallFailed as error:
                 self._sent.discard(current_task())
                 failures += 1
                 delay_s = self._delay_s(error, failures)
@@ -144,22 +194,22 @@ class JudgeClient:
             self._usage.add(retries=1)
             await self._clock.sleep(delay_s)
 
-    def _delay_s(self, error: CallFailed, failures: int) -> float | None:
+    def _delay_s(self, error: JudgeCallFailed, failures: int) -> float | None:
         """None: no further attempt."""
         too_long = (error.retry_after_s or 0) > self._backoff.longest_retry_after_s
         if not error.retryable or too_long or failures > self._limits.max_retries:
             return None
         return self._backoff.delay_s(failures, error.retry_after_s)
 
-    def _parsed(self, reply: Reply, parse: Parse, request: ChatRequest) -> Answer:
+    def _parsed(self, reply: Reply, parse: Parse, request: ChatRequest) -> JudgeAnswer:
         if reply.cut_off:
-            raise CallFailed(
+            raise JudgeCallFailed(
                 f"the answer was cut off at {KEY}.max_tokens={request.max_tokens}; raise it", retryable=False
             )
         try:
-            return Answer(verdict_in(reply.text, parse), reply)
+            return JudgeAnswer(verdict_in(reply.text, parse), reply)
         except Malformed as error:
-            raise CallFailed(str(error), retryable=True) from error
+            raise JudgeCallFailed(str(error), retryable=True) from error
 
     async def _send(self, request: ChatRequest) -> Reply:
         """With structured output, or without it if the server refuses that."""
@@ -167,7 +217,7 @@ class JudgeClient:
             return await self._attempt(replace(request, schema=None))
         try:
             return await self._attempt(request)
-        except CallFailed as error:
+        except JudgeCallFailed as error:
             if error.status != BAD_REQUEST:
                 raise
             self._usage.add(retries=1)
@@ -190,13 +240,15 @@ class JudgeClient:
         try:
             found = await asyncio.wait_for(self._provider.complete(request), self._limits.timeout_s)
             reply = self._counted(found, request)
-        except CallFailed:
+        except JudgeCallFailed:
             raise
         except TimeoutError as error:
-            raise CallFailed(f"no answer within {KEY}.timeout_s={self._limits.timeout_s:g}", retryable=True) from error
+            raise JudgeCallFailed(
+                f"no answer within {KEY}.timeout_s={self._limits.timeout_s:g}", retryable=True
+            ) from error
         except Exception as error:  # whatever an SDK makes of a broken answer: only this call fails
             reason = f"no answer that can be read: {type(error).__name__}: {error}"
-            raise CallFailed(reason, retryable=True) from error
+            raise JudgeCallFailed(reason, retryable=True) from error
         if found.input_tokens and found.output_tokens:
             self._rates.correct(estimated, found.input_tokens + found.output_tokens)
         await self._record(reply, self._clock.now() - started)
@@ -205,7 +257,7 @@ class JudgeClient:
     def _checked(self, reply: Reply) -> Reply:
         """Its text can be cached, dumped and quoted."""
         if len(reply.text) > LONGEST_TEXT:
-            raise CallFailed(
+            raise JudgeCallFailed(
                 f"the answer has {len(reply.text):,} characters, and {LONGEST_TEXT:,} are allowed", retryable=True
             )
         return replace(reply, text=without_key(plain_text(reply.text), self._key))

@@ -9,29 +9,29 @@ from pathlib import Path
 
 from rloom.errors import RewardError
 from rloom.language import is_chinese_text
-from rloom.rewards.base import Unit
-from rloom.rewards.judge.addresses import address_in, variable_fault
-from rloom.rewards.judge.client import Answer, BudgetSpent, CallLimits, Failed, JudgeClient
+from rloom.net.retry import Backoff, Clock, RateLimits, SystemClock
+from rloom.rewards.base import ScoringUnit
+from rloom.rewards.judge.client import BudgetSpent, CallLimits, Failed, JudgeAnswer, JudgeClient, Prices, Usage
 from rloom.rewards.judge.parsing import Range, Verdict, parse_group, parse_one
 from rloom.rewards.judge.prompts import (
     AUTO,
     LANGUAGES,
     SCORE_SCHEMA,
     SCORES_SCHEMA,
+    MissingValue,
     Prompts,
     load_prompts,
+    prompt_of,
     question_about_all,
     question_about_one,
 )
 from rloom.rewards.judge.providers.base import ChatRequest, Endpoint
 from rloom.rewards.judge.providers.table import PROVIDERS, check_library
 from rloom.rewards.judge.secret import find_key, silence_libraries
-from rloom.rewards.judge.settings import KEY, JudgeSettings
+from rloom.rewards.judge.settings import KEY, JudgeSettings, address_in, variable_fault
 from rloom.rewards.judge.store import AnswerStore
-from rloom.rewards.judge.templates import MissingValue, prompt_of
-from rloom.rewards.judge.timing import Backoff, Clock, RateLimits, SystemClock
-from rloom.rewards.judge.usage import Prices, Usage
-from rloom.types import SampleGroup, Score
+from rloom.terminal import printable
+from rloom.types import Sample, SampleGroup, Score
 
 CLOSING_LIMIT_S = 10.0
 SPARE_S = 5.0  # the SDK's own time limit is above the judge's, which also holds for a server that sends slowly
@@ -65,8 +65,8 @@ class JudgeReward:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
-    def unit(self) -> Unit:
-        return Unit.PROMPT if self._settings.mode == "groupwise" else Unit.ANSWER
+    def unit(self) -> ScoringUnit:
+        return ScoringUnit.PROMPT if self._settings.mode == "groupwise" else ScoringUnit.ANSWER
 
     @property
     def model(self) -> str:
@@ -97,13 +97,13 @@ class JudgeReward:
         scores = itertools.chain.from_iterable(found)
         return [list(itertools.islice(scores, len(group))) for group in groups]
 
-    async def ask(self, group: SampleGroup) -> Answer:
+    async def ask(self, group: SampleGroup) -> JudgeAnswer:
         """One call. Failed or MissingValue: no score, and why."""
         request = self.request_for(group)
         return await self._started().answer(request, functools.partial(self._parse, answers=len(group)))
 
     def request_for(self, group: SampleGroup) -> ChatRequest:
-        groupwise = self.unit is Unit.PROMPT
+        groupwise = self.unit is ScoringUnit.PROMPT
         question = question_about_all if groupwise else question_about_one
         system, user = question(self._prompts[self._language(group)], group, self._range)
         return ChatRequest(
@@ -149,7 +149,7 @@ class JudgeReward:
 
     def _calls(self, group: SampleGroup) -> list[SampleGroup]:
         """The samples of each call."""
-        return [group] if self.unit is Unit.PROMPT else [(sample,) for sample in group]
+        return [group] if self.unit is ScoringUnit.PROMPT else [(sample,) for sample in group]
 
     async def _score_call(self, group: SampleGroup) -> list[Score]:
         try:
@@ -167,7 +167,7 @@ class JudgeReward:
         ]
 
     def _parse(self, text: str, *, answers: int) -> Verdict:
-        if self.unit is Unit.PROMPT:
+        if self.unit is ScoringUnit.PROMPT:
             return parse_group(text, self._range, answers)
         return parse_one(text, self._range)
 
@@ -209,3 +209,44 @@ def prices_of(settings: JudgeSettings) -> Prices | None:
     if settings.input_price is None or settings.output_price is None:
         return None
     return Prices(settings.input_price, settings.output_price)
+
+
+def try_judge(settings: JudgeSettings, prompt: str, responses: Sequence[str], ground_truth: str | None) -> bool:
+    """Print request, answer, score, tokens and cost. False: there is no score."""
+    reward = JudgeReward(settings)
+    reward.check()
+    group = tuple(Sample("try", prompt, response, ground_truth) for response in responses)
+    return asyncio.run(call_and_print(reward, settings, group))
+
+
+async def call_and_print(reward: JudgeReward, settings: JudgeSettings, group: tuple[Sample, ...]) -> bool:
+    try:
+        print_request(reward, settings, group)
+        answer = await reward.ask(group)
+    except (Failed, MissingValue) as error:
+        print(printable(f"No score: {error}"))
+        return False
+    finally:
+        counted = reward.metrics()
+        await reward.close_async()
+    print_answer(reward, answer)
+    cost = f"cost {counted['cost']:.3g}" if "cost" in counted else "cost unknown, since no prices are set"
+    estimated = " (estimated)" if answer.reply.is_estimated else ""
+    print(f"Tokens: {answer.reply.input_tokens} in, {answer.reply.output_tokens} out{estimated}; {cost}")
+    print(f"Time: {counted['latency_s']:.2f} s, {counted['requests']:.0f} requests")
+    return True
+
+
+def print_request(reward: JudgeReward, settings: JudgeSettings, group: tuple[Sample, ...]) -> None:
+    request = reward.request_for(group)
+    temperature = "not sent" if request.temperature is None else f"{request.temperature:g}"
+    print(f"Request: {settings.type} {request.model} at {reward.base_url}")
+    print(f"Parameters: temperature {temperature}, max_tokens {request.max_tokens}, structured output")
+    print(printable(f"--- system\n{request.system}\n--- user\n{request.user}\n---"))
+
+
+def print_answer(reward: JudgeReward, answer: JudgeAnswer) -> None:
+    print(printable(f"Answer: {answer.reply.text}"))
+    for number, score in enumerate(answer.verdict.scores, start=1):
+        label = "Score" if len(answer.verdict.scores) == 1 else f"Score of answer {number}"
+        print(f"{label}: {score:g}, scaled {reward.scaled(score):.4f}")

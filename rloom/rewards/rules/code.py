@@ -9,9 +9,9 @@ from typing import Any
 
 from rloom.rewards.rules.code_answers import programs
 from rloom.rewards.rules.code_problems import Asserts, Calls, Problem, Streams, problem_of
-from rloom.rewards.sandbox.client import Isolation, Outcome, Sandbox
+from rloom.rewards.sandbox.client import Isolation, Sandbox, SandboxOutcome
 from rloom.rewards.sandbox.compare import same_text, short
-from rloom.rewards.sandbox.settings import Job, Limits, Suite
+from rloom.rewards.sandbox.settings import Limits, SandboxJob, Suite
 
 REASONS_SHOWN = 3
 NO_CODE = "no code in the answer"
@@ -35,7 +35,7 @@ from typing import *
 
 
 @dataclass(frozen=True)
-class Settings:
+class CodeSettings:
     """`reward_model.sandbox`."""
 
     limits: Limits
@@ -44,7 +44,7 @@ class Settings:
     isolation: Isolation
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Settings":
+    def of(cls, values: Mapping[str, Any]) -> "CodeSettings":
         limits = Limits(**{field.name: values[field.name] for field in fields(Limits)})
         return cls(limits, values["total_timeout_s"], values["partial_credit"], values["isolation"])
 
@@ -58,7 +58,7 @@ def compute_score(
     sandbox: Mapping[str, Any],
 ) -> dict[str, float | str | None]:
     """`extra_info["answer"]`: a reference solution, by whose processor time an answer is limited."""
-    settings = Settings.of(sandbox)
+    settings = CodeSettings.of(sandbox)
     problem = problem_of(data_source, ground_truth)
     sources = programs(solution_str, problem)
     if not sources:
@@ -115,7 +115,7 @@ class _Answer:
     """Runs the tests of one answer until `deadline`. A result is None if the test passed, else the reason. Tests after
     the last result were not run."""
 
-    def __init__(self, problem: Problem, sources: tuple[str, ...], settings: Settings, deadline: float) -> None:
+    def __init__(self, problem: Problem, sources: tuple[str, ...], settings: CodeSettings, deadline: float) -> None:
         self.problem, self._sources, self.settings, self._deadline = problem, sources, settings, deadline
         self._sandbox = sandbox_for(settings.limits, settings.isolation)
         self.out_of_time = False
@@ -143,7 +143,7 @@ class _Answer:
         if isinstance(self.problem, Streams):
             return [self._stream(self.problem, first)]
         prelude, tests = _tests(self.problem, first)
-        outcome = self._run(Job(self._sources, prelude=prelude, limits=self._limits), tests)
+        outcome = self._run(SandboxJob(self._sources, prelude=prelude, limits=self._limits), tests)
         reported = {report["case"]: report for report in outcome.reports if "case" in report}
         results: list[str | None] = []
         while (index := first + len(results)) in reported:
@@ -157,14 +157,14 @@ class _Answer:
 
     def _stream(self, problem: Streams, index: int) -> str | None:
         stdin, expected = problem.inputs[index], problem.outputs[index]
-        job = Job(self._sources, prelude=PRELUDE, module_name="__main__", stdin=stdin, limits=self._limits)
+        job = SandboxJob(self._sources, prelude=PRELUDE, module_name="__main__", stdin=stdin, limits=self._limits)
         outcome = self._run(job, None)
         if outcome.error is not None:
             return outcome.error
         printed = outcome.run.stdout
         return None if same_text(printed, expected) else f"printed {short(printed)}, expected {short(expected)}"
 
-    def _run(self, job: Job, tests: Suite | None) -> Outcome:
+    def _run(self, job: SandboxJob, tests: Suite | None) -> SandboxOutcome:
         outcome = self._sandbox.run(job, tests)
         self.out_of_time = self.out_of_time or outcome.run.out_of_time
         self.longest_cpu_s = max(self.longest_cpu_s, outcome.run.cpu_s)
@@ -179,7 +179,7 @@ def _tests(problem: Asserts | Calls, first: int) -> tuple[str, Suite]:
 
 
 def _result(
-    results: list[str | None], count: int, program: str | None, settings: Settings
+    results: list[str | None], count: int, program: str | None, settings: CodeSettings
 ) -> dict[str, float | str | None]:
     passed = results.count(None)
     share, solved = passed / count, float(passed == count)

@@ -15,7 +15,17 @@ from typing import Any, BinaryIO, Literal
 
 from rloom.errors import RewardError
 from rloom.rewards.sandbox import namespaces
-from rloom.rewards.sandbox.settings import Job, Limits, Protections, Run, Setup, Suite, as_json, encode, receive
+from rloom.rewards.sandbox.settings import (
+    Limits,
+    Protections,
+    SandboxJob,
+    SandboxRun,
+    SandboxSetup,
+    Suite,
+    as_json,
+    encode,
+    receive,
+)
 
 Isolation = Literal["auto", "required", "none"]
 
@@ -32,10 +42,10 @@ class SandboxError(RewardError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SandboxOutcome:
     """What a program did, and what its tests reported (see `tests.py`)."""
 
-    run: Run
+    run: SandboxRun
     reports: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -69,7 +79,7 @@ class Sandbox:
     def protections(self) -> Protections:
         return self._started().protections
 
-    def run(self, job: Job, tests: Suite | None = None) -> Outcome:
+    def run(self, job: SandboxJob, tests: Suite | None = None) -> SandboxOutcome:
         launcher = self._started()
         try:
             limit_s = (job.limits or self._limits).timeout_s + END_GRACE_S
@@ -79,11 +89,11 @@ class Sandbox:
             raise SandboxError(f"the sandbox's launcher failed ({type(error).__name__}: {error})") from error
         if "fault" in reply:
             raise SandboxError(f"the program could not be confined and was not executed: {reply['fault']}")
-        run = Run(**reply)
+        run = SandboxRun(**reply)
         if tests is None:
             # written by the program itself: any text, and only ever a reason for 0
-            return Outcome(run, ({"error": run.report[:_REASON_LENGTH]},) if run.report else ())
-        return Outcome(run, tuple(_reports(run.report)))
+            return SandboxOutcome(run, ({"error": run.report[:_REASON_LENGTH]},) if run.report else ())
+        return SandboxOutcome(run, tuple(_reports(run.report)))
 
     def close(self) -> None:
         if self._launcher is not None:
@@ -130,9 +140,9 @@ class Sandbox:
         launcher.protections = replace(protections, faults={"namespaces": fault, **protections.faults})
         return launcher
 
-    def _setup(self, *, with_namespaces: bool) -> Setup:
+    def _setup(self, *, with_namespaces: bool) -> SandboxSetup:
         prefixes = tuple(dict.fromkeys((sys.base_prefix, sys.base_exec_prefix)))
-        return Setup(self._limits, with_namespaces, prefixes, tuple(_packages()))
+        return SandboxSetup(self._limits, with_namespaces, prefixes, tuple(_packages()))
 
 
 class _Launcher:
@@ -140,7 +150,7 @@ class _Launcher:
 
     protections: Protections
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SandboxSetup) -> None:
         self._socket, theirs = socket.socketpair()
         # without LD_LIBRARY_PATH some builds of Python do not find their library
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
@@ -169,7 +179,7 @@ class _Launcher:
         self._socket.sendall(encode(message))
         return self._reply()
 
-    def run(self, job: Job, tests: Suite | None, limit_s: float) -> dict[str, Any]:
+    def run(self, job: SandboxJob, tests: Suite | None, limit_s: float) -> dict[str, Any]:
         """Job and tests travel as memory files, which are read by the processes that need them."""
         self._socket.settimeout(limit_s)
         with contextlib.ExitStack() as stack:
@@ -189,7 +199,7 @@ class _Launcher:
         self._process.wait()
 
 
-def _memory_file(content: Job | Suite) -> BinaryIO:
+def _memory_file(content: SandboxJob | Suite) -> BinaryIO:
     file = open(os.memfd_create("job"), "w+b")  # noqa: SIM115
     file.write(as_json(content))
     file.seek(0)  # with a flush: the receiver reads from the beginning

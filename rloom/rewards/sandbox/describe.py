@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from rloom.rewards.sandbox.client import Isolation, Sandbox
-from rloom.rewards.sandbox.settings import Job, Limits, Protections
+from rloom.rewards.sandbox.settings import Limits, Protections, SandboxJob
 
 
 def check_sandbox(limits: Limits, isolation: Isolation) -> str:
     """Run a program, and describe the protections. SandboxError if programs cannot be run."""
     sandbox = Sandbox(limits, isolation)
     try:
-        sandbox.run(Job(("pass",)))
+        sandbox.run(SandboxJob(("pass",)))
         return description(sandbox.protections)
     finally:
         sandbox.close()

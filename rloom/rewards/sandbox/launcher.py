@@ -27,7 +27,7 @@ from rloom.rewards.sandbox.settings import (
     FIRST_UID,
     UIDS,
     Protections,
-    Setup,
+    SandboxSetup,
     receive,
     send,
     setup_of,
@@ -92,14 +92,14 @@ def _reset_interpreter_state() -> None:
     _OWN_MODULES.extend(sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "rloom")
 
 
-def _memory_group(setup: Setup) -> MemoryGroup | None:
+def _memory_group(setup: SandboxSetup) -> MemoryGroup | None:
     try:
         return MemoryGroup(setup.limits.memory_mb)
     except OSError:  # most users may not make one; each process has its limit all the same
         return None
 
 
-def with_namespaces(setup: Setup, uid: int) -> tuple[Place, Protections]:
+def with_namespaces(setup: SandboxSetup, uid: int) -> tuple[Place, Protections]:
     kernel = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     own_counts = kernel >= _FIRST_KERNEL_WITH_OWN_COUNTS
     tasks, is_root = count_tasks(os.getuid()), os.geteuid() == 0
@@ -127,7 +127,7 @@ def with_namespaces(setup: Setup, uid: int) -> tuple[Place, Protections]:
     )
 
 
-def without_namespaces(setup: Setup, uid: int) -> tuple[Place, Protections]:
+def without_namespaces(setup: SandboxSetup, uid: int) -> tuple[Place, Protections]:
     is_root = os.geteuid() == 0
     faults = {}
     if is_root:

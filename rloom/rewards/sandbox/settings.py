@@ -34,7 +34,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Setup:
+class SandboxSetup:
     """Sent once to a launcher."""
 
     limits: Limits
@@ -44,7 +44,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Job:
+class SandboxJob:
     """One run of a program. `sources`: the first that compiles is executed."""
 
     sources: tuple[str, ...]
@@ -71,7 +71,7 @@ class Suite:
 
 
 @dataclass(frozen=True)
-class Run:
+class SandboxRun:
     """What a program did."""
 
     stopped: str | None  # the limit that it exceeded
@@ -114,7 +114,7 @@ def receive(read: Callable[[int], bytes]) -> Any:
     return json.loads(read_frame(read))
 
 
-def setup_of(message: Mapping[str, Any]) -> Setup:
-    return Setup(
+def setup_of(message: Mapping[str, Any]) -> SandboxSetup:
+    return SandboxSetup(
         Limits(**message["limits"]), message["namespaces"], tuple(message["prefixes"]), tuple(message["packages"])
     )

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from rloom.rewards.sandbox import harness, linux, namespaces, tests
 from rloom.rewards.sandbox.confine import Confinement
 from rloom.rewards.sandbox.descendants import count_tasks, kill_descendants
-from rloom.rewards.sandbox.settings import Limits, Run
+from rloom.rewards.sandbox.settings import Limits, SandboxRun
 
 # descriptors in the program and in the process of the tests, after stdin, stdout and stderr
 _REPORT = _CONNECTION = 3
@@ -46,7 +46,7 @@ class NotConfined(Exception):
     """The sandbox could not be set up, so the program was not executed."""
 
 
-def run(job: dict[str, Any], test_file: int | None, place: Place) -> Run:
+def run(job: dict[str, Any], test_file: int | None, place: Place) -> SandboxRun:
     """NotConfined if the sandbox cannot be set up. Called in a process of its own, which ends afterwards.
 
     `test_file`: a memory file that only the process of the tests reads. A program is a copy of its ancestors, so that
@@ -84,7 +84,7 @@ class _Supervision:
         self._received = {name: bytearray() for name in ("stdout", "stderr", "report", "status")}
         self._begun = time.monotonic()
 
-    def run(self) -> Run:
+    def run(self) -> SandboxRun:
         pipes = {name: os.pipe() for name in self._received}
         stdin = os.memfd_create("stdin")
         with open(os.dup(stdin), "wb") as stream:
@@ -135,7 +135,7 @@ class _Supervision:
         else:
             kill_descendants()
 
-    def _result(self, stopped: str | None) -> Run:
+    def _result(self, stopped: str | None) -> SandboxRun:
         status: dict[str, Any] = {}
         for line in self._received["status"].splitlines():
             status |= json.loads(line)
@@ -147,7 +147,7 @@ class _Supervision:
         if stopped is None and (code == -signal.SIGXCPU or by_kernel):
             stopped = f"CPU {_TIME_LIMIT} of {self._limits.cpu_s} s"
         text = {name: data.decode(errors="replace") for name, data in self._received.items()}
-        return Run(
+        return SandboxRun(
             stopped=stopped,
             out_of_time=stopped is not None and _TIME_LIMIT in stopped,
             exit_code=code,

@@ -20,7 +20,7 @@ _MODULE = "tests"
 _TEXT_LENGTH = 300
 
 
-class Report:
+class SandboxReport:
     """Writes results to a pipe, one line of JSON each."""
 
     def __init__(self, descriptor: int) -> None:
@@ -33,7 +33,7 @@ class Report:
 class _Cases:
     """`__case__` of the tests: `if __case__.wanted(0):` and `with __case__(0): assert ...`."""
 
-    def __init__(self, report: Report, first: int) -> None:
+    def __init__(self, report: SandboxReport, first: int) -> None:
         self._report, self._first, self._index = report, first, first
 
     def wanted(self, index: int) -> bool:
@@ -57,7 +57,9 @@ class _Connection(Peer):
     """To the program, which can call back functions that it got as arguments, and use objects of classes that the tests
     define. Names that begin with an underscore are refused: they lead to the tests themselves."""
 
-    def __init__(self, descriptor: int, longest_message: int, report: Report, end: Callable[[], NoReturn]) -> None:
+    def __init__(
+        self, descriptor: int, longest_message: int, report: SandboxReport, end: Callable[[], NoReturn]
+    ) -> None:
         super().__init__(descriptor, longest_message)
         self._report, self._end = report, end
         self._named: set[int] = set()  # numbers of the classes that the tests name
@@ -96,7 +98,7 @@ class _Connection(Peer):
 
 def execute(tests: int, connection: int, report: int, longest_message: int, *, end: Callable[[], NoReturn]) -> NoReturn:
     """`tests`: the memory file; the other descriptors: a socket to the program, and a pipe. `end` ends the process."""
-    results = Report(report)
+    results = SandboxReport(report)
     try:
         with open(tests, "rb") as stream:
             wanted = json.loads(stream.read())

@@ -16,12 +16,24 @@ import torch
 from torch import Tensor
 
 from rloom.errors import ModelError
+from rloom.net.http import Refused, Unreachable, allowed_connections
+from rloom.net.loop import EventLoop
 from rloom.rollout.base import Completion, Request, Rollout
-from rloom.rollout.servers.http import EventLoop, Http, Refused, Unreachable, allowed_connections
+from rloom.rollout.servers.http import Http
 from rloom.rollout.servers.launch import ServerProcess
 from rloom.rollout.servers.queues import Server
 from rloom.rollout.servers.watch import KEY, WatchedServers, WatchSettings
-from rloom.rollout.servers.wire import CACHE, SHARED, WEIGHTS, Answer, Bucket, Call, TransferSettings, Wire, WireError
+from rloom.rollout.servers.wire import (
+    CACHE,
+    SHARED,
+    WEIGHTS,
+    Bucket,
+    Call,
+    ServerApi,
+    ServerApiError,
+    ServerCompletion,
+    TransferSettings,
+)
 
 Weights = Iterator[tuple[str, Tensor]]
 MOMENT_S = 0.05  # that poll waits for the first completion
@@ -54,14 +66,14 @@ class ServerRollout(Rollout):
     def __init__(
         self,
         specs: Sequence[ServerSpec],
-        wire: Wire,
+        wire: ServerApi,
         settings: ClientSettings,
         convert: Callable[[Weights], Weights],  # to the names and shapes of a checkpoint
         source: Callable[[], Weights] | None = None,  # the actor's current weights, where this process has them all
     ) -> None:
         self.wire, self.settings, self.convert, self.source = wire, settings, convert, source
         self.transfers = {spec.url: spec.transfer for spec in specs}
-        self.loop = EventLoop()
+        self.loop = EventLoop("rloom servers")
         self.http = Http(wire, settings.key, settings.request_timeout_s)
         servers = [Server(spec.url, spec.process, spec.transfer.kind == SHARED) for spec in specs]
         max_requests = requests_per_server(len(servers), settings.max_requests)
@@ -125,14 +137,14 @@ class ServerRollout(Rollout):
             version,
         )
 
-    async def answer(self, server: Server, call: Call) -> Answer | None:
+    async def answer(self, server: Server, call: Call) -> ServerCompletion | None:
         """None: the server failed."""
         try:
-            return self.wire.answer(await self.watched.send(server, call))
+            return self.wire.parse_completion(await self.watched.send(server, call))
         except Unreachable as failure:
             self.watched.failed(server, str(failure))
-        except (Refused, WireError) as failure:
-            if isinstance(failure, WireError) or failure.is_fault_of_the_request:
+        except (Refused, ServerApiError) as failure:
+            if isinstance(failure, ServerApiError) or failure.is_fault_of_the_request:
                 raise ModelError(
                     f"the server {server.url} {failure}. The request would fail on others, too: check that the server "
                     "serves actor_rollout_ref.model.path with the arguments of docs/rollout.md"
@@ -245,7 +257,7 @@ class ServerRollout(Rollout):
         """Whether it succeeded. A server that does not accept the weights ends the run; one that fails does not."""
         try:
             work()
-        except (WireError, Refused) as error:
+        except (ServerApiError, Refused) as error:
             raise ModelError(
                 f"the server {server.url} {error}. {KEY}.weight_transfer sets how weights are sent; docs/rollout.md "
                 "has the arguments that a server needs"

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rloom.rollout.servers.http import ProcessConnection
+from rloom.net.http import ProcessConnection
 from rloom.rollout.servers.launch import ServerProcess
 from rloom.rollout.servers.wire import Sender
 

@@ -16,20 +16,20 @@ from rloom.rollout.servers.wire import (
     CACHE,
     SHARED,
     WEIGHTS,
-    Answer,
     Bucket,
     Call,
     IdentityRoute,
     Link,
     Sender,
+    ServerApiError,
+    ServerCompletion,
     TransferSettings,
-    WireError,
     bearer,
     parsed,
 )
 
 
-class SglangWire:
+class SglangApi:
     identity_route: IdentityRoute | None = None  # every answer has the label of the weights
 
     def generate(self, request: Request, name: str) -> Call:
@@ -54,16 +54,18 @@ class SglangWire:
         }
         return Call("/generate", body)
 
-    def answer(self, body: bytes) -> Answer:
+    def parse_completion(self, body: bytes) -> ServerCompletion:
         try:
             meta = parsed(body)["meta_info"]
             entries, reason = meta["output_token_logprobs"], meta["finish_reason"]["type"]
             tokens = [entry[1] for entry in entries]
             label = meta["weight_version"]
         except (KeyError, TypeError, IndexError) as error:
-            raise WireError(f"sent an answer without output_token_logprobs or finish_reason: {body[:200]!r}") from error
+            raise ServerApiError(
+                f"sent an answer without output_token_logprobs or finish_reason: {body[:200]!r}"
+            ) from error
         logprobs = [entry[0] for entry in entries]
-        return Answer(tokens, logprobs, finished=reason == "stop", aborted=reason == "abort", label=label)
+        return ServerCompletion(tokens, logprobs, finished=reason == "stop", aborted=reason == "abort", label=label)
 
     def abort(self, name: str) -> Call | None:
         return Call("/abort_request", {"rid": name})
@@ -171,4 +173,4 @@ def update_from_tensor(handles: list[str], label: str) -> Call:
 def check_success(answer: "Future[bytes]") -> None:
     found = parsed(answer.result())
     if not found["success"]:
-        raise WireError(f"did not take the weights: {found['message']}")
+        raise ServerApiError(f"did not take the weights: {found['message']}")

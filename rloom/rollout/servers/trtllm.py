@@ -14,14 +14,14 @@ from rloom.rollout.base import Request
 from rloom.rollout.servers.wire import (
     CACHE,
     WEIGHTS,
-    Answer,
     Bucket,
     Call,
     IdentityRoute,
     Link,
     Sender,
+    ServerCompletion,
     TransferSettings,
-    completion_answer,
+    parse_openai_completion,
 )
 
 AUTHENTICATION = "x-trtllm-rl-control-auth"
@@ -29,7 +29,7 @@ TAGS = {WEIGHTS: ["model", "model_weights"], CACHE: ["kv_cache"]}  # of its Exec
 ANY_DEVICE = "cpu"  # in place of a GPU's UUID, where there is none
 
 
-class TrtllmWire:
+class TrtllmApi:
     identity_route: IdentityRoute | None = None  # neither answers nor routes tell one process from another
 
     def generate(self, request: Request, name: str) -> Call:
@@ -50,8 +50,8 @@ class TrtllmWire:
         }
         return Call("/v1/completions", body)
 
-    def answer(self, body: bytes) -> Answer:
-        return completion_answer(body)
+    def parse_completion(self, body: bytes) -> ServerCompletion:
+        return parse_openai_completion(body)
 
     def abort(self, name: str) -> Call | None:
         return None

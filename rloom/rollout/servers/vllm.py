@@ -12,22 +12,22 @@ from urllib.parse import urlencode
 
 from rloom.engines.distributed import NamedGroup
 from rloom.engines.weight_sync import SharedChannel, send_bucket
+from rloom.net.http import Unreachable
 from rloom.rollout.base import Request
-from rloom.rollout.servers.http import Unreachable
 from rloom.rollout.servers.rendezvous import ServerRendezvous, backend_for, run_beside
 from rloom.rollout.servers.wire import (
     SHARED,
-    Answer,
     Bucket,
     Call,
     Identity,
     IdentityRoute,
     Link,
     Sender,
+    ServerApiError,
+    ServerCompletion,
     TransferSettings,
-    WireError,
     bearer,
-    completion_answer,
+    parse_openai_completion,
     parsed,
 )
 
@@ -36,7 +36,7 @@ ABORT_S = 60.0  # for vLLM to abort requests whose connections were closed: befo
 
 
 @dataclass(frozen=True)
-class VllmWire:
+class VllmApi:
     temperature: float = 1.0  # of the trainer's log-probs
 
     @property
@@ -62,8 +62,8 @@ class VllmWire:
         }
         return Call("/v1/completions", body)
 
-    def answer(self, body: bytes) -> Answer:
-        return completion_answer(body)
+    def parse_completion(self, body: bytes) -> ServerCompletion:
+        return parse_openai_completion(body)
 
     def abort(self, name: str) -> Call | None:
         return None
@@ -116,7 +116,9 @@ class StreamSender:
         until_s = time.monotonic() + ABORT_S
         while not parsed(self.link.start(RESET).result())["success"]:
             if time.monotonic() > until_s:
-                raise WireError(f"did not drop its prefix cache in {ABORT_S:g} s after new weights: it has requests")
+                raise ServerApiError(
+                    f"did not drop its prefix cache in {ABORT_S:g} s after new weights: it has requests"
+                )
             time.sleep(0.1)
 
     def close(self) -> None:
@@ -130,7 +132,7 @@ def check_taken(update: "Future[bytes]") -> None:
         raise Unreachable("was started again, and has not joined the trainer")
     refusals = [text for text in found if text]
     if refusals:
-        raise WireError(f"does not take the trainer's weights: {refusals[0]}")
+        raise ServerApiError(f"does not take the trainer's weights: {refusals[0]}")
 
 
 def identity(body: bytes) -> Identity:
@@ -139,7 +141,7 @@ def identity(body: bytes) -> Identity:
         found = [(str(instance), label) for instance, label in parsed(body)["results"]]
         [first, *others] = [label for _, label in found]
     except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"does not report which process it is: {body[:200]!r}") from error
+        raise ServerApiError(f"does not report which process it is: {body[:200]!r}") from error
     return Identity(" ".join(instance for instance, _ in found), first if others == [first] * len(others) else None)
 
 

@@ -13,9 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rloom.errors import WorkerError
-from rloom.rollout.servers.http import Http, ProcessConnection, Refused, Unreachable
+from rloom.net.http import ProcessConnection, Refused, Unreachable
+from rloom.net.loop import Signal
+from rloom.rollout.servers.http import Http
 from rloom.rollout.servers.queues import Prompt, RequestQueues, Server
-from rloom.rollout.servers.wire import HEALTH, Call, IdentityRoute, WireError
+from rloom.rollout.servers.wire import HEALTH, Call, IdentityRoute, ServerApiError
 
 log = logging.getLogger(__name__)
 KEY = "actor_rollout_ref.rollout.server"
@@ -41,7 +43,7 @@ class WatchedServers:
         self.resends = resends  # weights can be sent again while requests wait
         self.version: int | None = None  # of the trainer's weights
         self.queues = RequestQueues(servers, max_requests, self.is_usable)
-        self.changed = asyncio.Event()
+        self.changed = Signal()
         self.no_server_timer: asyncio.TimerHandle | None = None  # while no server can be used
         self.watchers: list[asyncio.Task[None]] = []
 
@@ -85,7 +87,7 @@ class WatchedServers:
         """A server that is healthy, if it tells which process it is. It has no weights of the trainer's yet."""
         try:
             await self.identify(server)
-        except (Unreachable, Refused, WireError) as failure:
+        except (Unreachable, Refused, ServerApiError) as failure:
             server.reason = str(failure)
             return False
         server.is_up, server.failures = True, 0
@@ -100,7 +102,7 @@ class WatchedServers:
             readings = await asyncio.gather(*(self.http.send(server.url, route.call) for _ in range(IDENTITY_READS)))
             instances = {route.parse(reading).instance for reading in readings}
             if len(instances) > 1:
-                raise WireError(
+                raise ServerApiError(
                     f"is {len(instances)} processes, as behind a load balancer: weights would reach one of them. Name "
                     f"each server by its own address in {KEY}.urls"
                 )
@@ -136,7 +138,7 @@ class WatchedServers:
             return
         try:
             found = route.parse(await self.send(server, route.call))
-        except (Unreachable, Refused, WireError) as failure:
+        except (Unreachable, Refused, ServerApiError) as failure:
             fault = str(failure)
         else:
             if found.instance != server.instance:
@@ -161,7 +163,7 @@ class WatchedServers:
 
     async def watch(self, server: Server) -> None:
         while not server.is_gone:
-            await self.pause(self.settings.health_interval_s)
+            await self.changed.wait(self.settings.health_interval_s)  # ends early when a server fails
             code = None if server.process is None else server.process.exit_code
             if server.is_up and code is not None:
                 self.failed(server, f"ended with exit code {code}")
@@ -169,13 +171,6 @@ class WatchedServers:
                 await self.check(server)
             if not server.is_up and not server.is_gone:
                 await self.recover(server)
-
-    async def pause(self, seconds: float) -> None:
-        """Ends early when a server fails."""
-        changed = self.changed
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await changed.wait()
 
     async def check(self, server: Server) -> None:
         try:
@@ -292,8 +287,7 @@ class WatchedServers:
 
     def notify(self) -> None:
         """Of a server that came up, got weights, or failed."""
-        self.changed.set()
-        self.changed = asyncio.Event()
+        self.changed.notify()
         self.queues.assign()
         self.check_usable_servers()
 

@@ -31,7 +31,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerCompletion:
     """What a server generated for one request."""
 
     tokens: list[int]
@@ -55,7 +55,7 @@ class IdentityRoute:
     parse: Callable[[bytes], Identity]
 
 
-class WireError(Exception):
+class ServerApiError(Exception):
     """An answer that is not of the engine's protocol. The message completes "the server ..."."""
 
 
@@ -92,7 +92,7 @@ class Sender(Protocol):
 HEALTH = Call("/health", is_get=True)  # of all three engines
 
 
-class Wire(Protocol):
+class ServerApi(Protocol):
     @property
     def identity_route(self) -> IdentityRoute | None:
         """None: the engine's server has no such route."""
@@ -100,7 +100,7 @@ class Wire(Protocol):
     def generate(self, request: Request, name: str) -> Call:
         """`name` is unique among the requests of a run."""
 
-    def answer(self, body: bytes) -> Answer: ...
+    def parse_completion(self, body: bytes) -> ServerCompletion: ...
 
     def abort(self, name: str) -> Call | None:
         """None: the server aborts a request when its connection is closed."""
@@ -119,20 +119,22 @@ def parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
     except ValueError as error:
-        raise WireError(f"sent no JSON: {body[:100]!r}") from error
+        raise ServerApiError(f"sent no JSON: {body[:100]!r}") from error
 
 
 def bearer(key: str | None) -> dict[str, str]:
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
-def completion_answer(body: bytes) -> Answer:
+def parse_openai_completion(body: bytes) -> ServerCompletion:
     """Of /v1/completions in the form of OpenAI, with token ids: vLLM and TensorRT-LLM."""
     try:
         [choice] = parsed(body)["choices"]
         tokens, logprobs, reason = choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
     except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"sent a completion without token_ids, logprobs or finish_reason: {body[:200]!r}") from error
+        raise ServerApiError(
+            f"sent a completion without token_ids, logprobs or finish_reason: {body[:200]!r}"
+        ) from error
     if len(tokens) != len(logprobs):
-        raise WireError(f"sent {len(tokens)} tokens and {len(logprobs)} log-probs")
-    return Answer(tokens, logprobs, finished=reason == "stop", aborted=reason not in ("stop", "length"))
+        raise ServerApiError(f"sent {len(tokens)} tokens and {len(logprobs)} log-probs")
+    return ServerCompletion(tokens, logprobs, finished=reason == "stop", aborted=reason not in ("stop", "length"))

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rloom.net.retry import retry_after_s
 from rloom.rewards.judge.secret import Secret
-from rloom.rewards.retry_after import retry_after_s
 
 RETRIED_STATUS = (408, 409, 429)  # and 500 or above
 MOST_TOKENS = 100_000_000  # of one call; a larger count is a fault of the server
@@ -40,7 +40,7 @@ class Reply:
     is_estimated: bool = False  # a count of tokens that the server did not send
 
 
-class CallFailed(Exception):
+class JudgeCallFailed(Exception):
     """An attempt without an answer, and why."""
 
     def __init__(
@@ -62,8 +62,8 @@ class Provider(Protocol):
     async def close(self) -> None: ...
 
 
-def status_failure(status: int, message: object, headers: Mapping[str, str] | None) -> CallFailed:
-    return CallFailed(
+def status_failure(status: int, message: object, headers: Mapping[str, str] | None) -> JudgeCallFailed:
+    return JudgeCallFailed(
         f"HTTP {status}: {message}",
         retryable=status in RETRIED_STATUS or status >= 500,
         status=status,
@@ -80,18 +80,18 @@ def message_in(body: object, otherwise: str) -> str:
     return otherwise
 
 
-def connection_failure(error: BaseException) -> CallFailed:
+def connection_failure(error: BaseException) -> JudgeCallFailed:
     """Refused, reset, or cut off in the middle."""
     cause = error.__cause__ or error
-    return CallFailed(f"connection failed: {type(cause).__name__}: {cause}", retryable=True)
+    return JudgeCallFailed(f"connection failed: {type(cause).__name__}: {cause}", retryable=True)
 
 
-def unusable(what: str) -> CallFailed:
-    return CallFailed(f"the answer of the API is not usable: {what}", retryable=True)
+def unusable(what: str) -> JudgeCallFailed:
+    return JudgeCallFailed(f"the answer of the API is not usable: {what}", retryable=True)
 
 
-def refused(why: str) -> CallFailed:
-    return CallFailed(f"the model refused: {why}", retryable=False)
+def refused(why: str) -> JudgeCallFailed:
+    return JudgeCallFailed(f"the model refused: {why}", retryable=False)
 
 
 def text_in(content: Any) -> str:

@@ -7,9 +7,9 @@ import httpx
 from dashscope.v2 import errors
 
 from rloom.rewards.judge.providers.base import (
-    CallFailed,
     ChatRequest,
     Endpoint,
+    JudgeCallFailed,
     Reply,
     connection_failure,
     field_of,
@@ -65,7 +65,7 @@ class DashScopeProvider:
         await self._http.aclose()
 
 
-def failure(error: errors.APIStatusError) -> CallFailed:
+def failure(error: errors.APIStatusError) -> JudgeCallFailed:
     status = error.status_code or 0
     if status == HTTP_OK:
         status = next((code for kind, code in CLASS_STATUS.items() if isinstance(error, kind)), 400)

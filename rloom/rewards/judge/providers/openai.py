@@ -5,9 +5,9 @@ from typing import Any
 import openai
 
 from rloom.rewards.judge.providers.base import (
-    CallFailed,
     ChatRequest,
     Endpoint,
+    JudgeCallFailed,
     Reply,
     connection_failure,
     field_of,
@@ -63,10 +63,10 @@ class OpenAIProvider:
         return body
 
 
-def failure(error: openai.APIStatusError) -> CallFailed:
+def failure(error: openai.APIStatusError) -> JudgeCallFailed:
     found = status_failure(error.status_code, message_in(error.body, error.message), error.response.headers)
     if error.code == "insufficient_quota":  # a 429 that does not end by waiting
-        return CallFailed(found.reason, retryable=False, status=found.status)
+        return JudgeCallFailed(found.reason, retryable=False, status=found.status)
     return found
 
 

@@ -1,12 +1,13 @@
-"""Several reward servers: which of them gets the next request, and when one that failed is tried again."""
+"""Several servers of one kind: which of them gets the next request, and when one that failed is tried again."""
 
-import asyncio
 import logging
-import random
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+
+from rloom.net.http import RequestFailed
+from rloom.net.loop import Signal
+from rloom.net.retry import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ class NoServer(Exception):
 
 
 @dataclass(eq=False)
-class Server:
+class PooledServer:
     url: str
     requests: int = 0  # in flight
     answers: int = 0  # in flight
@@ -37,19 +38,19 @@ class Server:
         return self.back_offs > 0
 
 
-class Servers:
+class ServerPool:
     """A server that is down gets no requests during a back-off, then one at a time until it answers. The back-off
     doubles with each of these that fails. All methods are called in one event loop."""
 
     def __init__(self, urls: Sequence[str], *, concurrency: int, patience_s: float) -> None:
-        self._servers = [Server(url) for url in urls]
+        self._servers = [PooledServer(url) for url in urls]
         self._concurrency = concurrency
         self._patience_s = patience_s
         self._none_since_s: float | None = None  # no server has answered since
-        self._changed = asyncio.Event()  # replaced whenever it is set
-        self._jitter = random.Random()  # the global generator's state belongs to the run and is saved with it
+        self._changed = Signal()
+        self._backoff = Backoff(FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S)
 
-    async def acquire(self, avoid: Server | None = None) -> Server:
+    async def acquire(self, avoid: PooledServer | None = None) -> PooledServer:
         """The server with the fewest answers in flight, of those that can take a request. `release` it afterwards.
 
         `avoid`: the server on which the request failed; it is taken if no other can take the request.
@@ -61,43 +62,36 @@ class Servers:
                 server = min(free, key=lambda server: (server is avoid, server.answers))
                 server.requests += 1
                 return server
-            await self._change(self._longest_wait_s(now_s))
+            await self._changed.wait(self._longest_wait_s(now_s))
 
-    def release(self, server: Server, answers: int) -> None:
+    def release(self, server: PooledServer, answers: int) -> None:
         server.requests -= 1
         server.answers -= answers
-        self._notify()
+        self._changed.notify()
 
-    def has_other(self, server: Server) -> bool:
+    def has_other(self, server: PooledServer) -> bool:
         return any(other is not server and not other.is_down for other in self._servers)
 
     def back_off_s(self, failures: int) -> float:
-        """The wait after this many failures in a row, with jitter."""
-        return min(FIRST_BACK_OFF_S * 2.0 ** (failures - 1), LONGEST_BACK_OFF_S) * self._jitter.uniform(0.5, 1)
+        """The wait after this many failures in a row."""
+        return self._backoff.delay_s(failures, None)
 
-    def succeeded(self, server: Server) -> None:
+    def succeeded(self, server: PooledServer) -> None:
         self._none_since_s = None
         server.failures = 0
         if server.is_down:
             server.back_offs, server.retry_at_s = 0, 0.0
             log.info(f"The reward server {server.url} answers again.")
-            self._notify()
+            self._changed.notify()
 
-    def failed(
-        self,
-        server: Server,
-        reason: str,
-        *,
-        sent_at_s: float,
-        is_unreachable: bool = False,
-        retry_after_s: float = 0.0,
-    ) -> None:
+    def failed(self, server: PooledServer, failure: RequestFailed, *, sent_at_s: float) -> None:
         now_s = time.monotonic()
-        server.reason = reason
+        server.reason = str(failure)
         server.failures += 1
-        server.retry_at_s = max(server.retry_at_s, now_s + min(retry_after_s, LONGEST_BACK_OFF_S))
+        server.retry_at_s = max(server.retry_at_s, now_s + min(failure.retry_after_s or 0.0, LONGEST_BACK_OFF_S))
         is_of_this_back_off = server.is_down and sent_at_s < server.down_at_s  # sent before: the same cause
-        if is_of_this_back_off or not (is_unreachable or server.is_down or server.failures >= FAILURES_IN_A_ROW):
+        is_tolerated = failure.has_connection and not server.is_down and server.failures < FAILURES_IN_A_ROW
+        if is_of_this_back_off or is_tolerated:
             return
         server.back_offs += 1
         server.down_at_s = now_s
@@ -105,9 +99,9 @@ class Servers:
         if self._none_since_s is None and all(server.is_down for server in self._servers):
             self._none_since_s = now_s
         self._report(server, now_s)
-        self._notify()
+        self._changed.notify()
 
-    def _is_free(self, server: Server, now_s: float) -> bool:
+    def _is_free(self, server: PooledServer, now_s: float) -> bool:
         limit = 1 if server.is_down else self._concurrency
         return server.requests < limit and now_s >= server.retry_at_s
 
@@ -122,17 +116,7 @@ class Servers:
             ends_s.append(patience_ends_s)
         return min(ends_s) - now_s if ends_s else None
 
-    async def _change(self, timeout_s: float | None) -> None:
-        changed = self._changed
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await changed.wait()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def _report(self, server: Server, now_s: float) -> None:
+    def _report(self, server: PooledServer, now_s: float) -> None:
         is_recent = server.logged_at_s is not None and now_s - server.logged_at_s < LOG_INTERVAL_S
         if server.back_offs > 1 or is_recent:
             return

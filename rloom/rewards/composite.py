@@ -1,20 +1,56 @@
 """The reward of a run: a weighted mix of named parts, or one part alone."""
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rloom.errors import CheckpointError
+from rloom.errors import CheckpointError, RewardError
 from rloom.rewards.base import ScoreQueue
-from rloom.rewards.moments import Moments
 from rloom.types import Score, is_usable
+
+SMALLEST_STD = 1e-6  # of scores that are all equal so far, which are only centred
+
+
+@dataclass(frozen=True)
+class Moments:
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of the squared differences from the mean
+
+    def updated(self, values: Sequence[float]) -> "Moments":
+        """With further values. Values are summed in their order, so equal batches give equal moments.
+
+        The squares of values within `is_usable` do not overflow; others are left out.
+        """
+        values = [value for value in values if is_usable(value)]
+        if not values:
+            return self
+        mean = math.fsum(values) / len(values)
+        squares = math.fsum((value - mean) ** 2 for value in values)
+        count, difference = self.count + len(values), mean - self.mean
+        return Moments(
+            count,
+            self.mean + difference * len(values) / count,
+            self.squares + squares + difference**2 * self.count * len(values) / count,
+        )
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self.squares / self.count) if self.count else 1.0
+
+    def normalized(self, value: float) -> float:
+        centred = value - self.mean
+        return centred / self.std if self.std > SMALLEST_STD else centred
+
 
 PartScores = Sequence[Score]  # of one answer: one for each part
 
 
 @dataclass(frozen=True)
-class Part:
+class MixedPart:
     name: str
     queue: ScoreQueue
     weight: float = 1.0
@@ -22,8 +58,8 @@ class Part:
     skip_failed: bool = False  # if this part fails, the others of the same sign count with its weight
 
 
-class Mix:
-    def __init__(self, parts: Sequence[Part]) -> None:
+class CompositeReward:
+    def __init__(self, parts: Sequence[MixedPart]) -> None:
         self.parts = parts
         self.moments = {part.name: Moments() for part in parts if part.normalize}
         self._alone = len(parts) == 1 and parts[0].weight == 1 and not parts[0].normalize
@@ -77,7 +113,7 @@ class Mix:
                     "use another checkpoint"
                 ) from None
 
-    def _normalized(self, part: Part, value: float) -> float:
+    def _normalized(self, part: MixedPart, value: float) -> float:
         return self.moments[part.name].normalized(value) if part.normalize else value
 
 
@@ -111,7 +147,7 @@ class _Weighted:
     skipped_failures: list[str] = field(default_factory=list)
     prediction: str | None = None
 
-    def add(self, part: Part, score: Score, value: float) -> None:
+    def add(self, part: MixedPart, score: Score, value: float) -> None:
         assert score.value is not None
         signed = self._sum(part)
         signed.total += part.weight * value
@@ -129,7 +165,7 @@ class _Weighted:
         if score.detail is not None:
             self.details.append(f"{part.name}: {score.detail}")
 
-    def skip(self, part: Part, score: Score) -> None:
+    def skip(self, part: MixedPart, score: Score) -> None:
         self._sum(part).skipped += abs(part.weight)
         self.parts[f"{part.name}/skipped"] = 1.0
         self.skipped_failures.append(f"{part.name}: {score.reason}")
@@ -145,5 +181,39 @@ class _Weighted:
             detail="; ".join(self.details) or None,
         )
 
-    def _sum(self, part: Part) -> _Sum:
+    def _sum(self, part: MixedPart) -> _Sum:
         return self.penalties if part.weight < 0 else self.rewards
+
+
+_DETAIL = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")
+REASONS_SHOWN = 5
+
+
+def check_failures(scores: Sequence[Score], max_failed_share: float) -> None:
+    """Stop the run where more than `max_failed_share` of the scores failed, with the reasons."""
+    failed = sum(not score.ok for score in scores)
+    if not failed or failed <= max_failed_share * len(scores):
+        return
+    raise RewardError(
+        f"{failed} of {len(scores)} rewards failed ({failed / len(scores):.1%}), "
+        f"more than reward_model.max_failed_share={max_failed_share:g} allows. Most common, each with one example:\n"
+        + "\n".join(f"  {line}" for line in common_reasons(scores))
+        + "\nMend the reward function or the rows it fails on, or allow a larger share."
+    )
+
+
+def common_reasons(scores: Sequence[Score]) -> list[str]:
+    """The most common reasons, each with its count and an example."""
+    groups = _by_kind([score.reason for score in scores if score.reason is not None])
+    lines = [f"{len(group)} × {group[0]}" for group in groups[:REASONS_SHOWN]]
+    if len(groups) > REASONS_SHOWN:
+        lines.append(f"and {len(groups) - REASONS_SHOWN} other reasons")
+    return lines
+
+
+def _by_kind(reasons: Sequence[str]) -> list[list[str]]:
+    """Reasons that differ only in numbers and quoted values together, the largest group first."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for reason in reasons:
+        groups[_DETAIL.sub("…", reason)].append(reason)
+    return sorted(groups.values(), key=len, reverse=True)

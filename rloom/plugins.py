@@ -1,4 +1,8 @@
-"""Load a user's algorithm by `module:name` or `file.py:name`, with errors that name the fault."""
+"""Estimators, losses, engines and strategies from outside rloom, with errors that name the fault.
+
+A key names one as `module:name` or `file.py:name`, or by the name that an installed package registers as an entry
+point. Imports no torch.
+"""
 
 import hashlib
 import importlib
@@ -6,13 +10,69 @@ import importlib.machinery
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
+
+Reference = str | Callable[..., Any]  # `module:name` is imported when it is called first
+
+
+def referenced(reference: Reference) -> Callable[..., Any]:
+    """The function of a declaration. `module:Class.method` is accepted, too."""
+    if not isinstance(reference, str):
+        return reference
+    module, _, name = reference.partition(":")
+    return attrgetter(name)(importlib.import_module(module))  # type: ignore[no-any-return]
+
+
+def is_own(name: str, group: str) -> bool:
+    """Whether `name` is the user's own: file.py:name, module:name, or an entry point of an installed package."""
+    return ":" in name or name in installed(group)
+
+
+def load_own(key: str, name: str, known: Iterable[str], group: str) -> Any:
+    """The object that is not in rloom's table of `known` names. `group`: of entry points."""
+    if ":" in name:
+        return load_plugin(key, name)
+    if name not in installed(group):
+        raise unknown_entry(key, name, [*known, *installed(group)])
+    return load_entry(key, installed(group)[name])
+
+
+def unknown_entry(key: str, name: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"{key}={name}: there is no such entry; use one of {', '.join(known)}, "
+        "or your own as my_module:my_function or ./my_file.py:my_function"
+    )
+
+
+def installed(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group by name, in all packages that this process can import."""
+    return entries_on(tuple(sys.path), group)
+
+
+@cache  # reads a file of every installed package
+def entries_on(path: tuple[str, ...], group: str) -> Mapping[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+@cache  # the loss is resolved for every micro-batch
+def load_entry(key: str, entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:
+        package = "" if entry.dist is None else f" of the package {entry.dist.name}"
+        raise ConfigError(
+            f"{key}={entry.name}: the entry point {entry.value}{package} cannot be loaded "
+            f"({type_and_message(error)}); correct or remove that package"
+        ) from error
 
 
 @cache  # the loss is resolved for every micro-batch

@@ -10,10 +10,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from rloom.errors import RewardError
-from rloom.rewards.base import Unit
-from rloom.rewards.calls import FunctionCaller
-from rloom.rewards.custom import checked_style
-from rloom.rewards.messages import Style
+from rloom.rewards.base import ScoringUnit, Style
+from rloom.rewards.user_function import FunctionCaller, checked_style
 from rloom.types import SampleGroup, Score
 
 EXIT_GRACE_S = 2.0  # for a call that still runs when the reward is closed
@@ -46,8 +44,8 @@ class FunctionReward:
         self._threads = [self._new_thread() for _ in range(concurrent_calls)]
 
     @property
-    def unit(self) -> Unit:
-        return Unit.ANSWER if self._style is Style.ANSWER else Unit.PROMPT
+    def unit(self) -> ScoringUnit:
+        return ScoringUnit.ANSWER if self._style is Style.ANSWER else ScoringUnit.PROMPT
 
     def check(self) -> None:
         """The constructor has checked the signature."""

@@ -1,28 +1,30 @@
 """Rewards are computed during generation: a sample is scored while others are still being generated."""
 
-import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from rloom.rewards.base import PendingScores, Reward, ScoreQueue, Unit
+from rloom.net.loop import EventLoop
+from rloom.rewards.base import PendingScores, Reward, ScoreQueue, ScoringUnit
 from rloom.types import SampleGroup, Score
 
 
 class BackgroundScorer:
-    """Runs a Reward in an event loop, in a thread of its own. It owns the reward and closes it."""
+    """Runs a Reward in an event loop, in a thread of its own. It owns the reward and closes it.
 
-    def __init__(self, reward: Reward) -> None:
+    `loop`: one that the rewards of a run share. They are closed together: the first to be closed ends what all of them
+    compute.
+    """
+
+    def __init__(self, reward: Reward, loop: EventLoop | None = None) -> None:
         self._reward = reward
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="reward-loop", daemon=True)
-        self._thread.start()
+        self._loop, self._owns_loop = loop or EventLoop("reward-loop"), loop is None
         self._closed = False
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> ScoringUnit:
         return self._reward.unit
 
     def metrics(self) -> Mapping[str, float]:
@@ -31,25 +33,17 @@ class BackgroundScorer:
     def submit(self, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]":
         if self._closed:
             raise RuntimeError("this BackgroundScorer is closed")
-        return asyncio.run_coroutine_threadsafe(self._reward.score(groups), self._loop)
+        return self._loop.start(self._reward.score(groups))
 
     def close(self) -> None:
         """Cancel what is still being scored, close the reward, end the thread."""
         if self._closed:
             return
         self._closed = True
-        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
+        self._loop.cancel_all()
         self._reward.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _cancel_all(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await self._loop.shutdown_asyncgens()
+        if self._owns_loop:
+            self._loop.close()
 
 
 class FutureQueue(Protocol):
@@ -80,13 +74,13 @@ class LeastLoaded:
     """A reward on several machines. A group goes to the queue with the fewest unfinished samples."""
 
     def __init__(self, own: ScoreQueue, queues: Sequence[FutureQueue]) -> None:
-        """`own`: the one of `queues` whose unit and metrics count."""
+        """`own`: this machine's queue of `queues`; its unit and metrics are reported."""
         self._own, self._queues = own, queues
         self._unfinished = [0] * len(queues)
         self._lock = threading.Lock()
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> ScoringUnit:
         return self._own.unit
 
     def metrics(self) -> Mapping[str, float]:

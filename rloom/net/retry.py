@@ -1,12 +1,18 @@
-"""Time: a clock that tests replace, rate limits and delays between attempts."""
+"""When a request may be sent, and sent again: back-off, the header Retry-After, rate limits, a replaceable clock."""
 
 import asyncio
+import email.utils
 import random
+import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol
 
 MINUTE_S = 60.0
+# ASCII digits only: str.isdigit also holds for characters such as "²", which float() refuses
+NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
 
 class Clock(Protocol):
@@ -79,11 +85,26 @@ class Backoff:
     first_s: float = 0.5
     longest_s: float = 30.0
     longest_retry_after_s: float = 300.0  # a provider that requires more fails the sample
+    # not the global generator, whose state belongs to the run and is saved with it
     randomness: random.Random = field(default_factory=random.Random)
 
     def delay_s(self, failures: int, retry_after_s: float | None) -> float:
         """Before the next attempt after `failures` of them."""
-        delay = min(self.longest_s, self.first_s * 2 ** (failures - 1))
+        delay = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 30))
         if retry_after_s is not None:
             return retry_after_s + self.randomness.uniform(0, self.first_s)
         return self.randomness.uniform(delay / 2, delay)
+
+
+def retry_after_s(headers: Mapping[str, str] | None, now: datetime | None = None) -> float | None:
+    """Seconds, from a number of them or a date. None: no header, or one that is neither."""
+    value = ((headers or {}).get("retry-after") or (headers or {}).get("Retry-After") or "").strip()
+    if NUMBER.fullmatch(value):
+        return max(0.0, float(value))
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+    except (ValueError, TypeError, IndexError, OverflowError):  # OverflowError: a year of 20 digits
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())

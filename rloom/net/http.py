@@ -1,0 +1,277 @@
+"""HTTP requests and their failures. Clients belong to the event loop in which they are used."""
+
+import asyncio
+import errno
+import os
+import resource
+import sys
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import httpcore
+import httpx
+
+from rloom.errors import WorkerError
+from rloom.net.retry import retry_after_s
+
+T = TypeVar("T")
+LOCALHOST = "127.0.0.1"
+KEEP_ALIVE_S = 2.0  # servers close an idle connection after 5 s: a request could be on its way
+SPARE_DESCRIPTORS = 256  # for what else the process opens: files, shared memory, process groups
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol, OSError)
+HTTPX_ERRORS = (httpx.HTTPError, httpx.InvalidURL)
+NO_CONNECTION = (httpx.ConnectError, httpx.InvalidURL, httpx.UnsupportedProtocol)
+LONGEST_BODY = 32 << 20  # bytes
+LONGEST_TEXT = 200  # characters of a server's text in a reason
+
+
+class RequestFailed(Exception):
+    """A request without a usable answer. The message completes "the server ..."."""
+
+    status: int | None = None  # of HTTP, if the server answered
+    retry_after_s: float | None = None  # as the server requires
+    has_connection = True  # False: there is no server at this address
+
+
+class Unreachable(RequestFailed):
+    """No answer: no connection, one that was closed, or none in time."""
+
+    def __init__(self, reason: str, *, has_connection: bool = True) -> None:
+        super().__init__(reason)
+        self.has_connection = has_connection
+
+
+class Refused(RequestFailed):
+    """An HTTP status that is no success."""
+
+    def __init__(self, status: int, text: str, *, body: bytes = b"", retry_after_s: float | None = None) -> None:
+        super().__init__(f"answered with HTTP status {status}: {text or 'an empty body'}")
+        self.status, self.body, self.retry_after_s = status, body, retry_after_s
+
+    @property
+    def is_fault_of_the_request(self) -> bool:
+        assert self.status is not None
+        return 400 <= self.status < 500 and self.status not in (408, 429)
+
+
+class HttpClient:
+    """Requests to any address. Proxies are those of the environment (HTTP_PROXY, NO_PROXY), as with curl."""
+
+    def __init__(self, *, headers: Mapping[str, str], connections: int, max_connections: int | None = None) -> None:
+        # one limit over the whole request: httpx's own limits apply to each read, which a slow server restarts
+        self._client = httpx.AsyncClient(
+            timeout=None,
+            headers={"Content-Type": "application/json", **headers},
+            limits=httpx.Limits(max_keepalive_connections=connections, max_connections=max_connections),
+        )
+
+    async def post(self, url: str, body: bytes) -> bytes:
+        """The caller limits its time. RequestFailed: no answer, or no success."""
+        try:
+            async with self._client.stream("POST", url, content=body) as response:
+                found = await limited_body(response)
+        except HTTPX_ERRORS as error:  # no connection, or closed before the end of the body
+            raise Unreachable(described(error), has_connection=not isinstance(error, NO_CONNECTION)) from error
+        except RequestFailed:
+            raise
+        except Exception as error:  # one of the HTTP library that was not foreseen: only this request fails
+            raise RequestFailed(described(error)) from error
+        if not response.is_success:
+            text = shortened(found[: 50 * LONGEST_TEXT].decode("utf-8", "replace"))
+            raise Refused(response.status_code, text, body=found, retry_after_s=retry_after_s(response.headers))
+        return found
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+async def limited_body(response: httpx.Response) -> bytes:
+    body = bytearray()
+    async for part in response.aiter_bytes():
+        body += part
+        if len(body) > LONGEST_BODY:
+            raise RequestFailed(f"returned a body of more than {LONGEST_BODY >> 20} MiB")
+    return bytes(body)
+
+
+def described(error: Exception) -> str:
+    if isinstance(error, NO_CONNECTION):
+        return f"cannot be reached ({shortened(str(error)) or type(error).__name__})"
+    if not isinstance(error, HTTPX_ERRORS):
+        return f"returned an answer that cannot be read ({type(error).__name__}: {shortened(str(error))})"
+    return f"ended the connection without an answer ({type(error).__name__}: {shortened(str(error))})"
+
+
+def connection_fault(url: str, timeout_s: float) -> str | None:
+    """Why there is no server. Any HTTP response counts: servers may answer only POST requests. It blocks."""
+    try:
+        with httpx.stream("GET", url, timeout=timeout_s):  # whatever its body is
+            return None
+    except HTTPX_ERRORS as error:
+        is_timeout = isinstance(error, httpx.TimeoutException)
+        return f"did not answer in {timeout_s:g} s" if is_timeout else described(error)
+
+
+def shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."
+
+
+class DirectConnections:
+    """Kept-alive connections to the user's own servers. A request takes an idle one or opens another; callers bound
+    their number.
+
+    Not httpx: its pool looks at all connections and all waiting requests at each event, which is quadratic in requests.
+    Proxies of the environment do not apply: servers are on the user's own machines.
+    """
+
+    def __init__(self) -> None:
+        self.idle: defaultdict[str, list[httpcore.AsyncHTTPConnection]] = defaultdict(list)  # by the server's URL
+
+    async def send(
+        self, url: str, path: str, *, method: str, headers: Mapping[str, str], body: bytes, limit_s: float
+    ) -> bytes:
+        try:
+            response = await within(limit_s, self.exchange(url, path, method, headers, body))
+        except TimeoutError:
+            raise Unreachable(f"did not answer {path} in {limit_s:g} s") from None
+        except FAILURES as error:
+            if lacks_descriptors(error):
+                raise WorkerError(no_descriptors(url)) from error
+            raise Unreachable(f"gave no answer to {path} ({type(error).__name__}: {error})") from error
+        if not 200 <= response.status < 300:
+            raise Refused(response.status, response.content.decode(errors="replace")[:500].strip())
+        return response.content
+
+    async def exchange(
+        self, url: str, path: str, method: str, headers: Mapping[str, str], body: bytes
+    ) -> httpcore.Response:
+        """An exchange that fails or is cancelled closes its connection, at which servers abort the request."""
+        target = httpcore.URL(url.rstrip("/") + path)
+        connection = await self.connection_to(url, target.origin)
+        try:
+            response = await connection.request(method, target, headers=list(headers.items()), content=body)
+        except BaseException:
+            # httpcore does not close the connection at every point where a request can be cancelled
+            await connection.aclose()
+            raise
+        if connection.is_idle():
+            self.idle[url].append(connection)
+        return response
+
+    async def connection_to(self, url: str, origin: httpcore.Origin) -> httpcore.AsyncHTTPConnection:
+        idle = self.idle[url]
+        while idle:
+            connection = idle.pop()  # the one that was used last
+            if not connection.has_expired():
+                return connection
+            await connection.aclose()
+        return httpcore.AsyncHTTPConnection(origin, keepalive_expiry=KEEP_ALIVE_S)
+
+    async def close(self) -> None:
+        for connection in [one for idle in self.idle.values() for one in idle]:
+            await connection.aclose()
+
+
+class ProcessConnection(asyncio.Protocol):
+    """An idle connection that the kernel closes when the server's process ends, before another one can answer.
+
+    Servers close a kept-alive connection between two requests, but not one before its first request. It is for servers
+    on this machine: a proxy may close it.
+    """
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self.on_end: Callable[[], None] | None = on_end
+
+    @classmethod
+    async def open(cls, url: str, on_end: Callable[[], None]) -> "ProcessConnection":
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        loop = asyncio.get_running_loop()
+        connection: ProcessConnection
+        try:
+            _, connection = await loop.create_connection(
+                lambda: cls(on_end), parts.hostname or LOCALHOST, port, ssl=parts.scheme == "https" or None
+            )
+        except OSError as error:
+            if lacks_descriptors(error):
+                raise WorkerError(no_descriptors(url)) from error
+            raise Unreachable(f"did not accept a connection ({error})") from error
+        return connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def eof_received(self) -> None:
+        self.ended()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended()
+
+    def ended(self) -> None:
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.on_end is None
+
+    def close(self) -> None:
+        self.on_end = None
+        self.transport.close()
+
+
+async def within(limit_s: float, work: Awaitable[T]) -> T:
+    async with asyncio.timeout(limit_s):
+        return await work
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """Whether this process, or its machine, is the cause. The lookup of a host's name hides it: so one is opened."""
+    if any(isinstance(cause, OSError) and cause.errno in OUT_OF_DESCRIPTORS for cause in causes(error)):
+        return True
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as found:
+        return found.errno in OUT_OF_DESCRIPTORS
+    return False
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for one in error.exceptions:
+                yield from causes(one)
+        error = error.__cause__ or error.__context__
+
+
+def no_descriptors(url: str) -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"no file descriptor is left in this process for a connection to {url}: `ulimit -n` is {soft}, its hard limit "
+        f"is {hard}. Raise both before the run starts, or lower actor_rollout_ref.rollout.max_num_seqs, which sets how "
+        "many requests a server has at a time"
+    )
+
+
+def allowed_connections(wanted: int) -> int:
+    """As many of `wanted` as this process can open. Raises the soft limit of descriptors as far as the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    folder = Path("/proc/self/fd")
+    in_use = len(list(folder.iterdir())) if folder.is_dir() else 0
+    needed = in_use + SPARE_DESCRIPTORS + wanted
+    if finite(soft) < needed:
+        soft = min(needed, finite(hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    free = finite(soft) - in_use
+    return max(1, min(wanted, free - min(SPARE_DESCRIPTORS, free // 2)))
+
+
+def finite(limit: int) -> int:
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
