@@ -37,7 +37,16 @@ KINDS = (
 )  # tables of declarations, without torch
 BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "runs"))
 # what starts runs: above the loop, the backends and the configuration
-LAUNCH = ("rloom.launch", "rloom.training", *BACKENDS, "rloom.config", "rloom.algos", "rloom.runtime", *NOUNS)
+LAUNCH = (
+    "rloom.launch",
+    "rloom.training",
+    *BACKENDS,
+    "rloom.config",
+    "rloom.algos",
+    "rloom.net",
+    "rloom.runtime",
+    *NOUNS,
+)
 
 # part of rloom -> the parts of it that it may import; the longest name that fits a module counts
 MAY_IMPORT: dict[str, tuple[str, ...]] = {

@@ -275,13 +275,12 @@ def test_all_servers_dead_are_failed_scores_with_every_reason() -> None:
 
 def test_a_server_that_comes_back_is_used_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    is_up = threading.Event()
+    faults = iter([Reply(b"", status=503)] * 5)
 
-    def restarting(request: dict[str, Any]) -> Any:
-        return lengths(request) if is_up.is_set() else Reply(b"", status=503)
-
-    with serving(restarting) as server, scoring(server.url, max_retries=50) as reward:
-        threading.Timer(0.3, is_up.set).start()
+    with (
+        serving(lambda request: next(faults, None) or lengths(request)) as server,
+        scoring(server.url, max_retries=50) as reward,
+    ):
         scores = reward.scores(answers("a", "bb"))
     assert [score.value for score in scores] == [1.0, 2.0]
     messages = [record.getMessage() for record in caplog.records if server.url in record.getMessage()]
