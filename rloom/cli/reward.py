@@ -14,10 +14,11 @@ from rloom.cli.parsing import CommandParser
 from rloom.config.load import load_config
 from rloom.console import run_safely
 from rloom.errors import RewardError
+from rloom.language import translate
 from rloom.rewards.pool import RulePool
 from rloom.rewards.routing import check_sources, rule_for
 from rloom.rewards.rules.numbers import canonical
-from rloom.terminal import printable
+from rloom.terminal import padded, printable
 from rloom.types import Sample, Score
 
 
@@ -96,16 +97,20 @@ def try_answer(given: argparse.Namespace, sandbox: Mapping[str, Any]) -> int:
 def render(sample: Sample, score: Score, scorer: str, extracted: str | None, truth: str | None) -> str:
     rows = {
         "scored by": scorer,
-        "response": f"{len(sample.response)} characters",
+        "response": translate(f"{len(sample.response)} characters"),
         "extracted": extracted,
         "ground truth": truth,
         "score": "failed" if score.value is None else f"{score.value:g}",
         **{name: f"{value:g}" for name, value in score.parts.items()},
         "detail": score.detail,
-        "reason": score.reason,
+        "reason": score.reason and translate(score.reason),
     }
     indent = "\n" + " " * 14
-    shown = [f"{name:<12}  {indent.join(text.splitlines())}" for name, text in rows.items() if text is not None]
+    shown = [
+        f"{padded(translate(name), 12)}  {indent.join(text.splitlines())}"
+        for name, text in rows.items()
+        if text is not None
+    ]
     return printable("\n".join(shown))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rloom.errors import RewardError
-from rloom.language import is_chinese_text
+from rloom.language import is_chinese_text, translate
 from rloom.net.retry import Backoff, Clock, RateLimits, SystemClock
 from rloom.rewards.base import ScoringUnit
 from rloom.rewards.judge.client import BudgetSpent, CallLimits, Failed, JudgeAnswer, JudgeClient, Prices, Usage
@@ -224,7 +224,7 @@ async def call_and_print(reward: JudgeReward, settings: JudgeSettings, group: tu
         print_request(reward, settings, group)
         answer = await reward.ask(group)
     except (Failed, MissingValue) as error:
-        print(printable(f"No score: {error}"))
+        print(printable(translate(f"No score: {error}")))
         return False
     finally:
         counted = reward.metrics()
@@ -232,21 +232,21 @@ async def call_and_print(reward: JudgeReward, settings: JudgeSettings, group: tu
     print_answer(reward, answer)
     cost = f"cost {counted['cost']:.3g}" if "cost" in counted else "cost unknown, since no prices are set"
     estimated = " (estimated)" if answer.reply.is_estimated else ""
-    print(f"Tokens: {answer.reply.input_tokens} in, {answer.reply.output_tokens} out{estimated}; {cost}")
-    print(f"Time: {counted['latency_s']:.2f} s, {counted['requests']:.0f} requests")
+    print(translate(f"Tokens: {answer.reply.input_tokens} in, {answer.reply.output_tokens} out{estimated}; {cost}"))
+    print(translate(f"Time: {counted['latency_s']:.2f} s, {counted['requests']:.0f} requests"))
     return True
 
 
 def print_request(reward: JudgeReward, settings: JudgeSettings, group: tuple[Sample, ...]) -> None:
     request = reward.request_for(group)
     temperature = "not sent" if request.temperature is None else f"{request.temperature:g}"
-    print(f"Request: {settings.type} {request.model} at {reward.base_url}")
-    print(f"Parameters: temperature {temperature}, max_tokens {request.max_tokens}, structured output")
+    print(translate(f"Request: {settings.type} {request.model} at {reward.base_url}"))
+    print(translate(f"Parameters: temperature {temperature}, max_tokens {request.max_tokens}, structured output"))
     print(printable(f"--- system\n{request.system}\n--- user\n{request.user}\n---"))
 
 
 def print_answer(reward: JudgeReward, answer: JudgeAnswer) -> None:
-    print(printable(f"Answer: {answer.reply.text}"))
+    print(printable(f"{translate('Answer:')} {answer.reply.text}"))
     for number, score in enumerate(answer.verdict.scores, start=1):
         label = "Score" if len(answer.verdict.scores) == 1 else f"Score of answer {number}"
-        print(f"{label}: {score:g}, scaled {reward.scaled(score):.4f}")
+        print(translate(f"{label}: {score:g}, scaled {reward.scaled(score):.4f}"))
