@@ -16,10 +16,10 @@ from rloom.config.schema import Config
 from rloom.launch.build import Components, open_components, prepare
 from rloom.launch.directory import run_directory, set_aside_later
 from rloom.launch.identity import describe
-from rloom.launch.job import LOGS, machines
+from rloom.launch.job import LOGS, open_cluster_if_needed
 from rloom.launch.models import needs_critic
 from rloom.launch.numbered import claimed
-from rloom.launch.worker_groups import layout_of
+from rloom.launch.workers import layout_of
 from rloom.training.checkpoint import Checkpoints
 from rloom.training.roles import Learner, Scorer, no_progress
 from rloom.types import Prompt, Score
@@ -120,7 +120,7 @@ def open_run(
     Checkpoints of an earlier run in the same directory are set aside.
     """
     checked, objects = configured(config, train=train, validation=validation, reward=reward)
-    with claimed(checked) as own, machines(own, directory := run_directory(own)):
+    with claimed(checked) as own, open_cluster_if_needed(own, directory := run_directory(own)):
         inputs = prepare(own, objects)
         identity = describe(own, inputs)
         roles = ("actor", "critic") if needs_critic(own) else ("actor",)

@@ -99,8 +99,18 @@ class RunConfig(Section):
 
     @property
     def uses_ray(self) -> bool:
-        """One worker does not use Ray, unless it joins an existing cluster."""
-        return self.workers > 1 or self.joins_a_cluster
+        """Several machines, an existing cluster, or the user's choice; one machine needs no Ray."""
+        return self.trainer.nnodes > 1 or self.joins_a_cluster or self.trainer.backend == "ray"
+
+    @property
+    def uses_processes(self) -> bool:
+        """Several workers on this machine, without Ray."""
+        return self.workers > 1 and not self.uses_ray
+
+    @property
+    def has_workers(self) -> bool:
+        """The models are in other processes than the training loop."""
+        return self.uses_processes or self.uses_ray
 
     @property
     def starts_a_cluster(self) -> bool:

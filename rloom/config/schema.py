@@ -292,7 +292,9 @@ class Config(RunConfig):
     custom_reward_function: CustomRewardFunction = section(CustomRewardFunction, "Your own reward function.")
     algorithm: AlgorithmSection = section(AlgorithmSection, "Advantages and KL control.")
     trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.", same_run=True)
-    ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.", same_run=True)
+    ray_kwargs: RayKwargs = section(
+        RayKwargs, "Ray, which runs on several machines use, or in an existing cluster.", same_run=True
+    )
 
     @model_validator(mode="before")
     @classmethod

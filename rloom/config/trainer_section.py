@@ -53,8 +53,13 @@ class RunTrainer(Section):
     n_gpus_per_node: int | None = key(
         None,
         "GPUs per machine; on a CPU, processes. null: all GPUs that this machine shows (CUDA_VISIBLE_DEVICES); 1 for "
-        "the embedded model and without a GPU. More than one worker in all: Ray.",
+        "the embedded model and without a GPU.",
         ge=1,
+    )
+    backend: Literal["auto", "processes", "ray"] = key(
+        "auto",
+        "What starts more than one worker. processes: this machine, without Ray. ray: Ray, also on one machine. auto: "
+        "Ray for several machines or an existing cluster (`ray_kwargs.ray_init.address`, RAY_ADDRESS), else processes.",
     )
     node_rank: int = key(
         0, "Rank of this machine, below `nnodes`. Machine 0 runs the training loop; the others only run workers.", ge=0

@@ -441,9 +441,14 @@ USES: list[Use] = [
         "the run starts no cluster; trainer.nnodes above 1 does",
     ),
     Use(
-        ["ray_kwargs", "trainer.start_timeout_s", "trainer.max_restarts", "trainer.balance_batch"],
+        ["ray_kwargs"],
         lambda run: run.config.uses_ray,
-        "one worker does not use Ray; trainer.n_gpus_per_node or trainer.nnodes above 1 does",
+        "the workers of one machine do not use Ray; trainer.nnodes above 1 or trainer.backend=ray does",
+    ),
+    Use(
+        ["trainer.backend", "trainer.start_timeout_s", "trainer.max_restarts", "trainer.balance_batch"],
+        lambda run: run.config.has_workers,
+        "one worker is in the process of the loop; trainer.n_gpus_per_node or trainer.nnodes above 1 is not",
         harmless=(False,),
     ),
 ]

@@ -38,7 +38,7 @@ from rloom.launch.reward_model import check_reward_model, scores_during_generati
 from rloom.launch.rewards import in_process_model, open_queues, reward_mix
 from rloom.launch.servers import gpus_of_workers
 from rloom.launch.worker import ModelFiles
-from rloom.launch.worker_groups import WorkerGroups, in_this_process
+from rloom.launch.workers import WorkerGroups, open_workers
 from rloom.models.load import load_tokenizer
 from rloom.rewards.mix import Mix
 from rloom.rollout.base import Sampling
@@ -103,7 +103,7 @@ class Components:
 def prepare(config: Config, given: Given) -> Inputs:
     """Check keys, device and model family, and read the prompts, before a model is loaded."""
     check_config(config)
-    if not config.uses_ray:
+    if not config.has_workers:
         pick_device(config)  # fails at once if there is no GPU
     check_policy_family(config)
     check_reward_model(config)
@@ -151,22 +151,6 @@ def open_components(
             identity,
             tokenizer,
         )
-
-
-@contextmanager
-def open_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
-    """`logs`: the folder for the output of workers in other processes."""
-    if not config.uses_ray:
-        groups = in_this_process(config, layout)
-        try:
-            yield groups
-        finally:
-            groups.rollout.call("close")
-        return
-    from rloom.launch.ray_workers import ray_workers  # Ray is an extra
-
-    with ray_workers(config, layout, logs) as groups:
-        yield groups
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from rloom.doctor.run.live import LiveDiagnosis
 from rloom.errors import WorkerError
 from rloom.launch.directory import last_of_this_run, run_directory, set_aside_later, starting_point
 from rloom.launch.identity import IDENTITY_FILE, Continuation, Record
-from rloom.launch.worker_groups import layout_of
+from rloom.launch.workers import layout_of
 from rloom.runs.run_folder import RunFolder, flat_config
 from rloom.runs.runlog import RunLog
 from rloom.runtime.nodes import check_head_address
@@ -68,7 +68,7 @@ class Job(Protocol):
 def run_job(job: Job) -> Outcome:
     """The caller has locked the run directory: `claimed`."""
     directory = run_directory(job.config)
-    with machines(job.config, directory):
+    with open_cluster_if_needed(job.config, directory):
         return attempts(job, directory)
 
 
@@ -118,7 +118,7 @@ def run_once(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) ->
 
 
 @contextmanager
-def machines(config: RunConfig, directory: Path) -> Iterator[None]:
+def open_cluster_if_needed(config: RunConfig, directory: Path) -> Iterator[None]:
     if not config.uses_ray:
         yield
         return
@@ -128,14 +128,16 @@ def machines(config: RunConfig, directory: Path) -> Iterator[None]:
             stack.enter_context(new_secret(directory, config.trainer.head))
         elif not config.joins_a_cluster:
             stack.enter_context(on_this_machine())
-        from rloom.launch.ray_workers import open_cluster  # Ray is an extra
+        from rloom.launch.ray_cluster import open_cluster  # Ray is an extra
 
         stack.enter_context(open_cluster(config))
         yield
 
 
 def remaining_layout(config: RunConfig, layout: WorkerLayout) -> WorkerLayout:
-    from rloom.launch.ray_workers import shrink_layout
+    if not config.uses_ray:
+        return layout
+    from rloom.launch.ray_cluster import shrink_layout
 
     return shrink_layout(config, layout)
 

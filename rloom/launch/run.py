@@ -52,7 +52,7 @@ def run(config: Config, caller: Caller = COMMAND) -> Outcome:
     if brings_own_algorithm(config):
         verify(config, needs)
     trainer = config.trainer
-    if trainer.device == "auto" and not config.uses_ray and not torch.cuda.is_available():
+    if trainer.device == "auto" and not config.has_workers and not torch.cuda.is_available():
         for notice in notices_on_a_cpu(config, needs):
             logger.warning(f"Note: {notice}")
     return run_job(PolicyTraining(config, caller))

@@ -88,7 +88,7 @@ class SftComponents:
 
 def prepare_sft(config: SftConfig) -> SftInputs:
     """Check device and model family, and read the rows, before the model is loaded."""
-    if not config.uses_ray:
+    if not config.has_workers:
         pick_device(config)  # fails at once if there is no GPU
     source = sft_source(config)
     check_folder(source)
@@ -169,10 +169,10 @@ def open_sft(
 
 @contextmanager
 def open_groups(config: SftConfig, layout: WorkerLayout, logs: Path) -> Iterator[SftGroups]:
-    if config.uses_ray:
-        from rloom.launch.sft_ray import ray_groups  # Ray is an extra
+    if config.has_workers:
+        from rloom.launch.sft_ray import worker_groups
 
-        with ray_groups(config, layout, logs) as groups:
+        with worker_groups(config, layout, logs) as groups:
             yield groups
         return
     if config.workers > 1:

@@ -8,7 +8,7 @@ from rloom.config.sft_schema import SftConfig
 from rloom.engines.distributed import join, leave
 from rloom.launch.sft import SftGroups, SftWorker
 from rloom.launch.worker import FILES, Rendezvous
-from rloom.launch.worker_groups import layout_of
+from rloom.launch.workers import layout_of
 from rloom.runs.metrics import ModelWork, device_peak_flops
 from rloom.runtime.placement import ACTOR, WorkerLayout
 from rloom.runtime.torchrun import RankGroup, Ranks, master_address, this_rank

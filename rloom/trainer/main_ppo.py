@@ -13,6 +13,7 @@ from rloom.console import run_safely, split_hydra_flags
 from rloom.language import is_chinese
 from rloom.launch.early_checks import announce_run, check, check_extras, check_keys
 from rloom.launch.numbered import claimed, in_directory
+from rloom.runtime.fork_server import fork_server
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -91,6 +92,8 @@ def train(config: Config) -> int:
         return join(config)
     with claimed(check(config)) as own:
         announce_run(own, __version__)
+        if own.uses_processes:
+            fork_server()
         from rloom.launch.run import run
 
         run(own)

@@ -12,6 +12,7 @@ from rloom.config.sft_schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
 from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras
 from rloom.launch.numbered import claimed, in_directory
+from rloom.runtime.fork_server import fork_server
 
 USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -56,6 +57,8 @@ def train(config: SftConfig) -> int:
             return serve_rank(config)
     with claimed(config) as own:
         announce_sft(own, __version__)
+        if own.uses_processes:
+            fork_server()
         from rloom.launch.sft_run import run
 
         run(own)

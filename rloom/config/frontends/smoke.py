@@ -12,7 +12,6 @@ from typing import Any
 from rloom.config.frontends.smoke_rewards import is_key_of_replaced_server, reward_changes, server_notes
 from rloom.config.frontends.smoke_sizes import MAX_WORKERS, size_changes
 from rloom.config.keys import value_at
-from rloom.config.megatron_checks import uses_megatron
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import EMBEDDED, Config
 from rloom.config.sources import leaf_keys
@@ -47,7 +46,6 @@ class Available:
     """What decides about the engine, the number of workers and the judge."""
 
     gpus: int
-    ray: bool
     vllm: bool
     environment: Mapping[str, str]
 
@@ -60,8 +58,7 @@ def is_on(environment: Mapping[str, str]) -> bool:
 
 
 def examine(environment: Mapping[str, str]) -> Available:
-    ray, vllm = (find_spec(name) is not None for name in ("ray", "vllm"))
-    return Available(len(visible_gpus(environment)), ray, vllm, environment)
+    return Available(len(visible_gpus(environment)), find_spec("vllm") is not None, environment)
 
 
 def replacements(config: Config, available: Available) -> dict[str, Any]:
@@ -73,7 +70,7 @@ def replacements(config: Config, available: Available) -> dict[str, Any]:
         **engine_changes(config, available),
         **run_changes(config),
         **reward_changes(config, available.environment),
-        **size_changes(config, ppo_workers(config, available)),
+        **size_changes(config, smoke_workers(config, available)),
     }
     keys = leaf_keys()
     wanted = {path: keys[path].default if path in OF_ANOTHER_MODEL else value for path, value in changes.items()}
@@ -84,14 +81,8 @@ def usable_gpus(config: RunConfig, available: Available) -> int:
     return 0 if config.trainer.device == "cpu" else available.gpus
 
 
-def smoke_workers(config: RunConfig, available: Available, *, needs_ray: bool = False) -> int:
-    """One without Ray, unless it is needed: the run then ends with the command that installs it."""
-    most = min(config.workers, usable_gpus(config, available) or MAX_WORKERS, MAX_WORKERS)
-    return most if available.ray or needs_ray else 1
-
-
-def ppo_workers(config: Config, available: Available) -> int:
-    return smoke_workers(config, available, needs_ray=uses_megatron(config, critic=True))
+def smoke_workers(config: RunConfig, available: Available) -> int:
+    return min(config.workers, usable_gpus(config, available) or MAX_WORKERS, MAX_WORKERS)
 
 
 def model_changes(config: Config) -> dict[str, Any]:
@@ -171,7 +162,7 @@ def defaults(section: str) -> dict[str, Any]:
 
 def description(config: Config, changes: Mapping[str, Any], available: Available) -> str:
     worth_a_line = {path: value for path, value in changes.items() if not is_key_of_replaced_server(path, changes)}
-    notes = {**server_notes(config), **worker_notes(config, available, ppo_workers(config, available))}
+    notes = {**server_notes(config), **worker_notes(config, available, smoke_workers(config, available))}
     return replaced_text(config, worth_a_line, {**notes, f"{ROLLOUT}.name": f" ({engine_note(config, available)})"})
 
 
@@ -179,8 +170,7 @@ def worker_notes(config: RunConfig, available: Available, workers: int) -> dict[
     """Why there is one process where two workers are usual."""
     if workers == min(config.workers, MAX_WORKERS):
         return {}
-    reason = "one GPU is visible" if available.ray else "Ray is not installed"
-    return {"trainer.n_gpus_per_node": f" ({reason}: one process holds the whole model)"}
+    return {"trainer.n_gpus_per_node": " (one GPU is visible: one process holds the whole model)"}
 
 
 def replaced_text(config: RunConfig, changes: Mapping[str, Any], notes: Mapping[str, str]) -> str:
