@@ -6,11 +6,12 @@ TOGETHER: Mapping[str, str] = {
     # one Ray cluster at a time: each starts more processes than there are cores, and waits for them with time limits
     "e2e/test_ray": "ray",
     "e2e/test_nodes": "ray",
+    "contract/test_worker_contract": "ray",
+    "contract/test_group_contract": "ray",
     # one set of processes serves them all
     "unit/test_fsdp": "ranks",
     "unit/test_fsdp_checkpoints": "ranks",
     "unit/test_ulysses": "ranks",
-    "contract/test_group_contract": "ranks",
     # one browser
     "browser/test_overview": "browser",
     "browser/test_answers": "browser",
@@ -34,6 +35,7 @@ LONGEST = (
     "ray",
     "ranks",
     "browser",
+    "e2e/test_workers",
     "e2e/test_servers",
     "e2e/test_sft",
     "unit/test_compiled",

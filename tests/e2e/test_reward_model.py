@@ -92,15 +92,10 @@ def test_a_reward_model_without_head_ends_the_run_with_the_reason(
 
 
 @pytest.fixture
-def with_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    pytest.importorskip("ray")
-    from tests.local_ray import use_local_ray
-
-    use_local_ray(monkeypatch, cpus=8)
-
+def with_workers(tmp_path: Path) -> Callable[..., Path]:
     def run(workers: int, *overrides: str) -> Path:
-        train(tmp_path / "ray", 3, *overrides, f"trainer.n_gpus_per_node={workers}")
-        return tmp_path / "ray"
+        train(tmp_path / "workers", 3, *overrides, f"trainer.n_gpus_per_node={workers}")
+        return tmp_path / "workers"
 
     return run
 

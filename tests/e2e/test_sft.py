@@ -140,11 +140,7 @@ def test_one_step_and_one_more_of_lora_equal_two_bit_for_bit(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_two_workers_compute_what_one_computes(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    from tests.local_ray import use_local_ray
-
-    use_local_ray(monkeypatch)
+def test_two_workers_compute_what_one_computes(whole: Path, tmp_path: Path) -> None:
     two = train(tmp_path / "two", 2, *WITH_VALIDATION, "trainer.n_gpus_per_node=2")
     assert losses(two) == pytest.approx(losses(whole)[:2], rel=1e-5)
     assert records(two)[0]["val/loss"] == pytest.approx(records(whole)[0]["val/loss"], rel=1e-6)

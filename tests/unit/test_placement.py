@@ -9,7 +9,7 @@ from rloom.config.schema import Config
 from rloom.errors import ConfigError, WorkerError
 from rloom.launch.reward_model import offloads_reward_model, scores_during_generation
 from rloom.launch.worker import Worker
-from rloom.launch.worker_groups import layout_of, pool_lines
+from rloom.launch.workers import layout_of, pool_lines
 from rloom.runtime.placement import worker_layout
 
 EIGHT = (  # rollout on GPUs 0 and 1 with TP 2, the reward model on 2 and 3, actor, critic and reference on all
