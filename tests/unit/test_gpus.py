@@ -118,7 +118,7 @@ def test_several_gpus_of_one_machine_need_no_ray_and_several_machines_do(
     monkeypatch.setattr(early_checks, "find_spec", lambda name: None)
     early_checks.check_extras(load_config([OWN]))
     for keys in (["trainer.nnodes=2"], ["trainer.backend=ray"], ["+ray_kwargs.ray_init.address=auto"]):
-        with pytest.raises(ConfigError, match="need Ray, which is not installed: .*ray"):
+        with pytest.raises(ConfigError, match=r"need Ray, which is not installed: .*ray"):
             early_checks.check_extras(load_config([OWN, *keys]))
 
 
