@@ -13,7 +13,7 @@ from rloom.api.config import Source
 from rloom.api.objects import configured
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
 from rloom.config.schema import Config
-from rloom.launch.build import Components, open_components, prepare
+from rloom.launch.build import PolicyParts, open_parts, prepare
 from rloom.launch.directory import run_directory, set_aside_later
 from rloom.launch.identity import describe
 from rloom.launch.job import LOGS, open_cluster_if_needed
@@ -46,7 +46,7 @@ __all__ = [
 class Run:
     """Models, data and reward of a run, ready for steps."""
 
-    parts: Components
+    parts: PolicyParts
     checkpoints: Checkpoints
 
     @property
@@ -125,6 +125,6 @@ def open_run(
         identity = describe(own, inputs)
         roles = ("actor", "critic") if needs_critic(own) else ("actor",)
         checkpoints = Checkpoints(directory, keep=dict.fromkeys(roles))
-        with open_components(own, layout_of(own), inputs, identity, directory / LOGS) as parts:
+        with open_parts(own, layout_of(own), inputs, identity, directory / LOGS) as parts:
             set_aside_later(checkpoints, None)
             yield Run(parts, checkpoints)

@@ -1,4 +1,4 @@
-"""The components of a run, from its configuration. Only this folder imports both the configuration and the backends."""
+"""The parts of a run, from its configuration. Only this folder imports both the configuration and the backends."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,9 @@ from rloom.config import checks
 from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.load import expand
 from rloom.config.reward_parts import validation_word
+from rloom.config.run_config import RunConfig
 from rloom.config.saved import CONFIG_FILE, config_text
-from rloom.config.schema import Config, Optim
+from rloom.config.schema import Checkpoint, Config, Optim
 from rloom.data.stream import PromptStream
 from rloom.errors import ConfigError
 from rloom.launch.identity import IDENTITY_FILE, Record
@@ -38,7 +39,7 @@ from rloom.launch.reward_model import check_reward_model, scores_during_generati
 from rloom.launch.rewards import in_process_model, open_queues, reward_mix
 from rloom.launch.servers import gpus_of_workers
 from rloom.launch.worker import ModelFiles
-from rloom.launch.workers import WorkerGroups, open_workers
+from rloom.launch.workers import WorkerGroups, open_groups
 from rloom.models.load import load_tokenizer
 from rloom.rewards.mix import Mix
 from rloom.rollout.base import Sampling
@@ -64,40 +65,46 @@ def resolved_needs(config: Config) -> Needs:
 
 
 @dataclass(frozen=True)
-class Components:
-    """Everything of a run except its directory."""
+class RunParts:
+    """What every kind of training saves and loads."""
 
-    config: Config
-    settings: Settings
-    roles: Roles
-    stream: PromptStream
-    kl: KlControl
+    config: RunConfig
+    checkpoint: Checkpoint  # what to save and load
+    learners: Sequence[Learner]
     files: Group
     identity: Record
-    tokenizer: PreTrainedTokenizerBase
 
     def write_checkpoint(self, folder: Path) -> None:
-        contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.save_contents)
-        self.roles.policy.save(folder, contents)
-        if self.roles.critic is not None:
-            self.roles.critic.save(folder, contents)
+        contents = frozenset(self.checkpoint.save_contents)
+        for learner in self.learners:
+            learner.save(folder, contents)
         (folder / CONFIG_FILE).write_text(config_text(self.config))
         (folder / IDENTITY_FILE).write_text(json.dumps(self.identity, indent=1))
         self.files.call("describe", folder / "actor")
         if "hf_model" in contents:
             self.files.call("write_pretrained", folder / "actor" / "huggingface")
 
+    def load_checkpoint(self, folder: Path) -> None:
+        for learner in self.learners:
+            learner.load(folder, frozenset(self.checkpoint.load_contents))
+
+
+@dataclass(frozen=True)
+class PolicyParts(RunParts):
+    """Everything of a run of RL training except its directory."""
+
+    config: Config
+    settings: Settings
+    roles: Roles
+    stream: PromptStream
+    kl: KlControl
+    tokenizer: PreTrainedTokenizerBase
+
     def save_tokenizer(self, file: Path) -> None:
         """As one file that needs no transformers to be read. A tokenizer that is written in Python has none."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is not None:
             backend.save(str(file))
-
-    def load_checkpoint(self, folder: Path) -> None:
-        contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.load_contents)
-        self.roles.policy.load(folder, contents)
-        if self.roles.critic is not None:
-            self.roles.critic.load(folder, contents)
 
 
 def prepare(config: Config, given: Given) -> Inputs:
@@ -111,9 +118,9 @@ def prepare(config: Config, given: Given) -> Inputs:
 
 
 @contextmanager
-def open_components(
+def open_parts(
     config: Config, layout: WorkerLayout, inputs: Inputs, identity: Record, logs: Path | None = None
-) -> Iterator[Components]:
+) -> Iterator[PolicyParts]:
     """Build everything; what fails fast comes first: prompts, reward, models."""
     tokenizer, prompts, held_out = inputs.tokenizer, inputs.prompts, inputs.held_out
     stream = PromptStream(
@@ -126,29 +133,31 @@ def open_components(
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
         open_queues(config, [*prompts, *held_out], inputs.reward) as queues,
-        open_workers(config, layout, logs) as groups,
+        open_groups(config, layout, logs) as groups,
     ):
         at_once = scores_during_generation(config, layout)
         reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)
         sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward)
         roles = Roles(
-            policy=policy_learner(config, groups.policy, groups.work.get("actor"), total),
+            policy=policy_learner(config, groups.policy, groups.workers.work.get("actor"), total),
             sampler=sampler,
             critic=None
             if groups.critic is None
-            else critic_learner(config, groups.critic, groups.work.get("critic"), total),
+            else critic_learner(config, groups.critic, groups.workers.work.get("critic"), total),
             reference=reference_scorer(config, groups.policy, groups.reference),
             evaluator=evaluator(config, sampler, groups.stop_ids, held_out) if held_out else None,
-            workers=groups.all_workers,
+            workers=groups.workers.all_workers,
         )
-        yield Components(
+        yield PolicyParts(
             config,
+            config.actor_rollout_ref.actor.checkpoint,
+            [roles.policy] if roles.critic is None else [roles.policy, roles.critic],
+            groups.files,
+            identity,
             settings(config, total, groups),
             roles,
             stream,
             kl_control(config),
-            groups.files,
-            identity,
             tokenizer,
         )
 
@@ -233,9 +242,9 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
-        device=groups.device,
-        devices=groups.devices,
-        peak_flops=groups.peak_flops,
+        device=groups.workers.device,
+        devices=groups.workers.devices,
+        peak_flops=groups.workers.peak_flops,
     )
 
 

@@ -14,7 +14,7 @@ from rloom.config.algorithm_needs import brings_own_algorithm
 from rloom.config.checks import late_notices, notices_on_a_cpu, verify
 from rloom.config.reward_parts import ACCURACY, validation_word
 from rloom.config.schema import Config
-from rloom.launch.build import Components, open_components, prepare, resolved_needs
+from rloom.launch.build import PolicyParts, open_parts, prepare, resolved_needs
 from rloom.launch.identity import Continuation, Record, compare, describe
 from rloom.launch.inputs import Given, Inputs
 from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_job, run_to_end, timetable
@@ -88,18 +88,18 @@ class PolicyTraining:
 
     def open(
         self, layout: WorkerLayout, inputs: Inputs, identity: Record, logs: Path
-    ) -> AbstractContextManager[Components]:
-        return open_components(self.config, layout, inputs, identity, logs)
+    ) -> AbstractContextManager[PolicyParts]:
+        return open_parts(self.config, layout, inputs, identity, logs)
 
     def train(
-        self, parts: Components, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
+        self, parts: PolicyParts, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
     ) -> Outcome:
         return train(self.config, parts, log, checkpoints, start, how, self.caller.after_step)
 
 
 def train(
     config: Config,
-    parts: Components,
+    parts: PolicyParts,
     log: RunLog,
     checkpoints: Checkpoints,
     start: Path | None,
@@ -149,7 +149,7 @@ def remove_dumps_after(step: int, dumps: DumpWriter | None, run_dir: Path) -> No
         former.remove_after(step)
 
 
-def dump_writer(config: Config, parts: Components, log: RunLog) -> DumpWriter | None:
+def dump_writer(config: Config, parts: PolicyParts, log: RunLog) -> DumpWriter | None:
     trainer = config.trainer
     if not trainer.log_rollouts or trainer.val_only:
         return None
@@ -161,7 +161,7 @@ def dump_writer(config: Config, parts: Components, log: RunLog) -> DumpWriter | 
     )
 
 
-def opening(config: Config, parts: Components) -> str:
+def opening(config: Config, parts: PolicyParts) -> str:
     n, steps, prompts = config.actor_rollout_ref.rollout.n, parts.settings.total_steps, len(parts.stream)
     return (
         f"{config.algorithm.adv_estimator} on {config.model_path} ({parts.settings.device}): {prompts} "

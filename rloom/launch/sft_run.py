@@ -1,26 +1,51 @@
 """A run of supervised fine-tuning: what it reads and builds, its first line and its summary."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rloom.config.sft_schema import SftConfig
-from rloom.launch.identity import Continuation, Record
+from rloom.data.examples import Example
+from rloom.launch.identity import (
+    SHAPES,
+    VERSION,
+    Continuation,
+    Difference,
+    Record,
+    continuation,
+    data_differences,
+    lora_record,
+    model_differences,
+    read_record,
+)
 from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_job, run_to_end, timetable
+from rloom.launch.model_sources import sft_source
 from rloom.launch.run import CURVE
-from rloom.launch.sft import SftComponents, SftInputs, open_sft, prepare_sft
-from rloom.launch.sft_identity import compare_sft, describe_sft
+from rloom.launch.sft import SftInputs, SftParts, SftWorker, open_sft, prepare_sft
+from rloom.launch.workers import serve_rank
+from rloom.models.fingerprint import fingerprint, tokenizer_digest
 from rloom.runs.curve import draw_learning_curve
 from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog
 from rloom.runtime.placement import WorkerLayout
 from rloom.training.checkpoint import Checkpoints
+from rloom.training.memory import SFT_BUILD
 from rloom.training.sft import SftTraining
+
+KIND = "sft"  # in the record of a run
 
 
 def run(config: SftConfig) -> Outcome:
     return run_job(SupervisedTraining(config))
+
+
+def serve(config: SftConfig) -> int:
+    """On the ranks of torchrun other than 0."""
+    return serve_rank(config, SftWorker, SFT_BUILD)
 
 
 @dataclass(frozen=True)
@@ -45,18 +70,18 @@ class SupervisedTraining:
 
     def open(
         self, layout: WorkerLayout, inputs: SftInputs, identity: Record, logs: Path
-    ) -> AbstractContextManager[SftComponents]:
+    ) -> AbstractContextManager[SftParts]:
         return open_sft(self.config, layout, inputs, identity, logs)
 
     def train(
-        self, parts: SftComponents, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
+        self, parts: SftParts, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
     ) -> Outcome:
         training = SftTraining(
             parts.settings,
             parts.model,
             parts.stream,
             parts.held_out,
-            parts.groups.all_workers,
+            parts.workers,
             log,
             checkpoints,
             parts.write_checkpoint,
@@ -73,7 +98,7 @@ class SupervisedTraining:
         )
 
 
-def opening(config: SftConfig, parts: SftComponents) -> str:
+def opening(config: SftConfig, parts: SftParts) -> str:
     tuned = f"a LoRA adapter of rank {config.model.lora_rank}" if config.model.has_lora else "all weights"
     steps = parts.settings.total_steps
     return (
@@ -105,3 +130,38 @@ def loss_lines(records: Sequence[Mapping[str, float]]) -> list[str]:
     (first_step, first), (last_step, last) = found[0], found[-1]
     now = f", {last:.3f} now" if last_step > first_step else ""
     return [f"Validation loss: {first:.3f} {'at the start' if first_step == 0 else f'after step {first_step}'}{now}"]
+
+
+def describe_sft(config: SftConfig, inputs: SftInputs) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "kind": KIND,
+        "model": fingerprint(sft_source(config)).record(),
+        "tokenizer": tokenizer_digest(inputs.tokenizer),
+        "lora": lora_record(config.model),
+        "data": rows_record(inputs.rows),
+        "held_out": rows_record(inputs.held_out),
+        "shuffle": config.data.shuffle,
+        "seed": config.data.seed,
+    }
+
+
+def rows_record(rows: Sequence[Example]) -> dict[str, Any]:
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(json.dumps([row.index, row.text]).encode())
+    return {"rows": len(rows), "content": found.hexdigest()}
+
+
+def compare_sft(checkpoint: Path, config: SftConfig, own: Record) -> Continuation:
+    """How this run goes on from a checkpoint; an error where that would be another run under the same name."""
+    strict = config.trainer.resume_mode != "resume_path"
+    found = list(differences(read_record(checkpoint, SHAPES, KIND), own, strict))
+    return continuation(checkpoint, config, found)
+
+
+def differences(saved: Record, own: Record, strict: bool) -> Iterator[Difference]:
+    yield from model_differences(saved, own, strict, "model.path")
+    yield from data_differences(saved, own, strict)
+    if saved["held_out"] != own["held_out"]:
+        yield Difference("the validation data is another: losses before and after do not compare", refused=False)

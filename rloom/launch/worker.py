@@ -1,4 +1,4 @@
-"""One worker: the roles of its slot, built from the configuration. A run has one, or several with Ray.
+"""One worker: the roles of its slot, built from the configuration. A run has one in its own process, or several.
 
 Roles by name: actor, critic, ref (training engines), rollout, reward (the reward model), weight_sync (weights from
 actor to rollout), files (the policy as a Hugging Face folder).
@@ -7,12 +7,13 @@ actor to rollout), files (the policy as a Hugging Face folder).
 import logging
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloom.config.schema import Actor, Config, Critic
+from rloom.config.sft_schema import SftConfig
 from rloom.data.chat import stop_token_ids
 from rloom.engines.base import Engine
 from rloom.engines.distributed import Broadcast, as_whole_group, join
@@ -44,7 +45,7 @@ from rloom.rollout.base import Rollout, WeightOwner
 from rloom.runs.metrics import ModelWork
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot
 
-log = logging.getLogger("rloom.calls")  # of a worker of Ray: in its log file
+log = logging.getLogger("rloom.calls")  # in the log file of a worker's process
 WEIGHT_SYNC, FILES = "weight_sync", "files"
 
 
@@ -52,9 +53,15 @@ class Rendezvous(dict[str, str]):
     """host:port of each process group: by the name of its pool, or `weight_sync`."""
 
 
-class Worker:
-    def __init__(self, config: Config, layout: WorkerLayout, slot: WorkerSlot) -> None:
-        self.config, self.layout, self.slot = config, layout, slot
+C = TypeVar("C", Config, SftConfig)
+
+
+class BaseWorker(Generic[C]):
+    """What the worker of any kind of training has."""
+
+    def __init__(self, config: C, layout: WorkerLayout, slot: WorkerSlot) -> None:
+        self.config: C = config
+        self.layout, self.slot = layout, slot
         self.device = pick_device(config)
         self.roles: dict[str, Any] = {}
 
@@ -62,13 +69,30 @@ class Worker:
     def shares_gpu(self) -> bool:
         return self.layout.gpus_per_worker < 1
 
+    def build(self, rendezvous: Rendezvous) -> dict[str, ModelWork]:
+        """Load the models, all ranks of a pool together. Returns their work by role, where it is known."""
+        raise NotImplementedError
+
+    def join_pool(self, rendezvous: Rendezvous, rank: int) -> None:
+        pool = self.slot.pool
+        join(rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
+
+    def add_files(self, network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase) -> None:
+        """The actor's ranks, which have all weights together, write files."""
+        self.roles[FILES] = (
+            ModelFiles(network, tokenizer)
+            if self.slot.alone
+            else GatheredFiles(network, tokenizer, self.roles[ACTOR], writes=self.slot.rank == 0)
+        )
+
+
+class Worker(BaseWorker[Config]):
     @property
     def trained_role(self) -> Actor | Critic:
         """The section that divides the ranks of the pool. Roles that share workers are divided in one way."""
         return self.config.critic if self.slot.pool.roles == (CRITIC,) else self.config.actor_rollout_ref.actor
 
     def build(self, rendezvous: Rendezvous) -> dict[str, ModelWork]:
-        """Load the models, all ranks of a pool together. Returns their work by role, where it is known."""
         pool, config, roles = self.slot.pool, self.config, self.layout.roles_of(self.slot)
         # seed before LoRA weights are created, so that every world size starts from the same adapter
         torch.manual_seed(config.data.seed)
@@ -78,8 +102,7 @@ class Worker:
             check_rollout(config)
         divides_engine = ROLLOUT in roles and config.actor_rollout_ref.rollout.workers_per_engine > 1
         if pool.size > 1 and (learns or divides_engine):
-            rank = rank_of(self.trained_role, self.slot.rank, pool.size)
-            join(rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
+            self.join_pool(rendezvous, rank_of(self.trained_role, self.slot.rank, pool.size))
         empty = self.slot.rank > 0  # rank 0 reads the model and broadcasts its weights
         described = empty or reads_own_part(config.actor_rollout_ref.actor, pool.size)
         network = policy_network(config, empty=described) if ACTOR in roles else None
@@ -121,13 +144,9 @@ class Worker:
         self.roles[FILES] = ModelFiles(network, tokenizer)
 
     def add_own_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
-        """An engine that reads the model itself. The actor's ranks, which have all weights together, write files."""
+        """An engine that reads the model itself."""
         if network is not None:
-            self.roles[FILES] = (
-                ModelFiles(network, tokenizer)
-                if self.slot.alone
-                else GatheredFiles(network, tokenizer, self.roles[ACTOR], writes=self.slot.rank == 0)
-            )
+            self.add_files(network, tokenizer)
         one_client = rollout_backend(self.config).one_client
         gpus = gpus_of_workers(alone=self.slot.alone) if one_client else ()
         if ROLLOUT in self.layout.roles_of(self.slot) and (self.slot.rank == 0 or not one_client):

@@ -1,8 +1,12 @@
-"""The workers of a run and the group that holds each role: in this process, in processes of this machine, or on Ray."""
+"""The workers of a run and the group that holds each role.
+
+Workers are in this process, in processes of this machine, actors of Ray, or the ranks that torchrun has started.
+"""
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +17,13 @@ import torch
 from rloom.config.batching import ranks_per_share
 from rloom.config.run_config import RunConfig
 from rloom.config.schema import Actor, Config, Critic
+from rloom.engines.distributed import leave
 from rloom.errors import ConfigError, WorkerError
 from rloom.gpus import CHOICE, device_names
 from rloom.launch.models import has_reference_model, needs_critic, rollout_backend, rollout_has_own_model
 from rloom.launch.reward_model import has_reward_model
 from rloom.launch.rewards import queue_of, spread_source
-from rloom.launch.worker import FILES, WEIGHT_SYNC, Rendezvous, Worker
+from rloom.launch.worker import FILES, WEIGHT_SYNC, BaseWorker, Rendezvous, Worker
 from rloom.rewards.background import FutureQueue
 from rloom.runs.metrics import ModelWork, device_peak_flops, peak_flops_by_name
 from rloom.runtime import processes, remote
@@ -35,6 +40,7 @@ from rloom.runtime.placement import (
     named_workers,
 )
 from rloom.runtime.process_stats import Machine
+from rloom.runtime.torchrun import RankGroup, TorchrunRanks, master_address, this_rank
 from rloom.startup import announce
 from rloom.training.memory import BUILD, explain_out_of_memory
 
@@ -42,6 +48,8 @@ log = logging.getLogger(__name__)
 CROWDED = 0.5  # less free memory than this share of a GPU: another process uses it
 # A switch for tests: the workers of a machine share its first GPU and communicate over gloo, which is slow.
 SHARE_GPU = "RLOOM_TEST_SHARE_GPU"
+MakeWorker = Callable[..., BaseWorker[Any]]  # of the configuration, the layout and a slot
+MakeGroup = Callable[..., Group]  # of a role, the numbers of workers, and how many of them hold one share
 
 
 @dataclass(frozen=True)
@@ -55,12 +63,8 @@ class WorkerGroups:
     critic: Group | None
     reference: Group | None
     reward: Sequence[Group]  # one for each worker that holds the reward model
-    all_workers: Group | None  # None: this process
-    work: Mapping[str, ModelWork]  # of the models, by role, where it is known
     scorers: Sequence[FutureQueue]  # rewards on other machines
-    device: torch.device  # of the loop itself
-    devices: int  # of all workers
-    peak_flops: float | None  # of all devices together, if known
+    workers: "BuiltWorkers"
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -81,6 +85,14 @@ def used_roles(config: Config, pool: Pool) -> list[str]:
     return [role for role in pool.roles if role not in used or used[role](config)]
 
 
+def start_lines(config: Config, layout: WorkerLayout) -> Iterator[str]:
+    if config.has_workers:
+        for pool in layout.pools:
+            yield from pool_lines(config, layout, pool)
+    else:
+        yield f"Creating {', '.join(used_roles(config, layout.pools[0]))} in this process ..."
+
+
 def pool_lines(config: Config, layout: WorkerLayout, pool: Pool) -> Iterator[str]:
     """Lines of the start: where each role of a pool is."""
     first, *others = used_roles(config, pool)
@@ -88,33 +100,6 @@ def pool_lines(config: Config, layout: WorkerLayout, pool: Pool) -> Iterator[str
     for role in others:
         where = named_workers(layout.placed[role]) if role in layout.placed else f"the workers of {first}"
         yield f"Creating {role.capitalize()} worker pool: {where} ..."
-
-
-def in_this_process(config: Config, layout: WorkerLayout) -> WorkerGroups:
-    [slot] = layout.slots()
-    worker = Worker(config, layout, slot)
-    announce(f"Creating {', '.join(used_roles(config, slot.pool))} in this process ...")
-    with explain_out_of_memory(BUILD):
-        work = worker.build(Rendezvous())
-
-    def group(role: str) -> Group:
-        return LocalGroup([worker.roles[role]])
-
-    return WorkerGroups(
-        policy=group(ACTOR),
-        rollout=group(ROLLOUT),
-        weight_sync=group(WEIGHT_SYNC),
-        files=group(FILES),
-        critic=group(CRITIC) if needs_critic(config) else None,
-        reference=group(REFERENCE) if has_reference_model(config) else None,
-        reward=[group(REWARD)] if has_reward_model(config) else [],
-        all_workers=None,
-        work=work,
-        scorers=(),
-        device=worker.device,
-        devices=layout.devices,
-        peak_flops=device_peak_flops(worker.device),
-    )
 
 
 class Machines(Protocol):
@@ -168,93 +153,149 @@ def open_machines(config: RunConfig, layout: WorkerLayout) -> Iterator[Machines]
         processes.kill_workers(here.started)
 
 
+@dataclass(frozen=True)
+class BuiltWorkers:
+    """All workers of a run, with their models loaded."""
+
+    group: MakeGroup
+    all_workers: Group | None  # None: this process, or the ranks of torchrun
+    work: Mapping[str, ModelWork]  # of the models, by role, where it is known
+    device: torch.device  # of the loop itself
+    devices: int  # of all workers
+    peak_flops: float | None  # of all devices together, if known
+    machines: Machines | None = None  # that started them
+
+
 @contextmanager
-def open_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
-    """`logs`: the folder for the output of workers in other processes."""
-    if not config.has_workers:
-        groups = in_this_process(config, layout)
-        try:
-            yield groups
-        finally:
-            groups.rollout.call("close")
-        return
-    for pool in layout.pools:
-        for line in pool_lines(config, layout, pool):
-            announce(line)
-    with open_machines(config, layout) as machines:
-        workers = start_workers(config, layout, machines, logs, Worker)
-        source = spread_source(config)
-        scorers = machines.start_scoring(queue_of, config, source) if source else ()
-        yield build(config, layout, workers, scorers)
+def open_workers(
+    config: RunConfig, layout: WorkerLayout, logs: Path | None, make: MakeWorker, stage: str = BUILD
+) -> Iterator[BuiltWorkers]:
+    """`logs`: the folder for the output of workers in other processes. `stage`: for a message about memory."""
+    if config.has_workers:
+        with open_machines(config, layout) as machines:
+            yield build_models(config, layout, machines, logs, make, stage)
+    elif config.workers > 1:
+        with torchrun_ranks(config, layout, make, stage) as built:
+            yield built
+    else:
+        [slot] = layout.slots()
+        worker, work = build_here(config, layout, slot, Rendezvous(), make, stage)
+        peak = device_peak_flops(worker.device)
+        yield BuiltWorkers(
+            lambda role, *_: LocalGroup([worker.roles[role]]), None, work, worker.device, layout.devices, peak
+        )
 
 
-def start_workers(
-    config: RunConfig, layout: WorkerLayout, machines: Machines, logs: Path | None, make: Callable[..., object]
-) -> list[remote.RemoteWorker]:
-    """One for each slot, with the object that `make` returns."""
+def build_here(
+    config: RunConfig, layout: WorkerLayout, slot: WorkerSlot, rendezvous: Rendezvous, make: MakeWorker, stage: str
+) -> tuple[BaseWorker[Any], dict[str, ModelWork]]:
+    worker = make(config, layout, slot)
+    with explain_out_of_memory(stage):
+        return worker, worker.build(rendezvous)
+
+
+@contextmanager
+def torchrun_ranks(config: RunConfig, layout: WorkerLayout, make: MakeWorker, stage: str) -> Iterator[BuiltWorkers]:
+    """On rank 0 of torchrun; the others call `serve_rank`."""
+    worker, work = build_rank(config, layout, make, stage)
+    ranks = TorchrunRanks(worker)
+    peak = device_peak_flops(worker.device)
+
+    def group(role: str, numbers: Sequence[int], workers_per_share: int = 1) -> Group:
+        return RankGroup(ranks, role, workers_per_share=workers_per_share)
+
+    total = None if peak is None else peak * layout.workers
+    yield BuiltWorkers(group, None, work, worker.device, layout.devices, total)
+    ranks.stop()  # not after an error: torchrun ends the other ranks when this one has failed
+    leave()
+
+
+def serve_rank(config: RunConfig, make: MakeWorker, stage: str) -> int:
+    """On the other ranks, which end when rank 0 does."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 finishes its step first, and needs them for it
+        signal.signal(number, signal.SIG_IGN)
+    worker, _ = build_rank(config, layout_of(config), make, stage)
+    TorchrunRanks(worker).serve()
+    leave()
+    return 0
+
+
+def build_rank(
+    config: RunConfig, layout: WorkerLayout, make: MakeWorker, stage: str
+) -> tuple[BaseWorker[Any], dict[str, ModelWork]]:
+    slot = layout.slots()[this_rank()]
+    return build_here(config, layout, slot, Rendezvous({slot.pool.name: master_address()}), make, stage)
+
+
+def build_models(
+    config: RunConfig, layout: WorkerLayout, machines: Machines, logs: Path | None, make: MakeWorker, stage: str
+) -> BuiltWorkers:
+    """Start a worker for each slot, check its machine, and load its models."""
 
     def start(slot: WorkerSlot) -> remote.RemoteWorker:
         file = None if logs is None else logs.absolute() / f"worker_{slot.number}.log"
         return machines.start(slot, f"worker {slot.number}", file, make, config, layout, slot)
 
-    return [start(slot) for slot in layout.slots()]
-
-
-def build(
-    config: Config,
-    layout: WorkerLayout,
-    workers: Sequence[remote.RemoteWorker],
-    scorers: Sequence[FutureQueue],
-) -> WorkerGroups:
-    all_workers, machines, work = build_models(config, layout, workers)
-
-    def group(role: str, numbers: Iterable[int], workers_per_share: int = 1) -> remote.RemoteGroup:
+    def group(role: str, numbers: Sequence[int], workers_per_share: int = 1) -> Group:
         return remote.RemoteGroup([workers[number] for number in numbers], role, workers_per_share=workers_per_share)
 
-    def trained(role: str, section: Actor | Critic) -> remote.RemoteGroup:
-        numbers = layout.workers_of(role)
-        return group(role, numbers, ranks_per_share(section, len(numbers)))
-
-    actor, rollout = layout.workers_of(ACTOR), layout.workers_of(ROLLOUT)
-    reward = layout.workers_of(REWARD) if has_reward_model(config) else ()
-    section = config.actor_rollout_ref.actor
-    return WorkerGroups(
-        policy=trained(ACTOR, section),
-        rollout=group(
-            ROLLOUT,
-            rollout[:1] if rollout_backend(config).one_client else rollout,
-            config.actor_rollout_ref.rollout.workers_per_engine,
-        ),
-        weight_sync=group(WEIGHT_SYNC, sorted({*actor, *rollout})),
-        files=group(FILES, actor if rollout_has_own_model(config) else rollout[:1]),
-        critic=trained(CRITIC, config.critic) if needs_critic(config) else None,
-        reference=trained(REFERENCE, section) if has_reference_model(config) else None,
-        reward=[group(REWARD, [number]) for number in reward],
-        all_workers=all_workers,
-        work=work,
-        scorers=scorers,
-        device=torch.device("cpu"),
-        devices=layout.devices,
-        peak_flops=total_peak_flops(machines, layout),
-    )
-
-
-def build_models(
-    config: RunConfig, layout: WorkerLayout, workers: Sequence[remote.RemoteWorker], stage: str = BUILD
-) -> tuple[remote.RemoteGroup, list[Machine], dict[str, ModelWork]]:
-    """All workers, their machines, and the work of the models that they have loaded, by role."""
+    workers = [start(slot) for slot in layout.slots()]
     all_workers = remote.RemoteGroup(workers, role=None)
-    machines: list[Machine] = all_workers.call("machine")
-    inspect(machines, workers, config)
+    found: list[Machine] = all_workers.call("machine")
+    inspect(found, workers, config)
     addresses = all_workers.call("address")
     announce("Loading the models on the workers ...")
     rendezvous = Rendezvous({pool.name: addresses[pool.first] for pool in layout.pools})
     rendezvous[WEIGHT_SYNC] = remote.RemoteGroup(workers[:1], role=None).call("address")[0]
     work: dict[str, ModelWork] = {}
     with explain_out_of_memory(stage):
-        for found in all_workers.call("build", rendezvous):
-            work |= found
-    return all_workers, machines, work
+        for own in all_workers.call("build", rendezvous):
+            work |= own
+    peak = total_peak_flops(found, layout)
+    return BuiltWorkers(group, all_workers, work, torch.device("cpu"), layout.devices, peak, machines)
+
+
+@contextmanager
+def open_groups(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
+    """The groups of RL training."""
+    for line in start_lines(config, layout):
+        announce(line)
+    with open_workers(config, layout, logs, Worker) as built:
+        source, machines = spread_source(config), built.machines
+        scorers = machines.start_scoring(queue_of, config, source) if source and machines is not None else ()
+        groups = groups_of(config, layout, built, scorers)
+        try:
+            yield groups
+        finally:
+            if built.all_workers is None:  # workers in other processes are killed
+                groups.rollout.call("close")
+
+
+def groups_of(
+    config: Config, layout: WorkerLayout, built: BuiltWorkers, scorers: Sequence[FutureQueue]
+) -> WorkerGroups:
+    def trained(role: str, section: Actor | Critic) -> Group:
+        numbers = layout.workers_of(role)
+        return built.group(role, numbers, ranks_per_share(section, len(numbers)))
+
+    actor, rollout = layout.workers_of(ACTOR), layout.workers_of(ROLLOUT)
+    reward = layout.workers_of(REWARD) if has_reward_model(config) else ()
+    section = config.actor_rollout_ref.actor
+    return WorkerGroups(
+        policy=trained(ACTOR, section),
+        rollout=built.group(
+            ROLLOUT,
+            rollout[:1] if rollout_backend(config).one_client else rollout,
+            config.actor_rollout_ref.rollout.workers_per_engine,
+        ),
+        weight_sync=built.group(WEIGHT_SYNC, sorted({*actor, *rollout})),
+        files=built.group(FILES, actor if rollout_has_own_model(config) else rollout[:1]),
+        critic=trained(CRITIC, config.critic) if needs_critic(config) else None,
+        reference=trained(REFERENCE, section) if has_reference_model(config) else None,
+        reward=[built.group(REWARD, [number]) for number in reward],
+        scorers=scorers,
+        workers=built,
+    )
 
 
 def total_peak_flops(machines: Sequence[Machine], layout: WorkerLayout) -> float | None:

@@ -52,9 +52,9 @@ def train(config: SftConfig) -> int:
         use_own_gpu()
         if os.environ["RANK"] != "0":
             announce_sft(in_directory(config), __version__)
-            from rloom.launch.sft_torchrun import serve_rank
+            from rloom.launch.sft_run import serve
 
-            return serve_rank(config)
+            return serve(config)
     with claimed(config) as own:
         announce_sft(own, __version__)
         if own.uses_processes:
