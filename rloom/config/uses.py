@@ -440,11 +440,7 @@ USES: list[Use] = [
         lambda run: run.config.starts_a_cluster,
         "the run starts no cluster; trainer.nnodes above 1 does",
     ),
-    Use(
-        ["ray_kwargs"],
-        lambda run: run.config.uses_ray,
-        "the workers of one machine do not use Ray; trainer.nnodes above 1 or trainer.backend=ray does",
-    ),
+    Use(["ray_kwargs"], lambda run: run.config.uses_ray, "one machine needs no Ray; trainer.backend=ray uses it"),
     Use(
         ["trainer.backend", "trainer.start_timeout_s", "trainer.max_restarts", "trainer.balance_batch"],
         lambda run: run.config.has_workers,
