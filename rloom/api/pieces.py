@@ -12,15 +12,16 @@ from rloom.algos.registry import ALGORITHMS
 from rloom.api.config import Source
 from rloom.api.objects import configured
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
+from rloom.config.algorithm_needs import brings_own_algorithm
 from rloom.config.schema import Config
-from rloom.launch.build import PolicyParts, open_parts, prepare
-from rloom.launch.directory import run_directory, set_aside_later
+from rloom.launch.build import PolicyParts, check_config, open_parts, prepare
+from rloom.launch.directory import claimed, run_directory, set_aside_later
 from rloom.launch.identity import describe
 from rloom.launch.job import LOGS, open_cluster_if_needed
 from rloom.launch.models import needs_critic
-from rloom.launch.numbered import claimed
 from rloom.launch.workers import layout_of
 from rloom.training.checkpoint import Checkpoints
+from rloom.training.loop import State
 from rloom.training.roles import Learner, Scorer, no_progress
 from rloom.types import Prompt, Score
 
@@ -98,13 +99,9 @@ class Run:
 
     def save(self, step: int) -> Path:
         """A checkpoint in the run directory, for `rloom eval`, `export` and `chat`, and to resume from."""
-        state = {
-            "step": step,
-            "kl_coefficient": self.parts.kl.coefficient,
-            "stream": self.parts.stream.state(),
-            "reward": self.parts.roles.sampler.reward.state(),
-        }
-        return self.checkpoints.save(step, self.parts.write_checkpoint, state)
+        parts = self.parts
+        state = State(step, parts.kl, parts.stream.state(), parts.roles.sampler.reward.state())
+        return self.checkpoints.save(step, parts.write_checkpoint, state.saved())
 
 
 @contextmanager
@@ -121,6 +118,8 @@ def open_run(
     """
     checked, objects = configured(config, train=train, validation=validation, reward=reward)
     with claimed(checked) as own, open_cluster_if_needed(own, directory := run_directory(own)):
+        if brings_own_algorithm(own):
+            check_config(own)
         inputs = prepare(own, objects)
         identity = describe(own, inputs)
         roles = ("actor", "critic") if needs_critic(own) else ("actor",)

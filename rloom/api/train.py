@@ -7,7 +7,7 @@ from rloom.api.config import Source
 from rloom.api.objects import configured
 from rloom.api.report import Callback, after_step
 from rloom.api.result import TrainResult, result_of
-from rloom.launch.numbered import claimed
+from rloom.launch.directory import claimed
 from rloom.launch.run import Caller, run
 
 TO_RESUME = 'To go on from the last checkpoint, call it again with the key "trainer.resume_mode": "auto".'

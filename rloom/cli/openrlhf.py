@@ -13,7 +13,7 @@ from rloom.config.schema import Config
 from rloom.console import run_safely
 from rloom.errors import ConfigError
 from rloom.language import is_chinese
-from rloom.launch.numbered import directory_of, in_directory
+from rloom.launch.directory import directory_of, in_directory
 
 OWN_FLAGS = ("--print", "--plan")
 

@@ -19,10 +19,12 @@ from rloom.config.algorithm_needs import Needs, needs_old_logprobs
 from rloom.config.load import expand
 from rloom.config.reward_parts import validation_word
 from rloom.config.run_config import RunConfig
-from rloom.config.saved import CONFIG_FILE, config_text
+from rloom.config.saved import CONFIG_FILE, config_text, load_saved, run_directory_of, saved_root
 from rloom.config.schema import Checkpoint, Config, Optim
+from rloom.config.sft_schema import SftConfig
 from rloom.data.stream import PromptStream
-from rloom.errors import ConfigError
+from rloom.errors import CheckpointError, ConfigError
+from rloom.launch.directory import open_checkpoint
 from rloom.launch.identity import IDENTITY_FILE, Record
 from rloom.launch.inputs import Given, Inputs, held_out_prompts, read_inputs
 from rloom.launch.model_sources import policy_source
@@ -41,11 +43,13 @@ from rloom.launch.servers import gpus_of_workers
 from rloom.launch.worker import ModelFiles
 from rloom.launch.workers import WorkerGroups, open_groups
 from rloom.models.load import load_tokenizer
+from rloom.rewards.failures import check_failures
 from rloom.rewards.mix import Mix
 from rloom.rollout.base import Sampling
 from rloom.runs.metrics import ModelWork
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
+from rloom.training.checkpoint import read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.learning_rate import LearningRateSchedule
 from rloom.training.loop import OldLogprobs, Overlong, Roles, Settings
@@ -108,8 +112,7 @@ class PolicyParts(RunParts):
 
 
 def prepare(config: Config, given: Given) -> Inputs:
-    """Check keys, device and model family, and read the prompts, before a model is loaded."""
-    check_config(config)
+    """Check device and model family, and read the prompts, before a model is loaded. The keys are checked."""
     if not config.has_workers:
         pick_device(config)  # fails at once if there is no GPU
     check_policy_family(config)
@@ -351,3 +354,18 @@ def reference_scorer(config: Config, policy: Group, reference: Group | None) -> 
 
 def mini_batching(config: Config, prompts: int, epochs: int, shuffle: bool) -> MiniBatching:
     return MiniBatching(prompts, epochs, shuffle, config.data.seed, horizon=config.data.max_response_length)
+
+
+def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> dict[str, float]:
+    state = read_state(open_checkpoint(checkpoint))
+    if saved_root(checkpoint) is SftConfig:
+        raise CheckpointError(
+            f"{checkpoint} is a checkpoint of `rloom sft`, which has no reward; export it with `rloom export "
+            f"{checkpoint} DIR`, and validate it with `rloom train actor_rollout_ref.model.path=DIR "
+            "trainer.val_only=True`"
+        )
+    config = load_saved(checkpoint, overrides, settings=[run_directory_of(checkpoint)])
+    with open_evaluation(config, checkpoint) as evaluator:
+        answers = evaluator.answer(state["step"], progress=lambda done, total: None)
+        check_failures([answer.score for answer in answers], config.reward_model.max_failed_share)
+        return evaluator.metrics(answers)

@@ -65,33 +65,30 @@ class Job(Protocol):
     ) -> Outcome: ...
 
 
-def run_job(job: Job) -> Outcome:
-    """The caller has locked the run directory: `claimed`."""
-    directory = run_directory(job.config)
-    with open_cluster_if_needed(job.config, directory):
-        return attempts(job, directory)
+def run_with_restarts(job: Job) -> Outcome:
+    """Go on from the last checkpoint when a worker is lost, as often as is allowed.
 
-
-def attempts(job: Job, directory: Path) -> Outcome:
-    """Go on from the last checkpoint when a worker is lost, as often as is allowed."""
-    config = job.config
-    layout = layout_of(config)
-    for restarts in count():
-        try:
-            return run_once(job, directory, layout, again=restarts > 0)
-        except WorkerError as error:
-            if not error.lost:
-                raise
-            if restarts == config.trainer.max_restarts:
-                error.add_note(f"trainer.max_restarts={restarts}: the run does not begin again.")
-                raise
-            restart = f"Restart {restarts + 1} of {config.trainer.max_restarts}"
-            print(printable("\n".join([str(error), *getattr(error, "__notes__", []), restart])), flush=True)
-            layout = remaining_layout(config, layout)
+    The caller has locked the run directory: `claimed`.
+    """
+    config, directory = job.config, run_directory(job.config)
+    with open_cluster_if_needed(config, directory):
+        layout = layout_of(config)
+        for restarts in count():
+            try:
+                return run_attempt(job, directory, layout, again=restarts > 0)
+            except WorkerError as error:
+                if not error.lost:
+                    raise
+                if restarts == config.trainer.max_restarts:
+                    error.add_note(f"trainer.max_restarts={restarts}: the run does not begin again.")
+                    raise
+                restart = f"Restart {restarts + 1} of {config.trainer.max_restarts}"
+                print(printable("\n".join([str(error), *getattr(error, "__notes__", []), restart])), flush=True)
+                layout = remaining_layout(config, layout)
     raise AssertionError("unreachable")
 
 
-def run_once(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) -> Outcome:
+def run_attempt(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) -> Outcome:
     """Compared with what is there before a model is loaded."""
     config = job.config
     inputs = job.prepare()
@@ -172,7 +169,9 @@ def timetable(settings: StepSettings, steps_per_epoch: int, *, validates: bool) 
     return "; ".join(parts)
 
 
-def run_to_end(loop: StepLoop, log: RunLog, start: Path | None, *, opening: str, summary: Callable[[], str]) -> Outcome:
+def train_to_end(
+    loop: StepLoop, log: RunLog, start: Path | None, *, opening: str, summary: Callable[[], str]
+) -> Outcome:
     """`start`: the checkpoint that the loop continues from."""
     directory = loop.checkpoints.directory
     log.truncate_after(loop.state.step if start is not None else -1)

@@ -1,4 +1,4 @@
-"""A run of RL training: what it reads and builds, its first line and its summary. `launch.py` has the rest."""
+"""A run of RL training: what it reads and builds, its first line and its summary. `job.py` has the rest."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ from rloom.config.schema import Config
 from rloom.launch.build import PolicyParts, open_parts, prepare, resolved_needs
 from rloom.launch.identity import Continuation, Record, compare, describe
 from rloom.launch.inputs import Given, Inputs
-from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_job, run_to_end, timetable
+from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_with_restarts, timetable, train_to_end
 from rloom.launch.models import needs_critic
 from rloom.runs.curve import draw_learning_curve
 from rloom.runs.display import validation_accuracies
@@ -55,7 +55,7 @@ def run(config: Config, caller: Caller = COMMAND) -> Outcome:
     if trainer.device == "auto" and not config.has_workers and not torch.cuda.is_available():
         for notice in notices_on_a_cpu(config, needs):
             logger.warning(f"Note: {notice}")
-    return run_job(PolicyTraining(config, caller))
+    return run_with_restarts(PolicyTraining(config, caller))
 
 
 @dataclass(frozen=True)
@@ -94,50 +94,39 @@ class PolicyTraining:
     def train(
         self, parts: PolicyParts, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
     ) -> Outcome:
-        return train(self.config, parts, log, checkpoints, start, how, self.caller.after_step)
-
-
-def train(
-    config: Config,
-    parts: PolicyParts,
-    log: RunLog,
-    checkpoints: Checkpoints,
-    start: Path | None,
-    how: Continuation | None,
-    after_step: AfterStep,
-) -> Outcome:
-    with ExitStack() as stack:
-        dumps = dump_writer(config, parts, log)
-        if dumps is not None:
-            stack.enter_context(closing(dumps))
-        training = Training(
-            parts.settings,
-            parts.roles,
-            parts.stream,
-            parts.kl,
-            log,
-            checkpoints,
-            parts.write_checkpoint,
-            parts.load_checkpoint,
-            after_step,
-            live_diagnosis(config),
-            dumps,
-        )
-        continue_from(training, log, start, how)
-        if config.trainer.val_only:
-            training.validate(training.state.step)
-            return Outcome(checkpoints.directory, start)
-        if start is not None:
-            remove_dumps_after(training.state.step, dumps, log.run_dir)
-        for notice in late_notices(config, parts.settings.total_steps):
-            logger.warning(f"Note: {notice}")
-        return run_to_end(
-            training,
-            log,
-            start,
-            opening=opening(config, parts),
-            summary=lambda: summary(config, log, checkpoints),
-        )
+        config = self.config
+        with ExitStack() as stack:
+            dumps = dump_writer(config, parts, log)
+            if dumps is not None:
+                stack.enter_context(closing(dumps))
+            training = Training(
+                parts.settings,
+                parts.roles,
+                parts.stream,
+                parts.kl,
+                log,
+                checkpoints,
+                parts.write_checkpoint,
+                parts.load_checkpoint,
+                self.caller.after_step,
+                live_diagnosis(config),
+                dumps,
+            )
+            continue_from(training, log, start, how)
+            if config.trainer.val_only:
+                training.validate(training.state.step)
+                return Outcome(checkpoints.directory, start)
+            if start is not None:
+                remove_dumps_after(training.state.step, dumps, log.run_dir)
+            for notice in late_notices(config, parts.settings.total_steps):
+                logger.warning(f"Note: {notice}")
+            return train_to_end(
+                training,
+                log,
+                start,
+                opening=opening(config, parts),
+                summary=lambda: summary(config, log, checkpoints),
+            )
 
 
 def remove_dumps_after(step: int, dumps: DumpWriter | None, run_dir: Path) -> None:

@@ -12,12 +12,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rloom.batch import Batch
 from rloom.config.schema import Actor, Config, Critic
 from rloom.config.sft_schema import SftConfig
 from rloom.data.chat import stop_token_ids
 from rloom.engines.base import Engine
-from rloom.engines.distributed import Broadcast, as_whole_group, join
+from rloom.engines.distributed import Broadcast, all_gather_objects, as_whole_group, join
 from rloom.engines.weight_sync import WeightSync
+from rloom.errors import ModelError
 from rloom.launch.engines import model_work, rank_of, reads_own_part
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (
@@ -35,15 +37,16 @@ from rloom.launch.models import (
     rollout_engine,
     rollout_has_own_model,
 )
-from rloom.launch.probe import check_agreement
 from rloom.launch.reward_model import has_reward_model, reward_scorer
 from rloom.launch.servers import gpus_of_workers
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.save import save_description, save_pretrained
-from rloom.rollout.base import Rollout, WeightOwner
+from rloom.rollout.base import Request, Rollout, Sampling, WeightOwner
 from rloom.runs.metrics import ModelWork
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot
+from rloom.training.scoring import Answer
+from rloom.types import Prompt, Score
 
 log = logging.getLogger("rloom.calls")  # in the log file of a worker's process
 WEIGHT_SYNC, FILES = "weight_sync", "files"
@@ -246,3 +249,28 @@ class GatheredFiles(ModelFiles):
         weights = {name: tensor for name, tensor in gathered if self.writes}
         if self.writes:
             save_pretrained(self.network, self.tokenizer, folder, weights)
+
+
+TOKENS = 8  # of the prompt and of the answer
+FIRST_TOKEN = 3  # lower ones are special tokens in many vocabularies
+# mean difference of log-probs; bfloat16 kernels differ by 0.01 to 0.05, wrong weights by more than 1
+LARGEST_DIFFERENCE = 0.3
+
+
+def check_agreement(
+    rollout: Rollout | None, actor: Engine, name: str, longest: int, temperature: float, *, alone: bool = True
+) -> None:
+    """All ranks of the actor call it together, those without a rollout engine too. `alone`: there is one rank."""
+    prompt = tuple(range(FIRST_TOKEN, FIRST_TOKEN + min(TOKENS, longest - 1)))
+    sampling = Sampling(min(TOKENS, longest - len(prompt)), temperature=temperature, ignore_eos=True)
+    own = None if rollout is None else dict(rollout.generate([Request(prompt, sampling, seed=0)]))[0]
+    completion = next(found for found in ([own] if alone else all_gather_objects(own)) if found is not None)
+    answer = Answer(Prompt(0, (), "", prompt, ""), 0, completion, "", ()).trajectory(Score(1.0))
+    batch = Batch.pack([answer])
+    difference = float((actor.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs().mean())
+    if not difference <= LARGEST_DIFFERENCE:  # nan, too
+        raise ModelError(
+            f"actor_rollout_ref.rollout.name={name}: its log-probs differ from the trainer's by {difference:.2g} on "
+            "average, with the same weights: it does not compute this model as the trainer does; use "
+            "actor_rollout_ref.rollout.name=native or hf"
+        )

@@ -110,6 +110,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:  # it is importing
             self.process.kill()
             self.process.wait()
+        self.control.close()
 
 
 _server: ForkServer | None = None

@@ -225,7 +225,7 @@ WITHOUT_TORCH = (
     "rloom.launch.early_checks",
     "rloom.launch.model_sources",
     "rloom.launch.directory",
-    "rloom.launch.numbered",
+    "rloom.runtime.fork_server",
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
 
-from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.build import evaluate_checkpoint
 from tests.classifiers import save_random_policy, save_share_counter
 from tests.e2e.runs import command, records, same, train, weights
 

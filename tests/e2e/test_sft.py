@@ -18,7 +18,7 @@ from rloom.config.load import load_config, load_sft_config
 from rloom.data.prepare import arithmetic
 from rloom.engines.local import LocalEngine
 from rloom.errors import CheckpointError, ConfigError
-from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.build import evaluate_checkpoint
 from rloom.launch.export import export
 from rloom.models.source import EMBEDDED
 from rloom.trainer import main_ppo, sft_trainer
@@ -42,7 +42,7 @@ SMALL = (
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """The learning curve takes as long as a step."""
-    monkeypatch.setattr("rloom.launch.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
+    monkeypatch.setattr("rloom.launch.sft.draw_learning_curve", lambda metrics_file, picture: picture)
 
 
 def command(directory: Path, steps: int, *overrides: str) -> int:
@@ -62,7 +62,7 @@ WITH_VALIDATION = ("optim.lr_scheduler=constant", "trainer.val_before_train=True
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps in one process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rloom.launch.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
+        patch.setattr("rloom.launch.sft.draw_learning_curve", lambda metrics_file, picture: picture)
         return train(tmp_path_factory.mktemp("sft") / "whole", 4, *WITH_VALIDATION)
 
 

@@ -224,7 +224,7 @@ def test_gpus_that_are_not_there_are_missed_at_once(
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
-    """The command of a run with two workers that has finished its second step, in a process of its own, and those below it."""
+    """The process of a run with two workers, after its second step, and the processes below it."""
     code = "import sys; sys.modules['ray'] = None; from rloom.cli import main; sys.exit(main(['train', *sys.argv[1:]]))"
     keys = arguments(tmp_path / "run", 500, "algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=2")
     process = subprocess.Popen(

@@ -11,7 +11,7 @@ from rloom.api.config import changed
 from rloom.config.experiment_name import experiment_name
 from rloom.config.load import load_config, load_sft_config
 from rloom.errors import ConfigError
-from rloom.launch.numbered import claimed, directory_of
+from rloom.launch.directory import claimed, directory_of
 from tests.ranks import forkserver
 
 BASE = "checkpoints/rloom_examples/embedded_gae_embedded"
