@@ -11,7 +11,7 @@ gpus="${CUDA_VISIBLE_DEVICES-$(ls -d /dev/nvidia[0-9]* 2> /dev/null | paste -sd,
 [[ "$given" =~ (--model|model\.path|--data|data\.train_files)[\ =] && ! "$given" =~ n_gpus && "$gpus" == *,* ]] && given+="--n_gpus 2 "
 [[ "${RLOOM_SMOKE:-0}" == 1 ]] && given=""  # a smoke run replaces what needs them
 [[ "$given" =~ \ (--use_api_reward|reward_model\.api\.enable=[Tt]rue)\  ]] && setup+=(judge)
-[[ "$given" =~ (--n_gpus|trainer\.n_gpus_per_node|trainer\.nnodes)[\ =]([2-9]|[1-9][0-9]) ]] && setup+=(ray)
+[[ "$given" =~ trainer\.(nnodes=([2-9]|[1-9][0-9])|backend=ray) ]] && setup+=(ray)
 [[ "$given" =~ strategy=megatron ]] && setup+=(megatron)
 for tracker in wandb swanlab mlflow trackio; do
   [[ "$given" =~ \ trainer\.logger=[^\ ]*$tracker ]] && setup+=("$tracker")

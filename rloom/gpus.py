@@ -20,6 +20,12 @@ def visible_gpus(environment: Mapping[str, str]) -> list[Gpu]:
     return choose(present_gpus(), environment.get(CHOICE))
 
 
+def device_names(environment: Mapping[str, str]) -> list[str]:
+    """The value of CUDA_VISIBLE_DEVICES for each visible GPU alone."""
+    count, names = len(visible_gpus(environment)), environment.get(CHOICE)
+    return [*map(str, range(count))] if names is None else [name.strip() for name in names.split(",")][:count]
+
+
 def choose(present: Sequence[Gpu], names: str | None) -> list[Gpu]:
     """As CUDA reads CUDA_VISIBLE_DEVICES: numbers, or beginnings of UUIDs; the first that does not exist ends it."""
     if names is None:

@@ -16,6 +16,8 @@ TOGETHER: Mapping[str, str] = {
     # one Ray cluster at a time: each starts more processes than there are cores, and waits for them with time limits
     "e2e/test_ray": RAY,
     "e2e/test_nodes": RAY,
+    "contract/test_worker_contract": RAY,
+    "contract/test_group_contract": RAY,
     # one set of processes serves them all
     "unit/test_fsdp": "ranks",
     "unit/test_fsdp_checkpoints": "ranks",
@@ -24,7 +26,6 @@ TOGETHER: Mapping[str, str] = {
     "unit/test_megatron_routing": "ranks",
     "unit/test_megatron_weights": "ranks",
     "unit/test_train_batch": "ranks",
-    "contract/test_group_contract": "ranks",
     # the SDKs of four providers are imported once
     **dict.fromkeys(
         (f"unit/test_judge_{part}" for part in ("addresses", "faults", "providers", "replies", "reward")), "judges"

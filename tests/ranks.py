@@ -16,7 +16,7 @@ from rloom.runtime.nodes import free_port
 
 # (rank, ranks, *arguments), importable by name: the processes are new ones
 Work = Callable[..., Any]
-PRELOADED = ["rloom.launch.run", "tests.engine_subjects", "tests.local_ray"]
+PRELOADED = ["rloom.launch.run", "tests.engine_subjects"]
 if find_spec("megatron") is not None:
     PRELOADED.append("rloom.engines.megatron.core")
 

@@ -13,14 +13,19 @@ from rloom.api.arguments import configured
 from rloom.api.config import Source
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
 from rloom.config.schema import Config
-from rloom.launch.build import Components, check_own_algorithm, open_components, prepare
-from rloom.launch.directory import run_directory, set_aside_later
+from rloom.launch.build import (
+    PolicyParts,
+    check_own_algorithm,
+    open_parts,
+    prepare,
+)
+from rloom.launch.directory import claimed, run_directory, set_aside_later
 from rloom.launch.identity import describe
-from rloom.launch.job import LOGS, machines
+from rloom.launch.job import LOGS, open_cluster_if_needed
 from rloom.launch.models import needs_critic
-from rloom.launch.numbered import claimed
-from rloom.launch.worker_groups import layout_of
+from rloom.launch.workers import layout_of
 from rloom.training.checkpoint import Checkpoints
+from rloom.training.loop import State
 from rloom.training.roles import Learner, Scorer, no_progress
 from rloom.types import Prompt, Score
 
@@ -46,7 +51,7 @@ __all__ = [
 class Run:
     """Models, data and reward of a run, ready for steps."""
 
-    parts: Components
+    parts: PolicyParts
     checkpoints: Checkpoints
 
     @property
@@ -98,13 +103,9 @@ class Run:
 
     def save(self, step: int) -> Path:
         """A checkpoint in the run directory, for `rloom eval`, `export` and `chat`, and to resume from."""
-        state = {
-            "step": step,
-            "kl_coefficient": self.parts.kl.coefficient,
-            "stream": self.parts.stream.state(),
-            "reward": self.parts.roles.sampler.reward.state(),
-        }
-        return self.checkpoints.save(step, self.parts.write_checkpoint, state)
+        parts = self.parts
+        state = State(step, parts.kl, parts.stream.state(), parts.roles.sampler.reward.state())
+        return self.checkpoints.save(step, parts.write_checkpoint, state.saved())
 
 
 @contextmanager
@@ -120,12 +121,12 @@ def open_run(
     Checkpoints of an earlier run in the same directory are set aside.
     """
     checked, objects = configured(config, train=train, validation=validation, reward=reward)
-    with claimed(checked) as own, machines(own, directory := run_directory(own)):
+    with claimed(checked) as own, open_cluster_if_needed(own, directory := run_directory(own)):
         check_own_algorithm(own)
         inputs = prepare(own, objects)
         identity = describe(own, inputs)
         roles = ("actor", "critic") if needs_critic(own) else ("actor",)
         checkpoints = Checkpoints(directory, keep=dict.fromkeys(roles))
-        with open_components(own, layout_of(own), inputs, identity, directory / LOGS) as parts:
+        with open_parts(own, layout_of(own), inputs, identity, directory / LOGS) as parts:
             set_aside_later(checkpoints, None)
             yield Run(parts, checkpoints)

@@ -10,9 +10,9 @@ from typing import Any
 
 from rloom.api.arguments import configured
 from rloom.api.config import Source
+from rloom.launch.directory import claimed
 from rloom.launch.export import export
 from rloom.launch.job import Outcome
-from rloom.launch.numbered import claimed
 from rloom.launch.run import CURVE, Caller, run
 from rloom.runs.curve import draw_learning_curve
 from rloom.runs.display import validation_accuracies

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     def run() -> int:
         check_checkpoint(given.checkpoint)
         announce(f"rloom {__version__} · validating {given.checkpoint} · {loading()}")
-        from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+        from rloom.launch.build import evaluate_checkpoint
 
         for name, value in evaluate_checkpoint(given.checkpoint, given.overrides).items():
             print(printable(f"{name}: {value:.4g}"))

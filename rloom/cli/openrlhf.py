@@ -12,7 +12,7 @@ from rloom.config.schema import Config
 from rloom.console import run_safely
 from rloom.errors import ConfigError
 from rloom.language import translate as in_language
-from rloom.launch.numbered import directory_of, in_directory
+from rloom.launch.directory import directory_of, in_directory
 
 OWN_FLAGS = ("--print", "--plan")
 

@@ -141,8 +141,13 @@ class RunTrainer(Section):
     n_gpus_per_node: int | None = key(
         None,
         "GPUs per machine; on a CPU, processes. null: all GPUs that this machine shows (CUDA_VISIBLE_DEVICES); 1 for "
-        "the embedded model and without a GPU. More than one worker in all: Ray.",
+        "the embedded model and without a GPU.",
         ge=1,
+    )
+    backend: Literal["auto", "processes", "ray"] = key(
+        "auto",
+        "What starts more than one worker. processes: this machine, without Ray. ray: Ray, also on one machine. auto: "
+        "Ray for several machines or an existing cluster (`ray_kwargs.ray_init.address`, RAY_ADDRESS), else processes.",
     )
     node_rank: int = key(
         0, "Rank of this machine, below `nnodes`. Machine 0 runs the training loop; the others only run workers.", ge=0
@@ -369,8 +374,18 @@ class RunConfig(Section):
 
     @property
     def uses_ray(self) -> bool:
-        """One worker does not use Ray, unless it joins an existing cluster."""
-        return self.workers > 1 or self.joins_a_cluster
+        """Several machines, an existing cluster, or the user's choice; one machine needs no Ray."""
+        return self.trainer.nnodes > 1 or self.joins_a_cluster or self.trainer.backend == "ray"
+
+    @property
+    def uses_processes(self) -> bool:
+        """Several workers on this machine, without Ray."""
+        return self.workers > 1 and not self.uses_ray
+
+    @property
+    def has_workers(self) -> bool:
+        """The models are in other processes than the training loop."""
+        return self.uses_processes or self.uses_ray
 
     @property
     def starts_a_cluster(self) -> bool:

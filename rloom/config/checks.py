@@ -226,6 +226,9 @@ def machine_faults(config: RunConfig) -> Iterator[str]:
             f"trainer.nnodes={trainer.nnodes} needs trainer.master_addr, an address of machine 0 that the others can "
             "reach, or an existing Ray cluster (ray_kwargs.ray_init.address, RAY_ADDRESS)"
         )
+    if trainer.backend == "processes" and config.uses_ray:
+        why = "an existing cluster" if trainer.nnodes == 1 else f"trainer.nnodes={trainer.nnodes} machines"
+        yield f"trainer.backend=processes: {why} need Ray; use trainer.backend=auto"
 
 
 def parallel_faults(config: Config) -> Iterator[str]:

@@ -490,9 +490,12 @@ RULES: list[EffectRule] = [
         "the run starts no cluster; trainer.nnodes above 1 does",
     ),
     EffectRule(
-        ["ray_kwargs", "trainer.start_timeout_s", "trainer.max_restarts", "trainer.balance_batch"],
-        lambda run: run.config.uses_ray,
-        "one worker does not use Ray; trainer.n_gpus_per_node or trainer.nnodes above 1 does",
+        ["ray_kwargs"], lambda run: run.config.uses_ray, "one machine needs no Ray; trainer.backend=ray uses it"
+    ),
+    EffectRule(
+        ["trainer.backend", "trainer.start_timeout_s", "trainer.max_restarts", "trainer.balance_batch"],
+        lambda run: run.config.has_workers,
+        "one worker is in the process of the loop; trainer.n_gpus_per_node or trainer.nnodes above 1 is not",
         harmless=(False,),
     ),
 ]

@@ -318,7 +318,9 @@ class Config(RunConfig):
     custom_reward_function: CustomRewardFunction = section(CustomRewardFunction, "Your own reward function.")
     algorithm: AlgorithmSection = section(AlgorithmSection, "Advantages and KL control.")
     trainer: Trainer = section(Trainer, "The run: length, checkpoints, logs, machines.", same_run=True)
-    ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.", same_run=True)
+    ray_kwargs: RayKwargs = section(
+        RayKwargs, "Ray, which runs on several machines use, or in an existing cluster.", same_run=True
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -550,7 +552,9 @@ class SftConfig(RunConfig):
     optim: SftOptim = section(SftOptim, "The optimizer and its learning rate schedule.")
     engine: SftEngine = section(SftEngine, "Sharding, offload and data type.")
     trainer: SftTrainer = section(SftTrainer, "The run: length, checkpoints, logs, machines.", same_run=True)
-    ray_kwargs: RayKwargs = section(RayKwargs, "Ray, which runs that have more than one worker use.", same_run=True)
+    ray_kwargs: RayKwargs = section(
+        RayKwargs, "Ray, which runs on several machines use, or in an existing cluster.", same_run=True
+    )
 
     @property
     def model_path(self) -> str:
@@ -564,6 +568,10 @@ class SftConfig(RunConfig):
     @property
     def uses_ray(self) -> bool:
         return super().uses_ray and not self.uses_torchrun
+
+    @property
+    def uses_processes(self) -> bool:
+        return super().uses_processes and not self.uses_torchrun
 
     @property
     def sequence_ranks(self) -> int:

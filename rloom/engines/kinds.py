@@ -44,8 +44,8 @@ STRATEGIES: Mapping[str, StrategyKind] = {
         sequence_parallel=False,
         trains_adapters=False,
         whole_logits=False,
-        packages=("megatron-core", "ray"),
-        extras=("megatron", "ray"),
+        packages=("megatron-core",),
+        extras=("megatron",),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The components of a run, from its configuration. Only this folder imports both the configuration and the backends."""
+"""The parts of a run, from its configuration. Only this folder imports both the configuration and the backends."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,15 @@ from rloom.algos.kl import KlControl
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
+from rloom.config.base import RunConfig
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import Needs, brings_own_algorithm, needs_old_logprobs, validation_word
-from rloom.config.from_checkpoint import config_text
+from rloom.config.from_checkpoint import config_text, load_saved, run_directory_of, saved_root
 from rloom.config.load import expand
-from rloom.config.schema import Config, Optim
+from rloom.config.schema import Checkpoint, Config, Optim, SftConfig
 from rloom.data.stream import PromptStream
-from rloom.errors import ConfigError
+from rloom.errors import CheckpointError, ConfigError
+from rloom.launch.directory import open_checkpoint
 from rloom.launch.identity import IDENTITY_FILE, Record
 from rloom.launch.inputs import Inputs, UserObjects, held_out_prompts, read_inputs
 from rloom.launch.model_sources import policy_source
@@ -36,14 +38,15 @@ from rloom.launch.reward_model import check_reward_model, scores_during_generati
 from rloom.launch.rewards import in_process_model, open_queues, reward_mix
 from rloom.launch.servers import gpus_of_workers
 from rloom.launch.worker import ModelFiles
-from rloom.launch.worker_groups import WorkerGroups, in_this_process
+from rloom.launch.workers import WorkerGroups, open_groups
 from rloom.models.load import load_tokenizer
-from rloom.rewards.composite import CompositeReward
+from rloom.rewards.composite import CompositeReward, check_failures
 from rloom.rollout.base import Sampling
 from rloom.runs.metrics import ModelWork
 from rloom.runs.run_folder import CONFIG_FILE
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
+from rloom.training.checkpoint import read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.learning_rate import LearningRateSchedule
 from rloom.training.loop import OldLogprobs, Overlong, Roles, Settings
@@ -66,28 +69,40 @@ def resolved_needs(config: Config) -> Needs:
 
 
 @dataclass(frozen=True)
-class Components:
-    """Everything of a run except its directory."""
+class RunParts:
+    """What every kind of training saves and loads."""
+
+    config: RunConfig
+    checkpoint: Checkpoint  # what to save and load
+    learners: Sequence[Learner]
+    files: Group
+    identity: Record
+
+    def write_checkpoint(self, folder: Path) -> None:
+        contents = frozenset(self.checkpoint.save_contents)
+        for learner in self.learners:
+            learner.save(folder, contents)
+        (folder / CONFIG_FILE).write_text(config_text(self.config))
+        (folder / IDENTITY_FILE).write_text(json.dumps(self.identity, indent=1))
+        self.files.call("describe", folder / "actor")
+        if "hf_model" in contents:
+            self.files.call("write_pretrained", folder / "actor" / "huggingface")
+
+    def load_checkpoint(self, folder: Path) -> None:
+        for learner in self.learners:
+            learner.load(folder, frozenset(self.checkpoint.load_contents))
+
+
+@dataclass(frozen=True)
+class PolicyParts(RunParts):
+    """Everything of a run of RL training except its directory."""
 
     config: Config
     settings: Settings
     roles: Roles
     stream: PromptStream
     kl: KlControl
-    files: Group
-    identity: Record
     tokenizer: PreTrainedTokenizerBase
-
-    def write_checkpoint(self, folder: Path) -> None:
-        contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.save_contents)
-        self.roles.policy.save(folder, contents)
-        if self.roles.critic is not None:
-            self.roles.critic.save(folder, contents)
-        (folder / CONFIG_FILE).write_text(config_text(self.config))
-        (folder / IDENTITY_FILE).write_text(json.dumps(self.identity, indent=1))
-        self.files.call("describe", folder / "actor")
-        if "hf_model" in contents:
-            self.files.call("write_pretrained", folder / "actor" / "huggingface")
 
     def save_tokenizer(self, file: Path) -> None:
         """As one file that needs no transformers to be read. A tokenizer that is written in Python has none."""
@@ -95,16 +110,10 @@ class Components:
         if backend is not None:
             backend.save(str(file))
 
-    def load_checkpoint(self, folder: Path) -> None:
-        contents = frozenset(self.config.actor_rollout_ref.actor.checkpoint.load_contents)
-        self.roles.policy.load(folder, contents)
-        if self.roles.critic is not None:
-            self.roles.critic.load(folder, contents)
-
 
 def prepare(config: Config, given: UserObjects) -> Inputs:
     """Check device and model family, and read the prompts, before a model is loaded."""
-    if not config.uses_ray:
+    if not config.has_workers:
         pick_device(config)  # fails at once if there is no GPU
     check_policy_family(config)
     check_reward_model(config)
@@ -112,9 +121,9 @@ def prepare(config: Config, given: UserObjects) -> Inputs:
 
 
 @contextmanager
-def open_components(
+def open_parts(
     config: Config, layout: WorkerLayout, inputs: Inputs, identity: Record, logs: Path | None = None
-) -> Iterator[Components]:
+) -> Iterator[PolicyParts]:
     """Build everything; what fails fast comes first: prompts, reward, models."""
     tokenizer, prompts, held_out = inputs.tokenizer, inputs.prompts, inputs.held_out
     stream = PromptStream(
@@ -127,47 +136,33 @@ def open_components(
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
         open_queues(config, [*prompts, *held_out], inputs.reward) as queues,
-        open_workers(config, layout, logs) as groups,
+        open_groups(config, layout, logs) as groups,
     ):
         at_once = scores_during_generation(config, layout)
         reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)
         sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward)
         roles = Roles(
-            policy=policy_learner(config, groups.policy, groups.work.get("actor"), total),
+            policy=policy_learner(config, groups.policy, groups.workers.work.get("actor"), total),
             sampler=sampler,
             critic=None
             if groups.critic is None
-            else critic_learner(config, groups.critic, groups.work.get("critic"), total),
+            else critic_learner(config, groups.critic, groups.workers.work.get("critic"), total),
             reference=reference_scorer(config, groups.policy, groups.reference),
             evaluator=evaluator(config, sampler, groups.stop_ids, held_out) if held_out else None,
-            workers=groups.all_workers,
+            workers=groups.workers.all_workers,
         )
-        yield Components(
+        yield PolicyParts(
             config,
+            config.actor_rollout_ref.actor.checkpoint,
+            [roles.policy] if roles.critic is None else [roles.policy, roles.critic],
+            groups.files,
+            identity,
             settings(config, total, groups),
             roles,
             stream,
             kl_control(config),
-            groups.files,
-            identity,
             tokenizer,
         )
-
-
-@contextmanager
-def open_workers(config: Config, layout: WorkerLayout, logs: Path | None) -> Iterator[WorkerGroups]:
-    """`logs`: the folder for the output of workers in other processes."""
-    if not config.uses_ray:
-        groups = in_this_process(config, layout)
-        try:
-            yield groups
-        finally:
-            groups.rollout.call("close")
-        return
-    from rloom.launch.ray_workers import ray_workers  # Ray is an extra
-
-    with ray_workers(config, layout, logs) as groups:
-        yield groups
 
 
 @contextmanager
@@ -250,9 +245,9 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
-        device=groups.device,
-        devices=groups.devices,
-        peak_flops=groups.peak_flops,
+        device=groups.workers.device,
+        devices=groups.workers.devices,
+        peak_flops=groups.workers.peak_flops,
     )
 
 
@@ -359,3 +354,18 @@ def reference_scorer(config: Config, policy: Group, reference: Group | None) -> 
 
 def mini_batching(config: Config, prompts: int, epochs: int, shuffle: bool) -> MiniBatching:
     return MiniBatching(prompts, epochs, shuffle, config.data.seed, horizon=config.data.max_response_length)
+
+
+def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> dict[str, float]:
+    state = read_state(open_checkpoint(checkpoint))
+    if saved_root(checkpoint) is SftConfig:
+        raise CheckpointError(
+            f"{checkpoint} is a checkpoint of `rloom sft`, which has no reward; export it with `rloom export "
+            f"{checkpoint} DIR`, and validate it with `rloom train actor_rollout_ref.model.path=DIR "
+            "trainer.val_only=True`"
+        )
+    config = load_saved(checkpoint, overrides, settings=[run_directory_of(checkpoint)])
+    with open_evaluation(config, checkpoint) as evaluator:
+        answers = evaluator.answer(state["step"], progress=lambda done, total: None)
+        check_failures([answer.score for answer in answers], config.reward_model.max_failed_share)
+        return evaluator.metrics(answers)

@@ -58,12 +58,7 @@ def check_early(config: Config, *, critic: bool) -> None:
 def check_extras(config: RunConfig) -> None:
     """The optional libraries of this run, other than its rollout engine."""
     if config.uses_ray and find_spec("ray") is None:
-        if config.all_visible and config.trainer.nnodes == 1:
-            raise ConfigError(
-                f"this machine shows {config.gpus_per_node} GPUs, and more than one worker needs Ray, which is not "
-                f"installed. Install it: {install_command('ray')}; or train on one GPU: trainer.n_gpus_per_node=1"
-            )
-        raise ConfigError(no_ray("trainer.nnodes, trainer.n_gpus_per_node"))
+        raise ConfigError(no_ray())
     for name in TRACKERS:
         if name in config.trainer.loggers and find_spec(name) is None:
             way = f"remove it from trainer.logger, or install it: {install_command(name)}"

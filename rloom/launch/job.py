@@ -17,7 +17,7 @@ from rloom.errors import WorkerError
 from rloom.language import translate
 from rloom.launch.directory import last_of_this_run, run_directory, set_aside_later, starting_point
 from rloom.launch.identity import IDENTITY_FILE, Continuation, Record
-from rloom.launch.worker_groups import layout_of
+from rloom.launch.workers import layout_of
 from rloom.runs.run_folder import CONFIG_FILE, RunFolder, flat_config
 from rloom.runs.runlog import RunLog
 from rloom.runtime.nodes import check_head_address
@@ -66,34 +66,31 @@ class Job(Protocol):
     ) -> Outcome: ...
 
 
-def run_job(job: Job) -> Outcome:
-    """The caller has locked the run directory: `claimed`."""
-    directory = run_directory(job.config)
-    with machines(job.config, directory):
-        return attempts(job, directory)
+def run_with_restarts(job: Job) -> Outcome:
+    """Go on from the last checkpoint when a worker is lost, as often as is allowed.
 
-
-def attempts(job: Job, directory: Path) -> Outcome:
-    """Go on from the last checkpoint when a worker is lost, as often as is allowed."""
-    config = job.config
-    layout = layout_of(config)
-    for restarts in count():
-        try:
-            return run_once(job, directory, layout, again=restarts > 0)
-        except WorkerError as error:
-            if not error.lost:
-                raise
-            if restarts == config.trainer.max_restarts:
-                error.add_note(f"trainer.max_restarts={restarts}: the run does not begin again.")
-                raise
-            restart = f"Restart {restarts + 1} of {config.trainer.max_restarts}"
-            lines = [str(error), *getattr(error, "__notes__", []), restart]
-            print(printable("\n".join(map(translate, lines))), flush=True)
-            layout = remaining_layout(config, layout)
+    The caller has locked the run directory: `claimed`.
+    """
+    config, directory = job.config, run_directory(job.config)
+    with open_cluster_if_needed(config, directory):
+        layout = layout_of(config)
+        for restarts in count():
+            try:
+                return run_attempt(job, directory, layout, again=restarts > 0)
+            except WorkerError as error:
+                if not error.lost:
+                    raise
+                if restarts == config.trainer.max_restarts:
+                    error.add_note(f"trainer.max_restarts={restarts}: the run does not begin again.")
+                    raise
+                restart = f"Restart {restarts + 1} of {config.trainer.max_restarts}"
+                lines = [str(error), *getattr(error, "__notes__", []), restart]
+                print(printable("\n".join(map(translate, lines))), flush=True)
+                layout = remaining_layout(config, layout)
     raise AssertionError("unreachable")
 
 
-def run_once(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) -> Outcome:
+def run_attempt(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) -> Outcome:
     """Compared with what is there before a model is loaded."""
     config = job.config
     inputs = job.prepare()
@@ -120,7 +117,7 @@ def run_once(job: Job, directory: Path, layout: WorkerLayout, *, again: bool) ->
 
 
 @contextmanager
-def machines(config: RunConfig, directory: Path) -> Iterator[None]:
+def open_cluster_if_needed(config: RunConfig, directory: Path) -> Iterator[None]:
     if not config.uses_ray:
         yield
         return
@@ -130,14 +127,16 @@ def machines(config: RunConfig, directory: Path) -> Iterator[None]:
             stack.enter_context(new_secret(directory, config.trainer.head))
         elif not config.joins_a_cluster:
             stack.enter_context(on_this_machine())
-        from rloom.launch.ray_workers import open_cluster  # Ray is an extra
+        from rloom.launch.ray_cluster import open_cluster  # Ray is an extra
 
         stack.enter_context(open_cluster(config))
         yield
 
 
 def remaining_layout(config: RunConfig, layout: WorkerLayout) -> WorkerLayout:
-    from rloom.launch.ray_workers import shrink_layout
+    if not config.uses_ray:
+        return layout
+    from rloom.launch.ray_cluster import shrink_layout
 
     return shrink_layout(config, layout)
 
@@ -172,7 +171,9 @@ def timetable(settings: StepSettings, steps_per_epoch: int, *, validates: bool) 
     return "; ".join(parts)
 
 
-def run_to_end(loop: StepLoop, log: RunLog, start: Path | None, *, opening: str, summary: Callable[[], str]) -> Outcome:
+def train_to_end(
+    loop: StepLoop, log: RunLog, start: Path | None, *, opening: str, summary: Callable[[], str]
+) -> Outcome:
     """`start`: the checkpoint that the loop continues from."""
     directory = loop.checkpoints.directory
     log.truncate_after(loop.state.step if start is not None else -1)

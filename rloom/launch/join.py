@@ -3,7 +3,7 @@
 import torch
 
 from rloom.config.base import RunConfig
-from rloom.launch.numbered import directory_of
+from rloom.launch.directory import directory_of
 from rloom.runtime.joining import join_run
 
 

@@ -1,4 +1,4 @@
-"""A run of RL training: what it reads and builds, its first line and its summary. `launch.py` has the rest."""
+"""A run of RL training: what it reads and builds, its first line and its summary. `job.py` has the rest."""
 
 import logging
 import math
@@ -13,10 +13,23 @@ import torch
 from rloom.config.checks import late_notices, notices_on_a_cpu
 from rloom.config.derived import ACCURACY, validation_word
 from rloom.config.schema import Config
-from rloom.launch.build import Components, check_own_algorithm, open_components, prepare, resolved_needs
+from rloom.launch.build import (
+    PolicyParts,
+    check_own_algorithm,
+    open_parts,
+    prepare,
+    resolved_needs,
+)
 from rloom.launch.identity import Continuation, Record, compare, describe
 from rloom.launch.inputs import Inputs, UserObjects
-from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_job, run_to_end, timetable
+from rloom.launch.job import (
+    Outcome,
+    continue_from,
+    live_diagnosis,
+    run_with_restarts,
+    timetable,
+    train_to_end,
+)
 from rloom.launch.models import needs_critic
 from rloom.runs.curve import draw_learning_curve
 from rloom.runs.display import validation_accuracies
@@ -48,10 +61,10 @@ COMMAND = Caller(UserObjects())  # a command gives the configuration alone
 def run(config: Config, caller: Caller = COMMAND) -> Outcome:
     check_own_algorithm(config)
     trainer = config.trainer
-    if trainer.device == "auto" and not config.uses_ray and not torch.cuda.is_available():
+    if trainer.device == "auto" and not config.has_workers and not torch.cuda.is_available():
         for notice in notices_on_a_cpu(config, resolved_needs(config)):
             logger.warning(f"Note: {notice}")
-    return run_job(PolicyTraining(config, caller))
+    return run_with_restarts(PolicyTraining(config, caller))
 
 
 @dataclass(frozen=True)
@@ -84,56 +97,45 @@ class PolicyTraining:
 
     def open(
         self, layout: WorkerLayout, inputs: Inputs, identity: Record, logs: Path
-    ) -> AbstractContextManager[Components]:
-        return open_components(self.config, layout, inputs, identity, logs)
+    ) -> AbstractContextManager[PolicyParts]:
+        return open_parts(self.config, layout, inputs, identity, logs)
 
     def train(
-        self, parts: Components, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
+        self, parts: PolicyParts, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
     ) -> Outcome:
-        return train(self.config, parts, log, checkpoints, start, how, self.caller.after_step)
-
-
-def train(
-    config: Config,
-    parts: Components,
-    log: RunLog,
-    checkpoints: Checkpoints,
-    start: Path | None,
-    how: Continuation | None,
-    after_step: AfterStep,
-) -> Outcome:
-    with ExitStack() as stack:
-        dumps = dump_writer(config, parts, log)
-        if dumps is not None:
-            stack.enter_context(closing(dumps))
-        training = Training(
-            parts.settings,
-            parts.roles,
-            parts.stream,
-            parts.kl,
-            log,
-            checkpoints,
-            parts.write_checkpoint,
-            parts.load_checkpoint,
-            after_step,
-            live_diagnosis(config),
-            dumps,
-        )
-        continue_from(training, log, start, how)
-        if config.trainer.val_only:
-            training.validate(training.state.step)
-            return Outcome(checkpoints.directory, start)
-        if start is not None:
-            remove_dumps_after(training.state.step, dumps, log.run_dir)
-        for notice in late_notices(config, parts.settings.total_steps):
-            logger.warning(f"Note: {notice}")
-        return run_to_end(
-            training,
-            log,
-            start,
-            opening=opening(config, parts),
-            summary=lambda: summary(config, log, checkpoints),
-        )
+        config = self.config
+        with ExitStack() as stack:
+            dumps = dump_writer(config, parts, log)
+            if dumps is not None:
+                stack.enter_context(closing(dumps))
+            training = Training(
+                parts.settings,
+                parts.roles,
+                parts.stream,
+                parts.kl,
+                log,
+                checkpoints,
+                parts.write_checkpoint,
+                parts.load_checkpoint,
+                self.caller.after_step,
+                live_diagnosis(config),
+                dumps,
+            )
+            continue_from(training, log, start, how)
+            if config.trainer.val_only:
+                training.validate(training.state.step)
+                return Outcome(checkpoints.directory, start)
+            if start is not None:
+                remove_dumps_after(training.state.step, dumps, log.run_dir)
+            for notice in late_notices(config, parts.settings.total_steps):
+                logger.warning(f"Note: {notice}")
+            return train_to_end(
+                training,
+                log,
+                start,
+                opening=opening(config, parts),
+                summary=lambda: summary(config, log, checkpoints),
+            )
 
 
 def remove_dumps_after(step: int, dumps: DumpWriter | None, run_dir: Path) -> None:
@@ -145,7 +147,7 @@ def remove_dumps_after(step: int, dumps: DumpWriter | None, run_dir: Path) -> No
         former.remove_after(step)
 
 
-def dump_writer(config: Config, parts: Components, log: RunLog) -> DumpWriter | None:
+def dump_writer(config: Config, parts: PolicyParts, log: RunLog) -> DumpWriter | None:
     trainer = config.trainer
     if not trainer.log_rollouts or trainer.val_only:
         return None
@@ -157,7 +159,7 @@ def dump_writer(config: Config, parts: Components, log: RunLog) -> DumpWriter | 
     )
 
 
-def opening(config: Config, parts: Components) -> str:
+def opening(config: Config, parts: PolicyParts) -> str:
     n, steps, prompts = config.actor_rollout_ref.rollout.n, parts.settings.total_steps, len(parts.stream)
     return (
         f"{config.algorithm.adv_estimator} on {config.model_path} ({parts.settings.device}): {prompts} "

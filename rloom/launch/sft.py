@@ -1,11 +1,13 @@
-"""The parts of a run of supervised fine-tuning, from its configuration."""
+"""Supervised fine-tuning: its rows, its worker, the parts of a run, its first line and its summary."""
 
+import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -13,31 +15,47 @@ from transformers import PreTrainedTokenizerBase
 from rloom.algos.objectives import SupervisedObjective
 from rloom.config.base import EMBEDDED
 from rloom.config.derived import micro_batching, of_one_rank
-from rloom.config.from_checkpoint import config_text
 from rloom.config.schema import SftConfig
 from rloom.data.examples import Example, RowFormat, load_examples
 from rloom.data.stream import RowStream
 from rloom.engines.base import AdamW, Engine
-from rloom.engines.distributed import join
 from rloom.engines.kinds import STRATEGIES
 from rloom.errors import ConfigError
 from rloom.families.family import family_of
-from rloom.launch.build import schedule
+from rloom.launch.build import RunParts, schedule
 from rloom.launch.engines import Ranks, make_engine, model_work
-from rloom.launch.identity import IDENTITY_FILE, Record
+from rloom.launch.identity import (
+    SHAPES,
+    VERSION,
+    Continuation,
+    Difference,
+    Record,
+    continuation,
+    data_differences,
+    lora_record,
+    model_differences,
+    read_record,
+)
+from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_with_restarts, timetable, train_to_end
 from rloom.launch.model_sources import sft_source
 from rloom.launch.models import causal_network, pick_device, placement
-from rloom.launch.worker import FILES, GatheredFiles, ModelFiles, Rendezvous
+from rloom.launch.run import CURVE
+from rloom.launch.worker import FILES, BaseWorker, Rendezvous
+from rloom.launch.workers import open_workers, serve_rank
+from rloom.models.fingerprint import fingerprint, tokenizer_digest
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.source import EMBEDDED_FOLDER, check_folder
-from rloom.runs.metrics import ModelWork, device_peak_flops
-from rloom.runs.run_folder import CONFIG_FILE
-from rloom.runtime.group import Group, LocalGroup
-from rloom.runtime.placement import ACTOR, WorkerLayout, WorkerSlot
-from rloom.training.memory import SFT_BUILD, explain_out_of_memory
+from rloom.runs.curve import draw_learning_curve
+from rloom.runs.metrics import ModelWork
+from rloom.runs.run_folder import RunFolder
+from rloom.runs.runlog import RunLog
+from rloom.runtime.group import Group
+from rloom.runtime.placement import ACTOR, WorkerLayout
+from rloom.training.checkpoint import Checkpoints
+from rloom.training.memory import SFT_BUILD
 from rloom.training.roles import Learner, MiniBatching
-from rloom.training.sft import SftSettings
+from rloom.training.sft import SftSettings, SftTraining
 
 log = logging.getLogger(__name__)
 
@@ -52,44 +70,19 @@ class SftInputs:
 
 
 @dataclass(frozen=True)
-class SftGroups:
-    """The group of workers that holds each role."""
+class SftParts(RunParts):
+    """Everything of a run of supervised fine-tuning except its directory."""
 
-    model: Group
-    files: Group
-    all_workers: Group | None  # None: this process
-    work: ModelWork | None  # of the model, where it is known
-    device: torch.device  # of the loop itself
-    devices: int  # of all workers
-    peak_flops: float | None
-
-
-@dataclass(frozen=True)
-class SftComponents:
-    config: SftConfig
     settings: SftSettings
     model: Learner
     stream: RowStream[Example]
     held_out: Sequence[Example]
-    groups: SftGroups
-    identity: Record
-
-    def write_checkpoint(self, folder: Path) -> None:
-        contents = frozenset(self.config.trainer.checkpoint.save_contents)
-        self.model.save(folder, contents)
-        (folder / CONFIG_FILE).write_text(config_text(self.config))
-        (folder / IDENTITY_FILE).write_text(json.dumps(self.identity, indent=1))
-        self.groups.files.call("describe", folder / "actor")
-        if "hf_model" in contents:
-            self.groups.files.call("write_pretrained", folder / "actor" / "huggingface")
-
-    def load_checkpoint(self, folder: Path) -> None:
-        self.model.load(folder, frozenset(self.config.trainer.checkpoint.load_contents))
+    workers: Group | None  # all of them, iff they are other processes
 
 
 def prepare_sft(config: SftConfig) -> SftInputs:
     """Check device and model family, and read the rows, before the model is loaded."""
-    if not config.uses_ray:
+    if not config.has_workers:
         pick_device(config)  # fails at once if there is no GPU
     source = sft_source(config)
     check_folder(source)
@@ -138,24 +131,25 @@ def column_path(column: str | None, below: list[str] | None, what: str) -> tuple
 @contextmanager
 def open_sft(
     config: SftConfig, layout: WorkerLayout, inputs: SftInputs, identity: Record, logs: Path
-) -> Iterator[SftComponents]:
+) -> Iterator[SftParts]:
     data, trainer = config.data, config.trainer
     stream = RowStream(inputs.rows, batch_size=data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
     total = trainer.total_training_steps or trainer.total_epochs * stream.steps_per_epoch
-    with open_groups(config, layout, logs) as groups:
+    with open_workers(config, layout, logs, SftWorker, SFT_BUILD) as workers:
         settings = SftSettings(
             total_steps=total,
             save_every=trainer.save_freq if trainer.save_freq > 0 else None,
             validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
             validate_first=trainer.val_before_train,
             rows_per_validation_pass=data.train_batch_size,
-            device=groups.device,
-            devices=groups.devices,
-            peak_flops=groups.peak_flops,
+            device=workers.device,
+            devices=workers.devices,
+            peak_flops=workers.peak_flops,
         )
+        numbers = layout.workers_of(ACTOR)
         model = Learner(
             "actor",  # the folder that `rloom export` reads
-            groups.model,
+            workers.group(ACTOR, numbers, config.sequence_ranks),
             objective=SupervisedObjective(),
             mini_batching=MiniBatching(data.train_batch_size, 1, False, data.seed, horizon=data.max_length),
             schedule=schedule(config.optim, total),
@@ -163,66 +157,37 @@ def open_sft(
             max_nonfinite=trainer.max_nonfinite_updates,
             prefix="train",
             remedy="Lower optim.lr or optim.clip_grad",
-            work=groups.work,
+            work=workers.work.get(ACTOR),
         )
-        yield SftComponents(config, settings, model, stream, inputs.held_out, groups, identity)
+        files = workers.group(FILES, numbers)
+        yield SftParts(
+            config,
+            trainer.checkpoint,
+            [model],
+            files,
+            identity,
+            settings,
+            model,
+            stream,
+            inputs.held_out,
+            workers.all_workers,
+        )
 
 
-@contextmanager
-def open_groups(config: SftConfig, layout: WorkerLayout, logs: Path) -> Iterator[SftGroups]:
-    if config.uses_ray:
-        from rloom.launch.sft_ray import ray_groups  # Ray is an extra
-
-        with ray_groups(config, layout, logs) as groups:
-            yield groups
-        return
-    if config.workers > 1:
-        from rloom.launch.sft_torchrun import torchrun_groups
-
-        with torchrun_groups(config, layout) as groups:
-            yield groups
-        return
-    [slot] = layout.slots()
-    worker = SftWorker(config, layout, slot)
-    with explain_out_of_memory(SFT_BUILD):
-        work = worker.build(Rendezvous()).get(ACTOR)
-    yield SftGroups(
-        model=LocalGroup([worker.roles[ACTOR]]),
-        files=LocalGroup([worker.roles[FILES]]),
-        all_workers=None,
-        work=work,
-        device=worker.device,
-        devices=layout.devices,
-        peak_flops=device_peak_flops(worker.device),
-    )
-
-
-class SftWorker:
+class SftWorker(BaseWorker[SftConfig]):
     """One worker: the model's training engine, and the writer of its files."""
 
-    def __init__(self, config: SftConfig, layout: WorkerLayout, slot: WorkerSlot) -> None:
-        self.config, self.layout, self.slot = config, layout, slot
-        self.device = pick_device(config)
-        self.roles: dict[str, object] = {}
-
     def build(self, rendezvous: Rendezvous) -> dict[str, ModelWork]:
-        """Load the model, all ranks together. Returns its work by role, where it is known."""
         config, pool, rank = self.config, self.slot.pool, self.slot.rank
         # seed before LoRA weights are created, so that every world size starts from the same adapter
         torch.manual_seed(config.data.seed)
         tokenizer = load_tokenizer(sft_source(config))
-        if pool.size > 1 and pool.name in rendezvous:  # torchrun's ranks have joined already
-            shared = self.layout.gpus_per_worker < 1
-            join(rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=shared)
+        if pool.size > 1:
+            self.join_pool(rendezvous, rank)
         network = sft_network(config, empty=rank > 0)  # rank 0 reads the model and broadcasts its weights
         work = model_work(network)  # before the engine divides it
-        engine = sft_engine(config, network, ranks=pool.size)
-        self.roles = {
-            ACTOR: engine,
-            FILES: ModelFiles(network, tokenizer)
-            if self.slot.alone
-            else GatheredFiles(network, tokenizer, engine, writes=rank == 0),
-        }
+        engine = self.roles[ACTOR] = sft_engine(config, network, ranks=pool.size)
+        self.add_files(network, tokenizer)
         if rank == 0:
             log.info(f"model: {engine.size:,} parameters, {engine.description}")
         return {} if work is None else {ACTOR: work}
@@ -254,3 +219,134 @@ def sft_engine(config: SftConfig, network: PolicyNetwork, *, trained: bool = Tru
         optimizer=AdamW(optim.weight_decay, optim.betas, optim.clip_grad) if trained else None,
         compiled=engine.use_torch_compile,
     )
+
+
+KIND = "sft"  # in the record of a run
+
+
+def run(config: SftConfig) -> Outcome:
+    return run_with_restarts(SupervisedTraining(config))
+
+
+def serve(config: SftConfig) -> int:
+    """On the ranks of torchrun other than 0."""
+    return serve_rank(config, SftWorker, SFT_BUILD)
+
+
+@dataclass(frozen=True)
+class SupervisedTraining:
+    """Supervised fine-tuning as a job."""
+
+    config: SftConfig
+    only_reads: bool = False
+
+    @property
+    def keep(self) -> dict[str, int | None]:
+        return {"actor": self.config.trainer.max_ckpt_to_keep}
+
+    def prepare(self) -> SftInputs:
+        return prepare_sft(self.config)
+
+    def identity(self, inputs: SftInputs) -> Record:
+        return describe_sft(self.config, inputs)
+
+    def compare(self, start: Path, identity: Record) -> Continuation:
+        return compare_sft(start, self.config, identity)
+
+    def open(
+        self, layout: WorkerLayout, inputs: SftInputs, identity: Record, logs: Path
+    ) -> AbstractContextManager[SftParts]:
+        return open_sft(self.config, layout, inputs, identity, logs)
+
+    def train(
+        self, parts: SftParts, log: RunLog, checkpoints: Checkpoints, start: Path | None, how: Continuation | None
+    ) -> Outcome:
+        training = SftTraining(
+            parts.settings,
+            parts.model,
+            parts.stream,
+            parts.held_out,
+            parts.workers,
+            log,
+            checkpoints,
+            parts.write_checkpoint,
+            parts.load_checkpoint,
+            live_diagnosis(self.config),
+        )
+        continue_from(training, log, start, how)
+        return train_to_end(
+            training,
+            log,
+            start,
+            opening=opening(self.config, parts),
+            summary=lambda: summary(log, checkpoints),
+        )
+
+
+def opening(config: SftConfig, parts: SftParts) -> str:
+    tuned = f"a LoRA adapter of rank {config.model.lora_rank}" if config.model.has_lora else "all weights"
+    steps = parts.settings.total_steps
+    return (
+        f"sft on {config.model.path} ({parts.settings.device}): {len(parts.stream)} rows, "
+        f"{config.data.train_batch_size} a step, {steps} step{'s' if steps != 1 else ''}, {tuned}\n"
+        f"{timetable(parts.settings, parts.stream.steps_per_epoch, validates=bool(parts.held_out))}"
+    )
+
+
+def summary(log: RunLog, checkpoints: Checkpoints) -> str:
+    lines = loss_lines(RunFolder(log.run_dir).metrics)
+    picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
+    newest = checkpoints.path(checkpoints.steps()[-1])  # the last step is always saved
+    return "\n".join(
+        [
+            *lines,
+            f"Learning curve: {picture}",
+            f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR, which RL training starts from with "
+            "actor_rollout_ref.model.path=DIR",
+        ]
+    )
+
+
+def loss_lines(records: Sequence[Mapping[str, float]]) -> list[str]:
+    """The first validation and the last, each with its step."""
+    found = [(int(record["step"]), record["val/loss"]) for record in records if "val/loss" in record]
+    if not found:
+        return []
+    (first_step, first), (last_step, last) = found[0], found[-1]
+    now = f", {last:.3f} now" if last_step > first_step else ""
+    return [f"Validation loss: {first:.3f} {'at the start' if first_step == 0 else f'after step {first_step}'}{now}"]
+
+
+def describe_sft(config: SftConfig, inputs: SftInputs) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "kind": KIND,
+        "model": fingerprint(sft_source(config)).record(),
+        "tokenizer": tokenizer_digest(inputs.tokenizer),
+        "lora": lora_record(config.model),
+        "data": rows_record(inputs.rows),
+        "held_out": rows_record(inputs.held_out),
+        "shuffle": config.data.shuffle,
+        "seed": config.data.seed,
+    }
+
+
+def rows_record(rows: Sequence[Example]) -> dict[str, Any]:
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(json.dumps([row.index, row.text]).encode())
+    return {"rows": len(rows), "content": found.hexdigest()}
+
+
+def compare_sft(checkpoint: Path, config: SftConfig, own: Record) -> Continuation:
+    """How this run goes on from a checkpoint; an error where that would be another run under the same name."""
+    strict = config.trainer.resume_mode != "resume_path"
+    found = list(differences(read_record(checkpoint, SHAPES, KIND), own, strict))
+    return continuation(checkpoint, config, found)
+
+
+def differences(saved: Record, own: Record, strict: bool) -> Iterator[Difference]:
+    yield from model_differences(saved, own, strict, "model.path")
+    yield from data_differences(saved, own, strict)
+    if saved["held_out"] != own["held_out"]:
+        yield Difference("the validation data is another: losses before and after do not compare", refused=False)

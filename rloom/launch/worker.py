@@ -1,4 +1,4 @@
-"""One worker: the roles of its slot, built from the configuration. A run has one, or several with Ray.
+"""One worker: the roles of its slot, built from the configuration. A run has one in its own process, or several.
 
 Roles by name: actor, critic, ref (training engines), rollout, reward (the reward model), weight_sync (weights from
 actor to rollout), files (the policy as a Hugging Face folder).
@@ -7,16 +7,18 @@ actor to rollout), files (the policy as a Hugging Face folder).
 import logging
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rloom.config.schema import Actor, Config, Critic
+from rloom.batch import Batch
+from rloom.config.schema import Actor, Config, Critic, SftConfig
 from rloom.data.chat import stop_token_ids
 from rloom.engines.base import Engine
-from rloom.engines.distributed import Broadcast, as_whole_group, join
+from rloom.engines.distributed import Broadcast, all_gather_objects, as_whole_group, join
 from rloom.engines.weight_sync import WeightSync
+from rloom.errors import ModelError
 from rloom.launch.engines import model_work, rank_of, reads_own_part
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (
@@ -32,17 +34,18 @@ from rloom.launch.models import (
     reference_engine,
     rollout_engine,
 )
-from rloom.launch.probe import check_agreement
 from rloom.launch.reward_model import has_reward_model, reward_scorer
 from rloom.launch.servers import gpus_of_workers
 from rloom.models.checkpoint_format import save_description, save_pretrained
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.base import Rollout, WeightOwner
+from rloom.rollout.base import Request, Rollout, Sampling, WeightOwner
 from rloom.runs.metrics import ModelWork
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot
+from rloom.training.scoring import PendingAnswer
+from rloom.types import Prompt, Score
 
-log = logging.getLogger("rloom.calls")  # of a worker of Ray: in its log file
+log = logging.getLogger("rloom.calls")  # in the log file of a worker's process
 WEIGHT_SYNC, FILES = "weight_sync", "files"
 
 
@@ -50,9 +53,15 @@ class Rendezvous(dict[str, str]):
     """host:port of each process group: by the name of its pool, or `weight_sync`."""
 
 
-class Worker:
-    def __init__(self, config: Config, layout: WorkerLayout, slot: WorkerSlot) -> None:
-        self.config, self.layout, self.slot = config, layout, slot
+C = TypeVar("C", Config, SftConfig)
+
+
+class BaseWorker(Generic[C]):
+    """What the worker of any kind of training has."""
+
+    def __init__(self, config: C, layout: WorkerLayout, slot: WorkerSlot) -> None:
+        self.config: C = config
+        self.layout, self.slot = layout, slot
         self.device = pick_device(config)
         self.roles: dict[str, Any] = {}
 
@@ -60,13 +69,30 @@ class Worker:
     def shares_gpu(self) -> bool:
         return self.layout.gpus_per_worker < 1
 
+    def build(self, rendezvous: Rendezvous) -> dict[str, ModelWork]:
+        """Load the models, all ranks of a pool together. Returns their work by role, where it is known."""
+        raise NotImplementedError
+
+    def join_pool(self, rendezvous: Rendezvous, rank: int) -> None:
+        pool = self.slot.pool
+        join(rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
+
+    def add_files(self, network: PolicyNetwork, tokenizer: PreTrainedTokenizerBase) -> None:
+        """The actor's ranks, which have all weights together, write files."""
+        self.roles[FILES] = (
+            ModelFiles(network, tokenizer)
+            if self.slot.alone
+            else GatheredFiles(network, tokenizer, self.roles[ACTOR], writes=self.slot.rank == 0)
+        )
+
+
+class Worker(BaseWorker[Config]):
     @property
     def trained_role(self) -> Actor | Critic:
         """The section that divides the ranks of the pool. Roles that share workers are divided in one way."""
         return self.config.critic if self.slot.pool.roles == (CRITIC,) else self.config.actor_rollout_ref.actor
 
     def build(self, rendezvous: Rendezvous) -> dict[str, ModelWork]:
-        """Load the models, all ranks of a pool together. Returns their work by role, where it is known."""
         pool, config, roles = self.slot.pool, self.config, self.layout.roles_of(self.slot)
         # seed before LoRA weights are created, so that every world size starts from the same adapter
         torch.manual_seed(config.data.seed)
@@ -76,8 +102,7 @@ class Worker:
             check_rollout(config)
         divides_engine = ROLLOUT in roles and config.actor_rollout_ref.rollout.workers_per_engine > 1
         if pool.size > 1 and (learns or divides_engine):
-            rank = rank_of(self.trained_role, self.slot.rank, pool.size)
-            join(rank, pool.size, address=rendezvous[pool.name], device=self.device, shared=self.shares_gpu)
+            self.join_pool(rendezvous, rank_of(self.trained_role, self.slot.rank, pool.size))
         empty = self.slot.rank > 0  # rank 0 reads the model and broadcasts its weights
         described = empty or reads_own_part(config.actor_rollout_ref.actor, pool.size)
         network = policy_network(config, empty=described) if ACTOR in roles else None
@@ -119,13 +144,9 @@ class Worker:
         self.roles[FILES] = ModelFiles(network, tokenizer)
 
     def add_own_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
-        """An engine that reads the model itself. The actor's ranks, which have all weights together, write files."""
+        """An engine that reads the model itself."""
         if network is not None:
-            self.roles[FILES] = (
-                ModelFiles(network, tokenizer)
-                if self.slot.alone
-                else GatheredFiles(network, tokenizer, self.roles[ACTOR], writes=self.slot.rank == 0)
-            )
+            self.add_files(network, tokenizer)
         # only the first worker calls servers: the model is in processes of their own
         one_client = self.config.actor_rollout_ref.rollout.uses_servers
         gpus = gpus_of_workers(alone=self.slot.alone) if one_client else ()
@@ -226,3 +247,28 @@ class GatheredFiles(ModelFiles):
         weights = {name: tensor for name, tensor in gathered if self.writes}
         if self.writes:
             save_pretrained(self.network, self.tokenizer, folder, weights)
+
+
+TOKENS = 8  # of the prompt and of the answer
+FIRST_TOKEN = 3  # lower ones are special tokens in many vocabularies
+# mean difference of log-probs; bfloat16 kernels differ by 0.01 to 0.05, wrong weights by more than 1
+LARGEST_DIFFERENCE = 0.3
+
+
+def check_agreement(
+    rollout: Rollout | None, actor: Engine, name: str, longest: int, temperature: float, *, alone: bool = True
+) -> None:
+    """All ranks of the actor call it together, those without a rollout engine too. `alone`: there is one rank."""
+    prompt = tuple(range(FIRST_TOKEN, FIRST_TOKEN + min(TOKENS, longest - 1)))
+    sampling = Sampling(min(TOKENS, longest - len(prompt)), temperature=temperature, ignore_eos=True)
+    own = None if rollout is None else dict(rollout.generate([Request(prompt, sampling, seed=0)]))[0]
+    completion = next(found for found in ([own] if alone else all_gather_objects(own)) if found is not None)
+    answer = PendingAnswer(Prompt(0, (), "", prompt, ""), 0, completion, "", ()).trajectory(Score(1.0))
+    batch = Batch.pack([answer])
+    difference = float((actor.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs().mean())
+    if not difference <= LARGEST_DIFFERENCE:  # nan, too
+        raise ModelError(
+            f"actor_rollout_ref.rollout.name={name}: its log-probs differ from the trainer's by {difference:.2g} on "
+            "average, with the same weights: it does not compute this model as the trainer does; use "
+            "actor_rollout_ref.rollout.name=native or hf"
+        )

@@ -36,7 +36,7 @@ def portable_errors() -> Iterator[None]:
     """Replace any exception by one that every process can unpickle."""
     try:
         yield
-    except RloomError:
+    except (RloomError, CallFailed):
         raise
     except Exception as error:
         below = error.__traceback__.tb_next if error.__traceback__ is not None else None  # without this frame

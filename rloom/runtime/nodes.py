@@ -131,12 +131,15 @@ def ray_command() -> str:
     beside = Path(sys.executable).with_name("ray")  # of this Python environment, activated or not
     found = str(beside) if beside.is_file() else shutil.which("ray")
     if found is None:
-        raise ConfigError(no_ray("trainer.nnodes"))
+        raise ConfigError(no_ray())
     return found
 
 
-def no_ray(key: str) -> str:
-    return f"{key}: more than one worker needs Ray, which is not installed: {install_command('ray')}"
+def no_ray() -> str:
+    return (
+        "trainer.nnodes above 1, trainer.backend=ray and an existing cluster need Ray, which is not installed: "
+        + install_command("ray")
+    )
 
 
 def fail_if_ended(process: "subprocess.Popen[bytes]", unless: Callable[[], bool] = lambda: False) -> bool:

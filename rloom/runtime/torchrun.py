@@ -31,7 +31,7 @@ def master_address() -> str:
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
-class Ranks:
+class TorchrunRanks:
     """Sends a call to every rank. All ranks create it together, after they have joined their process group."""
 
     def __init__(self, worker: HasRoles) -> None:
@@ -73,7 +73,7 @@ class Ranks:
 
 
 class RankGroup(Group):
-    def __init__(self, ranks: Ranks, role: str, *, workers_per_share: int = 1) -> None:
+    def __init__(self, ranks: TorchrunRanks, role: str, *, workers_per_share: int = 1) -> None:
         self.ranks, self.role, self.workers_per_share = ranks, role, workers_per_share
 
     @property

@@ -10,8 +10,9 @@ from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
 from rloom.language import translate
+from rloom.launch.directory import claimed, in_directory
 from rloom.launch.early_checks import announce_run, check, check_extras, check_keys
-from rloom.launch.numbered import claimed, in_directory
+from rloom.runtime.fork_server import fork_server
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -64,6 +65,8 @@ def train(config: Config) -> int:
         return join(config)
     with claimed(check(config)) as own:
         announce_run(own, __version__)
+        if own.uses_processes:
+            fork_server()
         from rloom.launch.run import run
 
         run(own)

@@ -11,8 +11,9 @@ from rloom.config.load import load_sft_config
 from rloom.config.schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
 from rloom.language import translate
+from rloom.launch.directory import claimed, in_directory
 from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras
-from rloom.launch.numbered import claimed, in_directory
+from rloom.runtime.fork_server import fork_server
 
 USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
 
@@ -52,12 +53,14 @@ def train(config: SftConfig) -> int:
         use_own_gpu()
         if os.environ["RANK"] != "0":
             announce_sft(in_directory(config), __version__)
-            from rloom.launch.sft_torchrun import serve_rank
+            from rloom.launch.sft import serve
 
-            return serve_rank(config)
+            return serve(config)
     with claimed(config) as own:
         announce_sft(own, __version__)
-        from rloom.launch.sft_run import run
+        if own.uses_processes:
+            fork_server()
+        from rloom.launch.sft import run
 
         run(own)
     return 0

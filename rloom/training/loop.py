@@ -100,6 +100,15 @@ class State:
     stream: dict[str, object]  # position in the data
     reward: dict[str, Any]  # running moments
 
+    def saved(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "step": self.step,
+            "kl_coefficient": self.kl.coefficient,
+            "stream": self.stream,
+            "reward": self.reward,
+        }
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -300,12 +309,7 @@ class Training(StepLoop):
         return CompletedStep(metrics, partial(self.roles.sampler.rows, result.trajectories, step))
 
     def saved_state(self) -> dict[str, Any]:
-        return {
-            "step": self.state.step,
-            "kl_coefficient": self.state.kl.coefficient,
-            "stream": self.state.stream,
-            "reward": self.state.reward,
-        }
+        return self.state.saved()
 
     def record(self, step: int, result: StepResult) -> Metrics:
         s, log, train_batch = self.settings, self.log, result.train_batch

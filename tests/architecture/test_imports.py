@@ -134,8 +134,8 @@ WITHOUT_TORCH = (
     *BOTTOM,
     *("rloom.cli", "rloom.config", "rloom.console", "rloom.doctor", "rloom.plan", "rloom.rewards", "rloom.view"),
     *("rloom.trainer.main_ppo", "rloom.trainer.sft_trainer"),
-    *("rloom.net", "rloom.runtime.placement", "rloom.models.source", *LIMITS, *TABLES),
-    *(f"rloom.launch.{name}" for name in ("directory", "early_checks", "model_sources", "numbered")),
+    *("rloom.net", "rloom.runtime.fork_server", "rloom.runtime.placement", "rloom.models.source", *LIMITS, *TABLES),
+    *(f"rloom.launch.{name}" for name in ("directory", "early_checks", "model_sources")),
 )
 
 

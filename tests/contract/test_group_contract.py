@@ -16,14 +16,14 @@ from rloom.batch import Trajectory
 from rloom.rewards.base import ScoringUnit
 from rloom.rewards.composite import CompositeReward, MixedPart
 from rloom.rollout.base import Rollout, Sampling
-from rloom.runtime import ray as cluster
 from rloom.runtime.group import Group, LocalGroup
+from rloom.runtime.remote import RemoteGroup
 from rloom.training.dispatch import Dispatcher
 from rloom.training.sampling import Sampler
 from rloom.types import Prompt, SampleGroup, Score
-from tests.local_ray import use_local_ray
 from tests.requests import ask
 from tests.rollout_workers import StubRollout
+from tests.worker_backends import PROCESSES, RAY, ray_address, started_actors, started_processes  # noqa: F401
 
 N = 2
 # of different lengths; the last are the longest
@@ -43,24 +43,23 @@ class Ones:
         return {}
 
 
-@pytest.fixture(params=["local", pytest.param("processes", marks=pytest.mark.slow)])
-def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+@pytest.fixture(params=["local", *(pytest.param(name, marks=pytest.mark.slow) for name in (PROCESSES, RAY))])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Workers of StubRollout, by their arguments."""
-    use_local_ray(monkeypatch)
     with ExitStack() as stack:
 
         def made(arguments: Sequence[tuple[Any, ...]], workers_per_share: int = 1) -> tuple[Group, Group]:
             if request.param == "local":
                 workers = [StubRollout(*own) for own in arguments]
                 return LocalGroup(workers, workers_per_share=workers_per_share), LocalGroup(workers)
-            stack.enter_context(cluster.connect({}, cpus=4))
-            share = stack.enter_context(cluster.reserve(1, {"CPU": 4}, timeout_s=60))
-            actors = [
-                cluster.start_worker(share, 0, {"CPU": 1}, (f"worker {number}", None), StubRollout, own)
-                for number, own in enumerate(arguments)
-            ]
-            every = cluster.RayGroup(actors, "rollout")
-            return cluster.RayGroup(actors, "rollout", workers_per_share=workers_per_share), every
+            stack.close()  # one connection to Ray at a time
+            if request.param == PROCESSES:
+                context = started_processes(StubRollout, arguments)
+            else:
+                context = started_actors(request.getfixturevalue("ray_address"), StubRollout, arguments)
+            remote = stack.enter_context(context)
+            every = RemoteGroup(remote, "rollout")
+            return RemoteGroup(remote, "rollout", workers_per_share=workers_per_share), every
 
         yield made
 

@@ -1,18 +1,16 @@
-"""A program: runs commands one after the other in one process and one folder. Its workers are forked processes.
+"""A program: runs commands one after the other in one process and one folder.
 
-The commands are JSON on stdin: [program, arguments, environment variables]. Ray and huggingface_hub read the
-environment when they are imported, so the caller sets it.
+The commands are JSON on stdin: [program, arguments, environment variables]. huggingface_hub reads the environment
+when it is imported, so the caller sets it.
 """
 
 import json
-import os
 import sys
 
 import pytest
 
 from rloom.cli import kit, openrlhf
 from rloom.trainer import main_ppo
-from tests.local_ray import use_local_ray
 
 BEGIN, END = "=== begin", "=== end"
 PROGRAMS = {"kit": kit.main, "openrlhf": openrlhf.main, "train": main_ppo.main}
@@ -20,7 +18,6 @@ PROGRAMS = {"kit": kit.main, "openrlhf": openrlhf.main, "train": main_ppo.main}
 
 def main() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        use_local_ray(patch)
         patch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
         for program, arguments, variables in json.load(sys.stdin):
             with pytest.MonkeyPatch.context() as environment:
@@ -32,5 +29,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     main()

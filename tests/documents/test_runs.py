@@ -17,13 +17,12 @@ from rloom.trainer import main_ppo
 from tests.documents.shell import Command, start
 from tests.documents.test_commands import COMMANDS
 from tests.e2e.runs import records
-from tests.local_ray import use_local_ray
 from tests.shown_output import not_printed, pages_of
 
 pytestmark = pytest.mark.slow
 STEPS = 2
 POOLS = tuple(f"Creating {role} worker pool" for role in ("Actor", "Critic", "Rollout"))
-START = ("Initializing Ray ...", *POOLS, "Starting training ...")
+START = (*POOLS, "Starting training ...")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,6 @@ def test_two_steps_of_a_command(
     monkeypatch.setenv("RLOOM_SMOKE", "1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
-    use_local_ray(monkeypatch)
     main = kit.main if command.is_kit else main_ppo.main
     status = main(started.arguments)
     printed = capsys.readouterr()

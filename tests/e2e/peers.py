@@ -1,4 +1,4 @@
-"""A worker without a model, which does as it is told. Imported by the processes of Ray."""
+"""A worker without a model, which does as it is told. Imported by worker processes."""
 
 import os
 import signal
@@ -33,6 +33,11 @@ class Peer:
         while True:
             errors = yield done
             done = [self.act(0, error) for error in errors]
+
+    def echo_stream(self) -> Generator[list[str], list[str], None]:
+        items: list[str] = []
+        while True:
+            items = yield items
 
 
 class Strange(Exception):

@@ -23,8 +23,8 @@ from torch import Tensor
 from rloom.config.from_checkpoint import load_saved
 from rloom.engines.storage import INDEX, write_tensors
 from rloom.errors import CheckpointError, ConfigError, ModelError, RloomError
+from rloom.launch.build import evaluate_checkpoint
 from rloom.launch.directory import open_checkpoint
-from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
 from rloom.launch.export import export
 from rloom.launch.identity import IDENTITY_FILE, compare, read_identity
 from rloom.launch.models import policy_engine, policy_network

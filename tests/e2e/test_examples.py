@@ -48,9 +48,7 @@ def assert_two_steps_and_a_checkpoint(folder: Path) -> None:
 def test_a_script_trains_two_steps(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process, as where Ray is not installed."""
     monkeypatch.setenv("RLOOM_SMOKE", "1")
-    monkeypatch.setattr(
-        smoke, "examine", lambda environment: smoke.Available(0, False, lambda package: False, environment)
-    )
+    monkeypatch.setattr(smoke, "examine", lambda environment: smoke.Available(0, lambda package: False, environment))
     monkeypatch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)  # slow
     monkeypatch.chdir(tmp_path)
     _, _, *overrides = command_of(script, tmp_path)

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("ray")
 from tests.e2e.runs import records, train, weights
-from tests.e2e.test_ray import GAE, assert_near, numbers, whole, with_workers  # noqa: F401
+from tests.e2e.test_workers import GAE, assert_near, numbers, whole, with_workers  # noqa: F401
 
 pytestmark = pytest.mark.slow
 ACTOR = "actor_rollout_ref.actor"

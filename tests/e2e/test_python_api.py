@@ -13,7 +13,7 @@ import pytest
 
 import rloom
 from rloom.errors import CheckpointError, ConfigError, DataError, RewardError
-from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.build import evaluate_checkpoint
 from rloom.runs.run_folder import RunFolder
 from tests.architecture.source import ROOT
 from tests.e2e.runs import SMALL, command, records

@@ -9,7 +9,7 @@ import pytest
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
 
-from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.build import evaluate_checkpoint
 from tests.classifiers import save_random_policy, save_share_counter
 from tests.e2e.runs import command, records, same, train, weights
 
@@ -92,15 +92,10 @@ def test_a_reward_model_without_head_ends_the_run_with_the_reason(
 
 
 @pytest.fixture
-def with_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    pytest.importorskip("ray")
-    from tests.local_ray import use_local_ray
-
-    use_local_ray(monkeypatch, cpus=8)
-
+def with_workers(tmp_path: Path) -> Callable[..., Path]:
     def run(workers: int, *overrides: str) -> Path:
-        train(tmp_path / "ray", 3, *overrides, f"trainer.n_gpus_per_node={workers}")
-        return tmp_path / "ray"
+        train(tmp_path / "workers", 3, *overrides, f"trainer.n_gpus_per_node={workers}")
+        return tmp_path / "workers"
 
     return run
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import command, records, same, train, weights
-from tests.local_ray import use_local_ray
 
 ROLLOUT = "actor_rollout_ref.rollout"
 GRPO = "algorithm.adv_estimator=grpo"
@@ -78,10 +77,7 @@ def test_a_server_that_does_not_start_ends_the_run_with_its_log(
 
 
 @pytest.mark.slow
-def test_two_workers_that_shard_the_actor_send_its_weights_through_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_local_ray(monkeypatch, cpus=8)
+def test_two_workers_that_shard_the_actor_send_its_weights_through_the_first(tmp_path: Path) -> None:
     train(tmp_path, 2, *servers("sglang", count=1), "trainer.n_gpus_per_node=2", "trainer.start_timeout_s=120")
     gaps = [record["training/rollout_probs_diff_mean"] for record in records(tmp_path)]
     assert len(gaps) == 2 and max(gaps) < 1e-4

@@ -18,7 +18,7 @@ from rloom.config.load import load_config, load_sft_config
 from rloom.data.prepare import arithmetic
 from rloom.engines.local import LocalEngine
 from rloom.errors import CheckpointError, ConfigError
-from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.build import evaluate_checkpoint
 from rloom.launch.export import export
 from rloom.models.source import EMBEDDED_FOLDER
 from rloom.trainer import main_ppo, sft_trainer
@@ -42,7 +42,7 @@ SMALL = (
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """The learning curve takes as long as a step."""
-    monkeypatch.setattr("rloom.launch.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
+    monkeypatch.setattr("rloom.launch.sft.draw_learning_curve", lambda metrics_file, picture: picture)
 
 
 def command(directory: Path, steps: int, *overrides: str) -> int:
@@ -62,7 +62,7 @@ WITH_VALIDATION = ("optim.lr_scheduler=constant", "trainer.val_before_train=True
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four steps in one process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rloom.launch.sft_run.draw_learning_curve", lambda metrics_file, picture: picture)
+        patch.setattr("rloom.launch.sft.draw_learning_curve", lambda metrics_file, picture: picture)
         return train(tmp_path_factory.mktemp("sft") / "whole", 4, *WITH_VALIDATION)
 
 
@@ -140,11 +140,7 @@ def test_one_step_and_one_more_of_lora_equal_two_bit_for_bit(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_two_workers_compute_what_one_computes(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    from tests.local_ray import use_local_ray
-
-    use_local_ray(monkeypatch)
+def test_two_workers_compute_what_one_computes(whole: Path, tmp_path: Path) -> None:
     two = train(tmp_path / "two", 2, *WITH_VALIDATION, "trainer.n_gpus_per_node=2")
     assert losses(two) == pytest.approx(losses(whole)[:2], rel=1e-5)
     assert records(two)[0]["val/loss"] == pytest.approx(records(whole)[0]["val/loss"], rel=1e-6)

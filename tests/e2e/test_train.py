@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
-from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.build import evaluate_checkpoint
 from rloom.launch.export import export
 from rloom.models.source import EMBEDDED_FOLDER
 from rloom.runs.dumps.reader import Dumps

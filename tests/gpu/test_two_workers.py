@@ -1,4 +1,4 @@
-"""The whole loop with two Ray workers that share one GPU: the same numbers as one worker on it."""
+"""The whole loop with two workers that share one GPU: the same numbers as one worker on it."""
 
 import signal
 from collections import Counter
@@ -11,15 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from rloom.models.source import EMBEDDED_FOLDER
+from rloom.runtime import remote
 from tests.e2e.runs import records, train
-from tests.e2e.test_ray import Deadly, numbers, whole  # skips where Ray is not installed
-
-from rloom.runtime import ray as cluster  # isort: skip  # after the skip
+from tests.e2e.test_workers import Deadly, numbers, whole
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.filterwarnings("ignore"),  # torch's compiler and Ray warn of themselves; what is tested are numbers
+    pytest.mark.filterwarnings("ignore"),  # torch's compiler warns of itself; what is tested are numbers
 ]
 STEPS = 3
 LIMIT_S = 300
@@ -32,7 +31,7 @@ EXACT = (  # what a GPU rounds differently from run to run stays far below what 
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
     "trainer.test_freq=3",  # greedy answers after training
 )
-TWO = ("trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.num_cpus=4", "ray_kwargs.ray_init.num_gpus=1")
+TWO = ("trainer.n_gpus_per_node=2",)
 MEGATRON = (
     "actor_rollout_ref.actor.strategy=megatron",
     "actor_rollout_ref.actor.megatron.dtype=float32",
@@ -133,7 +132,7 @@ def test_a_worker_killed_in_an_update_on_a_gpu_costs_nothing(
     run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calm = run("two workers", *TWO)
-    monkeypatch.setattr(cluster, "RayGroup", Deadly)
+    monkeypatch.setattr(remote, "RemoteGroup", Deadly)
     Deadly.plan, Deadly.calls = (
         {"forward_backward": 6},
         Counter(),

@@ -48,7 +48,7 @@ def test_the_directory_is_locked_before_anything_is_read(tmp_path: Path, monkeyp
     def read(*_: object) -> None:
         raise AssertionError("the directory belongs to another run")
 
-    for name in ("prepare", "open_components"):
+    for name in ("prepare", "open_parts"):
         monkeypatch.setattr(running, name, read)
     config = load_config([f"trainer.default_local_dir={tmp_path}", "trainer.device=cpu"])
     with locked(tmp_path), pytest.raises(ConfigError, match="another run is using it"):

@@ -79,7 +79,7 @@ def test_a_vllm_for_another_torch_does_not_fit(install: Install) -> None:
 
 def test_a_version_outside_the_extra_does_not_fit(install: Install) -> None:
     install("ray", "2.40.0")
-    found = library(installation(), "several workers (Ray)", "ray", "ray")
+    found = library(installation(), "several machines (Ray)", "ray", "ray")
     assert (found.state, found.detail) == (State.WRONG_VERSION, "rloom requires ray>=2.52; 2.40.0 is installed")
     assert shlex.split(found.way_out)[-1].endswith("[ray]")
 
@@ -220,7 +220,7 @@ def test_this_installation_trains() -> None:
     report = json.loads(done.stdout)
     assert (done.returncode, report["works"]) == (0, True), report["features"][0]
     states = {feature["name"]: feature["state"] for feature in report["features"]}
-    assert states["rollout.name=native"] == states["rollout.name=hf"] == states["several workers (Ray)"] == "works"
+    assert states["rollout.name=native"] == states["rollout.name=hf"] == states["several machines (Ray)"] == "works"
     assert states["strategy=megatron"] == "works"
 
 

@@ -12,7 +12,7 @@ from rloom.config.from_checkpoint import config_text, load_saved
 from rloom.config.frontends.smoke import Available, replacements
 from rloom.config.load import load_config, load_sft_config, with_changes
 from rloom.errors import ConfigError
-from rloom.gpus import Gpu, choose, smallest_memory, visible_gpus
+from rloom.gpus import Gpu, choose, device_names, smallest_memory, visible_gpus
 from rloom.launch import early_checks
 
 GIB = 2**30
@@ -111,16 +111,20 @@ def test_an_error_about_the_number_of_workers_names_its_source(four_gpus: None) 
     assert source == "The run has 4 GPUs (all visible; trainer.n_gpus_per_node sets another number)"
 
 
-def test_several_gpus_without_ray_are_an_error_with_both_ways_out(
+def test_several_gpus_of_one_machine_need_no_ray_and_several_machines_do(
     four_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(early_checks, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError) as caught:
-        early_checks.check_extras(load_config([OWN]))
-    said = str(caught.value)
-    assert said.startswith("this machine shows 4 GPUs, and more than one worker needs Ray, which is not installed.")
-    assert "[ray]" in said and said.endswith("or train on one GPU: trainer.n_gpus_per_node=1")
-    early_checks.check_extras(load_config([OWN, "trainer.n_gpus_per_node=1"]))
+    early_checks.check_extras(load_config([OWN]))
+    for keys in (["trainer.nnodes=2"], ["trainer.backend=ray"], ["+ray_kwargs.ray_init.address=auto"]):
+        with pytest.raises(ConfigError, match=r"need Ray, which is not installed: .*ray"):
+            early_checks.check_extras(load_config([OWN, *keys]))
+
+
+def test_each_worker_gets_one_of_the_chosen_gpus(four_gpus: None) -> None:
+    assert device_names({}) == ["0", "1", "2", "3"]
+    assert device_names({"CUDA_VISIBLE_DEVICES": "3, 1"}) == ["3", "1"]
+    assert device_names({"CUDA_VISIBLE_DEVICES": ""}) == []
 
 
 def test_the_first_line_says_how_many(four_gpus: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -134,7 +138,7 @@ def test_a_smoke_run_on_two_visible_gpus_has_two_workers(monkeypatch: pytest.Mon
     """The embedded model, which it trains, takes one GPU unless a number is given."""
     monkeypatch.setattr(gpus, "present_gpus", lambda: FOUR[:2])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    available = Available(gpus=2, ray=True, installed=lambda package: False, environment={})
+    available = Available(gpus=2, installed=lambda package: False, environment={})
     config = load_config([OWN, "data.train_files=x.parquet", "trainer.pools.rollout=1"])
     small = with_changes(config, replacements(config, available))
     check(small, declared_needs(small))

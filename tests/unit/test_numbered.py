@@ -10,7 +10,7 @@ import pytest
 from rloom.api.config import changed
 from rloom.config.load import experiment_name, load_config, load_sft_config
 from rloom.errors import ConfigError
-from rloom.launch.numbered import claimed, directory_of
+from rloom.launch.directory import claimed, directory_of
 from tests.ranks import forkserver
 
 BASE = "checkpoints/rloom_examples/embedded_gae_embedded"

@@ -9,7 +9,7 @@ from rloom.config.schema import Config
 from rloom.errors import ConfigError, WorkerError
 from rloom.launch.reward_model import offloads_reward_model, scores_during_generation
 from rloom.launch.worker import Worker
-from rloom.launch.worker_groups import layout_of, pool_lines
+from rloom.launch.workers import layout_of, pool_lines
 from rloom.runtime.placement import worker_layout
 
 EIGHT = (  # rollout on GPUs 0 and 1 with TP 2, the reward model on 2 and 3, actor, critic and reference on all
@@ -119,16 +119,16 @@ def test_a_placement_that_cannot_be_is_refused(key: str, reason: str) -> None:
 
 def test_a_smaller_cluster_keeps_the_placement_if_it_has_these_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
-    from rloom.launch import ray_workers
+    from rloom.launch import ray_cluster
 
-    monkeypatch.setattr(ray_workers.cluster, "responsive_machines", lambda _: 1)
-    monkeypatch.setattr(ray_workers, "RETURN_S", 0.0)
+    monkeypatch.setattr(ray_cluster.cluster, "responsive_machines", lambda _: 1)
+    monkeypatch.setattr(ray_cluster, "RETURN_S", 0.0)
     config = load_config(["trainer.nnodes=2", "trainer.n_gpus_per_node=4", "trainer.device=cpu"])
     first, second = {"rollout": [0, 1], "reward": [3]}, {"rollout": [0, 4]}
-    smaller = ray_workers.shrink_layout(config, worker_layout(2, 4, first))
+    smaller = ray_cluster.shrink_layout(config, worker_layout(2, 4, first))
     assert (smaller.workers, smaller.workers_of("rollout"), smaller.workers_of("reward")) == (4, (0, 1), (3,))
     with pytest.raises(WorkerError, match="1 of 2 machines are left, and none came back within 0 s"):
-        ray_workers.shrink_layout(config, worker_layout(2, 4, second))
+        ray_cluster.shrink_layout(config, worker_layout(2, 4, second))
 
 
 def test_by_default_every_worker_holds_every_role() -> None:
@@ -162,7 +162,7 @@ def test_pools_that_do_not_add_up_say_what_is_left(own: dict[str, int]) -> None:
 
 def test_every_worker_has_a_gpu_of_its_own_unless_a_test_makes_them_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
-    from rloom.launch.ray_workers import needs_of_a_worker, node_share
+    from rloom.launch.ray_cluster import needs_of_a_worker, node_share
 
     config = load_config(["trainer.n_gpus_per_node=4", "trainer.device=cuda"])
     found = {}

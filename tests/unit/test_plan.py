@@ -95,7 +95,7 @@ def test_the_worked_example_is_printed_as_the_documents_say_it(capsys: pytest.Ca
         "actor mini-batch 8 prompts × 4 = 32 samples; 4 a rank",
         "actor micro-batches 4 / 1 a pass = 4 accumulation steps a mini-batch",
         "actor optimizer steps 128 / 32 = 4 a PPO epoch × 1 epoch = 4 a step",
-        "1 node × 8 GPUs = 8: Ray workers, all roles on every GPU",
+        "1 node × 8 GPUs = 8: processes, without Ray, all roles on every GPU",
         "roles actor, native rollout engine × 8",
     ):
         assert words in said

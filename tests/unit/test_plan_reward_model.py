@@ -101,7 +101,7 @@ def test_gpus_hold_what_is_placed_on_them_and_the_fullest_is_printed(classifier:
     assert costs.fullest is generating and plan.batches.engines == 1
     said = " ".join(render(plan).split())
     placed = "actor on 4, rollout engines on GPU 0 of these, reward model on GPU 1 of these"
-    assert f"1 node × 4 GPUs = 4: Ray workers, {placed}" in said
+    assert f"1 node × 4 GPUs = 4: processes, without Ray, {placed}" in said
     assert "GPU 0 actor + rollout engines: at most " in said and "GPU 1 actor + reward model: at most " in said
     assert "GPUs 2 and 3 actor: at most " in said and "on GPU 0 generation" in said
 

@@ -26,7 +26,7 @@ def everything(package: str) -> bool:
     return True
 
 
-NOTHING = Available(gpus=0, ray=True, installed=nothing, environment={})
+NOTHING = Available(gpus=0, installed=nothing, environment={})
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 DOCUMENT_003 = (
     "algorithm.adv_estimator=rloo",
@@ -132,21 +132,19 @@ def test_valid_sizes_stay_valid_whatever_they_are() -> None:
         except ConfigError:
             continue
         tried += 1
-        for ray in (True, False):
-            small = with_changes(config, replacements(config, Available(0, ray, installed=nothing, environment={})))
+        for visible in (0, 1):
+            small = with_changes(config, replacements(config, Available(visible, installed=nothing, environment={})))
             check(small, needs)
-            assert small.workers == (min(gpus * nodes, 2) if ray else 1)
+            assert small.workers == (1 if visible else min(gpus * nodes, 2))
             assert small.on_policy == config.on_policy
 
 
 def test_workers_fit_the_machine() -> None:
     eight = "trainer.n_gpus_per_node=8"
-    assert smoke(eight, available=Available(gpus=1, ray=True, installed=nothing, environment={})).workers == 1
-    assert smoke(eight, available=Available(gpus=4, ray=True, installed=nothing, environment={})).workers == 2
-    assert smoke(eight, available=Available(gpus=0, ray=False, installed=nothing, environment={})).workers == 1
-    on_cpu = smoke(
-        eight, "trainer.device=cpu", available=Available(gpus=1, ray=True, installed=nothing, environment={})
-    )
+    assert smoke(eight, available=Available(gpus=1, installed=nothing, environment={})).workers == 1
+    assert smoke(eight, available=Available(gpus=4, installed=nothing, environment={})).workers == 2
+    assert smoke(eight, available=Available(gpus=0, installed=nothing, environment={})).workers == 2
+    on_cpu = smoke(eight, "trainer.device=cpu", available=Available(gpus=1, installed=nothing, environment={}))
     assert on_cpu.workers == 2
 
 
@@ -161,7 +159,7 @@ def test_another_machine_of_several_becomes_the_only_one() -> None:
 def test_pools_keep_one_worker_of_their_own() -> None:
     pools = smoke("trainer.n_gpus_per_node=8", "trainer.pools.rollout=4", "trainer.pools.critic=2").trainer.pools
     assert pools.own == {"rollout": 1}
-    alone = Available(gpus=0, ray=False, installed=nothing, environment={})
+    alone = Available(gpus=1, installed=nothing, environment={})
     assert smoke("trainer.n_gpus_per_node=8", "trainer.pools.rollout=4", available=alone).trainer.pools.own == {}
     some = ("trainer.n_gpus_per_node=8", "trainer.pools.rollout=[4,5]", "trainer.pools.reward=[2,3]")
     reward = "reward_model.path=a"
@@ -175,7 +173,7 @@ def test_pools_keep_one_worker_of_their_own() -> None:
 
 
 def test_vllm_stays_where_it_is_installed_with_a_gpu() -> None:
-    has_vllm = Available(gpus=2, ray=True, installed=everything, environment={})
+    has_vllm = Available(gpus=2, installed=everything, environment={})
     keys = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.engine_kwargs={{max_logprobs: 2}}", "trainer.n_gpus_per_node=2")
     assert smoke(*keys, available=has_vllm).actor_rollout_ref.rollout.name == "vllm"
     native = smoke(*keys).actor_rollout_ref.rollout
@@ -209,7 +207,7 @@ def test_a_judge_stays_only_where_an_address_is_given(provider: str, variable: s
     keys = ("reward_model.api.enable=True", f"reward_model.api.type={provider}", "reward_model.api.preset=math")
     without = smoke(*keys)
     assert not without.reward_model.api.enable
-    local = Available(gpus=0, ray=True, installed=nothing, environment={variable: "http://127.0.0.1:8000"})
+    local = Available(gpus=0, installed=nothing, environment={variable: "http://127.0.0.1:8000"})
     assert smoke(*keys, available=local).reward_model.api.enable
     assert smoke(*keys, "reward_model.api.base_url=http://127.0.0.1:8000/v1").reward_model.api.enable
 
@@ -312,18 +310,17 @@ MEGATRON = [f"{ACTOR}.strategy=megatron", "critic.strategy=megatron", "trainer.n
 
 
 @pytest.mark.parametrize(
-    ("given", "gpus", "ray", "sizes"),  # tensor and pipeline parallel sizes
+    ("given", "gpus", "sizes"),  # tensor and pipeline parallel sizes
     [
-        ((4, 2), 0, True, (2, 1)),
-        ((8, 1), 0, True, (2, 1)),
-        ((1, 8), 2, True, (1, 2)),
-        ((1, 1), 0, True, (1, 1)),
-        ((4, 2), 0, False, (2, 1)),  # the run then names the command that installs Ray
-        ((4, 2), 1, True, (1, 1)),
+        ((4, 2), 0, (2, 1)),
+        ((8, 1), 0, (2, 1)),
+        ((1, 8), 2, (1, 2)),
+        ((1, 1), 0, (1, 1)),
+        ((4, 2), 1, (1, 1)),
     ],
 )
 def test_megatron_divides_the_tiny_model_over_the_workers_that_remain(
-    given: tuple[int, int], gpus: int, ray: bool, sizes: tuple[int, int], caplog: pytest.LogCaptureFixture
+    given: tuple[int, int], gpus: int, sizes: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     tensor, pipeline = given
     keys = [f"{ACTOR}.megatron.tensor_model_parallel_size={tensor}"]
@@ -331,7 +328,7 @@ def test_megatron_divides_the_tiny_model_over_the_workers_that_remain(
     keys += [f"{ACTOR}.ppo_micro_batch_size=8", "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=null"]
     keys += ["+critic.megatron.override_transformer_config.recompute_granularity=selective"]
     config = load_config([*MEGATRON, *keys])
-    smaller = with_changes(config, replacements(config, Available(gpus, ray, nothing, {})))
+    smaller = with_changes(config, replacements(config, Available(gpus, nothing, {})))
     check_and_warn(smaller, declared_needs(smaller))
     workers = 1 if gpus == 1 else 2
     notice = (
@@ -348,39 +345,33 @@ def test_megatron_divides_the_tiny_model_over_the_workers_that_remain(
     assert size is not None and size % (workers // model_ranks) == 0
 
 
-@pytest.mark.parametrize("missing", [("megatron-core",), ("megatron-core", "ray")])
-def test_megatron_is_not_dropped_without_its_packages(
-    missing: tuple[str, ...],
+def test_megatron_is_not_dropped_without_its_package(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def absent(package: str) -> str:
-        if package in missing:
+        if package == "megatron-core":
             raise PackageNotFoundError(package)
         return "1"
 
     monkeypatch.setattr(early_checks, "version", absent)
-    monkeypatch.setattr(smoke_module, "find_spec", lambda name: None if name in missing else object())
+    monkeypatch.setattr(smoke_module, "find_spec", lambda name: None)
     monkeypatch.setenv("RLOOM_SMOKE", "1")
     assert main_ppo.main([*MEGATRON, f"{ACTOR}.megatron.tensor_model_parallel_size=4"]) == 2
     printed = capsys.readouterr()
     assert "trainer.n_gpus_per_node: 8 -> 2\n" in printed.out
     [line] = printed.err.strip().splitlines()  # neither torch nor Ray is announced
-    needed = f"strategy=megatron with several workers needs {' and '.join(missing)}, not installed here; install: "
+    needed = "strategy=megatron with several workers needs megatron-core, not installed here; install: "
     assert line.startswith(f"rloom: configuration error: {needed}")
-    assert "-m pip install --constraint" in line and "[megatron,ray]" in line
+    assert "-m pip install --constraint" in line and "[megatron]" in line
 
 
 def test_the_list_says_why_there_is_one_process_and_another_engine() -> None:
     config = configured("trainer.n_gpus_per_node=8", f"{ROLLOUT}.name=vllm")
     for available, workers, engine in (
-        (
-            Available(0, False, everything, {}),
-            " (Ray is not installed: one process holds the whole model)",
-            "vllm needs a GPU",
-        ),
-        (Available(1, True, nothing, {}), " (one GPU is visible: one process holds the whole model)", None),
-        (Available(0, True, nothing, {}), "", "vllm is not installed"),
+        (Available(0, everything, {}), "", "vllm needs a GPU"),
+        (Available(1, nothing, {}), " (one GPU is visible: one process holds the whole model)", None),
+        (Available(0, nothing, {}), "", "vllm is not installed"),
     ):
         lines = description(config, replacements(config, available), available).splitlines()
         assert f"  trainer.n_gpus_per_node: 8 -> {1 if workers else 2}{workers}" in lines
@@ -392,7 +383,7 @@ def test_the_tiny_model_has_no_experts() -> None:
     keys += [f"{ACTOR}.router_replay.mode=R3", f"{ROLLOUT}.enable_rollout_routing_replay=True"]
     config = load_config([*MEGATRON, *keys])
     assert config.replays_routing
-    smaller = with_changes(config, replacements(config, Available(0, True, nothing, {})))
+    smaller = with_changes(config, replacements(config, Available(0, nothing, {})))
     assert not smaller.replays_routing
     assert smaller.critic.megatron.expert_model_parallel_size == 1
     assert smaller.actor_rollout_ref.actor.megatron.expert_tensor_parallel_size is None

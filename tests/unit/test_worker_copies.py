@@ -6,7 +6,7 @@ from rloom.errors import WorkerError
 from tests.helpers import configured
 
 pytest.importorskip("ray")
-from rloom.launch.ray_workers import check_copies
+from rloom.launch.ray_cluster import check_copies
 
 ACTOR = "actor_rollout_ref.actor"
 DIVIDED = (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rloom.errors import ConfigError, ModelError
-from rloom.launch.probe import check_agreement
+from rloom.launch.worker import check_agreement
 from rloom.models.load import Lora
 from rloom.models.source import EMBEDDED_FOLDER, ModelSource
 from rloom.rollout.base import Request, Rollout

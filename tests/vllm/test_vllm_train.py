@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.launch.evaluate_checkpoint import evaluate_checkpoint
+from rloom.launch.build import evaluate_checkpoint
 from tests.e2e.runs import command, records, same, train, weights
 
 VLLM = "actor_rollout_ref.rollout.name=vllm"

@@ -1,4 +1,4 @@
-"""Workers that shard the actor, with an engine each or one together; Ray is replaced by tests/local_ray.py."""
+"""Workers that shard the actor, with an engine each or one together."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM
 
 from rloom.launch.export import export
 from tests.e2e.runs import records, train
-from tests.local_ray import use_local_ray
 
 CHOSEN = (
     "actor_rollout_ref.rollout.name=vllm",
@@ -31,10 +30,7 @@ PLACEMENTS = {
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_engines_of_several_workers_have_the_weights_of_the_sharded_actor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
-) -> None:
-    use_local_ray(monkeypatch, cpus=8)
+def test_engines_of_several_workers_have_the_weights_of_the_sharded_actor(tmp_path: Path, placement: str) -> None:
     run = tmp_path / "run"
     train(run, 2, *CHOSEN, *PLACEMENTS[placement])
     gaps = [record["training/rollout_probs_diff_mean"] for record in records(run)]

@@ -12,7 +12,6 @@ from typing import Any
 
 from rloom.config.base import ACTOR, CRITIC, EMBEDDED, MODEL, REF, ROLLOUT, RunConfig
 from rloom.config.derived import RewardKinds
-from rloom.config.engine_checks import divided_strategies
 from rloom.config.given_keys import leaf_keys, override_value
 from rloom.config.keys import value_at
 from rloom.config.schema import TORCHRUN, Actor, Config, Critic, SftConfig
@@ -243,7 +242,6 @@ class Available:
     """What decides about the engine, the number of workers and the judge."""
 
     gpus: int
-    ray: bool
     installed: Callable[[str], bool]  # a package
     environment: Mapping[str, str]
 
@@ -256,7 +254,7 @@ def is_on(environment: Mapping[str, str]) -> bool:
 
 
 def examine(environment: Mapping[str, str]) -> Available:
-    return Available(len(visible_gpus(environment)), is_found("ray"), is_found, environment)
+    return Available(len(visible_gpus(environment)), is_found, environment)
 
 
 def is_found(package: str) -> bool:
@@ -272,7 +270,7 @@ def replacements(config: Config, available: Available) -> dict[str, Any]:
         **engine_changes(config, available),
         **run_changes(config),
         **reward_changes(config, available.environment),
-        **size_changes(config, ppo_workers(config, available)),
+        **size_changes(config, smoke_workers(config, available)),
     }
     keys = leaf_keys()
     wanted = {path: keys[path].default if path in OF_ANOTHER_MODEL else value for path, value in changes.items()}
@@ -283,18 +281,8 @@ def usable_gpus(config: RunConfig, available: Available) -> int:
     return 0 if config.trainer.device == "cpu" else available.gpus
 
 
-def smoke_workers(config: RunConfig, available: Available, *, needs_ray: bool = False) -> int:
-    """One without Ray, unless it is needed: the run then ends with the command that installs it."""
-    most = min(config.workers, usable_gpus(config, available) or MAX_WORKERS, MAX_WORKERS)
-    return most if available.ray or needs_ray else 1
-
-
-def needs_ray(config: Config) -> bool:
-    return any("ray" in kind.packages for kind in divided_strategies(config, critic=True).values())
-
-
-def ppo_workers(config: Config, available: Available) -> int:
-    return smoke_workers(config, available, needs_ray=needs_ray(config))
+def smoke_workers(config: RunConfig, available: Available) -> int:
+    return min(config.workers, usable_gpus(config, available) or MAX_WORKERS, MAX_WORKERS)
 
 
 def model_changes(config: Config) -> dict[str, Any]:
@@ -375,7 +363,7 @@ def defaults(section: str) -> dict[str, Any]:
 
 def description(config: Config, changes: Mapping[str, Any], available: Available) -> str:
     worth_a_line = {path: value for path, value in changes.items() if not is_key_of_replaced_server(path, changes)}
-    notes = {**server_notes(config), **worker_notes(config, available, ppo_workers(config, available))}
+    notes = {**server_notes(config), **worker_notes(config, available, smoke_workers(config, available))}
     return replaced_text(config, worth_a_line, {**notes, f"{ROLLOUT}.name": f" ({engine_note(config, available)})"})
 
 
@@ -383,8 +371,7 @@ def worker_notes(config: RunConfig, available: Available, workers: int) -> dict[
     """Why there is one process where two workers are usual."""
     if workers == min(config.workers, MAX_WORKERS):
         return {}
-    reason = "one GPU is visible" if available.ray else "Ray is not installed"
-    return {"trainer.n_gpus_per_node": f" ({reason}: one process holds the whole model)"}
+    return {"trainer.n_gpus_per_node": " (one GPU is visible: one process holds the whole model)"}
 
 
 def replaced_text(config: RunConfig, changes: Mapping[str, Any], notes: Mapping[str, str]) -> str:

@@ -184,7 +184,7 @@ def library(here: Installation, feature: str, package: str, extra: str) -> Featu
 
 
 def several_workers(here: Installation) -> Feature:
-    return library(here, "several workers (Ray)", "ray", "ray")
+    return library(here, "several machines (Ray)", "ray", "ray")
 
 
 def megatron(here: Installation) -> Feature:

@@ -1,0 +1,197 @@
+"""Workers of one machine as processes of their own, forked from `fork_server.py`. Nothing but Python is needed."""
+
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rloom.errors import RloomError, WorkerError
+from rloom.runtime.failures import CallFailed, portable_errors
+from rloom.runtime.fork_server import EXIT_TIMEOUT_S, THREADS, fork_server
+from rloom.runtime.remote import Answer, WorkerHost, could_not_begin, died
+
+NODE = "127.0.0.1"  # the workers' process groups do not leave this machine
+BEGIN = 0  # number of the call that makes the worker's object; the driver is only told of its failure
+NUMBER_BYTES = 8
+
+
+class Died(Exception):
+    """The worker's process has ended before it answered."""
+
+
+class WorkerProcess:
+    """The driver's side of a worker. Threads send and receive, so that neither side waits for the other to read."""
+
+    def __init__(
+        self,
+        name: str,
+        log_file: Path | None,
+        variables: Mapping[str, str],
+        make: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """`variables`: of its environment, beside those of this process."""
+        self.name, self.log_file = name, log_file
+        own, other = socket.socketpair()
+        output, written = os.pipe()
+        self.exited = threading.Event()
+        self.status: int | None = None
+        self.begin_error: str | None = None
+        self.pending: dict[int, Answer] = {}
+        self.calls, self.lock, self.alive = 0, threading.Lock(), True
+        self.outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.connection = Connection(own.detach())
+        self.server = fork_server()
+        try:
+            with other:
+                self.pid = self.server.fork((other.fileno(), written), self.on_exit, timeout_s)
+        except WorkerError:
+            os.close(output)
+            raise
+        finally:
+            os.close(written)
+        self.outgoing.put(pickle.dumps(({**THREADS, **os.environ, **variables}, os.getcwd(), sys.path, name, log_file)))
+        self.outgoing.put(pickle.dumps((make, arguments)))
+        for work in (self.send, self.receive, lambda: show_output(output, f"({name} pid={self.pid})")):
+            threading.Thread(target=work, daemon=True).start()
+
+    def submit(self, method: str, *arguments: Any) -> Answer:
+        answer: Answer = Answer()
+        with self.lock:
+            if not self.alive:
+                answer.set_exception(Died())
+                return answer
+            self.calls += 1
+            self.pending[self.calls] = answer
+            self.outgoing.put(numbered(self.calls, (method, arguments)))
+        return answer
+
+    def send(self) -> None:
+        with suppress(OSError):  # it has died; `receive` learns so, too
+            while (message := self.outgoing.get()) is not None:
+                self.connection.send_bytes(message)
+
+    def receive(self) -> None:
+        with suppress(OSError, EOFError):
+            while True:
+                number, load = opened(self.connection.recv_bytes())
+                answer = self.pending.pop(number, None)
+                try:
+                    with portable_errors():
+                        error, result = load()
+                except (RloomError, CallFailed) as not_loaded:
+                    error, result = not_loaded, None
+                if answer is None:
+                    self.begin_error = result
+                elif error is None:
+                    answer.set_result(result)
+                else:
+                    answer.set_exception(error)
+        self.exited.wait(EXIT_TIMEOUT_S)  # its status is for the message
+        with self.lock:
+            self.alive = False
+            left, self.pending = list(self.pending.values()), {}
+        self.outgoing.put(None)
+        for answer in left:
+            answer.set_exception(Died())
+
+    def on_exit(self, status: int | None) -> None:
+        """None: the fork server has ended, and its children with it."""
+        self.status = status
+        self.exited.set()
+        with suppress(OSError):  # a child of the worker may hold the other end: what was sent is read, then it ends
+            end = socket.socket(fileno=os.dup(self.connection.fileno()))
+            with end:
+                end.shutdown(socket.SHUT_RDWR)
+
+    def death(self, error: BaseException) -> WorkerError | None:
+        if not isinstance(error, Died):
+            return None
+        if self.begin_error is not None:
+            return could_not_begin(self.name, self.begin_error, self.log_file)
+        return died(self.name, f"Its process {self.pid} {describe(self.status)}.", self.log_file)
+
+    def kill(self) -> None:
+        self.server.kill(self.pid)
+
+
+def describe(status: int | None) -> str:
+    if status is None or status >= 0:
+        return "exited" if status is None else f"exited with status {status}"
+    name = signal.Signals(-status).name
+    memory = "; Linux sends it when the machine's memory is used up" if name == "SIGKILL" else ""
+    return f"exited, ended by {name}{memory}"
+
+
+def kill_workers(workers: Sequence[WorkerProcess]) -> None:
+    """They have ended when this returns: their GPUs are free for the next attempt."""
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.exited.wait(EXIT_TIMEOUT_S)
+
+
+def show_output(output: int, prefix: str) -> None:
+    with os.fdopen(output, "rb") as lines, suppress(ValueError, OSError):  # this process's output is closed
+        for line in lines:
+            print(f"{prefix} {line.decode(errors='replace').rstrip()}", flush=True)
+
+
+def run_worker(calls: int) -> None:
+    """In the worker's process: answer calls, until the driver ends it or has ended."""
+    connection = Connection(calls)
+    variables, folder, path, name, log_file = pickle.loads(connection.recv_bytes())
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    sys.path += [place for place in path if place not in sys.path]  # last: no file there replaces another module
+    try:
+        make, arguments = pickle.loads(connection.recv_bytes())
+        host = WorkerHost(name, log_file, NODE, make, arguments)
+    except Exception as error:
+        traceback.print_exc()
+        connection.send_bytes(numbered(BEGIN, (None, f"{type(error).__name__}: {error}")))
+        return
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            answer(connection, host, connection.recv_bytes())
+
+
+def answer(connection: Connection, host: WorkerHost, message: bytes) -> None:
+    number, load = opened(message)
+    try:
+        with portable_errors():  # also of what cannot be pickled
+            method, arguments = load()
+            reply = numbered(number, (None, getattr(host, method)(*arguments)))
+    except (RloomError, CallFailed) as error:
+        reply = numbered(number, (error, None))
+    connection.send_bytes(reply)
+
+
+def numbered(number: int, content: Any) -> bytes:
+    return number.to_bytes(NUMBER_BYTES, "little") + pickle.dumps(content)
+
+
+def opened(message: bytes) -> tuple[int, Callable[[], Any]]:
+    """The number of a call, and a function that unpickles the rest."""
+    rest = memoryview(message)[NUMBER_BYTES:]
+    return int.from_bytes(message[:NUMBER_BYTES], "little"), lambda: pickle.loads(rest)
+
+
+def lost_cuda() -> bool:
+    """Whether a library has initialised CUDA when the fork server imported it: a fork cannot use it any more."""
+    lost: bool = torch.cuda._is_in_bad_fork()
+    return lost
