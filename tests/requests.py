@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rloom.api.train import Answer
 from rloom.batch import Trajectory
 from rloom.rollout.base import Completion, Request, Sampling
+from rloom.training.scoring import PendingAnswer
 from rloom.types import Prompt, Score
 
 NO_LIMIT = 10**6
@@ -28,4 +28,6 @@ def trajectories(requests: Sequence[Request], completions: Sequence[Completion])
     """Each in a group of its own, with score 1."""
     prompts = [Prompt(0, (), "", request.tokens, "s") for request in requests]
     pairs = enumerate(zip(prompts, completions, strict=True))
-    return [Answer(prompt, row, completion, "", ()).trajectory(Score(1.0)) for row, (prompt, completion) in pairs]
+    return [
+        PendingAnswer(prompt, row, completion, "", ()).trajectory(Score(1.0)) for row, (prompt, completion) in pairs
+    ]

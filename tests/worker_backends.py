@@ -21,11 +21,11 @@ def started_processes(
     make: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], logs: Path | None = None
 ) -> Iterator[list[RemoteWorker]]:
     """A worker for each tuple of arguments."""
-    workers = list[processes.WorkerProcess]()
+    workers = list[processes.ForkedWorker]()
     try:
         for number, own in enumerate(arguments):
             log_file = None if logs is None else logs / f"{number}.log"
-            workers.append(processes.WorkerProcess(f"worker {number}", log_file, {}, make, own, timeout_s=120))
+            workers.append(processes.ForkedWorker(f"worker {number}", log_file, {}, make, own, timeout_s=120))
         yield list(workers)
     finally:
         processes.kill_workers(workers)

@@ -34,8 +34,7 @@ from rloom.launch.models import (
     policy_network,
     rollout_engine,
 )
-from rloom.launch.reward_model import check_reward_model, scores_during_generation
-from rloom.launch.rewards import in_process_model, open_queues, reward_mix
+from rloom.launch.rewards import check_reward_model, in_process_model, open_queues, reward_mix, scores_during_generation
 from rloom.launch.servers import gpus_of_workers
 from rloom.launch.worker import ModelFiles
 from rloom.launch.workers import WorkerGroups, open_groups

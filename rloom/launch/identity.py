@@ -19,7 +19,7 @@ from rloom.errors import CheckpointError
 from rloom.launch.inputs import Inputs
 from rloom.launch.model_sources import critic_source, policy_source, reward_source
 from rloom.launch.models import needs_critic
-from rloom.launch.reward_model import has_reward_model
+from rloom.launch.rewards import has_reward_model
 from rloom.models.fingerprint import Fingerprint, digest, fingerprint, tokenizer_digest
 from rloom.runs.records import to_json_value
 from rloom.runs.run_folder import CONFIG_FILE

@@ -34,7 +34,7 @@ from rloom.launch.models import (
     reference_engine,
     rollout_engine,
 )
-from rloom.launch.reward_model import has_reward_model, reward_scorer
+from rloom.launch.rewards import has_reward_model, reward_scorer
 from rloom.launch.servers import gpus_of_workers
 from rloom.models.checkpoint_format import save_description, save_pretrained
 from rloom.models.load import load_tokenizer

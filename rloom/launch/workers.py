@@ -22,8 +22,7 @@ from rloom.engines.distributed import leave
 from rloom.errors import ConfigError, WorkerError
 from rloom.gpus import CHOICE, device_names
 from rloom.launch.models import has_reference_model, needs_critic
-from rloom.launch.reward_model import has_reward_model
-from rloom.launch.rewards import queue_of, spread_source
+from rloom.launch.rewards import has_reward_model, queue_of, spread_source
 from rloom.launch.worker import FILES, WEIGHT_SYNC, BaseWorker, Rendezvous, Worker
 from rloom.rewards.score_queue import FutureQueue
 from rloom.runs.metrics import ModelWork, device_peak_flops, peak_flops_by_name
@@ -124,13 +123,13 @@ class ThisMachine:
                 f"trainer.n_gpus_per_node={layout.per_node}: {layout.devices} GPUs are needed, this machine shows "
                 f"{len(self.gpus)} ({CHOICE}={os.environ.get(CHOICE, '')})"
             )
-        self.started: list[processes.WorkerProcess] = []
+        self.started: list[processes.ForkedWorker] = []
 
     def start(
         self, slot: WorkerSlot, name: str, log_file: Path | None, make: Callable[..., Any], *arguments: Any
     ) -> remote.RemoteWorker:
         gpu = self.gpus[int(slot.number * self.layout.gpus_per_worker)] if self.gpus else ""
-        worker = processes.WorkerProcess(name, log_file, {CHOICE: gpu}, make, arguments, timeout_s=self.timeout_s)
+        worker = processes.ForkedWorker(name, log_file, {CHOICE: gpu}, make, arguments, timeout_s=self.timeout_s)
         self.started.append(worker)
         return worker
 

@@ -25,7 +25,8 @@ from rloom.errors import WorkerError
 from rloom.import_path import child_command
 from rloom.interrupts import sigterm_blocked
 
-PRELOADED = ("rloom.launch.worker", "rloom.runtime.processes")  # modules that a worker imports
+WORKER = "rloom.runtime.processes"  # the side of a worker; it imports torch, which this module does not
+PRELOADED = ("rloom.launch.worker", WORKER)  # modules that a worker imports
 FORK, KILL, STARTED, EXITED = "fork", "kill", "started", "exited"
 SERVE, WORK = "serve", "work"
 SET_PARENT_DEATH_SIGNAL = 1  # of prctl, on Linux
@@ -191,9 +192,7 @@ def become_worker(server: int, inherited: tuple[socket.socket, ...], fds: list[i
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        from rloom.runtime.processes import lost_cuda
-
-        if lost_cuda():
+        if import_module(WORKER).lost_cuda():
             os.set_inheritable(calls, True)
             command = child_command(__name__, WORK, str(calls))
             os.execv(command[0], command)
@@ -205,9 +204,7 @@ def become_worker(server: int, inherited: tuple[socket.socket, ...], fds: list[i
 
 
 def work(calls: int) -> None:
-    from rloom.runtime.processes import run_worker
-
-    run_worker(calls)
+    import_module(WORKER).run_worker(calls)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

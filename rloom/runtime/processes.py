@@ -30,7 +30,7 @@ class Died(Exception):
     """The worker's process has ended before it answered."""
 
 
-class WorkerProcess:
+class ForkedWorker:
     """The driver's side of a worker. Threads send and receive, so that neither side waits for the other to read."""
 
     def __init__(
@@ -136,7 +136,7 @@ def describe(status: int | None) -> str:
     return f"exited, ended by {name}{memory}"
 
 
-def kill_workers(workers: Sequence[WorkerProcess]) -> None:
+def kill_workers(workers: Sequence[ForkedWorker]) -> None:
     """They have ended when this returns: their GPUs are free for the next attempt."""
     for worker in workers:
         worker.kill()

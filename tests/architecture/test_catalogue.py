@@ -18,7 +18,7 @@ OF_OTHERS = "argparse.txt"  # texts of argparse, in the help and the errors of c
 OF_THE_PAGE = "page.txt"  # tests/architecture/test_page.py
 # No texts for users: scripts for a shell, prompts for models, generated problems and documents, patterns of warnings.
 NO_TEXTS = {
-    "cli/completion_scripts.py", "config/describe.py", "data/prepare/arithmetic.py", "data/prepare/humaneval.py",
+    "cli/completion.py", "config/describe.py", "data/prepare/arithmetic.py", "data/prepare/humaneval.py",
     "engines/megatron/groups.py", "plan/scaling.py", "rewards/judge/store.py", "rewards/sandbox/launcher.py",
     "rollout/servers/trtllm_server.py", "view/page_files.py", "view/server.py",
 }  # fmt: skip

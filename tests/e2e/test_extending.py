@@ -13,9 +13,9 @@ import pytest
 from rloom.config.from_checkpoint import EVALUATION, MODEL_ALONE, load_saved
 from rloom.config.load import load_config
 from rloom.doctor.machine import features
-from rloom.doctor.machine.features import State
 from rloom.errors import ConfigError
 from rloom.plugins import load_plugin
+from rloom.training.loop import State
 from tests.e2e.runs import command, records, same, train, weights
 from tests.unit.test_doctor_env import CPU, installation
 

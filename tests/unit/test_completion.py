@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.cli.completion_scripts import SCRIPTS
-from rloom.cli.completion_words import CompletionWords, completion_words
+from rloom.cli.completion import SCRIPTS, CompletionWords, completion_words
 from rloom.config.keys import all_keys
 
 # as readline calls it: COMP_LINE and COMP_POINT, then the answers in COMPREPLY

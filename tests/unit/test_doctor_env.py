@@ -17,8 +17,8 @@ from rloom import cli
 from rloom.doctor.machine import env, features, packages
 from rloom.doctor.machine.features import (
     Feature,
+    FeatureState,
     Installation,
-    State,
     engine,
     gpu_training,
     library,
@@ -26,10 +26,10 @@ from rloom.doctor.machine.features import (
     training,
     vllm,
 )
-from rloom.doctor.machine.hardware import Machine, nvidia_gpus
+from rloom.doctor.machine.hardware import HostMachine, nvidia_gpus
 from rloom.doctor.machine.packages import Imports, Probe, conflicts, required_by
 
-CPU = Machine("3.11.7", "Linux", cpus=2, gpus=(), driver=None, driver_fault=None, compiler="/usr/bin/cc")
+CPU = HostMachine("3.11.7", "Linux", cpus=2, gpus=(), driver=None, driver_fault=None, compiler="/usr/bin/cc")
 H200 = replace(CPU, gpus=("NVIDIA H200, 143771 MiB",), driver="570.1")
 SEEN = Probe(facts={"torch": {"cuda": "13.0", "gpus": ["NVIDIA H200, 140 GiB"], "bfloat16": True}})
 Install = Callable[..., None]
@@ -54,7 +54,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return write
 
 
-def installation(machine: Machine = CPU, **probes: Probe) -> Installation:
+def installation(machine: HostMachine = CPU, **probes: Probe) -> Installation:
     return Installation(machine, {"training": Probe(), **probes})
 
 
@@ -72,7 +72,7 @@ def test_a_vllm_for_another_torch_does_not_fit(install: Install) -> None:
     install("vllm", "0.30.0", "torch==2.12.1")
     found = vllm(installation(H200))
     assert (found.state, found.detail) == (
-        State.WRONG_VERSION,
+        FeatureState.WRONG_VERSION,
         "vllm 0.30.0 requires torch==2.12.1; 2.13.0 is installed",
     )
 
@@ -80,20 +80,20 @@ def test_a_vllm_for_another_torch_does_not_fit(install: Install) -> None:
 def test_a_version_outside_the_extra_does_not_fit(install: Install) -> None:
     install("ray", "2.40.0")
     found = library(installation(), "several machines (Ray)", "ray", "ray")
-    assert (found.state, found.detail) == (State.WRONG_VERSION, "rloom requires ray>=2.52; 2.40.0 is installed")
+    assert (found.state, found.detail) == (FeatureState.WRONG_VERSION, "rloom requires ray>=2.52; 2.40.0 is installed")
     assert shlex.split(found.way_out)[-1].endswith("[ray]")
 
 
 def test_an_sglang_that_pins_another_torch_gets_an_environment_of_its_own(install: Install) -> None:
     install("torch", "2.13.0")
-    assert engine(installation(H200), "sglang").state is State.WORKS  # by HTTP: nothing is needed here
-    assert engine(installation(CPU), "sglang").state is State.LIMITED
-    assert engine(installation(CPU), "trtllm").state is State.IMPOSSIBLE  # weights go to it on the trainer's GPU
+    assert engine(installation(H200), "sglang").state is FeatureState.WORKS  # by HTTP: nothing is needed here
+    assert engine(installation(CPU), "sglang").state is FeatureState.LIMITED
+    assert engine(installation(CPU), "trtllm").state is FeatureState.IMPOSSIBLE  # weights go to it on the trainer's GPU
     install("tensorrt_llm", "1.4.0")
     assert engine(installation(H200), "trtllm").detail == "rloom starts its server: tensorrt_llm 1.4.0"
     install("sglang", "0.5.23", "torch==2.14.1")
     found = engine(installation(H200), "sglang")
-    assert found.state is State.WRONG_VERSION and "environment of its own" in found.way_out
+    assert found.state is FeatureState.WRONG_VERSION and "environment of its own" in found.way_out
 
 
 def test_tensorrt_llm_without_ray_cannot_be_started(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_tensorrt_llm_without_ray_cannot_be_started(install: Install, monkeypatc
     found = features.installed_version
     monkeypatch.setattr(features, "installed_version", lambda name: None if name == "ray" else found(name))
     feature = engine(installation(H200), "trtllm")
-    assert (feature.state, feature.detail) == (State.MISSING, "ray is not installed")
+    assert (feature.state, feature.detail) == (FeatureState.MISSING, "ray is not installed")
     assert shlex.split(feature.way_out)[-1].endswith("[ray]")
 
 
@@ -117,7 +117,7 @@ def test_a_torchvision_for_another_torch_is_found_and_named(install: Install) ->
     probe = Imports({"training": ["transformers"]}).results()["training"]
     assert (probe.failed, probe.packages) == ("transformers", ["transformers", "torchvision", "torch"])
     found = training(installation(training=probe))
-    assert found.state is State.BROKEN
+    assert found.state is FeatureState.BROKEN
     assert found.detail == (
         "`import transformers` fails: RuntimeError: operator torchvision::nms does not exist "
         "(in torchvision 0.28.0, which does not fit torch 2.13.0+cpu)"
@@ -165,14 +165,14 @@ def test_without_torch_the_report_says_so_and_the_status_is_1(
 @pytest.mark.parametrize(
     ("machine", "probe", "state", "words"),
     [
-        (CPU, Probe(), State.IMPOSSIBLE, "no NVIDIA GPU"),
-        (H200, Probe(), State.WRONG_VERSION, "driver 570.1 lists 1 GPUs, and torch"),
-        (replace(CPU, driver_fault="nvidia-smi: no device"), Probe(), State.IMPOSSIBLE, "nvidia-smi: no device"),
-        (H200, SEEN, State.WORKS, "1 visible to torch, driver 570.1"),
+        (CPU, Probe(), FeatureState.IMPOSSIBLE, "no NVIDIA GPU"),
+        (H200, Probe(), FeatureState.WRONG_VERSION, "driver 570.1 lists 1 GPUs, and torch"),
+        (replace(CPU, driver_fault="nvidia-smi: no device"), Probe(), FeatureState.IMPOSSIBLE, "nvidia-smi: no device"),
+        (H200, SEEN, FeatureState.WORKS, "1 visible to torch, driver 570.1"),
     ],
 )
 def test_a_gpu_needs_a_driver_and_a_torch_that_sees_it(
-    machine: Machine, probe: Probe, state: State, words: str
+    machine: HostMachine, probe: Probe, state: FeatureState, words: str
 ) -> None:
     found = gpu_training(installation(machine, training=probe))
     assert found.state is state and words in found.detail
@@ -180,7 +180,7 @@ def test_a_gpu_needs_a_driver_and_a_torch_that_sees_it(
 
 def test_cuda_graphs_need_a_gpu_and_a_compiler() -> None:
     assert native(installation(CPU)).detail == "eager on the CPU; CUDA graphs need a GPU"
-    assert native(installation(replace(H200, compiler=None), training=SEEN)).state is State.LIMITED
+    assert native(installation(replace(H200, compiler=None), training=SEEN)).state is FeatureState.LIMITED
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,11 @@ def test_gpus_are_those_that_the_driver_lists(
 def test_a_command_is_printed_on_one_line() -> None:
     way = "python -m pip install " + " ".join(f"package-{number}" for number in range(30))
     console = Console(file=StringIO(), width=60)
-    features = [Feature("training with the defaults", State.WORKS), Feature("vllm", State.MISSING, "gone", way)]
-    env.render(env.Report(CPU, None, {"torch": "2.13.0+cpu", "vllm": None}, features), console)
+    features = [
+        Feature("training with the defaults", FeatureState.WORKS),
+        Feature("vllm", FeatureState.MISSING, "gone", way),
+    ]
+    env.render(env.MachineReport(CPU, None, {"torch": "2.13.0+cpu", "vllm": None}, features), console)
     assert isinstance(console.file, StringIO)
     printed = console.file.getvalue()
     assert f"\n  vllm: {way}\n" in printed

@@ -7,7 +7,7 @@ from rloom.config.derived import declared_needs
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError, WorkerError
-from rloom.launch.reward_model import offloads_reward_model, scores_during_generation
+from rloom.launch.rewards import offloads_reward_model, scores_during_generation
 from rloom.launch.worker import Worker
 from rloom.launch.workers import layout_of, pool_lines
 from rloom.runtime.placement import worker_layout

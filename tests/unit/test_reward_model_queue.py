@@ -13,7 +13,7 @@ from rloom.config.derived import declared_needs, reward_batching
 from rloom.config.effects import without_effect
 from rloom.errors import ConfigError, ModelError
 from rloom.launch.model_sources import reward_source
-from rloom.launch.reward_model import check_reward_model, reward_scorer
+from rloom.launch.rewards import check_reward_model, reward_scorer
 from rloom.models.classifier_scorer import HostWeights, ScoredConversations
 from rloom.packing import MicroBatching
 from rloom.rewards.base import ScoringUnit

