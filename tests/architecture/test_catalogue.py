@@ -137,13 +137,14 @@ def test_an_english_text_has_one_entry() -> None:
         ),
         ("a.json: no such file; name a file in it: b.json", "a.json：没有该文件；请指定其中的一个文件：b.json"),
         (
-            "algorithm.gamma=0.9: no effect in this run, because algorithm.adv_estimator=rloo does not discount; use 1.0, "
-            "or gae, reinforce_plus_plus or remax",
-            "algorithm.gamma=0.9：在本次训练中不起作用，因为 algorithm.adv_estimator=rloo 不使用折扣；请使用 1.0，"
-            "或 gae、reinforce_plus_plus 或 remax",
+            "algorithm.gamma=0.9: no effect in this run, because algorithm.adv_estimator=rloo does not discount; "
+            "use 1.0, or gae, reinforce_plus_plus or remax",
+            "algorithm.gamma=0.9：在本次训练中不起作用，因为 algorithm.adv_estimator=rloo 不使用折扣；"
+            "请使用 1.0，或 gae、reinforce_plus_plus 或 remax",
         ),
         (
-            "worker 1 died. Its process 12 exited, ended by SIGKILL; Linux sends it when the machine's memory is used up.",
+            "worker 1 died. Its process 12 exited, ended by SIGKILL; Linux sends it when the machine's memory "
+            "is used up.",
             "worker 1 已终止。其进程 12 已退出，终止信号：SIGKILL；机器内存耗尽时 Linux 会发送该信号。",
         ),
         ("no such text is known: stays", "no such text is known: stays"),
