@@ -24,8 +24,8 @@ NO_TEXTS = {
 }  # fmt: skip
 NO_TEXT = re.compile(
     r"^(?:Think step by step|Answer with a Python function|Complete this Python function|Submit the verdict"
-    r"|Give one score|There are \{count\}|Only the tags|For further information|If reserved but|ran out of memory|huggingface-cli is now"
-    r"|module 'rloom' has|trainer.pools=\{actor|\{% for)"
+    r"|Give one score|There are \{count\}|Only the tags|For further information|If reserved but|ran out of memory"
+    r"|huggingface-cli is now|module 'rloom' has|trainer.pools=\{actor|\{% for)"
 )
 COMMAND = re.compile(r"^(?:rloom|%\(prog\)s|python|import|try|complete|\{\} -m pip) |^# |^<!--|--editable")
 PARTS = re.compile(r"\{\}|[:;,.()×=/\d]| a ")
