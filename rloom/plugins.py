@@ -68,9 +68,9 @@ def load_entry(key: str, entry: EntryPoint) -> Any:
     try:
         return entry.load()
     except Exception as error:
-        package = "" if entry.dist is None else f" of the package {entry.dist.name}"
         raise ConfigError(
-            f"{key}={entry.name}: the entry point {entry.value}{package} cannot be loaded "
+            f"{key}={entry.name}: the entry point {entry.value}"
+            f"{'' if entry.dist is None else f' of the package {entry.dist.name}'} cannot be loaded "
             f"({type_and_message(error)}); correct or remove that package"
         ) from error
 

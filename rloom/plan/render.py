@@ -90,7 +90,7 @@ def update_lines(name: str, sizes: Batches, updates: Updates) -> Iterator[str]:
 def placement_lines(plan: Plan) -> Iterator[str]:
     config, ranks = plan.config, plan.batches.ranks
     trainer = config.trainer
-    several = ("Ray workers, " if config.uses_ray else "processes, without Ray, ") + pools(plan)
+    several = f"{'Ray workers' if config.uses_ray else 'processes, without Ray'}, {pools(plan)}"
     how = "one process, without Ray" if config.workers == 1 else several
     nodes, gpus = count(trainer.nnodes, "node"), count(config.gpus_per_node, "GPU")
     yield line("workers", f"{nodes} × {gpus} = {config.workers}: {how}")

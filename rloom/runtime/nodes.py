@@ -138,7 +138,7 @@ def ray_command() -> str:
 def no_ray() -> str:
     return (
         "trainer.nnodes above 1, trainer.backend=ray and an existing cluster need Ray, which is not installed: "
-        + install_command("ray")
+        f"{install_command('ray')}"
     )
 
 

@@ -132,8 +132,9 @@ def describe(status: int | None) -> str:
     if status is None or status >= 0:
         return "exited" if status is None else f"exited with status {status}"
     name = signal.Signals(-status).name
-    memory = "; Linux sends it when the machine's memory is used up" if name == "SIGKILL" else ""
-    return f"exited, ended by {name}{memory}"
+    if name == "SIGKILL":
+        return f"exited, ended by {name}; Linux sends it when the machine's memory is used up"
+    return f"exited, ended by {name}"
 
 
 def kill_workers(workers: Sequence[ForkedWorker]) -> None:

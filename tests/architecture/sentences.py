@@ -12,7 +12,7 @@ SENTENCE = re.compile(rf"(?:^|\s){WORD}(?: +{WORD}){{2}}")  # three words in a r
 NOT_SHOWN = {"AssertionError", "NotImplementedError", "RuntimeError", "TypeError", "KeyError", "ValueError"}
 NOT_PROSE = {"compile", "filterwarnings", "execute", "executescript"}
 LOGGED = re.compile("%[sd]")
-FILLED_LATER = re.compile(r"\{[\w.]*(?:\{\}[\w.]*)*\}")  # `{algorithm.gamma}` of effects.py: the key with its value
+FILLED_LATER = re.compile(r"\{[\w.]*(?:\{\}[\w.]*)*:?\}")  # `{algorithm.gamma}` of effects.py: the key with its value
 MOST_VARIANTS = 8  # of one f-string with several conditional parts
 
 
@@ -50,6 +50,8 @@ def templates(node: ast.AST) -> list[str]:
         return [node.value]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return [one + other for one, other in product(templates(node.left), templates(node.right))]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Switch":
+        return [switch_template(node)]
     if not isinstance(node, ast.JoinedStr):
         return []
     parts = [part_of(value) for value in node.values]
@@ -57,6 +59,13 @@ def templates(node: ast.AST) -> list[str]:
     if len(variants) <= MOST_VARIANTS:
         return variants
     return ["".join(part[0] if len(part) == 1 else "{}" for part in parts)]
+
+
+def switch_template(call: ast.Call) -> str:
+    """The sentence that `switch_rule` of effects.py makes of a declared switch."""
+    name, off = map(ast.literal_eval, call.args)
+    on = next((ast.literal_eval(word.value) for word in call.keywords if word.arg == "on"), "=True")
+    return f"{FILLED_LATER.sub('{}', off)}; set {{}}.{name}{on}"
 
 
 def part_of(value: ast.expr) -> list[str]:

@@ -296,6 +296,9 @@ def test_a_replaced_judge_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         "  reward_model.api.enable: True -> False (other parts or rules score the answers; a judge of your own is "
         "called at OPENAI_BASE_URL)"
     ]
+    monkeypatch.setenv("RLOOM_LANGUAGE", "zh")
+    load_config(["reward_model.api.enable=True", "reward_model.api.type=openai", "reward_model.api.model=gpt-4o"])
+    assert "(由其他分项或规则给回答打分；自己的评分服务在 OPENAI_BASE_URL 被调用)" in capsys.readouterr().out
 
 
 def test_a_fault_of_the_command_is_reported_as_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

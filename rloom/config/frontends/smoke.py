@@ -193,7 +193,7 @@ def absent_servers(config: Config, environment: Mapping[str, str]) -> list[str]:
 
 def server_notes(config: Config) -> dict[str, str]:
     """Key of a server that is not called -> what replaces it."""
-    return {kind.switch: f" ({kind.server.smoke_note(config)})" for kind in SERVERS.values() if kind.server}
+    return {kind.switch: kind.server.smoke_note(config) for kind in SERVERS.values() if kind.server}
 
 
 def is_key_of_replaced_server(path: str, changes: Mapping[str, Any]) -> bool:
@@ -364,20 +364,21 @@ def defaults(section: str) -> dict[str, Any]:
 def description(config: Config, changes: Mapping[str, Any], available: Available) -> str:
     worth_a_line = {path: value for path, value in changes.items() if not is_key_of_replaced_server(path, changes)}
     notes = {**server_notes(config), **worker_notes(config, available, smoke_workers(config, available))}
-    return replaced_text(config, worth_a_line, {**notes, f"{ROLLOUT}.name": f" ({engine_note(config, available)})"})
+    return replaced_text(config, worth_a_line, {**notes, f"{ROLLOUT}.name": engine_note(config, available)})
 
 
 def worker_notes(config: RunConfig, available: Available, workers: int) -> dict[str, str]:
     """Why there is one process where two workers are usual."""
     if workers == min(config.workers, MAX_WORKERS):
         return {}
-    return {"trainer.n_gpus_per_node": " (one GPU is visible: one process holds the whole model)"}
+    return {"trainer.n_gpus_per_node": "one GPU is visible: one process holds the whole model"}
 
 
-def replaced_text(config: RunConfig, changes: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+def replaced_text(config: RunConfig, changes: Mapping[str, Any], notes: Mapping[str, str | None]) -> str:
     lines = [
-        f"  {path}: {shown(value_at(config, path))} -> {shown(value)}{translate(notes.get(path, ''))}"
+        f"  {path}: {shown(value_at(config, path))} -> {shown(value)}{f' ({translate(note)})' if note else ''}"
         for path, value in changes.items()
+        for note in [notes.get(path)]
     ]
     return "\n".join([translate(f"{VARIABLE}=1: two steps with a tiny model and data"), *lines])
 
