@@ -3,12 +3,9 @@
 #   ./train.sh --model Qwen/Qwen2.5-0.5B-Instruct --data train.parquet --lr 5e-7
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-# Libraries that only some runs need are extras: the providers' SDKs, megatron-core, Ray for several workers, trackers.
+# Libraries that only some runs need are extras: the providers' SDKs, megatron-core, Ray for several machines, trackers.
 setup=(runtime)
-given=" ${N_GPUS:+--n_gpus $N_GPUS} ${MODEL_PATH:+--model $MODEL_PATH} ${TRAIN_DATA:+--data $TRAIN_DATA} trainer.nnodes=${NNODES:-1} $* "
-gpus="${CUDA_VISIBLE_DEVICES-$(ls -d /dev/nvidia[0-9]* 2> /dev/null | paste -sd, || true)}"
-# without a number, a model of your own takes all visible GPUs; data of your own bring one
-[[ "$given" =~ (--model|model\.path|--data|data\.train_files)[\ =] && ! "$given" =~ n_gpus && "$gpus" == *,* ]] && given+="--n_gpus 2 "
+given=" trainer.nnodes=${NNODES:-1} $* "
 [[ "${RLOOM_SMOKE:-0}" == 1 ]] && given=""  # a smoke run replaces what needs them
 [[ "$given" =~ \ (--use_api_reward|reward_model\.api\.enable=[Tt]rue)\  ]] && setup+=(judge)
 [[ "$given" =~ trainer\.(nnodes=([2-9]|[1-9][0-9])|backend=ray) ]] && setup+=(ray)

@@ -255,12 +255,12 @@ RUN = """
 import json, sys, threading, urllib.request
 from pathlib import Path
 import rloom
-from rloom.rollout.native.arena import Access
+from rloom.view.access import ViewAccess
 from rloom.view.run_cache import RunCache
 from rloom.view.server import ViewServer
 
 result = rloom.train(json.loads(sys.argv[1]))
-server = ViewServer(0, RunCache([result.run_dir]), Access("t" * 22))
+server = ViewServer(0, RunCache([result.run_dir]), ViewAccess("t" * 22))
 threading.Thread(target=server.serve_forever, daemon=True).start()
 for path in ("metrics", "stages", "train/1/prompts", "train/1/prompts/0"):
     address = f"http://127.0.0.1:{server.server_port}/api/runs/0/{path}?token={'t' * 22}"

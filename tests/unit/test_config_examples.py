@@ -169,9 +169,10 @@ def test_scripts_run_from_their_own_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "targets"), [("grpo_trainer/run_qwen2-7b.sh", ["ray"]), ("grpo_trainer/run_qwen2.5-0.5b.sh", [])]
+    ("script", "targets"),
+    [("ppo_trainer/run_qwen2-7b_math_megatron.sh", ["megatron"]), ("grpo_trainer/run_qwen2-7b.sh", [])],
 )
-def test_a_clone_with_its_environment_brings_ray_for_several_gpus(
+def test_a_clone_with_its_environment_brings_the_extra_of_a_script(
     script: str, targets: list[str], tmp_path: Path
 ) -> None:
     clone = tmp_path / "clone"

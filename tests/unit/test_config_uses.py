@@ -92,7 +92,8 @@ NOTICES = {
     "trainer.default_local_dir=d trainer.experiment_name=e": "trainer.logger=wandb would",
     f"{ROLLOUT}.calculate_log_probs=False trainer.rollout_mismatch_warning=0.1": "compares no log-probs",
     "trainer.master_addr=10.0.0.1": "trainer.nnodes above 1 does",
-    "trainer.max_restarts=1": "one worker does not use Ray",
+    "trainer.max_restarts=1": "one worker is in the process of the loop",
+    "ray_kwargs.ray_init={num_cpus:4}": "one machine needs no Ray",
     f"{MODEL}.lora_adapter_path=a {MODEL}.lora_rank=8": "defines it",
 }
 

@@ -445,7 +445,7 @@ def test_another_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "is no run directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("page", ["doctor.md", "doctor.zh.md"])
+@pytest.mark.parametrize("page", ["troubleshooting.md", "troubleshooting.zh.md"])
 def test_the_guide_lists_every_finding_in_the_order_of_the_checks(page: str) -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M)
     assert rows == list(CHECKS)

@@ -144,7 +144,7 @@ def test_a_loss_that_clearly_rises_is_certain() -> None:
     rising: Values = {**SFT, "train/loss": lambda step: 1.0 + 0.02 * step + 0.01 * (-1) ** step}
     finding = only(history(rising, SFT_KEYS))
     assert finding.certain and finding.changes[0].assignment == "optim.lr=2e-06"
-    assert finding.causes[0].english.startswith("the learning rate is so high")
+    assert finding.causes[0].startswith("the learning rate is so high")
     slight: Values = {**SFT, "train/loss": lambda step: 1.0 + 0.001 * step}
     assert not only(history(slight, SFT_KEYS)).certain  # 1.3 %
 
@@ -153,9 +153,9 @@ def test_the_gradient_of_supervised_fine_tuning_has_its_own_key_and_causes() -> 
     norm: Values = {**SFT, "train/loss": lambda s: 2 / s, "train/grad_norm": lambda step: 0.5 * 1.5**step}
     finding = only(history(norm, {**SFT_KEYS, "optim.clip_grad": 10.0}))
     assert finding.kind == "gradient_explosion"
-    assert finding.evidence[0].english.startswith("train/grad_norm before clipping: median 2.11 at first")
-    assert finding.evidence[0].english.endswith("clip_grad is 10")
-    assert "reward" not in " ".join(cause.english for cause in finding.causes)
+    assert finding.evidence[0].startswith("train/grad_norm before clipping: median 2.11 at first")
+    assert finding.evidence[0].endswith("clip_grad is 10")
+    assert "reward" not in " ".join(cause for cause in finding.causes)
     assert kinds(history({**norm, "train/grad_norm": 300.0}, {**SFT_KEYS, "optim.clip_grad": 10.0})) == []  # 30 times
 
 
@@ -261,7 +261,7 @@ def test_a_reward_that_rises_with_longer_answers_is_no_fault_by_itself() -> None
     }
     assert kinds(history(longer)) == []
     finding = only(history({**longer, "critic/score/mean": flat}))
-    assert finding.kind == "length_drift" and "no accuracy is measured" in finding.evidence[1].english
+    assert finding.kind == "length_drift" and "no accuracy is measured" in finding.evidence[1]
 
 
 def test_a_reward_that_changes_with_the_length_in_each_step_pays_for_it() -> None:
@@ -270,7 +270,7 @@ def test_a_reward_that_changes_with_the_length_in_each_step_pays_for_it() -> Non
 
     paid: Values = {"response_length/mean": length, "critic/score/mean": lambda step: -length(step) / 500}
     finding = only(history(paid))
-    assert finding.kind == "length_drift" and finding.evidence[1].english.endswith("(correlation -1.00)")
+    assert finding.kind == "length_drift" and finding.evidence[1].endswith("(correlation -1.00)")
 
 
 def test_a_correlation_of_changes_leaves_trends_out() -> None:
@@ -299,9 +299,9 @@ def test_without_a_config_a_share_of_the_answers_is_not_known() -> None:
     assert kinds(without_keys({"reward/failed": 1.0})) == []
     assert kinds(without_keys({"critic/score/mean": lambda step: 0.4 if step < 5 else 0.01})) == ["reward_falls"]
     zero = only(without_keys({f"critic/score/{name}": 0.0 for name in ("mean", "max", "min", "std")}))
-    assert zero.evidence[0].english == "critic/score/max is 0 in all 20 steps"
+    assert zero.evidence[0] == "critic/score/max is 0 in all 20 steps"
     ended = History(history({"reward/failed": 1.0}).metrics, {}, [{"event": "end", "status": "RewardError"}])
-    assert only(ended).evidence[0].english == "reward/failed: 20 rewards, in 20 of 20 steps"
+    assert only(ended).evidence[0] == "reward/failed: 20 rewards, in 20 of 20 steps"
 
 
 def test_the_clip_fraction_of_gspo_has_no_limit_but_its_ratio_has() -> None:

@@ -335,5 +335,5 @@ def test_splits_that_fit_pass(tmp_path: Path) -> None:
 
 def test_one_worker_needs_no_megatron_core() -> None:
     several = divided_strategies(passed(*GRPO), critic=False)
-    assert {name: kind.packages for name, kind in several.items()} == {"megatron": ("megatron-core", "ray")}
+    assert {name: kind.packages for name, kind in several.items()} == {"megatron": ("megatron-core",)}
     assert divided_strategies(passed(*GRPO[:3]), critic=False) == {}

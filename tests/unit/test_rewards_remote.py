@@ -416,7 +416,7 @@ def test_the_example_server_takes_openrlhfs_request_and_refuses_others(example_s
 
 
 def test_the_curl_example_of_the_document_is_answered_as_printed(example_server: str) -> None:
-    page = (ROOT / "docs" / "remote_reward.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reward_models.md").read_text(encoding="utf-8")
     [request] = re.findall(r"-d '(\{.*?\})'", page, re.S)
     [printed] = re.findall(r"```json\n(.*?)```", page, re.S)
     headers = {"Authorization": "Bearer open-sesame"}

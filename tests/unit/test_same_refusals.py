@@ -36,7 +36,7 @@ def test_training_refuses_keys_before_torch_loads() -> None:
         from rloom import cli
         codes = [cli.main(["train", *keys]) for keys in {list(BAD.values())!r}]
         sys.modules["ray"] = sys.modules["wandb"] = None  # not installed
-        codes += [cli.main(["train", key]) for key in ("trainer.n_gpus_per_node=2", "trainer.logger=wandb")]
+        codes += [cli.main(["train", key]) for key in ("trainer.backend=ray", "trainer.logger=wandb")]
         codes += [cli.main(["train", "actor_rollout_ref.rollout.name=trtllm"])]  # its package neither
         print(set(codes), {{"torch", "transformers"}} & set(sys.modules))
     """

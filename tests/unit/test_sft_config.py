@@ -87,12 +87,12 @@ def test_help_and_the_tree_are_printed(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.startswith("model.path (str, default embedded)")
 
 
-def test_a_smoke_run_without_ray_has_one_process_and_says_so(
+def test_a_smoke_run_on_the_only_gpu_has_one_process_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RLOOM_SMOKE", "1")
-    monkeypatch.setattr("rloom.config.frontends.smoke.find_spec", lambda name: None)
+    monkeypatch.setattr("rloom.config.frontends.smoke.visible_gpus", lambda environment: ["0"])
     config = load_sft_config([MODEL, "trainer.n_gpus_per_node=8", "engine.ulysses_sequence_parallel_size=4"])
     assert (config.workers, config.engine.ulysses_sequence_parallel_size) == (1, 1)
-    line = "  trainer.n_gpus_per_node: 8 -> 1 (Ray is not installed: one process holds the whole model)"
+    line = "  trainer.n_gpus_per_node: 8 -> 1 (one GPU is visible: one process holds the whole model)"
     assert line in capsys.readouterr().out.splitlines()

@@ -151,7 +151,7 @@ ENGLISH = Form(
     'Answer with JSON only, in this form: {{"reason": "one or two sentences", "scores": [{{"answer": 1, "score": a '
     "number}}, ...]}} with one entry for each of the answers 1 to {count}.",
     tags="Only the tags that end in -{mark} are delimiters; all other tags are part of a text.",
-    heading="JudgeAnswer",
+    heading="Answer",
 )
 CHINESE = Form(
     one='请给出一个 {low:g} 到 {high:g} 的分数。只输出 JSON，格式为：{{"reason": "一到两句理由", "score": 分数}}',
