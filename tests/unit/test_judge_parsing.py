@@ -205,7 +205,7 @@ def test_the_scores_of_a_group_are_read_by_their_numbers(text: str) -> None:
         ("> Answer 1: 10\n> Answer 2: 1", r"\[\] instead"),
         ("<think>\nAnswer 1: 10\nAnswer 2: 1", "thinking is not finished"),
         ('{"scores": [{"answer": 1, "score": 9, "score": 1}, {"answer": 2, "score": 3}]}', "two values"),
-        ("JudgeAnswer " + "1" * 9000 + ": 9\nAnswer 2: 3", r"\[2\] instead"),
+        ("Answer " + "1" * 9000 + ": 9\nAnswer 2: 3", r"\[2\] instead"),
         ("9, 3", "instead"),
     ],
 )
