@@ -1,7 +1,7 @@
 """Whether two versions of rloom compute the same: every metric but times, and the SHA-256 of every weight.
 
-    git clone --branch OLD . /tmp/old
-    python benchmarks/equal_numbers.py /tmp/old old.json && python benchmarks/equal_numbers.py . new.json
+    git worktree add OLD COMMIT
+    python benchmarks/equal_numbers.py OLD old.json && python benchmarks/equal_numbers.py . new.json
     python benchmarks/equal_numbers.py --compare old.json new.json
 
 Three steps each of PPO, RLOO, GRPO with a KL loss, LoRA, dynamic sampling, a mix with a judge, and SFT, with one and

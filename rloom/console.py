@@ -5,6 +5,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.language import translate
@@ -50,10 +51,12 @@ def split_hydra_flags(arguments: Sequence[str]) -> tuple[list[str], dict[str, st
 
 
 class _Formatter(logging.Formatter):
-    """Log lines quote data, answers and names."""
+    """Log lines quote data, answers and names. A traceback stays as it is."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(translate(super().format(record)))
+        own = copy(record)  # other handlers get the English one
+        own.msg, own.args = translate(record.getMessage()), ()
+        return printable(super().format(own))
 
 
 def run_safely(command: Callable[[], int]) -> int:

@@ -16,7 +16,7 @@ Each message names the field, the value and the way out. Any other exception is 
 class RloomError(Exception):
     """Base class of all errors that a user can correct."""
 
-    worker: str | None = None  # the Ray worker that raised it; its group cannot be used any more
+    worker: str | None = None  # the worker that raised it; its group cannot be used any more
 
 
 class ConfigError(RloomError):

@@ -9,10 +9,11 @@ import sys
 
 OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # rloom is found there, installed or not
 RAY_WORKER = os.path.join("ray", "_private", "workers", "default_worker.py")
-# The folder is appended: without an installation the child finds rloom there, and its files replace no other module.
+# The child runs the rloom of this process, also where another is installed. Then the folder goes to the end of the
+# path: its files replace no other module.
 _START = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from importlib import import_module; import_module(sys.argv.pop(1)).main()"
+    "import sys; folder = sys.argv.pop(1); sys.path.insert(0, folder); import rloom; sys.path.remove(folder); "
+    "sys.path.append(folder); from importlib import import_module; import_module(sys.argv.pop(1)).main()"
 )
 
 

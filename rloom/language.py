@@ -8,7 +8,7 @@ A text is translated when it is shown, so that errors, logs and files stay Engli
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ def translate(text: str) -> str:
     return to_chinese(text) if is_chinese(os.environ) else text
 
 
+@lru_cache(maxsize=1024)  # a text without an entry is compared with every template: milliseconds
 def to_chinese(text: str) -> str:
     """The Chinese of a text, of each of its paragraphs, or of each of its lines; what has none stays English."""
     stripped = text.strip()

@@ -227,8 +227,8 @@ def machine_faults(config: RunConfig) -> Iterator[str]:
             "reach, or an existing Ray cluster (ray_kwargs.ray_init.address, RAY_ADDRESS)"
         )
     if trainer.backend == "processes" and config.uses_ray:
-        why = "an existing cluster" if trainer.nnodes == 1 else f"trainer.nnodes={trainer.nnodes} machines"
-        yield f"trainer.backend=processes: {why} need Ray; use trainer.backend=auto"
+        why = "an existing cluster needs" if trainer.nnodes == 1 else f"trainer.nnodes={trainer.nnodes} machines need"
+        yield f"trainer.backend=processes: {why} Ray; use trainer.backend=auto"
 
 
 def parallel_faults(config: Config) -> Iterator[str]:

@@ -19,6 +19,7 @@ from rloom.config.keys import Root
 from rloom.config.load import C, overrides_tree, validate
 from rloom.config.schema import Config, SftConfig
 from rloom.errors import ConfigError
+from rloom.rewards.kinds import OWN_KEY
 from rloom.runs.run_folder import CONFIG_FILE
 
 MEGATRON_ROLES = {ACTOR: "1", CRITIC: "1", REF: "null"}  # -> parallel sizes
@@ -46,8 +47,9 @@ def consent_keys(root: Root = Config) -> dict[str, NeedsConsent]:
     return {path: key.needs_consent for path, key in leaf_keys(root).items() if key.needs_consent is not None}
 
 
-EVALUATION = tuple(path for path in consent_keys() if not path.startswith(RUN_ALONE))
-STRATEGY = "actor_rollout_ref.actor.strategy"  # its engine reads the weights
+STRATEGY, CRITICS_STRATEGY = f"{ACTOR}.strategy", f"{CRITIC}.strategy"  # the actor's engine reads the weights
+# the check of the keys reads what the critic's strategy declares
+EVALUATION = tuple(path for path in consent_keys() if not path.startswith(RUN_ALONE) or path == CRITICS_STRATEGY)
 MODEL_ALONE = (*(path for path in consent_keys() if path.startswith("actor_rollout_ref.model.")), STRATEGY)
 SFT_MODEL_ALONE = tuple(path for path in consent_keys(SftConfig) if path.startswith("model."))
 
@@ -168,8 +170,11 @@ def check_consent(file: Path, config: RunConfig, *, named: Mapping[str, Any], us
     """`named`: the tree of the keys that the user repeated."""
     values, repeated = dict(flattened(config.model_dump(mode="json"))), dict(flattened(named))
     checks = consent_keys(type(config))
-    # the keys of a section that is not enabled have no effect
-    has_effect = [key for key in uses if values.get(f"{key.rpartition('.')[0]}.enable") is not False]
+    # the keys of a section that is not enabled have no effect, apart from those that the check of the keys loads
+    loaded = (OWN_KEY, CRITICS_STRATEGY)
+    has_effect = [key for key in uses if key in loaded or values.get(f"{key.rpartition('.')[0]}.enable") is not False]
+    if values.get(CRITICS_STRATEGY) == values.get(STRATEGY):  # the critic's default, which the actor's name allows
+        has_effect = [key for key in has_effect if key != CRITICS_STRATEGY]
     # compare whole values: the file may add entries to a mapping that the user named
     untrusted = [key for key in has_effect if checks[key](values[key]) and repeated.get(key) != values[key]]
     if untrusted:

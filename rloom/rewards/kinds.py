@@ -143,7 +143,9 @@ def kinds_of(names: Sequence[str]) -> dict[str, RewardKind]:
         if not isinstance(own, RewardKind):
             raise ConfigError(f"{OWN_KEY}={name} is a {type(own).__name__}; use a RewardKind (docs/extending.md)")
         taken = next((part for part in own.parts for kind in found.values() if part in kind.parts), None)
-        if taken is not None or not own.parts:
+        if not own.parts:
+            raise ConfigError(f"{OWN_KEY}={name} computes no part; give its RewardKind one in `parts`")
+        if taken is not None:
             raise ConfigError(f"{OWN_KEY}={name} computes the part {taken}; choose a name that no other reward has")
         found[name] = own
     return found

@@ -87,7 +87,11 @@ class Display:
         self._bars = {}
 
     def message(self, text: str) -> None:
-        self._console.print(printable(translate(text)), markup=False, highlight=False, soft_wrap=True)
+        self.quote(translate(text))
+
+    def quote(self, text: str) -> None:
+        """A line with words of a model or of data, which no translation may change."""
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.clear()

@@ -130,7 +130,7 @@ class RunLog:
         if not rows:
             return
         for row in rows:
-            self._display.message(f"  [{row['score']}] {row['input']!r} -> {row['output']!r} (expected {row['gts']!r})")
+            self._display.quote(f"  [{row['score']}] {row['input']!r} -> {row['output']!r} (expected {row['gts']!r})")
         columns = list(dict.fromkeys(name for row in rows for name in row))
         cells = [[cell(row.get(name)) for name in columns] for row in rows]
         for tracker in self._trackers:

@@ -76,12 +76,15 @@ class ForkServer:
             try:
                 socket.send_fds(self.control, [f"{FORK}\n".encode()], fds)
                 return self.started.result(0 if self.ended else timeout_s)
-            except (NotInTime, OSError):
+            except BaseException as error:  # also Ctrl-C: the answer to this request would be taken for the next one's
+                has_ended = self.ended
                 self.close()
+                if not isinstance(error, NotInTime | OSError):
+                    raise
                 raise WorkerError(
                     "the process that starts the workers has ended; its error is above"
-                    if self.ended
-                    else f"after trainer.start_timeout_s={timeout_s:.0f} the workers' libraries are not imported"
+                    if has_ended
+                    else f"after trainer.start_timeout_s={timeout_s:g} the workers' libraries are not imported"
                 ) from None
 
     def kill(self, pid: int) -> None:
@@ -89,19 +92,21 @@ class ForkServer:
             self.control.sendall(f"{KILL} {pid}\n".encode())
 
     def receive(self) -> None:
-        with suppress(OSError), self.control.makefile("r") as lines:
-            for line in lines:
-                what, pid, *status = line.split()
-                if what == STARTED:
-                    self.on_exit[int(pid)] = self.forked_on_exit
-                    self.started.set_result(int(pid))
-                else:
-                    self.on_exit.pop(int(pid))(int(status[0]))
-        self.ended = True
-        if not self.started.done():
-            self.started.set_exception(OSError())
-        for on_exit in self.on_exit.values():
-            on_exit(None)
+        try:
+            with suppress(OSError), self.control.makefile("r") as lines:
+                for line in lines:
+                    what, pid, *status = line.split()
+                    if what == STARTED:
+                        self.on_exit[int(pid)] = self.forked_on_exit
+                        self.started.set_result(int(pid))
+                    else:
+                        self.on_exit.pop(int(pid))(int(status[0]))
+        finally:
+            self.ended = True
+            if not self.started.done():
+                self.started.set_exception(OSError())
+            for on_exit in self.on_exit.values():
+                on_exit(None)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -145,6 +150,7 @@ def serve(control: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
     workers: set[int] = set()
+    begun = b""  # the beginning of a line whose rest has not been read
     while True:
         ready, _, _ = select.select([control, wake], [], [])
         if wake in ready:
@@ -154,9 +160,12 @@ def serve(control: socket.socket) -> None:
             text, fds, _, _ = socket.recv_fds(control, 1024, 2)
             if not text:
                 break
-            for line in text.decode().splitlines():
-                what, *numbers = line.split()
+            *lines, begun = (begun + text).split(b"\n")
+            for line in lines:
+                what, *numbers = line.decode().split()
                 if what == FORK:
+                    sys.stdout.flush()  # what an import has printed is not each worker's
+                    sys.stderr.flush()
                     server, pid = os.getpid(), os.fork()
                     if pid == 0:
                         become_worker(server, (control, wake, woken), fds)

@@ -1,5 +1,7 @@
 """Workers of one machine as processes of their own, forked from `fork_server.py`. Nothing but Python is needed."""
 
+import faulthandler
+import io
 import os
 import pickle
 import queue
@@ -24,6 +26,7 @@ from rloom.runtime.remote import Answer, WorkerHost, could_not_begin, died
 NODE = "127.0.0.1"  # the workers' process groups do not leave this machine
 BEGIN = 0  # number of the call that makes the worker's object; the driver is only told of its failure
 NUMBER_BYTES = 8
+OUTPUT_S = 1.0  # a child of a worker may hold its output open
 
 
 class Died(Exception):
@@ -58,15 +61,16 @@ class ForkedWorker:
         try:
             with other:
                 self.pid = self.server.fork((other.fileno(), written), self.on_exit, timeout_s)
-        except WorkerError:
+        except BaseException:
             os.close(output)
             raise
         finally:
             os.close(written)
         self.outgoing.put(pickle.dumps(({**THREADS, **os.environ, **variables}, os.getcwd(), sys.path, name, log_file)))
         self.outgoing.put(pickle.dumps((make, arguments)))
-        for work in (self.send, self.receive, lambda: show_output(output, f"({name} pid={self.pid})")):
-            threading.Thread(target=work, daemon=True).start()
+        self.shown = threading.Thread(target=show_output, args=(output, f"({name} pid={self.pid})"), daemon=True)
+        for thread in (self.shown, *(threading.Thread(target=work, daemon=True) for work in (self.send, self.receive))):
+            thread.start()
 
     def submit(self, method: str, *arguments: Any) -> Answer:
         answer: Answer = Answer()
@@ -75,8 +79,9 @@ class ForkedWorker:
                 answer.set_exception(Died())
                 return answer
             self.calls += 1
+            message = numbered(self.calls, (method, arguments))
             self.pending[self.calls] = answer
-            self.outgoing.put(numbered(self.calls, (method, arguments)))
+            self.outgoing.put(message)
         return answer
 
     def send(self) -> None:
@@ -85,28 +90,34 @@ class ForkedWorker:
                 self.connection.send_bytes(message)
 
     def receive(self) -> None:
-        with suppress(OSError, EOFError):
-            while True:
-                number, load = opened(self.connection.recv_bytes())
-                answer = self.pending.pop(number, None)
-                try:
-                    with portable_errors():
-                        error, result = load()
-                except (RloomError, CallFailed) as not_loaded:
-                    error, result = not_loaded, None
-                if answer is None:
-                    self.begin_error = result
-                elif error is None:
-                    answer.set_result(result)
-                else:
-                    answer.set_exception(error)
-        self.exited.wait(EXIT_TIMEOUT_S)  # its status is for the message
-        with self.lock:
-            self.alive = False
-            left, self.pending = list(self.pending.values()), {}
-        self.outgoing.put(None)
-        for answer in left:
-            answer.set_exception(Died())
+        try:
+            with suppress(OSError, EOFError):
+                while True:
+                    self.take(self.connection.recv_bytes())
+        finally:
+            self.exited.wait(EXIT_TIMEOUT_S)  # its status is for the message,
+            self.shown.join(OUTPUT_S)  # and so are its last lines
+            with self.lock:
+                self.alive = False
+                left, self.pending = list(self.pending.values()), {}
+            self.outgoing.put(None)
+            for answer in left:
+                answer.set_exception(Died())
+
+    def take(self, message: bytes) -> None:
+        number, load = opened(message)
+        answer = self.pending.pop(number, None)
+        try:
+            with portable_errors():
+                error, result = load()
+        except (RloomError, CallFailed) as not_loaded:
+            error, result = not_loaded, None
+        if answer is None:
+            self.begin_error = result
+        elif error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
 
     def on_exit(self, status: int | None) -> None:
         """None: the fork server has ended, and its children with it."""
@@ -131,28 +142,39 @@ class ForkedWorker:
 def describe(status: int | None) -> str:
     if status is None or status >= 0:
         return "exited" if status is None else f"exited with status {status}"
-    name = signal.Signals(-status).name
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
     if name == "SIGKILL":
         return f"exited, ended by {name}; Linux sends it when the machine's memory is used up"
     return f"exited, ended by {name}"
 
 
 def kill_workers(workers: Sequence[ForkedWorker]) -> None:
-    """They have ended when this returns: their GPUs are free for the next attempt."""
+    """They have ended when this returns, and what they printed is shown."""
     for worker in workers:
         worker.kill()
     for worker in workers:
         worker.exited.wait(EXIT_TIMEOUT_S)
+        worker.shown.join(OUTPUT_S)
 
 
 def show_output(output: int, prefix: str) -> None:
-    with os.fdopen(output, "rb") as lines, suppress(ValueError, OSError):  # this process's output is closed
+    """Reads to the end, whatever becomes of this process's output: a worker must not fail for what it prints."""
+    with os.fdopen(output, "rb") as lines:
         for line in lines:
-            print(f"{prefix} {line.decode(errors='replace').rstrip()}", flush=True)
+            text = f"{prefix} {line.decode(errors='replace').rstrip()}"
+            with suppress(ValueError, OSError):  # closed
+                try:
+                    print(text, flush=True)
+                except UnicodeEncodeError:
+                    print(ascii(text)[1:-1], flush=True)
 
 
 def run_worker(calls: int) -> None:
     """In the worker's process: answer calls, until the driver ends it or has ended."""
+    faulthandler.enable(file=2, all_threads=False)  # where a segmentation fault was
+    for stream in (sys.stdout, sys.stderr):  # the driver ends a worker without warning: what it printed is kept
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
     connection = Connection(calls)
     variables, folder, path, name, log_file = pickle.loads(connection.recv_bytes())
     os.environ.clear()
@@ -178,8 +200,19 @@ def answer(connection: Connection, host: WorkerHost, message: bytes) -> None:
             method, arguments = load()
             reply = numbered(number, (None, getattr(host, method)(*arguments)))
     except (RloomError, CallFailed) as error:
-        reply = numbered(number, (error, None))
+        reply = numbered(number, (portable(error), None))
     connection.send_bytes(reply)
+
+
+def portable(error: RloomError | CallFailed) -> RloomError | CallFailed:
+    """The error itself if the driver can load it: one of a user's own classes may hold anything."""
+    try:
+        if type(error).__module__.partition(".")[0] == "rloom":
+            pickle.dumps(error)
+            return error
+    except Exception:
+        pass
+    return CallFailed(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)), False)
 
 
 def numbered(number: int, content: Any) -> bytes:

@@ -199,3 +199,12 @@ def test_a_quiet_display_prints_nothing(capsys: pytest.CaptureFixture[str]) -> N
     display.step(1, METRICS)
     display.message("hello")
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_answer_is_shown_as_it_is_in_every_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLOOM_LANGUAGE", "zh")
+    console = Console(file=StringIO(), width=200)
+    answer = "'Paris; the reward is 5, step 3 of 4' (expected '4')"
+    Display(console).quote(answer)
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue() == answer + "\n"

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rloom.config.checks import check
+from rloom.config.derived import declared_needs
 from rloom.config.from_checkpoint import EVALUATION, MODEL_ALONE, config_text, load_saved, merge_trees
 from rloom.config.given_keys import leaf_keys
 from rloom.config.load import load_config
@@ -69,6 +71,35 @@ def test_what_runs_code_is_refused_with_the_words_that_allow_it(tmp_path: Path, 
     assert value_of(load_saved(tmp_path, allow), key) == value
 
 
+STRATEGY, CRITICS = "actor_rollout_ref.actor.strategy", "critic.strategy"
+
+
+def test_no_file_of_a_checkpoint_is_loaded_by_checking_its_keys(tmp_path: Path) -> None:
+    """Every key that can name a kind of the user's own, also where its section is switched off or nothing needs it."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    named = f"{mine}:X"
+    off = {"enable": False}
+    for changes in (
+        {"critic": {"strategy": named}},
+        {"critic": {"strategy": named, **off}},
+        {"reward_model": {"kinds": [named], **off}},
+        {"actor_rollout_ref": {"rollout": {"name": named}}},
+        {"actor_rollout_ref": {"actor": {"strategy": named}}},
+    ):
+        write(tmp_path, changes)
+        with pytest.raises(ConfigError, match="A checkpoint is not trusted"):
+            check(config := load_saved(tmp_path), declared_needs(config))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_critic_with_the_actors_strategy_is_allowed_with_it(tmp_path: Path) -> None:
+    write(
+        tmp_path, {"actor_rollout_ref": {"actor": {"strategy": "./mine.py:X"}}, "critic": {"strategy": "./mine.py:X"}}
+    )
+    assert load_saved(tmp_path, [f"{STRATEGY}=./mine.py:X"]).critic.strategy == "./mine.py:X"
+
+
 JUDGE = {
     "enable": True,
     "type": "openai",
@@ -121,7 +152,8 @@ def test_what_has_an_effect_outside_of_the_run_is_asked_for() -> None:
     found = {path for path in leaf_keys() if names.search(path)}
     models = {path for path in found if path.endswith((".path", "_path")) and path != REWARD}  # safetensors only
     assert found - asked - set(harmless) == models
-    assert {path for path in asked if not path.startswith(("critic.", "trainer.", "ray_kwargs."))} == set(EVALUATION)
+    others = {path for path in asked if not path.startswith(("critic.", "trainer.", "ray_kwargs."))}
+    assert others | {CRITICS} == set(EVALUATION)
 
 
 def test_all_that_runs_code_is_named_at_once(tmp_path: Path) -> None:

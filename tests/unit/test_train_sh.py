@@ -56,6 +56,8 @@ def test_a_run_on_one_machine_needs_no_extra(tmp_path: Path, arguments: list[str
         (["--n_gpus", "8", "trainer.nnodes=16"], {}),
         (["--n_gpus", "8", "trainer.backend=ray"], {}),
         ([], {"NNODES": "2", "N_GPUS": "8"}),
+        (["+ray_kwargs.ray_init.address=10.0.0.1:6379"], {}),
+        ([], {"RAY_ADDRESS": "10.0.0.1:6379"}),
     ],
 )
 def test_several_machines_bring_ray(tmp_path: Path, arguments: list[str], variables: dict[str, str]) -> None:

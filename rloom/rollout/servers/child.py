@@ -1,6 +1,6 @@
 """Starts a server that ends with this process's parent. The arguments of the process: PARENT COMMAND...
 
-A worker of Ray is killed without a chance to stop its servers; Linux then sends them SIGTERM.
+A worker is killed without a chance to stop its servers; Linux then sends them SIGTERM.
 """
 
 import ctypes
