@@ -12,7 +12,7 @@ UV := eval "$$($(BIN)/python -m pip config list | awk -F= '$(SETTINGS)')"; \
 install = $(PIP) --no-deps "$$(grep '^uv==' constraints.txt)" && { $(UV) --editable '$(1)'; } \
 	|| { $(PIP) "$$(grep '^torch==' constraints.txt)" && $(PIP) --editable '$(1)'; }
 # on all cores, and not what few processes import: Python compiles that when it is imported
-SELDOM := /tests?/|/testing/|/(transformers/models|databricks|google|jieba|mlflow|openai|anthropic|pip|sqlalchemy)/
+SELDOM := /tests?/|/testing/|/(transformers/models|databricks|jieba|mlflow|pip|sqlalchemy)/
 COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib || true
 RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup

@@ -1,4 +1,5 @@
-"""Workers that are called together. In one process a group is a list of objects; else its workers are processes, or actors of Ray.
+"""Workers that are called together. In one process a group is a list of objects; else its workers are
+processes, or actors of Ray.
 
 A batch is divided among the shares of a group. The workers of one share (ranks that divide a sequence or a model) get
 the same arguments, and the result of the first of them counts.

@@ -43,7 +43,10 @@ class Ones:
         return {}
 
 
-@pytest.fixture(params=["local", *(pytest.param(name, marks=pytest.mark.slow) for name in (PROCESSES, RAY))])
+# real Ray takes ten seconds for each: it is asked in `make test-long`; test_worker_contract.py asks it in `make test`
+@pytest.fixture(
+    params=["local", pytest.param(PROCESSES, marks=pytest.mark.slow), pytest.param(RAY, marks=pytest.mark.long)]
+)
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Workers of StubRollout, by their arguments."""
     with ExitStack() as stack:

@@ -13,9 +13,9 @@ import pytest
 from rloom.config.from_checkpoint import EVALUATION, MODEL_ALONE, load_saved
 from rloom.config.load import load_config
 from rloom.doctor.machine import features
+from rloom.doctor.machine.features import FeatureState
 from rloom.errors import ConfigError
 from rloom.plugins import load_plugin
-from rloom.training.loop import State
 from tests.e2e.runs import command, records, same, train, weights
 from tests.unit.test_doctor_env import CPU, installation
 
@@ -123,7 +123,7 @@ def test_an_installed_package_registers_them_by_name(tmp_path: Path, usual: Path
     train(tmp_path / "run", 2, f"{ESTIMATOR}=centred", f"{ENGINE}=counting", f"{STRATEGY}=counting")
     assert same_training(tmp_path / "run", usual)
     assert sys.modules["my_engine"].CountingRollout.submitted == 2 * 4 * 2
-    assert features.engine(installation(CPU), "counting").state is State.WORKS
+    assert features.engine(installation(CPU), "counting").state is FeatureState.WORKS
 
 
 @pytest.mark.usefixtures("package")
