@@ -27,7 +27,7 @@ from rloom.rewards.base import Reward, ScoreQueue
 from rloom.rewards.composite import CompositeReward, MixedPart
 from rloom.rewards.function_reward import FunctionReward
 from rloom.rewards.judge.judge import JudgeReward
-from rloom.rewards.kinds import RewardKind
+from rloom.rewards.kinds import KINDS, RewardKind
 from rloom.rewards.pool import RulePool
 from rloom.rewards.remote import RemoteReward
 from rloom.rewards.routing import check_sources, runs_code
@@ -181,7 +181,8 @@ def open_queues(
             if part.kind.build is not None:
                 given = function if part.kind.takes_function else None
                 reward = build(part.kind, config) if given is None else given_function(config, given)
-                queues[part.name] = stack.enter_context(closing(BackgroundScorer(reward, loop)))
+                shared = loop if part.source in KINDS else None  # a user's own kind may block its loop
+                queues[part.name] = stack.enter_context(closing(BackgroundScorer(reward, shared)))
                 reward.check()
         yield queues
 

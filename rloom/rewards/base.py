@@ -100,7 +100,9 @@ class Refusal:
 
 
 Fields = tuple[Any, ...]  # the first fields of a Sample
-Request = list[tuple[Fields, ...]]  # groups; plain tuples, since a dataclass takes several times longer to pickle
+# For each group the number of its samples and the pickle of their Fields, which are plain tuples: a dataclass takes
+# several times longer. One pickle for all groups would make them share the mutable objects of their rows.
+Request = list[tuple[int, bytes]]
 Reply = list[Score] | Style | LoadProgress | Refusal
 
 

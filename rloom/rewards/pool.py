@@ -5,13 +5,13 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from rloom.errors import RewardError
 from rloom.net.loop import EventLoop
-from rloom.rewards.base import Fields, ScoringUnit, Setup, Style, encode
+from rloom.rewards.base import Fields, Request, ScoringUnit, Setup, Style, encode, pickled
 from rloom.rewards.routing import call_limit_s, wrong_score
 from rloom.rewards.rules.limited import HARD_LIMIT_S
 from rloom.rewards.worker_process import WorkerDied, WorkerProcess
@@ -77,7 +77,7 @@ class RulePool:
         self._setup = Setup(path, name, dict(reward_kwargs or {}), whole_groups, timeout_s, LOAD_LIMIT_S, sandbox)
         self._style = Style.ANSWER if path is None else None
         self._waiting: deque[Job] = deque()
-        self._workers = [_Worker(self._setup, self._waiting, num_workers) for _ in range(num_workers)]
+        self._workers = [_Worker(self._setup, self._waiting, num_workers, self._put_back) for _ in range(num_workers)]
         self._scoring: set[asyncio.Task[Any]] = set()
         self._reported = 0  # replaced processes
         self._lock = threading.Lock()
@@ -139,16 +139,26 @@ class RulePool:
         try:
             call = ScoreCall(groups)
             self._waiting.extend((call, index) for index in range(len(groups)))
-            for worker in self._workers[: len(self._waiting)]:
-                worker.start()
+            self._start_idle()
             return await call.result
         finally:
             self._scoring.discard(task)
 
-    async def _end(self) -> None:
-        while self._waiting:
+    def _put_back(self, jobs: Sequence[Job]) -> None:
+        self._waiting.extendleft(reversed(jobs))
+        self._start_idle()
+
+    def _start_idle(self) -> None:
+        """Start idle workers for the groups that wait. If the pool is closed, these fail."""
+        while self._closed and self._waiting:
             call, index = self._waiting.popleft()
             call.fail(index, CLOSED)
+        idle = [worker for worker in self._workers if not worker.is_running]
+        for worker in idle[: len(self._waiting)]:
+            worker.start()
+
+    async def _end(self) -> None:
+        self._start_idle()
         await asyncio.gather(*(worker.end() for worker in self._workers))
         await asyncio.gather(*self._scoring, return_exceptions=True)
 
@@ -164,22 +174,27 @@ async def _loaded_style(setup: Setup) -> Style:
 class _Worker:
     """One process, which is replaced when it fails, and the task that takes groups from the queue for it."""
 
-    def __init__(self, setup: Setup, waiting: deque[Job], workers: int) -> None:
+    def __init__(
+        self, setup: Setup, waiting: deque[Job], workers: int, put_back: Callable[[Sequence[Job]], None]
+    ) -> None:
         self._setup = setup
-        self._waiting, self._workers = waiting, workers
+        self._waiting, self._workers, self._put_back = waiting, workers, put_back
         self._task: asyncio.Task[None] | None = None
         self._process: WorkerProcess | None = None
         self._style = Style.ANSWER
         self._batch_size = 1
         self.replaced = 0  # processes that were ended because of a failure
 
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
     def start(self) -> None:
         """Ends when nothing waits."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
+        self._task = asyncio.create_task(self._run())
 
     async def end(self) -> None:
-        if self._task is not None and not self._task.done():
+        if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._end_process()
@@ -208,28 +223,15 @@ class _Worker:
     async def _score(self, jobs: Sequence[Job]) -> None:
         waiting = deque(jobs)
         try:
-            process = await self._running_process()
-            request, waiting = self._encode(jobs)
-            process.send(request)
-            while waiting:
-                if len(waiting) > MANY_MISSING:
-                    await process.gather_replies(GATHER_S)
-                call, index = waiting[0]
-                scores = await process.receive_scores(call_limit_s(self._setup, call.groups[index]))
-                call.finish(index, scores)
-                waiting.popleft()
-            return
-        except TimeoutError:
-            call, index = waiting[0]
-            reason = _timed_out(call.groups[index], self._setup)
-        except (WorkerDied, RewardError) as error:
-            reason = str(error)
+            reason = await self._receive_all(waiting)
+            if reason is None:
+                return
+            exit_code = await self._end_process(grace_s=0)
         except asyncio.CancelledError:  # the pool is closed, and these were not finished
-            await self._end_process(grace_s=0)
             for call, index in waiting:
                 call.fail(index, CLOSED)
+            await self._end_process(grace_s=0)
             raise
-        exit_code = await self._end_process(grace_s=0)
         self.replaced += 1
         if waiting:
             call, index = waiting.popleft()  # the worker failed at this one and had not begun the others
@@ -238,16 +240,40 @@ class _Worker:
                 call.finish(index, [wrong_score(sample.data_source, TOO_LONG) for sample in group])
             else:
                 call.fail(index, reason)
-            self._waiting.extendleft(reversed(waiting))
+            self._put_back(waiting)
 
-    def _encode(self, jobs: Sequence[Job]) -> "tuple[bytes, deque[Job]]":
-        """The request and the jobs in it. A job that cannot be sent fails."""
-        groups = [tuple(_fields(sample, self._style) for sample in call.groups[index]) for call, index in jobs]
+    async def _receive_all(self, waiting: deque[Job]) -> str | None:
+        """Send the groups, and remove each from `waiting` when it has its scores. The reason, if the process failed."""
         try:
-            return encode(groups), deque(jobs)
-        except Exception:  # pickle raises errors of many types
-            found = [(fields, job) for fields, job in zip(groups, jobs, strict=True) if can_be_sent(fields, job)]
-            return encode([fields for fields, _ in found]), deque(job for _, job in found)
+            process = await self._running_process()
+            process.send(self._encode(waiting))
+            while waiting:
+                if len(waiting) > MANY_MISSING:
+                    await process.gather_replies(GATHER_S)
+                call, index = waiting[0]
+                scores = await process.receive_scores(call_limit_s(self._setup, call.groups[index]))
+                call.finish(index, scores)
+                waiting.popleft()
+        except TimeoutError:
+            call, index = waiting[0]
+            return _timed_out(call.groups[index], self._setup)
+        except (WorkerDied, RewardError) as error:
+            return str(error)
+        return None
+
+    def _encode(self, waiting: deque[Job]) -> bytes:
+        """The request. A group that cannot be sent fails and is removed from `waiting`."""
+        request: Request = []
+        for _ in range(len(waiting)):
+            call, index = waiting.popleft()
+            group = call.groups[index]
+            try:
+                request.append((len(group), pickled(tuple(_fields(sample, self._style) for sample in group))))
+            except Exception as error:  # pickle raises errors of many types
+                call.fail(index, f"this row cannot be sent to a reward worker: {type(error).__name__}: {error}")
+            else:
+                waiting.append((call, index))
+        return encode(request)
 
     async def _running_process(self) -> WorkerProcess:
         if self._process is None:
@@ -257,8 +283,11 @@ class _Worker:
 
     async def _end_process(self, **grace: float) -> int | None:
         """The exit code, if there was a process."""
-        process, self._process = self._process, None
-        return None if process is None else await process.close(**grace)
+        if self._process is None:
+            return None
+        exit_code = await self._process.close(**grace)
+        self._process = None  # not before: a call that is cancelled is repeated
+        return exit_code
 
 
 def _timed_out(group: SampleGroup, setup: Setup) -> str:
@@ -268,17 +297,6 @@ def _timed_out(group: SampleGroup, setup: Setup) -> str:
         f"timed out after {key}{limit_s:g} s (data_source={group[0].data_source!r}, "
         f"a response of {len(group[0].response)} characters); its worker was replaced"
     )
-
-
-def can_be_sent(fields: tuple[Fields, ...], job: Job) -> bool:
-    """False: it has failed."""
-    try:
-        encode([fields])
-    except Exception as error:  # pickle raises errors of many types
-        call, index = job
-        call.fail(index, f"this row cannot be sent to a reward worker: {type(error).__name__}: {error}")
-        return False
-    return True
 
 
 def _fields(sample: Sample, style: Style) -> Fields:

@@ -8,11 +8,12 @@ import asyncio
 import faulthandler
 import math
 import os
+import pickle
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -54,16 +55,22 @@ def main() -> None:
             style, evaluate = _evaluator(setup, reply, runner, timer)
             reply(style)
 
-            def score_group(fields: Sequence[Fields]) -> None:
+            def score_group(samples: int, body: bytes) -> None:
                 """A call, so that no variable keeps the samples in memory."""
-                group = tuple(Sample(*one) for one in fields)
+                try:
+                    rows: tuple[Fields, ...] = pickle.loads(body)
+                except Exception as error:  # the classes of a row may raise errors of any type
+                    reason = f"this row cannot be read by a reward worker: {type(error).__name__}: {error}"
+                    reply([Score.failed(reason)] * samples)
+                    return
+                group = tuple(Sample(*fields) for fields in rows)
                 timer.start(call_limit_s(setup, group))
                 reply(evaluate(group))
 
             while True:
                 request: Request = decode(receive)
-                for fields in request:
-                    score_group(fields)
+                for samples, body in request:
+                    score_group(samples, body)
                 timer.cancel()
     except RewardError as error:
         reply(Refusal(str(error)))

@@ -18,6 +18,7 @@ from rloom.types import Score
 
 EXIT_GRACE_S = 2.0  # for a worker to flush the open files of the user's code before it is killed
 EXIT_POLL_S = 0.002
+READ_S = 0.002  # after a time limit, for the event loop to read what arrived while other code blocked it
 STDERR_LINES = 5  # of a dead worker, quoted in the reason
 
 
@@ -59,7 +60,8 @@ class WorkerProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._replies.extend(self._frames.messages(data))
-        self._notify()
+        if self._replies:  # a long reply arrives in pieces
+            self._notify()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._has_ended = True
@@ -120,10 +122,12 @@ class WorkerProcess(asyncio.Protocol):
             self._transport.abort()
         else:
             self._socket.close()
-        await self._exit(grace_s)
-        # the worker leads its process group, which may contain processes started by the user's code
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            await self._exit(grace_s)
+        finally:  # also if this call is cancelled
+            # the worker leads its process group, which may contain processes started by the user's code
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         code = await self._exit(None)
         assert code is not None
         await self._stderr.finish(self._process, EXIT_GRACE_S)
@@ -138,13 +142,17 @@ class WorkerProcess(asyncio.Protocol):
         return code
 
     async def _receive(self, limit_s: float) -> Reply:
-        if not self._replies:
+        if not self._replies and not self._has_ended:
             self._arrival = asyncio.get_running_loop().create_future()
-            if not self._has_ended:
+            try:
                 async with asyncio.timeout(limit_s):
                     await self._arrival
-            if not self._replies:
-                raise await self._died()
+            except TimeoutError:
+                await asyncio.sleep(READ_S)
+                if not self._replies:
+                    raise
+        if not self._replies:
+            raise await self._died()
         return self._replies.popleft()
 
     async def _died(self) -> WorkerDied:
@@ -184,10 +192,12 @@ class ForwardedLines(asyncio.Protocol):
     async def finish(self, process: "subprocess.Popen[bytes]", limit_s: float) -> None:
         """Read what is left. A process that left the group may keep the pipe open."""
         until_s = time.monotonic() + limit_s
-        while self._transport is not None and not self.has_ended and time.monotonic() < until_s:
-            await asyncio.sleep(EXIT_POLL_S)
-        self.has_ended = True
-        if self._transport is not None:
-            self._transport.close()
-        elif process.stderr is not None:
-            process.stderr.close()
+        try:
+            while self._transport is not None and not self.has_ended and time.monotonic() < until_s:
+                await asyncio.sleep(EXIT_POLL_S)
+        finally:
+            self.has_ended = True
+            if self._transport is not None:
+                self._transport.close()
+            elif process.stderr is not None:
+                process.stderr.close()

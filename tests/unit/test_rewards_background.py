@@ -8,7 +8,9 @@ from concurrent.futures import Future
 
 import pytest
 
+from rloom.config.load import load_config
 from rloom.errors import RewardError
+from rloom.launch.rewards import open_queues
 from rloom.rewards.base import ScoringUnit
 from rloom.rewards.composite import check_failures
 from rloom.rewards.pool import RulePool
@@ -98,6 +100,53 @@ def test_closing_does_not_wait_for_a_hanging_function(tmp_path):
         time.sleep(0.01)
     scorer.close()
     assert all(future.cancelled() for future in futures)
+
+
+BLOCKING_KIND = """
+import pathlib, time
+from rloom.rewards.base import ScoringUnit
+from rloom.rewards.kinds import RewardKind
+from rloom.types import Score
+
+
+class Blocking:
+    unit = ScoringUnit.ANSWER
+
+    async def score(self, groups):
+        until_s = time.monotonic() + 15
+        while not pathlib.Path(__file__ + ".gate").exists() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        return [[Score(float(time.monotonic() < until_s))] for group in groups]
+
+    def check(self): ...
+
+    def metrics(self):
+        return {}
+
+    def close(self): ...
+
+
+KIND = RewardKind(parts=("own_score",), build=lambda config: Blocking())
+"""
+
+
+def test_a_users_kind_that_blocks_its_event_loop_delays_no_other_reward(tmp_path):
+    file = tmp_path / "blocking_kind.py"
+    file.write_text(BLOCKING_KIND)
+    config = load_config(
+        [
+            f"reward_model.kinds=['{file}:KIND']",
+            "reward_model.composite.enable=True",
+            "+reward_model.composite.weights.rule_score=0.5",
+            "+reward_model.composite.weights.own_score=0.5",
+        ]
+    )
+    answer = [(Sample("math_reasoning", "p", "答案：7", "7"),)]
+    with open_queues(config, []) as queues:
+        own = queues["own_score"].submit(answer)
+        [[by_rule]] = queues["rule_score"].submit(answer).result(timeout=30)
+        (tmp_path / "blocking_kind.py.gate").touch()
+        assert by_rule.value == 1 and own.result(timeout=30) == [[Score(1)]]
 
 
 class Manual:

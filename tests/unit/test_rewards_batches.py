@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rloom.net.loop import EventLoop
 from rloom.rewards.pool import RulePool
 from rloom.rewards.score_queue import BackgroundScorer
 from rloom.rewards.worker_process import WorkerProcess
@@ -26,6 +27,18 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         os._exit(3)
     if solution_str == "slow":
         time.sleep(0.1)
+    if solution_str == "slow die":
+        time.sleep(0.3)
+        os._exit(3)
+    if solution_str == "wait for quick":
+        until_s = time.monotonic() + 15
+        while "quick" not in open(__file__ + ".log").read().splitlines():
+            if time.monotonic() > until_s:
+                raise TimeoutError("no other worker scored it")
+            time.sleep(0.01)
+    if solution_str == "pop":
+        extra_info["tests"].pop()
+        return float(len(extra_info["tests"]))
     return 1.0
 
 def live_samples(data_source, solution_str, ground_truth, extra_info=None):
@@ -59,6 +72,12 @@ def requests_sent(monkeypatch) -> list[bytes]:
     return sent
 
 
+@pytest.fixture
+def large_batches(monkeypatch) -> None:
+    """Whatever a call takes."""
+    monkeypatch.setattr("rloom.rewards.pool.BATCH_S", 1e6)
+
+
 @pytest.mark.parametrize(("bad", "reason"), [("hang", "timed out after"), ("die", "ended with exit code 3")])
 def test_cheap_calls_are_sent_in_batches_and_a_failure_in_one_fails_alone(counting, requests_sent, bad, reason):
     """The calls that a worker had not begun when it was killed are made by the next one, and none is made twice."""
@@ -76,6 +95,66 @@ def test_slow_calls_are_sent_one_by_one(counting, requests_sent):
     with contextlib.closing(RulePool(num_workers=2, timeout_s=5, path=str(counting))) as pool:
         assert score(pool, *["slow"] * 8) == [Score(1)] * 8
     assert len(requests_sent) == 8
+
+
+def test_an_idle_worker_scores_what_arrives_while_another_is_busy(counting):
+    async def one_after_the_other(pool: RulePool) -> list[list[Score]]:
+        first = asyncio.create_task(pool.score([(Sample("s", "p", "wait for quick"),)]))
+        while not Path(f"{counting}.log").exists():
+            await asyncio.sleep(0.01)
+        return [*await pool.score([(Sample("s", "p", "quick"),)]), *await first]
+
+    with contextlib.closing(RulePool(num_workers=2, timeout_s=30, path=str(counting))) as pool:
+        assert asyncio.run(one_after_the_other(pool)) == [[Score(1)], [Score(1)]]
+
+
+def test_an_idle_worker_scores_what_a_replaced_one_had_not_begun(counting, large_batches):
+    with contextlib.closing(RulePool(num_workers=2, timeout_s=30, path=str(counting))) as pool:
+        score(pool, "a", "b")  # from now on a worker takes half of what waits
+        scores = score(pool, "slow die", "wait for quick", "quick", "c", "d", "e")
+    assert [one.value for one in scores] == [None, 1, 1, 1, 1, 1]
+
+
+def test_the_groups_of_a_batch_share_no_objects(counting, large_batches, requests_sent):
+    """A function may change its arguments."""
+    row = {"tests": [*range(40)]}
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=30, path=str(counting))) as pool:
+        score(pool, "a")
+        scores = asyncio.run(pool.score([(Sample("s", "p", "pop", "", row),)] * 20))
+    assert scores == [[Score(39)]] * 20
+    assert len(requests_sent) == 2
+
+
+class Unreadable:
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
+
+
+def test_a_row_that_a_worker_cannot_read_fails_alone(counting, large_batches, requests_sent):
+    good, bad = Sample("s", "p", "a"), Sample("s", "p", "b", Unreadable())
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=30, path=str(counting))) as pool:
+        score(pool, "a")
+        scores = asyncio.run(pool.score([(good,), (good, bad), (good,)]))
+        assert pool.metrics() == {"workers_replaced": 0.0}
+    reason = (
+        "this row cannot be read by a reward worker: ValueError: invalid literal for int() with base 10: 'no number'"
+    )
+    assert scores == [[Score(1)], [Score.failed(reason)] * 2, [Score(1)]]
+    assert len(requests_sent) == 2
+
+
+def test_a_reply_that_arrived_while_the_event_loop_was_blocked_is_a_score(counting):
+    async def block() -> None:
+        time.sleep(1.5)
+
+    with contextlib.closing(EventLoop("shared")) as loop:
+        pool = RulePool(num_workers=1, timeout_s=0.5, path=str(counting))
+        with contextlib.closing(BackgroundScorer(pool, loop)) as scorer:
+            assert scorer.submit([(Sample("s", "p", "a"),)]).result() == [[Score(1)]]
+            scores = scorer.submit([(Sample("s", "p", "slow"),)])
+            time.sleep(0.02)  # sent
+            loop.run(block())
+            assert scores.result() == [[Score(1)]]
 
 
 def test_what_waits_when_the_pool_is_closed_fails_with_that_reason(counting):

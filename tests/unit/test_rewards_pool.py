@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from rloom.errors import RewardError
+from rloom.rewards.base import Setup, encode, pickled
 from rloom.rewards.pool import RulePool
+from rloom.rewards.worker_process import WorkerProcess
 from rloom.types import Sample, Score
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +34,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **re
     if solution_str == "hang":
         time.sleep(60)
     if solution_str == "hang with a child":
-        child = subprocess.Popen(["sleep", "60"])
+        child = subprocess.Popen(["sleep", "60"], start_new_session=extra_info.get("own_session", False))
         open(extra_info["pid_file"], "w").write(f"{os.getpid()} {child.pid}")
         child.wait()
     if solution_str == "die":
@@ -92,6 +95,14 @@ def wait_until_gone(pid: int, limit_s: float) -> bool:
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not is_running(pid)
+
+
+def read_pids(file: Path) -> list[int]:
+    deadline = time.monotonic() + 20
+    while not (file.exists() and len(file.read_text().split()) == 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return [int(pid) for pid in file.read_text().split()]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +191,44 @@ def test_a_kill_takes_the_processes_that_the_function_started(functions, tmp_pat
     assert wait_until_gone(worker, 2) and wait_until_gone(child, 2)
 
 
+def test_closing_during_the_replacement_of_a_worker_fails_its_sample(functions, tmp_path, monkeypatch):
+    """The replacement waits for the end of stderr, which a process outside the worker's group keeps open."""
+    monkeypatch.setattr("rloom.rewards.worker_process.EXIT_GRACE_S", 50.0)
+    pid_file, found = tmp_path / "pids", []
+    pool = RulePool(num_workers=1, timeout_s=0.5, path=functions)
+    row = {"pid_file": str(pid_file), "own_session": True}
+    scoring = threading.Thread(target=lambda: found.extend(score(pool, "hang with a child", **row)), daemon=True)
+    scoring.start()
+    worker, child = read_pids(pid_file)
+    assert wait_until_gone(worker, 20)
+    ending = threading.Thread(target=pool.close, daemon=True)
+    ending.start()
+    ending.join(20)
+    scoring.join(20)
+    os.kill(child, signal.SIGKILL)
+    assert not ending.is_alive()
+    assert [one.reason for one in found] == ["the reward was closed before this sample was scored"]
+
+
+def test_a_close_that_is_cancelled_kills_the_worker_and_its_children(functions, tmp_path):
+    pid_file = tmp_path / "pids"
+
+    async def cancel_close() -> None:
+        process = WorkerProcess(Setup(functions, "compute_score", {}, False, 30, 30))
+        await process.load()
+        fields = ("own", "p", "hang with a child", "", {"pid_file": str(pid_file)})
+        process.send(encode([(1, pickled((fields,)))]))
+        pids = await asyncio.to_thread(read_pids, pid_file)
+        closing = asyncio.create_task(process.close(grace_s=60))
+        await asyncio.sleep(0.05)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert all(wait_until_gone(pid, 10) for pid in pids)
+        assert await process.close() == -signal.SIGKILL
+
+    asyncio.run(cancel_close())
+
+
 def test_a_worker_that_dies_fails_its_sample_with_exit_code_and_last_words(functions):
     with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions)) as pool:
         scores = score(pool, "die", "0.5", "__import__('os').kill(__import__('os').getpid(), 9)", "1")
@@ -196,6 +245,13 @@ def test_a_row_that_cannot_be_sent_fails_alone(custom):
 
 def test_large_rows_pass_whole(custom):
     assert score(custom, "len(extra_info['text'])", text="x" * 3_000_000) == [Score(3_000_000)]
+
+
+def test_a_reply_that_arrives_in_pieces_is_a_score(custom):
+    assert score(custom, "{'score': 1.0, 'detail': 'x' * 1_000_000}", "0.5") == [
+        Score(1.0, detail="x" * 1_000_000),
+        Score(0.5),
+    ]
 
 
 def test_the_rules_score_by_data_source_with_the_options_they_read():
