@@ -61,7 +61,7 @@ def ray_address() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(params=[PROCESSES, RAY])
+@pytest.fixture(params=[PROCESSES, pytest.param(RAY, marks=pytest.mark.long)])  # Ray takes ten seconds for each
 def started(request: pytest.FixtureRequest) -> Backend:
     """`with started(make, arguments, logs) as workers`"""
     if request.param == PROCESSES:

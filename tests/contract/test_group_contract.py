@@ -43,7 +43,7 @@ class Ones:
         return {}
 
 
-# real Ray takes ten seconds for each: it is asked in `make test-long`; test_worker_contract.py asks it in `make test`
+# Ray takes ten seconds for each
 @pytest.fixture(
     params=["local", pytest.param(PROCESSES, marks=pytest.mark.slow), pytest.param(RAY, marks=pytest.mark.long)]
 )

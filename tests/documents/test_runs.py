@@ -25,6 +25,7 @@ POOLS = tuple(f"Creating {role} worker pool" for role in ("Actor", "Critic", "Ro
 START = (*POOLS, "Starting training ...")
 
 
+@pytest.mark.long  # test_in_order.py trains one command of each kind
 @pytest.mark.parametrize(
     "command", [command for command in COMMANDS if pages_of(command.name)], ids=lambda command: command.name
 )
