@@ -33,7 +33,7 @@ from rloom.runs.run_folder import CONFIG_FILE
 from rloom.trainer import main_ppo
 from rloom.training.checkpoint import SEAL, STATE, read_state, seal
 from tests.e2e.runs import arguments, same, train, weights
-from tests.unit.test_data_stream import stream
+from tests.unit.data.test_data_stream import stream
 
 EVERYTHING = frozenset({"model", "optimizer"})
 RLOO = ("algorithm.adv_estimator=rloo", "data.max_response_length=8", "data.train_max_samples=16")

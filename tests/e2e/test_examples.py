@@ -12,7 +12,7 @@ from rloom.trainer import main_ppo
 from tests.documents.test_commands import COMMANDS
 from tests.e2e.runs import records
 from tests.shown_output import SHOWN, not_printed, pages_of, pages_with_output
-from tests.unit.test_config_examples import EXAMPLES, SCRIPTS, command_of
+from tests.unit.config.test_config_examples import EXAMPLES, SCRIPTS, command_of
 
 ONE_GPU = "grpo_trainer/run_qwen2.5-0.5b.sh"
 OTHERS = ("grpo_trainer/run_qwen2-7b.sh", "grpo_trainer/run_qwen2-7b_lora.sh")

@@ -17,7 +17,7 @@ from rloom.doctor.machine.features import FeatureState
 from rloom.errors import ConfigError
 from rloom.plugins import load_plugin
 from tests.e2e.runs import command, records, same, train, weights
-from tests.unit.test_doctor_env import CPU, installation
+from tests.unit.doctor.test_doctor_env import CPU, installation
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -1,0 +1,58 @@
+from dataclasses import replace
+
+import torch
+
+from rloom.batch import Batch, Trajectory, Turn, token_indices
+from rloom.types import Prompt, Score
+from tests.algos_samples import MIXED, batch_of
+
+
+def trajectory(tokens: list[int], mask: list[int], score: Score) -> Trajectory:
+    prompt = Prompt(index=0, messages=(), text="", tokens=(tokens[0],), data_source="arithmetic")
+    logprobs_L = torch.tensor(mask, dtype=torch.float32) * -0.5
+    turns = tuple(Turn(at, at + 1, version=0) for at, generated in enumerate(mask) if generated)
+    return Trajectory(prompt, 3, torch.tensor(tokens), logprobs_L, turns, True, score)
+
+
+def test_packing_lays_samples_end_to_end() -> None:
+    first = trajectory([5, 6, 7], [0, 1, 1], Score(1.0))
+    second = trajectory([8, 9], [0, 1], Score.failed("timed out"))
+    batch = Batch.pack([first, second])
+    assert first.answer_tokens == [6, 7] and batch.group_N.tolist() == [3, 3]
+    assert batch.mask_T.tolist() == [False, True, True, False, True]
+    assert batch.tokens_T.tolist() == [5, 6, 7, 8, 9]
+    assert batch.rollout_logprobs_T.tolist() == [0, -0.5, -0.5, 0, -0.5]
+    assert batch.length_N.tolist() == [3, 2]
+    assert batch.sample_T.tolist() == [0, 0, 0, 1, 1]
+    assert batch.score_N.tolist() == [1.0, 0.0]
+    assert batch.valid_N.tolist() == [True, False]
+
+
+def test_the_tokens_of_a_failed_sample_do_not_teach() -> None:
+    batch = batch_of([".w", ".w-w"], [None, 1.0])
+    assert batch.mask_T.tolist() == [False, True, False, True, False, True]
+    assert batch.loss_mask_T.tolist() == [False, False, False, True, False, True]
+    assert replace(batch, valid_N=torch.tensor([True, True])).loss_mask_T.tolist() == batch.mask_T.tolist()
+
+
+def test_selecting_rows_carries_every_field_and_what_is_not_there() -> None:
+    batch = replace(MIXED.train_batch(), chosen_T=torch.arange(len(MIXED.batch.mask_T)) % 2 == 0, ref_logprobs_T=None)
+    picked = batch.select([4, 0])
+    places = token_indices(batch.length_N, torch.tensor([4, 0]))
+    start = int(batch.length_N[:4].sum())
+    assert places.tolist() == [*range(start, start + 7), *range(5)]
+    assert picked.length_N.tolist() == [7, 5]
+    assert picked.group_N.tolist() == [1, 0]
+    assert picked.advantages_T.tolist() == batch.advantages_T[places].tolist()
+    assert picked.chosen_T.tolist() == batch.chosen_T[places].tolist()
+    assert picked.ref_logprobs_T is None and picked.keep_T is None and picked.rollout_weights_T is None
+    assert picked.to(torch.device("cpu")).keep_T is None
+
+
+def test_what_rollout_correction_rejected_does_not_teach() -> None:
+    batch = MIXED.train_batch()
+    keep_T = torch.arange(len(batch.mask_T)) % 2 == 0
+    rejected = replace(batch, keep_T=keep_T)
+    assert rejected.loss_mask_T.tolist() == (batch.loss_mask_T & keep_T).tolist()
+    assert rejected.mask_T.tolist() == batch.mask_T.tolist()
+    assert rejected.select([1]).loss_mask_T.tolist() == rejected.loss_mask_T[5:12].tolist()
