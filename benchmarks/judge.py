@@ -19,7 +19,7 @@ from tests.judging import TYPES, judge_for, worth
 
 
 def measure(type: str, samples: int, latency_s: float, concurrency: int) -> float:
-    """Seconds, without the time to import the SDK and to connect for the first time."""
+    """Seconds, without the time to connect for the first time."""
     groups = [(worth(1 + number % 10, prompt=f"Question {number}"),) for number in range(samples)]
 
     async def run() -> float:

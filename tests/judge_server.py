@@ -1,4 +1,4 @@
-"""A local HTTP server that speaks the protocols of the four providers, with faults by plan.
+"""A local HTTP server that speaks the protocols of the providers, with faults by plan.
 
 The score of an answer is in its text: `[worth 7]` gets a 7. The fault of a request depends on its number only.
 """
@@ -78,6 +78,7 @@ class JudgeServer:
         return f"http://127.0.0.1:{self.port}"
 
     def base_url(self, provider: str) -> str:
+        """As users know it: the compatible API of DashScope and Gemini has another path."""
         return self.root + {"openai": "/v1", "dashscope": "/api/v1"}.get(provider, "")
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,36 +186,15 @@ def claude_wrap(words: str) -> Body:
     return message | {"stop_reason": "tool_use", "stop_sequence": None}
 
 
-def gemini_texts(body: Body) -> tuple[str, str]:
-    return body["systemInstruction"]["parts"][0]["text"], body["contents"][0]["parts"][0]["text"]
-
-
-def gemini_wrap(words: str) -> Body:
-    candidate = {"content": {"role": "model", "parts": [{"text": words}]}, "finishReason": "STOP", "index": 0}
-    usage = {"promptTokenCount": INPUT_TOKENS, "candidatesTokenCount": OUTPUT_TOKENS, "totalTokenCount": 140}
-    return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "m"}
-
-
-def dashscope_texts(body: Body) -> tuple[str, str]:
-    return openai_texts(body["input"])
-
-
-def dashscope_wrap(words: str) -> Body:
-    choice = {"finish_reason": "stop", "message": {"role": "assistant", "content": words}}
-    usage = {"input_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS, "total_tokens": 140}
-    return {"output": {"choices": [choice]}, "usage": usage, "request_id": "r"}
-
-
+# the paths of the compatible APIs of OpenAI, Gemini and DashScope, beside which Anthropic has its own
 PROTOCOLS = (
-    Protocol(re.compile(r"/v1/chat/completions"), "authorization", openai_texts, openai_wrap),
-    Protocol(re.compile(r"/v1/messages"), "authorization", claude_texts, claude_wrap),
-    Protocol(re.compile(r"/v1(?:beta)?/models/[\w.-]+:generateContent"), "x-goog-api-key", gemini_texts, gemini_wrap),
     Protocol(
-        re.compile(r"/api/v1/services/aigc/text-generation/generation"),
+        re.compile(r"(/v1|/v1beta/openai|/compatible-mode/v1)/chat/completions"),
         "authorization",
-        dashscope_texts,
-        dashscope_wrap,
+        openai_texts,
+        openai_wrap,
     ),
+    Protocol(re.compile(r"/v1/messages"), "x-api-key", claude_texts, claude_wrap),
 )
 
 

@@ -61,11 +61,19 @@ class Refused(RequestFailed):
 class HttpClient:
     """Requests to any address. Proxies are those of the environment (HTTP_PROXY, NO_PROXY), as with curl."""
 
-    def __init__(self, *, headers: Mapping[str, str], connections: int, max_connections: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        headers: Mapping[str, str],
+        connections: int,
+        max_connections: int | None = None,
+        follow_redirects: bool = False,
+    ) -> None:
         # one limit over the whole request: httpx's own limits apply to each read, which a slow server restarts
         self._client = httpx.AsyncClient(
             timeout=None,
             headers={"Content-Type": "application/json", **headers},
+            follow_redirects=follow_redirects,
             limits=httpx.Limits(max_keepalive_connections=connections, max_connections=max_connections),
         )
 

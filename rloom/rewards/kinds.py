@@ -11,7 +11,7 @@ from typing import Any
 
 from rloom.errors import ConfigError
 from rloom.plugins import Reference, is_own, load_own
-from rloom.rewards.judge.settings import ADDRESS_VARIABLES, address_in
+from rloom.rewards.judge.settings import PROVIDERS, address_in
 
 GROUP = "rloom.reward_kinds"  # entry points of other packages
 OWN_KEY = "reward_model.kinds"
@@ -104,7 +104,7 @@ KINDS: Mapping[str, RewardKind] = {
             ),
             lambda config: (
                 f"{INSTEAD}; a judge of your own is called at "
-                f"{' or '.join(ADDRESS_VARIABLES[config.reward_model.api.type])}"
+                f"{' or '.join(PROVIDERS[config.reward_model.api.type].address_variables)}"
             ),
         ),
         calls=CallKeys(f"{JUDGE}.timeout_s", f"{JUDGE}.concurrency", f"{JUDGE}.max_retries"),

@@ -29,7 +29,7 @@ from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.engines.storage import read_weights
 from rloom.models.source import EMBEDDED_FOLDER
-from rloom.rewards.judge.settings import ADDRESS_VARIABLES
+from rloom.rewards.judge.settings import PROVIDERS
 from tests.documents.in_order import BEGIN, END
 from tests.documents.printed import ROOT, copied
 from tests.documents.shell import Command, start
@@ -224,7 +224,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     offline = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "RAY_AUTH_MODE": "disabled"}
     own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     with serving(say=say, key="your_api_key") as server:
-        addresses = {names[0]: server.base_url(provider) for provider, names in ADDRESS_VARIABLES.items()}
+        addresses = {kind.address_variables[0]: server.base_url(provider) for provider, kind in PROVIDERS.items()}
         yield World(tmp_path, {**own, **offline, **addresses, **dict.fromkeys(keys, "your_api_key")})
 
 

@@ -1,4 +1,4 @@
-"""Whole runs scored by a judge: a local server that speaks a provider's protocol, and the provider's own SDK."""
+"""Whole runs scored by a judge: a local server that speaks a provider's protocol."""
 
 import json
 import re

@@ -12,10 +12,9 @@ from typing import Any
 
 from rloom.errors import RewardError
 from rloom.net.retry import Backoff, Clock, RateLimits
+from rloom.rewards.judge.api import ChatRequest, JudgeApi, JudgeCallFailed, Reply
 from rloom.rewards.judge.parsing import Malformed, Verdict
-from rloom.rewards.judge.providers.base import ChatRequest, JudgeCallFailed, Provider, Reply
-from rloom.rewards.judge.secret import Secret, redact, without_key
-from rloom.rewards.judge.settings import KEY
+from rloom.rewards.judge.settings import KEY, Secret, redact, without_key
 from rloom.rewards.judge.store import AnswerStore
 from rloom.types import plain_text
 
@@ -104,11 +103,11 @@ class CallLimits:
 
 
 class JudgeClient:
-    """Used in one event loop, the provider's."""
+    """Used in one event loop, the API's."""
 
     def __init__(
         self,
-        provider: Provider,
+        api: JudgeApi,
         *,
         address: str,  # provider and URL: part of the identity of a request
         key: Secret | None,
@@ -120,7 +119,7 @@ class JudgeClient:
         prices: Prices | None,
         usage: Usage,
     ) -> None:
-        self._provider, self._address, self._key = provider, address, key
+        self._api, self._address, self._key = api, address, key
         self._limits, self._rates, self._backoff, self._clock = limits, rates, backoff, clock
         self._store, self._prices, self._usage = store, prices, usage
         self._slots = asyncio.Semaphore(limits.concurrency)
@@ -153,7 +152,7 @@ class JudgeClient:
         )
 
     async def close(self) -> None:
-        await self._provider.close()
+        await self._api.close()
 
     def _ended(self, identity: str, task: "asyncio.Task[JudgeAnswer]") -> None:
         del self._running[identity]
@@ -238,7 +237,7 @@ class JudgeClient:
         self._usage.add(requests=1)
         started = self._clock.now()
         try:
-            found = await asyncio.wait_for(self._provider.complete(request), self._limits.timeout_s)
+            found = await asyncio.wait_for(self._api.complete(request), self._limits.timeout_s)
             reply = self._counted(found, request)
         except JudgeCallFailed:
             raise
@@ -246,7 +245,7 @@ class JudgeClient:
             raise JudgeCallFailed(
                 f"no answer within {KEY}.timeout_s={self._limits.timeout_s:g}", retryable=True
             ) from error
-        except Exception as error:  # whatever an SDK makes of a broken answer: only this call fails
+        except Exception as error:  # no JSON, or a text that is not Unicode: only this call fails
             reason = f"no answer that can be read: {type(error).__name__}: {error}"
             raise JudgeCallFailed(reason, retryable=True) from error
         if found.input_tokens and found.output_tokens:

@@ -11,6 +11,7 @@ from rloom.errors import RewardError
 from rloom.language import is_chinese_text, translate
 from rloom.net.retry import Backoff, Clock, RateLimits, SystemClock
 from rloom.rewards.base import ScoringUnit
+from rloom.rewards.judge.api import ChatRequest, JudgeApi
 from rloom.rewards.judge.client import BudgetSpent, CallLimits, Failed, JudgeAnswer, JudgeClient, Prices, Usage
 from rloom.rewards.judge.parsing import Range, Verdict, parse_group, parse_one
 from rloom.rewards.judge.prompts import (
@@ -25,16 +26,20 @@ from rloom.rewards.judge.prompts import (
     question_about_all,
     question_about_one,
 )
-from rloom.rewards.judge.providers.base import ChatRequest, Endpoint
-from rloom.rewards.judge.providers.table import PROVIDERS, check_library
-from rloom.rewards.judge.secret import find_key, silence_libraries
-from rloom.rewards.judge.settings import KEY, JudgeSettings, address_in, variable_fault
+from rloom.rewards.judge.settings import (
+    KEY,
+    PROVIDERS,
+    JudgeSettings,
+    address_in,
+    find_key,
+    silence_libraries,
+    variable_fault,
+)
 from rloom.rewards.judge.store import AnswerStore
 from rloom.terminal import printable
 from rloom.types import Sample, SampleGroup, Score
 
 CLOSING_LIMIT_S = 10.0
-SPARE_S = 5.0  # the SDK's own time limit is above the judge's, which also holds for a server that sends slowly
 
 
 class JudgeReward:
@@ -52,6 +57,7 @@ class JudgeReward:
         self._key_variables = (settings.api_key_env,) if settings.api_key_env else self._kind.key_variables
         variables = os.environ if environment is None else environment
         self._key = find_key(self._key_variables, variables)
+        self._headers = {header: variables.get(name) for name, header in self._kind.header_variables.items()}
         self._address = settings.base_url or address_in(variables, settings.type)  # None: the provider's own
         self._address_fault = None if settings.base_url else variable_fault(variables, settings.type)
         self._clock, self._backoff = clock or SystemClock(), backoff or Backoff()
@@ -76,12 +82,15 @@ class JudgeReward:
     def base_url(self) -> str:
         return (self._address or self._kind.base_url).rstrip("/")
 
+    @property
+    def called_url(self) -> str:
+        return self._kind.called(self.base_url)
+
     def check(self) -> None:
-        """Prompts, SDK, key and cache folder, before anything is generated. Sends nothing."""
+        """Prompts, address, key and cache folder, before anything is generated. Sends nothing."""
         assert self._prompts
         if self._address_fault is not None:
             raise RewardError(self._address_fault)
-        check_library(self._settings.type)
         self._check_key()
         if self._store is not None:
             self._store.open()
@@ -179,20 +188,24 @@ class JudgeReward:
                 f"{KEY}.type={settings.type} needs a key in the environment variable {' or '.join(variables)}: "
                 f"export {variables[0]}=..., or name another variable with {KEY}.api_key_env"
             )
+        if self._key is not None and not (self._key.reveal().isascii() and self._key.reveal().isprintable()):
+            raise RewardError(
+                f"the key in the environment variable {' or '.join(variables)} has characters that no key has, such as "
+                "line breaks or typographic quotation marks; export it again"
+            )
 
     def _started(self) -> JudgeClient:
         loop = asyncio.get_running_loop()
         if self._client is None:
             self._client, self._loop = self._connect(), loop
-        assert self._loop is loop, "the clients of the SDKs belong to one event loop"
+        assert self._loop is loop, "the connections belong to one event loop"
         return self._client
 
     def _connect(self) -> JudgeClient:
         settings = self._settings
         silence_libraries()
-        endpoint = Endpoint(self.base_url, self._key, settings.timeout_s + SPARE_S, settings.concurrency)
         return JudgeClient(
-            self._kind.make(endpoint),
+            JudgeApi(settings.type, self.base_url, self._key, self._headers, settings.concurrency),
             address=f"{settings.type} {self.base_url}",
             key=self._key,
             limits=CallLimits(settings.concurrency, settings.timeout_s, settings.max_retries, settings.budget),
@@ -240,7 +253,7 @@ async def call_and_print(reward: JudgeReward, settings: JudgeSettings, group: tu
 def print_request(reward: JudgeReward, settings: JudgeSettings, group: tuple[Sample, ...]) -> None:
     request = reward.request_for(group)
     temperature = "not sent" if request.temperature is None else f"{request.temperature:g}"
-    print(translate(f"Request: {settings.type} {request.model} at {reward.base_url}"))
+    print(translate(f"Request: {settings.type} {request.model} at {reward.called_url}"))
     print(translate(f"Parameters: temperature {temperature}, max_tokens {request.max_tokens}, structured output"))
     print(printable(f"--- system\n{request.system}\n--- user\n{request.user}\n---"))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rloom.errors import RewardError
-from rloom.rewards.judge.providers.base import Reply
+from rloom.rewards.judge.api import Reply
 from rloom.rewards.judge.settings import KEY
 
 FILE = "answers.sqlite"

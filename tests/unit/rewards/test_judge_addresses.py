@@ -1,30 +1,15 @@
-"""The address of a judge: its key, then the variable of the provider's SDK, then the provider's own."""
-
-import os
-from importlib import import_module
+"""The address of a judge: its key, then the variable that the provider's SDK reads, then the provider's own."""
 
 import pytest
 
 from rloom.config.reward_sections import ApiJudge
 from rloom.errors import RewardError
 from rloom.rewards.judge.judge import JudgeReward
-from rloom.rewards.judge.settings import ADDRESS_VARIABLES
+from rloom.rewards.judge.settings import PROVIDERS
 from tests.judge_server import serving
 from tests.judging import ENVIRONMENT, TYPES, quick_backoff, values_of, worth
 
-VARIABLES = [(provider, name) for provider, names in ADDRESS_VARIABLES.items() for name in names]
-
-
-def sdk_address(provider: str) -> str:
-    """Imported here: every process of `make test` imports this file, and the four take seconds."""
-    if provider == "openai":
-        return str(import_module("openai").OpenAI(api_key="k").base_url)
-    if provider == "claude":
-        return str(import_module("anthropic").Anthropic(api_key="k").base_url)
-    if provider == "gemini":
-        client = import_module("google.genai").Client(api_key="k", vertexai=False)
-        return str(client._api_client._http_options.base_url)
-    return str(import_module("dashscope").AsyncClient(api_key="k", protocol="native").config.base_url)
+VARIABLES = [(provider, name) for provider, kind in PROVIDERS.items() for name in kind.address_variables]
 
 
 def judge(provider: str, base_url: str | None = None, **variables: str) -> JudgeReward:
@@ -33,20 +18,48 @@ def judge(provider: str, base_url: str | None = None, **variables: str) -> Judge
 
 
 @pytest.mark.parametrize(("provider", "variable"), VARIABLES)
-def test_the_sdk_of_the_provider_reads_the_same_variable(
-    provider: str, variable: str, monkeypatch: pytest.MonkeyPatch
+def test_the_variables_are_those_of_the_providers_sdks(provider: str, variable: str) -> None:
+    assert variable in (
+        *("DASHSCOPE_BASE_URL", "DASHSCOPE_HTTP_BASE_URL", "OPENAI_BASE_URL"),
+        *("GOOGLE_GEMINI_BASE_URL", "ANTHROPIC_BASE_URL"),
+    )
+    assert judge(provider, **{variable: "http://127.0.0.1:9/there"}).base_url == "http://127.0.0.1:9/there"
+
+
+@pytest.mark.parametrize(
+    ("provider", "given", "called"),
+    [
+        ("dashscope", None, "https://dashscope.aliyuncs.com/compatible-mode/v1"),
+        (
+            "dashscope",
+            "https://w.ap-southeast-1.maas.aliyuncs.com/api/v1/",
+            "https://w.ap-southeast-1.maas.aliyuncs.com/compatible-mode/v1",
+        ),
+        (
+            "dashscope",
+            "https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
+            "https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
+        ),
+        ("dashscope", "http://gateway/v1", "http://gateway/v1"),
+        ("gemini", None, "https://generativelanguage.googleapis.com/v1beta/openai"),
+        ("gemini", "http://proxy/google", "http://proxy/google/v1beta/openai"),
+        ("gemini", "http://proxy/v1beta", "http://proxy/v1beta/openai"),
+        ("gemini", "http://proxy/v1beta/openai/", "http://proxy/v1beta/openai"),
+        ("openai", None, "https://api.openai.com/v1"),
+        ("openai", "http://proxy/api/v1", "http://proxy/api/v1"),
+        ("claude", None, "https://api.anthropic.com"),
+    ],
+)
+def test_a_native_address_stands_for_the_compatible_api_beside_it(
+    provider: str, given: str | None, called: str
 ) -> None:
-    for _, name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variable, "http://127.0.0.1:9/there")
-    assert sdk_address(provider).rstrip("/") == "http://127.0.0.1:9/there"
-    assert judge(provider, **{variable: os.environ[variable]}).base_url == "http://127.0.0.1:9/there"
+    assert judge(provider, given).called_url == called
 
 
 @pytest.mark.parametrize("provider", TYPES)
 def test_a_server_named_by_the_variable_scores_the_answers(provider: str) -> None:
     with serving() as server:
-        variable = ADDRESS_VARIABLES[provider][0]
+        variable = PROVIDERS[provider].address_variables[0]
         assert values_of(judge(provider, **{variable: server.base_url(provider)}), [(worth(10), worth(1))]) == [
             [1.0, 0.0]
         ]

@@ -1,15 +1,21 @@
-"""The SDKs of the four providers against a local server that speaks their protocols."""
+"""The four providers: a local server that speaks their protocols gets what they document."""
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from rloom.config.reward_sections import ApiJudge
+from rloom.rewards.judge.api import ChatRequest, chat_body
+from rloom.rewards.judge.judge import JudgeReward
 from rloom.rewards.judge.prompts import SCORE_SCHEMA
+from rloom.rewards.judge.settings import PROVIDERS
 from rloom.types import Score
-from tests.judge_server import Body, JudgeServer, Received, faults_in_turn, serving
-from tests.judging import TYPES, judge_for, scores_of, values_of, worth
+from tests.judge_server import KEY, Body, JudgeServer, Received, faults_in_turn, serving
+from tests.judging import ENVIRONMENT, TYPES, judge_for, scores_of, values_of, worth
 
 SYSTEM = "You are a teacher."
 SCORING = "Question: {prompt}\nAnswer: {response}\nTruth: {ground_truth}"
@@ -66,38 +72,70 @@ def test_claude_gets_a_tool_that_it_has_to_use() -> None:
     }
 
 
-def test_gemini_gets_a_response_schema() -> None:
-    server, body = sent("gemini")
-    assert server.received[0].path == "/v1/models/gemini-1.5-flash:generateContent"
-    assert body["systemInstruction"]["parts"] == [{"text": SYSTEM}]
-    assert body["contents"] == [{"role": "user", "parts": [{"text": USER}]}]
-    settings = body["generationConfig"]
-    schema = settings.pop("responseSchema")
-    assert settings == {"temperature": 0.25, "maxOutputTokens": 99, "responseMimeType": "application/json"}
-    assert schema["properties"] == {"reason": {"type": "STRING"}, "score": {"type": "NUMBER"}}
-    assert schema["required"] == ["reason", "score"]
+OPEN_SCHEMA = {
+    "type": "object",
+    "properties": {"reason": {"type": "string"}, "score": {"type": "number"}},
+    "required": ["reason", "score"],
+}
+SCHEMA_OF_GEMINI = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": OPEN_SCHEMA}}
 
 
-def test_dashscope_gets_the_native_protocol_in_json_mode() -> None:
-    server, body = sent("dashscope")
-    assert server.received[0].path == "/api/v1/services/aigc/text-generation/generation"
+@pytest.mark.parametrize(
+    ("type", "path", "model", "form"),
+    [
+        ("gemini", "/v1beta/openai/chat/completions", "gemini-1.5-flash", SCHEMA_OF_GEMINI),
+        ("dashscope", "/compatible-mode/v1/chat/completions", "qwen-plus", {"type": "json_object"}),
+    ],
+)
+def test_gemini_and_dashscope_are_called_at_their_compatible_apis(type: str, path: str, model: str, form: Body) -> None:
+    server, body = sent(type)
+    assert server.received[0].path == path
     assert body == {
-        "model": "qwen-plus",
-        "input": {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]},
-        "parameters": {
-            "result_format": "message",
-            "temperature": 0.25,
-            "max_tokens": 99,
-            "response_format": {"type": "json_object"},
-        },
+        "model": model,
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}],
+        "temperature": 0.25,
+        "max_tokens": 99,
+        "response_format": form,
     }
+
+
+def test_gemini_gets_no_closed_schema_at_any_depth() -> None:
+    with serving() as server:
+        values_of(judge_for(server, "gemini", mode="groupwise"), [(worth(10), worth(1))])
+    assert "additionalProperties" not in json.dumps(server.received[0].body)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_headers_are_those_that_the_provider_documents(type: str) -> None:
+    variables = {"OPENAI_ORG_ID": "org-1", "OPENAI_PROJECT_ID": "proj-2", "DASHSCOPE_WORKSPACE": "ws-3"}
+    with serving() as server:
+        settings = ApiJudge(type=type, base_url=server.base_url(type), cache_dir=None)
+        values_of(JudgeReward(settings, environment=ENVIRONMENT | variables), [(worth(7),)])
+    headers = server.received[0].headers
+    own = {
+        "openai": {"openai-organization": "org-1", "openai-project": "proj-2"},
+        "dashscope": {"x-dashscope-workspace": "ws-3"},
+        "claude": {"x-api-key": KEY, "anthropic-version": "2023-06-01"},
+        "gemini": {},
+    }
+    expected = own[type] | ({} if type == "claude" else {"authorization": f"Bearer {KEY}"})
+    names = {name for headers_of in own.values() for name in headers_of} | {"authorization"}
+    assert {name: value for name, value in headers.items() if name in names} == expected
+    assert headers["content-type"] == "application/json"
+
+
+def test_only_openais_own_api_gets_the_new_name_of_the_limit() -> None:
+    request = ChatRequest("m", "s", "u", None, 99, None)
+    kind = PROVIDERS["openai"]
+    assert chat_body(request, kind, "https://api.openai.com/v1")["max_completion_tokens"] == 99
+    assert chat_body(request, kind, "http://127.0.0.1:8000/v1")["max_tokens"] == 99
 
 
 @pytest.mark.parametrize("type", TYPES)
 def test_model_and_temperature_are_settings(type: str) -> None:
-    server, body = sent(type, model="my-judge.2", temperature=None)
-    assert "my-judge.2" in server.received[0].path + str(body.get("model"))
-    assert "temperature" not in {**body, **body.get("parameters", {}), **body.get("generationConfig", {})}
+    _, body = sent(type, model="my-judge.2", temperature=None)
+    assert body["model"] == "my-judge.2"
+    assert "temperature" not in body
 
 
 @pytest.mark.parametrize("type", TYPES)
@@ -175,27 +213,86 @@ def test_dashscope_reports_errors_in_the_body_of_a_200_too() -> None:
     assert reasons == ["HTTP 429: Throttling: no (2 attempts)", "HTTP 400: InvalidParameter: no"]
 
 
-def test_a_429_because_the_money_is_spent_is_not_repeated() -> None:
-    class Empty(JudgeServer):
-        def result(self, request: Received, fault: str) -> tuple[int, Body]:
-            return 429, {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
+class Empty(JudgeServer):
+    def result(self, request: Received, fault: str) -> tuple[int, Body]:
+        return 429, {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
 
+
+def test_a_429_because_the_money_is_spent_is_not_repeated() -> None:
     with serving(Empty) as server:
         [[score]] = scores_of(judge_for(server), [(worth(4),)])
     assert "exceeded your current quota" in str(score.reason) and len(server.received) == 1
+
+
+def test_the_same_code_is_repeated_where_it_means_a_rate_of_tokens() -> None:
+    with serving(Empty) as server:
+        scores_of(judge_for(server, "dashscope", max_retries=1), [(worth(4),)])
+    assert len(server.received) == 2
+
+
+@dataclass
+class Failing(JudgeServer):
+    error: Any = None
+    status: int = 403
+
+    def result(self, request: Received, fault: str) -> tuple[int, Body | bytes]:
+        return self.status, self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ({"error": {"message": "no access", "code": "x"}}, "no access"),  # OpenAI, DashScope
+        ({"type": "error", "error": {"type": "permission_error", "message": "no access"}}, "no access"),  # Anthropic
+        ([{"error": {"code": 403, "message": "no access", "status": "PERMISSION_DENIED"}}], "no access"),  # Gemini
+        ({"error": "no access"}, '{"error": "no access"}'),  # llama.cpp
+        (b"<html>no access</html>", "<html>no access</html>"),
+        (b"", "an empty body"),
+    ],
+)
+def test_the_message_of_an_error_is_found_in_the_forms_of_all_servers(error: Any, shown: str) -> None:
+    with serving(Failing, error=error) as server:
+        [[score]] = scores_of(judge_for(server), [(worth(4),)])
+    assert score.reason == f"openai judge: HTTP 403: {shown}"
+
+
+def test_a_proxy_without_the_compatible_api_is_told_by_the_address_that_was_called() -> None:
+    with serving(Failing, error=b"no such page", status=404) as server:
+        [[score]] = scores_of(judge_for(server, "gemini"), [(worth(4),)])
+        [[other]] = scores_of(judge_for(server, "openai"), [(worth(4),)])
+    called = f"{server.root}/v1beta/openai/chat/completions"
+    assert score.reason == (f"gemini judge: HTTP 404: no such page (called: {called}, the OpenAI-compatible API)")
+    assert other.reason == "openai judge: HTTP 404: no such page"
+
+
+def test_a_redirect_is_followed() -> None:
+    class Moved(JudgeServer):
+        def result(self, request: Received, fault: str) -> tuple[int, Body | bytes]:
+            if request.path.startswith("/old"):
+                return 307, b""
+            return super().result(request, fault)
+
+        def retry_headers(self, fault: str) -> Mapping[str, str]:
+            return {"Location": "/v1/chat/completions"}
+
+    with serving(Moved) as server:
+        [[refused]] = scores_of(judge_for(server, "claude", base_url=f"{server.root}/old"), [(worth(10),)])
+        assert "HTTP 307" in str(refused.reason)  # its key could go to another host
+        server.received.clear()
+        assert values_of(judge_for(server, base_url=f"{server.root}/old"), [(worth(10),)]) == [[1.0]]
+    assert [request.path for request in server.received] == ["/old/chat/completions", "/v1/chat/completions"]
 
 
 NO_CHOICES = ("{}", '{"choices": []}', '{"candidates": null, "content": null, "output": {}}')
 REFUSALS: dict[str, Body] = {
     "openai": {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "refusal": "No."}}]},
     "claude": {"type": "message", "content": [], "stop_reason": "refusal", "usage": {}},
-    "gemini": {"promptFeedback": {"blockReason": "SAFETY"}},
+    "gemini": {"choices": [{"index": 0, "finish_reason": "content_filter", "message": {"role": "assistant"}}]},
 }
+CUT_SHORT = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "7"}}
 CUT_OFF: dict[str, Body] = {
-    "openai": {"choices": [{"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "7"}}]},
+    **{type: {"choices": [CUT_SHORT]} for type in TYPES},
     "claude": {"type": "message", "content": [{"type": "text", "text": "7"}], "stop_reason": "max_tokens", "usage": {}},
-    "gemini": {"candidates": [{"content": {"parts": [{"text": "7"}]}, "finishReason": "MAX_TOKENS"}]},
-    "dashscope": {"output": {"choices": [{"finish_reason": "length", "message": {"role": "a", "content": "7"}}]}},
 }
 
 

@@ -1,4 +1,4 @@
-"""Replies that no judge should send, through the SDKs of the four providers: one call fails, and the run goes on."""
+"""Replies that no judge should send, in the formats of the four providers: one call fails, and the run goes on."""
 
 import json
 import logging
@@ -20,30 +20,19 @@ from tests.judge_server import (
     JudgeServer,
     Received,
     claude_wrap,
-    dashscope_wrap,
-    gemini_wrap,
     openai_wrap,
     serving,
 )
 from tests.judging import TYPES, judge_for, scores_of, worth
 
-WRAPS: Mapping[str, Callable[[str], Body]] = {
-    "openai": openai_wrap,
-    "claude": claude_wrap,
-    "gemini": gemini_wrap,
-    "dashscope": dashscope_wrap,
-}
+WRAPS: Mapping[str, Callable[[str], Body]] = {**dict.fromkeys(TYPES, openai_wrap), "claude": claude_wrap}
 TEXTS: Mapping[str, tuple[Any, ...]] = {  # where the text is in a reply
-    "openai": ("choices", 0, "message", "content"),
+    **dict.fromkeys(TYPES, ("choices", 0, "message", "content")),
     "claude": ("content", 0, "text"),
-    "gemini": ("candidates", 0, "content", "parts", 0, "text"),
-    "dashscope": ("output", "choices", 0, "message", "content"),
 }
 COUNTS = {
-    "openai": ("usage", "prompt_tokens", "completion_tokens"),
+    **dict.fromkeys(TYPES, ("usage", "prompt_tokens", "completion_tokens")),
     "claude": ("usage", "input_tokens", "output_tokens"),
-    "gemini": ("usageMetadata", "promptTokenCount", "candidatesTokenCount"),
-    "dashscope": ("usage", "input_tokens", "output_tokens"),
 }
 WORDS = "Well done.\nScore: 7"
 DEEP = json.loads("[" * 500 + "]" * 500)
@@ -101,7 +90,7 @@ def test_text_in_parts_is_joined(type: str) -> None:
     parts = [{"type": "text", "text": "Well done.\nScore:"}, {"type": "text", "text": " 7"}]
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Score: 1"}]}
     replies = [with_value(type, TEXTS[type], parts)]
-    replies += [with_value(type, TEXTS[type], [thinking, *parts])] * (type == "openai")
+    replies += [with_value(type, TEXTS[type], [thinking, *parts])]
     assert {score.value for score in scored(type, replies)[0]} == {6 / 9}
 
 
@@ -154,6 +143,13 @@ def test_counts_of_other_types_do_not_end_the_run(type: str, count: Any) -> None
     scores, metrics = scored(type, [*replies, (200, WRAPS[type](WORDS))])
     assert scores[-1].value == 6 / 9 and all(score.ok or score.reason for score in scores)
     assert metrics["input_tokens"] >= 120
+
+
+def test_tokens_of_thinking_that_only_the_total_has_are_counted() -> None:
+    """As Gemini's compatible API counts them."""
+    usage = {"prompt_tokens": 21, "completion_tokens": 9, "total_tokens": 81}
+    [score], metrics = scored("gemini", [with_value("gemini", ("usage",), usage)])
+    assert score.ok and (metrics["input_tokens"], metrics["output_tokens"]) == (21, 60)
 
 
 def test_a_budget_holds_for_a_server_that_does_not_count(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rloom.config.reward_sections import ApiJudge
 from rloom.errors import RewardError
 from rloom.rewards.base import ScoringUnit
 from rloom.rewards.judge.judge import JudgeReward
-from rloom.rewards.judge.secret import Secret, redact
+from rloom.rewards.judge.settings import Secret, redact
 from rloom.rewards.score_queue import BackgroundScorer
 from rloom.types import Sample, Score
 from tests.judge_server import KEY, Body, faults_in_turn, serving
@@ -242,12 +242,12 @@ def test_a_local_server_needs_no_key_unless_one_is_named() -> None:
         assert values_of(judge_for(server, api_key_env="JUDGE_KEY"), [(worth(10),)]) == [[1.0]]
 
 
-def test_a_missing_library_is_an_error_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    for type, library in {"openai": "openai", "claude": "anthropic", "dashscope": "dashscope"}.items():
-        monkeypatch.setitem(__import__("sys").modules, library, None)
-        reward = JudgeReward(ApiJudge(type=type, cache_dir=None), environment=ENVIRONMENT)
-        with pytest.raises(RewardError, match=rf"needs the library {library}, which is not installed .*\[judge\]"):
+def test_a_key_that_no_header_can_carry_is_an_error_at_start() -> None:
+    for wrong in ("“sk-1234567”", "sk-1234\n567"):
+        reward = JudgeReward(ApiJudge(type="openai", cache_dir=None), environment={"OPENAI_API_KEY": wrong})
+        with pytest.raises(RewardError, match="OPENAI_API_KEY has characters that no key has") as refused:
             reward.check()
+        assert "1234" not in str(refused.value)
 
 
 def test_a_cache_that_cannot_be_used_is_an_error_at_start(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import multiprocessing
 from pathlib import Path
 
-from rloom.rewards.judge.providers.base import Reply
+from rloom.rewards.judge.api import Reply
 from rloom.rewards.judge.store import AnswerStore
 
 
