@@ -23,10 +23,10 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 REPORT := build/tests.xml
 
-.PHONY: runtime judge megatron ray wandb swanlab mlflow trackio setup check style types rules quick test tests durations test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
+.PHONY: runtime megatron ray wandb swanlab mlflow trackio setup check style types rules quick test tests durations test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
 
 runtime: $(RUNTIME)
-judge megatron ray wandb swanlab mlflow trackio: %: $(VENV)/.extra-%
+megatron ray wandb swanlab mlflow trackio: %: $(VENV)/.extra-%
 setup: $(SETUP)
 
 $(RUNTIME): pyproject.toml constraints.txt

@@ -3,11 +3,10 @@
 #   ./train.sh --model Qwen/Qwen2.5-0.5B-Instruct --data train.parquet --lr 5e-7
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-# Libraries that only some runs need are extras: the providers' SDKs, megatron-core, Ray for several machines, trackers.
+# Libraries that only some runs need are extras: megatron-core, Ray for several machines, trackers.
 setup=(runtime)
 given=" trainer.nnodes=${NNODES:-1} ${RAY_ADDRESS:+RAY_ADDRESS} $* "
 [[ "${RLOOM_SMOKE:-0}" == 1 ]] && given=""  # a smoke run replaces what needs them
-[[ "$given" =~ \ (--use_api_reward|reward_model\.api\.enable=[Tt]rue)\  ]] && setup+=(judge)
 [[ "$given" =~ (trainer\.(nnodes=([2-9]|[1-9][0-9])|backend=ray)|ray_kwargs\.ray_init)|\ RAY_ADDRESS ]] && setup+=(ray)
 [[ "$given" =~ strategy=megatron ]] && setup+=(megatron)
 for tracker in wandb swanlab mlflow trackio; do

@@ -26,10 +26,6 @@ TOGETHER: Mapping[str, str] = {
     "unit/test_megatron_routing": "ranks",
     "unit/test_megatron_weights": "ranks",
     "unit/test_train_batch": "ranks",
-    # the SDKs of four providers are imported once
-    **dict.fromkeys(
-        (f"unit/test_judge_{part}" for part in ("addresses", "faults", "providers", "replies", "reward")), "judges"
-    ),
     # one browser
     "browser/test_overview": "browser",
     "browser/test_answers": "browser",

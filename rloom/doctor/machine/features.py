@@ -195,10 +195,6 @@ def megatron(here: Installation) -> Feature:
     return library(here, "strategy=megatron", "megatron-core", "megatron")
 
 
-def judge(package: str, provider: str) -> Callable[[Installation], Feature]:
-    return lambda here: library(here, f"judge: {provider}", package, "judge")
-
-
 def sandbox(here: Installation) -> Feature:
     name = "code rewards (sandbox)"
     limits = Limits(timeout_s=5, cpu_s=5, memory_mb=1024, file_mb=16, processes=8, output_kb=64)
@@ -224,10 +220,6 @@ def tracker(name: str) -> Callable[[Installation], Feature]:
 OTHERS: tuple[Callable[[Installation], Feature], ...] = (
     several_workers,
     megatron,
-    judge("openai", "openai"),
-    judge("anthropic", "claude"),
-    judge("google-genai", "gemini"),
-    judge("dashscope", "dashscope"),
     sandbox,
     *map(tracker, TRACKERS),
 )

@@ -177,6 +177,6 @@ def redact(text: str, key: Secret | None) -> str:
 
 
 def silence_libraries() -> None:
-    """Every failed call becomes a reason or a metric, so the logs of the SDKs are not needed for that."""
+    """Every failed call becomes a reason or a metric, so the logs of the HTTP library are not needed for that."""
     for name in LIBRARY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)

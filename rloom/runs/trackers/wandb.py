@@ -57,7 +57,7 @@ class WandbTracker:
 
     def _init(self, mode: str | None) -> Any:
         # W&B's terminal output and its capture of stdout would break the progress bars
-        os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")  # with a judge's SDK loaded, it would print an offer
+        os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")  # it would print an offer where vLLM has imported openai
         settings = self._wandb.Settings(
             silent=True, console="off", init_timeout=START_TIMEOUT_S, login_timeout=START_TIMEOUT_S
         )

@@ -13,7 +13,7 @@ from tests.architecture.source import ROOT
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
-@pytest.mark.parametrize("extra", ["ray", "wandb", "swanlab", "mlflow", "trackio", "sglang", "judge", "megatron"])
+@pytest.mark.parametrize("extra", ["ray", "wandb", "swanlab", "mlflow", "trackio", "sglang", "megatron"])
 def test_in_a_clone_it_is_the_clones_extra_with_its_versions(extra: str) -> None:
     command = shlex.split(extras.install_command(extra))
     assert command == [
@@ -42,7 +42,7 @@ def test_elsewhere_it_is_the_library_itself(tmp_path: Path, monkeypatch: pytest.
     assert extras.install_command("ray") == f"{shlex.quote(sys.executable)} -m pip install 'ray>=2.50'"
 
 
-@pytest.mark.parametrize("extra", ["ray", "wandb", "swanlab", "mlflow", "trackio", "sglang", "judge", "megatron"])
+@pytest.mark.parametrize("extra", ["ray", "wandb", "swanlab", "mlflow", "trackio", "sglang", "megatron"])
 def test_every_library_of_an_extra_is_pinned(extra: str) -> None:
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert {requirement.split(">")[0] for requirement in EXTRAS[extra]} <= pinned

@@ -70,8 +70,8 @@ def test_megatron_brings_its_library(tmp_path: Path) -> None:
     assert targets(tmp_path, *given, RLOOM_SMOKE="1") == ["runtime"]
 
 
-def test_a_judge_and_trackers_bring_their_libraries(tmp_path: Path) -> None:
+def test_trackers_bring_their_libraries_and_a_judge_needs_none(tmp_path: Path) -> None:
     given = ["--use_api_reward", "--n_gpus", "8", "trainer.logger=[console,wandb]"]
-    assert targets(tmp_path, *given) == ["runtime", "judge", "wandb"]
-    assert targets(tmp_path, "reward_model.api.enable=True") == ["runtime", "judge"]
+    assert targets(tmp_path, *given) == ["runtime", "wandb"]
+    assert targets(tmp_path, "reward_model.api.enable=True") == ["runtime"]
     assert targets(tmp_path, "trainer.logger=[mlflow,trackio,swanlab]") == ["runtime", "swanlab", "mlflow", "trackio"]
