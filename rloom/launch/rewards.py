@@ -33,7 +33,7 @@ from rloom.rewards.remote import RemoteReward
 from rloom.rewards.routing import check_sources, runs_code
 from rloom.rewards.rules import format
 from rloom.rewards.rules.code import CodeSettings
-from rloom.rewards.sandbox.describe import check_sandbox
+from rloom.rewards.sandbox.client import check_sandbox
 from rloom.rewards.score_queue import BackgroundScorer, FutureQueue, LeastLoaded
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import REWARD, ROLLOUT, WorkerLayout, worker_layout

@@ -10,8 +10,8 @@ from typing import Any
 from rloom.rewards.rules.code_answers import programs
 from rloom.rewards.rules.code_problems import Asserts, Calls, Problem, Streams, problem_of
 from rloom.rewards.sandbox.client import Isolation, Sandbox, SandboxOutcome
-from rloom.rewards.sandbox.compare import same_text, short
 from rloom.rewards.sandbox.settings import Limits, SandboxJob, Suite
+from rloom.rewards.sandbox.tests import same_text, short
 
 REASONS_SHOWN = 3
 NO_CODE = "no code in the answer"

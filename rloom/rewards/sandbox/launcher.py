@@ -5,6 +5,7 @@ Its stdin is a socket to the reward worker.
 """
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -13,15 +14,14 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from rloom.rewards.sandbox import confine, landlock, linux, namespaces, seccomp
-from rloom.rewards.sandbox.cgroup import MemoryGroup
-from rloom.rewards.sandbox.descendants import count_tasks
+from rloom.rewards.sandbox import confine, linux, namespaces, seccomp
 from rloom.rewards.sandbox.harness import FILE
 from rloom.rewards.sandbox.settings import (
     FIRST_UID,
@@ -32,7 +32,7 @@ from rloom.rewards.sandbox.settings import (
     send,
     setup_of,
 )
-from rloom.rewards.sandbox.supervisor import NotConfined, Place, run
+from rloom.rewards.sandbox.supervisor import NotConfined, Place, count_tasks, run
 
 _SOCKET = 0
 _FIRST_KERNEL_WITH_OWN_COUNTS = (5, 14)  # RLIMIT_NPROC is counted for each user namespace since then
@@ -92,7 +92,7 @@ def _reset_interpreter_state() -> None:
     _OWN_MODULES.extend(sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "rloom")
 
 
-def _memory_group(setup: SandboxSetup) -> MemoryGroup | None:
+def _memory_group(setup: SandboxSetup) -> "MemoryGroup | None":
     try:
         return MemoryGroup(setup.limits.memory_mb)
     except OSError:  # most users may not make one; each process has its limit all the same
@@ -139,7 +139,7 @@ def without_namespaces(setup: SandboxSetup, uid: int) -> tuple[Place, Protection
     fault = confine.seccomp_fault(policy)
     if fault is not None:
         faults["seccomp"] = fault
-    if not landlock.version():
+    if not confine.landlock_version():
         faults["landlock"] = "this kernel has no Landlock"
     workspace = tempfile.mkdtemp(prefix="rloom-sandbox-")
     os.chmod(workspace, 0o711)
@@ -206,3 +206,64 @@ def _answer(files: Sequence[int], place: Place) -> NoReturn:
         code = 0
     finally:
         os._exit(code)
+
+
+_MOUNT = Path("/sys/fs/cgroup")
+_NAME = "rloom-sandbox-"
+_OWN_BYTES = 128 << 20  # for the launcher, the supervisor and the process of the tests
+_ATTEMPTS = 3
+
+
+class MemoryGroup:
+    """A limit over the memory of all processes of a program together, where this user may make a cgroup (versions 1 and
+    2). The launcher enters the cgroup once and its programs begin in it: moving each program would cost milliseconds.
+
+    Descriptors instead of paths: the launcher changes its root folder.
+    """
+
+    def __init__(self, memory_mb: int) -> None:
+        """Enter a new cgroup. OSError where that is not possible."""
+        for parent, limit in _places():
+            for _ in range(_ATTEMPTS):
+                with contextlib.suppress(OSError):
+                    self._enter(parent, limit, (memory_mb << 20) + _OWN_BYTES)
+                    return
+        raise OSError(errno.EPERM, "this user may not make a cgroup with a memory limit")
+
+    def _enter(self, parent: Path, limit: str, limit_bytes: int) -> None:
+        for left in parent.glob(f"{_NAME}*"):  # killed launchers left them; one in use cannot be removed
+            with contextlib.suppress(OSError):
+                left.rmdir()
+        self._name = f"{_NAME}{os.getpid()}"
+        folder = parent / self._name
+        folder.mkdir()
+        try:
+            (folder / limit).write_text(str(limit_bytes))
+            (folder / "cgroup.procs").write_text("0")
+        except OSError:
+            folder.rmdir()
+            raise
+        self._parent = os.open(parent, os.O_PATH | os.O_CLOEXEC)
+        self._processes = os.open(parent / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+
+    def leave(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._processes, b"0")
+            os.rmdir(self._name, dir_fd=self._parent)
+
+
+def _places() -> Iterator[tuple[Path, str]]:
+    """Folders in which a cgroup with a memory limit may be possible, and the name of the limit."""
+    with open("/proc/self/cgroup", encoding="utf-8") as stream:
+        lines = [line.rstrip("\n").split(":", 2) for line in stream]
+    for _, controllers, path in lines:
+        if controllers == "memory":
+            yield _MOUNT / "memory" / path.lstrip("/"), "memory.limit_in_bytes"
+        elif controllers == "":
+            # A cgroup of version 2 with processes of its own has no children with limits; its parent may. Further up,
+            # programs would be outside of the limits of the job.
+            own = _MOUNT / path.lstrip("/")
+            for folder in (own, own.parent):
+                with contextlib.suppress(OSError):
+                    if "memory" in (folder / "cgroup.subtree_control").read_text().split():
+                        yield folder, "memory.max"

@@ -5,6 +5,7 @@ becomes their process after it has started the program. When init ends, the kern
 Without namespaces, init is an ordinary process and the supervisor kills all its descendants.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -20,7 +21,6 @@ from typing import Any, NoReturn
 
 from rloom.rewards.sandbox import harness, linux, namespaces, tests
 from rloom.rewards.sandbox.confine import Confinement
-from rloom.rewards.sandbox.descendants import count_tasks, kill_descendants
 from rloom.rewards.sandbox.settings import Limits, SandboxRun
 
 # descriptors in the program and in the process of the tests, after stdin, stdout and stderr
@@ -278,3 +278,67 @@ def _remove(folder: str) -> None:
         # the program may have made folders that not even their owner can list, or many folders inside each other
         for command in (["chmod", "-fR", "u+rwx", folder], ["rm", "-rf", folder]):
             os.spawnvp(os.P_WAIT, command[0], command)  # subprocess would import threading, which makes forks slower
+
+
+_PAUSE_S = 0.005
+
+
+def kill_descendants() -> None:
+    """Kill all descendants of this process, which must be a child subreaper, and wait for them.
+
+    They are stopped first, until a pass finds no new one: a process that is only killed could have forked again.
+    """
+    if not _reap():
+        return  # orphans would be children of this process
+    stopped: set[int] = set()
+    while new := set(_descendants(os.getpid())) - stopped:
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= new
+    for pid in stopped:
+        _signal(pid, signal.SIGKILL)
+    while _reap() or _descendants(os.getpid()):
+        for pid in _descendants(os.getpid()):
+            _signal(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
+
+
+def count_tasks(uid: int) -> int:
+    """Processes and threads of `uid` on this machine, which RLIMIT_NPROC counts."""
+    tasks = 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.stat(f"/proc/{name}").st_uid == uid:
+                tasks += len(os.listdir(f"/proc/{name}/task"))
+    return tasks
+
+
+def _descendants(ancestor: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stream:
+            state, parent = stream.read().rpartition(b")")[2].split()[:2]
+            if state != b"Z":
+                children.setdefault(int(parent), []).append(int(name))
+    found, waiting = [], [ancestor]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _reap() -> bool:
+    """Wait for children that have ended. Returns whether there are others."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True

@@ -147,7 +147,8 @@ def weak_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     refuse = (
         "import rloom.rewards.sandbox.launcher as l\n"
         "def refused(*a): raise OSError(1, 'Operation not permitted')\n"
-        "l.namespaces.unshare = refused; l.confine.seccomp_fault = lambda p: 'EPERM'; l.landlock.version = lambda: 0\n"
+        "l.namespaces.unshare = refused; l.confine.seccomp_fault = lambda p: 'EPERM'\n"
+        "l.confine.landlock_version = lambda: 0\n"
     )
     start = f"import sys; sys.path.insert(0, sys.argv[1])\n{refuse}l.main()"
     monkeypatch.setattr("rloom.rewards.sandbox.client._START", start)

@@ -10,9 +10,8 @@ from rloom.config.reward_sections import SandboxSection
 from rloom.rewards.rules import code
 from rloom.rewards.rules.code import compute_score
 from rloom.rewards.rules.code_problems import problem_of
-from rloom.rewards.sandbox.exchange import Handle
+from rloom.rewards.sandbox.exchange import Handle, Table, decode, encode
 from rloom.rewards.sandbox.tests import SandboxReport, _Connection
-from rloom.rewards.sandbox.values import Table, decode, encode
 
 KEYS = SandboxSection().model_dump() | {"cpu_s": 2, "timeout_s": 20.0}
 

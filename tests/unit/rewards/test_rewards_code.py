@@ -15,7 +15,7 @@ from rloom.rewards.routing import rule_for
 from rloom.rewards.rules.code import compute_score
 from rloom.rewards.rules.code_answers import chosen_block, programs
 from rloom.rewards.rules.code_problems import Asserts, problem_of
-from rloom.rewards.sandbox.compare import same_text, same_value
+from rloom.rewards.sandbox.tests import same_text, same_value
 from rloom.rewards.user_function import FunctionCaller
 from rloom.types import Sample, Score
 from tests.code_mutants import with_another_operator, with_other_returns, without_bodies

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from rloom.rewards.sandbox import seccomp
-from rloom.rewards.sandbox.client import Sandbox, SandboxError
-from rloom.rewards.sandbox.describe import check_sandbox, description
+from rloom.rewards.sandbox.client import Sandbox, SandboxError, check_sandbox, description
 from rloom.rewards.sandbox.settings import Protections, SandboxJob
 from tests.sandbox_programs import ENDLESS, LIMITS, PROGRAMS, ROOT, SECRET
 
