@@ -2,6 +2,7 @@
 local servers take too, and Anthropic's messages."""
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from rloom.net.http import HttpClient, Refused, RequestFailed, Unreachable, shortened
 from rloom.rewards.judge.settings import PROVIDERS, Provider, Secret
 
+LIBRARY_LOGGERS = ("httpx", "httpcore")  # below the level of errors they write addresses and headers of requests
 RETRIED_STATUS = (408, 409, 429)  # and 500 or above
 NOT_FOUND = 404
 MOST_TOKENS = 100_000_000  # of one call; a larger count is a fault of the server
@@ -59,6 +61,8 @@ class JudgeApi:
     def __init__(
         self, provider: str, base_url: str, key: Secret | None, headers: Mapping[str, str | None], connections: int
     ) -> None:
+        for name in LIBRARY_LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
         self._provider = PROVIDERS[provider]
         self._address = self._provider.called(base_url)
         self._is_mapped = self._address != base_url

@@ -14,7 +14,7 @@ from rloom.errors import RewardError
 from rloom.net.retry import Backoff, Clock, RateLimits
 from rloom.rewards.judge.api import ChatRequest, JudgeApi, JudgeCallFailed, Reply
 from rloom.rewards.judge.parsing import Malformed, Verdict
-from rloom.rewards.judge.settings import KEY, Secret, redact, without_key
+from rloom.rewards.judge.settings import KEY, JudgeSettings, Secret, redact, without_key
 from rloom.rewards.judge.store import AnswerStore
 from rloom.types import plain_text
 
@@ -94,24 +94,16 @@ class BudgetSpent(Exception):
     """No further request is sent."""
 
 
-@dataclass(frozen=True)
-class CallLimits:
-    concurrency: int
-    timeout_s: float  # of one attempt
-    max_retries: int
-    budget: float | None
-
-
 class JudgeClient:
     """Used in one event loop, the API's."""
 
     def __init__(
         self,
         api: JudgeApi,
+        settings: JudgeSettings,
         *,
         address: str,  # provider and URL: part of the identity of a request
         key: Secret | None,
-        limits: CallLimits,
         rates: RateLimits,
         backoff: Backoff,
         clock: Clock,
@@ -120,9 +112,9 @@ class JudgeClient:
         usage: Usage,
     ) -> None:
         self._api, self._address, self._key = api, address, key
-        self._limits, self._rates, self._backoff, self._clock = limits, rates, backoff, clock
+        self._settings, self._rates, self._backoff, self._clock = settings, rates, backoff, clock
         self._store, self._prices, self._usage = store, prices, usage
-        self._slots = asyncio.Semaphore(limits.concurrency)
+        self._slots = asyncio.Semaphore(settings.concurrency)
         self._running: dict[str, asyncio.Task[JudgeAnswer]] = {}
         self._sent: set[asyncio.Task[Any]] = set()  # of these, the ones that wait for an answer or record it
         self._spent: float | None = None  # None: not read yet
@@ -147,8 +139,8 @@ class JudgeClient:
 
     def budget_error(self) -> RewardError:
         return RewardError(
-            f"{KEY}.budget={self._limits.budget:g}: spent {self._spent:.4g}; raise it to go on. The answers so far are "
-            f"in {KEY}.cache_dir and cost nothing again"
+            f"{KEY}.budget={self._settings.budget:g}: spent {self._spent:.4g}; raise it to go on. The answers so far "
+            f"are in {KEY}.cache_dir and cost nothing again"
         )
 
     async def close(self) -> None:
@@ -196,7 +188,7 @@ class JudgeClient:
     def _delay_s(self, error: JudgeCallFailed, failures: int) -> float | None:
         """None: no further attempt."""
         too_long = (error.retry_after_s or 0) > self._backoff.longest_retry_after_s
-        if not error.retryable or too_long or failures > self._limits.max_retries:
+        if not error.retryable or too_long or failures > self._settings.max_retries:
             return None
         return self._backoff.delay_s(failures, error.retry_after_s)
 
@@ -237,13 +229,13 @@ class JudgeClient:
         self._usage.add(requests=1)
         started = self._clock.now()
         try:
-            found = await asyncio.wait_for(self._api.complete(request), self._limits.timeout_s)
+            found = await asyncio.wait_for(self._api.complete(request), self._settings.timeout_s)
             reply = self._counted(found, request)
         except JudgeCallFailed:
             raise
         except TimeoutError as error:
             raise JudgeCallFailed(
-                f"no answer within {KEY}.timeout_s={self._limits.timeout_s:g}", retryable=True
+                f"no answer within {KEY}.timeout_s={self._settings.timeout_s:g}", retryable=True
             ) from error
         except Exception as error:  # no JSON, or a text that is not Unicode: only this call fails
             reason = f"no answer that can be read: {type(error).__name__}: {error}"
@@ -292,7 +284,7 @@ class JudgeClient:
                 self._spent = await self._store.spend(cost)
 
     async def _check_budget(self) -> None:
-        budget = self._limits.budget
+        budget = self._settings.budget
         if budget is None:
             return
         assert self._store is not None  # a budget requires a cache folder

@@ -12,7 +12,7 @@ from rloom.language import is_chinese_text, translate
 from rloom.net.retry import Backoff, Clock, RateLimits, SystemClock
 from rloom.rewards.base import ScoringUnit
 from rloom.rewards.judge.api import ChatRequest, JudgeApi
-from rloom.rewards.judge.client import BudgetSpent, CallLimits, Failed, JudgeAnswer, JudgeClient, Prices, Usage
+from rloom.rewards.judge.client import BudgetSpent, Failed, JudgeAnswer, JudgeClient, Prices, Usage
 from rloom.rewards.judge.parsing import Range, Verdict, parse_group, parse_one
 from rloom.rewards.judge.prompts import (
     AUTO,
@@ -32,7 +32,6 @@ from rloom.rewards.judge.settings import (
     JudgeSettings,
     address_in,
     find_key,
-    silence_libraries,
     variable_fault,
 )
 from rloom.rewards.judge.store import AnswerStore
@@ -203,12 +202,11 @@ class JudgeReward:
 
     def _connect(self) -> JudgeClient:
         settings = self._settings
-        silence_libraries()
         return JudgeClient(
             JudgeApi(settings.type, self.base_url, self._key, self._headers, settings.concurrency),
+            settings,
             address=f"{settings.type} {self.base_url}",
             key=self._key,
-            limits=CallLimits(settings.concurrency, settings.timeout_s, settings.max_retries, settings.budget),
             rates=RateLimits(settings.requests_per_minute, settings.tokens_per_minute, self._clock),
             backoff=self._backoff,
             clock=self._clock,

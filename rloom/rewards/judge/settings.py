@@ -1,7 +1,6 @@
 """What a judge is given: the keys `reward_model.api.*`, the providers, and the variables of the environment with a
 provider's address and key. It imports no configuration; the section fits `JudgeSettings`."""
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,7 +134,6 @@ PATTERNS = (
     re.compile(r"()\bsk-[\w*-]{4,}"),
     re.compile(r"()\bAIza[\w*-]{8,}"),
 )
-LIBRARY_LOGGERS = ("httpx", "httpcore")  # they write addresses and headers of requests at the levels below
 SHORTEST_KEY = 6  # a placeholder such as "none" also occurs in ordinary text
 
 
@@ -174,9 +172,3 @@ def redact(text: str, key: Secret | None) -> str:
     for pattern in PATTERNS:
         text = pattern.sub(rf"\g<1>{HIDDEN}", text)
     return text
-
-
-def silence_libraries() -> None:
-    """Every failed call becomes a reason or a metric, so the logs of the HTTP library are not needed for that."""
-    for name in LIBRARY_LOGGERS:
-        logging.getLogger(name).setLevel(logging.ERROR)
