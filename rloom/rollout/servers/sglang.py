@@ -18,19 +18,18 @@ from rloom.rollout.servers.wire import (
     WEIGHTS,
     Bucket,
     Call,
-    IdentityRoute,
     Link,
     Sender,
+    ServerApi,
     ServerApiError,
     ServerCompletion,
     TransferSettings,
-    bearer,
     parsed,
 )
 
 
-class SglangApi:
-    identity_route: IdentityRoute | None = None  # every answer has the label of the weights
+class SglangApi(ServerApi):
+    """Every answer has the label of the weights."""
 
     def generate(self, request: Request, name: str) -> Call:
         sampling = request.sampling
@@ -75,9 +74,6 @@ class SglangApi:
 
     def resume(self, part: str) -> Call:
         return Call("/resume_memory_occupation", {"tags": [part]})
-
-    def headers(self, key: str | None, body: bytes) -> dict[str, str]:
-        return bearer(key)
 
     def sender(self, link: Link, settings: TransferSettings) -> Sender:
         return SharedSender(link, settings) if settings.kind == SHARED else CollectiveSender(link, settings)

@@ -16,12 +16,10 @@ from rloom.rollout.servers.wire import (
     WEIGHTS,
     Bucket,
     Call,
-    IdentityRoute,
     Link,
     Sender,
-    ServerCompletion,
+    ServerApi,
     TransferSettings,
-    parse_openai_completion,
 )
 
 AUTHENTICATION = "x-trtllm-rl-control-auth"
@@ -29,8 +27,8 @@ TAGS = {WEIGHTS: ["model", "model_weights"], CACHE: ["kv_cache"]}  # of its Exec
 ANY_DEVICE = "cpu"  # in place of a GPU's UUID, where there is none
 
 
-class TrtllmApi:
-    identity_route: IdentityRoute | None = None  # neither answers nor routes tell one process from another
+class TrtllmApi(ServerApi):
+    """Neither answers nor routes tell one process from another."""
 
     def generate(self, request: Request, name: str) -> Call:
         sampling = request.sampling
@@ -49,12 +47,6 @@ class TrtllmApi:
             "detokenize": False,  # token ids in place of a text
         }
         return Call("/v1/completions", body)
-
-    def parse_completion(self, body: bytes) -> ServerCompletion:
-        return parse_openai_completion(body)
-
-    def abort(self, name: str) -> Call | None:
-        return None
 
     def release(self) -> Call:
         return Call("/release_memory", {"tags": [*TAGS[CACHE], *TAGS[WEIGHTS]]})

@@ -23,11 +23,9 @@ from rloom.rollout.servers.wire import (
     IdentityRoute,
     Link,
     Sender,
+    ServerApi,
     ServerApiError,
-    ServerCompletion,
     TransferSettings,
-    bearer,
-    parse_openai_completion,
     parsed,
 )
 
@@ -36,7 +34,7 @@ ABORT_S = 60.0  # for vLLM to abort requests whose connections were closed: befo
 
 
 @dataclass(frozen=True)
-class VllmApi:
+class VllmApi(ServerApi):
     temperature: float = 1.0  # of the trainer's log-probs
 
     @property
@@ -62,20 +60,11 @@ class VllmApi:
         }
         return Call("/v1/completions", body)
 
-    def parse_completion(self, body: bytes) -> ServerCompletion:
-        return parse_openai_completion(body)
-
-    def abort(self, name: str) -> Call | None:
-        return None
-
     def release(self) -> Call:
         return Call(f"/sleep?{urlencode({'level': 1})}", {})
 
     def resume(self, part: str) -> Call:
         return Call(f"/wake_up?{urlencode({'tags': part})}", {})
-
-    def headers(self, key: str | None, body: bytes) -> dict[str, str]:
-        return bearer(key)
 
     def sender(self, link: Link, settings: TransferSettings) -> Sender:
         return StreamSender(link, settings, self.temperature)

@@ -1,6 +1,7 @@
 """How the server of one engine is called: request bodies, answers and the way weights take. One `Wire` per engine."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -92,26 +93,36 @@ class Sender(Protocol):
 HEALTH = Call("/health", is_get=True)  # of all three engines
 
 
-class ServerApi(Protocol):
+class ServerApi(ABC):
+    """The methods with a body are those that most engines have."""
+
     @property
     def identity_route(self) -> IdentityRoute | None:
         """None: the engine's server has no such route."""
+        return None
 
+    @abstractmethod
     def generate(self, request: Request, name: str) -> Call:
         """`name` is unique among the requests of a run."""
 
-    def parse_completion(self, body: bytes) -> ServerCompletion: ...
+    def parse_completion(self, body: bytes) -> ServerCompletion:
+        return parse_openai_completion(body)
 
     def abort(self, name: str) -> Call | None:
         """None: the server aborts a request when its connection is closed."""
+        return None
 
+    @abstractmethod
     def release(self) -> Call:
         """Release GPU memory: the cache is dropped, the weights go to the host."""
 
+    @abstractmethod
     def resume(self, part: str) -> Call: ...
 
-    def headers(self, key: str | None, body: bytes) -> dict[str, str]: ...
+    def headers(self, key: str | None, body: bytes) -> dict[str, str]:
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
 
+    @abstractmethod
     def sender(self, link: Link, settings: TransferSettings) -> Sender: ...
 
 
@@ -120,10 +131,6 @@ def parsed(body: bytes) -> Any:
         return json.loads(body)
     except ValueError as error:
         raise ServerApiError(f"sent no JSON: {body[:100]!r}") from error
-
-
-def bearer(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 def parse_openai_completion(body: bytes) -> ServerCompletion:
