@@ -5,8 +5,9 @@ import errno
 import os
 import resource
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -70,17 +71,37 @@ class HttpClient:
         follow_redirects: bool = False,
     ) -> None:
         # one limit over the whole request: httpx's own limits apply to each read, which a slow server restarts
-        self._client = httpx.AsyncClient(
+        self._new_client = partial(
+            httpx.AsyncClient,
             timeout=None,
             headers={"Content-Type": "application/json", **headers},
+            verify=httpx.create_ssl_context(),
             follow_redirects=follow_redirects,
             limits=httpx.Limits(max_keepalive_connections=connections, max_connections=max_connections),
         )
+        self._client = self._new_client()
+        self._unfinished: Counter[httpx.AsyncClient] = Counter()  # requests of each client, also of replaced ones
 
     async def post(self, url: str, body: bytes) -> bytes:
         """The caller limits its time. RequestFailed: no answer, or no success."""
+        client = self._client
+        self._unfinished[client] += 1
         try:
-            async with self._client.stream("POST", url, content=body) as response:
+            return await self._post(client, url, body)
+        except asyncio.CancelledError:
+            # the pool of httpcore 1.0 may keep the connection of a cancelled request for ever
+            if client is self._client:
+                self._client = self._new_client()
+            raise
+        finally:
+            self._unfinished[client] -= 1
+            if client is not self._client and not self._unfinished[client]:
+                del self._unfinished[client]
+                await client.aclose()
+
+    async def _post(self, client: httpx.AsyncClient, url: str, body: bytes) -> bytes:
+        try:
+            async with client.stream("POST", url, content=body) as response:
                 found = await limited_body(response)
         except HTTPX_ERRORS as error:  # no connection, or closed before the end of the body
             raise Unreachable(described(error), has_connection=not isinstance(error, NO_CONNECTION)) from error
@@ -94,7 +115,8 @@ class HttpClient:
         return found
 
     async def close(self) -> None:
-        await self._client.aclose()
+        for client in {self._client, *self._unfinished}:
+            await client.aclose()
 
 
 async def limited_body(response: httpx.Response) -> bytes:

@@ -1,5 +1,6 @@
 """Many samples through a provider that fails often: each is scored right or failed with a reason, and no key shows."""
 
+import asyncio
 import contextlib
 import logging
 import random
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rloom.rewards.judge.api import ChatRequest, JudgeApi, JudgeCallFailed
+from rloom.rewards.judge.settings import Secret
 from rloom.types import Score
-from tests.judge_server import KEY, faults_by_share, serving
+from tests.judge_server import KEY, JudgeServer, faults_by_share, no_faults, serving
 from tests.judging import TYPES, judge_for, scores_of, worth
 
 FAULTS = {"429": 0.1, "429 date": 0.05, "500": 0.15, "hang": 0.05, "malformed": 0.05, "cut": 0.01}  # 41 % of answers
@@ -58,6 +61,31 @@ def test_every_sample_is_scored_right_or_failed_with_a_reason(
     # 0.41³ of the samples fail three times: 7 %, and more where a busy machine exceeds the time limit
     assert 0.5 * SAMPLES < sum(score.ok for score in found) < SAMPLES
     assert_no_key(found, tmp_path, caplog.text)
+
+
+def test_calls_that_were_ended_by_their_time_limit_leave_connections_for_others() -> None:
+    """A pool that loses the connections of cancelled requests is exhausted after two of them."""
+    request = ChatRequest("m", "s", "[worth 3]", 0.0, 9, None)
+
+    async def run(server: JudgeServer) -> int:
+        api, slots = JudgeApi("openai", server.base_url("openai"), Secret(KEY), {}, 2), asyncio.Semaphore(2)
+
+        async def call(limit_s: float) -> bool:
+            async with slots:
+                try:
+                    return bool(await asyncio.wait_for(api.complete(request), limit_s))
+                except (TimeoutError, JudgeCallFailed):
+                    return False
+
+        drawn = random.Random(0)
+        await asyncio.gather(*(call(drawn.choice((0.01, 0.02, 0.05))) for _ in range(300)))
+        server.plan = no_faults
+        found = await asyncio.gather(*(call(10) for _ in range(4)))
+        await api.close()
+        return sum(found)
+
+    with serving(plan=faults_by_share({"hang": 0.2, "cut": 0.05, "500": 0.1}), latency_s=0.01) as server:
+        assert asyncio.run(run(server)) == 4
 
 
 @pytest.mark.slow
