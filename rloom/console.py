@@ -64,7 +64,7 @@ class _Handler(logging.StreamHandler[TextIO]):
     """Writes to what sys.stderr is now: while progress bars are shown, rich prints above them what is written there."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.setStream(sys.stderr)
+        self.stream = sys.stderr
         super().emit(record)
 
 
