@@ -209,7 +209,7 @@ def test_the_bar_of_the_run_has_the_step_under_way_and_the_time_left() -> None:
     display.begin("gen")
     display.advance("gen", 64, 512)
     display.clear()
-    rows = written(console).replace("\r", "\n").splitlines()
+    rows = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written(console)).replace("\r", "\n").splitlines()
     [bar] = {" ".join(row.split()[-4:]) for row in rows if "step 4/10" in row}
     assert bar == "about 6:40 left 0:04:00"
     assert any(re.fullmatch(r"  rollout +[━╸╺ ]+ 64/512 +0:00:00", row) for row in rows)
