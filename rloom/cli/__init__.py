@@ -123,7 +123,7 @@ COMMANDS = {
         [
             (
                 "[DIR]",
-                "list runs with state, step, reward and accuracy",
+                "list runs with state, step, reward and validation",
             )
         ],
     ),
@@ -132,7 +132,7 @@ COMMANDS = {
         [
             (
                 "RUN RUN ...",
-                "compare runs: configuration, accuracy, metrics at equal steps",
+                "compare runs: configuration, validation, metrics at equal steps",
             )
         ],
     ),
@@ -177,6 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `rloom --help | head`
         discard_output()
         return 0
+    except KeyboardInterrupt:  # while a command is imported
+        print(translate("Stopped."), file=sys.stderr)
+        return 130
 
 
 def run(given: list[str]) -> int:

@@ -1,7 +1,7 @@
 """One run from beginning to end, of any kind of training: lock, compare, build, continue, train, restart."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -110,6 +110,8 @@ def run_attempt(job: Job, directory: Path, layout: WorkerLayout, *, again: bool)
             experiment=config.trainer.experiment_name,
             config=config.model_dump(mode="json"),
             total_steps=parts.settings.total_steps,
+            validate_every=parts.settings.validate_every,
+            save_every=parts.settings.save_every,
             total_epochs=-(-parts.settings.total_steps // parts.stream.steps_per_epoch),
             resumed=start is not None,
         ) as log:
@@ -172,7 +174,7 @@ def timetable(settings: StepSettings, steps_per_epoch: int, *, validates: bool) 
 
 
 def train_to_end(
-    loop: StepLoop, log: RunLog, start: Path | None, *, opening: str, summary: Callable[[], str]
+    loop: StepLoop, log: RunLog, start: Path | None, *, opening: str, summary: Callable[[], Sequence[str]]
 ) -> Outcome:
     """`start`: the checkpoint that the loop continues from."""
     directory = loop.checkpoints.directory
@@ -189,9 +191,11 @@ def train_to_end(
     log.message(opening)
     try:
         loop.run()
-    except KeyboardInterrupt:
-        log.message(loop.save_last_step())
+    except KeyboardInterrupt as interrupt:
+        interrupt.args = (loop.save_last_step(),)
+        log.message(*interrupt.args)
         raise
-    log.message(summary())
+    for line in summary():
+        log.message(line)
     last = loop.checkpoints.path(loop.state.step)  # the last step is always saved
     return Outcome(directory, last, stopped_early=not loop.ended)

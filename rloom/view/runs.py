@@ -33,6 +33,7 @@ def describe(run: RunSummary) -> Json:
         "reward": run.reward,
         "accuracy": {
             source: {
+                "measure": found.measure,
                 "first": (found.first_step, found.first),
                 "last": (found.last_step, found.last),
                 "best": (found.best_step, found.best),
@@ -74,6 +75,7 @@ def metrics(run: RunHandle, query: Query) -> Json:
             "complete": complete,
             "steps": [int(step["step"]) for step in records],
             "metrics": {name: [step.get(name) for step in records] for name in names},
+            "measures": folder.measures,
             "state": state_json(folder.state),
             "skipped": folder.skipped,
             "fault": folder.config_fault,
@@ -126,8 +128,7 @@ def comparison(runs: RunCache, query: Query) -> Json:
         # always in the same order: two requests that wait for each other's run would wait for ever
         folders = {number: locks.enter_context(runs[number].folder()) for number in sorted(numbers)}
         configs = [folders[number].config for number in numbers]
-        metrics = [folders[number].metrics for number in numbers]
-        curves = [accuracy_curves(rows) for rows in metrics]
+        curves = [accuracy_curves(folders[number].metrics) for number in numbers]
         return {
             "runs": numbers,
             "config": [
@@ -137,13 +138,14 @@ def comparison(runs: RunCache, query: Query) -> Json:
             "accuracy": [
                 {
                     "source": found.source,
+                    "measure": found.measure,
                     "first": [next(iter(curve.get(found.source, {}).items()), None) for curve in curves],
                     "best": points(found.best),
                     "last": points(found.last),
                     "first_common": points(found.first_common),
                     "last_common": points(found.last_common),
                 }
-                for found in compare_accuracies(metrics)
+                for found in compare_accuracies([folders[number] for number in numbers])
             ],
         }
 

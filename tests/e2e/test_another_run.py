@@ -167,7 +167,7 @@ def test_other_settings_go_on_and_are_listed(
     assert (state["stream"]["epoch"], state["stream"]["row"]) == (0, 4 + 2)
     # SMALL has val_before_train=False: the first validation was after the first step
     [accuracy] = [line for line in said.splitlines() if line.startswith("Held-out accuracy")]
-    assert "at the start" not in accuracy and "after step 1, " in accuracy and accuracy.endswith("now")
+    assert "at the start" not in accuracy and "after step 1, " in accuracy and " now, best " in accuracy
     [validation] = [line for line in said.splitlines() if line.startswith("step 2 · validation")]
     assert "(step 1 " in validation
 

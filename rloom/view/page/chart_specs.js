@@ -25,14 +25,17 @@ const SPECS = [
   { id: "memory", pattern: MEMORY },
 ];
 
+const SCORE = { id: "score", pattern: VALIDATION, points: true };
+
 export function colour(i) {
   return `var(--c${i % 10})`;
 }
 
-// The specs that a run has metrics for, each with the names of its metrics.
-export function chartsOf(names) {
+// The specs that a run has metrics for, each with the names of its metrics. `measures`: accuracy or score, by data source.
+export function chartsOf(names, measures) {
   const known = new Set(names);
-  return SPECS.map((spec) => ({ format: number, ...spec, names: namesOf(spec, known, names) })).filter((spec) => spec.names.length);
+  const specs = Object.values(measures).includes("score") ? SPECS.map((spec) => (spec.id === "accuracy" ? SCORE : spec)) : SPECS;
+  return specs.map((spec) => ({ format: number, ...spec, names: namesOf(spec, known, names) })).filter((spec) => spec.names.length);
 }
 
 function namesOf(spec, known, names) {

@@ -5,7 +5,7 @@ import { Chart, ChartGroup } from "./charts.js";
 import { chartToolbar, rememberedSmoothing } from "./chart_toolbar.js";
 import { chartsOf, colour, labelOf } from "./chart_specs.js";
 import { el, emptyState, link, replace } from "./dom.js";
-import { NONE, percent, value } from "./format.js";
+import { measured, NONE, value } from "./format.js";
 import { storeOf } from "./store.js";
 import { t } from "./texts.js";
 
@@ -80,7 +80,8 @@ class Compare {
     if (versions === this.versions) return;
     this.versions = versions;
     const names = [...new Set(this.ids.flatMap((id) => [...storeOf(id).columns.keys()]))];
-    for (const spec of chartsOf(names)) this.drawSpec(spec);
+    const measures = Object.assign({}, ...this.ids.map((id) => storeOf(id).measures));
+    for (const spec of chartsOf(names, measures)) this.drawSpec(spec);
   }
 
   // One chart for each metric; of metrics that share a chart in the overview (lengths), the first one.
@@ -102,13 +103,14 @@ class Compare {
   }
 
   accuracy(rows) {
-    const cell = ({ first, best, last }) => (last
-      ? [`${percent(first[1])} → `, el("b", {}, percent(last[1])), el("small", { class: "muted" }, ` ${t("compare.best", { value: percent(best[1]), step: best[0] })}`)] : NONE);
-    return el("section", { class: "block" }, el("h2", {}, t("compare.accuracy")), rows.length
+    const cell = ({ first, best, last }, measure) => (last
+      ? [`${measured(first[1], measure)} → `, el("b", {}, measured(last[1], measure)), el("small", { class: "muted" }, ` ${t("compare.best", { value: measured(best[1], measure), step: best[0] })}`)] : NONE);
+    const title = rows.some((row) => row.measure === "score") ? "compare.score" : "compare.accuracy";
+    return el("section", { class: "block" }, el("h2", {}, t(title)), rows.length
       ? el("div", { class: "table-box" }, el("table", { class: "accuracy" },
         el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("prompts.source")), this.heads())),
         el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, row.source),
-          this.ids.map((_, i) => el("td", {}, cell({ first: row.first[i], best: row.best[i], last: row.last[i] }))))))))
+          this.ids.map((_, i) => el("td", {}, cell({ first: row.first[i], best: row.best[i], last: row.last[i] }, row.measure))))))))
       : el("p", { class: "muted" }, t("validation.none")));
   }
 

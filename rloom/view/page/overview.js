@@ -6,7 +6,7 @@ import { chartToolbar, rememberedSmoothing } from "./chart_toolbar.js";
 import { chartsOf, colour, labelOf, otherMetrics } from "./chart_specs.js";
 import { debounced, el, emptyState, field, link, replace, setText } from "./dom.js";
 import { findingTitle } from "./findings.js";
-import { duration, NONE, number, percent, seconds, time } from "./format.js";
+import { duration, measured, NONE, number, seconds, time } from "./format.js";
 import { elapsed } from "./shell.js";
 import { language, t } from "./texts.js";
 import { Timeline } from "./timeline.js";
@@ -106,7 +106,7 @@ class Overview {
   drawTiles() {
     const { store } = this;
     const tile = (title, text, detail) => el("div", {}, el("dt", {}, title), el("dd", {}, text, detail ? el("small", {}, detail) : null));
-    const specs = new Map(chartsOf([...store.columns.keys()]).map((spec) => [spec.id, spec]));
+    const specs = new Map(chartsOf([...store.columns.keys()], store.measures).map((spec) => [spec.id, spec]));
     const items = [];
     const plain = (id, name, format) => {
       const spec = specs.get(id);
@@ -115,11 +115,12 @@ class Overview {
       items.push(tile(t(`chart.${id}`), format(y.at(-1)), y.length > 1 ? t("overview.from", { value: format(y[0]) }) : null));
     };
     plain("reward", null, number);
-    const accuracy = specs.get("accuracy");
-    for (const name of accuracy?.names.slice(0, 3) ?? []) {
+    const validation = specs.get("accuracy") ?? specs.get("score");
+    for (const name of validation?.names.slice(0, 3) ?? []) {
       const { y } = store.series(name);
-      const title = accuracy.names.length > 1 ? labelOf(accuracy, name) : t("chart.accuracy");
-      items.push(tile(title, percent(y.at(-1)), y.length > 1 ? t("overview.from", { value: percent(y[0]) }) : null));
+      const title = validation.names.length > 1 ? labelOf(validation, name) : t(`chart.${validation.id}`);
+      const show = (value) => measured(value, store.measures[labelOf(validation, name)]);
+      items.push(tile(title, show(y.at(-1)), y.length > 1 ? t("overview.from", { value: show(y[0]) }) : null));
     }
     for (const id of ["kl", "entropy", "length", "loss", "throughput"]) plain(id, null, number);
     const step = store.lastValue("timing_s/step") ?? store.lastValue("perf/time_per_step");
@@ -128,7 +129,7 @@ class Overview {
   }
 
   drawMain() {
-    const specs = chartsOf([...this.store.columns.keys()]);
+    const specs = chartsOf([...this.store.columns.keys()], this.store.measures);
     for (const spec of specs) {
       let entry = this.charts.get(spec.id);
       if (!entry) {
@@ -146,7 +147,7 @@ class Overview {
   drawOthers() {
     const names = [...this.store.columns.keys()];
     const wanted = this.filter.value.trim().toLowerCase();
-    const groups = otherMetrics(names, wanted ? [] : chartsOf(names));
+    const groups = otherMetrics(names, wanted ? [] : chartsOf(names, this.store.measures));
     for (const [group, members] of groups) {
       const matching = members.filter((name) => name.toLowerCase().includes(wanted));
       const box = this.groupBox(group);

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { el, emptyState, link, replace } from "./dom.js";
-import { duration, NONE, number, percent, time } from "./format.js";
+import { duration, measured, NONE, number, time } from "./format.js";
 import { RowCursor } from "./keys.js";
 import { compareHash, elapsed } from "./shell.js";
 import { language, t } from "./texts.js";
@@ -79,5 +79,6 @@ function accuracy(sources) {
   const names = Object.keys(sources ?? {});
   if (!names.length) return NONE;
   return el("ul", { class: "plain" }, names.map((name) => el("li", { class: "nowrap" },
-    `${percent(sources[name].first[1])} → `, el("b", {}, percent(sources[name].last[1])), el("span", { class: "muted" }, ` ${name}`))));
+    `${measured(sources[name].first[1], sources[name].measure)} → `, el("b", {}, measured(sources[name].last[1], sources[name].measure)),
+    el("span", { class: "muted" }, ` ${name}${sources[name].measure === "score" ? ` · ${t("runs.score")}` : ""}`))));
 }

@@ -15,6 +15,7 @@ export class RunStore {
     this.generation = null;
     this.steps = [];
     this.columns = new Map(); // metric -> one value or null for each step
+    this.measures = {}; // accuracy or score, by data source
     this.state = null;
     this.skipped = 0; // records that do not fit
     this.fault = null; // of config.yaml
@@ -36,6 +37,7 @@ export class RunStore {
 
   merge(answer) {
     const text = JSON.stringify([answer.generation, answer.steps, answer.metrics]);
+    this.measures = answer.measures;
     this.state = answer.state;
     this.skipped = answer.skipped;
     this.fault = answer.fault;

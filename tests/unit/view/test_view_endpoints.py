@@ -66,8 +66,13 @@ def test_a_run_has_its_state_algorithm_model_reward_and_accuracy(viewer: Viewer,
         "kind": "rl",
         "reward": pytest.approx(13 / 23),
         "accuracy": {
-            "sums": {"first": [0, 0.4], "last": [8, 1.0], "best": [8, 1.0]},
-            "colours": {"first": [0, pytest.approx(2 / 3)], "last": [8, 0.25], "best": [0, pytest.approx(2 / 3)]},
+            "sums": {"measure": "accuracy", "first": [0, 0.4], "last": [8, 1.0], "best": [8, 1.0]},
+            "colours": {
+                "measure": "accuracy",
+                "first": [0, pytest.approx(2 / 3)],
+                "last": [8, 0.25],
+                "best": [0, pytest.approx(2 / 3)],
+            },
         },
     }
 
