@@ -17,6 +17,8 @@ COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)
 RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false
+# every process of a run and of its tests would compile the same files again
+unexport PYTHONDONTWRITEBYTECODE
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 # about half of a test's time is waiting, for processes and servers: three share two cores

@@ -16,16 +16,24 @@ TOGETHER: Mapping[str, str] = {
     # one Ray cluster at a time: each starts more processes than there are cores, and waits for them with time limits
     "e2e/test_ray": RAY,
     "e2e/test_nodes": RAY,
-    "contract/test_worker_contract": RAY,
-    "contract/test_group_contract": RAY,
-    # one set of processes serves them all
-    "unit/test_fsdp": "ranks",
-    "unit/test_fsdp_checkpoints": "ranks",
-    "unit/test_ulysses": "ranks",
-    "unit/test_megatron": "ranks",
-    "unit/test_megatron_routing": "ranks",
-    "unit/test_megatron_weights": "ranks",
-    "unit/test_train_batch": "ranks",
+    # one set of processes serves them all, from one process that has imported torch
+    **dict.fromkeys(
+        (
+            *("unit/test_fsdp", "unit/test_fsdp_checkpoints", "unit/test_train_batch", "unit/test_ulysses"),
+            *("unit/test_megatron", "unit/test_megatron_routing", "unit/test_megatron_weights"),
+            *("unit/test_servers_client", "unit/test_servers_load", "unit/test_numbered"),
+        ),
+        "ranks",
+    ),
+    # workers are forked from one process that has imported torch
+    **dict.fromkeys(
+        (
+            *("e2e/test_workers", "e2e/test_megatron", "e2e/test_reward_model", "e2e/test_servers"),
+            *("e2e/test_sft", "e2e/test_chat"),
+            *("e2e/test_resume", "contract/test_worker_contract", "contract/test_group_contract"),
+        ),
+        "workers",
+    ),
     # one browser
     "browser/test_overview": "browser",
     "browser/test_answers": "browser",
@@ -34,7 +42,6 @@ TOGETHER: Mapping[str, str] = {
 # no costly fixtures: any process takes any of their tests
 APART = (
     "e2e/test_train",
-    "e2e/test_resume",
     "e2e/test_python_api",
     "e2e/test_examples",
     "documents/test_in_order",

@@ -38,9 +38,16 @@ class Module:
 
     name: str  # rloom.config.load
     path: Path
-    tree: ast.Module
-    lines: int
+    text: str
     known: frozenset[str]  # the modules of its tree
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, str(self.path))
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
 
     @property
     def folder(self) -> Path:
@@ -64,11 +71,7 @@ class Tree:
     def modules(self) -> tuple[Module, ...]:
         files = sorted((self.root / "rloom").rglob("*.py"))
         known = frozenset(self.name_of(file) for file in files)
-        texts = {file: file.read_text(encoding="utf-8") for file in files}
-        return tuple(
-            Module(self.name_of(file), file, ast.parse(text, str(file)), len(text.splitlines()), known)
-            for file, text in texts.items()
-        )
+        return tuple(Module(self.name_of(file), file, file.read_text(encoding="utf-8"), known) for file in files)
 
     def name_of(self, file: Path) -> str:
         parts = file.relative_to(self.root).with_suffix("").parts

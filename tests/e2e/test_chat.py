@@ -4,7 +4,6 @@ import io
 import os
 import pty
 import select
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 import rloom
 from rloom import cli
 from rloom.api.generation import ChatSession, open_model, sampling_of
-from tests.architecture.source import ROOT
 from tests.e2e.runs import train
+from tests.ranks import forkserver
 
 QUESTION = "12 + 20 等于多少？"
 
@@ -89,23 +88,30 @@ def test_a_model_that_is_not_there_is_an_error_with_the_way_out(
 
 def test_in_a_terminal_it_prompts_answers_and_ends_with_ctrl_d() -> None:
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rloom", "chat", "embedded", "--max_tokens", "24", "trainer.device=cpu"],
-        stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, start_new_session=True,
-        env={**os.environ, "TERM": "dumb", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    os.close(theirs)
+    process = forkserver().Process(target=chat_in_terminal, args=(os.ttyname(theirs),))
+    process.start()
     try:
         shown = read_until(ours, b"\n> ")
         assert 0 <= shown.find(b"Loading embedded ...") < shown.find(b"/reset clears the conversation")
         os.write(ours, f"{QUESTION}\n".encode())
         assert "20" in read_until(ours, b"\n> ").decode()
         os.write(ours, b"\x04")
-        assert process.wait(timeout=60) == 0
+        process.join(60)
+        assert process.exitcode == 0
     finally:
         process.kill()
-        process.wait()
+        process.join()
+        os.close(theirs)
         os.close(ours)
+
+
+def chat_in_terminal(name: str) -> None:
+    os.setsid()
+    terminal = os.open(name, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(terminal, descriptor)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+    sys.exit(cli.main(["chat", "embedded", "--max_tokens", "24", "trainer.device=cpu"]))
 
 
 def read_until(terminal: int, end: bytes, timeout_s: float = 120.0) -> bytes:

@@ -44,7 +44,7 @@ def assert_two_steps_and_a_checkpoint(folder: Path) -> None:
     assert (run / "global_step_2" / "actor").is_dir()
 
 
-@pytest.mark.parametrize("script", OTHERS)
+@pytest.mark.parametrize("script", [pytest.param(OTHERS[0], marks=pytest.mark.long), OTHERS[1]])
 def test_a_script_trains_two_steps(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process, as where Ray is not installed."""
     monkeypatch.setenv("RLOOM_SMOKE", "1")

@@ -31,22 +31,26 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_four_ranks_that_divide_the_models_compute_what_one_process_computes(
+def test_four_ranks_that_divide_the_models_compute_what_one_process_computes_and_it_goes_on_from_them(
     with_workers: Run,  # noqa: F811
     alone: Path,
 ) -> None:
     """Actor, critic and reference are on two tensor-parallel ranks in each of two stages."""
-    assert_near(numbers(with_workers(4, 3, *ROLES, *split(2, 2))), numbers(alone))
+    check_exported(with_workers(4, 2, *ROLES, *split(2, 2), name="run"), alone, step=2)
+    assert_near(numbers(with_workers(1, 3, *ROLES, name="run")), numbers(alone))
 
 
-def test_a_run_goes_on_with_another_split_and_in_one_process(with_workers: Run, alone: Path) -> None:  # noqa: F811
-    first = with_workers(2, 1, *ROLES, *split(2, 1), name="run")
-    exported, expected = whole(first, first / "hf", step=1), weights(alone, 1)
+@pytest.mark.long
+def test_a_run_goes_on_with_another_split(with_workers: Run, alone: Path) -> None:  # noqa: F811
+    check_exported(with_workers(2, 1, *ROLES, *split(2, 1), name="run"), alone, step=1)
+    assert_near(numbers(with_workers(2, 3, *ROLES, *split(1, 2), name="run")), numbers(alone))
+
+
+def check_exported(run: Path, alone: Path, step: int) -> None:
+    exported, expected = whole(run, run / "hf", step), weights(alone, step)
     assert exported.keys() == expected.keys()
     for name, tensor in exported.items():
         torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=1e-3)
-    with_workers(2, 2, *ROLES, *split(1, 2), name="run")
-    assert_near(numbers(with_workers(1, 3, *ROLES, name="run")), numbers(alone))
 
 
 @pytest.mark.long

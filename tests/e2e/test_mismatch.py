@@ -38,9 +38,9 @@ def test_wrong_weights_in_the_engine_are_reported_once(
 SHORT = ("data.train_batch_size=2", "actor_rollout_ref.rollout.n=2", "data.max_response_length=6")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_healthy_run_has_the_figure_in_every_step_and_no_warning(tmp_path: Path, dtype: str) -> None:
-    train(tmp_path, 2, "algorithm.adv_estimator=rloo", f"actor_rollout_ref.actor.fsdp_config.dtype={dtype}", *SHORT)
+@pytest.mark.parametrize(("dtype", "steps"), [("float32", 2), ("bfloat16", 1)])
+def test_a_healthy_run_has_the_figure_in_every_step_and_no_warning(tmp_path: Path, dtype: str, steps: int) -> None:
+    train(tmp_path, steps, "algorithm.adv_estimator=rloo", f"actor_rollout_ref.actor.fsdp_config.dtype={dtype}", *SHORT)
     figures = [record["rollout_corr/k3_kl"] for record in records(tmp_path)]
-    assert len(figures) == 2 and max(figures) < 1e-3
+    assert len(figures) == steps and max(figures) < 1e-3
     assert warnings_of(tmp_path) == []

@@ -17,13 +17,14 @@ from rloom.errors import WorkerError
 from rloom.launch.ray_cluster import await_machines
 from rloom.runtime import ray as cluster
 from rloom.runtime import remote
+from rloom.runtime.nodes import NODE
 from rloom.runtime.secret import LOOPBACK
 from tests.e2e.runs import records, train
-from tests.e2e.test_workers import GAE, Deadly, alone, assert_near, numbers, time_limit, whole  # noqa: F401
+from tests.e2e.test_workers import GAE, Deadly, alone, assert_near, numbers, whole  # noqa: F401
 from tests.helpers import configured
 from tests.worker_backends import ray_address  # noqa: F401
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("time_limit")]
 
 
 ONE_MACHINE = """
@@ -72,24 +73,25 @@ def test_two_workers_of_ray_one_of_which_is_killed_compute_the_same_as_one(
     Deadly.plan, Deadly.calls = {"forward_backward": 7}, Counter()
     two = tmp_path / "two"
     where = ("trainer.n_gpus_per_node=2", f"ray_kwargs.ray_init.address={ray_address}")
-    train(two, 3, *GAE, f"trainer.validation_data_dir={tmp_path}/answers", *where)
+    train(two, 2, *GAE, f"trainer.validation_data_dir={tmp_path}/answers", *where)
     said = capfd.readouterr().out
     assert said.count("worker 1 died") == 1 and "Restart 1 of 3" in said
     assert f"Going on from {two / 'global_step_1'}" in said
     assert "Its last lines" in said and "actor.forward_backward" in said
     assert_near(numbers(alone), numbers(two))
-    assert (tmp_path / "answers" / "3.jsonl").read_text() == (alone / "answers" / "3.jsonl").read_text()
+    assert (tmp_path / "answers" / "2.jsonl").read_text() == (alone / "answers" / "2.jsonl").read_text()
     assert "perf/worker_1/resident_gb" in records(two)[0]
     expected = whole(alone, tmp_path / "hf")
     for name, tensor in whole(two, tmp_path / "hf2").items():
         torch.testing.assert_close(tensor, expected[name], atol=2e-5, rtol=0)
 
 
-def test_a_machine_that_never_comes_is_named_and_not_awaited_forever(ray_address: str) -> None:  # noqa: F811
-    host, port = ray_address.split(":")
-    where = (f"trainer.master_addr={host}", f"trainer.master_port={port}")
+def test_a_machine_that_never_comes_is_named_and_not_awaited_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"Alive": True, "NodeID": "0", "Resources": {"CPU": 1, f"{NODE}0": 1}}
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: [here])
+    where = ("trainer.master_addr=10.0.0.1", f"trainer.master_port={(port := 6379)}")
     config = configured("trainer.nnodes=3", "trainer.start_timeout_s=1", *where)
-    with cluster.connect({"address": ray_address}, cpus=1), pytest.raises(WorkerError) as caught:
+    with pytest.raises(WorkerError) as caught:
         await_machines(config)
     said = str(caught.value)
     assert said.startswith("trainer.nnodes=3: after trainer.start_timeout_s=1 these machines have not come: ")

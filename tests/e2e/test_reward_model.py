@@ -102,7 +102,13 @@ def with_workers(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "pools", [("trainer.pools.reward=1",), ("trainer.pools.rollout=[0,1]", "trainer.pools.reward=[2,3]"), ()], ids=str
+    "pools",
+    [
+        ("trainer.pools.reward=1",),
+        (),
+        pytest.param(("trainer.pools.rollout=[0,1]", "trainer.pools.reward=[2,3]"), marks=pytest.mark.long),
+    ],
+    ids=str,
 )
 def test_workers_get_the_scores_of_one_process(
     models: tuple[str, ...], alone: Path, with_workers: Callable[..., Path], pools: tuple[str, ...]

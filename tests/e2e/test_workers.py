@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,25 +19,11 @@ from rloom.launch.export import export
 from rloom.runtime import failures, remote
 from rloom.runtime.group import NextItems, Stream
 from rloom.runtime.nodes import wait_until
-from tests.e2e.runs import arguments, records, same, terminate_all, train
+from tests.e2e.runs import records, run_with_log, same, terminate_all, train
+from tests.ranks import forkserver
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("time_limit")]
 OWN = ("timing_s/", "perf/")  # what another number of workers may change
-LIMIT_S = 240
-
-
-@pytest.fixture(autouse=True)
-def time_limit() -> Iterator[None]:
-    """A run that does not end is a failure."""
-
-    def give_up(*_: Any) -> None:
-        raise TimeoutError(f"no end after {LIMIT_S} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(LIMIT_S)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture
@@ -52,7 +40,7 @@ def numbers(directory: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in record.items() if not k.startswith(OWN)} for record in records(directory)]
 
 
-def whole(run: Path, folder: Path, step: int = 3) -> dict[str, torch.Tensor]:
+def whole(run: Path, folder: Path, step: int = 2) -> dict[str, torch.Tensor]:
     return load_file(export(run / f"global_step_{step}", folder) / "model.safetensors")
 
 
@@ -68,14 +56,14 @@ def assert_near(one: list[dict[str, float]], other: list[dict[str, float]]) -> N
 GAE = (
     "algorithm.adv_estimator=gae",
     "actor_rollout_ref.actor.use_kl_loss=True",
-    "trainer.test_freq=3",  # greedy answers after training
+    "trainer.test_freq=2",  # greedy answers after training
 )
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("alone")
-    train(directory, 3, *GAE, f"trainer.validation_data_dir={directory}/answers")
+    train(directory, 2, *GAE, f"trainer.validation_data_dir={directory}/answers")
     return directory
 
 
@@ -110,7 +98,7 @@ class Deadly(remote.RemoteGroup):
 
 
 def test_roles_apart_compute_the_same_as_together(alone: Path, with_workers: Callable[..., Path]) -> None:
-    apart = with_workers(4, 3, *GAE, "trainer.pools.ref=1", "trainer.pools.rollout=1")
+    apart = with_workers(4, 2, *GAE, "trainer.pools.ref=1", "trainer.pools.rollout=1")
     assert_near(numbers(alone), numbers(apart))
     for record in records(apart):
         if "perf/throughput" in record:
@@ -128,7 +116,7 @@ def test_a_run_goes_on_with_another_number_of_workers_and_another_placement(
     one_by_one = "actor_rollout_ref.rollout.max_num_seqs=1"
     engines = ("trainer.pools.rollout=[1,2]",)  # on two of three workers that train
     # 8 samples a step: 3 workers train on 3, 3 and 2
-    for workers, steps, placement in ((2, 1, ()), (1, 2, ()), (3, 3, engines)):
+    for workers, steps, placement in ((2, 1, ()), (3, 2, engines)):
         moved = with_workers(workers, steps, *GAE, *placement, one_by_one, "trainer.test_freq=-1", name="moved")
     assert_near([record for record in numbers(alone) if "actor/grad_norm" in record], numbers(moved))
     expected = whole(alone, tmp_path / "alone")
@@ -136,41 +124,63 @@ def test_a_run_goes_on_with_another_number_of_workers_and_another_placement(
         torch.testing.assert_close(tensor, expected[name], atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("role", ["actor_rollout_ref.actor", "critic"])
+@pytest.mark.parametrize("role", ["actor_rollout_ref.actor", pytest.param("critic", marks=pytest.mark.long)])
 def test_workers_that_share_sequences_compute_the_same(
     alone: Path, with_workers: Callable[..., Path], role: str
 ) -> None:
     """Those of one role; the other's are whole on the same two workers."""
-    shared = with_workers(2, 2, *GAE, f"{role}.ulysses_sequence_parallel_size=2", "trainer.test_freq=-1")
-    assert_near(numbers(alone)[:2], numbers(shared))
+    shared = with_workers(2, 1, *GAE, f"{role}.ulysses_sequence_parallel_size=2", "trainer.test_freq=-1")
+    assert_near(numbers(alone)[:1], numbers(shared))
 
 
-def test_a_worker_killed_in_generation_in_an_update_and_while_saving_costs_nothing(
-    with_workers: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@dataclass(frozen=True)
+class Deaths:
+    steps: int
+    plan: dict[str, int]
+    generations: int  # with each time the run went on from its last checkpoint
+
+
+SHORT = "in an update"
+DEATHS = {
+    # 2 generations before it, and of step 2 again
+    SHORT: Deaths(2, {"forward_backward": 3}, 3),
+    # step 2, once more step 2 and then step 3, and the checkpoint of step 4: 2 generations before the first death, of
+    # steps 2 and 3 before the second, of 3 and 4 before the third, and of 4 again
+    "in generation, in an update and while saving": Deaths(
+        4, {"generate_stream": 2, "forward_backward": 6, "save": 4}, 7
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "in an update" else pytest.param(name, marks=pytest.mark.long) for name in DEATHS]
+)
+def test_a_worker_that_is_killed_costs_nothing(
+    with_workers: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
-    calm = with_workers(2, 4, "algorithm.adv_estimator=grpo", name="calm")
+    deaths = DEATHS[name]
+    calm = with_workers(2, deaths.steps, "algorithm.adv_estimator=grpo", name="calm")
     monkeypatch.setattr(remote, "RemoteGroup", Deadly)
-    # step 2, once more step 2 and then step 3, and the checkpoint of step 4
-    Deadly.plan, Deadly.calls = {"generate_stream": 2, "forward_backward": 6, "save": 4}, Counter()
-    disturbed = with_workers(2, 4, "algorithm.adv_estimator=grpo", name="disturbed")
-    said = capfd.readouterr().out
-    assert said.count("worker 1 died") == 3 and "Restart 3 of 3" in said
-    assert "Its last lines" in said and all(f"actor.{call}" in said for call in ("forward_backward", "save"))
-    # 2 before the first death, of steps 2 and 3 before the second, of 3 and 4 before the third, and of 4 again
-    assert Deadly.calls["generate_stream"] == 7, "each time the run went on from its last checkpoint"
+    Deadly.plan, Deadly.calls = deaths.plan, Counter()
+    disturbed = with_workers(2, deaths.steps, "algorithm.adv_estimator=grpo", name="disturbed")
+    said, count = capfd.readouterr().out, len(deaths.plan)
+    assert said.count("worker 1 died") == count and f"Restart {count} of 3" in said
+    assert "Its last lines" in said
+    assert all(f"actor.{call}" in said for call in deaths.plan if call != "generate_stream")
+    assert Deadly.calls["generate_stream"] == deaths.generations
     assert numbers(disturbed) == numbers(calm)
-    assert same(whole(disturbed, disturbed / "hf", 4), whole(calm, calm / "hf", 4))
+    assert same(*(whole(run, run / "hf", deaths.steps) for run in (disturbed, calm)))
 
 
 class Faulty(remote.RemoteGroup):
-    """A group whose last worker raises at its fourth call of `score`, where the others wait for it in a collective."""
+    """A group whose last worker raises at its second call of `score`, where the others wait for it in a collective."""
 
     processes: ClassVar[list[int]] = []
     called: ClassVar[list[str]] = []
 
     def start(self, method: str, arguments: Any) -> remote.RemoteCalls:
         self.called.append(method)
-        if method != "score" or self.called.count("score") != 4:
+        if method != "score" or self.called.count("score") != 2:
             return super().start(method, arguments)
         *peers, last = self.workers
         answers = [peer.submit("call", self.role, method, arguments[0]) for peer in peers]
@@ -189,7 +199,7 @@ def test_an_error_on_one_worker_is_shown_first_ends_the_others_and_saves_nothing
     monkeypatch.setattr(remote, "RemoteGroup", Faulty)
     monkeypatch.setattr(failures, "RAISED_WAIT_S", 1.0)
     with pytest.raises(AssertionError):  # exit status 2
-        with_workers(2, 5, "algorithm.adv_estimator=grpo", "trainer.save_freq=2", name="run")
+        with_workers(2, 3, "algorithm.adv_estimator=grpo", name="run")
     said = capfd.readouterr().err
     shown = said[said.index("rloom: worker error: ") :].splitlines()
     assert shown[0].startswith("rloom: worker error: worker 1 failed: AttributeError: ")
@@ -197,7 +207,7 @@ def test_an_error_on_one_worker_is_shown_first_ends_the_others_and_saves_nothing
     assert "checkpoint error" not in said and "room on the disk" not in said
     assert any(line.startswith("Its last lines") and line.endswith("worker_1.log):") for line in shown)
     assert shown[-1].startswith("A worker failed, so nothing was saved after it. The last good checkpoint is ")
-    assert shown[-1].endswith("global_step_2; the same command goes on from it."), "step 3 was not saved"
+    assert shown[-1].endswith("global_step_1; the same command goes on from it."), "step 2 was not saved"
     assert Faulty.called[-1] == "score", "nothing was asked of the workers after one had failed"
     wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in Faulty.processes), 30, "still there")
 
@@ -222,25 +232,25 @@ def test_gpus_that_are_not_there_are_missed_at_once(
     assert "trainer.n_gpus_per_node=8: 8 GPUs are needed, this machine shows 0 (CUDA_VISIBLE_DEVICES=)" in said
 
 
+def run_in_session(directory: Path, steps: int, *overrides: str) -> None:
+    os.setsid()
+    sys.modules["ray"] = None  # type: ignore[assignment]  # it cannot be imported
+    run_with_log(directory, steps, *overrides)
+
+
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
+def started(tmp_path: Path) -> Iterator[tuple[ForkServerProcess, list[int]]]:
     """The process of a run with two workers, after its second step, and the processes below it."""
-    code = "import sys; sys.modules['ray'] = None; from rloom.cli import main; sys.exit(main(['train', *sys.argv[1:]]))"
-    keys = arguments(tmp_path / "run", 500, "algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=2")
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", code, *keys],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("step 2/"):
-            break
+    run = tmp_path / "run"
+    keys = ("algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=2")
+    process: ForkServerProcess = forkserver().Process(target=run_in_session, args=(run, 500, *keys))
+    process.start()
+    wait_until(lambda: (run / "global_step_2").is_dir() or process.exitcode is not None, 200, "no second step")
+    assert process.exitcode is None, run.with_suffix(".log").read_text()
+    assert process.pid is not None
     yield process, below(process.pid)
     process.kill()
-    process.communicate()
+    process.join()
 
 
 def below(parent: int) -> list[int]:
@@ -258,25 +268,29 @@ def is_alive(process: int) -> bool:
     return status.is_file() and "State:\tZ" not in status.read_text()
 
 
-def test_workers_end_with_a_driver_that_is_killed(started: tuple["subprocess.Popen[str]", list[int]]) -> None:
+def test_workers_end_with_a_driver_that_is_killed(started: tuple[ForkServerProcess, list[int]]) -> None:
     process, others = started
     assert len(others) >= 1 + 2 * 2, "the process that workers are forked from, and two with the `tee` of each"
+    assert process.pid not in map(os.getsid, others), "Ctrl-C in a terminal is for the driver alone"
     process.kill()
     wait_until(lambda: not any(map(is_alive, others)), 30, "workers outlive the driver")
 
 
-@pytest.mark.parametrize("everywhere", [True, False], ids=["SIGTERM everywhere", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "everywhere", [True, pytest.param(False, marks=pytest.mark.long)], ids=["SIGTERM everywhere", "Ctrl-C"]
+)
 def test_a_run_that_is_interrupted_saves_the_step_that_its_workers_finish(
-    started: tuple["subprocess.Popen[str]", list[int]], tmp_path: Path, everywhere: bool
+    started: tuple[ForkServerProcess, list[int]], tmp_path: Path, everywhere: bool
 ) -> None:
     """Neither is Ray imported: the module is not there."""
     process, others = started
+    assert process.pid is not None
     if everywhere:  # as by a scheduler
         terminate_all(process.pid)
     else:  # as by a terminal
         os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 130, said
+    process.join()
+    assert process.exitcode == 130, (tmp_path / "run.log").read_text()
     last = len(records(tmp_path / "run"))
     assert last >= 2 and (tmp_path / "run" / f"global_step_{last}").is_dir()
     wait_until(lambda: not any(map(is_alive, others)), 30, "still there")

@@ -34,8 +34,6 @@ from tests.helpers import ADAMW, SHAPE, VOCABULARY, a_batch, engine_of, policy, 
 from tests.requests import ask, sampled, trajectories
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # torch's compiler imports what torch deprecates
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
 ]

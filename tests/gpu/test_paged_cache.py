@@ -19,8 +19,6 @@ from tests.helpers import engine_of, policy
 from tests.requests import ask, sampled
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # torch's compiler imports what torch deprecates
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
 ]

@@ -15,11 +15,9 @@ from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
 from tests.classifiers import deberta_config, llama_config, samples, save_classifier
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # transformers compiles parts of DeBERTa with torch.jit
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # transformers compiles parts of DeBERTa with torch.jit
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 

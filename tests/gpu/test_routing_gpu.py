@@ -21,8 +21,6 @@ from tests.moe import chosen_by_transformers
 from tests.requests import trajectories
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
 ]

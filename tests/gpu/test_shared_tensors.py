@@ -3,7 +3,6 @@
 import base64
 from concurrent.futures import Future
 
-import pytest
 import torch
 
 from rloom.engines.distributed import NamedGroup
@@ -13,10 +12,6 @@ from rloom.rollout.servers.wire import SHARED, Call, TransferSettings
 from rloom.runtime.nodes import free_port
 from tests.ranks import forkserver
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
 GPU = torch.device("cuda", 0)
 BUCKETS = [
     [("a", torch.arange(12.0).view(3, 4).bfloat16()), ("b", torch.full((1000,), 0.5))],

@@ -25,8 +25,6 @@ from tests.helpers import ADAMW, Weights, apart, train_batch
 from tests.ranks import RankProcesses
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # torch's compiler imports what torch deprecates
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
 ]

@@ -1,10 +1,8 @@
 """The whole loop with two workers that share one GPU: the same numbers as one worker on it."""
 
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,12 +14,10 @@ from tests.e2e.runs import records, train
 from tests.e2e.test_workers import Deadly, numbers, whole
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    pytest.mark.usefixtures("time_limit"),
     pytest.mark.filterwarnings("ignore"),  # torch's compiler warns of itself; what is tested are numbers
 ]
 STEPS = 3
-LIMIT_S = 300
 EXACT = (  # what a GPU rounds differently from run to run stays far below what is compared
     "trainer.device=cuda",
     "actor_rollout_ref.actor.fsdp_config.dtype=float32",
@@ -41,20 +37,6 @@ ULYSSES = (
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
     "critic.ulysses_sequence_parallel_size=2",
 )
-
-
-@pytest.fixture(autouse=True)
-def time_limit() -> Iterator[None]:
-    """A run that does not end is a failure."""
-
-    def give_up(*_: Any) -> None:
-        raise TimeoutError(f"no end after {LIMIT_S} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(LIMIT_S)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="module")

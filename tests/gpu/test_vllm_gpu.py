@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rloom.rollout.vllm.engine import VllmRollout
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
     pytest.mark.skipif(not is_installed(), reason="vLLM is not installed"),
     pytest.mark.filterwarnings("default"),  # vLLM's own warnings
 ]

@@ -124,6 +124,7 @@ CASES = {
 
 
 ON_FOUR = ("whole", "tied", "lora, checkpointed", "kl over the vocabulary")  # the others take half the time on two
+LONG = pytest.mark.long  # for what another case has together with something else
 
 
 @pytest.mark.parametrize("name", ON_FOUR)
@@ -133,7 +134,13 @@ def test_four_ranks_learn_what_one_process_learns(
     check_against_one_process(rank_processes, folders, 4, CASES[name], {})
 
 
-@pytest.mark.parametrize("name", ["whole", *(name for name in CASES if name not in ON_FOUR)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("softcaps", "padded", "critic", "kl over the vocabulary to itself before lora"),
+        *(pytest.param(name, marks=LONG) for name in ("whole", "checkpointed", "lora")),
+    ],
+)
 def test_two_ranks_learn_what_one_process_learns(
     rank_processes: RankProcesses, folders: dict[str, Path], name: str
 ) -> None:
@@ -255,7 +262,7 @@ def test_one_rank_is_one_process_bit_for_bit(one_rank: None, folders: dict[str, 
 BFLOAT16 = Placement(torch.device("cpu"), torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", ["whole", "lora", "critic"])
+@pytest.mark.parametrize("name", ["lora", "critic", pytest.param("whole", marks=LONG)])
 def test_in_bfloat16_it_gathers_coarse_weights_and_updates_exact_ones(
     rank_processes: RankProcesses, one_rank: None, folders: dict[str, Path], name: str
 ) -> None:
@@ -326,7 +333,7 @@ def test_without_room_for_a_whole_gradient_every_pass_sums_its_own(
 ) -> None:
     for calls, _, _ in rank_processes.run(2, in_little_memory, count_collectives, folders["qwen2"]):
         assert calls == [3, 4 * 3]  # four samples a rank, one a pass
-    for more in ({}, {"shards": 2}):
+    for more in ({}, {"shards": 1}, {"shards": 2}):
         check_against_one_process(rank_processes, folders, 4, CASES["tied"], more, in_little_memory)
 
 
@@ -341,7 +348,9 @@ def read_by_the_first(
     return train("sharded", rank, ranks, folders, case, dtype, empty=rank > 0, **more)
 
 
-@pytest.mark.parametrize("name", ["tied", "lora", "critic", "kl over the vocabulary"])
+@pytest.mark.parametrize(
+    "name", ["tied", "lora", *(pytest.param(name, marks=LONG) for name in ("critic", "kl over the vocabulary"))]
+)
 def test_ranks_that_did_not_read_the_model_are_given_it(
     rank_processes: RankProcesses, folders: dict[str, Path], name: str
 ) -> None:

@@ -101,7 +101,13 @@ CASES = {
 }
 
 
-LONG = {"tensor and data", "pipeline and data", "experts, tensor"}  # the others have each kind of split
+LONG = {
+    "tensor and data",
+    "pipeline and data",
+    "tensor and pipeline",
+    "experts, tensor",
+    "experts, pipeline",
+}  # the others have each kind of split
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES])

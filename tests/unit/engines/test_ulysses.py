@@ -182,7 +182,7 @@ def test_a_pair_without_samples_keeps_in_step(rank_processes: RankProcesses, fol
     compare(rank_processes, folders["llama"], 4, 2, Case(rows=(3,)))
 
 
-@pytest.mark.parametrize("name", ["grouped keys", "one key"])
+@pytest.mark.parametrize("name", ["one key", pytest.param("grouped keys", marks=pytest.mark.long)])
 def test_four_ranks_share_every_sequence(rank_processes: RankProcesses, folders: dict[str, Path], name: str) -> None:
     """One head each: what a key's copies learn adds up."""
     compare(rank_processes, folders[CASES[name].family], 4, 4, CASES[name])

@@ -143,8 +143,7 @@ def requests_of(limits: Sequence[int], sampling: Sampling) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("pages", [8, 10, 12])  # LONG and 24 tokens fill 8
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("pages", "temperature"), [(8, 1.0), (10, 0.0), (12, 1.0)])  # LONG and 24 tokens fill 8
 def test_answers_of_every_length_are_those_of_a_cache_with_much_room(
     network: PolicyNetwork, pages: int, temperature: float
 ) -> None:

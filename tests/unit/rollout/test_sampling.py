@@ -30,9 +30,11 @@ class LastFirst(Rollout):
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []
+        self.seeds: list[int] = []
 
     def submit(self, request: Request) -> int:
         self.waiting.append(request)
+        self.seeds.append(request.seed)
         return len(self.waiting) - 1
 
     def poll(self) -> list[Completion]:
@@ -75,8 +77,8 @@ def generate(reward: Lengths, n: int = 2) -> list[Trajectory]:
     return generate_mix(CompositeReward([MixedPart("rule_score", reward)]), n)
 
 
-def generate_mix(reward: CompositeReward, n: int = 2) -> list[Trajectory]:
-    sampler = Sampler(LocalGroup([LastFirst()]), LocalGroup([]), reward, as_text, seed=1)
+def generate_mix(reward: CompositeReward, n: int = 2, engine: LastFirst | None = None) -> list[Trajectory]:
+    sampler = Sampler(LocalGroup([engine or LastFirst()]), LocalGroup([]), reward, as_text, seed=1)
     return sampler.generate(PROMPTS, n, SAMPLING, "train/1", lambda done, total: None).scored(lambda done, total: None)
 
 
@@ -87,6 +89,12 @@ def test_trajectories_carry_their_group_their_turn_and_the_version_of_the_weight
     assert (found[0].turns[0].start, found[0].turns[0].stop, found[0].turns[0].version) == (1, 3, 4)
     assert found[0].logprobs_L.tolist() == [0.0, -1.0, -2.0]
     assert Batch.pack(found).group_N.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_every_answer_is_drawn_with_a_seed_of_its_own() -> None:
+    engine = LastFirst()
+    generate_mix(CompositeReward([MixedPart("rule_score", Lengths(ScoringUnit.ANSWER))]), engine=engine)
+    assert len(engine.seeds) == len(set(engine.seeds)) == 6
 
 
 def test_each_answer_is_scored_as_it_arrives_with_its_messages_and_tokens() -> None:
