@@ -1,7 +1,7 @@
 """One run from beginning to end, of any kind of training: lock, compare, build, continue, train, restart."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -50,6 +50,10 @@ class Job(Protocol):
     @property
     def only_reads(self) -> bool:
         """The run directory stays as it is."""
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What was printed about the configuration; the log of the run keeps it."""
 
     def prepare(self) -> Any:
         """Check and read the inputs, before a model is loaded."""
@@ -112,6 +116,7 @@ def run_attempt(job: Job, directory: Path, layout: WorkerLayout, *, again: bool)
             total_steps=parts.settings.total_steps,
             total_epochs=-(-parts.settings.total_steps // parts.stream.steps_per_epoch),
             resumed=start is not None,
+            notices=job.notices,
         ) as log:
             return job.train(parts, log, checkpoints, start, how)
 

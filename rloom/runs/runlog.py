@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from rloom.runs.display import Display, validation_accuracies
 from rloom.runs.names import with_aliases
+from rloom.runs.provenance import NOTICE, start_record
 from rloom.runs.records import EVENTS_FILE, METRICS_FILE, EventLog, read_metrics, truncate_metrics, write_rows
 from rloom.runs.trackers import make_trackers
 from rloom.runs.trackers.base import Start, Tracker, cell
@@ -36,10 +37,11 @@ class RunLog:
         trackers: Sequence[Tracker],
         display: Display,
         total_steps: int | None = None,
+        notices: Sequence[str] = (),  # printed before the log was opened
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.run_dir = run_dir
-        self._total_steps = total_steps
+        self._total_steps, self._notices = total_steps, notices
         self._trackers = trackers
         self._display = display
         self._clock = clock
@@ -62,11 +64,13 @@ class RunLog:
         total_steps: int | None = None,
         total_epochs: int | None = None,
         resumed: bool = False,
+        notices: Sequence[str] = (),
     ) -> Self:
         """`resumed`: whether the run continues from a checkpoint; trackers then continue its curves."""
         display = Display(total_steps=total_steps, total_epochs=total_epochs, quiet="console" not in loggers)
         start = Start(run_dir, project, experiment, config, resumed, report=display.message)
-        return cls(run_dir, trackers=make_trackers(loggers, start), display=display, total_steps=total_steps)
+        trackers = make_trackers(loggers, start)
+        return cls(run_dir, trackers=trackers, display=display, total_steps=total_steps, notices=notices)
 
     @property
     def metrics_file(self) -> Path:
@@ -159,9 +163,10 @@ class RunLog:
         """Forget what was logged after `step`: a resumed run will log it anew. -1 forgets everything."""
         truncate_metrics(self.metrics_file, step)
         self.begin_step(max(step, 0))
-        self.events.write(
-            "run", step=max(step, 0), total_steps=self._total_steps, host=socket.gethostname(), pid=os.getpid()
-        )
+        process = {"host": socket.gethostname(), "pid": os.getpid()}
+        self.events.write("run", step=max(step, 0), total_steps=self._total_steps, **process, **start_record())
+        for notice in self._notices:
+            self.events.write("warning", step=max(step, 0), kind=NOTICE, message=notice)
         self._first_accuracies = _first_accuracies(self.metrics_file)
 
     def close(self, *, failed: bool = False) -> None:
