@@ -112,10 +112,12 @@ def group_answers(run: RunHandle, kind: "Kind", step: int, group: int) -> Json:
         if group not in prompts:
             raise NotFound(f"the dump of {kind} step {step} has no group {group}")
         answers = dumps.answers(kind, step, group)
+        steps = len(dumps.history(kind, prompts[group].index))
     groups = sorted(prompts)
     place = groups.index(group)
     return {
         "step": step,
+        "steps": steps,  # whose dumps have the prompt
         "prompt": prompt_json(prompts[group]),
         "previous": groups[place - 1] if place > 0 else None,
         "next": groups[place + 1] if place + 1 < len(groups) else None,

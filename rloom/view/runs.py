@@ -12,7 +12,7 @@ from rloom.errors import RloomError
 from rloom.runs.compare import Point, accuracy_curves, compare_accuracies, compare_configs
 from rloom.runs.provenance import without_secrets
 from rloom.runs.records import Event, to_json_value
-from rloom.runs.run_folder import Accuracy, RunState, RunSummary, algorithm_of, flat_config
+from rloom.runs.run_folder import Accuracy, RunState, RunSummary, accuracies, algorithm_of, flat_config
 from rloom.view.http_errors import BadRequest, NotFound
 from rloom.view.labels import read_labels
 from rloom.view.query import Json, Query, format_value, whole_number
@@ -134,6 +134,7 @@ def metrics(run: RunHandle, query: Query) -> Json:
             "complete": complete,
             "steps": [int(step["step"]) for step in records],
             "metrics": {name: [step.get(name) for step in records] for name in names},
+            "measures": measures(accuracies({int(step["step"]): step for step in folder.metrics})),
             "seconds": [elapsed.get(int(step["step"])) for step in records],
             "answers_per_step": History.of(folder).answers_per_step,
             "state": state_json(folder.state),
