@@ -98,13 +98,12 @@ def step_of(dumps: "Dumps", given: int | None, place: int) -> int:
 
 
 def changes(earlier: "Sequence[PromptSummary]", later: "Sequence[PromptSummary]") -> list[ValidationChange]:
-    """In the order of the later dump. A prompt whose scores all failed in one of the validations is in none of them."""
+    """In the order of the data set. A prompt whose scores all failed in one of the validations is in none of them."""
     before = {key(prompt): prompt for prompt in earlier if prompt.accuracy is not None}
     after = {key(prompt): prompt for prompt in later if prompt.accuracy is not None}
     return [
         ValidationChange(OUTCOMES[is_right(before[same]), is_right(after[same])], before[same], after[same])
-        for same in after
-        if same in before
+        for same in sorted(before.keys() & after.keys(), key=lambda place: place[0])
     ]
 
 

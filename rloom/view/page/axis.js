@@ -11,8 +11,8 @@ const UNITS = [[1, "s"], [60, "min"], [3600, "h"], [86400, "d"]];
 export const AXES = {
   step: { values: (store) => store.steps, text: String, words: (x) => t("chart.at_step", { step: x }), ticks: (domain, count) => curves.ticks(domain, count, true).map((x) => [x, String(x)]) },
   time: { values: (store) => (store.seconds.some((x) => x > 0) ? store.seconds : null), text: duration, words: duration, ticks: timeTicks },
-  tokens: { values: tokens, text: number, words: (x) => `${number(x)} ${t("axis.tokens")}`, ticks: numberTicks },
-  samples: { values: (store) => (store.answersPerStep ? store.steps.map((step) => step * store.answersPerStep) : null), text: number, words: (x) => `${number(x)} ${t("axis.samples")}`, ticks: numberTicks },
+  tokens: { values: tokens, text: number, words: (x) => t("chart.at_tokens", { n: number(x) }), ticks: numberTicks },
+  samples: { values: (store) => (store.answersPerStep ? store.steps.map((step) => step * store.answersPerStep) : null), text: number, words: (x) => t("chart.at_samples", { n: number(x) }), ticks: numberTicks },
 };
 
 // The axes that all of these runs have.

@@ -69,7 +69,7 @@ class ConfigPage {
 
   table(title, keys, withDefault) {
     const { config: values, changed } = this.answer;
-    const cell = (item) => el("td", {}, el("code", {}, value(item)));
+    const cell = (item) => el("td", {}, el("code", {}, item === null || item === undefined ? "null" : value(item)));
     return el("section", { class: "block" }, el("h2", {}, t(title), el("span", { class: "count" }, String(keys.length))), el("div", { class: "table-box" }, el("table", { class: withDefault ? "config changed" : "config" },
       el("thead", {}, el("tr", {}, ["config.key", "config.value", ...(withDefault ? ["config.default"] : [])].map((name) => el("th", { scope: "col" }, t(name))))),
       el("tbody", {}, keys.map((key) => el("tr", { class: !withDefault && key in changed ? "differs" : null }, el("th", { scope: "row" }, el("code", {}, key)), cell(values[key]), withDefault ? cell(changed[key]) : null))))));

@@ -74,11 +74,19 @@ function addShares(shares, quantiles, low, size, weight) {
   for (let i = 0; i + 1 < quantiles.length; i += 1) {
     const [from, to] = [(quantiles[i] - low) / size, (quantiles[i + 1] - low) / size];
     const [first, last] = [from, to].map((value) => Math.min(ROWS - 1, Math.max(0, Math.floor(value))));
-    for (let row = first; row <= last; row += 1) {
+    if (last - first > ROWS / 4) { // a gap, as between scores of 0 and 1: there are no values inside of it
+      shares[first] += part / 2;
+      shares[last] += part / 2;
+    } else for (let row = first; row <= last; row += 1) {
       const inside = first === last ? 1 : (Math.min(to, row + 1) - Math.max(from, row)) / (to - from);
       shares[row] += part * Math.max(0, inside);
     }
   }
+}
+
+function mean(quantiles) {
+  const inner = quantiles.slice(1, -1).reduce((sum, value) => sum + value, 0);
+  return (inner + (quantiles[0] + quantiles.at(-1)) / 2) / (quantiles.length - 1);
 }
 
 // Two charts that are filled while the server reads the dumps.
@@ -113,7 +121,7 @@ export class Distributions {
   draw() {
     const places = new Map((AXES[this.group.axis].values(this.store) ?? []).map((x, i) => [this.store.steps[i], x]));
     ["score", "length"].forEach((name, k) => {
-      const one = { name: t("distribution.median"), colour: "var(--c0)", x: [], y: [], steps: [], quantiles: [] };
+      const one = { name: t("distribution.mean"), colour: "var(--c0)", x: [], y: [], steps: [], quantiles: [] };
       this.data.step.forEach((step, i) => {
         const all = this.data[name][i];
         const x = places.get(step);
@@ -121,7 +129,7 @@ export class Distributions {
         one.x.push(x);
         one.steps.push(step);
         one.quantiles.push(all);
-        one.y.push(all[(all.length - 1) / 2]);
+        one.y.push(mean(all));
       });
       this.nodes[k].hidden = !one.x.length;
       if (one.x.length) this.charts[k].set([one]);

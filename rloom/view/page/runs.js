@@ -32,7 +32,7 @@ const KEYS = {
   time: (run) => elapsed(run.state),
 };
 const NUMERIC = new Set(["reward", "time"]);
-const ON_WIDE_SCREENS = new Set(["progress", "reward", "algorithm", "started", "time"]); // a phone has room for findings and validation
+const ON_WIDE_SCREENS = new Set(["state", "progress", "reward", "algorithm", "started", "time"]); // a phone has room for findings and validation
 
 const classOf = (name) => [NUMERIC.has(name) ? "number" : "", ON_WIDE_SCREENS.has(name) ? "wide-only" : ""].filter(Boolean).join(" ") || null;
 
@@ -168,7 +168,7 @@ class Runs {
       const first = ["name", "state", "algorithm"].includes(name) ? "asc" : "desc";
       const next = sorted ? (order === "asc" ? "desc" : "asc") : first;
       return el("th", { scope: "col", class: classOf(name), "aria-sort": sorted }, button(title(name), () => this.change({ sort: name, order: next }), { class: "sort", "data-sort": name }));
-    }), el("th", { class: "wide-only" }, el("span", { class: "visually-hidden" }, t("runs.hide"))));
+    }));
   }
 
   row(run) {
@@ -181,8 +181,8 @@ class Runs {
         else this.chosen.delete(run.id);
         this.drawCompare();
       } } })),
-      el("td", { class: "run-cell" }, link(href, run.name, { class: "strong", title: run.path }), this.tags(run)),
-      el("td", {}, el("span", { class: "badge", "data-status": state.status }, el("i", { class: "dot" }), el("b", {}, t(`status.${state.status}`))),
+      el("td", { class: "run-cell" }, link(href, run.name, { class: "strong", title: run.path }), el("span", { class: "narrow-only" }, status(state)), this.tags(run)),
+      el("td", { class: "wide-only" }, status(state),
         state.error ? el("small", { class: "muted", title: state.error }, state.error) : null),
       el("td", {}, badge ? link(`${href}/findings`, severityBadge(badge), { title: badge.worst ? inLanguage(badge.worst.title) : t("findings.none"), class: "finding-badge" }) : el("span", { class: "muted" }, "…")),
       el("td", { class: classOf("progress") }, progress(state)),
@@ -190,8 +190,7 @@ class Runs {
       el("td", { class: "validated" }, validated(run)),
       el("td", { class: classOf("algorithm") }, run.algorithm ?? NONE, el("small", { class: "muted", title: run.model }, run.model ?? "")),
       el("td", { class: `${classOf("started")} nowrap` }, time(state.started, language())),
-      el("td", { class: `${classOf("time")} nowrap` }, duration(elapsed(state))),
-      el("td", { class: "wide-only" }, button(run.hidden ? t("runs.show") : t("runs.hide"), () => this.label(run, { hidden: !run.hidden }), { class: "quiet hide", "aria-label": `${run.hidden ? t("runs.show") : t("runs.hide")} ${run.name}` })));
+      el("td", { class: `${classOf("time")} nowrap` }, duration(elapsed(state))));
   }
 
   tags(run) {
@@ -208,7 +207,8 @@ class Runs {
       input.focus();
     };
     replace(box, run.tags.map((tag) => button(tag, () => this.change({ tag }), { class: "tag", "aria-label": t("runs.only_tag", { tag }) })),
-      button(t("runs.tag_edit"), edit, { class: "quiet edit-tags", "aria-label": t("runs.tags_of", { name: run.name }) }));
+      button(t("runs.tag_edit"), edit, { class: "quiet edit-tags", "aria-label": t("runs.tags_of", { name: run.name }) }),
+      button(run.hidden ? t("runs.show") : t("runs.hide"), () => this.label(run, { hidden: !run.hidden }), { class: "quiet hide", "aria-label": `${run.hidden ? t("runs.show") : t("runs.hide")} ${run.name}` }));
     return box;
   }
 
@@ -233,6 +233,10 @@ class Runs {
     const head = ["run", "path", "state", "findings", "worst", "step", "total_steps", "reward", ...sources.flatMap((source) => ["first", "best", "last"].map((name) => `${source} ${name}`)), "algorithm", "model", "tags"];
     saveText("runs.csv", "text/csv", toCsv([head, ...rows]));
   }
+}
+
+function status(state) {
+  return el("span", { class: "badge", "data-status": state.status }, el("i", { class: "dot" }), el("b", {}, t(`status.${state.status}`)));
 }
 
 function progress(state) {

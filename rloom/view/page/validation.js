@@ -119,7 +119,7 @@ export class Validation {
     };
     const choose = (name) => this.change({ source: this.query.values.source === name ? "" : name, page: 0 });
     replace(this.bySource, el("div", { class: "table-box" }, el("table", { class: "by-source" },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("prompts.source")), ["validation.accuracy_before", "validation.accuracy_after", "validation.change"].map((key) => el("th", { class: "number", scope: "col" }, t(key))),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("prompts.source")), [this.sides[0].name || t("validation.accuracy_before"), this.sides[1].name || t("validation.accuracy_after"), t("validation.change")].map((text) => el("th", { class: "number", scope: "col" }, text)),
         OUTCOMES.map((name) => el("th", { class: "number", scope: "col" }, t(`outcome.${name}`))))),
       el("tbody", {}, names.map((name) => {
         const [first, last] = [accuracy(sources[name], true), accuracy(sources[name], false)];
