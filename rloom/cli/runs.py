@@ -62,8 +62,9 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
         console.width = 200  # of a file or a pipe: one line a run
     console.print(table(found, reports, now=time.time()))
     if unread := len(found) - len(reports):
+        runs = "1 run" if unread == 1 else f"{unread} runs"
         console.print(
-            printable(translate(f"Not diagnosed, to save time: {unread} runs (`rloom doctor RUN`)")), style="dim"
+            printable(translate(f"Not diagnosed, to save time: {runs} (`rloom doctor RUN`)")), style="dim"
         )
     for each in found:
         if each.fault is not None:

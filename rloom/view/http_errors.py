@@ -21,7 +21,7 @@ class Forbidden(RequestFault):
     status = HTTPStatus.FORBIDDEN
 
 
-class Conflict(RequestFault):
+class NotWritable(RequestFault):
     """The folder of the run does not take what the user wants to write."""
 
     status = HTTPStatus.CONFLICT

@@ -14,7 +14,7 @@ from pathlib import Path
 from rloom.atomic import replace_text
 from rloom.errors import DataError
 from rloom.runs.records import open_regular, parse_row
-from rloom.view.http_errors import BadRequest, Conflict
+from rloom.view.http_errors import BadRequest, NotWritable
 from rloom.view.query import Json, Query, format_value
 from rloom.view.run_cache import RunHandle
 
@@ -64,5 +64,5 @@ def write_labels(run: RunHandle, query: Query) -> Json:
             else:
                 file.unlink(missing_ok=True)
         except OSError as error:
-            raise Conflict(f"the labels cannot be written to {file}: {error.strerror}") from error
+            raise NotWritable(f"the labels cannot be written to {file}: {error.strerror}") from error
     return {"tags": tags, "hidden": hidden}

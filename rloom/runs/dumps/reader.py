@@ -159,8 +159,11 @@ class Dumps:
         """How many contain the text, in any case, and the first `most` of them, in the order of the dump."""
         table = self._table(kind, step, SEARCH_COLUMNS)
         # the text is no pattern: the search takes time in proportion to the answers, whatever is searched for
-        place_F = np.flatnonzero(pc.match_substring(table["output"], text, ignore_case=True).to_numpy())
-        group_N, shown = table["group"].to_numpy(), place_F[:most].tolist()
+        try:
+            place_F = np.flatnonzero(pc.match_substring(table["output"], text, ignore_case=True).to_numpy())
+        except pa.ArrowException as error:
+            raise DataError(f"the dump of {kind} step {step} cannot be read: {error}") from error
+        group_N, shown = table["group"].to_numpy(), place_F[:most]
         found = []
         for place, row in zip(shown, self._checked(kind, step, table.take(shown)), strict=True):
             number = int((group_N[: place + 1] == row["group"]).sum())
