@@ -6,10 +6,11 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import TextIO
 
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.language import translate
-from rloom.terminal import discard_output, printable
+from rloom.terminal import discard_output, fitted, printable
 
 log = logging.getLogger(__name__)
 STARTED_S = time.monotonic()  # the commands import this module first
@@ -55,15 +56,23 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         own = copy(record)  # other handlers get the English one
-        own.msg, own.args = translate(record.getMessage()), ()
+        own.msg, own.args = fitted(translate(record.getMessage()), sys.stderr), ()
         return printable(super().format(own))
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is now: while progress bars are shown, rich prints above them what is written there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def run_safely(command: Callable[[], int]) -> int:
     """Run a command and print user errors without a traceback."""
     ours = logging.getLogger("rloom")
     ours.setLevel(logging.INFO)
-    handler = logging.StreamHandler()
+    handler = _Handler()
     handler.setFormatter(_Formatter())
     ours.handlers = [handler]
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -73,7 +82,9 @@ def run_safely(command: Callable[[], int]) -> int:
         status = command()
         sys.stdout.flush()  # Python's own flush at the end would report a closed pipe
         return status
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        if not interrupt.args:  # else a training run has said what it saved
+            print(translate("Stopped."), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `rloom config | head`
         discard_output()
@@ -82,5 +93,5 @@ def run_safely(command: Callable[[], int]) -> int:
         kind = "configuration" if isinstance(error, ConfigError) else type(error).__name__.removesuffix("Error").lower()
         lines = [f"rloom: {translate(f'{kind} error')}: {translate(str(error))}"]
         lines += map(translate, getattr(error, "__notes__", []))
-        print(printable("\n".join(lines)), file=sys.stderr)
+        print(fitted("\n".join(lines), sys.stderr), file=sys.stderr)
         return LOST if isinstance(error, WorkerError) and error.lost else USER_ERROR

@@ -15,7 +15,7 @@ from rloom.launch.export import export
 from rloom.launch.job import Outcome
 from rloom.launch.run import CURVE, Caller, run
 from rloom.runs.curve import draw_learning_curve
-from rloom.runs.display import validation_accuracies
+from rloom.runs.measures import validation_accuracies
 from rloom.runs.records import METRICS_FILE, Event
 from rloom.runs.run_folder import RunFolder
 from rloom.training.steps import AfterStep
@@ -53,7 +53,7 @@ class TrainResult:
 
     def _facts(self) -> dict[str, str]:
         accuracies = {
-            f"accuracy on {name}": f"{value:.3g}" for name, value in validation_accuracies(self.validation).items()
+            f"validation on {name}": f"{value:.3g}" for name, value in validation_accuracies(self.validation).items()
         }
         return {
             "steps": f"{self.steps}{' (stopped early)' if self.stopped_early else ''}",

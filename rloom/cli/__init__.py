@@ -177,6 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `rloom --help | head`
         discard_output()
         return 0
+    except KeyboardInterrupt:  # while a command is imported
+        print(translate("Stopped."), file=sys.stderr)
+        return 130
 
 
 def run(given: list[str]) -> int:

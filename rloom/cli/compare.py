@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 WIDTH_OF_A_FILE = 160
 MAX_VALUE = 60  # characters of a value of the configuration
 CURVE_WIDTH = 12
+UNITS = {"accuracy": "acc %", "score": "score"}  # of a validation, by what it measures
 FIXED_WIDTH, STEP_WIDTH = 42, 12  # of the names and curves, and of one step, in the table of metrics
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "rloom compare",
-        description="Compare runs: configuration, validation accuracy, metrics at equal steps. Differences are to the "
+        description="Compare runs: configuration, validation, metrics at equal steps. Differences are to the "
         "first run.",
         **epilog("rloom compare checkpoints/math/ppo checkpoints/math/grpo"),
     )
@@ -79,7 +80,7 @@ def render(found: "Comparison", runs: Sequence["RunFolder"]) -> None:
     else:
         console.print(translate("no key differs"))
     if found.accuracy:
-        console.print(translate("\nValidation accuracy (%)"), style="bold")
+        console.print(translate("\nValidation"), style="bold")
         console.print(accuracy_table(found.accuracy, names))
     console.print(translate("\nMetrics at equal steps"), style="bold")
     for table in metric_tables(found.metrics, names, console.width):
@@ -116,10 +117,11 @@ def short(value: Any) -> str:
 def accuracy_table(found: Sequence["AccuracyComparison"], names: str) -> "Table":
     from rich.text import Text
 
-    table = new_table("source", "", *names)
+    table = new_table("source", "", "", *names)
     for each in found:
         for title, points, own_steps in accuracy_rows(each):
-            table.add_row(Text(printable(each.source)), translate(title), *accuracy_cells(points, own_steps=own_steps))
+            cells = accuracy_cells(points, each.measure, own_steps=own_steps)
+            table.add_row(Text(printable(each.source)), UNITS[each.measure], translate(title), *cells)
     return table
 
 
@@ -133,13 +135,15 @@ def accuracy_rows(found: "AccuracyComparison") -> Iterator[tuple[str, Sequence["
     yield "last", found.last, True
 
 
-def accuracy_cells(points: Sequence["Point | None"], *, own_steps: bool) -> list[str]:
-    cells = []
+def accuracy_cells(points: Sequence["Point | None"], measure: str, *, own_steps: bool) -> list[str]:
+    """Accuracies in percent, scores as they are."""
+    is_accuracy, cells = measure == "accuracy", []
     for index, point in enumerate(points):
-        text = "" if point is None else f"{100 * point.value:.1f}"
+        text = "" if point is None else f"{100 * point.value:.1f}" if is_accuracy else number(point.value)
         first = points[0]
         if index and point is not None and first is not None:
-            text += f" ({100 * (point.value - first.value):+.1f})"
+            difference = point.value - first.value
+            text += f" ({100 * difference:+.1f})" if is_accuracy else f" ({signed(difference)})"
         cells.append(f"{text} {translate(f'at {point.step}')}" if own_steps and point is not None else text)
     return cells
 

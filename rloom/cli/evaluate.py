@@ -6,7 +6,9 @@ from pathlib import Path
 from rloom import __version__
 from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import announce, run_safely
+from rloom.language import translate
 from rloom.launch.early_checks import check_checkpoint, loading
+from rloom.runs.measures import TITLES, shown, validation_accuracies
 from rloom.terminal import printable
 
 
@@ -25,7 +27,11 @@ def main(arguments: Sequence[str]) -> int:
         announce(f"rloom {__version__} · validating {given.checkpoint} · {loading()}")
         from rloom.launch.build import evaluate_checkpoint
 
-        for name, value in evaluate_checkpoint(given.checkpoint, given.overrides).items():
+        found = evaluate_checkpoint(given.checkpoint, given.overrides)
+        for source, value in validation_accuracies(found.metrics).items():
+            measure = found.measures[source]
+            print(printable(translate(f"{TITLES[measure]} {source}: {shown(value, measure)}")))
+        for name, value in found.metrics.items():
             print(printable(f"{name}: {value:.4g}"))
         return 0
 

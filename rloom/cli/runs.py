@@ -63,9 +63,7 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
     console.print(table(found, reports, now=time.time()))
     if unread := len(found) - len(reports):
         runs = "1 run" if unread == 1 else f"{unread} runs"
-        console.print(
-            printable(translate(f"Not diagnosed, to save time: {runs} (`rloom doctor RUN`)")), style="dim"
-        )
+        console.print(printable(translate(f"Not diagnosed, to save time: {runs} (`rloom doctor RUN`)")), style="dim")
     for each in found:
         if each.fault is not None:
             console.print(
@@ -113,7 +111,7 @@ def table(found: Sequence["RunSummary"], reports: "Mapping[Path, Report | None]"
     from rich.text import Text
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("run", "state", "findings", "step", "reward", "validation accuracy", "algorithm", "model", "written"):
+    for name in ("run", "state", "findings", "step", "reward", "validation", "algorithm", "model", "written"):
         shown.add_column(translate(name), justify="right" if name in ("step", "reward") else "left", overflow="fold")
     for each in found:
         state = each.state
@@ -133,15 +131,16 @@ def table(found: Sequence["RunSummary"], reports: "Mapping[Path, Report | None]"
 
 
 def accuracy_lines(summary: "RunSummary") -> list[str]:
-    """`gsm8k 31.2 → 58.7 % (best 60.1 at 40)`"""
+    """`gsm8k acc 31.2 → 58.7 % (best 60.1 % at 40)`, `hh score -0.42 → 0.1`"""
+    from rloom.runs.measures import LABELS, shown
+
     lines = []
     for source, found in summary.accuracy.items():
-        text = f"{source.rpartition('/')[2]} {100 * found.first:.1f}"
-        if found.last_step != found.first_step:
-            text += f" → {100 * found.last:.1f}"
-        text += " %"
+        first, last, best = (shown(value, found.measure) for value in (found.first, found.last, found.best))
+        text = f"{source.rpartition('/')[2]} {LABELS[found.measure]} "
+        text += f"{first.removesuffix(' %')} → {last}" if found.last_step != found.first_step else first
         if found.best > max(found.first, found.last):
-            text += translate(f" (best {100 * found.best:.1f} at {found.best_step})")
+            text += translate(f" (best {best} at {found.best_step})")
         lines.append(text)
     return lines
 

@@ -162,15 +162,6 @@ class RewardKinds:
         return " or ".join(kind.switch for kind in self.every.values() if part in kind.parts)
 
 
-ACCURACY, SCORE = "accuracy", "score"
-
-
-def validation_word(config: Config) -> str:
-    """What validation measures: a rule or function decides whether an answer is right, also as a part of a mix; the
-    scores of a reward model, a judge or a remote reward have a mean, which is no accuracy."""
-    return ACCURACY if any(part.kind.measures_accuracy for part in reward_parts(config)) else SCORE
-
-
 def reward_parts(config: Config) -> list[RewardPart]:
     """The parts of the reward of a run. `config` has passed `check`."""
     reward, kinds = config.reward_model, RewardKinds.of(config)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,7 +17,7 @@ from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.config.base import RunConfig
 from rloom.config.checks import check, check_and_warn
-from rloom.config.derived import Needs, brings_own_algorithm, needs_old_logprobs, validation_word
+from rloom.config.derived import Needs, brings_own_algorithm, needs_old_logprobs
 from rloom.config.from_checkpoint import config_text, load_saved, run_directory_of, saved_root
 from rloom.config.load import expand
 from rloom.config.schema import Checkpoint, Config, Optim, SftConfig
@@ -240,7 +241,6 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         save_every=trainer.save_freq if trainer.save_freq > 0 else None,
         validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
         validate_first=trainer.val_before_train,
-        validation_word=validation_word(config),
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
@@ -355,7 +355,12 @@ def mini_batching(config: Config, prompts: int, epochs: int, shuffle: bool) -> M
     return MiniBatching(prompts, epochs, shuffle, config.data.seed, horizon=config.data.max_response_length)
 
 
-def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> dict[str, float]:
+class Evaluation(NamedTuple):
+    metrics: dict[str, float]
+    measures: dict[str, str]  # accuracy or score, by data source
+
+
+def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> Evaluation:
     state = read_state(open_checkpoint(checkpoint))
     if saved_root(checkpoint) is SftConfig:
         raise CheckpointError(
@@ -367,4 +372,4 @@ def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> dict
     with open_evaluation(config, checkpoint) as evaluator:
         answers = evaluator.answer(state["step"], progress=lambda done, total: None)
         check_failures([answer.score for answer in answers], config.reward_model.max_failed_share)
-        return evaluator.metrics(answers)
+        return Evaluation(evaluator.metrics(answers), evaluator.measures(answers))

@@ -114,6 +114,8 @@ def run_attempt(job: Job, directory: Path, layout: WorkerLayout, *, again: bool)
             experiment=config.trainer.experiment_name,
             config=config.model_dump(mode="json"),
             total_steps=parts.settings.total_steps,
+            validate_every=parts.settings.validate_every,
+            save_every=parts.settings.save_every,
             total_epochs=-(-parts.settings.total_steps // parts.stream.steps_per_epoch),
             resumed=start is not None,
             notices=job.notices,
@@ -194,8 +196,9 @@ def train_to_end(
     log.message(opening)
     try:
         loop.run()
-    except KeyboardInterrupt:
-        log.message(loop.save_last_step())
+    except KeyboardInterrupt as interrupt:
+        interrupt.args = (loop.save_last_step(),)
+        log.message(*interrupt.args)
         raise
     log.message(summary())
     last = loop.checkpoints.path(loop.state.step)  # the last step is always saved

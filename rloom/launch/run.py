@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from rloom.config.checks import check, late_notices, notices_on_a_cpu
-from rloom.config.derived import ACCURACY, validation_word
 from rloom.config.schema import Config
 from rloom.launch.build import (
     PolicyParts,
@@ -32,11 +30,11 @@ from rloom.launch.job import (
 )
 from rloom.launch.models import needs_critic
 from rloom.runs.curve import draw_learning_curve
-from rloom.runs.display import validation_accuracies
 from rloom.runs.dumps.index import FOLDER, limit_bytes
 from rloom.runs.dumps.writer import DumpWriter
 from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog
+from rloom.runs.summary import summary_lines
 from rloom.runtime.placement import WorkerLayout
 from rloom.training.checkpoint import Checkpoints
 from rloom.training.loop import Training
@@ -142,7 +140,7 @@ class PolicyTraining:
                 log,
                 start,
                 opening=opening(config, parts),
-                summary=lambda: summary(config, log, checkpoints),
+                summary=lambda: summary(log, checkpoints),
             )
 
 
@@ -187,31 +185,20 @@ def use_of_reference(config: Config) -> str:
     return f"KL to the reference {' and '.join(places)}" if places else NO_REFERENCE
 
 
-def summary(config: Config, log: RunLog, checkpoints: Checkpoints) -> str:
-    lines = validation_lines(RunFolder(log.run_dir).metrics, validation_word(config))
-    picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
-    lines.append(f"Learning curve: {picture}")
-    lines.append(f"In the browser: rloom view {log.run_dir}")
-    newest = checkpoints.path(checkpoints.steps()[-1])  # the last step is always saved
-    lines.append(f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR")
-    return "\n".join(lines)
+def summary(log: RunLog, checkpoints: Checkpoints) -> str:
+    run = RunFolder(log.run_dir)
+    newest = from_here(checkpoints.path(checkpoints.steps()[-1]))  # the last step is always saved
+    return "\n".join(
+        [
+            *summary_lines(run),
+            f"Learning curve: {from_here(draw_learning_curve(log.metrics_file, log.run_dir / CURVE))}",
+            f"In the browser: rloom view {from_here(log.run_dir)}",
+            f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR",
+            f"Talk to it: rloom chat {newest}",
+        ]
+    )
 
 
-def validation_lines(records: Sequence[Mapping[str, float]], word: str) -> list[str]:
-    """The first validation and the last, each with its step: there need not have been one before the first step."""
-    found = [(int(record["step"]), values) for record in records if (values := validation_accuracies(record))]
-    if not found:
-        return []
-    lines = []
-    last_step, last = found[-1]
-    for source, accuracy in last.items():
-        step, first = next((step, values[source]) for step, values in found if source in values)
-        when = "at the start" if step == 0 else f"after step {step}"
-        now = f", {shown(accuracy, word)} now" if step < last_step else ""
-        lines.append(f"Held-out {word} on {source}: {shown(first, word)} {when}{now}")
-    return lines
-
-
-def shown(value: float, word: str) -> str:
-    """An accuracy as a percentage, unless the scores of a function are not within 0 and 1."""
-    return f"{value:.1%}" if word == ACCURACY and 0 <= value <= 1 else f"{value:.3g}"
+def from_here(path: Path) -> Path:
+    """Relative to the current folder where it is below it: a command with it fits on a line."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ from rloom.launch.identity import (
 from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_with_restarts, timetable, train_to_end
 from rloom.launch.model_sources import sft_source
 from rloom.launch.models import causal_network, pick_device, placement
-from rloom.launch.run import CURVE
+from rloom.launch.run import CURVE, from_here
 from rloom.launch.worker import FILES, BaseWorker, Rendezvous
 from rloom.launch.workers import open_workers, serve_rank
 from rloom.models.fingerprint import fingerprint, tokenizer_digest
@@ -50,6 +50,7 @@ from rloom.runs.curve import draw_learning_curve
 from rloom.runs.metrics import ModelWork
 from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog
+from rloom.runs.summary import summary_lines
 from rloom.runtime.group import Group
 from rloom.runtime.placement import ACTOR, WorkerLayout
 from rloom.training.checkpoint import Checkpoints
@@ -295,9 +296,9 @@ def opening(config: SftConfig, parts: SftParts) -> str:
 
 
 def summary(log: RunLog, checkpoints: Checkpoints) -> str:
-    lines = loss_lines(RunFolder(log.run_dir).metrics)
-    picture = draw_learning_curve(log.metrics_file, log.run_dir / CURVE)
-    newest = checkpoints.path(checkpoints.steps()[-1])  # the last step is always saved
+    lines = summary_lines(RunFolder(log.run_dir))
+    picture = from_here(draw_learning_curve(log.metrics_file, log.run_dir / CURVE))
+    newest = from_here(checkpoints.path(checkpoints.steps()[-1]))  # the last step is always saved
     return "\n".join(
         [
             *lines,
@@ -306,16 +307,6 @@ def summary(log: RunLog, checkpoints: Checkpoints) -> str:
             "actor_rollout_ref.model.path=DIR",
         ]
     )
-
-
-def loss_lines(records: Sequence[Mapping[str, float]]) -> list[str]:
-    """The first validation and the last, each with its step."""
-    found = [(int(record["step"]), record["val/loss"]) for record in records if "val/loss" in record]
-    if not found:
-        return []
-    (first_step, first), (last_step, last) = found[0], found[-1]
-    now = f", {last:.3f} now" if last_step > first_step else ""
-    return [f"Validation loss: {first:.3f} {'at the start' if first_step == 0 else f'after step {first_step}'}{now}"]
 
 
 def describe_sft(config: SftConfig, inputs: SftInputs) -> dict[str, Any]:

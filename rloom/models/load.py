@@ -1,5 +1,7 @@
 """Load a model or a tokenizer from a folder or by its name on the hub, ready for samples of the run's lengths."""
 
+import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.source import ModelSource, check_folder
 from rloom.transfer import all_finite
 
+log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # rloom has its own
 
 
@@ -55,12 +58,50 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
         source = ModelSource(TOKENIZERS[source.path], key=f"{source.key}={source.path}: its tokenizer")
     check_folder(source)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source.location, trust_remote_code=source.trust_remote_code
-        )
+        with explained_tokenizer_warnings(source):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                source.location, trust_remote_code=source.trust_remote_code
+            )
     except Exception as error:  # transformers raises many types
         raise ModelError(f"{source.key}={source.path}: no tokenizer could be loaded: {first_line(error)}") from error
     return tokenizer
+
+
+# transformers warns that the pattern of a tokenizer is wrong, which is true of older Mistral models. It also warns of
+# every local folder whose config.json does not say which version wrote it, such as a copy of Qwen.
+PATTERN_WARNING, PATTERN_LOGGER = "fix_mistral_regex", "transformers.tokenization_utils_tokenizers"
+OLD_PATTERN_MODELS = frozenset({"mistral", "mistral3", "voxtral", "ministral", "pixtral"})
+_explained: set[str] = set()  # models
+
+
+@contextmanager
+def explained_tokenizer_warnings(source: ModelSource) -> Iterator[None]:
+    """Replace the warning by a note, once for each model that it is true of."""
+
+    def explain(record: logging.LogRecord) -> bool:
+        if PATTERN_WARNING not in record.getMessage():
+            return True
+        if is_old_mistral(source) and source.path not in _explained:
+            _explained.add(source.path)
+            log.warning(
+                f"Note: {source.key}={source.path}: its tokenizer splits words by the pattern of older Mistral models, "
+                "which transformers considers wrong. rloom uses it as it is; to correct it, load it with "
+                "AutoTokenizer.from_pretrained(MODEL, fix_mistral_regex=True) and save it in the model's folder"
+            )
+        return False
+
+    logger = logging.getLogger(PATTERN_LOGGER)
+    logger.addFilter(explain)
+    try:
+        yield
+    finally:
+        logger.removeFilter(explain)
+
+
+def is_old_mistral(source: ModelSource) -> bool:
+    """A model on the hub is: transformers has looked at its tags."""
+    file = Path(source.location) / "config.json"
+    return not file.is_file() or json.loads(file.read_text(encoding="utf-8")).get("model_type") in OLD_PATTERN_MODELS
 
 
 def read_config(source: ModelSource) -> PreTrainedConfig:

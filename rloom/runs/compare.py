@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rloom.runs.display import validation_accuracies
+from rloom.runs.measures import ACCURACY, SCORE, validation_accuracies
 from rloom.runs.names import KL_METRICS
 from rloom.runs.run_folder import RunFolder, flat_config
 
@@ -45,9 +45,10 @@ class Point:
 
 @dataclass(frozen=True)
 class AccuracyComparison:
-    """Accuracies on one data source. A run without validations of it has no points."""
+    """Accuracies on one data source, or mean scores. A run without validations of it has no points."""
 
     source: str
+    measure: str  # accuracy if it is that in all runs, else score
     common_steps: Sequence[int]  # at which all runs have validated
     first_common: Sequence[Point | None]
     last_common: Sequence[Point | None]
@@ -79,7 +80,7 @@ def compare(runs: Sequence[RunFolder], defaults: Mapping[str, Any] | None = None
         names=[run.name for run in runs],
         last_steps=[int(rows[-1]["step"]) if rows else 0 for rows in metrics],
         config=compare_configs([run.config for run in runs], defaults or {}),
-        accuracy=compare_accuracies(metrics),
+        accuracy=compare_accuracies(runs),
         metrics=compare_metrics(metrics),
     )
 
@@ -115,8 +116,9 @@ def without_own_folder(config: dict[str, Any]) -> dict[str, Any]:
     return {key: within(value) for key, value in config.items()}
 
 
-def compare_accuracies(metrics: Sequence[Sequence[Mapping[str, float]]]) -> list[AccuracyComparison]:
-    curves = [accuracy_curves(rows) for rows in metrics]
+def compare_accuracies(runs: Sequence[RunFolder]) -> list[AccuracyComparison]:
+    curves = [accuracy_curves(run.metrics) for run in runs]
+    measures = [run.measures for run in runs]
     found = []
     for source in dict.fromkeys(source for curve in curves for source in curve):
         series = [curve.get(source, {}) for curve in curves]
@@ -124,6 +126,7 @@ def compare_accuracies(metrics: Sequence[Sequence[Mapping[str, float]]]) -> list
         found.append(
             AccuracyComparison(
                 source,
+                ACCURACY if all(found.get(source, ACCURACY) == ACCURACY for found in measures) else SCORE,
                 common,
                 first_common=[Point(common[0], each[common[0]]) if common else None for each in series],
                 last_common=[Point(common[-1], each[common[-1]]) if common else None for each in series],

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rloom.runs.display import validation_accuracies
+from rloom.runs.measures import ACCURACY, measures_of, shown, validation_accuracies
 from rloom.runs.names import KL_METRICS
-from rloom.runs.records import read_metrics
+from rloom.runs.records import EVENTS_FILE, read_metrics
+from rloom.runs.run_folder import last_events, recorded_measures
 
 INK, FAINT, GRID = "#1f2933", "#8a94a0", "#e6e9ed"
 BLUE, SLATE = "#2563c9", "#5b6b7c"
@@ -72,13 +73,15 @@ def draw_learning_curve(metrics_file: Path, picture: Path) -> Path:
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.12)
         figure = Figure(figsize=(10, 6.2), dpi=150, layout=layout, facecolor="white")
-        _draw_panels(figure, read_metrics(metrics_file))
+        records = read_metrics(metrics_file)
+        recorded = recorded_measures(last_events(metrics_file.with_name(EVENTS_FILE)))
+        _draw_panels(figure, records, measures_of(records, recorded))
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, format="png")
     return picture
 
 
-def _draw_panels(figure: Any, records: Records) -> None:
+def _draw_panels(figure: Any, records: Records, measures: Mapping[str, str]) -> None:
     top, below = (
         [partial(_draw_smoothed, panel=panel, curve=curve) for panel in row if len(curve := _curve(records, panel))]
         for row in (LARGE_PANELS, SMALL_PANELS)
@@ -88,7 +91,7 @@ def _draw_panels(figure: Any, records: Records) -> None:
     curves = {
         source: np.array([(s, found[source]) for s, found in accuracies if source in found]) for source in sources
     }
-    large = [*top, *([partial(_draw_accuracies, curves=curves)] if curves else [])]
+    large = [*top, *([partial(_draw_accuracies, curves=curves, measures=measures)] if curves else [])]
     rows = [(row, ticks) for row, ticks in ((large, 8), (below, 4)) if row]
     if not rows:
         figure.text(0.5, 0.5, "No step has been recorded yet.", ha="center", va="center", color=FAINT, size=13)
@@ -122,14 +125,15 @@ def _draw_smoothed(axes: Any, panel: Panel, curve: NDArray[np.float64]) -> None:
     axes.plot(curve[:, 0], smoothed(curve[:, 1]), color=panel.colour, linewidth=2.2, solid_capstyle="round")
 
 
-def _draw_accuracies(axes: Any, curves: Mapping[str, NDArray[np.float64]]) -> None:
-    axes.set_title("Validation accuracy")
-    shares = all(0 <= value <= 1 for curve in curves.values() for value in curve[:, 1])
+def _draw_accuracies(axes: Any, curves: Mapping[str, NDArray[np.float64]], measures: Mapping[str, str]) -> None:
+    """In percent only if every source has an accuracy: the sources share one axis."""
+    shares = all(measure == ACCURACY for measure in measures.values())
+    axes.set_title("Validation accuracy" if shares else "Validation score")
     axes.set_ylabel("accuracy" if shares else "mean score")
     axes.yaxis.set_major_formatter("{x:.0%}" if shares else "{x:g}")
     look = {"linewidth": 2.2, "markersize": 6, "markeredgecolor": "white"}
     for place, (source, curve) in enumerate(curves.items()):
-        ends = dict.fromkeys(f"{100 * v:.1f} %" if shares else f"{v:.3g}" for v in curve[[0, -1], 1])
+        ends = dict.fromkeys(shown(value, measures[source]) for value in curve[[0, -1], 1])
         label, colour = f"{source}  {' → '.join(ends)}", SOURCE_COLOURS[place % len(SOURCE_COLOURS)]
         axes.plot(*curve.T, "o-", color=colour, label=label, **look)
     axes.legend(loc="best")

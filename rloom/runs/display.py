@@ -1,26 +1,32 @@
-"""Terminal output of a run: a progress bar for each stage of the current step, and one line for each finished step.
+"""Terminal output of a run: bars of the run and of each stage of the current step, one line for each finished step.
 
-Only a terminal gets bars, colours and folded lines; other outputs (a file, CI) get plain lines.
+Only a terminal gets bars, colours and folded lines; other outputs (a file, CI) get plain lines, and one about the stage
+under way every 30 seconds.
 """
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.text import Text
 
 from rloom.language import translate
+from rloom.runs.measures import LABELS, shown, validation_accuracies
 from rloom.runs.names import step_line
-from rloom.terminal import printable
+from rloom.runs.remaining import SAVE, STEP, VALIDATION, RemainingTime, Schedule, clock_time
+from rloom.terminal import INDENT, folded, printable
 
 SEPARATOR = " · "
-INDENT = "    "
+PROGRESS_LINE_S = 30.0
 
 # Stages with a progress bar, and their labels.
 STAGE_LABELS = {
     "gen": "rollout",
+    "gen_greedy": "rollout_greedy",
     "reward": "reward",
     "old_log_prob": "old_log_prob",
     "ref": "ref",
@@ -28,7 +34,9 @@ STAGE_LABELS = {
     "update_critic": "train_critic",
     "update_actor": "train_actor",
     "update_sft": "train",
-    "testing": "validation",
+    "update_weights": "sync_weights",
+    VALIDATION: "validation",
+    SAVE: "save",
 }
 
 SECONDS = ("timing_s/step", "perf/time_per_step")
@@ -44,6 +52,18 @@ class LinePart(NamedTuple):
         return f"{self.name} {self.value}".strip()
 
 
+class ShownStage:
+    """A stage under way, or one that has ended in this step."""
+
+    def __init__(self, begun: float) -> None:
+        self.begun, self.done, self.total = begun, 0, 0  # total 0: of unknown size
+        self.bar: TaskID | None = None  # iff there are bars
+
+    @property
+    def count(self) -> str:
+        return f"{self.done}/{self.total}" if self.total else ""
+
+
 class Display:
     def __init__(
         self,
@@ -51,57 +71,116 @@ class Display:
         *,
         total_steps: int | None = None,
         total_epochs: int | None = None,
+        validate_every: int | None = None,
+        save_every: int | None = None,
         quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console if console is not None else Console(quiet=quiet)
         self._total_steps, self._total_epochs = total_steps, total_epochs
+        self._clock, self._began = clock, clock()
+        self.remaining = RemainingTime(Schedule(total_steps or 0, validate_every, save_every), clock)
         self._has_bars = self._console.is_interactive and not self._console.quiet
         self._progress: Progress | None = None  # the bars of the current step
-        self._bars: dict[str, TaskID] = {}
+        self._stages: dict[str, ShownStage] = {}  # those of STAGE_LABELS
+        self._running: list[str] = []  # the last one is the innermost
+        self._lines = ProgressLines(self.report) if not (self._has_bars or self._console.quiet) else None
+
+    def begin_step(self, step: int) -> None:
+        self.clear()
+        self.remaining.begin_step(step)
 
     def begin(self, stage: str) -> None:
         """Show a bar for the stage, pulsing until its size is known."""
-        if not self._has_bars or stage not in STAGE_LABELS or stage in self._bars:
+        if stage in (VALIDATION, SAVE):
+            self.remaining.begin(stage)
+        if stage not in STAGE_LABELS or stage in self._running:
             return
-        if self._progress is None:
-            self._progress = _bars(self._console)
-            self._progress.start()
-        self._bars[stage] = self._progress.add_task(STAGE_LABELS[stage], total=None)
+        self._running.append(stage)
+        found = self._stages.setdefault(stage, ShownStage(self._clock()))
+        if self._lines is not None:
+            self._lines.start()
+        if self._has_bars and found.bar is None:
+            found.bar = self._shown_bars().add_task(STAGE_LABELS[stage], total=None, text="")
 
     def advance(self, stage: str, done: int, total: int) -> None:
-        if self._progress is not None and stage in self._bars:
-            self._progress.update(self._bars[stage], completed=done, total=total)
+        if (found := self._stages.get(stage)) is None:
+            return
+        found.done, found.total = done, total
+        if self._progress is not None and found.bar is not None:
+            self._progress.update(found.bar, completed=done, total=total, text=found.count)
 
     def end(self, stage: str) -> None:
         """Fill the bar. It stays until the step's line replaces all bars."""
-        if self._progress is None or stage not in self._bars:
+        if stage in (VALIDATION, SAVE):
+            self.remaining.end(stage)
+        if stage not in self._running:
             return
-        bar = self._progress.tasks[self._progress.task_ids.index(self._bars[stage])]
-        size = bar.total if bar.total is not None else 1
-        self._progress.update(bar.id, completed=size, total=size)
+        self._running.remove(stage)
+        found = self._stages[stage]
+        if self._progress is not None and found.bar is not None:
+            found.done, size = found.total, found.total or 1
+            self._progress.update(found.bar, completed=size, total=size, text=found.count)
+
+    def _shown_bars(self) -> Progress:
+        if self._progress is None:
+            self._progress = _bars(self._console, self._clock)
+            if self._total_steps:
+                done = self.remaining.done[STEP]
+                shown = f"step {min(done + 1, self._total_steps)}/{self._total_steps}"
+                left = TimeLeft(self.remaining)
+                self._progress.add_task(shown, completed=done, total=self._total_steps, text=left)
+                self._progress.tasks[0].start_time = self._began
+            self._progress.start()
+        return self._progress
+
+    def report(self) -> None:
+        """A line about the stage under way, where there are no bars."""
+        if not self._running:
+            return
+        stage = self._running[-1]
+        found = self._stages[stage]
+        parts = [LinePart("step", f"{self.remaining.step}/{self._total_steps}")] if self._total_steps else []
+        parts.append(LinePart(STAGE_LABELS[stage], found.count))
+        parts.append(LinePart(clock_time(self._clock() - found.begun)))
+        parts += [LinePart(left)] if (left := str(TimeLeft(self.remaining))) else []
+        self._print(parts)
 
     def clear(self) -> None:
         if self._progress is not None:
             self._progress.stop()
         self._progress = None
-        self._bars = {}
+        self._stages = {name: ShownStage(self._clock()) for name in self._running}
+
+    def close(self) -> None:
+        self.clear()
+        if self._lines is not None:
+            self._lines.stop()
 
     def message(self, text: str) -> None:
         self.quote(translate(text))
 
     def quote(self, text: str) -> None:
         """A line with words of a model or of data, which no translation may change."""
-        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        shown = printable(text)
+        if self._console.is_terminal:
+            shown = folded(shown, self._console.width)
+        self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.clear()
+        self.remaining.complete_step()
         self._print(step_parts(step, self._total_steps, metrics, self._total_epochs))
 
     def validation(
-        self, step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]], word: str = "accuracy"
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        first: Mapping[str, tuple[int, float]],
+        measures: Mapping[str, str],
     ) -> None:
         self.clear()
-        self._print(validation_parts(step, metrics, first, word))
+        self._print(validation_parts(step, metrics, first, measures))
 
     def _print(self, parts: list[LinePart]) -> None:
         width = self._console.width if self._console.is_terminal else None
@@ -129,31 +208,24 @@ def step_parts(
 
 
 def validation_parts(
-    step: int, metrics: Mapping[str, float], first: Mapping[str, tuple[int, float]], word: str = "accuracy"
+    step: int,
+    metrics: Mapping[str, float],
+    first: Mapping[str, tuple[int, float]],
+    measures: Mapping[str, str],
 ) -> list[LinePart]:
-    """`first`: (step, accuracy) of the run's first validation, which may be later than step 0. `word`: accuracy, or
-    score, of which the mean is shown as it is."""
-    label, show = ("acc", _percent) if word == "accuracy" else (word, _short)
+    """`first`: (step, value) of the run's first validation, which may be later than step 0. `measures`: accuracy or
+    score, by data source."""
     parts = [LinePart("step", str(step)), LinePart("validation")]
     for name, key in (("loss", "val/loss"), ("perplexity", "val/perplexity")):
         if key in metrics:
             parts.append(LinePart(name, _short(metrics[key])))
     for name, value in validation_accuracies(metrics).items():
-        since = ""
+        measure, since = measures[name], ""
         if name in first:
             when, before = first[name]
-            since = f" ({'start' if when == 0 else f'step {when}'} {show(before)})"
-        parts.append(LinePart(f"{name} {label}", show(value) + since))
+            since = f" ({'start' if when == 0 else f'step {when}'} {shown(before, measure)})"
+        parts.append(LinePart(f"{name} {LABELS[measure]}", shown(value, measure) + since))
     return parts
-
-
-def validation_accuracies(metrics: Mapping[str, float]) -> dict[str, float]:
-    """{'val-core/openai/gsm8k/acc/mean@1': 0.4} -> {'openai/gsm8k': 0.4}"""
-    return {
-        name.removeprefix("val-core/").rpartition("/acc/mean@")[0]: value
-        for name, value in metrics.items()
-        if name.startswith("val-core/") and "/acc/mean@" in name
-    }
 
 
 def _first(names: tuple[str, ...], metrics: Mapping[str, float]) -> float | None:
@@ -163,11 +235,6 @@ def _first(names: tuple[str, ...], metrics: Mapping[str, float]) -> float | None
 def _short(value: float) -> str:
     """Three significant digits: 0.0213, 17.2; or a whole number: 12,345."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _percent(accuracy: float) -> str:
-    # scores of a reward model are not bounded, and are not shown as a percentage
-    return f"{100 * accuracy:.1f} %" if 0 <= accuracy <= 1 else _short(accuracy)
 
 
 def _folded(parts: list[LinePart], width: int | None) -> list[list[LinePart]]:
@@ -192,12 +259,45 @@ def _styled(lines: list[list[LinePart]]) -> Text:
     return text
 
 
-def _bars(console: Console) -> Progress:
+class TimeLeft:
+    """Text that is made anew whenever the bars are drawn; empty as long as the time is unknown."""
+
+    def __init__(self, remaining: RemainingTime) -> None:
+        self._remaining = remaining
+
+    def __str__(self) -> str:
+        left = self._remaining.left_s()
+        return "" if left is None else translate(f"about {clock_time(left)} left")
+
+
+class ProgressLines:
+    """A thread that reports at regular times until it is stopped."""
+
+    def __init__(self, report: Callable[[], None], every_s: float = PROGRESS_LINE_S) -> None:
+        self._report, self._every_s = report, every_s
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="progress-lines", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            self._report()
+
+
+def _bars(console: Console, clock: Callable[[], float]) -> Progress:
     return Progress(
-        TextColumn("  {task.description}", table_column=Column(width=16, no_wrap=True)),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
+        TextColumn("  {task.description}", table_column=Column(width=18, no_wrap=True)),
+        BarColumn(bar_width=26),
+        TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        get_time=clock,
     )

@@ -10,7 +10,7 @@ most one unfinished one. Readers check each record once, with the functions here
     stage_begin  `stage`: gen, reward, old_log_prob, update_actor, ...
     stage_end    `stage`, `seconds`
     step         `metrics`
-    validation   `metrics`
+    validation   `metrics`; `measures`: by data source, whether they are its accuracy or its mean score
     warning      `kind`, `message`; a rollout mismatch also has `metric`, `value`, `threshold`, `engine_versions`,
                  `trainer_version`, and skipped updates `metric`, `value`
     end          `status`: finished, interrupted, or the type of the error, then with `message`
@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 from rloom.atomic import replace_text
 from rloom.errors import DataError
+from rloom.runs.measures import LABELS
 
 Record = TypeVar("Record")
 LONGEST_LINE = 1 << 24  # bytes; a longer one is passed over, so that it is never in memory
@@ -226,6 +227,10 @@ def or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
 
+def are_measures(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(measure, str) and measure in LABELS for measure in value.values())
+
+
 STEP: Mapping[str, Check] = {"step": is_whole}
 METRICS: Mapping[str, Check] = {**STEP, "metrics": lambda value: isinstance(value, dict)}
 # event -> the check of each field that readers rely on; a field that may be missing is None
@@ -242,7 +247,7 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
     "stage_begin": {**STEP, "stage": is_text},
     "stage_end": {**STEP, "stage": is_text, "seconds": is_time},
     "step": METRICS,
-    "validation": METRICS,
+    "validation": {**METRICS, "measures": or_none(are_measures)},
     "warning": {**STEP, "kind": is_text, "message": is_text},
     "end": {"status": is_text, "message": or_none(is_text)},
 }

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rloom.errors import DataError
-from rloom.runs.display import validation_accuracies
+from rloom.runs.measures import measures_of, validation_accuracies
 from rloom.runs.records import (
     EVENTS_FILE,
     LONGEST_LINE,
@@ -80,6 +80,7 @@ class RunFolder:
         self.generation = 0  # changes when steps are removed: a resumed run writes them anew
         self.events: list[Event] = []  # in effect
         self._metrics: dict[int, dict[str, float]] = {}
+        self._validated: dict[int, None] = {}  # steps with a validation
         self._lines = JsonLines(self.path / EVENTS_FILE, read_event)
         self._config = SavedConfig({}, None)
         self._config_time = 0
@@ -131,6 +132,12 @@ class RunFolder:
         return [self._metrics[step] for step in sorted(self._metrics)]
 
     @property
+    def measures(self) -> dict[str, str]:
+        """By data source, what its validations measure."""
+        validations = [self._metrics[step] for step in self._validated if step in self._metrics]
+        return measures_of(validations, recorded_measures(self.events))
+
+    @property
     def state(self) -> RunState:
         return state_of(self.events)
 
@@ -140,6 +147,8 @@ class RunFolder:
         self.events.append(event)
         if event["event"] in ("step", "validation"):
             self._metrics.setdefault(event["step"], {"step": event["step"]}).update(event["metrics"])
+            if validation_accuracies(event["metrics"]):
+                self._validated[event["step"]] = None
 
     def _remove_after(self, step: int) -> None:
         """A run that resumed from `step` replaces what an earlier process wrote of later steps."""
@@ -169,6 +178,12 @@ def state_of(events: Sequence[Event]) -> RunState:
         updated=updated,
         error=error,
     )
+
+
+def recorded_measures(events: Sequence[Event]) -> dict[str, str]:
+    """Of the last validation; empty if an older version wrote it."""
+    last = next((event for event in reversed(events) if event["event"] == "validation"), {})
+    return last.get("measures") or {}
 
 
 def is_run(folder: Path) -> bool:
@@ -272,14 +287,15 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster
 
 
 # as EventLog writes them; inside a text the quotes would be escaped
-RUN_EVENT, STEP_EVENT = b'"event": "run"', b'"event": "step"'
+RUN_EVENT, STEP_EVENT, VALIDATION_EVENT = (f'"event": "{name}"'.encode() for name in ("run", "step", "validation"))
 REWARD = "critic/score/mean"
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Accuracies on one data source in the validations of a run."""
+    """Accuracies, or mean scores, on one data source in the validations of a run."""
 
+    measure: str  # accuracy or score
     first: float
     first_step: int
     last: float
@@ -304,13 +320,14 @@ def summarize(path: Path) -> RunSummary:
     """A run whose files cannot be read has the state `unreadable`, with the reason: the others are still listed."""
     try:
         config = read_config(path)
+        events = last_events(path / EVENTS_FILE)
         reward, validations = read_ends(path / METRICS_FILE)
         return RunSummary(
             path,
             run_name(path),
-            state_of(last_events(path / EVENTS_FILE)),
+            state_of(events),
             reward,
-            accuracies(validations),
+            accuracies(validations, recorded_measures(events)),
             algorithm_of(config.values),
             model_of(config.values),
             config.fault,
@@ -339,8 +356,9 @@ def model_of(config: Mapping[str, Any]) -> str | None:
     return _at(config, "actor_rollout_ref.model.path") or _at(config, "model.path")
 
 
-def accuracies(validations: Mapping[int, Mapping[str, float]]) -> dict[str, Accuracy]:
-    """`validations`: metrics by step, in the order of the steps."""
+def accuracies(validations: Mapping[int, Mapping[str, float]], recorded: Mapping[str, str]) -> dict[str, Accuracy]:
+    """`validations`: metrics by step, in the order of the steps. `recorded`: as in `measures_of`."""
+    measures = measures_of(list(validations.values()), recorded)
     curves: dict[str, list[tuple[int, float]]] = {}
     for step, metrics in validations.items():
         for source, value in validation_accuracies(metrics).items():
@@ -349,7 +367,7 @@ def accuracies(validations: Mapping[int, Mapping[str, float]]) -> dict[str, Accu
     for source, curve in curves.items():
         (first_step, first), (last_step, last) = curve[0], curve[-1]
         best_step, best = max(curve, key=lambda point: point[1])
-        found[source] = Accuracy(first, first_step, last, last_step, best, best_step)
+        found[source] = Accuracy(measures[source], first, first_step, last, last_step, best, best_step)
     return found
 
 
@@ -365,14 +383,15 @@ def read_ends(file: Path) -> tuple[float | None, dict[int, dict[str, float]]]:
 
 
 def last_events(file: Path) -> list[Event]:
-    """The event of the process that ran last, its last step, and its last event."""
+    """The last validation, the event of the process that ran last, its last step, and its last event."""
     with mapped(file) as text:
         run = text.rfind(RUN_EVENT)
         if run < 0:
             return []
         step = text.rfind(STEP_EVENT, run)
         last = text.rfind(b"\n", 0, text.rfind(b"\n"))  # where the last complete line begins: the end of the one before
-        lines = [line_at(text, position) for position in (run, step, last + 1) if position >= 0]
+        positions = (text.rfind(VALIDATION_EVENT), run, step, last + 1)
+        lines = [line_at(text, position) for position in positions if position >= 0]
     rows = [row for row in map(parse_row, dict.fromkeys(lines)) if row is not None]
     return [event for event in map(read_event, rows) if event is not None]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rloom.runs.display import Display, validation_accuracies
+from rloom.runs.display import Display
+from rloom.runs.measures import ACCURACY, measured, validation_accuracies
 from rloom.runs.names import with_aliases
 from rloom.runs.provenance import NOTICE, start_record
 from rloom.runs.records import EVENTS_FILE, METRICS_FILE, EventLog, read_metrics, truncate_metrics, write_rows
@@ -49,7 +50,7 @@ class RunLog:
         self._step = 0  # the step under way
         self._open_spans: list[str] = []
         self._seconds: dict[str, float] = {}  # by span, since they were last logged
-        self._first_accuracies = _first_accuracies(self.metrics_file)  # and the step of each
+        self._first_accuracies = _first_accuracies(read_metrics(self.metrics_file))  # and the step of each
         self._has_shown_rewards = False
 
     @classmethod
@@ -63,11 +64,19 @@ class RunLog:
         config: Mapping[str, Any],
         total_steps: int | None = None,
         total_epochs: int | None = None,
+        validate_every: int | None = None,
+        save_every: int | None = None,
         resumed: bool = False,
         notices: Sequence[str] = (),
     ) -> Self:
         """`resumed`: whether the run continues from a checkpoint; trackers then continue its curves."""
-        display = Display(total_steps=total_steps, total_epochs=total_epochs, quiet="console" not in loggers)
+        display = Display(
+            total_steps=total_steps,
+            total_epochs=total_epochs,
+            validate_every=validate_every,
+            save_every=save_every,
+            quiet="console" not in loggers,
+        )
         start = Start(run_dir, project, experiment, config, resumed, report=display.message)
         trackers = make_trackers(loggers, start)
         return cls(run_dir, trackers=trackers, display=display, total_steps=total_steps, notices=notices)
@@ -96,19 +105,16 @@ class RunLog:
     def begin_step(self, step: int) -> None:
         """Events from here on are those of this step."""
         self._step = step
+        self._display.begin_step(step)
 
     def seconds(self, name: str) -> float:
         """What spans of this name took since they were last logged."""
         return self._seconds.get(name, 0.0)
 
-    def advance(self, done: int, total: int, *, stage: str | None = None) -> None:
-        """Move the bar of the current stage, or of one that runs beside it."""
-        if stage is None:
-            if not self._open_spans:
-                return
-            stage = self._open_spans[-1]
-        self._display.begin(stage)
-        self._display.advance(stage, done, total)
+    def advance(self, done: int, total: int) -> None:
+        """Move the bar of the current stage."""
+        if self._open_spans:
+            self._display.advance(self._open_spans[-1], done, total)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Log what a step measured and took. Returns both."""
@@ -119,14 +125,15 @@ class RunLog:
         self._display.step(step, timed)
         return timed
 
-    def validation(self, step: int, metrics: Mapping[str, float], word: str = "accuracy") -> None:
-        """Log a validation, and its time alone: the rest of the time belongs to the step. `word`: what it measures."""
+    def validation(self, step: int, metrics: Mapping[str, float], measures: Mapping[str, str]) -> None:
+        """Log a validation, and its time alone: the rest of the time belongs to the step. `measures`: accuracy or
+        score, by data source."""
         testing = {"testing": self._seconds.pop("testing")} if "testing" in self._seconds else {}
         timed = {**metrics, **_timings(testing)}
         self._log(step, timed)
-        self.events.write("validation", step=step, metrics=timed)
+        self.events.write("validation", step=step, metrics=timed, measures=measures)
         accuracies = {name: (step, value) for name, value in validation_accuracies(metrics).items()}
-        self._display.validation(step, metrics, self._first_accuracies, word)
+        self._display.validation(step, metrics, self._first_accuracies, measures)
         self._first_accuracies = {**accuracies, **self._first_accuracies}
 
     def validation_answers(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -162,15 +169,17 @@ class RunLog:
     def truncate_after(self, step: int) -> None:
         """Forget what was logged after `step`: a resumed run will log it anew. -1 forgets everything."""
         truncate_metrics(self.metrics_file, step)
-        self.begin_step(max(step, 0))
+        self._step = max(step, 0)
         process = {"host": socket.gethostname(), "pid": os.getpid()}
-        self.events.write("run", step=max(step, 0), total_steps=self._total_steps, **process, **start_record())
+        self.events.write("run", step=self._step, total_steps=self._total_steps, **process, **start_record())
         for notice in self._notices:
-            self.events.write("warning", step=max(step, 0), kind=NOTICE, message=notice)
-        self._first_accuracies = _first_accuracies(self.metrics_file)
+            self.events.write("warning", step=self._step, kind=NOTICE, message=notice)
+        records = read_metrics(self.metrics_file)
+        self._first_accuracies = _first_accuracies(records)
+        self._display.remaining.add_history(records, self._step)
 
     def close(self, *, failed: bool = False) -> None:
-        self._display.clear()
+        self._display.close()
         for tracker in self._trackers:
             tracker.close(failed=failed)
 
@@ -194,10 +203,10 @@ def _timings(seconds: Mapping[str, float]) -> dict[str, float]:
     return {f"timing_s/{name}": value for name, value in seconds.items()}
 
 
-def _first_accuracies(metrics_file: Path) -> dict[str, tuple[int, float]]:
-    """(step, accuracy) of each data source, in what the file already holds: a resumed run still knows its first."""
+def _first_accuracies(records: Iterable[Mapping[str, float]]) -> dict[str, tuple[int, float]]:
+    """(step, accuracy) of each data source, in what metrics.jsonl holds: a resumed run still knows its first."""
     first: dict[str, tuple[int, float]] = {}
-    for record in read_metrics(metrics_file):
+    for record in records:
         found = {name: (int(record["step"]), value) for name, value in validation_accuracies(record).items()}
         first = {**found, **first}
     return first
@@ -216,7 +225,7 @@ def summary_of(scores: Sequence[Score]) -> str:
     failed = f", {len(scores) - len(values)} failed" if len(values) < len(scores) else ""
     if not values:
         return f"{len(scores)} failed"
-    if set(values) <= {0, 1}:
+    if measured(("", score) for score in scores)[""] == ACCURACY and set(values) <= {0, 1}:
         correct = round(sum(values))
         return f"{correct} of {len(values)} correct ({100 * correct / len(values):.1f} %){failed}"
     spread = f", std {statistics.stdev(values):.3g}" if len(values) > 1 else ""

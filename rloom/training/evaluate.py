@@ -8,6 +8,7 @@ import numpy as np
 from rloom.batch import Trajectory
 from rloom.rollout.base import Sampling
 from rloom.runs.accuracy import validation_metrics
+from rloom.runs.measures import measured
 from rloom.training.sampling import Sampler
 from rloom.training.scoring import Progress
 from rloom.types import Prompt
@@ -38,6 +39,10 @@ class Evaluator:
             )
             trajectories += pending.scored(lambda count, _: None)
         return trajectories
+
+    def measures(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
+        """Accuracy or score, by data source."""
+        return measured((trajectory.prompt.data_source, trajectory.score) for trajectory in trajectories)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         groups: dict[int, list[Trajectory]] = {}

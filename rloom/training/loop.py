@@ -72,7 +72,6 @@ class Settings:
     save_every: int | None
     validate_every: int | None
     validate_first: bool
-    validation_word: str  # what validation measures: "accuracy" or "score"
     shown_answers: int
     rollout_dir: Path | None
     validation_dir: Path | None
@@ -347,7 +346,7 @@ class Training(StepLoop):
             answers = evaluator.answer(step, log.advance)
         self.report_failures(answers)
         metrics = evaluator.metrics(answers)
-        log.validation(step, metrics, word=self.settings.validation_word)
+        log.validation(step, metrics, evaluator.measures(answers))
         if self.dumps is not None:
             self.dumps.write("validation", step, partial(validation_table, answers))
         rows = self.roles.sampler.rows(answers, step)

@@ -148,6 +148,7 @@ class Learner:
         learning_rate, total = self.schedule.at(step), self.mini_batching.updates(batch)
         gathered: dict[str, list[float]] = defaultdict(list)
         skipped = 0
+        progress(0, total)
         for done, rows in enumerate(self.mini_batching.mini_batches(batch, step), start=1):
             shares = self.accumulate(batch.select(rows))
             update = self.apply(learning_rate, shares)

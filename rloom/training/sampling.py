@@ -55,6 +55,7 @@ class Sampler:
             Request(prompt.tokens, sampling, draw_seed(self.seed, seed_scope, first_row + row))
             for row, (_, prompt) in enumerate(rows)
         ]
+        progress(0, len(rows))
         self.rollout.call("wake")
         dispatcher = Dispatcher(requests, answers_per_prompt, self.rollout.shares, self.max_unfinished)
         with Scoring(self.reward, self.decode, answers_per_prompt=answers_per_prompt) as scoring:

@@ -96,7 +96,7 @@ class SftTraining(StepLoop):
                 tokens += int(batch.mask_T.sum())
                 self.log.advance(min(first + size, len(self.held_out)), len(self.held_out))
         metrics = {"val/loss": loss / tokens, "val/perplexity": perplexity(loss / tokens)}
-        self.log.validation(step, metrics)
+        self.log.validation(step, metrics, measures={})
         return metrics
 
     def saved_state(self) -> dict[str, Any]:

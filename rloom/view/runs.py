@@ -12,7 +12,7 @@ from rloom.errors import RloomError
 from rloom.runs.compare import Point, accuracy_curves, compare_accuracies, compare_configs
 from rloom.runs.provenance import without_secrets
 from rloom.runs.records import Event, to_json_value
-from rloom.runs.run_folder import Accuracy, RunState, RunSummary, accuracies, algorithm_of, flat_config
+from rloom.runs.run_folder import RunState, RunSummary, algorithm_of, flat_config
 from rloom.view.http_errors import BadRequest, NotFound
 from rloom.view.labels import read_labels
 from rloom.view.query import Json, Query, format_value, whole_number
@@ -56,26 +56,15 @@ def describe(run: RunSummary) -> Json:
         "model": run.model,
         "kind": "sft" if run.algorithm == "sft" else "rl",
         "reward": run.reward,
-        "measures": measures(run.accuracy),
         "accuracy": {
             source: {
+                "measure": found.measure,
                 "first": (found.first_step, found.first),
                 "last": (found.last_step, found.last),
                 "best": (found.best_step, found.best),
             }
             for source, found in run.accuracy.items()
         },
-    }
-
-
-def measures(accuracy: Mapping[str, Accuracy]) -> dict[str, str]:
-    """What the validation of each source measures, and how the page shows it: `accuracy` in percent, `score` as it is.
-
-    A share lies between 0 and 1.
-    """
-    return {
-        source: "accuracy" if min(a.first, a.last) >= 0 and max(a.first, a.best) <= 1 else "score"
-        for source, a in accuracy.items()
     }
 
 
@@ -134,7 +123,7 @@ def metrics(run: RunHandle, query: Query) -> Json:
             "complete": complete,
             "steps": [int(step["step"]) for step in records],
             "metrics": {name: [step.get(name) for step in records] for name in names},
-            "measures": measures(accuracies({int(step["step"]): step for step in folder.metrics})),
+            "measures": folder.measures,
             "seconds": [elapsed.get(int(step["step"])) for step in records],
             "answers_per_step": History.of(folder).answers_per_step,
             "state": state_json(folder.state),
@@ -202,8 +191,7 @@ def comparison(runs: RunCache, query: Query) -> Json:
         # always in the same order: two requests that wait for each other's run would wait for ever
         folders = {number: locks.enter_context(runs[number].folder()) for number in sorted(numbers)}
         configs = [folders[number].config for number in numbers]
-        metrics = [folders[number].metrics for number in numbers]
-        curves = [accuracy_curves(rows) for rows in metrics]
+        curves = [accuracy_curves(folders[number].metrics) for number in numbers]
         return {
             "runs": numbers,
             "config": [
@@ -213,13 +201,14 @@ def comparison(runs: RunCache, query: Query) -> Json:
             "accuracy": [
                 {
                     "source": found.source,
+                    "measure": found.measure,
                     "first": [next(iter(curve.get(found.source, {}).items()), None) for curve in curves],
                     "best": points(found.best),
                     "last": points(found.last),
                     "first_common": points(found.first_common),
                     "last_common": points(found.last_common),
                 }
-                for found in compare_accuracies(metrics)
+                for found in compare_accuracies([folders[number] for number in numbers])
             ],
         }
 

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,21 +57,40 @@ def test_a_reader_loads_nothing_from_another_server(site: Path) -> None:
     assert not OUTSIDE_ASSET.search('<a href="https://docs.vllm.ai">')
 
 
+def search_index(folder: Path) -> dict[str, Any]:
+    index: dict[str, Any] = json.loads((folder / "search" / "search_index.json").read_text("utf-8"))
+    return index
+
+
+def test_the_search_of_a_language_finds_pages_of_that_language_only(site: Path) -> None:
+    """In `search_index` of the folder that the page's `base` leads to, which is also where a result's address begins."""
+    for folder, page in ((site, "index.html"), (site, "decisions/index.html"), (site / "zh", "index.html")):
+        [base] = re.findall(r'"base": "([^"]*)"', (folder / page).read_text("utf-8"))
+        assert (folder / page).parent.joinpath(base).resolve() == folder
+        locations = {entry["location"].partition("#")[0] or "index.html" for entry in search_index(folder)["docs"]}
+        assert [name for name in locations if not (folder / name).is_file()] == []
+        assert not any(name.startswith("zh/") for name in locations) and "plan.html" in locations
+    chinese = [entry for entry in search_index(site / "zh")["docs"] if entry["location"].startswith("plan.html")]
+    assert all(re.search("[\u4e00-\u9fff]", entry["title"] + entry["text"]) for entry in chinese)
+
+
+def test_guides_are_found_before_decisions_and_measurements(site: Path) -> None:
+    for folder in (site, site / "zh"):
+        boosts = {entry["location"].partition("/")[0]: entry.get("boost", 1) for entry in search_index(folder)["docs"]}
+        assert boosts["decisions"] == boosts["measurements"] == 0.2
+        assert boosts["plan.html"] == 1
+
+
 def test_the_search_finds_chinese_words_within_a_sentence(site: Path) -> None:
-    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
-    words = {
-        word
-        for entry in index["docs"]
-        if entry["location"].startswith("zh/")
-        for word in entry["text"].split(ZERO_WIDTH_SPACE)
-    }
+    index = search_index(site / "zh")
+    words = {word for entry in index["docs"] for word in entry["text"].split(ZERO_WIDTH_SPACE)}
     assert {"显存", "奖励"} <= words
     assert re.split(index["config"]["separator"], f"显存{ZERO_WIDTH_SPACE}奖励") == ["显存", "奖励"]
 
 
 def test_what_leads_nowhere_stops_the_build(tmp_path: Path) -> None:
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
-    (tmp_path / "docs").mkdir()
+    shutil.copytree(ROOT / "docs" / "hooks", tmp_path / "docs" / "hooks")
     (tmp_path / "mkdocs.yml").write_text(settings.split("\nnav:")[0] + "\nnav: [index.md, other.md]\n", "utf-8")
     faults = ("missing.md", "other.md#nowhere", "../rloom/types.py")
     (tmp_path / "docs" / "index.md").write_text("# A\n\n" + " ".join(f"[x]({fault})" for fault in faults))

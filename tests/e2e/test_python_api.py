@@ -69,7 +69,7 @@ def test_the_result_and_the_callbacks_have_what_the_run_wrote(tmp_path: Path) ->
         assert logged[step].items() <= result.history[step].items()
     assert result.validation == validations[-1] and len(validations) == 3
     assert repr(result) == (
-        f"TrainResult(steps=2, accuracy on custom={result.validation['val-core/custom/acc/mean@1']:.3g}, "
+        f"TrainResult(steps=2, validation on custom={result.validation['val-core/custom/acc/mean@1']:.3g}, "
         f"checkpoint={tmp_path / 'global_step_2'})"
     )
     assert result.curve() == tmp_path / "learning_curve.png"
@@ -180,7 +180,7 @@ def test_a_saved_run_tells_that_its_function_and_rows_were_not_saved(tmp_path: P
         RewardError, match=r"was a function given to rloom.train(.|\n)*custom_reward_function.path=FILE"
     ):
         evaluate_checkpoint(checkpoint, embedded)
-    found = evaluate_checkpoint(checkpoint, [*embedded, "custom_reward_function.path=null"])
+    found = evaluate_checkpoint(checkpoint, [*embedded, "custom_reward_function.path=null"]).metrics
     assert "val-core/math_reasoning/acc/mean@1" in found
 
 

@@ -77,7 +77,7 @@ def test_a_resumed_run_gets_the_same_scores_bit_for_bit(models: tuple[str, ...],
 
 
 def test_a_checkpoint_is_evaluated_with_the_reward_model(alone: Path) -> None:
-    found = evaluate_checkpoint(alone / "global_step_3", ["data.val_files=embedded", "data.val_max_samples=4"])
+    found = evaluate_checkpoint(alone / "global_step_3", ["data.val_files=embedded", "data.val_max_samples=4"]).metrics
     # between a share of 0 and of 1; the rules would give 0 or 1 to each answer
     assert all(0 <= value <= 8**0.5 + 1e-5 for value in found.values())
     assert any(value not in (0.0, 1.0) for value in found.values())

@@ -54,7 +54,7 @@ def test_the_default_task_is_learned_and_the_run_directory_is_complete(
     assert 0.3 < first < 0.45
     assert last > first + 0.2
     said = capsys.readouterr().out
-    assert f"Held-out accuracy on math_reasoning: {first:.1%} at the start, {last:.1%} now" in said
+    assert f"Held-out accuracy on math_reasoning: {100 * first:.1f} % at the start, {100 * last:.1f} % now" in said
     assert (tmp_path / "learning_curve.png").stat().st_size > 10_000
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
     assert list((tmp_path / "tensorboard").iterdir())
@@ -62,7 +62,9 @@ def test_the_default_task_is_learned_and_the_run_directory_is_complete(
     assert len(rows) == 256
     assert sum(row["score"] for row in rows) / 256 == pytest.approx(records(tmp_path)[-2]["critic/score/mean"])
     assert len((tmp_path / "validation" / "0.jsonl").read_text().splitlines()) == 256
-    assert evaluate_checkpoint(tmp_path / "global_step_3")["val-core/math_reasoning/acc/mean@1"] == pytest.approx(last)
+    found = evaluate_checkpoint(tmp_path / "global_step_3")
+    assert found.metrics["val-core/math_reasoning/acc/mean@1"] == pytest.approx(last)
+    assert found.measures == {"math_reasoning": "accuracy"}
 
 
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"

@@ -27,7 +27,7 @@ def test_grpo_learns_the_default_task_and_its_checkpoint_answers_as_well(tmp_pat
     assert last > first + 0.2
     steps = [record for record in records(tmp_path) if "training/rollout_probs_diff_mean" in record]
     assert max(record["training/rollout_probs_diff_mean"] for record in steps) < 1e-4  # weights are the trainer's
-    assert evaluate_checkpoint(tmp_path / "global_step_4")[ACCURACY] == pytest.approx(last)
+    assert evaluate_checkpoint(tmp_path / "global_step_4").metrics[ACCURACY] == pytest.approx(last)
 
 
 @pytest.mark.parametrize("estimator", ["gae", "rloo"])

@@ -6,8 +6,8 @@ import { axesOf } from "./axis.js";
 import { ChartToolbar, rememberedAxis, rememberedSmoothing } from "./chart_toolbar.js";
 import { chartsOf, colour, labelOf } from "./chart_specs.js";
 import { el, emptyState, field, link, replace, select } from "./dom.js";
-import { NONE, value } from "./format.js";
-import { measured, measureTitle, mergedMeasures } from "./measure.js";
+import { measured, NONE, value } from "./format.js";
+import { measureTitle, mergedMeasures } from "./measure.js";
 import { storeOf } from "./store.js";
 import { t } from "./texts.js";
 import { Validation } from "./validation.js";
@@ -145,16 +145,15 @@ class Compare {
   }
 
   accuracy(rows) {
-    const measures = this.measures();
-    const cell = (source, { first, best, last }) => {
-      const text = (point) => measured(measures, source, point[1]);
+    const cell = ({ first, best, last }, measure) => {
+      const text = (point) => measured(point[1], measure);
       return last ? [el("span", { class: "nowrap" }, `${text(first)} → `, el("b", {}, text(last))), el("small", { class: "muted nowrap" }, t("compare.best", { value: text(best), step: best[0] }))] : NONE;
     };
-    return el("section", { class: "block" }, el("h2", {}, t("compare.accuracy", { name: measureTitle(measures) })), rows.length
+    return el("section", { class: "block" }, el("h2", {}, t("compare.accuracy", { name: measureTitle(Object.fromEntries(rows.map((row) => [row.source, row.measure]))) })), rows.length
       ? el("div", { class: "table-box" }, el("table", { class: "accuracy" },
         el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("prompts.source")), this.heads())),
         el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, row.source),
-          this.ids.map((_, i) => el("td", {}, cell(row.source, { first: row.first[i], best: row.best[i], last: row.last[i] }))))))))
+          this.ids.map((_, i) => el("td", {}, cell({ first: row.first[i], best: row.best[i], last: row.last[i] }, row.measure))))))))
       : el("p", { class: "muted" }, t("validation.none")));
   }
 

@@ -51,6 +51,11 @@ export function percent(value) {
   return value === null || value === undefined ? NONE : `${(100 * value).toFixed(1)}\u202f%`;
 }
 
+// A validation: an accuracy as a percentage, a score as it is.
+export function measured(value, measure) {
+  return measure === "accuracy" ? percent(value) : number(value);
+}
+
 export function seconds(value) {
   if (value === null || value === undefined) return NONE;
   if (value < 1) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;

@@ -1,14 +1,10 @@
-// What a validation measures on a data source, as the server says it: an accuracy is shown in percent, a score as it is.
+// What a validation measures on a data source, as the server says it: an accuracy, or a score.
 
-import { number, percent } from "./format.js";
 import { t } from "./texts.js";
 
+// measures: data source -> accuracy or score
 export function measureOf(measures, source) {
   return measures[source] ?? "accuracy";
-}
-
-export function measured(measures, source, value) {
-  return measureOf(measures, source) === "accuracy" ? percent(value) : number(value);
 }
 
 // The name of a column or table with these sources.

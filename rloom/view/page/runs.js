@@ -4,9 +4,9 @@ import { get, post } from "./api.js";
 import { button, debounced, el, emptyState, field, link, replace, select, setText } from "./dom.js";
 import { saveText, toCsv } from "./export.js";
 import { severityBadge } from "./findings.js";
-import { duration, NONE, number, time } from "./format.js";
+import { duration, measured, NONE, number, time } from "./format.js";
 import { RowCursor } from "./keys.js";
-import { measured, measureTitle, mergedMeasures } from "./measure.js";
+import { measureTitle, mergedMeasures } from "./measure.js";
 import { Query } from "./query.js";
 import { compareHash, elapsed } from "./shell.js";
 import { inLanguage, language, t } from "./texts.js";
@@ -31,6 +31,7 @@ const KEYS = {
   started: (run) => run.state.started,
   time: (run) => elapsed(run.state),
 };
+const measuresOf = (run) => Object.fromEntries(Object.entries(run.accuracy ?? {}).map(([source, { measure }]) => [source, measure]));
 const NUMERIC = new Set(["reward", "time"]);
 const ON_WIDE_SCREENS = new Set(["state", "progress", "reward", "algorithm", "started", "time"]); // a phone has room for findings and validation
 
@@ -162,7 +163,7 @@ class Runs {
 
   drawHead() {
     const { sort, order } = this.query.values;
-    const title = (name) => (name === "accuracy" ? t("runs.first_last", { name: measureTitle(mergedMeasures(this.app.runs.map((run) => run.measures))) }) : t(`runs.${name}`));
+    const title = (name) => (name === "accuracy" ? t("runs.first_last", { name: measureTitle(mergedMeasures(this.app.runs.map(measuresOf))) }) : t(`runs.${name}`));
     replace(this.head, el("th", {}, el("span", { class: "visually-hidden" }, t("runs.compare"))), Object.keys(KEYS).map((name) => {
       const sorted = name === sort ? (order === "asc" ? "ascending" : "descending") : null;
       const first = ["name", "state", "algorithm"].includes(name) ? "asc" : "desc";
@@ -250,7 +251,7 @@ function validated(run) {
   const names = Object.keys(run.accuracy ?? {});
   if (!names.length) return NONE;
   return el("ul", { class: "plain" }, names.map((name) => {
-    const { first, last } = run.accuracy[name];
-    return el("li", {}, el("span", { class: "nowrap" }, `${measured(run.measures, name, first[1])} → `, el("b", {}, measured(run.measures, name, last[1]))), el("span", { class: "muted" }, ` ${name}`));
+    const { first, last, measure } = run.accuracy[name];
+    return el("li", {}, el("span", { class: "nowrap" }, `${measured(first[1], measure)} → `, el("b", {}, measured(last[1], measure))), el("span", { class: "muted" }, ` ${name}`));
   }));
 }

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from rloom.config.derived import declared_needs, validation_word
+from rloom.config.derived import declared_needs
 from rloom.config.describe import whole_tree
 from rloom.config.effects import WithoutEffect, without_effect
 from rloom.config.from_checkpoint import load_saved
@@ -147,17 +147,6 @@ def test_the_second_line_of_a_run_counts_checkpoints_and_validations_in_steps(
     )
     assert timetable(settings, 7473 // 1024, validates=True) == f"7 steps an epoch; {said}"
     assert timetable(settings, 1, validates=False) == f"1 step an epoch; {said.partition('; ')[0]}"
-
-
-def test_only_rules_and_functions_measure_an_accuracy() -> None:
-    words = {
-        "": "accuracy",
-        "custom_reward_function.path=f.py": "accuracy",
-        "reward_model.enable=True reward_model.path=some/classifier": "score",
-        "reward_model.api.enable=True": "score",
-        "reward_model.remote.urls=http://127.0.0.1:1": "score",
-    }
-    assert {keys: validation_word(configured(*keys.split())) for keys in words} == words
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_the_console_of_a_run() -> None:
     text = io.StringIO()
     display = Display(Console(file=text, width=200))
     display.message(HOSTILE)
-    display.validation(1, {f"val-core/{HOSTILE}/acc/mean@1": 0.5}, first={})
+    display.validation(1, {f"val-core/{HOSTILE}/acc/mean@1": 0.5}, first={}, measures={HOSTILE: "accuracy"})
     no_control(text.getvalue(), 2)
 
 

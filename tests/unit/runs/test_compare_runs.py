@@ -97,8 +97,8 @@ def test_two_runs_in_the_terminal(runs: list[Path], capsys: pytest.CaptureFixtur
     assert lines[:2] == [f"A {runs[0]} finished, step 4 of 4", f"B {runs[1]} running, step 2 of 4"]
     assert "algorithm.adv_estimator gae (default) grpo" in lines
     assert "new.key - 1" in lines
-    assert "openai/gsm8k step 2, the last of all 75.0 50.0 (-25.0)" in lines
-    assert "openai/gsm8k last 50.0 at 4 50.0 (+0.0) at 2" in lines
+    assert "openai/gsm8k acc % step 2, the last of all 75.0 50.0 (-25.0)" in lines
+    assert "openai/gsm8k acc % last 50.0 at 4 50.0 (+0.0) at 2" in lines
     start = lines.index("step 1 step 2")
     assert lines[start + 1 : start + 4] == [
         "reward A ▁▃▄▆ 0.1 0.2",

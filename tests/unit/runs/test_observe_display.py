@@ -1,9 +1,13 @@
+import re
+import threading
+from collections.abc import Sequence
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from rloom.runs.display import Display, validation_accuracies
+from rloom.runs.display import Display, ProgressLines
+from rloom.runs.measures import validation_accuracies
 from rloom.runs.names import describe_metrics, with_aliases
 
 METRICS = {
@@ -104,19 +108,21 @@ def test_a_validation_line_remembers_the_start() -> None:
         10,
         {"val-core/math_reasoning/acc/mean@1": 0.719, "val-core/b/acc/mean@1": 1.25, "val-aux/b/acc/best@1": 1.0},
         first={"math_reasoning": (0, 0.375)},
+        measures={"math_reasoning": "accuracy", "b": "accuracy"},
     )
     assert written(console) == "step 10 · validation · math_reasoning acc 71.9 % (start 37.5 %) · b acc 1.25\n"
 
 
-def test_the_mean_of_a_reward_models_scores_is_called_a_score() -> None:
+def test_a_score_is_called_a_score_and_is_no_percentage() -> None:
     console = plain()
-    Display(console).validation(2, {"val-core/hh/acc/mean@1": 0.8214}, first={"hh": (0, 0.5)}, word="score")
-    assert written(console) == "step 2 · validation · hh score 0.821 (start 0.5)\n"
+    metrics = {"val-core/hh/acc/mean@1": 0.8214, "val-core/own/acc/mean@1": -0.4219}
+    Display(console).validation(2, metrics, first={"hh": (0, 0.5)}, measures={"hh": "score", "own": "score"})
+    assert written(console) == "step 2 · validation · hh score 0.821 (start 0.5) · own score -0.422\n"
 
 
 def test_a_validation_line_claims_no_start_that_was_not_measured() -> None:
     console = plain()
-    Display(console).validation(16, {"val-core/a/acc/mean@1": 0.5}, first={"a": (8, 0.25)})
+    Display(console).validation(16, {"val-core/a/acc/mean@1": 0.5}, first={"a": (8, 0.25)}, measures={"a": "accuracy"})
     assert written(console) == "step 16 · validation · a acc 50.0 % (step 8 25.0 %)\n"
 
 
@@ -168,13 +174,93 @@ def test_the_bars_fit_into_80_columns_and_go_when_the_step_is_done() -> None:
     assert "\x1b[2K" in written(console)  # the line of the bar was erased
 
 
-def test_a_stage_of_unknown_size_ends_full() -> None:
+def test_a_stage_of_unknown_size_has_no_count() -> None:
     console = terminal()
     display = Display(console)
     display.begin("ref")
     display.end("ref")
     display.clear()
-    assert "1/1" in written(console)
+    assert "ref" in written(console)
+    assert "/?" not in written(console) and "1/1" not in written(console)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def take_steps(display: Display, clock: Clock, seconds: Sequence[float]) -> None:
+    for step, took in enumerate(seconds, start=1):
+        display.begin_step(step)
+        clock.now += took
+        display.step(step, {})
+
+
+def test_the_bar_of_the_run_has_the_step_under_way_and_the_time_left() -> None:
+    """Steps of 60 s after a slow first one: 7 of 10 are left, of which one has run for 20 s."""
+    console, clock = Console(file=StringIO(), width=80, force_terminal=True, color_system=None), Clock()
+    display = Display(console, total_steps=10, clock=clock)
+    take_steps(display, clock, [100.0, 60.0, 60.0])
+    display.begin_step(4)
+    clock.now += 20.0
+    display.begin("gen")
+    display.advance("gen", 64, 512)
+    display.clear()
+    rows = written(console).replace("\r", "\n").splitlines()
+    [bar] = {" ".join(row.split()[-4:]) for row in rows if "step 4/10" in row}
+    assert bar == "about 6:40 left 0:04:00"
+    assert any(re.fullmatch(r"  rollout +[━╸╺ ]+ 64/512 +0:00:00", row) for row in rows)
+    assert max(map(len, rows)) <= 80
+
+
+def test_without_a_terminal_a_line_every_30_seconds_says_how_far_the_stage_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, clock = plain(), Clock()
+    display = Display(console, total_steps=8, clock=clock)
+    take_steps(display, clock, [60.0, 60.0])
+    display.begin_step(3)
+    display.begin("gen")
+    display.advance("gen", 64, 512)
+    clock.now += 45.0
+    display.report()
+    display.end("gen")
+    display.report()  # no stage is under way
+    monkeypatch.setenv("RLOOM_LANGUAGE", "zh")
+    display.begin("ref")
+    display.report()
+    display.close()
+    assert written(console).splitlines()[2:] == [
+        "step 3/8 · rollout 64/512 · 0:45 · about 5:15 left",
+        "step 3/8 · ref · 0:00 · 约剩 5:15",
+    ]
+
+
+def test_the_lines_come_from_a_thread_that_ends_with_the_display() -> None:
+    reported = threading.Event()
+    lines = ProgressLines(reported.set, every_s=0.01)
+    lines.start()
+    assert reported.wait(10.0)
+    lines.stop()
+    [thread] = [each for each in threading.enumerate() if each.name == "progress-lines"] or [None]
+    if thread is not None:
+        thread.join(10.0)
+    assert "progress-lines" not in {each.name for each in threading.enumerate()}
+
+
+def test_a_message_on_a_terminal_folds_between_words_and_leaves_paths_whole() -> None:
+    console = Console(file=StringIO(), width=80, force_terminal=True, color_system=None)
+    path = "checkpoints/" + "a_long_name/" * 8
+    Display(console).message(
+        f"gae on embedded (cpu): 2048 prompts, 64 × 8 answers a step, 32 steps, no reference\n{path} x"
+    )
+    assert written(console).splitlines() == [
+        "gae on embedded (cpu): 2048 prompts, 64 × 8 answers a step, 32 steps, no",
+        "    reference",
+        path,
+        "    x",
+    ]
 
 
 def test_no_terminal_means_no_bars() -> None:

@@ -42,7 +42,7 @@ def test_a_run_log_writes_stages_with_their_begin_and_end_and_how_it_ended(tmp_p
             with log.span("step"), log.span("gen"):
                 pass
             log.step(1, {"critic/score/mean": 0.5})
-            log.validation(1, {"val-core/a/acc/mean@1": 0.25})
+            log.validation(1, {"val-core/a/acc/mean@1": 0.25}, {"a": "score"})
             raise TimeoutError
     except TimeoutError:
         pass
@@ -53,5 +53,6 @@ def test_a_run_log_writes_stages_with_their_begin_and_end_and_how_it_ended(tmp_p
     ]  # fmt: skip
     assert [event["event"] for event in events[5:]] == ["step", "validation", "end"]
     assert events[5]["metrics"]["critic/score/mean"] == 0.5 and events[6]["metrics"]["val-core/a/acc/mean@1"] == 0.25
+    assert events[6]["measures"] == RunFolder(tmp_path).measures == {"a": "score"}
     assert events[-1]["status"] == "TimeoutError"
     assert all(before["time"] <= after["time"] for before, after in pairwise(events))

@@ -78,7 +78,16 @@ def test_versions_are_of_what_is_installed() -> None:
 
 def test_the_commit_is_the_one_that_git_names(tmp_path: Path) -> None:
     def git(*arguments: str, folder: Path = tmp_path) -> str:
-        own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", "-c", "commit.gpgsign=false"]
+        own = [
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            "-c",
+            "init.defaultBranch=main",
+            "-c",
+            "commit.gpgsign=false",
+        ]
         done = subprocess.run(["git", *own, *arguments], cwd=folder, check=True, capture_output=True, text=True)
         return done.stdout.strip()
 

@@ -20,9 +20,9 @@ def test_a_run_in_one_line(tmp_path: Path) -> None:
     path = write_run(tmp_path / "math" / "grpo", config, steps, end="finished", total_steps=3)
     found = summarize(path)
     assert (found.name, found.algorithm, found.model, found.reward) == ("math/grpo", "grpo", "Qwen/Qwen2.5-0.5B", 0.0)
-    assert found.accuracy == {"openai/gsm8k": Accuracy(0.25, 0, 0.5, 3, best=0.75, best_step=2)}
+    assert found.accuracy == {"openai/gsm8k": Accuracy("accuracy", 0.25, 0, 0.5, 3, best=0.75, best_step=2)}
     assert (found.state.status, found.state.step, found.state.total_steps) == (Status.FINISHED, 3, 3)
-    assert accuracy_lines(found) == ["gsm8k 25.0 → 50.0 % (best 75.0 at 2)"]
+    assert accuracy_lines(found) == ["gsm8k acc 25.0 → 50.0 % (best 75.0 % at 2)"]
 
 
 @pytest.mark.parametrize("end", [None, "finished", "interrupted", "TrainingError"])
@@ -88,12 +88,12 @@ def test_runs_are_listed_with_their_state(
         "step",
         "reward",
         "validation",
-        "accuracy",
         "algorithm",
         "model",
         "written",
     ]
-    assert line.split()[:8] == ["math/a[1]", "failed:", "OSError", "1", "(ERROR)", "4/9", "gsm8k", "50.0"]
+    shown = ["math/a[1]", "failed:", "OSError", "1", "(ERROR)", "4/9", "gsm8k", "acc"]
+    assert line.split()[:8] == shown
 
 
 def test_runs_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

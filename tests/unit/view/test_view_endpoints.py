@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rloom.doctor.run.report import Report
-from rloom.runs.run_folder import Accuracy, RunFolder
-from rloom.view.runs import elapsed_seconds, measures
+from rloom.runs.run_folder import RunFolder
+from rloom.view.runs import elapsed_seconds
 from tests.view_client import Viewer, viewing
 from tests.view_runs import (
     ANSWERS,
@@ -67,12 +67,16 @@ def test_a_run_has_its_state_algorithm_model_reward_and_accuracy(viewer: Viewer,
         "model": "Qwen/Qwen2-0.5B-Instruct",
         "kind": "rl",
         "reward": pytest.approx(13 / 23),
-        "measures": {"sums": "accuracy", "colours": "accuracy"},
         "tags": [],
         "hidden": False,
         "accuracy": {
-            "sums": {"first": [0, 0.4], "last": [8, 1.0], "best": [8, 1.0]},
-            "colours": {"first": [0, pytest.approx(2 / 3)], "last": [8, 0.25], "best": [0, pytest.approx(2 / 3)]},
+            "sums": {"measure": "accuracy", "first": [0, 0.4], "last": [8, 1.0], "best": [8, 1.0]},
+            "colours": {
+                "measure": "accuracy",
+                "first": [0, pytest.approx(2 / 3)],
+                "last": [8, 0.25],
+                "best": [0, pytest.approx(2 / 3)],
+            },
         },
     }
 
@@ -94,6 +98,7 @@ def test_metrics_are_one_list_for_each_with_null_where_a_step_has_none(viewer: V
     assert found["state"]["status"] == "finished"
     # a step ends 1 s before its 40 s have passed, a validation at their end; the first value of a step counts
     assert found["seconds"] == [0.0, 39.0, 79.0, 119.0, 159.0, 199.0, 239.0, 279.0, 319.0]
+    assert found["measures"] == {"sums": "accuracy", "colours": "accuracy"}
     assert found["answers_per_step"] is None  # the configuration names no batch size
 
 
@@ -171,11 +176,6 @@ def test_the_time_between_two_processes_of_a_run_does_not_count() -> None:
     first = [event("run", 100.0, 0), event("step", 110.0, 1), event("step", 130.0, 2)]
     resumed = [event("run", 1000.0, 2), event("step", 1005.0, 3), event("validation", 1007.0, 3)]
     assert elapsed_seconds([*first, *resumed]) == {1: 10.0, 2: 30.0, 3: 35.0}
-
-
-def test_a_value_beyond_0_and_1_is_no_accuracy() -> None:
-    share, reward = Accuracy(0.2, 0, 0.4, 8, 0.6, 4), Accuracy(-3.0, 0, 1.5, 8, 1.5, 8)
-    assert measures({"rule": share, "model": reward}) == {"rule": "accuracy", "model": "score"}
 
 
 def test_the_dumped_steps_of_each_kind_are_listed(viewer: Viewer, run: str) -> None:
