@@ -14,6 +14,7 @@ from tests.view_runs import (
     ANSWERS,
     CONFIG,
     HOSTILE,
+    NOTICE,
     START,
     GrowingRun,
     prompt_text,
@@ -99,7 +100,7 @@ def test_metrics_are_one_list_for_each_with_null_where_a_step_has_none(viewer: V
     # a step ends 1 s before its 40 s have passed, a validation at their end; the first value of a step counts
     assert found["seconds"] == [0.0, 39.0, 79.0, 119.0, 159.0, 199.0, 239.0, 279.0, 319.0]
     assert found["measures"] == {"sums": "accuracy", "colours": "accuracy"}
-    assert found["answers_per_step"] is None  # the configuration names no batch size
+    assert found["answers_per_step"] == 24
 
 
 def test_later_metrics_begin_with_the_step_that_may_have_gained_some(viewer: Viewer, run: str) -> None:
@@ -166,7 +167,7 @@ def test_the_configuration_has_what_differs_from_the_defaults_the_start_and_the_
     assert (found["config"]["judge.api_key"], found["config"]["judge.max_tokens"]) == ("***", 5)
     assert found["start"] == {**record, "host": "machine", "pid": 7, "time": START}
     assert found["starts"] == 2 and found["fault"] is None
-    assert [notice["message"] for notice in found["notices"]] == ["a key has no effect"]
+    assert [notice["message"] for notice in found["notices"]] == [NOTICE, "a key has no effect"]
 
 
 def test_the_time_between_two_processes_of_a_run_does_not_count() -> None:
