@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "rloom view",
         description="Show runs in the browser: curves, prompts, answers token by token, validations, findings. Reads "
-        "run directories, also of a run that goes on, and changes nothing.",
+        "run directories, also of a run that goes on, and writes nothing but the tags that you give to runs.",
         **epilog("rloom view checkpoints/rloom/gsm8k", "0 ended by ctrl-C · 2 an error that you can correct"),
     )
     parser.add_argument(

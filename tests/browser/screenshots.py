@@ -8,11 +8,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from rloom.cli.view import defaults
 from tests.browser import chromium
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images" / "view"
 WIDTH = 1280
 MOST_BYTES = 200_000
+WAIT_S = 2.0
 
 
 def main() -> None:
@@ -23,7 +25,7 @@ def main() -> None:
     programs = chromium.programs()
     assert programs is not None, "needs chromium and chromedriver"
     given.folder.mkdir(parents=True, exist_ok=True)
-    with chromium.serving([given.runs]) as server, tempfile.TemporaryDirectory() as profile:
+    with chromium.serving([given.runs], defaults=defaults) as server, tempfile.TemporaryDirectory() as profile:
         browser = chromium.start(*programs, Path(profile))
         try:
             take_all(chromium.Page(browser, f"http://127.0.0.1:{server.server_port}"), given.folder)
@@ -38,13 +40,17 @@ def take_all(page: chromium.Page, folder: Path) -> None:
     steps = dumped(page, run, "train")
     mixed = most_spread(page, run, steps[1])
     ids = ",".join(str(number) for number in sorted(page.runs.values()))
+    sick = next((run for name, run in sorted(page.runs.items()) if "lr" in name), run)
     pictures = (
+        ("runs", "#/", 420, "light"),
         ("overview", f"{shown}", 1000, "light"),
         ("overview-dark", f"{shown}", 1000, "dark"),
         ("prompts", f"{shown}/step/{steps[2]}?sort=spread&order=desc", 720, "light"),
         ("answers", f"{shown}/step/{steps[1]}/prompt/{mixed}", 860, "light"),
         ("validation", f"{shown}/validation?outcome=fixed", 800, "light"),
         ("compare", f"#/compare/{ids}", 900, "dark"),
+        ("two-runs", f"#/compare/{run},{sick}?outcome=broken", 760, "light"),
+        ("config", f"{shown}/config", 860, "light"),
     )
     for name, place, height, scheme in pictures:
         take(page, folder / f"{name}.png", place, WIDTH, height, scheme)
@@ -55,7 +61,10 @@ def take(page: chromium.Page, file: Path, place: str, width: int, height: int, s
     page.size(width, height)
     page.prefer(scheme)
     page.open(place)
-    time.sleep(0.8)  # charts are drawn once they are seen
+    time.sleep(WAIT_S)  # charts are drawn once they are seen, findings and answers of two runs later
+    if file.stem == "two-runs":
+        page.script("document.querySelector('#two-runs').scrollIntoView(); scrollBy(0, -60)")
+        time.sleep(WAIT_S)
     page.browser.save_screenshot(str(file))
     assert file.stat().st_size < MOST_BYTES, f"{file} has {file.stat().st_size} bytes"
 

@@ -43,18 +43,19 @@ def smooth(page: Page, weight: float) -> None:
     page.script("arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", slider, weight)
 
 
+def names(page: Page) -> list[str]:
+    return [text.split("/")[-1] for text in page.texts("table.runs .run-cell > a")]
+
+
 def test_the_list_has_every_run_with_its_state_and_numbers(page: Page) -> None:
     page.open("#/")
-    rows = {row[1].split("/")[-1].removesuffix("+ tagHide").removesuffix(row[2]): row for row in page.table()}
+    rows = dict(zip(names(page), page.table(), strict=True))
     assert set(rows) == {"finished", "other", "killed", "hostile", "long", "bare", "templated", "ill"}
+    assert rows["hostile"][2] == "failed<script>Error</script>"
     assert (rows["finished"][2], rows["finished"][4]) == ("finished", "8 / 8")
     assert (rows["other"][2], rows["other"][4]) == ("interrupted", "4 / 8")
     assert rows["other"][7].startswith("rloo")
     assert "40.0\u202f% → 100.0\u202f% sums" in rows["finished"][6]
-
-
-def names(page: Page) -> list[str]:
-    return [text.split("/")[-1] for text in page.texts("table.runs .run-cell > a")]
 
 
 def test_ill_runs_have_a_badge_and_a_colour(page: Page) -> None:
@@ -62,7 +63,7 @@ def test_ill_runs_have_a_badge_and_a_colour(page: Page) -> None:
     ill = f"tr[data-href='#/run/{page.runs['ill']}']"
     page.wait(lambda: page.texts(f"{ill} .finding-badge"))
     assert page.text(f"{ill} .finding-badge") == "✕1error"
-    assert page.one(f"{ill} .finding-badge").get_attribute("title") == "The reward is 0 for every answer"
+    assert page.one(f"{ill} .finding-badge").get_attribute("title") == "Every reward is 0: nothing to learn from"
     colours = [page.one(f"tr[data-href='#/run/{page.runs[name]}']").value_of_css_property("background-color")
                for name in ("ill", "long")]  # fmt: skip
     assert colours[0] != colours[1]
@@ -80,7 +81,8 @@ def test_runs_are_sorted_and_filtered(page: Page) -> None:
     page.one("[data-sort=name]").click()
     assert names(page) == sorted(names(page), reverse=True)
     page.one("[data-sort=accuracy]").click()
-    assert names(page)[0] == "hostile" or "100" in page.table("table.runs tbody")[0][6]
+    # means of the last validations: 75, 62.5, 53.3 and 50 %
+    assert names(page)[:4] == ["other", "finished", "killed", "hostile"]
     page.one("#filter-state option[value=interrupted]").click()
     assert names(page) == ["other"]
     page.open("#/?algorithm=grpo&text=fini%20qwen")
@@ -112,7 +114,6 @@ def test_tags_and_hidden_runs_are_kept_beside_the_run(page: Page, folder: Path) 
 
 def test_the_configuration_can_be_searched(page: Page) -> None:
     page.open("finished/config")
-    assert page.text(".count + *, table.config th") != ""
     every = [row[0] for row in page.table("table.config tbody")]
     assert "algorithm.lam" in every and page.text(".toolbar .muted") == f"{len(every)} of {len(every)} keys"
     page.press("/", "lam 0.95")
@@ -170,7 +171,8 @@ def test_a_chart_is_saved_as_svg_and_csv(page: Page) -> None:
     drawn = page.browser.execute_async_script(saved, "SVG")
     assert drawn.startswith("<svg") and "Entropy" in drawn and 'stroke="rgb(' in drawn and "var(" not in drawn
     cells = page.browser.execute_async_script(
-        "const [done] = arguments; import('/export.js').then(({ toCsv }) => done(toCsv([['=1+1', 'a,b', 'say \"x\"', -1, null]])))"
+        "const [done] = arguments; import('/export.js').then(({ toCsv }) =>"
+        "done(toCsv([['=1+1', 'a,b', 'say \"x\"', -1, null]])))"
     )
     assert cells == '\'=1+1,"a,b","say ""x""",-1,\r\n'  # a spreadsheet takes no text for a formula
 

@@ -45,6 +45,7 @@ export class ChartToolbar {
       this.group.setAxis(name);
       this.update(names, points);
       this.onAxis();
+      this.group.redraw(); // the first chart was drawn while the others still had the old axis
     }, { "data-axis": name, "aria-pressed": String(name === this.group.axis) })));
   }
 }
