@@ -1,6 +1,6 @@
 """Make the pictures of docs/reading_a_run.md again: python -m tests.browser.screenshots RUNS [FOLDER]
 
-RUNS is a folder above two or more runs of `rloom train` with validations; the first one that is listed is shown.
+RUNS is a folder above two or more runs of `rloom train` with validations, one of them ill; a healthy one is shown.
 """
 
 import argparse
@@ -35,12 +35,13 @@ def main() -> None:
 
 def take_all(page: chromium.Page, folder: Path) -> None:
     page.enter()
-    shown = max(page.runs, key=lambda name: len(dumped(page, page.runs[name], "train")))
+    ill = most_ill(page)
+    others = [name for name in page.runs if page.runs[name] != ill] or list(page.runs)
+    shown = max(others, key=lambda name: len(dumped(page, page.runs[name], "train")))
     run = page.runs[shown]
     steps = dumped(page, run, "train")
     mixed = most_spread(page, run, steps[1])
     ids = ",".join(str(number) for number in sorted(page.runs.values()))
-    sick = next((run for name, run in sorted(page.runs.items()) if "lr" in name), run)
     pictures = (
         ("runs", "#/", 420, "light"),
         ("overview", f"{shown}", 1000, "light"),
@@ -49,7 +50,7 @@ def take_all(page: chromium.Page, folder: Path) -> None:
         ("answers", f"{shown}/step/{steps[1]}/prompt/{mixed}", 860, "light"),
         ("validation", f"{shown}/validation?outcome=fixed", 800, "light"),
         ("compare", f"#/compare/{ids}", 900, "dark"),
-        ("two-runs", f"#/compare/{run},{sick}?outcome=broken", 760, "light"),
+        ("two-runs", f"#/compare/{run},{ill}?outcome=broken", 760, "light"),
         ("config", f"{shown}/config", 860, "light"),
     )
     for name, place, height, scheme in pictures:
@@ -71,6 +72,16 @@ def take(page: chromium.Page, file: Path, place: str, width: int, height: int, s
 
 def dumped(page: chromium.Page, run: int, kind: str) -> list[int]:
     return page.script(f"return fetch('/api/runs/{run}/dumps').then(answer => answer.json())")[kind]
+
+
+def most_ill(page: chromium.Page) -> int:
+    """The run with the most severe finding, or any."""
+    script = "return fetch('/api/findings').then(answer => answer.json())"
+    while (found := page.script(script))["waiting"]:
+        time.sleep(0.2)
+    order = {None: 0, "note": 1, "warning": 2, "error": 3}
+    badges = {int(number): badge["worst"] and badge["worst"]["severity"] for number, badge in found["badges"].items()}
+    return max(badges, key=lambda number: order[badges[number]])
 
 
 def most_spread(page: chromium.Page, run: int, step: int) -> int:
