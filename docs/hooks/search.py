@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import event_priority
+
 CHINESE = "zh/"
 BASE = re.compile(r'"base": "\.\.(/)?')  # of a page, from it to the root of the site
 BACKGROUND = ("decisions/", "measurements/")
@@ -23,12 +25,13 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     return BASE.sub(lambda found: '"base": "' + ("" if found[1] else "."), output, count=1)
 
 
+@event_priority(-200)  # after the i18n plugin, which writes the index of all languages with -100
 def on_post_build(config: Any, **_: Any) -> None:
     site = Path(config["site_dir"])
     file = site / "search" / "search_index.json"
     index = json.loads(file.read_text("utf-8"))
     chinese = [entry for entry in index["docs"] if entry["location"].startswith(CHINESE)]
-    if not chinese:  # a build of one language
+    if not chinese:  # the plugin builds each language for itself first
         return
     english = [entry for entry in index["docs"] if not entry["location"].startswith(CHINESE)]
     below = [{**entry, "location": entry["location"].removeprefix(CHINESE)} for entry in chinese]

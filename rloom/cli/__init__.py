@@ -123,7 +123,7 @@ COMMANDS = {
         [
             (
                 "[DIR]",
-                "list runs with state, step, reward and accuracy",
+                "list runs with state, step, reward and validation",
             )
         ],
     ),
@@ -132,7 +132,7 @@ COMMANDS = {
         [
             (
                 "RUN RUN ...",
-                "compare runs: configuration, accuracy, metrics at equal steps",
+                "compare runs: configuration, validation, metrics at equal steps",
             )
         ],
     ),

@@ -179,7 +179,7 @@ def timetable(settings: StepSettings, steps_per_epoch: int, *, validates: bool) 
 
 
 def train_to_end(
-    loop: StepLoop, log: RunLog, start: Path | None, *, opening: str, summary: Callable[[], str]
+    loop: StepLoop, log: RunLog, start: Path | None, *, opening: str, summary: Callable[[], Sequence[str]]
 ) -> Outcome:
     """`start`: the checkpoint that the loop continues from."""
     directory = loop.checkpoints.directory
@@ -200,6 +200,7 @@ def train_to_end(
         interrupt.args = (loop.save_last_step(),)
         log.message(*interrupt.args)
         raise
-    log.message(summary())
+    for line in summary():
+        log.message(line)
     last = loop.checkpoints.path(loop.state.step)  # the last step is always saved
     return Outcome(directory, last, stopped_early=not loop.ended)

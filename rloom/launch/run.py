@@ -185,18 +185,15 @@ def use_of_reference(config: Config) -> str:
     return f"KL to the reference {' and '.join(places)}" if places else NO_REFERENCE
 
 
-def summary(log: RunLog, checkpoints: Checkpoints) -> str:
-    run = RunFolder(log.run_dir)
+def summary(log: RunLog, checkpoints: Checkpoints) -> list[str]:
     newest = from_here(checkpoints.path(checkpoints.steps()[-1]))  # the last step is always saved
-    return "\n".join(
-        [
-            *summary_lines(run),
-            f"Learning curve: {from_here(draw_learning_curve(log.metrics_file, log.run_dir / CURVE))}",
-            f"In the browser: rloom view {from_here(log.run_dir)}",
-            f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR",
-            f"Talk to it: rloom chat {newest}",
-        ]
-    )
+    return [
+        *summary_lines(RunFolder(log.run_dir)),
+        f"Learning curve: {from_here(draw_learning_curve(log.metrics_file, log.run_dir / CURVE))}",
+        f"In the browser: rloom view {from_here(log.run_dir)}",
+        f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR",
+        f"Talk to it: rloom chat {newest}",
+    ]
 
 
 def from_here(path: Path) -> Path:

@@ -295,18 +295,14 @@ def opening(config: SftConfig, parts: SftParts) -> str:
     )
 
 
-def summary(log: RunLog, checkpoints: Checkpoints) -> str:
-    lines = summary_lines(RunFolder(log.run_dir))
-    picture = from_here(draw_learning_curve(log.metrics_file, log.run_dir / CURVE))
+def summary(log: RunLog, checkpoints: Checkpoints) -> list[str]:
     newest = from_here(checkpoints.path(checkpoints.steps()[-1]))  # the last step is always saved
-    return "\n".join(
-        [
-            *lines,
-            f"Learning curve: {picture}",
-            f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR, which RL training starts from with "
-            "actor_rollout_ref.model.path=DIR",
-        ]
-    )
+    return [
+        *summary_lines(RunFolder(log.run_dir)),
+        f"Learning curve: {from_here(draw_learning_curve(log.metrics_file, log.run_dir / CURVE))}",
+        f"Model: {newest}; as a Hugging Face folder: rloom export {newest} DIR, which RL training starts from with "
+        "actor_rollout_ref.model.path=DIR",
+    ]
 
 
 def describe_sft(config: SftConfig, inputs: SftInputs) -> dict[str, Any]:

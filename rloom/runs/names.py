@@ -84,7 +84,11 @@ NAMES = (
     ),
     MetricName(("failed",), ("reward/failed",), "absent"),
     MetricName(("epoch",), ("training/epoch",), "of the metric: counted from 0", written=True),
-    MetricName(("validation accuracy",), ("val-core/{data_source}/acc/mean@n",), "rises"),
+    MetricName(
+        ("validation",),
+        ("val-core/{data_source}/acc/mean@n",),
+        "rises: the accuracy, or the mean score of a reward that does not return acc",
+    ),
     MetricName(("loss",), ("train/loss",), "of supervised fine-tuning: falls", place="loss"),
     MetricName(("lr",), ("train/lr",), "of supervised fine-tuning: its schedule", place="lr"),
     MetricName(

@@ -37,6 +37,11 @@ def write_long_run(folder: Path) -> None:
         metrics = {"critic/score/mean": score, "actor/kl_loss": 1e-4 * step, "timing_s/gen": 1.0, "timing_s/step": 1.5}
         run.events.write("step", time=view_runs.START + step, step=step, metrics=metrics)
         run.last_step = step
+    for step, score in ((1, -0.421875), (MANY_STEPS, -0.125)):  # of a reward that says nothing of right or wrong
+        metrics = {"val-core/own/acc/mean@1": score}
+        run.events.write(
+            "validation", time=view_runs.START + MANY_STEPS, step=step, metrics=metrics, measures={"own": "score"}
+        )
     run.close()
 
 
