@@ -46,11 +46,11 @@ def take_all(page: chromium.Page, folder: Path) -> None:
         ("runs", "#/", 420, "light"),
         ("overview", f"{shown}", 1000, "light"),
         ("overview-dark", f"{shown}", 1000, "dark"),
-        ("prompts", f"{shown}/step/{steps[2]}?sort=spread&order=desc", 720, "light"),
+        ("prompts", f"{shown}/step/{steps[2]}?sort=spread&order=desc&text=What%20is", 560, "light"),
         ("answers", f"{shown}/step/{steps[1]}/prompt/{mixed}", 860, "light"),
-        ("validation", f"{shown}/validation?outcome=fixed", 800, "light"),
+        ("validation", f"{shown}/validation?outcome=fixed&text=What%20is", 800, "light"),
         ("compare", f"#/compare/{ids}", 900, "dark"),
-        ("two-runs", f"#/compare/{run},{ill}?outcome=broken", 760, "light"),
+        ("two-runs", f"#/compare/{run},{ill}?outcome=broken", 620, "light"),
         ("config", f"{shown}/config", 860, "light"),
     )
     for name, place, height, scheme in pictures:
