@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rloom.view.access import ViewAccess
-from rloom.view.run_cache import RunCache
+from rloom.view.run_cache import Defaults, RunCache, no_defaults
 from rloom.view.server import ViewServer
 
 TOKEN = "a-token-for-tests-only"
@@ -65,9 +65,9 @@ class Viewer:
 
 
 @contextmanager
-def viewing(runs: Sequence[Path]) -> Iterator[Viewer]:
+def viewing(runs: Sequence[Path], defaults: Defaults = no_defaults) -> Iterator[Viewer]:
     access = ViewAccess(TOKEN)
-    with ViewServer(0, RunCache(runs), access) as server:
+    with ViewServer(0, RunCache(runs, defaults), access) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

@@ -66,9 +66,27 @@ HOSTILE = (
     "../../../../etc/passwd %2e%2e%2f ' OR 1=1 --",
 )
 
+QUESTION = "How many\nare left?"
+# prompts with the templates of Qwen, Llama, Gemma, Mistral and DeepSeek, the last after an earlier turn
+TEMPLATES = (
+    f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n"
+    f"{QUESTION}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    f"<bos><start_of_turn>user\n{QUESTION}<end_of_turn>\n<start_of_turn>model\n",
+    f"<s>[INST] {QUESTION} [/INST]",
+    f"<｜User｜>Hello<｜Assistant｜>Yes?<｜end▁of▁sentence｜><｜User｜>{QUESTION}<｜Assistant｜>",
+)
+START_RECORD = {
+    "command": "rloom train algorithm.adv_estimator=grpo",
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "versions": {"python": "3.12.1", "torch": "2.13.0"},
+}
+NOTICE = "data.seed has no effect"
+
 CONFIG: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "lam": 0.95, "gamma": 1.0},
     "actor_rollout_ref": {"model": {"path": "Qwen/Qwen2-0.5B-Instruct"}, "rollout": {"n": ANSWERS}},
+    "data": {"train_batch_size": GROUPS},
     "trainer": {"project_name": "sums", "experiment_name": "grpo", "total_epochs": 1, "logger": ["console"]},
 }
 
@@ -132,6 +150,20 @@ def write_hostile_run(folder: Path) -> Path:
     return folder
 
 
+def write_templated_run(folder: Path) -> Path:
+    """One step, of prompts with chat templates, a right and a wrong answer to each."""
+    run = GrowingRun(folder, total_steps=1)
+    rows = [
+        {**row, "parts": json.dumps({"acc": row["score"], "format": 0.5})}
+        for group, prompt in enumerate(TEMPLATES)
+        for row in answer_rows(group, 2 * group, prompt, [1.0, 0.0], ["#### 4", "#### 5"])
+    ]
+    run.dumps.write("train", 1, partial(table, rows))
+    run.log_step(1, {"critic/score/mean": 0.5})
+    run.close()
+    return folder
+
+
 class GrowingRun:
     """A run that is written step by step, by hand or, as a context manager, by a thread until it is left."""
 
@@ -164,7 +196,9 @@ class GrowingRun:
             total_steps=self.total_steps,
             host=socket.gethostname(),
             pid=os.getpid() if process is None else process,
+            **START_RECORD,
         )
+        self.events.write("warning", time=START + STEP_S * after, step=after, kind="notice", message=NOTICE)
         self.dumps.remove_after(after if after else -1)
         self.last_step = after
 
@@ -324,6 +358,7 @@ def step_metrics(step: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, floa
         "actor/pg_clipfrac": 0.1,
         "actor/grad_norm": float("nan") if step == 3 else 0.5,
         "perf/throughput": 1000.0 + step,
+        "perf/total_num_tokens": 1000.0,
         "perf/max_memory_allocated_gb": 10.0 + step / 8,
         "timing_s/step": 38.0,
         **timings,

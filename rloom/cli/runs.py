@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,10 @@ from rloom.terminal import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rloom.doctor.run.report import Report
     from rloom.runs.run_folder import RunSummary
 
+DIAGNOSIS_S = 2.0  # of all runs together
 STYLES = {"running": "green", "failed": "red", "unreadable": "red", "killed": "red", "interrupted": "yellow"}
 
 
@@ -44,8 +46,10 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
         if not folder.is_dir():
             raise DataError(f"there is no folder {folder}; name the folder of the runs: rloom runs DIR")
     found = summaries(folders)
+    reports = reports_of(found)
     if as_json:
-        print(printable(json.dumps([as_object(each) for each in found], indent=2, ensure_ascii=False)))
+        objects = [as_object(each, reports.get(each.path)) for each in found]
+        print(printable(json.dumps(objects, indent=2, ensure_ascii=False)))
         return 0
     if not found:
         names = " and ".join(map(str, folders))
@@ -56,7 +60,10 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # of a file or a pipe: one line a run
-    console.print(table(found, now=time.time()))
+    console.print(table(found, reports, now=time.time()))
+    if unread := len(found) - len(reports):
+        runs = "1 run" if unread == 1 else f"{unread} runs"
+        console.print(printable(translate(f"Not diagnosed, to save time: {runs} (`rloom doctor RUN`)")), style="dim")
     for each in found:
         if each.fault is not None:
             console.print(
@@ -65,16 +72,46 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
     return 0
 
 
-def as_object(summary: "RunSummary") -> dict[str, Any]:
-    return {**asdict(summary), "path": str(summary.path)}
+def reports_of(found: Sequence["RunSummary"]) -> "dict[Path, Report | None]":
+    """The findings of the runs, the last written first, as many as are read within `DIAGNOSIS_S`. None: unreadable."""
+    from rloom.doctor.run.report import Report
+    from rloom.runs.run_folder import RunFolder
+
+    reports: dict[Path, Report | None] = {}
+    end = time.monotonic() + DIAGNOSIS_S
+    for summary in found:
+        if time.monotonic() > end:
+            break
+        try:
+            reports[summary.path] = Report.of(RunFolder(summary.path))
+        except Exception:  # any fault of the run's files; the state of the run says it
+            reports[summary.path] = None
+    return reports
 
 
-def table(found: Sequence["RunSummary"], *, now: float) -> "Table":
+def as_object(summary: "RunSummary", report: "Report | None") -> dict[str, Any]:
+    worst = None if report is None else report.worst
+    findings = None if report is None else {"count": len(report.findings), "worst": worst and worst.kind}
+    return {**asdict(summary), "path": str(summary.path), "findings": findings}
+
+
+def finding_text(report: "Report | None") -> tuple[str, str]:
+    """Text and style: `2 (ERROR)`, in the colour of the worst; empty where the run was not diagnosed."""
+    worst = None if report is None else report.worst
+    if report is None or worst is None:
+        return "" if report is None else "0", "dim"
+    from rloom.doctor.run.report import SEVERITIES
+
+    word, style = SEVERITIES[worst.severity]
+    return f"{len(report.findings)} ({translate(word)})", style
+
+
+def table(found: Sequence["RunSummary"], reports: "Mapping[Path, Report | None]", *, now: float) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("run", "state", "step", "reward", "validation", "algorithm", "model", "written"):
+    for name in ("run", "state", "findings", "step", "reward", "validation", "algorithm", "model", "written"):
         shown.add_column(translate(name), justify="right" if name in ("step", "reward") else "left", overflow="fold")
     for each in found:
         state = each.state
@@ -82,6 +119,7 @@ def table(found: Sequence["RunSummary"], *, now: float) -> "Table":
         shown.add_row(
             Text(printable(each.name)),
             Text(printable(status), style=STYLES.get(state.status, "")),
+            Text(*finding_text(reports.get(each.path))),
             Text(str(state.step) if state.total_steps is None else f"{state.step}/{state.total_steps}"),
             Text("" if each.reward is None else f"{each.reward:.3f}"),
             Text(printable("\n".join(accuracy_lines(each)))),

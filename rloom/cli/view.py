@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rloom.cli.parsing import RUNS_FOLDERS, CommandParser, default_run_folders, epilog
 from rloom.console import OK, run_safely
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "rloom view",
         description="Show runs in the browser: curves, prompts, answers token by token, validations, findings. Reads "
-        "run directories, also of a run that goes on, and changes nothing.",
+        "run directories, also of a run that goes on, and writes nothing but the tags that you give to runs.",
         **epilog("rloom view checkpoints/rloom/gsm8k", "0 ended by ctrl-C · 2 an error that you can correct"),
     )
     parser.add_argument(
@@ -53,7 +53,7 @@ def view(given: argparse.Namespace) -> int:
             f"in the network; from another machine, use `ssh -L {FIRST_PORT}:{ADDRESS}:{FIRST_PORT} HOST`"
         )
     access = ViewAccess(choose_token(os.environ))
-    runs = RunCache([run.expanduser() for run in given.run or default_run_folders()])
+    runs = RunCache([run.expanduser() for run in given.run or default_run_folders()], defaults)
     with listen(given.port, runs, access) as server:
         print(translate(greeting(server.server_port, access.token)), flush=True)
         preload()
@@ -66,6 +66,14 @@ def view(given: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print()
     return OK
+
+
+def defaults(kind: str) -> Mapping[str, Any]:
+    """The default of every key; asked for by the page of a configuration."""
+    from rloom.config.given_keys import leaf_keys
+    from rloom.config.schema import Config, SftConfig
+
+    return {path: key.default for path, key in leaf_keys(SftConfig if kind == "sft" else Config).items()}
 
 
 def listen(port: int | None, runs: "RunCache", access: "ViewAccess") -> "ViewServer":

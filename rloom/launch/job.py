@@ -51,6 +51,10 @@ class Job(Protocol):
     def only_reads(self) -> bool:
         """The run directory stays as it is."""
 
+    @property
+    def notices(self) -> Sequence[str]:
+        """What was printed about the configuration; the log of the run keeps it."""
+
     def prepare(self) -> Any:
         """Check and read the inputs, before a model is loaded."""
 
@@ -114,6 +118,7 @@ def run_attempt(job: Job, directory: Path, layout: WorkerLayout, *, again: bool)
             save_every=parts.settings.save_every,
             total_epochs=-(-parts.settings.total_steps // parts.stream.steps_per_epoch),
             resumed=start is not None,
+            notices=job.notices,
         ) as log:
             return job.train(parts, log, checkpoints, start, how)
 

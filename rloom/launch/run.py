@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rloom.config.checks import late_notices, notices_on_a_cpu
+from rloom.config.checks import check, late_notices, notices_on_a_cpu
 from rloom.config.schema import Config
 from rloom.launch.build import (
     PolicyParts,
@@ -58,11 +58,15 @@ COMMAND = Caller(UserObjects())  # a command gives the configuration alone
 
 def run(config: Config, caller: Caller = COMMAND) -> Outcome:
     check_own_algorithm(config)
-    trainer = config.trainer
-    if trainer.device == "auto" and not config.has_workers and not torch.cuda.is_available():
-        for notice in notices_on_a_cpu(config, resolved_needs(config)):
-            logger.warning(f"Note: {notice}")
+    for notice in cpu_notices(config):
+        logger.warning(f"Note: {notice}")
     return run_with_restarts(PolicyTraining(config, caller))
+
+
+def cpu_notices(config: Config) -> list[str]:
+    if config.trainer.device != "auto" or config.has_workers or torch.cuda.is_available():
+        return []
+    return notices_on_a_cpu(config, resolved_needs(config))
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,10 @@ class PolicyTraining:
     @property
     def only_reads(self) -> bool:
         return self.config.trainer.val_only
+
+    @property
+    def notices(self) -> list[str]:
+        return [*check(self.config, resolved_needs(self.config)), *cpu_notices(self.config)]
 
     def prepare(self) -> Inputs:
         return prepare(self.config, self.caller.objects)

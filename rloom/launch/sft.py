@@ -240,6 +240,7 @@ class SupervisedTraining:
 
     config: SftConfig
     only_reads: bool = False
+    notices: tuple[str, ...] = ()
 
     @property
     def keep(self) -> dict[str, int | None]:

@@ -23,6 +23,7 @@ KEY_METRICS: Mapping[str, Sequence[str]] = {
     "memory (GB)": ("perf/max_memory_allocated_gb",),
 }
 TENTHS = 10
+OWN_FOLDER = "trainer.default_local_dir"
 
 Series = Mapping[int, float]  # by step
 
@@ -86,7 +87,7 @@ def compare(runs: Sequence[RunFolder], defaults: Mapping[str, Any] | None = None
 
 def compare_configs(configs: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> list[ConfigDifference]:
     """The keys whose values differ. A run whose config.yaml is missing or empty takes no part."""
-    flat = [flat_config(config) for config in configs]
+    flat = [without_own_folder(flat_config(config)) for config in configs]
     keys = dict.fromkeys(key for config in flat for key in config)
     found = []
     for key in keys:
@@ -97,6 +98,22 @@ def compare_configs(configs: Sequence[Mapping[str, Any]], defaults: Mapping[str,
             is_default = [key in defaults and bool(config) and config.get(key) == default for config in flat]
             found.append(ConfigDifference(key, values, [key in config for config in flat], default, is_default))
     return found
+
+
+def without_own_folder(config: dict[str, Any]) -> dict[str, Any]:
+    """Files that a run writes are in its folder: they are at the same place in every run."""
+    own = config.get(OWN_FOLDER)
+    if not isinstance(own, str) or not own:
+        return config
+
+    def within(value: Any) -> Any:
+        return (
+            f"${{{OWN_FOLDER}}}{value[len(own) :]}"
+            if isinstance(value, str) and f"{value}/".startswith(f"{own}/")
+            else value
+        )
+
+    return {key: within(value) for key, value in config.items()}
 
 
 def compare_accuracies(runs: Sequence[RunFolder]) -> list[AccuracyComparison]:

@@ -214,6 +214,10 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def is_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
 def is_time(value: Any) -> bool:
     number = finite(value)
     return number is not None and 0 <= number < LATEST
@@ -236,6 +240,9 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
         "total_steps": or_none(is_whole),
         "host": or_none(is_text),
         "pid": or_none(lambda value: is_whole(value, LARGEST_PROCESS) and value > 0),
+        "command": or_none(is_text),
+        "commit": or_none(is_text),
+        "versions": or_none(is_texts),
     },
     "stage_begin": {**STEP, "stage": is_text},
     "stage_end": {**STEP, "stage": is_text, "seconds": is_time},

@@ -13,6 +13,7 @@ from typing import Any, Self
 from rloom.runs.display import Display
 from rloom.runs.measures import ACCURACY, measured, validation_accuracies
 from rloom.runs.names import with_aliases
+from rloom.runs.provenance import NOTICE, start_record
 from rloom.runs.records import EVENTS_FILE, METRICS_FILE, EventLog, read_metrics, truncate_metrics, write_rows
 from rloom.runs.trackers import make_trackers
 from rloom.runs.trackers.base import Start, Tracker, cell
@@ -37,10 +38,11 @@ class RunLog:
         trackers: Sequence[Tracker],
         display: Display,
         total_steps: int | None = None,
+        notices: Sequence[str] = (),  # printed before the log was opened
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.run_dir = run_dir
-        self._total_steps = total_steps
+        self._total_steps, self._notices = total_steps, notices
         self._trackers = trackers
         self._display = display
         self._clock = clock
@@ -65,6 +67,7 @@ class RunLog:
         validate_every: int | None = None,
         save_every: int | None = None,
         resumed: bool = False,
+        notices: Sequence[str] = (),
     ) -> Self:
         """`resumed`: whether the run continues from a checkpoint; trackers then continue its curves."""
         display = Display(
@@ -75,7 +78,8 @@ class RunLog:
             quiet="console" not in loggers,
         )
         start = Start(run_dir, project, experiment, config, resumed, report=display.message)
-        return cls(run_dir, trackers=make_trackers(loggers, start), display=display, total_steps=total_steps)
+        trackers = make_trackers(loggers, start)
+        return cls(run_dir, trackers=trackers, display=display, total_steps=total_steps, notices=notices)
 
     @property
     def metrics_file(self) -> Path:
@@ -166,9 +170,10 @@ class RunLog:
         """Forget what was logged after `step`: a resumed run will log it anew. -1 forgets everything."""
         truncate_metrics(self.metrics_file, step)
         self._step = max(step, 0)
-        self.events.write(
-            "run", step=max(step, 0), total_steps=self._total_steps, host=socket.gethostname(), pid=os.getpid()
-        )
+        process = {"host": socket.gethostname(), "pid": os.getpid()}
+        self.events.write("run", step=self._step, total_steps=self._total_steps, **process, **start_record())
+        for notice in self._notices:
+            self.events.write("warning", step=self._step, kind=NOTICE, message=notice)
         records = read_metrics(self.metrics_file)
         self._first_accuracies = _first_accuracies(records)
         self._display.remaining.add_history(records, self._step)

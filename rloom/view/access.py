@@ -51,8 +51,10 @@ class ViewAccess:
             self._single_use.add(token)
         return token
 
-    def check(self, headers: Message, given_tokens: Sequence[str], *, is_first_page: bool) -> str | None:
-        """Raise Forbidden, or return the cookie to set. `given_tokens`: of the address."""
+    def check(self, headers: Message, given_tokens: Sequence[str], *, is_first_page: bool, writes: bool) -> str | None:
+        """Raise Forbidden, or return the cookie to set. `given_tokens`: of the address.
+
+        `writes`: the request changes a file, and has to name the page that it comes from, as browsers do."""
         host = _only(headers, "Host")
         known_host = HOST.fullmatch(host or "")
         if host is None or known_host is None:
@@ -61,7 +63,7 @@ class ViewAccess:
         in_address = any(map(self._is_token, given_tokens)) or (is_first_page and self._spend(given_tokens))
         # a link in another page may open the first page, since it has to contain the token
         opens_page = is_first_page and in_address and headers.get("Sec-Fetch-Mode") == "navigate"
-        if not opens_page and _is_from_elsewhere(headers, host):
+        if not opens_page and (_is_from_elsewhere(headers, host) or (writes and _only(headers, "Origin") is None)):
             raise Forbidden(OTHER_SITE)
         if not in_address and not any(map(self._is_token, _cookies(headers, cookie_name))):
             raise Forbidden(NO_TOKEN)

@@ -19,3 +19,9 @@ class NotFound(RequestFault):
 
 class Forbidden(RequestFault):
     status = HTTPStatus.FORBIDDEN
+
+
+class NotWritable(RequestFault):
+    """The folder of the run does not take what the user wants to write."""
+
+    status = HTTPStatus.CONFLICT

@@ -4,11 +4,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from rloom.view.answers import distributions, search
 from rloom.view.http_errors import NotFound
-from rloom.view.prompts import group_answers, prompt_history, prompts, validation
+from rloom.view.labels import write_labels
+from rloom.view.prompts import group_answers, prompt_history, prompts
 from rloom.view.query import MOST_DIGITS, Json, Query
 from rloom.view.run_cache import RunCache, RunHandle
-from rloom.view.runs import comparison, config, dumped_steps, findings, list_runs, metrics, stages
+from rloom.view.runs import badges, comparison, config, dumped_steps, findings, list_runs, metrics, stages
+from rloom.view.validation import compared_validations, validation
 
 if TYPE_CHECKING:
     from rloom.runs.dumps.index import Kind
@@ -21,7 +24,9 @@ OfRun = Callable[[RunHandle, Mapping[str, str], Query], Json]  # with the parts 
 
 OF_ALL: Mapping[str, OfAll] = {
     "/api/runs": lambda runs, query: list_runs(runs),
+    "/api/findings": lambda runs, query: badges(runs),
     "/api/compare": comparison,
+    "/api/compare/validation": compared_validations,
 }
 
 
@@ -35,6 +40,8 @@ OF_RUN: Mapping[str, OfRun] = {
     "config": lambda run, at, query: config(run),
     "dumps": lambda run, at, query: dumped_steps(run),
     "findings": lambda run, at, query: findings(run),
+    "search": lambda run, at, query: search(run, query),
+    "distributions": lambda run, at, query: distributions(run, query),
     "validation": lambda run, at, query: validation(run, query),
     f"{KIND}/{number('step')}/prompts": lambda run, at, query: prompts(run, kind(at), int(at["step"]), query),
     f"{KIND}/{number('step')}/prompts/{number('group')}": lambda run, at, query: group_answers(
@@ -46,6 +53,7 @@ OF_RUN: Mapping[str, OfRun] = {
     ),
 }
 PATTERNS = [(re.compile(f"/api/runs/{number('run')}/{path}"), function) for path, function in OF_RUN.items()]
+LABELS = re.compile(f"/api/runs/{number('run')}/labels")
 
 
 def answer(runs: RunCache, path: str, query: Query) -> Json:
@@ -56,6 +64,17 @@ def answer(runs: RunCache, path: str, query: Query) -> Json:
         if found is not None:
             return function(runs[int(found["run"])], found.groupdict(), query)
     raise NotFound("there is no such address")
+
+
+def is_change(path: str) -> bool:
+    """The only address that writes: labels of a run."""
+    return LABELS.fullmatch(path) is not None
+
+
+def change(runs: RunCache, path: str, query: Query) -> Json:
+    found = LABELS.fullmatch(path)
+    assert found is not None  # `is_change`
+    return write_labels(runs[int(found["run"])], query)
 
 
 def kind(at: Mapping[str, str]) -> "Kind":

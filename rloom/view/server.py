@@ -1,4 +1,5 @@
-"""The HTTP server: GET and HEAD of the page's files and of JSON, for requests that `access` lets through."""
+"""The HTTP server: GET and HEAD of the page's files and of JSON, and POST of labels, for requests that `access` lets
+through."""
 
 import gzip
 import json
@@ -16,7 +17,7 @@ from rloom.language import FOLDER, read_catalogue
 from rloom.view.access import ViewAccess
 from rloom.view.http_errors import BadRequest, NotFound, RequestFault
 from rloom.view.query import Query, to_json
-from rloom.view.routes import API, answer
+from rloom.view.routes import API, answer, change, is_change
 from rloom.view.run_cache import RunCache
 
 PAGE = Path(__file__).parent / "page"
@@ -93,10 +94,24 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
+        self._answer(writes=False)
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        if is_change(self.path.partition("?")[0]):
+            self._answer(writes=True)
+        else:
+            self.send_error(HTTPStatus.NOT_IMPLEMENTED)
+
+    def _answer(self, *, writes: bool) -> None:
         cookie: dict[str, str] = {}
         try:
-            path, query = self._checked(cookie)
-            content_type, content = self._content(path, query)
+            path, query = self._checked(cookie, writes)
+            if writes:
+                content_type, content = JSON, to_json(change(self.server.runs, path, query))
+            else:
+                content_type, content = self._content(path, query)
             status = HTTPStatus.OK
         except RequestFault as fault:
             status, content_type, content = fault.status, JSON, to_json({"error": str(fault)})
@@ -107,8 +122,6 @@ class Handler(BaseHTTPRequestHandler):
             print(f"rloom view: {self.path.partition('?')[0]!a}: {message!a}", file=sys.stderr)
             status, content_type, content = HTTPStatus.INTERNAL_SERVER_ERROR, JSON, to_json({"error": message})
         self._send(status, content_type, content, cookie)
-
-    do_HEAD = do_GET
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What http.server refuses: methods without a function here, requests that are no HTTP."""
@@ -122,13 +135,15 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def _checked(self, cookie: dict[str, str]) -> tuple[str, Query]:
+    def _checked(self, cookie: dict[str, str], writes: bool) -> tuple[str, Query]:
         if self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0") != "0":
             self.close_connection = True
             raise BadRequest("a request to the viewer has no body")
         path, _, parameters = self.path.partition("?")
         query = Query.parse(parameters)
-        set_cookie = self.server.access.check(self.headers, query.all("token"), is_first_page=path == "/")
+        set_cookie = self.server.access.check(
+            self.headers, query.all("token"), is_first_page=path == "/", writes=writes
+        )
         if set_cookie is not None:
             cookie["Set-Cookie"] = set_cookie
         return path, query

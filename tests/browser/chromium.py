@@ -16,7 +16,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.remote.webelement import WebElement
 
 from rloom.view.access import ViewAccess
-from rloom.view.run_cache import RunCache
+from rloom.view.run_cache import Defaults, RunCache, no_defaults
 from rloom.view.server import ViewServer
 
 TOKEN = "token-of-the-tests"
@@ -53,8 +53,8 @@ def start(browser: str, driver: str, profile: Path) -> webdriver.Chrome:
 
 
 @contextlib.contextmanager
-def serving(folders: Sequence[Path], port: int = 0) -> Iterator[ViewServer]:
-    with ViewServer(port, RunCache(folders), ViewAccess(TOKEN)) as server:
+def serving(folders: Sequence[Path], port: int = 0, defaults: Defaults = no_defaults) -> Iterator[ViewServer]:
+    with ViewServer(port, RunCache(folders, defaults), ViewAccess(TOKEN)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

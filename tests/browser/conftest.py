@@ -24,6 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     view_runs.write_hostile_run(root / "hostile")
     write_long_run(root / "long")
     write_bare_run(root / "bare")
+    view_runs.write_templated_run(root / "templated")
+    write_ill_run(root / "ill")
     return root
 
 
@@ -40,6 +42,15 @@ def write_long_run(folder: Path) -> None:
         run.events.write(
             "validation", time=view_runs.START + MANY_STEPS, step=step, metrics=metrics, measures={"own": "score"}
         )
+    run.close()
+
+
+def write_ill_run(folder: Path) -> None:
+    """The reward is 0 for every answer."""
+    run = view_runs.GrowingRun(folder, total_steps=12)
+    for step in range(1, 13):
+        run.log_step(step, {"critic/score/mean": 0.0, "critic/score/max": 0.0, "critic/score/min": 0.0})
+    run.last_step = 12
     run.close()
 
 

@@ -4,6 +4,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
+from tests import view_runs
 from tests.browser.chromium import Page
 from tests.view_runs import TOOL_OUTPUT, answer_text, prompt_text
 
@@ -104,7 +105,8 @@ def test_answers_have_scores_parts_the_words_of_the_judge_and_how_they_ended(pag
     assert page.texts(".judge")[0] == "The judge gives 1.0: it names the colour."
     assert [text for text in page.texts(".tag") if text in ("finished", "cut off")] == [
         "finished", "cut off", "finished", "finished"]  # fmt: skip
-    assert "weights 2" in page.texts(".tag")
+    facts = dict(zip(page.texts(".facts dt"), page.texts(".facts dd"), strict=True))
+    assert facts["Weights"] == "after step 2"  # the same for all answers: said once
     assert page.texts(".answer-text") == [answer_text(7, 3, place, 1.0) for place in range(4)]
 
 
@@ -182,6 +184,7 @@ def test_answers_can_be_ordered(page: Page) -> None:
 
 def test_a_prompt_over_steps_shows_its_curve_and_what_changed(page: Page) -> None:
     page.open("finished/step/3/prompt/4")
+    assert page.text("#history") == "This prompt over steps (4)"
     page.one("#history").click()
     page.wait(lambda: page.text("main h1") == "Prompt 10 over steps")  # row (6 * 3 + 4) % 12
     page.wait(lambda: len(page.all("[data-chart=history] circle")) == 4)  # steps 1, 3, 5, 7
@@ -210,3 +213,56 @@ def test_validation_counts_what_was_fixed_and_broken(page: Page) -> None:
     page.open("finished/validation")
     page.press("j", Keys.ENTER)
     page.wait(lambda: page.text("main h1") == "Validation at step 8 / prompt 0")
+
+
+def test_a_prompt_of_one_step_says_so(page: Page) -> None:
+    page.open("templated/step/1/prompt/0")
+    assert page.text("#history") == "This prompt is in one step only" and page.all("a#history") == []
+    page.open("templated/prompt/0")
+    assert page.text(".one-step").startswith("Only one step has this prompt")
+    assert page.texts("[data-chart=history]") == []
+
+
+def test_prompts_are_shown_by_the_last_message_of_the_user(page: Page) -> None:
+    page.open("templated/step/1")
+    assert column(page, 8) == [view_runs.QUESTION] * len(view_runs.TEMPLATES)
+    page.open("templated/step/1/prompt/0")
+    assert page.text(".prompt-text") == view_runs.QUESTION
+    assert page.text(".whole-prompt .text") == view_runs.TEMPLATES[0]
+    assert not page.one(".whole-prompt .text").is_displayed()
+    # "wrong" says what the part `acc` would repeat
+    assert page.texts(".answer .verdict") == ["✓ right", "✗ wrong"]
+    assert page.texts(".answer .parts") == ["format0.500"] * 2
+
+
+def test_the_answers_of_two_runs_stand_side_by_side(page: Page) -> None:
+    other, finished = page.runs["other"], page.runs["finished"]
+    page.open(f"#/compare/{other},{finished}")
+    page.wait(lambda: page.texts("#two-runs .pair"))
+    # the last validations: step 4 of `other`, step 8 of `finished`
+    assert page.texts("#two-runs .outcomes b") == ["1", "1", "2", "1", "5"]
+    assert page.texts("#two-runs .side header a")[:2] == ["other · Step 4", "finished · Step 8"]
+    assert page.texts("#two-runs .side .text")[:2] == [answer_text(0, 4, 0, 0.0), answer_text(0, 8, 0, 1.0)]
+    page.one("#two-runs [data-outcome=broken]").click()
+    page.wait(lambda: page.texts("#two-runs .pair .outcome") == ["↓ Broken"])
+    page.one("#two-runs .pair > header a").click()
+    page.wait(lambda: page.text("main h1") == "Prompt 1 over steps")
+    page.wait(lambda: len(page.texts(".column .answer-text")) == 4)
+    assert page.texts(".column > header b") == ["runs/other", "runs/finished"]
+    assert page.texts(".column > header h2") == ["Step 4", "Step 8"]
+    assert page.texts(".column .answer-text")[2] == answer_text(1, 8, 0, 0.0)
+
+
+def test_a_text_is_found_in_the_answers_of_all_steps(page: Page) -> None:
+    page.open("finished/search")
+    page.press("/", "answer 2: let me think about question 10", Keys.ENTER)
+    page.wait(lambda: page.text("#searched") == "4 answers in 8 steps, all of them")
+    assert page.texts(".pair h2") == ["Step 7", "Step 5", "Step 3", "Step 1"]
+    assert page.texts("mark") == ["answer 2: let me think about question 10"] * 4
+    assert page.texts(".found header a")[0] == "Prompt 4, answer 3"
+    page.open("finished/search?text=let%20me%20think")  # in every answer: the user is asked whether to go on
+    page.wait(lambda: page.text("#searched") == "120 answers in 5 steps; 3 steps are left")
+    page.one("#search-more").click()
+    page.wait(lambda: page.text("#searched") == "192 answers in 8 steps, all of them")
+    page.open("finished/search?text=%3Cb%3Enowhere")
+    page.wait(lambda: page.texts(".empty h2") == ["No answer contains it"])

@@ -1,7 +1,11 @@
 """Runs and the overview of one, in a browser."""
 
+import json
+from pathlib import Path
+
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
 
 from tests.browser.chromium import Page
 from tests.view_runs import STEPS, step_metrics, train_rows
@@ -39,14 +43,138 @@ def smooth(page: Page, weight: float) -> None:
     page.script("arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", slider, weight)
 
 
+def names(page: Page) -> list[str]:
+    return [text.split("/")[-1] for text in page.texts("table.runs .run-cell > a")]
+
+
 def test_the_list_has_every_run_with_its_state_and_numbers(page: Page) -> None:
     page.open("#/")
-    rows = {row[1].split("/")[-1]: row for row in page.table()}
-    assert set(rows) == {"finished", "other", "killed", "hostile", "long", "bare"}
-    assert rows["finished"][2:4] == ["finished", "8 / 8"]
-    assert rows["other"][2:4] == ["interrupted", "4 / 8"]
-    assert rows["other"][6].startswith("rloo")
-    assert "40.0\u202f% → 100.0\u202f% sums" in rows["finished"][5]
+    rows = dict(zip(names(page), page.table(), strict=True))
+    assert set(rows) == {"finished", "other", "killed", "hostile", "long", "bare", "templated", "ill"}
+    assert rows["hostile"][2] == "failed<script>Error</script>"
+    assert (rows["finished"][2], rows["finished"][4]) == ("finished", "8 / 8")
+    assert (rows["other"][2], rows["other"][4]) == ("interrupted", "4 / 8")
+    assert rows["other"][7].startswith("rloo")
+    assert "40.0\u202f% → 100.0\u202f% sums" in rows["finished"][6]
+
+
+def test_ill_runs_have_a_badge_and_a_colour(page: Page) -> None:
+    page.open("#/")
+    ill = f"tr[data-href='#/run/{page.runs['ill']}']"
+    page.wait(lambda: page.texts(f"{ill} .finding-badge"))
+    assert page.text(f"{ill} .finding-badge") == "✕1error"
+    assert page.one(f"{ill} .finding-badge").get_attribute("title") == "Every reward is 0: nothing to learn from"
+    colours = [page.one(f"tr[data-href='#/run/{page.runs[name]}']").value_of_css_property("background-color")
+               for name in ("ill", "long")]  # fmt: skip
+    assert colours[0] != colours[1]
+    page.one(f"{ill} .finding-badge").click()
+    page.wait(lambda: page.text("main h1") == "Findings")
+
+
+def test_runs_are_sorted_and_filtered(page: Page) -> None:
+    page.open("#/")
+    page.wait(lambda: page.texts(".finding-badge"))
+    page.one("[data-sort=findings]").click()
+    assert names(page)[0] in ("ill", "bare", "hostile")  # those with an error
+    page.one("[data-sort=name]").click()
+    assert names(page) == sorted(names(page)) and len(names(page)) == len(page.runs)
+    page.one("[data-sort=name]").click()
+    assert names(page) == sorted(names(page), reverse=True)
+    page.one("[data-sort=accuracy]").click()
+    # means of the last validations: 75, 62.5, 53.3 and 50 %
+    assert names(page)[:4] == ["other", "finished", "killed", "hostile"]
+    page.one("#filter-state option[value=interrupted]").click()
+    assert names(page) == ["other"]
+    page.open("#/?algorithm=grpo&text=fini%20qwen")
+    assert names(page) == ["finished"]
+    page.open("#/?text=nowhere")
+    assert page.texts(".empty h2") == ["No run matches"]
+
+
+def test_tags_and_hidden_runs_are_kept_beside_the_run(page: Page, folder: Path) -> None:
+    page.open("#/")
+    row = f"tr[data-href='#/run/{page.runs['long']}']"
+    page.script("arguments[0].click()", page.one(f"{row} .edit-tags"))
+    page.press("baseline, 基线", Keys.ENTER)
+    page.wait(lambda: page.texts(f"{row} .tag") == ["baseline", "基线"])
+    assert json.loads((folder / "long" / "labels.json").read_text(encoding="utf-8"))["tags"] == ["baseline", "基线"]
+    page.script("arguments[0].click()", page.one(f"{row} .hide"))
+    page.wait(lambda: "long" not in names(page))
+    page.script("arguments[0].click()", page.one("#show-hidden"))
+    page.wait(lambda: "long" in names(page))
+    page.open("#/?tag=baseline&hidden=yes")
+    assert names(page) == ["long"]
+    page.script("arguments[0].click()", page.one(f"{row} .edit-tags"))
+    page.script("document.querySelector('input.tags').value = '<b>'")
+    page.press(Keys.ENTER)
+    page.wait(lambda: page.text(".note").startswith("tags='<b>': use at most 20 tags"))
+    assert "400 (Bad Request)" in "".join(page.console())
+    (folder / "long" / "labels.json").unlink()
+
+
+def test_the_configuration_can_be_searched(page: Page) -> None:
+    page.open("finished/config")
+    every = [row[0] for row in page.table("table.config tbody")]
+    assert "algorithm.lam" in every and page.text(".toolbar .muted") == f"{len(every)} of {len(every)} keys"
+    page.press("/", "lam 0.95")
+    page.wait(lambda: [row[:2] for row in page.table("table.config tbody")] == [["algorithm.lam", "0.95"]])
+    facts = dict(zip(page.texts(".start dt"), page.texts(".start dd"), strict=True))
+    assert facts["Command"] == "rloom train algorithm.adv_estimator=grpoCopy"
+    assert facts["Versions"] == "python 3.12.1torch 2.13.0" and facts["Git commit"] == "0123456789ab"
+    assert page.texts(".notices li") == [" data.seed has no effect"]
+
+
+def test_the_x_axis_is_steps_time_tokens_or_answers(page: Page) -> None:
+    page.open("finished")
+    assert page.texts("[data-axis]") == ["Steps", "Time", "Tokens", "Answers"]
+    page.one("[data-axis=time]").click()
+    page.wait(lambda: "4 min" in page.texts(chart("reward", ".axes text")))
+    page.one("[data-axis=tokens]").click()  # 1,000 a step
+    page.wait(lambda: "8000" in page.texts(chart("reward", ".axes text")))
+    ids = f"{page.runs['finished']},{page.runs['other']}"
+    page.open(f"#/compare/{ids}")  # the choice is remembered
+    page.wait(lambda: "8000" in page.texts(chart("actor/entropy", ".axes text")))
+    page.one("[data-axis=samples]").click()  # 24 a step
+    page.wait(lambda: "150" in page.texts(chart("actor/entropy", ".axes text")))
+    page.one("[data-axis=step]").click()
+    page.wait(lambda: "8" in page.texts(chart("actor/entropy", ".axes text")))
+
+
+def test_short_runs_are_not_smoothed(page: Page) -> None:
+    page.open("finished")
+    page.wait(lambda: page.all(chart("entropy", ".line")))
+    assert page.all(".raw") == [] and not page.one("#smoothing").is_displayed()
+
+
+def test_distributions_of_scores_and_lengths(page: Page) -> None:
+    page.open("finished")
+    node = page.wait(lambda: page.all(chart("distribution-score", ".heat")) and page.one(".spread"))
+    page.script("arguments[0].scrollIntoView()", node)
+    page.wait(lambda: [p for p in page.all(chart("distribution-score", ".heat")) if p.get_attribute("d")])
+    # 13 of the 23 scores of step 8 are 1; quantiles of 5 % say it within that
+    assert float(page.text(chart("distribution-score", ".value"))) == pytest.approx(13 / 23, abs=0.04)
+    lengths = [row["length"] for row in train_rows(STEPS)]
+    shown = float(page.text(chart("distribution-length", ".value")))
+    assert shown == pytest.approx(sum(lengths) / len(lengths), rel=0.05)
+
+
+def test_a_chart_is_saved_as_svg_and_csv(page: Page) -> None:
+    page.open("finished")
+    page.wait(lambda: page.all(chart("entropy", ".line")))
+    saved = (
+        "const [which, done] = arguments; const make = URL.createObjectURL;"
+        "URL.createObjectURL = (blob) => { URL.createObjectURL = make; blob.text().then(done); return make(blob); };"
+        'document.querySelector(`[data-chart=entropy] figcaption button[aria-label*="${which}"]`).click();'
+    )
+    lines = page.browser.execute_async_script(saved, "CSV").splitlines()
+    assert lines[:3] == ["step,actor/entropy", "1,1", "2,0.5"] and len(lines) == 1 + STEPS
+    drawn = page.browser.execute_async_script(saved, "SVG")
+    assert drawn.startswith("<svg") and "Entropy" in drawn and 'stroke="rgb(' in drawn and "var(" not in drawn
+    cells = page.browser.execute_async_script(
+        "const [done] = arguments; import('/export.js').then(({ toCsv }) =>"
+        "done(toCsv([['=1+1', 'a,b', 'say \"x\"', -1, null]])))"
+    )
+    assert cells == '\'=1+1,"a,b","say ""x""",-1,\r\n'  # a spreadsheet takes no text for a formula
 
 
 def test_tiles_and_curves_have_the_numbers_of_the_run(page: Page) -> None:

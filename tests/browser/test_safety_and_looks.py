@@ -18,6 +18,8 @@ EVERY_PAGE = (
     "finished/validation/8/prompt/1",
     "finished/validation-prompt/1",
     "finished/findings",
+    "finished/search?text=step",
+    "finished/config",
     "#/compare/0,1",
     "#/",
 )
@@ -38,7 +40,15 @@ def test_markup_and_scripts_in_texts_are_shown_and_never_run(page: Page) -> None
         assert page.script("return document.querySelectorAll('main script, main img, main iframe').length") == 0
         assert page.script("return document.querySelectorAll('main a[href^=javascript]').length") == 0
         assert page.script("return document.documentElement.scrollWidth <= innerWidth"), prompt[:40]
-    for place in ("hostile", "hostile/validation", "hostile/prompt/1", "hostile/findings", "#/"):
+    for place in (
+        "hostile",
+        "hostile/validation",
+        "hostile/prompt/1",
+        "hostile/findings",
+        "hostile/config",
+        "hostile/search?text=e",
+        "#/",
+    ):
         page.open(place)
         assert page.script("return document.querySelectorAll('main script, main img').length") == 0
     assert page.script("return window.hacked") is None
@@ -128,6 +138,21 @@ def test_nothing_is_wider_than_a_phone(page: Page, place: str) -> None:
         page.size(1280)
 
 
+def test_a_phone_shows_validation_and_prompts_and_the_name_of_the_run(page: Page) -> None:
+    page.size(390, 844)
+    inside = "return document.querySelector(arguments[0]).getBoundingClientRect().right <= 390"
+    try:
+        page.open("#/")
+        assert page.script(inside, "table.runs .validated b") and page.script(inside, "table.runs .finding-badge, td")
+        page.open("finished/step/3")
+        assert page.script(inside, "td.excerpt > span")
+        assert len(page.texts("table.prompts thead th")) == 3  # group, mean, prompt
+        name = "const box = document.querySelector('.run-name'); return box.scrollWidth <= box.clientWidth + 1"
+        assert page.script(name) and page.one(".run-name").rect["width"] > 300
+    finally:
+        page.size(1280)
+
+
 def test_the_theme_is_that_of_the_system_or_the_one_chosen(page: Page) -> None:
     page.open("finished")
     light = background(page)
@@ -148,7 +173,7 @@ def test_the_theme_is_that_of_the_system_or_the_one_chosen(page: Page) -> None:
 def test_every_page_is_also_in_chinese(page: Page) -> None:
     page.open("finished")
     page.one("#language").click()
-    page.wait(lambda: page.texts(".tabs a") == ["概览", "训练步", "验证", "诊断"])
+    page.wait(lambda: page.texts(".tabs a") == ["概览", "训练步", "验证", "诊断", "搜索", "配置"])
     for place in EVERY_PAGE:
         page.open(place)
         assert re.search("[一-鿿]", page.text("main")), place

@@ -45,6 +45,12 @@ class Report:
             folder.faults,
         )
 
+    @property
+    def worst(self) -> Finding | None:
+        """The first of the most severe findings."""
+        order = list(SEVERITIES)
+        return min(self.findings, key=lambda finding: order.index(finding.severity), default=None)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "run": str(self.run),

@@ -8,8 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rloom.errors import DataError
 from rloom.runs.dumps.index import FOLDER, KINDS, SCHEMA, TOKEN_COLUMNS, TOKENIZER, Index, Kind, file_name
@@ -44,6 +47,7 @@ class TokenTexts:
 LARGEST_DUMP = 1 << 32  # bytes, not compressed
 MOST_ROWS = 1 << 17  # repeated rows take no space in the file, but much in memory
 SUMMARY_COLUMNS = ["group", "index", "data_source", "prompt", "ground_truth", "score", "accuracy", "length"]
+SEARCH_COLUMNS = ["group", "data_source", "prompt", "output", "score", "length"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,19 @@ class DumpedAnswer:
     finished: bool
     version: int
     turns: list[tuple[int, int]]
+    length: int
+
+
+@dataclass(frozen=True)
+class FoundAnswer:
+    """An answer that contains a text, or whose prompt does."""
+
+    group: int
+    number: int  # its place among the answers of the group, from 1
+    data_source: str
+    prompt: str
+    text: str
+    score: float | None
     length: int
 
 
@@ -138,6 +155,27 @@ class Dumps:
             found.setdefault(row["group"], (row["output"], row["score"]))
         return found
 
+    def answers_with(self, kind: Kind, step: int, text: str, most: int) -> tuple[int, list[FoundAnswer]]:
+        """How many contain the text, in any case, and the first `most` of them, in the order of the dump."""
+        table = self._table(kind, step, SEARCH_COLUMNS)
+        # the text is no pattern: the search takes time in proportion to the answers, whatever is searched for
+        try:
+            place_F = np.flatnonzero(pc.match_substring(table["output"], text, ignore_case=True).to_numpy())
+        except pa.ArrowException as error:
+            raise DataError(f"the dump of {kind} step {step} cannot be read: {error}") from error
+        group_N, shown = table["group"].to_numpy(), place_F[:most]
+        found = []
+        for place, row in zip(shown, self._checked(kind, step, table.take(shown)), strict=True):
+            number = int((group_N[: place + 1] == row["group"]).sum())
+            texts = {"data_source": row["data_source"], "prompt": row["prompt"], "text": row["output"]}
+            found.append(FoundAnswer(row["group"], number, **texts, score=row["score"], length=row["length"]))
+        return len(place_F), found
+
+    def quantiles(self, kind: Kind, step: int, count: int) -> Mapping[str, list[float] | None]:
+        """Of the scores that did not fail and of the lengths: lowest, at equal shares, highest. None: no value."""
+        table = self._table(kind, step, ["score", "length"])
+        return {name: _quantiles(table[name].to_numpy().astype(np.float64), count) for name in ("score", "length")}
+
     def answers(self, kind: Kind, step: int, group: int) -> list[DumpedAnswer]:
         """Empty if the step has no such group."""
         return [self._answer(row) for row in self._rows(kind, step, SCHEMA.names, group)]
@@ -155,14 +193,23 @@ class Dumps:
 
     def _rows(self, kind: Kind, step: int, columns: Sequence[str], group: int | None = None) -> list[dict[str, Any]]:
         """Those columns of all rows, or of the rows of one group, checked."""
+        return self._checked(kind, step, self._table(kind, step, columns, group))
+
+    def _table(self, kind: Kind, step: int, columns: Sequence[str], group: int | None = None) -> pa.Table:
         if kind not in KINDS or (kind, step) not in self._index.entries:
             raise DataError(f"there is no dump of {kind} step {step} in {self._folder}")
         try:
             with open_regular(self._folder / file_name(kind, step)) as source:
-                rows: list[dict[str, Any]] = read_table(source, columns, group).to_pylist()
+                return read_table(source, columns, group)
+        except (OSError, pa.ArrowException, DataError) as error:
+            raise DataError(f"the dump of {kind} step {step} cannot be read: {error}") from error
+
+    def _checked(self, kind: Kind, step: int, table: pa.Table) -> list[dict[str, Any]]:
+        try:
+            rows: list[dict[str, Any]] = table.to_pylist()
             for number, row in enumerate(rows):
                 check_row(number, row)
-        except (OSError, pa.ArrowException, UnicodeDecodeError, DataError) as error:
+        except (pa.ArrowException, UnicodeDecodeError, DataError) as error:
             raise DataError(f"the dump of {kind} step {step} cannot be read: {error}") from error
         return rows
 
@@ -269,6 +316,13 @@ def _summary(rows: Sequence[dict[str, Any]]) -> PromptSummary:
         failed=len(rows) - len(scores),
         length=statistics.fmean(row["length"] for row in rows),
     )
+
+
+def _quantiles(values: NDArray[np.float64], count: int) -> list[float] | None:
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    return [float(f"{value:.5g}") for value in np.quantile(values, np.linspace(0, 1, count))]
 
 
 def _numbers(values: Sequence[float] | None) -> list[float | None] | None:

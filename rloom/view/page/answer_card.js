@@ -15,16 +15,19 @@ const nearby = new IntersectionObserver((entries) => {
 }, { rootMargin: "600px" });
 
 export class AnswerCard {
-  constructor(answer, inspector, title = t("answer.title", { n: answer.number })) {
+  // isAccuracy: the reward says of each answer whether it is right
+  constructor(answer, inspector, { isAccuracy, showsVersion }) {
+    const title = t("answer.title", { n: answer.number });
+    const judged = isAccuracy && (answer.accuracy === 0 || answer.accuracy === 1);
     this.answer = answer;
     this.inspector = inspector;
     this.colour = "";
     this.scale = 1;
     this.text = el("div", { class: "text answer-text", tabindex: "0", role: "group", "aria-label": title }, marked(answer.text));
     this.node = el("article", { class: "card answer", "data-answer": answer.number },
-      el("header", {}, el("h3", {}, title), scoreMark(answer.score, { title: t("answer.score") }), verdict(answer), el("span", { class: "spacer" }),
+      el("header", {}, el("h3", {}, title), scoreMark(answer.score, { title: t("answer.score") }), judged ? verdict(answer) : null, el("span", { class: "spacer" }),
         el("span", { class: "muted nowrap" }, t("answer.tokens", { n: answer.length }))),
-      badges(answer), parts(answer), this.text, words(answer));
+      badges(answer, showsVersion), parts(answer, judged), this.text, words(answer));
     if (answer.pieces) {
       this.node.card = this;
       nearby.observe(this.node);
@@ -79,22 +82,27 @@ export class AnswerCard {
 }
 
 function verdict(answer) {
-  if (answer.accuracy === null || answer.accuracy === undefined) return null;
-  const right = answer.accuracy > 0.5;
+  const right = answer.accuracy === 1;
   return el("span", { class: right ? "verdict right" : "verdict wrong" }, right ? `✓ ${t("answer.right")}` : `✗ ${t("answer.wrong")}`);
 }
 
-function badges(answer) {
+// The policy after this step; 0 is the model that the run began with.
+export function versionText(version) {
+  return version === 0 ? t("answer.version_start") : t("answer.version", { step: version });
+}
+
+function badges(answer, showsVersion) {
   const given = answer.prediction !== null && answer.prediction !== undefined;
   return el("div", { class: "badges" },
     el("span", { class: answer.finished ? "tag" : "tag warn" }, answer.finished ? t("answer.finished") : t("answer.cut_off")),
-    answer.version === null || answer.version === undefined ? null : el("span", { class: "tag", title: t("answer.version_hint") }, t("answer.version", { n: answer.version })),
+    showsVersion ? el("span", { class: "tag" }, t("answers.weights"), " ", versionText(answer.version)) : null,
     answer.turns?.length > 1 ? el("span", { class: "tag" }, t("answer.turns", { n: answer.turns.length })) : null,
     given ? el("span", { class: "tag prediction" }, t("answer.prediction"), " ", el("code", {}, String(answer.prediction))) : null);
 }
 
-function parts(answer) {
-  const entries = Object.entries(answer.parts ?? {});
+// Without the part that the verdict says in words.
+function parts(answer, judged) {
+  const entries = Object.entries(answer.parts ?? {}).filter(([name]) => !(judged && name === "acc"));
   if (!entries.length) return null;
   return el("dl", { class: "parts" }, entries.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, Number.isInteger(value) ? score(value) : number(value)))));
 }

@@ -1,10 +1,11 @@
 // One prompt of a step: the prompt, what is expected, and all answers side by side.
 
 import { get } from "./api.js";
-import { AnswerCard } from "./answer_card.js";
+import { AnswerCard, versionText } from "./answer_card.js";
 import { button, el, field, link, replace, select } from "./dom.js";
 import { fixed } from "./format.js";
-import { promptBox } from "./prompt_box.js";
+import { measureOf } from "./measure.js";
+import { promptBox } from "./prompt_text.js";
 import { scoreMark } from "./score.js";
 import { remember, remembered } from "./settings.js";
 import { t } from "./texts.js";
@@ -22,20 +23,22 @@ export async function answers(app, { path }) {
   const { runId } = app; // of this page: the app may have gone on to another before an answer arrives
   const [kind, step, group] = [path[1], Number(path[2]), Number(path[3])];
   const answer = await get(`runs/${runId}/${kind === "step" ? "train" : kind}/${step}/prompts/${group}`);
-  const view = new Answers(runId, kind, step, answer);
+  const view = new Answers(runId, kind, step, answer, measureOf(app.store().measures, answer.prompt.data_source));
   const open = (other) => other !== null && (location.hash = `#/run/${runId}/${kind}/${step}/prompt/${other}`);
   const [previous, next] = [() => open(answer.previous), () => open(answer.next)];
   return {
     node: view.node,
     close: () => view.close(),
-    keys: { j: next, k: previous, ArrowRight: next, ArrowLeft: previous, c: () => view.nextColour(), h: () => (location.hash = view.historyHash()), Escape: () => (location.hash = view.listHash()) },
+    keys: { j: next, k: previous, ArrowRight: next, ArrowLeft: previous, c: () => view.nextColour(), h: () => view.steps > 1 && (location.hash = view.historyHash()), Escape: () => (location.hash = view.listHash()) },
     rows: [["j k", t("keys.prompts")], ["c", t("keys.colour")], ["h", t("keys.history")], ["Esc", t("keys.back")]],
   };
 }
 
 class Answers {
-  constructor(runId, kind, step, { prompt, answers: given, previous, next }) {
-    Object.assign(this, { runId, kind, step, prompt, previous, next });
+  constructor(runId, kind, step, { prompt, answers: given, previous, next, steps }, measure) {
+    Object.assign(this, { runId, kind, step, prompt, previous, next, steps });
+    const versions = new Set(given.map((answer) => answer.version));
+    this.version = versions.size === 1 ? [...versions][0] : null; // null: answers of different weights
     this.given = given.map((answer, i) => ({ ...answer, number: i + 1 }));
     this.quantities = available(given);
     this.inspector = new TokenInspector();
@@ -45,7 +48,7 @@ class Answers {
     this.order = "given";
     this.scale = el("div", { class: "scale-box" });
     this.choices = el("div", { class: "segments", role: "group", "aria-label": t("answers.colour") });
-    this.cards = this.given.map((answer) => new AnswerCard(answer, this.inspector));
+    this.cards = this.given.map((answer) => new AnswerCard(answer, this.inspector, { isAccuracy: measure === "accuracy", showsVersion: this.version === null }));
     this.grid = el("div", { class: "answers", "data-count": String(given.length) });
     this.node = el("section", { class: "page" }, this.head(), promptBox(prompt), this.toolbar(), this.grid, this.inspector.node);
     this.drawChoices();
@@ -78,8 +81,10 @@ class Answers {
       el("dl", { class: "facts" },
         fact(t("prompts.mean"), scoreMark(prompt.mean)), fact(t("prompts.spread"), fixed(prompt.spread, 2)),
         fact(t("prompts.length"), fixed(prompt.length, 1)), fact(t("prompts.source"), prompt.data_source),
+        this.version === null ? null : fact(t("answers.weights"), versionText(this.version)),
         prompt.failed ? fact(t("prompts.failed"), `${prompt.failed} / ${prompt.answers}`) : null),
-      el("span", { class: "spacer" }), link(this.historyHash(), t("answers.history"), { id: "history" }));
+      el("span", { class: "spacer" }), this.steps > 1 ? link(this.historyHash(), t("answers.history_of", { n: this.steps }), { id: "history" })
+        : el("span", { class: "muted", id: "history" }, t("answers.one_step")));
   }
 
   toolbar() {

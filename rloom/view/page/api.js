@@ -16,15 +16,16 @@ function report(state) {
   for (const listener of listeners) listener(state);
 }
 
-export async function get(path, parameters = {}) {
+// A list becomes one parameter for each of its values.
+async function ask(method, path, parameters) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
-    if (value !== null && value !== undefined && value !== "") query.set(name, value);
+    for (const one of Array.isArray(value) ? value : [value]) if (one !== null && one !== undefined && one !== "") query.append(name, one);
   }
   const text = query.toString();
   let response;
   try {
-    response = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { credentials: "same-origin" });
+    response = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { method, credentials: "same-origin" });
   } catch (error) {
     report("lost");
     throw error;
@@ -37,4 +38,13 @@ export async function get(path, parameters = {}) {
   const body = await response.json().catch(() => ({}));
   if (!response.ok) throw new NotFound(body.error ?? `${response.status}`);
   return body;
+}
+
+export function get(path, parameters = {}) {
+  return ask("GET", path, parameters);
+}
+
+// Only labels of runs are written.
+export function post(path, parameters = {}) {
+  return ask("POST", path, parameters);
 }

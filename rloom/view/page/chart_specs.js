@@ -1,6 +1,7 @@
 // Which metrics the overview shows first, in this order, and their healthy ranges (docs/reading_a_run.md).
 
 import { number, percent, percentTick } from "./format.js";
+import { measureOf } from "./measure.js";
 
 const VALIDATION = /^val-core\/(.+)\/(?:acc|reward|score)\/mean@\d+$/;
 const MEMORY = /^perf\/.*memory.*_gb$/;
@@ -8,7 +9,8 @@ const MEMORY = /^perf\/.*memory.*_gb$/;
 // `metrics`: all of them in one chart. `oneOf`: the first that was measured. `pattern`: one line for each name that matches.
 const SPECS = [
   { id: "reward", metrics: ["critic/score/mean"] },
-  { id: "accuracy", pattern: VALIDATION, points: true, format: percent, tick: percentTick, most: 1 },
+  { id: "accuracy", pattern: VALIDATION, measure: "accuracy", points: true, format: percent, tick: percentTick, most: 1 },
+  { id: "score", pattern: VALIDATION, measure: "score", points: true },
   { id: "kl", oneOf: ["actor/reward_kl_penalty", "actor/kl_loss", "actor/kl_divergence"], band: [0.001, 0.1], log: true },
   { id: "ppo_kl", metrics: ["actor/ppo_kl"] },
   { id: "entropy", metrics: ["actor/entropy"] },
@@ -25,20 +27,18 @@ const SPECS = [
   { id: "memory", pattern: MEMORY },
 ];
 
-const SCORE = { id: "score", pattern: VALIDATION, points: true };
-
 export function colour(i) {
   return `var(--c${i % 10})`;
 }
 
-// The specs that a run has metrics for, each with the names of its metrics. `measures`: accuracy or score, by data source.
+// The specs that a run has metrics for, each with the names of its metrics. `measures`: of the data sources.
 export function chartsOf(names, measures) {
   const known = new Set(names);
-  const specs = Object.values(measures).includes("score") ? SPECS.map((spec) => (spec.id === "accuracy" ? SCORE : spec)) : SPECS;
-  return specs.map((spec) => ({ format: number, ...spec, names: namesOf(spec, known, names) })).filter((spec) => spec.names.length);
+  return SPECS.map((spec) => ({ format: number, ...spec, names: namesOf(spec, known, names, measures) })).filter((spec) => spec.names.length);
 }
 
-function namesOf(spec, known, names) {
+function namesOf(spec, known, names, measures) {
+  if (spec.measure) return names.filter((name) => spec.pattern.test(name) && measureOf(measures, spec.pattern.exec(name)[1]) === spec.measure).sort();
   if (spec.pattern) return names.filter((name) => spec.pattern.test(name)).sort();
   if (spec.oneOf) return spec.oneOf.filter((name) => known.has(name)).slice(0, 1);
   return spec.metrics.filter((name) => known.has(name));

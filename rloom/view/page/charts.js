@@ -1,19 +1,24 @@
 // Line charts as SVG. Charts of a group share the cursor, the zoom and the smoothing.
 
+import { AXES } from "./axis.js";
 import * as curves from "./curves.js";
 import { button, el, replace, setText, svg } from "./dom.js";
+import { chartCsv, saveChart, saveText } from "./export.js";
 import { NONE, number, tick } from "./format.js";
 import { t } from "./texts.js";
 
-const HEIGHT = 168;
-const MARGIN = { top: 8, right: 12, bottom: 22, left: 48 };
+export const HEIGHT = 168;
+export const MARGIN = { top: 8, right: 12, bottom: 22, left: 48 };
+
+const FEWEST_SMOOTHED = 50; // an average over fewer points would hide a change within one step
 
 export class ChartGroup {
-  constructor(smoothing = 0) {
+  constructor(smoothing = 0, axis = "step") {
+    this.axis = axis; // a name of AXES
     this.charts = new Set();
-    this.cursor = null; // a step, or null
+    this.cursor = null; // a place on the axis, or null
     this.dragging = false;
-    this.zoom = null; // [first step, last step], or null: everything
+    this.zoom = null; // [first, last] place on the axis, or null: everything
     this.smoothing = smoothing;
     this.onZoom = () => {};
     this.seen = new IntersectionObserver((entries) => {
@@ -58,7 +63,13 @@ export class ChartGroup {
     this.redraw();
   }
 
-  // First and last step of all charts: the same step is at the same place on each of them.
+  setAxis(name) {
+    this.axis = name;
+    this.cursor = null;
+    this.setZoom(null);
+  }
+
+  // First and last place of all charts: the same step is at the same place on each of them.
   extent() {
     let [low, high] = [Infinity, -Infinity];
     for (const chart of this.charts) {
@@ -101,7 +112,9 @@ export class Chart {
       el("figcaption", {},
         el("span", { class: "chart-title" }, spec.title, spec.metric && spec.metric !== spec.title
           ? el("code", {}, spec.metric) : null),
-        spec.band ? el("span", { class: "healthy" }, bandText(spec.band)) : null, this.logButton),
+        spec.band ? el("span", { class: "healthy" }, bandText(spec.band)) : null, this.logButton,
+        button("SVG", () => saveChart(this), { class: "quiet", "aria-label": t("chart.save_svg"), title: t("chart.save_svg") }),
+        button("CSV", () => saveText(`${this.fileName()}.csv`, "text/csv", chartCsv(this)), { class: "quiet", "aria-label": t("chart.save_csv"), title: t("chart.save_csv") })),
       this.legend, this.plot);
     this.listen();
     group.add(this);
@@ -118,6 +131,14 @@ export class Chart {
     replace(this.legend, series.map((one, i) =>
       el("span", { class: "key", vars: { "--colour": one.colour } }, el("i", {}), el("span", { class: "name" }, one.name ?? ""), this.keys[i])));
     this.redraw();
+  }
+
+  csvColumns() {
+    return this.series.map((one) => ({ name: one.name || this.spec.metric || this.spec.title, one, value: (i) => one.y[i] }));
+  }
+
+  fileName() {
+    return String(this.spec.id ?? this.spec.metric ?? "chart").replace(/[^\w.-]+/g, "-");
   }
 
   toggleLog() {
@@ -142,8 +163,7 @@ export class Chart {
   }
 
   drawn(one) {
-    // few points (validation) are shown as they are: an average over them would hide the change
-    const weight = one.x.length > 5 && !this.spec.points ? this.group.smoothing : 0;
+    const weight = one.x.length >= FEWEST_SMOOTHED && !this.spec.points ? this.group.smoothing : 0;
     if (weight === 0) return one.y;
     if (!this.smoothed.has(one)) this.smoothed.set(one, curves.smooth(one.y, weight));
     return this.smoothed.get(one);
@@ -157,8 +177,9 @@ export class Chart {
       const [from, to] = curves.visibleRange(one.x, domain);
       return { one, x: one.x.slice(from, to), y: one.y.slice(from, to), line: this.drawn(one).slice(from, to) };
     });
-    const inside = visible.flatMap(({ x, y }) => y.filter((_, i) => x[i] >= domain[0] && x[i] <= domain[1]));
-    const yDomain = curves.valueDomain(inside.length ? inside : visible.flatMap(({ y }) => y), { log: this.log, band: this.spec.band });
+    const values = this.valuesIn(visible, domain);
+    const inside = values.length ? values : this.valuesIn(visible, [-Infinity, Infinity]);
+    const yDomain = curves.valueDomain(inside, { log: this.log, band: this.spec.band });
     if (this.spec.most !== undefined) yDomain[1] = Math.min(yDomain[1], inside.reduce((most, value) => Math.max(most, value), this.spec.most));
     this.xScale = curves.linear(domain, [MARGIN.left, this.width - MARGIN.right]);
     this.yScale = (this.log ? curves.logarithmic : curves.linear)(yDomain, [HEIGHT - MARGIN.bottom, MARGIN.top]);
@@ -169,6 +190,11 @@ export class Chart {
     this.brush = svg("rect", { class: "brush", y: MARGIN.top, height: HEIGHT - MARGIN.top - MARGIN.bottom, width: 0 });
     replace(this.svg, this.band(yDomain), this.axes(domain, yDomain), this.frame(visible.map((part) => this.lines(part))), this.brush, this.cursor);
     this.showCursor(this.group.cursor);
+  }
+
+  // What the y axis has room for.
+  valuesIn(visible, [low, high]) {
+    return visible.flatMap(({ x, y }) => y.filter((_, i) => x[i] >= low && x[i] <= high));
   }
 
   band(yDomain) {
@@ -182,7 +208,7 @@ export class Chart {
   axes(domain, yDomain) {
     const [left, right, bottom] = [MARGIN.left, this.width - MARGIN.right, HEIGHT - MARGIN.bottom];
     const yTicks = this.log ? curves.logTicks(yDomain, 4) : curves.ticks(yDomain, 4);
-    const xTicks = curves.ticks(domain, Math.max(2, Math.min(8, this.width / 70)), true);
+    const xTicks = AXES[this.group.axis].ticks(domain, Math.max(2, Math.min(8, this.width / 70)));
     return svg("g", { class: "axes" },
       yTicks.map((value) => {
         const y = crisp(this.yScale.at(value));
@@ -190,7 +216,7 @@ export class Chart {
           svg("text", { x: left - 6, y: y + 3.5, "text-anchor": "end" }, this.spec.tick(value))];
       }),
       svg("line", { class: "base", x1: left, x2: right, y1: crisp(bottom), y2: crisp(bottom) }),
-      xTicks.map((value) => svg("text", { x: this.xScale.at(value), y: bottom + 15, "text-anchor": "middle" }, String(value))));
+      xTicks.map(([value, text]) => svg("text", { x: this.xScale.at(value), y: bottom + 15, "text-anchor": "middle" }, text)));
   }
 
   // An inner <svg> cuts off what is outside of the axes, with room for the points at its edges.
@@ -215,7 +241,7 @@ export class Chart {
 
   summary() {
     const parts = this.series.filter((one) => one.x.length).map((one) =>
-      t("chart.summary", { name: one.name || this.spec.title, value: this.spec.format(one.y.at(-1)), step: one.x.at(-1) }));
+      t("chart.summary", { name: one.name || this.spec.title, value: this.spec.format(one.y.at(-1)), at: AXES[this.group.axis].words(one.x.at(-1)) }));
     return `${this.spec.title}. ${parts.join(". ")}`;
   }
 
@@ -232,7 +258,7 @@ export class Chart {
     const pixel = x === null ? -1 : this.xScale.at(x);
     if (pixel < MARGIN.left - 1 || pixel > this.width - MARGIN.right + 1) return void this.cursor.replaceChildren();
     const line = svg("line", { x1: crisp(pixel), x2: crisp(pixel), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
-    replace(this.cursor, line, marks, svg("text", { class: "cursor-step", x: pixel, y: HEIGHT - MARGIN.bottom + 15, "text-anchor": "middle" }, String(x)));
+    replace(this.cursor, line, marks, svg("text", { class: "cursor-step", x: pixel, y: HEIGHT - MARGIN.bottom + 15, "text-anchor": "middle" }, AXES[this.group.axis].text(x)));
   }
 
   stepAt(event) {

@@ -1,33 +1,39 @@
-// Runs beside each other: curves overlaid, differences of the configuration, accuracy by source.
+// Runs beside each other: validation by source, curves overlaid, differences of the configuration, answers of two of them.
 
 import { get } from "./api.js";
 import { Chart, ChartGroup } from "./charts.js";
-import { chartToolbar, rememberedSmoothing } from "./chart_toolbar.js";
+import { axesOf } from "./axis.js";
+import { ChartToolbar, rememberedAxis, rememberedSmoothing } from "./chart_toolbar.js";
 import { chartsOf, colour, labelOf } from "./chart_specs.js";
-import { el, emptyState, link, replace } from "./dom.js";
+import { el, emptyState, field, link, replace, select } from "./dom.js";
 import { measured, NONE, value } from "./format.js";
+import { measureTitle, mergedMeasures } from "./measure.js";
 import { storeOf } from "./store.js";
 import { t } from "./texts.js";
+import { Validation } from "./validation.js";
 
-export async function compare(app, { path }) {
+export async function compare(app, { path, query }) {
   const ids = path[0].split(",").filter(Boolean).map(Number).filter((id) => app.run(id));
-  const view = new Compare(app, [...new Set(ids)]);
+  const view = new Compare(app, [...new Set(ids)], query);
   await view.load();
   return { node: view.node, live: view.live(), update: () => view.update(), close: () => view.group.close(), keys: { Escape: () => view.group.setZoom(null) }, rows: [["Esc", t("keys.reset_zoom")]] };
 }
 
 class Compare {
-  constructor(app, ids) {
+  constructor(app, ids, query) {
     this.app = app;
     this.ids = ids;
+    this.query = query;
     this.group = new ChartGroup(rememberedSmoothing());
+    this.toolbar = new ChartToolbar(this.group, () => this.drawCurves());
+    this.answersBox = el("section", { class: "block", id: "two-runs" });
     this.charts = new Map();
     this.grid = el("div", { class: "chart-grid" });
     this.accuracyBox = el("div", {});
     this.configBox = el("div", {});
     this.versions = "";
     this.node = el("section", { class: "page" }, el("div", { class: "page-head" }, el("h1", {}, t("compare.title"))), this.choices(),
-      ids.length < 2 ? emptyState(t("compare.few"), t("compare.few_hint")) : [this.accuracyBox, chartToolbar(this.group), this.grid, this.configBox]);
+      ids.length < 2 ? emptyState(t("compare.few"), t("compare.few_hint")) : [this.accuracyBox, this.toolbar.node, this.grid, this.configBox, this.answersBox]);
   }
 
   // A run's colour is that of its place in the list of all runs, on every chart and whichever are chosen.
@@ -64,7 +70,35 @@ class Compare {
     const [answer] = await Promise.all([get("compare", { runs: this.ids.join(",") }), ...this.ids.map((id) => storeOf(id).refresh())]);
     replace(this.accuracyBox, this.accuracy(answer.accuracy));
     replace(this.configBox, this.config(answer.config));
+    this.group.axis = rememberedAxis(axesOf(this.stores()));
     this.draw();
+    this.loadAnswers().catch((error) => replace(this.answersBox, el("p", { class: "muted" }, this.app.explain(error)))); // curves do not wait for it
+  }
+
+  stores() {
+    return this.ids.map((id) => storeOf(id));
+  }
+
+  // What one run fixed or broke of another: the first two runs that have validated, unless others are chosen.
+  async loadAnswers() {
+    const steps = new Map(await Promise.all(this.ids.map(async (id) => [id, (await get(`runs/${id}/dumps`)).validation])));
+    const able = this.ids.filter((id) => steps.get(id).length);
+    const title = el("h2", {}, t("compare.answers"));
+    if (able.length < 2) return void replace(this.answersBox, title, el("p", { class: "muted" }, t("compare.no_answers")));
+    const asked = ["left", "right"].map((name) => Number(this.query.get(name) ?? NaN));
+    const pair = [able.includes(asked[0]) ? asked[0] : able[0]];
+    pair.push(able.includes(asked[1]) && asked[1] !== pair[0] ? asked[1] : able.find((id) => id !== pair[0]));
+    const view = new Validation(this.app, pair.map((id) => ({ runId: id, steps: steps.get(id), name: this.labelOf(id) })), this.query);
+    const options = able.map((id) => [id, this.labelOf(id)]);
+    const choose = (name, id) => {
+      view.query.set({ [name]: id, before: "", after: "", page: 0 });
+      this.query = new URLSearchParams(view.query.text());
+      return this.loadAnswers();
+    };
+    const runChoice = (name, i) => field(t(`compare.${name}`), select(options, pair[i], (id) => choose(name, id), { id: `run-${name}` }));
+    await view.load();
+    replace(this.answersBox, title, el("p", { class: "muted" }, t("compare.answers_hint", { first: this.labelOf(pair[0]), second: this.labelOf(pair[1]) })),
+      el("div", { class: "toolbar" }, able.length > 2 ? [runChoice("left", 0), runChoice("right", 1)] : null, view.choice), view.node);
   }
 
   async update() {
@@ -79,9 +113,17 @@ class Compare {
     const versions = this.ids.map((id) => storeOf(id).version).join();
     if (versions === this.versions) return;
     this.versions = versions;
+    this.toolbar.update(axesOf(this.stores()), Math.max(...this.stores().map((store) => store.steps.length)));
+    this.drawCurves();
+  }
+
+  measures() {
+    return mergedMeasures(this.stores().map((store) => store.measures));
+  }
+
+  drawCurves() {
     const names = [...new Set(this.ids.flatMap((id) => [...storeOf(id).columns.keys()]))];
-    const measures = Object.assign({}, ...this.ids.map((id) => storeOf(id).measures));
-    for (const spec of chartsOf(names, measures)) this.drawSpec(spec);
+    for (const spec of chartsOf(names, this.measures())) this.drawSpec(spec);
   }
 
   // One chart for each metric; of metrics that share a chart in the overview (lengths), the first one.
@@ -93,7 +135,7 @@ class Compare {
         this.charts.set(name, chart);
         this.grid.append(chart.node);
       }
-      const series = this.ids.map((id) => ({ name: this.labelOf(id), colour: this.colourOf(id), ...storeOf(id).series(name) }));
+      const series = this.ids.map((id) => ({ name: this.labelOf(id), colour: this.colourOf(id), ...storeOf(id).series(name, this.group.axis) }));
       this.charts.get(name).set(series.filter((one) => one.x.length));
     }
   }
@@ -103,10 +145,11 @@ class Compare {
   }
 
   accuracy(rows) {
-    const cell = ({ first, best, last }, measure) => (last
-      ? [`${measured(first[1], measure)} → `, el("b", {}, measured(last[1], measure)), el("small", { class: "muted" }, ` ${t("compare.best", { value: measured(best[1], measure), step: best[0] })}`)] : NONE);
-    const title = rows.some((row) => row.measure === "score") ? "compare.score" : "compare.accuracy";
-    return el("section", { class: "block" }, el("h2", {}, t(title)), rows.length
+    const cell = ({ first, best, last }, measure) => {
+      const text = (point) => measured(point[1], measure);
+      return last ? [el("span", { class: "nowrap" }, `${text(first)} → `, el("b", {}, text(last))), el("small", { class: "muted nowrap" }, t("compare.best", { value: text(best), step: best[0] }))] : NONE;
+    };
+    return el("section", { class: "block" }, el("h2", {}, t("compare.accuracy", { name: measureTitle(Object.fromEntries(rows.map((row) => [row.source, row.measure]))) })), rows.length
       ? el("div", { class: "table-box" }, el("table", { class: "accuracy" },
         el("thead", {}, el("tr", {}, el("th", { scope: "col" }, t("prompts.source")), this.heads())),
         el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, row.source),

@@ -29,6 +29,13 @@ export function severityMark(severity) {
     el("span", {}, t(`severity.${severity}`)));
 }
 
+// How many findings a run has, in the colour of the worst.
+export function severityBadge({ count, worst }) {
+  if (!worst) return el("span", { class: "severity none" }, el("i", { "aria-hidden": "true" }, "✓"), el("span", {}, "0"));
+  return el("span", { class: "severity", "data-severity": worst.severity }, el("i", { "aria-hidden": "true" }, MARKS[worst.severity]),
+    el("span", {}, String(count)), el("span", { class: "wide-only" }, t(`severity.${worst.severity}`)));
+}
+
 export function findingTitle(finding, href) {
   return [severityMark(finding.severity), link(href, inLanguage(finding.title), { class: "strong" }), steps(finding)];
 }

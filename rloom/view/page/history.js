@@ -6,7 +6,7 @@ import { colour } from "./chart_specs.js";
 import { compareWords } from "./diff.js";
 import { el, emptyState, field, link, replace, select } from "./dom.js";
 import { score } from "./format.js";
-import { promptBox } from "./prompt_box.js";
+import { promptBox } from "./prompt_text.js";
 import { Query } from "./query.js";
 import { scoreMark } from "./score.js";
 import { t } from "./texts.js";
@@ -15,8 +15,8 @@ import { marked } from "./tokens.js";
 export async function history(app, { path, query }) {
   const { runId } = app; // of this page: the app may have gone on to another before an answer arrives
   const [kind, index] = [path[1] === "prompt" ? "train" : "validation", Number(path[2])];
-  const address = kind === "train" ? `runs/${runId}/prompts/${index}/history` : `runs/${runId}/validation/prompts/${index}/history`;
-  const view = new History(runId, kind, address, query);
+  const other = app.run(Number(query.get("with") ?? runId))?.id ?? runId;
+  const view = new History(app, [runId, other], kind, index, query);
   await view.update();
   return {
     node: view.node, update: () => view.update(), close: () => view.group.close(),
@@ -26,9 +26,11 @@ export async function history(app, { path, query }) {
 }
 
 class History {
-  constructor(runId, kind, address, query) {
-    Object.assign(this, { runId, kind, address });
-    this.query = new Query(query, { before: "", after: "" });
+  // ids: of the runs on the left and on the right; equal unless two runs are compared
+  constructor(app, ids, kind, index, query) {
+    Object.assign(this, { app, ids, kind });
+    this.addresses = ids.map((id) => (kind === "train" ? `runs/${id}/prompts/${index}/history` : `runs/${id}/validation/prompts/${index}/history`));
+    this.query = new Query(query, { with: "", before: "", after: "" });
     this.group = new ChartGroup(0);
     this.chart = new Chart(this.group, { title: t("history.mean"), points: true, id: "history" });
     this.chartBox = el("div", { class: "chart-grid one" }, this.chart.node);
@@ -36,33 +38,41 @@ class History {
     this.choice = el("div", { class: "toolbar" });
     this.columns = el("div", { class: "two" });
     this.node = el("section", { class: "page" }, this.head, this.chartBox, this.choice, this.columns);
-    this.count = -1;
+    this.shown = "";
     this.loaded = new Map();
   }
 
   async update() {
-    const answer = await get(this.address);
-    if (answer.steps.length === this.count) return;
-    this.count = answer.steps.length;
-    this.answer = answer;
+    const both = await Promise.all(this.two() ? this.addresses.map((address) => get(address)) : [get(this.addresses[0])]);
+    const shown = both.map(({ steps }) => steps.length).join();
+    if (shown === this.shown) return;
+    this.shown = shown;
+    const [answer] = both;
+    this.sides = [0, 1].map((i) => (both[i] ?? answer).steps.map((one) => ({ ...one, run: this.ids[i] })));
+    this.single = !this.two() && answer.steps.length === 1;
     replace(this.head, el("div", { class: "page-head" }, el("h1", {}, t("history.title", { index: answer.index })),
       el("span", { class: "muted" }, t("history.count", { n: answer.steps.length })), el("span", { class: "muted" }, answer.data_source ?? "")), promptBox(answer));
-    if (!answer.steps.length) return void replace(this.columns, emptyState(t("history.none")));
-    this.chartBox.hidden = this.choice.hidden = answer.steps.length < 2;
-    const scored = answer.steps.filter((one) => one.mean !== null); // null: every score failed
-    this.chart.set([{ name: "", colour: colour(0), x: scored.map((one) => one.step), y: scored.map((one) => one.mean) }]);
+    this.chartBox.hidden = this.choice.hidden = this.single;
+    if (this.single) this.head.append(el("p", { class: "note one-step" }, t("history.one")));
+    this.chart.set(both.map(({ steps }, i) => {
+      const scored = steps.filter((one) => one.mean !== null); // null: every score failed
+      return { name: this.two() ? this.app.run(this.ids[i]).name : "", colour: colour(i), x: scored.map((one) => one.step), y: scored.map((one) => one.mean) };
+    }));
     await this.drawColumns();
+  }
+
+  two() {
+    return this.ids[0] !== this.ids[1];
   }
 
   // The two chosen steps; the first and the last unless others were chosen.
   chosen() {
-    const { steps } = this.answer;
-    const find = (text, otherwise) => steps.find((one) => String(one.step) === String(text)) ?? otherwise;
-    return [find(this.query.values.before, steps[0]), find(this.query.values.after, steps.at(-1))];
+    const find = (i, text, otherwise) => this.sides[i].find((one) => String(one.step) === String(text)) ?? this.sides[i].at(otherwise);
+    return [find(0, this.query.values.before, this.two() ? -1 : 0), find(1, this.query.values.after, -1)];
   }
 
   move(by) {
-    const { steps } = this.answer;
+    const [, steps] = this.sides;
     const next = steps[steps.indexOf(this.chosen()[1]) + by];
     if (next) this.choose({ after: next.step });
   }
@@ -73,31 +83,32 @@ class History {
   }
 
   async answersOf(at) {
-    if (!this.loaded.has(at.step)) {
-      const found = await get(`runs/${this.runId}/${this.kind}/${at.step}/prompts/${at.group}`);
-      this.loaded.set(at.step, found.answers);
+    const key = `${at.run} ${at.step}`;
+    if (!this.loaded.has(key)) {
+      const found = await get(`runs/${at.run}/${this.kind}/${at.step}/prompts/${at.group}`);
+      this.loaded.set(key, found.answers);
     }
-    return this.loaded.get(at.step);
+    return this.loaded.get(key);
   }
 
   async drawColumns() {
     const pair = this.chosen();
-    const options = this.answer.steps.map((one) => [one.step, t("history.option", { step: one.step, mean: score(one.mean) })]);
+    const options = this.sides.map((steps) => steps.map((one) => [one.step, t("history.option", { step: one.step, mean: score(one.mean) })]));
     replace(this.choice, ["before", "after"].map((name, i) =>
-      field(t(`history.${name}`), select(options, pair[i].step, (step) => this.choose({ [name]: step }), { id: `history-${name}` }))),
+      field(t(`history.${name}`), select(options[i], pair[i].step, (step) => this.choose({ [name]: step }), { id: `history-${name}` }))),
     el("span", { class: "muted hint" }, t("history.hint")));
     // a step whose answers were removed, since the folder was full, has only its mean
     const both = await Promise.all(pair.map((at) => this.answersOf(at).catch(() => [])));
     if (pair.some((at, i) => at !== this.chosen()[i])) return; // others were chosen meanwhile
-    const same = pair[0].step === pair[1].step;
+    const same = pair[0].step === pair[1].step && !this.two();
     const changes = !same && both[0].length && both[1].length ? compareWords(both[0][0].text, both[1][0].text) : null;
-    replace(this.columns, (this.count === 1 ? [pair[0]] : pair).map((at, i) => this.column(at, both[i], changes?.[i], i === 0 ? "removed" : "added")));
+    replace(this.columns, (this.single ? [pair[0]] : pair).map((at, i) => this.column(at, both[i], changes?.[i], i === 0 ? "removed" : "added")));
   }
 
   column(at, answers, changes, change) {
     const kind = this.kind === "train" ? "step" : "validation";
     return el("section", { class: "column", "data-step": at.step },
-      el("header", { class: "section-head" }, el("h2", {}, link(`#/run/${this.runId}/${kind}/${at.step}/prompt/${at.group}`, t("answers.step", { step: at.step }))),
+      el("header", { class: "section-head" }, this.two() ? el("b", {}, this.app.run(at.run).name) : null, el("h2", {}, link(`#/run/${at.run}/${kind}/${at.step}/prompt/${at.group}`, t("answers.step", { step: at.step }))),
         scoreMark(at.mean), el("span", { class: "muted" }, t("history.answers", { n: at.answers }))),
       answers.length ? answers.map((answer, i) => el("article", { class: "card answer" },
         el("header", {}, el("h3", {}, t("answer.title", { n: i + 1 })), scoreMark(answer.score), el("span", { class: "spacer" }),

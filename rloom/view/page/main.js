@@ -2,6 +2,7 @@
 
 import { get, NotFound, onConnection, Refused } from "./api.js";
 import { compare } from "./compare.js";
+import { config } from "./config.js";
 import { el, emptyState, replace, setText } from "./dom.js";
 import { findings } from "./findings.js";
 import { history } from "./history.js";
@@ -10,6 +11,7 @@ import { overview } from "./overview.js";
 import { answers } from "./answers.js";
 import { prompts } from "./prompts.js";
 import { runs } from "./runs.js";
+import { search } from "./search.js";
 import { compareHash, drawTop, stateBadge, updateBadge } from "./shell.js";
 import { storeOf } from "./store.js";
 import { language, t } from "./texts.js";
@@ -28,6 +30,8 @@ const ROUTES = [
   [/^\/run\/(\d+)\/(prompt|validation-prompt)\/(\d+)$/, null, history],
   [/^\/run\/(\d+)\/validation$/, "validation", validation],
   [/^\/run\/(\d+)\/findings$/, "findings", findings],
+  [/^\/run\/(\d+)\/search$/, "search", search],
+  [/^\/run\/(\d+)\/config$/, "config", config],
   [/^\/compare\/([\d,]*)$/, "compare", compare],
 ];
 
@@ -110,7 +114,7 @@ class App {
     this.keys.page = made.keys ?? {};
     this.keys.rows = made.rows ?? [];
     const base = `#/run/${this.runId ?? this.runs[0]?.id}`;
-    this.keys.places = { r: "#/", o: base, s: `${base}/step/last`, v: `${base}/validation`, f: `${base}/findings`, c: compareHash(this) };
+    this.keys.places = { r: "#/", o: base, s: `${base}/step/last`, v: `${base}/validation`, f: `${base}/findings`, a: `${base}/search`, k: `${base}/config`, c: compareHash(this) };
     if (!samePage) scrollTo(0, 0);
   }
 

@@ -2,11 +2,13 @@
 
 import { get } from "./api.js";
 import { Chart, ChartGroup } from "./charts.js";
-import { chartToolbar, rememberedSmoothing } from "./chart_toolbar.js";
+import { axesOf } from "./axis.js";
+import { ChartToolbar, rememberedAxis, rememberedSmoothing } from "./chart_toolbar.js";
 import { chartsOf, colour, labelOf, otherMetrics } from "./chart_specs.js";
+import { Distributions } from "./distributions.js";
 import { debounced, el, emptyState, field, link, replace, setText } from "./dom.js";
 import { findingTitle } from "./findings.js";
-import { duration, measured, NONE, number, seconds, time } from "./format.js";
+import { duration, NONE, number, seconds, time } from "./format.js";
 import { elapsed } from "./shell.js";
 import { language, t } from "./texts.js";
 import { Timeline } from "./timeline.js";
@@ -17,10 +19,11 @@ export async function overview(app) {
   const view = new Overview(app);
   view.update();
   view.loadFindings().catch(() => {}); // curves do not wait for it
+  view.distributions.load().catch(() => {}); // nor for the dumps
   return {
     node: view.node,
     update: () => view.update(),
-    close: () => view.group.close(),
+    close: () => view.close(),
     keys: { Escape: () => view.group.setZoom(null) },
     rows: [["← →", t("keys.cursor")], ["Esc", t("keys.reset_zoom")]],
   };
@@ -31,7 +34,8 @@ class Overview {
     this.app = app;
     this.runId = app.runId; // the app may have gone on to another page before an answer arrives
     this.store = app.store();
-    this.group = new ChartGroup(rememberedSmoothing());
+    this.group = new ChartGroup(rememberedSmoothing(), rememberedAxis(axesOf([this.store])));
+    this.toolbar = new ChartToolbar(this.group, () => this.drawCurves(), t("overview.zoom_hint"));
     this.charts = new Map(); // id -> {chart, names}
     this.version = -1;
     this.head = el("div", { class: "run-head" });
@@ -39,9 +43,11 @@ class Overview {
     this.findings = el("div", { class: "findings-short" });
     this.main = el("div", { class: "chart-grid" });
     this.timeline = new Timeline(app.runId, this.group);
+    this.distributions = new Distributions(app.runId, this.group, this.store);
+    this.spread = el("section", { class: "chart-grid spread", "aria-label": t("distribution.title") }, this.distributions.nodes);
     this.others = el("div", { class: "others" });
     this.filter = el("input", { type: "search", autocomplete: "off", spellcheck: "false", on: { input: debounced(() => this.drawOthers(), 120) } });
-    this.body = el("div", {}, chartToolbar(this.group, t("overview.zoom_hint")), this.main, this.timeline.node,
+    this.body = el("div", {}, this.toolbar.node, this.main, this.spread, this.timeline.node,
       el("section", { "aria-label": t("overview.others") },
         el("div", { class: "section-head" }, el("h2", {}, t("overview.others")), field(t("overview.filter"), this.filter, { class: "field grow" })), this.others));
     this.empty = emptyState(t("overview.no_steps"), t("overview.no_steps_hint"));
@@ -58,14 +64,26 @@ class Overview {
     this.body.hidden = !some;
     this.empty.hidden = some;
     if (!some) return;
+    this.toolbar.update(axesOf([store]), store.steps.length);
     this.drawTiles();
-    this.drawMain();
-    this.drawOthers();
+    this.drawCurves();
     this.timeline.set(store);
     if (before >= 0) {
+      this.distributions.load().catch(() => {});
       this.app.announce(t("overview.announce", { step: store.steps.at(-1) }));
       await this.loadFindings();
     }
+  }
+
+  drawCurves() {
+    this.drawMain();
+    this.drawOthers();
+    this.distributions.draw();
+  }
+
+  close() {
+    this.group.close();
+    this.distributions.close();
   }
 
   drawHead() {
@@ -106,7 +124,7 @@ class Overview {
   drawTiles() {
     const { store } = this;
     const tile = (title, text, detail) => el("div", {}, el("dt", {}, title), el("dd", {}, text, detail ? el("small", {}, detail) : null));
-    const specs = new Map(chartsOf([...store.columns.keys()], store.measures).map((spec) => [spec.id, spec]));
+    const specs = new Map(this.specs().map((spec) => [spec.id, spec]));
     const items = [];
     const plain = (id, name, format) => {
       const spec = specs.get(id);
@@ -115,12 +133,12 @@ class Overview {
       items.push(tile(t(`chart.${id}`), format(y.at(-1)), y.length > 1 ? t("overview.from", { value: format(y[0]) }) : null));
     };
     plain("reward", null, number);
-    const validation = specs.get("accuracy") ?? specs.get("score");
-    for (const name of validation?.names.slice(0, 3) ?? []) {
-      const { y } = store.series(name);
-      const title = validation.names.length > 1 ? labelOf(validation, name) : t(`chart.${validation.id}`);
-      const show = (value) => measured(value, store.measures[labelOf(validation, name)]);
-      items.push(tile(title, show(y.at(-1)), y.length > 1 ? t("overview.from", { value: show(y[0]) }) : null));
+    for (const spec of ["accuracy", "score"].map((id) => specs.get(id)).filter(Boolean)) {
+      for (const name of spec.names.slice(0, 3)) {
+        const { y } = store.series(name);
+        const title = spec.names.length > 1 ? labelOf(spec, name) : t(`chart.${spec.id}`);
+        items.push(tile(title, spec.format(y.at(-1)), y.length > 1 ? t("overview.from", { value: spec.format(y[0]) }) : null));
+      }
     }
     for (const id of ["kl", "entropy", "length", "loss", "throughput"]) plain(id, null, number);
     const step = store.lastValue("timing_s/step") ?? store.lastValue("perf/time_per_step");
@@ -128,8 +146,12 @@ class Overview {
     replace(this.tiles, items);
   }
 
+  specs() {
+    return chartsOf([...this.store.columns.keys()], this.store.measures);
+  }
+
   drawMain() {
-    const specs = chartsOf([...this.store.columns.keys()], this.store.measures);
+    const specs = this.specs();
     for (const spec of specs) {
       let entry = this.charts.get(spec.id);
       if (!entry) {
@@ -139,7 +161,7 @@ class Overview {
         const before = specs.slice(specs.indexOf(spec) + 1).map((next) => this.charts.get(next.id)).find(Boolean);
         this.main.insertBefore(entry.node, before?.node ?? null);
       }
-      entry.set(spec.names.map((name, i) => ({ name: labelOf(spec, name), colour: colour(i), ...this.store.series(name) })));
+      entry.set(spec.names.map((name, i) => ({ name: labelOf(spec, name), colour: colour(i), ...this.store.series(name, this.group.axis) })));
     }
   }
 
@@ -147,7 +169,7 @@ class Overview {
   drawOthers() {
     const names = [...this.store.columns.keys()];
     const wanted = this.filter.value.trim().toLowerCase();
-    const groups = otherMetrics(names, wanted ? [] : chartsOf(names, this.store.measures));
+    const groups = otherMetrics(names, wanted ? [] : this.specs());
     for (const [group, members] of groups) {
       const matching = members.filter((name) => name.toLowerCase().includes(wanted));
       const box = this.groupBox(group);
@@ -185,7 +207,7 @@ class Overview {
         this.charts.set(`other:${name}`, chart);
         grid.append(chart.node);
       }
-      chart.set([{ name: "", colour: colour(0), ...this.store.series(name) }]);
+      chart.set([{ name: "", colour: colour(0), ...this.store.series(name, this.group.axis) }]);
     }
   }
 

@@ -5,6 +5,7 @@ import { button, debounced, el, emptyState, field, link, replace, select, setTex
 import { fixed, NONE, score } from "./format.js";
 import { RowCursor } from "./keys.js";
 import { pager } from "./pager.js";
+import { question } from "./prompt_text.js";
 import { Query } from "./query.js";
 import { scoreMark } from "./score.js";
 import { t } from "./texts.js";
@@ -13,6 +14,12 @@ const DEFAULTS = { sort: "group", order: "asc", source: "", text: "", min: "", m
 const COLUMNS = ["group", "mean", "best", "worst", "spread", "failed", "length", "source"];
 const NUMERIC = new Set(["group", "mean", "best", "worst", "spread", "failed", "length"]);
 const LARGEST_FIRST = new Set(["mean", "best", "worst", "spread", "failed", "length"]);
+
+const ON_WIDE_SCREENS = new Set(["best", "worst", "spread", "failed", "length", "source"]); // a phone has room for the prompt
+
+function classOf(name) {
+  return [NUMERIC.has(name) ? "number" : "", ON_WIDE_SCREENS.has(name) ? "wide-only" : ""].filter(Boolean).join(" ") || null;
+}
 
 export async function prompts(app, { path, query }) {
   const { runId } = app; // of this page: the app may have gone on to another before an answer arrives
@@ -130,7 +137,7 @@ class Prompts {
     replace(this.head, COLUMNS.map((name) => {
       const sorted = name === sort ? (order === "asc" ? "ascending" : "descending") : null;
       const next = sorted ? (order === "asc" ? "desc" : "asc") : LARGEST_FIRST.has(name) ? "desc" : "asc";
-      return el("th", { scope: "col", class: NUMERIC.has(name) ? "number" : null, "aria-sort": sorted },
+      return el("th", { scope: "col", class: classOf(name), "aria-sort": sorted },
         button(t(`prompts.${name}`), () => this.filter({ sort: name, order: next }), { class: "sort", "data-sort": name }));
     }), el("th", { scope: "col" }, t("prompts.text")));
   }
@@ -148,11 +155,11 @@ class Prompts {
     return el("tr", { "data-href": href, on: { click: (event) => { if (!event.target.closest("a") && !String(getSelection())) location.hash = href; } } },
       el("td", { class: "number" }, link(href, String(prompt.group))),
       el("td", { class: "number" }, scoreMark(prompt.mean)),
-      el("td", { class: "number" }, score(prompt.best)), el("td", { class: "number" }, score(prompt.worst)),
-      el("td", { class: "number" }, fixed(prompt.spread, 2)),
-      el("td", { class: prompt.failed ? "number failed" : "number muted" }, prompt.failed ? `${prompt.failed} / ${prompt.answers}` : "0"),
-      el("td", { class: "number" }, fixed(prompt.length, 1)), el("td", { class: "nowrap" }, prompt.data_source ?? NONE),
-      el("td", { class: "excerpt" }, el("span", {}, excerpt(prompt.text))));
+      el("td", { class: classOf("best") }, score(prompt.best)), el("td", { class: classOf("worst") }, score(prompt.worst)),
+      el("td", { class: classOf("spread") }, fixed(prompt.spread, 2)),
+      el("td", { class: `${classOf("failed")} ${prompt.failed ? "failed" : "muted"}` }, prompt.failed ? `${prompt.failed} / ${prompt.answers}` : "0"),
+      el("td", { class: classOf("length") }, fixed(prompt.length, 1)), el("td", { class: `${classOf("source")} nowrap` }, prompt.data_source ?? NONE),
+      el("td", { class: "excerpt" }, el("span", {}, question(prompt.text).slice(0, 400))));
   }
 
   async updateSteps() {
@@ -161,9 +168,4 @@ class Prompts {
     this.steps = train;
     if (!this.choice.contains(document.activeElement)) this.drawChoice();
   }
-}
-
-// The beginning of a prompt; marks of the chat template (<|im_start|>) are pale, so that the question is found at once.
-function excerpt(text) {
-  return text.slice(0, 400).split(/(<\|[^|>]*\|>)/).map((part) => (/^<\|.*\|>$/.test(part) ? el("span", { class: "template" }, part) : part));
 }

@@ -30,7 +30,7 @@ function runChoice(app) {
 
 function tabs(app) {
   const base = `#/run/${app.runId}`;
-  return [["overview", base], ["step", `${base}/step/last`], ["validation", `${base}/validation`], ["findings", `${base}/findings`]]
+  return [["overview", base], ["step", `${base}/step/last`], ["validation", `${base}/validation`], ["findings", `${base}/findings`], ["search", `${base}/search`], ["config", `${base}/config`]]
     .map(([name, href]) => link(href, t(`nav.${name}`), current(app, name)));
 }
 
@@ -39,7 +39,7 @@ function current(app, name) {
 }
 
 export function compareHash(app) {
-  return `#/compare/${app.runs.slice(0, 6).map((run) => run.id).join(",")}`;
+  return `#/compare/${app.runs.filter((run) => !run.hidden).slice(0, 6).map((run) => run.id).join(",")}`;
 }
 
 function nextTheme(control) {

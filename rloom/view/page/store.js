@@ -1,6 +1,7 @@
 // Metrics and state of one run. The first request gets every step, later ones only what was added.
 
 import { get } from "./api.js";
+import { AXES } from "./axis.js";
 
 const stores = new Map();
 
@@ -15,7 +16,9 @@ export class RunStore {
     this.generation = null;
     this.steps = [];
     this.columns = new Map(); // metric -> one value or null for each step
-    this.measures = {}; // accuracy or score, by data source
+    this.seconds = []; // of training, at the end of each step
+    this.answersPerStep = null;
+    this.measures = {}; // data source -> accuracy or score
     this.state = null;
     this.skipped = 0; // records that do not fit
     this.fault = null; // of config.yaml
@@ -37,6 +40,7 @@ export class RunStore {
 
   merge(answer) {
     const text = JSON.stringify([answer.generation, answer.steps, answer.metrics]);
+    this.answersPerStep = answer.answers_per_step;
     this.measures = answer.measures;
     this.state = answer.state;
     this.skipped = answer.skipped;
@@ -48,13 +52,16 @@ export class RunStore {
     if (answer.complete) {
       this.steps = [];
       this.columns = new Map();
+      this.seconds = [];
     }
     const first = answer.steps.length ? answer.steps[0] : Infinity;
     let kept = this.steps.length;
     while (kept > 0 && this.steps[kept - 1] >= first) kept -= 1;
     const total = kept + answer.steps.length;
     this.steps.length = kept;
+    this.seconds.length = kept;
     for (const step of answer.steps) this.steps.push(step);
+    for (const value of answer.seconds) this.seconds.push(value);
     for (const name of Object.keys(answer.metrics)) if (!this.columns.has(name)) this.columns.set(name, []);
     for (const [name, column] of this.columns) {
       column.length = Math.min(column.length, kept);
@@ -64,17 +71,18 @@ export class RunStore {
     }
   }
 
-  // Steps and values of a metric, without the steps that lack it.
-  series(name) {
-    const x = [];
-    const y = [];
+  // Places on the axis, values and steps of a metric, without the steps that lack it.
+  series(name, axis = "step") {
+    const series = { x: [], y: [], steps: [] };
     const column = this.columns.get(name) ?? [];
+    const places = AXES[axis].values(this) ?? this.steps;
     for (let i = 0; i < column.length; i += 1) {
-      if (column[i] === null) continue;
-      x.push(this.steps[i]);
-      y.push(column[i]);
+      if (column[i] === null || places[i] === null) continue;
+      series.x.push(places[i]);
+      series.y.push(column[i]);
+      series.steps.push(this.steps[i]);
     }
-    return { x, y };
+    return series;
   }
 
   lastValue(name) {

@@ -58,8 +58,13 @@ export class Timeline {
     this.redraw();
   }
 
+  // Bars are one a step: cursor and zoom of the curves are theirs only if the curves are over steps.
+  follows() {
+    return this.group.axis === "step";
+  }
+
   domain() {
-    const [low, high] = this.group.zoom ?? [this.steps[0] ?? 0, this.steps.at(-1) ?? 1];
+    const [low, high] = (this.follows() && this.group.zoom) || [this.steps[0] ?? 0, this.steps.at(-1) ?? 1];
     return [low - 0.5, high + 0.5];
   }
 
@@ -120,7 +125,8 @@ export class Timeline {
         svg("text", { x: this.xScale.at(value), y: bottom + 15, "text-anchor": "middle" }, String(value))));
   }
 
-  showCursor(x) {
+  showCursor(place) {
+    const x = this.follows() ? place : null;
     const at = x === null ? this.steps.length - 1 : curves.nearest(this.steps, x);
     this.stages.forEach((stage, i) => setText(this.values[i], seconds(stage.y[at] ?? null)));
     if (!this.cursor || !this.visible) return;
@@ -137,7 +143,7 @@ export class Timeline {
   }
 
   listen() {
-    this.svg.addEventListener("pointermove", (event) => this.xScale && this.group.setCursor(this.stepAt(event)));
+    this.svg.addEventListener("pointermove", (event) => this.xScale && this.follows() && this.group.setCursor(this.stepAt(event)));
     this.svg.addEventListener("pointerleave", () => this.group.setCursor(null));
     this.svg.addEventListener("click", (event) => this.xScale && this.choose(this.stepAt(event)));
     this.svg.addEventListener("keydown", (event) => {

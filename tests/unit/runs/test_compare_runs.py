@@ -42,6 +42,16 @@ def test_a_run_without_a_configuration_differs_in_no_key() -> None:
     assert [each.key for each in compare_configs([{}, {"a": 1}, {"a": 2}], {})] == ["a"]
 
 
+def test_files_in_the_own_folder_of_a_run_are_no_difference() -> None:
+    def config(folder: str, cache: str) -> dict[str, object]:
+        return {"trainer": {"default_local_dir": folder}, "judge": {"cache_dir": cache}}
+
+    assert compare_configs([config("runs/a", "runs/a/cache"), config("runs/b", "runs/b/cache")], {}) == []
+    (found,) = compare_configs([config("runs/a", "runs/a/cache"), config("runs/b", "runs/a/cache")], {})
+    assert found.key == "judge.cache_dir"
+    assert found.values == ["${trainer.default_local_dir}/cache", "runs/a/cache"]
+
+
 def test_accuracy_at_common_steps_and_at_each_runs_own(runs: list[Path]) -> None:
     (found,) = compare([RunFolder(path) for path in runs]).accuracy
     assert (found.source, found.common_steps) == ("openai/gsm8k", [0, 2])

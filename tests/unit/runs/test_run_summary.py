@@ -84,6 +84,7 @@ def test_runs_are_listed_with_their_state(
     assert header.split() == [
         "run",
         "state",
+        "findings",
         "step",
         "reward",
         "validation",
@@ -91,7 +92,8 @@ def test_runs_are_listed_with_their_state(
         "model",
         "written",
     ]
-    assert line.split()[:6] == ["math/a[1]", "failed:", "OSError", "4/9", "gsm8k", "acc"]
+    shown = ["math/a[1]", "failed:", "OSError", "1", "(ERROR)", "4/9", "gsm8k", "acc"]
+    assert line.split()[:8] == shown
 
 
 def test_runs_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +102,20 @@ def test_runs_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["path"], found["state"]["status"]) == (str(path), "finished")
     assert found["accuracy"]["openai/gsm8k"]["last"] == 0.5
+    assert found["findings"] == {"count": 0, "worst": None}
+
+
+def test_ill_runs_are_marked_as_the_doctor_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zero = {step: {"critic/score/mean": 0.0, "critic/score/max": 0.0, "critic/score/min": 0.0} for step in range(1, 13)}
+    write_run(tmp_path / "math" / "ill", {}, zero, end="finished")
+    assert cli.main(["runs", str(tmp_path), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["findings"] == {"count": 1, "worst": "reward_zero"}
+    monkeypatch.setattr("rloom.cli.runs.DIAGNOSIS_S", -1.0)  # many long runs: the list does not wait for all of them
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert "Not diagnosed, to save time: 1 run (`rloom doctor RUN`)" in capsys.readouterr().out
 
 
 def test_a_folder_without_runs_and_one_that_is_not_there_say_how_to_name_another(
@@ -116,5 +132,6 @@ def test_every_field_of_a_summary_can_be_written_as_json(tmp_path: Path) -> None
     from rloom.cli.runs import as_object
 
     found: RunSummary = summarize(write_run(tmp_path / "run", {}, {}))
-    loaded: dict[str, Any] = json.loads(json.dumps(as_object(found)))
+    loaded: dict[str, Any] = json.loads(json.dumps(as_object(found, None)))
+    assert loaded.pop("findings") is None
     assert set(loaded) == {"path", "name", "state", "reward", "accuracy", "algorithm", "model", "fault"}

@@ -8,12 +8,15 @@ import pytest
 
 from rloom.doctor.run.report import Report
 from rloom.runs.run_folder import RunFolder
+from rloom.view.runs import elapsed_seconds
 from tests.view_client import Viewer, viewing
 from tests.view_runs import (
     ANSWERS,
     CONFIG,
     HOSTILE,
+    NOTICE,
     START,
+    GrowingRun,
     prompt_text,
     write_hostile_run,
     write_killed_run,
@@ -65,6 +68,8 @@ def test_a_run_has_its_state_algorithm_model_reward_and_accuracy(viewer: Viewer,
         "model": "Qwen/Qwen2-0.5B-Instruct",
         "kind": "rl",
         "reward": pytest.approx(13 / 23),
+        "tags": [],
+        "hidden": False,
         "accuracy": {
             "sums": {"measure": "accuracy", "first": [0, 0.4], "last": [8, 1.0], "best": [8, 1.0]},
             "colours": {
@@ -92,6 +97,10 @@ def test_metrics_are_one_list_for_each_with_null_where_a_step_has_none(viewer: V
     assert metrics["actor/grad_norm"] == [None, 0.5, 0.5, None, 0.5, 0.5, 0.5, 0.5, 0.5]  # NaN at step 3
     assert metrics["val-core/sums/acc/mean@2"] == [0.4, None, None, None, pytest.approx(5 / 6), *[None] * 3, 1.0]
     assert found["state"]["status"] == "finished"
+    # a step ends 1 s before its 40 s have passed, a validation at their end; the first value of a step counts
+    assert found["seconds"] == [0.0, 39.0, 79.0, 119.0, 159.0, 199.0, 239.0, 279.0, 319.0]
+    assert found["measures"] == {"sums": "accuracy", "colours": "accuracy"}
+    assert found["answers_per_step"] == 24
 
 
 def test_later_metrics_begin_with_the_step_that_may_have_gained_some(viewer: Viewer, run: str) -> None:
@@ -126,6 +135,48 @@ def test_the_configuration_is_flat(viewer: Viewer, run: str) -> None:
     config = viewer.get(f"{run}/config")["config"]
     assert config["algorithm.lam"] == 0.95 and config["trainer.logger"] == ["console"]
     assert len(config) == sum(map(len, CONFIG.values()))
+
+
+def test_the_configuration_has_what_differs_from_the_defaults_the_start_and_the_notices(tmp_path: Path) -> None:
+    folder = tmp_path / "sums" / "run"
+    config = {
+        "algorithm": {"adv_estimator": "grpo", "lam": 1.0},
+        "data": {"train_batch_size": 16, "files": ["a", "b"]},
+        "actor_rollout_ref": {"rollout": {"n": 4}},
+        "trainer": {"default_local_dir": "here"},
+        "judge": {"api_key": "sk-secret", "max_tokens": 5},
+    }
+    defaults = {
+        **{"algorithm.adv_estimator": "gae", "algorithm.lam": 1.0, "data.files": ("a", "b")},
+        **{"actor_rollout_ref.rollout.n": None, "trainer.default_local_dir": "checkpoints/${trainer.project_name}"},
+        **{"data.train_batch_size": 1024, "judge.max_tokens": 5},
+    }
+    run = GrowingRun(folder, total_steps=2, config=config)
+    record = {"command": "rloom train a=1", "commit": "0" * 40, "versions": {"python": "3.12.1"}}
+    run.events.write("run", time=START, step=0, total_steps=2, host="machine", pid=7, **record)
+    run.events.write("warning", time=START, step=0, kind="notice", message="a key has no effect")
+    run.log_step(1, {"critic/score/mean": 0.5})
+    run.close()
+    with viewing([folder], lambda kind: defaults if kind == "rl" else {}) as viewer:
+        found = viewer.get("/api/runs/0/config")
+        assert viewer.get("/api/runs/0/metrics")["answers_per_step"] == 64
+    assert found["changed"] == {
+        **{"algorithm.adv_estimator": "gae", "data.train_batch_size": 1024, "actor_rollout_ref.rollout.n": None},
+        "judge.api_key": None,
+    }
+    assert (found["config"]["judge.api_key"], found["config"]["judge.max_tokens"]) == ("***", 5)
+    assert found["start"] == {**record, "host": "machine", "pid": 7, "time": START}
+    assert found["starts"] == 2 and found["fault"] is None
+    assert [notice["message"] for notice in found["notices"]] == [NOTICE, "a key has no effect"]
+
+
+def test_the_time_between_two_processes_of_a_run_does_not_count() -> None:
+    def event(name: str, time: float, step: int) -> dict[str, Any]:
+        return {"event": name, "time": time, "step": step}
+
+    first = [event("run", 100.0, 0), event("step", 110.0, 1), event("step", 130.0, 2)]
+    resumed = [event("run", 1000.0, 2), event("step", 1005.0, 3), event("validation", 1007.0, 3)]
+    assert elapsed_seconds([*first, *resumed]) == {1: 10.0, 2: 30.0, 3: 35.0}
 
 
 def test_the_dumped_steps_of_each_kind_are_listed(viewer: Viewer, run: str) -> None:
@@ -369,6 +420,29 @@ def test_findings_are_those_of_the_doctor(viewer: Viewer, folder: Path, run: str
     for finding in found["findings"]:
         assert {"kind", "severity", "steps", "title", "evidence", "causes", "changes"} <= finding.keys()
         assert finding["title"].keys() == {"en", "zh"}
+
+
+def test_the_list_has_the_number_of_findings_and_the_worst(viewer: Viewer, folder: Path) -> None:
+    for name in ("sums/grpo", "sums/killed", "hostile/run"):
+        findings = Report.of(RunFolder(folder / name)).findings
+        badges = viewer.get("/api/findings")
+        assert badges["waiting"] == 0
+        badge = badges["badges"][str(number(viewer, name))]
+        assert badge["count"] == len(findings)
+        order = ["error", "warning", "note"]
+        worst = min((order.index(finding.severity) for finding in findings), default=None)
+        assert (badge["worst"] and order.index(badge["worst"]["severity"])) == worst
+
+
+def test_findings_of_many_runs_are_read_in_several_requests(
+    viewer: Viewer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rloom.view.runs.BADGES_S", -1.0)
+    with viewing([folder]) as fresh:
+        assert fresh.get("/api/findings") == {"badges": {}, "waiting": 3}
+    monkeypatch.setattr("rloom.view.runs.BADGES_S", 60.0)
+    with viewing([folder]) as fresh:
+        assert len(fresh.get("/api/findings")["badges"]) == 3
 
 
 def test_large_answers_are_compressed_for_who_accepts_it(viewer: Viewer, run: str) -> None:

@@ -137,7 +137,8 @@ def test_files_that_are_no_longer_what_they_were_do_not_stop_the_viewer(folder: 
     write_run(folder, steps=2)
     with viewing([folder]) as viewer:
         (folder / "config.yaml").write_text("algorithm: [unclosed")
-        assert viewer.get(f"{RUN}/config") == {"config": {}}
+        config = viewer.get(f"{RUN}/config")
+        assert config["config"] == {} and config["fault"].startswith("config.yaml cannot be read: ")
         (folder / "rollouts" / "tokenizer.json").write_text("{")
         answer = viewer.get(f"{RUN}/train/1/prompts/0")["answers"][0]
         assert answer["pieces"] is None and answer["text"] and len(answer["logprobs"]) == answer["length"]

@@ -12,7 +12,11 @@ from rloom.view.server import HEADERS, PageFiles
 from tests.view_client import TOKEN, Response, Viewer, viewing
 from tests.view_runs import write_run
 
-ADDRESSES = ("/", "/index.html", "/api/runs", "/api/runs/0/metrics", "/api/runs/0/train/1/prompts/0", "/no/such")
+ADDRESSES = (
+    *("/", "/index.html", "/api/runs", "/api/runs/0/metrics", "/api/runs/0/train/1/prompts/0", "/no/such"),
+    *("/api/findings", "/api/compare/validation", "/api/runs/0/config", "/api/runs/0/search", "/api/runs/0/labels"),
+    "/api/runs/0/distributions",
+)
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +207,8 @@ def test_nothing_but_the_table_of_addresses_can_be_read(viewer: Viewer, path: st
     [
         "/api/runs/{}/metrics",
         "/api/runs/{}/train/1/prompts",
+        "/api/runs/{}/search?text=a",
+        "/api/runs/{}/distributions",
         "/api/runs/0/train/{}0/prompts",
         "/api/runs/0/validation/{}/prompts/0",
         "/api/runs/0/train/1/prompts/{}7",
