@@ -120,10 +120,10 @@ def open_run(
 
     Checkpoints of an earlier run in the same directory are set aside.
     """
-    checked, objects = configured(config, train=train, validation=validation, reward=reward)
+    checked, data = configured(config, train=train, validation=validation, reward=reward)
     with claimed(checked) as own, open_cluster_if_needed(own, directory := run_directory(own)):
         check_own_algorithm(own)
-        inputs = prepare(own, objects)
+        inputs = prepare(own, data)
         identity = describe(own, inputs)
         roles = ("actor", "critic") if needs_critic(own) else ("actor",)
         checkpoints = Checkpoints(directory, keep=dict.fromkeys(roles))

@@ -149,10 +149,10 @@ def train(
     dicts, a datasets.Dataset or a pandas DataFrame. `callbacks`: called with a StepReport after each step; the run
     stops if one returns False or raises StopTraining.
     """
-    checked, objects = configured(config, train=train, validation=validation, reward=reward)
+    checked, data = configured(config, train=train, validation=validation, reward=reward)
     try:
         with claimed(checked) as own:
-            return result_of(run(own, Caller(objects, after_step(list(callbacks)))))
+            return result_of(run(own, Caller(data, after_step(list(callbacks)))))
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or getattr(error, "__notes__", []):  # a note names the checkpoint
             error.add_note(TO_RESUME)

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from rloom.config.base import CRITIC, EMBEDDED, IN_PYTHON, RunConfig
+from rloom.config.base import CRITIC, IN_PYTHON, RunConfig
 from rloom.config.checks import check_and_warn
 from rloom.config.derived import brings_own_algorithm, declared_needs
 from rloom.config.engine_checks import divided_strategies, megatron_roles, replay_fault, split_faults
@@ -14,12 +14,12 @@ from rloom.config.load import expand
 from rloom.config.schema import Config, SftConfig
 from rloom.config.sections import RolloutSection
 from rloom.console import announce
-from rloom.data.files import locate
 from rloom.engines.kinds import StrategyKind
-from rloom.errors import ConfigError, DataError, ModelError, RewardError
+from rloom.errors import ConfigError, ModelError, RewardError
 from rloom.extras import TRACKERS, install_command
 from rloom.gpus import smallest_memory
 from rloom.launch.directory import run_directory
+from rloom.launch.inputs import RunData, UserObjects, read_data
 from rloom.launch.model_sources import critic_source, policy_source, reward_source, sft_source
 from rloom.models.source import ModelSource, check_folder, read_config
 from rloom.plan.make import is_counted, with_offload
@@ -27,13 +27,16 @@ from rloom.plugins import referenced
 from rloom.runtime.nodes import no_ray
 from rloom.training.checkpoint import STATE, verify_checkpoint
 
+COMMAND = UserObjects()  # a command gives the configuration alone
 
-def check(config: Config) -> Config:
-    """What can be checked before torch is imported. Returns the configuration to train with."""
+
+def check(config: Config, given: UserObjects = COMMAND) -> tuple[Config, RunData]:
+    """What can be checked before torch is imported. Returns the configuration and the rows to train with."""
     check_keys(config)
     has_critic = not brings_own_algorithm(config) and declared_needs(config).estimator.needs_critic
     check_early(config, critic=has_critic)
-    return check_memory(config, critic=has_critic)
+    data = read_data(config, given)
+    return check_memory(config, critic=has_critic), data
 
 
 def check_keys(config: Config) -> None:
@@ -48,7 +51,6 @@ def check_early(config: Config, *, critic: bool) -> None:
     check_extras(config)
     check_engine_installed(config.actor_rollout_ref.rollout)
     run_directory(config)
-    check_data_files(config)
     check_reward_function(config)
     for source in model_sources(config, critic=critic):
         check_folder(source)
@@ -137,19 +139,7 @@ def check_memory(config: Config, *, critic: bool) -> Config:
 def check_early_sft(config: SftConfig) -> None:
     check_extras(config)
     run_directory(config)
-    check_data_files(config)
     check_folder(sft_source(config))
-
-
-def check_data_files(config: Config | SftConfig) -> None:
-    given = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
-    for key, files in given.items():
-        for file in [files] if isinstance(files, str) else files or []:
-            try:
-                if file not in (EMBEDDED, IN_PYTHON):
-                    locate(file)
-            except DataError as error:
-                raise DataError(f"{key}: {error}") from error
 
 
 def check_reward_function(config: Config) -> None:

@@ -21,7 +21,7 @@ from rloom.launch.build import (
     resolved_needs,
 )
 from rloom.launch.identity import Continuation, Record, compare, describe
-from rloom.launch.inputs import Inputs, UserObjects
+from rloom.launch.inputs import Inputs, RunData
 from rloom.launch.job import (
     Outcome,
     continue_from,
@@ -49,16 +49,13 @@ NO_REFERENCE = "no reference (algorithm.kl_metric=True measures the KL to it)"
 
 @dataclass(frozen=True)
 class Caller:
-    """What a program gives beside the configuration."""
+    """What a run gets beside the configuration."""
 
-    objects: UserObjects
+    data: RunData
     after_step: AfterStep = always_continue
 
 
-COMMAND = Caller(UserObjects())  # a command gives the configuration alone
-
-
-def run(config: Config, caller: Caller = COMMAND) -> Outcome:
+def run(config: Config, caller: Caller) -> Outcome:
     check_own_algorithm(config)
     trainer = config.trainer
     if trainer.device == "auto" and not config.has_workers and not torch.cuda.is_available():
@@ -85,7 +82,7 @@ class PolicyTraining:
         return self.config.trainer.val_only
 
     def prepare(self) -> Inputs:
-        return prepare(self.config, self.caller.objects)
+        return prepare(self.config, self.caller.data)
 
     def identity(self, inputs: Inputs) -> dict[str, Any]:
         return describe(self.config, inputs)

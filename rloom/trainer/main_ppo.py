@@ -63,13 +63,14 @@ def train(config: Config) -> int:
         from rloom.launch.join import join
 
         return join(config)
-    with claimed(check(config)) as own:
+    checked, data = check(config)
+    with claimed(checked) as own:
         announce_run(own, __version__)
         if own.uses_processes:
             fork_server()
-        from rloom.launch.run import run
+        from rloom.launch.run import Caller, run
 
-        run(own)
+        run(own, Caller(data))
     return 0
 
 

@@ -13,6 +13,7 @@ from rloom.console import run_safely, split_hydra_flags
 from rloom.language import translate
 from rloom.launch.directory import claimed, in_directory
 from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras
+from rloom.launch.inputs import read_sft_data
 from rloom.runtime.fork_server import fork_server
 
 USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
@@ -56,13 +57,14 @@ def train(config: SftConfig) -> int:
             from rloom.launch.sft import serve
 
             return serve(config)
+    data = read_sft_data(config)
     with claimed(config) as own:
         announce_sft(own, __version__)
         if own.uses_processes:
             fork_server()
         from rloom.launch.sft import run
 
-        run(own)
+        run(own, data)
     return 0
 
 

@@ -135,7 +135,7 @@ WITHOUT_TORCH = (
     *("rloom.cli", "rloom.config", "rloom.console", "rloom.doctor", "rloom.plan", "rloom.rewards", "rloom.view"),
     *("rloom.trainer.main_ppo", "rloom.trainer.sft_trainer"),
     *("rloom.net", "rloom.runtime.fork_server", "rloom.runtime.placement", "rloom.models.source", *LIMITS, *TABLES),
-    *(f"rloom.launch.{name}" for name in ("directory", "early_checks", "model_sources")),
+    *(f"rloom.launch.{name}" for name in ("directory", "early_checks", "inputs", "model_sources")),
 )
 
 
