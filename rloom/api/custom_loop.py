@@ -20,10 +20,10 @@ from rloom.launch.build import (
     prepare,
 )
 from rloom.launch.directory import claimed, run_directory, set_aside_later
+from rloom.launch.early_checks import layout_of
 from rloom.launch.identity import describe
 from rloom.launch.job import LOGS, open_cluster_if_needed
 from rloom.launch.models import needs_critic
-from rloom.launch.workers import layout_of
 from rloom.training.checkpoint import Checkpoints
 from rloom.training.loop import State
 from rloom.training.roles import Learner, Scorer, no_progress

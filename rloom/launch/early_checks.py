@@ -15,19 +15,23 @@ from rloom.config.schema import Config, SftConfig
 from rloom.config.sections import RolloutSection
 from rloom.console import announce
 from rloom.engines.kinds import StrategyKind
-from rloom.errors import ConfigError, ModelError, RewardError
+from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command
-from rloom.gpus import smallest_memory
+from rloom.gpus import CHOICE, has_no_gpu, smallest_memory, visible_gpus
 from rloom.launch.directory import run_directory
 from rloom.launch.inputs import RunData, UserObjects, read_data
 from rloom.launch.model_sources import critic_source, policy_source, reward_source, sft_source
 from rloom.models.source import ModelSource, check_folder, read_config
 from rloom.plan.make import is_counted, with_offload
 from rloom.plugins import referenced
+from rloom.rewards.user_function import check_source
 from rloom.runtime.nodes import no_ray
+from rloom.runtime.placement import WorkerLayout
 from rloom.training.checkpoint import STATE, verify_checkpoint
 
 COMMAND = UserObjects()  # a command gives the configuration alone
+# A switch for tests: the workers of a machine share its first GPU and communicate over gloo, which is slow.
+SHARE_GPU = "RLOOM_TEST_SHARE_GPU"
 
 
 def check(config: Config, given: UserObjects = COMMAND) -> tuple[Config, RunData]:
@@ -49,6 +53,7 @@ def check_early(config: Config, *, critic: bool) -> None:
     for name, kind in divided_strategies(config, critic=critic).items():
         check_strategy_installed(name, kind)
     check_extras(config)
+    check_gpus(config)
     check_engine_installed(config.actor_rollout_ref.rollout)
     run_directory(config)
     check_reward_function(config)
@@ -65,6 +70,36 @@ def check_extras(config: RunConfig) -> None:
         if name in config.trainer.loggers and find_spec(name) is None:
             way = f"remove it from trainer.logger, or install it: {install_command(name)}"
             raise ConfigError(f"trainer.logger={name!r} is not installed; {way}")
+
+
+def layout_of(config: RunConfig) -> WorkerLayout:
+    share = os.environ.get(SHARE_GPU, "0")
+    if share not in ("0", "1"):
+        raise ConfigError(f"{SHARE_GPU}={share}: use 1 to put all workers of a machine on one GPU, or leave it out")
+    return config.layout(1 / config.gpus_per_node if share == "1" else 1.0)
+
+
+def check_gpus(config: RunConfig) -> None:
+    """GPUs that this machine does not have. Those of an existing cluster may be elsewhere."""
+    device, count = config.trainer.device, config.gpus_per_node
+    if device == "cpu" or config.joins_a_cluster:
+        return
+    visible = f"({CHOICE}={os.environ[CHOICE]})" if CHOICE in os.environ else f"({CHOICE} is not set)"
+    if has_no_gpu(os.environ):
+        if device == "cuda":
+            raise ConfigError(f"trainer.device=cuda: this machine shows no GPU {visible}; use auto or cpu")
+        if count > 1:
+            raise ConfigError(
+                f"trainer.n_gpus_per_node={count}: this machine shows no GPU {visible}; trainer.device=cpu trains with "
+                f"{count} processes on the CPU, trainer.n_gpus_per_node=1 with one"
+            )
+        return
+    found, layout = len(visible_gpus(os.environ)), layout_of(config)
+    needed = max(1, layout.devices // layout.nodes)
+    if 0 < found < needed:
+        raise ConfigError(
+            f"trainer.n_gpus_per_node={count}: {needed} GPUs are needed, this machine shows {found} {visible}"
+        )
 
 
 def check_strategy_installed(name: str, kind: StrategyKind) -> None:
@@ -138,17 +173,16 @@ def check_memory(config: Config, *, critic: bool) -> Config:
 
 def check_early_sft(config: SftConfig) -> None:
     check_extras(config)
+    check_gpus(config)
     run_directory(config)
     check_folder(sft_source(config))
 
 
 def check_reward_function(config: Config) -> None:
     given = config.custom_reward_function
-    if given.path not in (None, IN_PYTHON) and not (file := expand(given.path).absolute()).is_file():
-        raise RewardError(
-            f"custom_reward_function.path={given.path!r}: there is no file {file}; use a Python file that defines "
-            f"{given.name}"
-        )
+    if given.path is not None and given.path != IN_PYTHON:
+        whole_groups = config.reward_model.reward_manager == "batch"
+        check_source(str(expand(given.path)), given.name, given.reward_kwargs, whole_groups=whole_groups)
 
 
 def model_sources(config: Config, *, critic: bool) -> Iterator[ModelSource]:
@@ -185,7 +219,8 @@ def announce_sft(config: SftConfig, version: str) -> None:
 def workers(config: RunConfig) -> str:
     """`8 workers · `; where the user gave no number, what it comes from. Empty for one."""
     machines = f"{config.trainer.nnodes} machines × " if config.trainer.nnodes > 1 else ""
-    several = f"{config.workers} workers" if config.workers > 1 else ""
+    on = " on the CPU" if config.trainer.device == "cpu" else ""
+    several = f"{config.workers} workers{on}" if config.workers > 1 else ""
     return f"{text} · " if (text := machines + config.all_visible if config.all_visible else several) else ""
 
 

@@ -72,15 +72,21 @@ def held_out_rows(config: Config, given: GivenRows | None = None) -> list[Prompt
 
 
 def training_files(config: Config | SftConfig) -> Files:
-    files = config.data.train_files
-    return str(EMBEDDED_FOLDER / "train.parquet") if files == EMBEDDED else files
+    return with_embedded(config.data.train_files, "train.parquet")
 
 
 def held_out_files(config: Config | SftConfig) -> Files | None:
     files = config.data.val_files
-    if files == EMBEDDED or (files is None and config.data.train_files == EMBEDDED):
-        return str(EMBEDDED_FOLDER / "test.parquet")
-    return files
+    if files is None and config.data.train_files == EMBEDDED:
+        files = EMBEDDED
+    return None if files is None else with_embedded(files, "test.parquet")
+
+
+def with_embedded(files: Files, name: str) -> Files:
+    """`embedded`, alone or in a list, is a file of rloom's own data."""
+    if not isinstance(files, str):
+        return [str(with_embedded(file, name)) for file in files]
+    return str(EMBEDDED_FOLDER / name) if files == EMBEDDED else files
 
 
 def read_rows(config: Config, files: Files | GivenRows, max_samples: int, field: str) -> list[PromptRow]:

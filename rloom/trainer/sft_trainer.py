@@ -12,7 +12,7 @@ from rloom.config.schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
 from rloom.language import translate
 from rloom.launch.directory import claimed, in_directory
-from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras
+from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras, check_gpus
 from rloom.launch.inputs import read_sft_data
 from rloom.runtime.fork_server import fork_server
 
@@ -46,6 +46,7 @@ def train(config: SftConfig) -> int:
     check_sft(config)
     if config.trainer.node_rank > 0:
         check_extras(config)
+        check_gpus(config)
         from rloom.launch.join import join
 
         return join(config)

@@ -7,9 +7,10 @@ from rloom.config.derived import declared_needs
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError, WorkerError
+from rloom.launch.early_checks import layout_of
 from rloom.launch.rewards import offloads_reward_model, scores_during_generation
 from rloom.launch.worker import Worker
-from rloom.launch.workers import layout_of, pool_lines
+from rloom.launch.workers import pool_lines
 from rloom.runtime.placement import worker_layout
 
 EIGHT = (  # rollout on GPUs 0 and 1 with TP 2, the reward model on 2 and 3, actor, critic and reference on all

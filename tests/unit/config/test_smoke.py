@@ -81,6 +81,7 @@ def test_the_command_of_document_003_changes_in_these_keys() -> None:
         "data.max_response_length": 48,
         f"{ROLLOUT}.n": 4,
         "trainer.n_gpus_per_node": 2,
+        "trainer.device": "cpu",
         f"{ACTOR}.ppo_mini_batch_size": 2,
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": 8,
     }
