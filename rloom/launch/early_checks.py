@@ -1,5 +1,6 @@
 """What can be checked before torch is imported, which takes seconds: files, folders and packages that a run needs."""
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -18,17 +19,19 @@ from rloom.engines.kinds import StrategyKind
 from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command
 from rloom.gpus import CHOICE, has_no_gpu, smallest_memory, visible_gpus
-from rloom.launch.directory import run_directory
+from rloom.launch.directory import directory_of, run_directory
 from rloom.launch.inputs import RunData, UserObjects, read_data
 from rloom.launch.model_sources import critic_source, policy_source, reward_source, sft_source
 from rloom.models.source import ModelSource, check_folder, read_config
+from rloom.plan.disk import DiskPlan, disk_plan, roles_text, sft_disk_plan, size_text
 from rloom.plan.make import is_counted, with_offload
 from rloom.plugins import referenced
 from rloom.rewards.user_function import check_source
 from rloom.runtime.nodes import no_ray
 from rloom.runtime.placement import WorkerLayout
-from rloom.training.checkpoint import STATE, verify_checkpoint
+from rloom.training.checkpoint import STATE, Checkpoints, verify_checkpoint
 
+log = logging.getLogger(__name__)
 COMMAND = UserObjects()  # a command gives the configuration alone
 # A switch for tests: the workers of a machine share its first GPU and communicate over gloo, which is slow.
 SHARE_GPU = "RLOOM_TEST_SHARE_GPU"
@@ -40,7 +43,9 @@ def check(config: Config, given: UserObjects = COMMAND) -> tuple[Config, RunData
     has_critic = not brings_own_algorithm(config) and declared_needs(config).estimator.needs_critic
     check_early(config, critic=has_critic)
     data = read_data(config, given)
-    return check_memory(config, critic=has_critic), data
+    checked = check_memory(config, critic=has_critic)
+    check_disk(checked, len(data.train), critic=has_critic)
+    return checked, data
 
 
 def check_keys(config: Config) -> None:
@@ -169,6 +174,60 @@ def check_memory(config: Config, *, critic: bool) -> Config:
         return with_offload(config, gpu_bytes)
     except ModelError:
         return config
+
+
+def check_disk(config: Config, rows: int, *, critic: bool) -> None:
+    """`rows`: of the training data. No check for a model of unknown size."""
+    if config.trainer.val_only:
+        return
+    directory = directory_of(config)
+    steps = total_steps(config, rows)
+    try:
+        for source in model_sources(config, critic=critic):
+            read_config(source)  # the plan reads it from the cache
+        found = disk_plan(config, directory, steps, critic=critic, saved=saved_steps(config, directory))
+    except ModelError:
+        return
+    check_room(found, config.trainer.save_freq, "actor_rollout_ref.actor.checkpoint", "max_actor_ckpt_to_keep")
+
+
+def check_sft_disk(config: SftConfig, rows: int) -> None:
+    directory = directory_of(config)
+    try:
+        read_config(sft_source(config))
+        found = sft_disk_plan(config, directory, total_steps(config, rows), saved=saved_steps(config, directory))
+    except ModelError:
+        return
+    check_room(found, config.trainer.save_freq, "trainer.checkpoint", "max_ckpt_to_keep")
+
+
+def total_steps(config: Config | SftConfig, rows: int) -> int:
+    """At most: rows that are too long may be left out."""
+    trainer = config.trainer
+    return trainer.total_training_steps or trainer.total_epochs * (rows // config.data.train_batch_size)
+
+
+def saved_steps(config: RunConfig, directory: Path) -> int:
+    """Checkpoints of this run that are there already."""
+    return len(Checkpoints(directory, keep={}).steps()) if config.trainer.resume_mode == "auto" else 0
+
+
+def check_room(disk: DiskPlan, save_freq: int, section: str, keep: str) -> None:
+    """`section`, `keep`: the keys that say what a checkpoint has, and how many are kept."""
+    if disk.free_bytes is None or not disk.holds_not_all:
+        return
+    free = f"{size_text(disk.free_bytes)} are free"
+    if disk.holds_no_checkpoint:
+        raise ConfigError(
+            f"trainer.default_local_dir={disk.folder}: a checkpoint of this run takes {roles_text(disk)}, and {free} "
+            f"there; make room, choose another directory, or save the weights alone: {section}.save_contents=[model]"
+        )
+    fewer = f"trainer.{keep}=1 keeps the newest checkpoint only, " if save_freq > 0 else ""
+    log.warning(
+        f"Note: trainer.default_local_dir={disk.folder}: this run writes up to {size_text(disk.all_bytes)} "
+        f"({disk.saves} × {size_text(disk.checkpoint_bytes)} of checkpoints, {size_text(disk.answer_bytes)} of "
+        f"answers), and {free} there; {fewer}trainer.log_rollouts=False writes no answers"
+    )
 
 
 def check_early_sft(config: SftConfig) -> None:

@@ -12,7 +12,7 @@ from rloom.config.schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
 from rloom.language import translate
 from rloom.launch.directory import claimed, in_directory
-from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras, check_gpus
+from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras, check_gpus, check_sft_disk
 from rloom.launch.inputs import read_sft_data
 from rloom.runtime.fork_server import fork_server
 
@@ -59,6 +59,7 @@ def train(config: SftConfig) -> int:
 
             return serve(config)
     data = read_sft_data(config)
+    check_sft_disk(config, len(data.train))
     with claimed(config) as own:
         announce_sft(own, __version__)
         if own.uses_processes:

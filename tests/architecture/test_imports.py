@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *NOUNS,
     ),
     "rloom.training.reward_model": ("rloom.models.classifier_scorer", *PROTOCOLS, *NOUNS),
-    "rloom.launch": ("rloom", "rloom.doctor.run.live", "rloom.plan.make", *LAUNCH),
+    "rloom.launch": ("rloom", "rloom.doctor.run.live", "rloom.plan.disk", "rloom.plan.make", *LAUNCH),
     "rloom.api": LAUNCH,
     "rloom.cli": ("rloom", "rloom.api", "rloom.doctor", "rloom.plan", "rloom.trainer", "rloom.view", *LAUNCH),
     # verl's import paths
