@@ -121,7 +121,7 @@ def open_run(
     Checkpoints of an earlier run in the same directory are set aside.
     """
     checked, data = configured(config, train=train, validation=validation, reward=reward)
-    with claimed(checked) as own, open_cluster_if_needed(own, directory := run_directory(own)):
+    with claimed(checked, data.content) as own, open_cluster_if_needed(own, directory := run_directory(own)):
         check_own_algorithm(own)
         inputs = prepare(own, data)
         identity = describe(own, inputs)

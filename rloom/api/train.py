@@ -151,7 +151,7 @@ def train(
     """
     checked, data = configured(config, train=train, validation=validation, reward=reward)
     try:
-        with claimed(checked) as own:
+        with claimed(checked, data.content) as own:
             return result_of(run(own, Caller(data, after_step(list(callbacks)))))
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or getattr(error, "__notes__", []):  # a note names the checkpoint

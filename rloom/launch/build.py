@@ -22,8 +22,8 @@ from rloom.config.load import expand
 from rloom.config.schema import Checkpoint, Config, Optim, SftConfig
 from rloom.data.stream import PromptStream
 from rloom.errors import CheckpointError, ConfigError
-from rloom.launch.directory import open_checkpoint
-from rloom.launch.identity import IDENTITY_FILE, Record
+from rloom.launch.directory import IDENTITY_FILE, open_checkpoint
+from rloom.launch.identity import Record
 from rloom.launch.inputs import HELD_OUT, Inputs, RunData, as_prompts, held_out_rows, read_inputs
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (

@@ -1,7 +1,10 @@
 """What a run reads: rows, checked before torch is imported; then tokenizer and prompts."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rloom.config.base import EMBEDDED, IN_PYTHON
@@ -39,6 +42,12 @@ class RunData:
     held_out: Sequence[PromptRow]
     reward: Callable[..., Any] | None = None
 
+    @cached_property
+    def content(self) -> str:
+        """Digest of the training rows as they are in the files."""
+        rows = (row.read for row in self.train)
+        return rows_digest((row.messages, row.data_source, row.ground_truth) for row in rows)
+
 
 @dataclass(frozen=True)
 class SftData:
@@ -46,6 +55,17 @@ class SftData:
 
     train: Sequence[ChatRow]
     held_out: Sequence[ChatRow]
+
+    @cached_property
+    def content(self) -> str:
+        return rows_digest((row.messages, row.variables) for row in self.train)
+
+
+def rows_digest(rows: Iterable[Any]) -> str:
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -55,6 +75,7 @@ class Inputs:
     tokenizer: "PreTrainedTokenizerBase"
     prompts: list[Prompt]
     held_out: list[Prompt]
+    content: str  # digest of the training rows as they are in the files
     reward: Callable[..., Any] | None = None  # the caller's function
 
 
@@ -136,6 +157,7 @@ def read_inputs(config: Config, data: RunData) -> Inputs:
         tokenizer,
         as_prompts(config, tokenizer, data.train, TRAIN),
         as_prompts(config, tokenizer, data.held_out, HELD_OUT),
+        data.content,
         data.reward,
     )
 

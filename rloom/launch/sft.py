@@ -21,6 +21,7 @@ from rloom.engines.base import AdamW, Engine
 from rloom.engines.kinds import STRATEGIES
 from rloom.families.family import family_of
 from rloom.launch.build import RunParts, schedule
+from rloom.launch.directory import CONTENT
 from rloom.launch.engines import Ranks, make_engine, model_work
 from rloom.launch.identity import (
     SHAPES,
@@ -66,6 +67,7 @@ class SftInputs:
     tokenizer: PreTrainedTokenizerBase
     rows: list[Example]
     held_out: list[Example]
+    content: str  # digest of the training rows as they are in the files
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def prepare_sft(config: SftConfig, data: SftData) -> SftInputs:
         load_examples(rows, chat_format, max_length=config.data.max_length, truncation=config.data.truncation)
         for rows in (data.train, data.held_out)
     )
-    return SftInputs(chat_format.tokenizer, train, held_out)
+    return SftInputs(chat_format.tokenizer, train, held_out, data.content)
 
 
 @contextmanager
@@ -291,6 +293,7 @@ def describe_sft(config: SftConfig, inputs: SftInputs) -> dict[str, Any]:
         "model": fingerprint(sft_source(config)).record(),
         "tokenizer": tokenizer_digest(inputs.tokenizer),
         "lora": lora_record(config.model),
+        CONTENT: inputs.content,
         "data": rows_record(inputs.rows),
         "held_out": rows_record(inputs.held_out),
         "shuffle": config.data.shuffle,

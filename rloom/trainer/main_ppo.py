@@ -65,7 +65,7 @@ def train(config: Config) -> int:
 
         return join(config)
     checked, data = check(config)
-    with claimed(checked) as own:
+    with claimed(checked, data.content) as own:
         announce_run(own, __version__)
         if own.uses_processes:
             fork_server()

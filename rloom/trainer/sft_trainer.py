@@ -60,7 +60,7 @@ def train(config: SftConfig) -> int:
             return serve(config)
     data = read_sft_data(config)
     check_sft_disk(config, len(data.train))
-    with claimed(config) as own:
+    with claimed(config, data.content) as own:
         announce_sft(own, __version__)
         if own.uses_processes:
             fork_server()
