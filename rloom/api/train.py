@@ -18,6 +18,7 @@ from rloom.runs.curve import draw_learning_curve
 from rloom.runs.display import validation_accuracies
 from rloom.runs.records import METRICS_FILE, Event
 from rloom.runs.run_folder import RunFolder
+from rloom.runtime.fork_server import fork_server
 from rloom.training.steps import AfterStep
 
 
@@ -152,6 +153,8 @@ def train(
     checked, data = configured(config, train=train, validation=validation, reward=reward)
     try:
         with claimed(checked, data.content) as own:
+            if own.uses_processes:
+                fork_server(begins_run=True)
             return result_of(run(own, Caller(data, after_step(list(callbacks)))))
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or getattr(error, "__notes__", []):  # a note names the checkpoint

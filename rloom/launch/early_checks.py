@@ -225,8 +225,8 @@ def check_room(disk: DiskPlan, save_freq: int, section: str, keep: str) -> None:
     fewer = f"trainer.{keep}=1 keeps the newest checkpoint only, " if save_freq > 0 else ""
     log.warning(
         f"Note: trainer.default_local_dir={disk.folder}: this run writes up to {size_text(disk.all_bytes)} "
-        f"({disk.saves} × {size_text(disk.checkpoint_bytes)} of checkpoints, {size_text(disk.answer_bytes)} of "
-        f"answers), and {free} there; {fewer}trainer.log_rollouts=False writes no answers"
+        f"({size_text(disk.all_bytes - disk.answer_bytes)} of checkpoints, {size_text(disk.answer_bytes)} of answers), "
+        f"and {free} there; {fewer}trainer.log_rollouts=False writes no answers"
     )
 
 

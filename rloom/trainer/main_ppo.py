@@ -68,7 +68,7 @@ def train(config: Config) -> int:
     with claimed(checked, data.content) as own:
         announce_run(own, __version__)
         if own.uses_processes:
-            fork_server()
+            fork_server(begins_run=True)
         from rloom.launch.run import Caller, run
 
         run(own, Caller(data))

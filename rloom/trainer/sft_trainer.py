@@ -63,7 +63,7 @@ def train(config: SftConfig) -> int:
     with claimed(config, data.content) as own:
         announce_sft(own, __version__)
         if own.uses_processes:
-            fork_server()
+            fork_server(begins_run=True)
         from rloom.launch.sft import run
 
         run(own, data)

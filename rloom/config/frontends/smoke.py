@@ -21,7 +21,7 @@ from rloom.extras import TRACKERS
 from rloom.gpus import has_uncounted_gpu, visible_gpus
 from rloom.language import translate
 from rloom.plugins import referenced
-from rloom.rewards.kinds import DEFAULT, KINDS
+from rloom.rewards.kinds import DEFAULT, KINDS, OWN_KEY
 
 MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 48  # of the embedded data
@@ -165,7 +165,9 @@ def reward_changes(config: Config, environment: Mapping[str, str]) -> dict[str, 
             changes |= referenced(kind.smoke_changes)(config)
     absent = absent_servers(config, environment)
     for name in absent:
-        changes |= given_keys(config, str(KINDS[name].section))
+        changes |= given_keys(config, str(RewardKinds.of(config).every[name].section))
+    if not {*config.reward_model.kinds}.isdisjoint(absent):
+        changes[OWN_KEY] = [name for name in config.reward_model.kinds if name not in absent]
     if absent and config.reward_model.composite.enable:
         changes[WEIGHTS] = remaining_weights(config, absent)
     return changes
@@ -187,13 +189,14 @@ def own_judge_cache(config: Config) -> dict[str, Any]:
 
 def absent_servers(config: Config, environment: Mapping[str, str]) -> list[str]:
     """The kinds of rewards that would call a server."""
-    chosen = [(name, kind.server) for name, kind in SERVERS.items() if kind.is_set(config)]
-    return [name for name, server in chosen if server is not None and server.is_absent(config, environment)]
+    chosen = RewardKinds.of(config).chosen
+    return [name for name, kind in chosen.items() if kind.server and kind.server.is_absent(config, environment)]
 
 
 def server_notes(config: Config) -> dict[str, str]:
     """Key of a server that is not called -> what replaces it."""
-    return {kind.switch: kind.server.smoke_note(config) for kind in SERVERS.values() if kind.server}
+    kinds = RewardKinds.of(config).every.values()
+    return {kind.switch: kind.server.smoke_note(config) for kind in kinds if kind.server}
 
 
 def is_key_of_replaced_server(path: str, changes: Mapping[str, Any]) -> bool:

@@ -178,3 +178,15 @@ def test_every_worker_has_a_gpu_of_its_own_unless_a_test_makes_them_share_one(mo
     monkeypatch.setenv("RLOOM_TEST_SHARE_GPU", "yes")
     with pytest.raises(ConfigError, match="RLOOM_TEST_SHARE_GPU=yes: use 1 to put all workers of a machine on one GPU"):
         layout_of(config)
+
+
+@pytest.mark.parametrize("role", ["actor", "critic", "ref", "rollout", "reward"])
+def test_a_truth_value_is_no_number_of_workers(role: str) -> None:
+    with pytest.raises(ConfigError, match=rf"trainer\.pools\.{role}=True: input should be a valid integer"):
+        load_config([f"trainer.pools.{role}=true"])
+
+
+@pytest.mark.parametrize("role", ["rollout", "reward"])
+def test_a_list_of_truth_values_is_no_list_of_workers(role: str) -> None:
+    with pytest.raises(ConfigError, match=rf"trainer\.pools\.{role}="):
+        load_config([f"trainer.pools.{role}=[true]"])
