@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,21 +19,24 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         fork_server._server.close()
 
 
-def in_a_thread() -> ForkServer:
-    found: list[ForkServer] = []
-    thread = threading.Thread(target=lambda: found.append(fork_server.fork_server()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
 @pytest.mark.usefixtures("no_server")
 def test_it_outlives_the_thread_that_has_started_it() -> None:
     """Linux sends the signal of PR_SET_PDEATHSIG when that thread ends."""
-    server = in_a_thread()
-    time.sleep(1.0)  # until the child has asked for that signal
-    assert in_a_thread() is server
-    assert server.process.poll() is None
+    found: list[ForkServer] = []
+
+    def start() -> None:
+        found.append(fork_server.fork_server())
+        maps = Path(f"/proc/{found[0].process.pid}/maps")
+        until = time.monotonic() + 60
+        while "numpy" not in maps.read_text() and time.monotonic() < until:  # then it has asked for that signal
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    time.sleep(0.5)
+    assert found[0].process.poll() is None
+    assert fork_server.fork_server() is found[0]
 
 
 @pytest.mark.usefixtures("no_server")
