@@ -5,11 +5,12 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloom.config.base import EMBEDDED, IN_PYTHON
 from rloom.config.derived import reward_parts
 from rloom.config.schema import Config, SftConfig
+from rloom.data.chat import Tokenizer
 from rloom.data.examples import ChatColumns, ChatRow, read_chats
 from rloom.data.prompts import GivenRows, PromptRow, load_prompts, read_prompt_rows
 from rloom.data.rows import Columns
@@ -17,9 +18,6 @@ from rloom.errors import ConfigError, DataError
 from rloom.launch.model_sources import policy_source
 from rloom.models.source import EMBEDDED_FOLDER
 from rloom.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 TRAIN, HELD_OUT = "data.train_files", "data.val_files"
 Files = str | Sequence[str]
@@ -50,7 +48,7 @@ class RunData:
 
 
 @dataclass(frozen=True)
-class SftData:
+class SftRows:
     """Rows of a run of supervised fine-tuning, checked."""
 
     train: Sequence[ChatRow]
@@ -72,7 +70,7 @@ def rows_digest(rows: Iterable[Any]) -> str:
 class Inputs:
     """Read before any model is loaded."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Any  # PreTrainedTokenizerBase: transformers is not imported here
     prompts: list[Prompt]
     held_out: list[Prompt]
     content: str  # digest of the training rows as they are in the files
@@ -126,7 +124,7 @@ def read_rows(config: Config, files: Files | GivenRows, max_samples: int, field:
     return read_prompt_rows(files, columns, max_samples=max_samples, field=field)
 
 
-def read_sft_data(config: SftConfig) -> SftData:
+def read_sft_rows(config: SftConfig) -> SftRows:
     data = config.data
     columns = ChatColumns(
         messages_key=data.messages_key,
@@ -137,7 +135,7 @@ def read_sft_data(config: SftConfig) -> SftData:
         variables=data.apply_chat_template_kwargs,
     )
     held_out = held_out_files(config)
-    return SftData(
+    return SftRows(
         read_chats(training_files(config), columns, max_samples=data.train_max_samples, field=TRAIN),
         read_chats(held_out, columns, max_samples=data.val_max_samples, field=HELD_OUT) if held_out else [],
     )
@@ -162,9 +160,7 @@ def read_inputs(config: Config, data: RunData) -> Inputs:
     )
 
 
-def as_prompts(
-    config: Config, tokenizer: "PreTrainedTokenizerBase", rows: Sequence[PromptRow], field: str
-) -> list[Prompt]:
+def as_prompts(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow], field: str) -> list[Prompt]:
     data = config.data
     return load_prompts(
         rows,

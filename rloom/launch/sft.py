@@ -35,7 +35,7 @@ from rloom.launch.identity import (
     model_differences,
     read_record,
 )
-from rloom.launch.inputs import SftData
+from rloom.launch.inputs import SftRows
 from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_with_restarts, timetable, train_to_end
 from rloom.launch.model_sources import sft_source
 from rloom.launch.models import causal_network, pick_device, placement
@@ -81,7 +81,7 @@ class SftParts(RunParts):
     workers: Group | None  # all of them, iff they are other processes
 
 
-def prepare_sft(config: SftConfig, data: SftData) -> SftInputs:
+def prepare_sft(config: SftConfig, data: SftRows) -> SftInputs:
     """Check device and model family, and make examples of the rows, before the model is loaded."""
     if not config.has_workers:
         pick_device(config)  # fails at once if there is no GPU
@@ -192,7 +192,7 @@ def sft_engine(config: SftConfig, network: PolicyNetwork, *, trained: bool = Tru
 KIND = "sft"  # in the record of a run
 
 
-def run(config: SftConfig, data: SftData) -> Outcome:
+def run(config: SftConfig, data: SftRows) -> Outcome:
     return run_with_restarts(SupervisedTraining(config, data))
 
 
@@ -206,7 +206,7 @@ class SupervisedTraining:
     """Supervised fine-tuning as a job."""
 
     config: SftConfig
-    data: SftData
+    data: SftRows
     only_reads: bool = False
 
     @property

@@ -13,7 +13,7 @@ from rloom.console import run_safely, split_hydra_flags
 from rloom.language import translate
 from rloom.launch.directory import claimed, in_directory
 from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras, check_gpus, check_sft_disk
-from rloom.launch.inputs import read_sft_data
+from rloom.launch.inputs import read_sft_rows
 from rloom.runtime.fork_server import fork_server
 
 USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
@@ -58,7 +58,7 @@ def train(config: SftConfig) -> int:
             from rloom.launch.sft import serve
 
             return serve(config)
-    data = read_sft_data(config)
+    data = read_sft_rows(config)
     check_sft_disk(config, len(data.train))
     with claimed(config, data.content) as own:
         announce_sft(own, __version__)

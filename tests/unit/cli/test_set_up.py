@@ -13,9 +13,8 @@ from tests.architecture.source import ROOT
 PYTHON_3_8 = "import sys; sys.version_info = (3, 8, 18); sys.version = '3.8.18 (default)'; "
 READ_BY_OLDER_ONES = ("__init__.py", "__main__.py", "import_path.py")
 PIP_SETTINGS = """[global]
-index-url = http://a/simple
-extra-index-url = http://b
-    http://c
+find-links = /a
+    /b
 trusted-host = one
     two
 cert = /c.pem
@@ -73,8 +72,7 @@ def test_uv_gets_pips_settings(tmp_path: Path) -> None:
         check=True,
     )
     assert {
-        "export UV_INDEX_URL='http://a/simple'",
-        "export UV_EXTRA_INDEX_URL='http://b http://c'",
+        "export UV_FIND_LINKS='/a /b'",
         "export UV_INSECURE_HOST='one two'",
         "export SSL_CERT_FILE='/c.pem'",
         "export ALL_PROXY='http://p:1'",
