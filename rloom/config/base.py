@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, field_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rloom.gpus import visible_gpus
@@ -99,14 +99,24 @@ def section(kind: type[Section], doc: str, *, same_run: bool | None = None, swit
 
 
 LOGGER = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow", "trackio", "file"]
-Count = Annotated[int, Field(ge=1)]
-Numbers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+def no_truth_value(given: Any) -> Any:
+    """pydantic reads True as 1."""
+    if isinstance(given, bool):
+        raise PydanticCustomError("int_type", "input should be a valid integer")
+    return given
+
+
+Count = Annotated[int, Field(ge=1), BeforeValidator(no_truth_value)]
+Number = Annotated[int, Field(ge=0), BeforeValidator(no_truth_value)]
+Numbers = Annotated[list[Number], Field(min_length=1)]
 
 
 class Pools(Section):
-    actor: int | None = key(None, "Workers of the actor. null: all that no other role has.", ge=1)
-    critic: int | None = key(None, "Workers for the critic only. null: it shares the actor's.", ge=1)
-    ref: int | None = key(None, "Workers for the reference only. null: it shares the actor's.", ge=1)
+    actor: Count | None = key(None, "Workers of the actor. null: all that no other role has.")
+    critic: Count | None = key(None, "Workers for the critic only. null: it shares the actor's.")
+    ref: Count | None = key(None, "Workers for the reference only. null: it shares the actor's.")
     rollout: Count | Numbers | None = key(
         None,
         "N: workers for the rollout engines only. [0,1]: engines on these of the actor's workers only, which keep "

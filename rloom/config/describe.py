@@ -1,12 +1,13 @@
 """Descriptions of the configuration: an annotated tree, single keys, and the reference in `docs/`."""
 
+import difflib
 from collections.abc import Callable
 from typing import Any
 
 import yaml
 
 from rloom.config.given_keys import real_key
-from rloom.config.keys import Key, Root, all_keys, did_you_mean, walk
+from rloom.config.keys import IN_SECTION, MOST_GUESSES, Key, Root, all_keys, did_you_mean, walk
 from rloom.config.schema import Config, SftConfig
 from rloom.config.verl_keys import unsupported_name
 from rloom.errors import ConfigError
@@ -37,11 +38,22 @@ def packaged_tree() -> str:
 
 
 def explain(name: str, root: Root = Config) -> str:
+    """The keys and sections with this name or path; without one, the keys that have it inside of their names."""
     keys, name = all_keys(root), real_key(name, root)
     found = [key for path, key in keys.items() if f".{name}." in f".{path}."]
+    if not found and (refusal := unsupported_name(name)) is not None:
+        raise ConfigError(refusal)
+    found = found or [key for path, key in keys.items() if name.lower() in path.rpartition(".")[2]]
     if not found:
-        raise ConfigError(unsupported_name(name) or f"{name}: there is no such key{did_you_mean(name, root)}")
+        raise ConfigError(f"{name}: there is no such key{did_you_mean(name, root) or similar_names(name, root)}")
     return "\n".join(describe_key(key) for key in found)
+
+
+def similar_names(name: str, root: Root) -> str:
+    """Less similar ones than `did_you_mean` offers: whoever asks about a key chooses among them."""
+    names = {path.rpartition(".")[2]: path for path, key in reversed(all_keys(root).items()) if key.section is None}
+    alike = difflib.get_close_matches(name.rpartition(".")[2], names, n=MOST_GUESSES, cutoff=IN_SECTION)
+    return f"; similar names are {', '.join(names[one] for one in alike)}" if alike else ""
 
 
 def describe_key(key: Key) -> str:

@@ -6,7 +6,7 @@ as `${oc.env:NAME}` in it has no effect.
 """
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -152,11 +152,15 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def other_training(file: Path, config: RunConfig) -> dict[str, Any]:
     """The saved values of the keys in which another run was trained than this one: all but those of `same_run`."""
-    saved = saved_values(file, file.stat().st_mtime_ns)
+    return saved_differences(file, config, [path for path, key in leaf_keys(type(config)).items() if not key.same_run])
+
+
+def saved_differences(file: Path, config: RunConfig, paths: Iterable[str]) -> dict[str, Any]:
+    """The saved values of these keys that differ from the configuration's."""
+    saved, keys = saved_values(file, file.stat().st_mtime_ns), leaf_keys(type(config))
     own = dict(flattened(config.model_dump(mode="json")))
-    compared = {path: key.default for path, key in leaf_keys(type(config)).items() if not key.same_run}
     # a key that the saved file does not have was added to rloom after it, and is as it was at its default
-    was = {path: saved.get(path, default) for path, default in compared.items()}
+    was = {path: saved.get(path, keys[path].default) for path in paths}
     return {path: value for path, value in was.items() if value != own[path]}
 
 

@@ -167,7 +167,7 @@ class Actor(Section):
     ppo_micro_batch_size_per_gpu: int | None = key(
         None, "Samples per forward-backward pass. null: by token budget.", ge=1, same_run=True
     )
-    ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
+    ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1, same_run=True)
     use_dynamic_bsz: bool | None = key(
         None,
         "Fill micro-batches up to `ppo_max_token_len_per_gpu` tokens. null: if no micro-batch size is given.",
@@ -261,7 +261,7 @@ class Critic(Section):
     ppo_micro_batch_size_per_gpu: int | None = key(
         None, "Samples per pass. null: by token budget.", ge=1, same_run=True
     )
-    ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
+    ppo_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1, same_run=True)
     use_dynamic_bsz: bool | None = key(
         None,
         "Fill passes up to `ppo_max_token_len_per_gpu` tokens. null: if no micro-batch size is given.",

@@ -32,72 +32,91 @@ class Example:
 
 
 @dataclass(frozen=True)
-class RowFormat:
-    """Where a row has its chat, and how it is rendered."""
+class ChatColumns:
+    """Where a row has its chat."""
 
-    tokenizer: Tokenizer
     messages_key: str = "messages"
     tools_key: str = "tools"
     is_chat: bool | None = None  # None: if the row has messages
     prompt_path: tuple[str, ...] | None = None  # column and keys below it; None: the first of PROMPTS
     response_path: tuple[str, ...] | None = None
-    chat_template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
 
 
+@dataclass(frozen=True)
+class ChatRow:
+    """A row without fault."""
+
+    placed: PlacedRow
+    messages: tuple[Message, ...]  # the last of them the assistant's
+    variables: Mapping[str, Any]  # variables of the chat template
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """How a chat is rendered and tokenized."""
+
+    tokenizer: Tokenizer
+    template: str | None = None  # None: the tokenizer's
+
+
+def read_chats(
+    files: str | Path | Sequence[str | Path], columns: ChatColumns, *, max_samples: int, field: str
+) -> list[ChatRow]:
+    """The rows of all files in order, checked. Needs no torch."""
+    found = []
+    for row in read_all_rows(files, field, max_samples):
+        try:
+            found.append(ChatRow(row, *chat_of(row.values, columns)))
+        except DataError as error:
+            raise DataError(f"{row.place}: {error}") from error
+    return found
+
+
 def load_examples(
-    files: str | Path | Sequence[str | Path],
-    row_format: RowFormat,
-    *,
-    max_length: int,
-    truncation: str,
-    max_samples: int,
-    field: str = "data.train_files",
+    rows: Sequence[ChatRow], chat_format: ChatFormat, *, max_length: int, truncation: str
 ) -> list[Example]:
-    rows = read_all_rows(files, field, max_samples)
     found: list[Example] = []
     for start in range(0, len(rows), ROWS_PER_CHUNK):
         chunk = rows[start : start + ROWS_PER_CHUNK]
         found += [
-            shortened(row, one, max_length, truncation)
-            for row, one in zip(chunk, build(chunk, row_format), strict=True)
+            shortened(row.placed, one, max_length, truncation)
+            for row, one in zip(chunk, build(chunk, chat_format), strict=True)
         ]
     return found
 
 
-def build(rows: Sequence[PlacedRow], row_format: RowFormat) -> list[Example]:
-    pieces = [pieces_of(row, row_format) for row in rows]
-    tokens = tokenize([text for of_row in pieces for text in texts_of(of_row)], row_format.tokenizer)
+def build(rows: Sequence[ChatRow], chat_format: ChatFormat) -> list[Example]:
+    pieces = [pieces_of(row, chat_format) for row in rows]
+    tokens = tokenize([text for of_row in pieces for text in texts_of(of_row)], chat_format.tokenizer)
     examples = []
     for row, of_row in zip(rows, pieces, strict=True):
         count = 2 * len(of_row)
         own, tokens = tokens[:count], tokens[count:]
-        examples.append(encoded(row.index, of_row, own))
+        examples.append(encoded(row.placed.index, of_row, own))
     return examples
 
 
 # One row: its messages.
 
 
-def chat_of(row: Row, row_format: RowFormat) -> tuple[tuple[Message, ...], Mapping[str, Any]]:
+def chat_of(row: Row, columns: ChatColumns) -> tuple[tuple[Message, ...], Mapping[str, Any]]:
     """The messages of a row, the last of them the assistant's, and the variables of the chat template."""
-    is_chat = row_format.is_chat
-    if is_chat if is_chat is not None else row.get(row_format.messages_key) is not None:
-        given = value_at(row, (row_format.messages_key,), "data.messages_key")
+    is_chat = columns.is_chat
+    if is_chat if is_chat is not None else row.get(columns.messages_key) is not None:
+        given = value_at(row, (columns.messages_key,), "data.messages_key")
         if not isinstance(given, list):
-            raise DataError(
-                f"{row_format.messages_key!r} is {type(given).__name__}; it must be a list of chat messages"
-            )
+            raise DataError(f"{columns.messages_key!r} is {type(given).__name__}; it must be a list of chat messages")
         messages = as_messages([with_content(message) for message in given], "the chat")
-        tools = row.get(row_format.tools_key)
-        return checked(messages), {**row_format.variables, **({"tools": tools} if tools else {})}
-    prompt = as_messages(first_value(row, row_format.prompt_path, PROMPTS, "prompt"))
-    response = first_value(row, row_format.response_path, RESPONSES, "response")
+        tools = row.get(columns.tools_key)
+        return checked(messages), {**columns.variables, **({"tools": tools} if tools else {})}
+    prompt = as_messages(first_value(row, columns.prompt_path, PROMPTS, "prompt"))
+    response = first_value(row, columns.response_path, RESPONSES, "response")
     if not isinstance(response, str):
         raise DataError(f"the response is {type(response).__name__}; it must be text")
     if prompt[-1]["role"] == "assistant":
         raise DataError("the prompt ends with an assistant turn; put whole chats into data.messages_key")
-    return checked((*prompt, {"role": "assistant", "content": response})), row_format.variables
+    return checked((*prompt, {"role": "assistant", "content": response})), columns.variables
 
 
 def with_content(message: Any) -> Any:
@@ -158,17 +177,17 @@ class ChatPiece:
     is_answer: bool
 
 
-def chat_pieces(row: Row, row_format: RowFormat) -> list[ChatPiece]:
+def chat_pieces(row: ChatRow, chat_format: ChatFormat) -> list[ChatPiece]:
     """The rendered chat, divided into prompts and answers in turn."""
-    messages, variables = chat_of(row, row_format)
+    messages = row.messages
 
     def render(count: int, answered: bool) -> str:
         return render_chat(
             messages[:count],
-            row_format.tokenizer,
-            row_format.chat_template,
+            chat_format.tokenizer,
+            chat_format.template,
             answered=answered,
-            variables=variables,
+            variables=row.variables,
             template_key="model.custom_chat_template",
         )
 
@@ -185,7 +204,7 @@ def chat_pieces(row: Row, row_format: RowFormat) -> list[ChatPiece]:
         answer = after[len(before) :].rstrip()
         content = messages[place]["content"].strip()
         # a template without such a token gets that of the tokenizer
-        end = (row_format.tokenizer.eos_token or "") if content and answer.endswith(content) else ""
+        end = (chat_format.tokenizer.eos_token or "") if content and answer.endswith(content) else ""
         pieces += [ChatPiece(whole[done : len(before)], False), ChatPiece(answer + end, True)]
         done = len(before) + len(answer)
     return [*pieces, ChatPiece(whole[done:], False)]
@@ -235,8 +254,8 @@ def shortened(row: PlacedRow, example: Example, limit: int, truncation: str) -> 
     return Example(example.index, example.text, tokens, mask)
 
 
-def pieces_of(row: PlacedRow, row_format: RowFormat) -> list[ChatPiece]:
+def pieces_of(row: ChatRow, chat_format: ChatFormat) -> list[ChatPiece]:
     try:
-        return chat_pieces(row.values, row_format)
+        return chat_pieces(row, chat_format)
     except DataError as error:
-        raise DataError(f"{row.place}: {error}") from error
+        raise DataError(f"{row.placed.place}: {error}") from error

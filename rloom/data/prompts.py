@@ -1,4 +1,5 @@
-"""From data files to prompts: check, render and tokenize rows, and apply the maximum prompt length."""
+"""From data files to prompts: read and check rows, which needs no torch; then render and tokenize them, and apply the
+maximum prompt length."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Literal
 
 from rloom.data.chat import Tokenizer, render_chat, tokenize
 from rloom.data.files import Row, read_rows
-from rloom.data.rows import Columns, read_row
+from rloom.data.rows import Columns, ReadRow, read_row
 from rloom.errors import ConfigError, DataError
 from rloom.types import Prompt
 
@@ -38,27 +39,50 @@ class GivenRows:
     rows: Sequence[Row]
 
 
-def load_prompts(
+@dataclass(frozen=True)
+class PromptRow:
+    """A row without fault."""
+
+    placed: PlacedRow
+    read: ReadRow
+
+
+def read_prompt_rows(
     files: str | Path | Sequence[str | Path] | GivenRows,
+    columns: Columns,
+    *,
+    max_samples: int | None,
+    field: str = "data.train_files",
+) -> list[PromptRow]:
+    """The rows of all files in order, checked. `max_samples` (None, -1: all) selects the first rows."""
+    return [_checked(row, columns) for row in read_all_rows(files, field, max_samples)]
+
+
+def _checked(row: PlacedRow, columns: Columns) -> PromptRow:
+    read = read_row(row.values, columns)
+    if read.faults:
+        raise DataError(f"{row.place}: {read.faults[0].reason}")
+    return PromptRow(row, read)
+
+
+def load_prompts(
+    rows: Sequence[PromptRow],
     *,
     tokenizer: Tokenizer,
-    columns: Columns,
+    prompt_key: str,
     max_prompt_length: int,
     filter_overlong: bool,
     truncation: Truncation,
-    max_samples: int | None,
     num_workers: int,
     return_raw_chat: bool,
     custom_chat_template: str | None = None,
     field: str = "data.train_files",
 ) -> list[Prompt]:
-    """The prompts of all files in order. `max_samples` (None, -1: all) selects the first rows before filtering, and
-    `Prompt.index` counts rows before filtering. `Prompt.text` is not truncated."""
-    rows = read_all_rows(files, field, max_samples)
+    """`Prompt.index` counts rows before filtering. `Prompt.text` is not truncated."""
     build = partial(
         _build,
         tokenizer=tokenizer,
-        columns=columns,
+        prompt_key=prompt_key,
         return_raw_chat=return_raw_chat,
         custom_chat_template=custom_chat_template,
     )
@@ -107,8 +131,8 @@ def _place(source: str, rows: Sequence[Row], first: int = 0) -> list[PlacedRow]:
 
 
 def _build_all(
-    rows: Sequence[PlacedRow],
-    build: Callable[[Sequence[PlacedRow]], list[Prompt]],
+    rows: Sequence[PromptRow],
+    build: Callable[[Sequence[PromptRow]], list[Prompt]],
     tokenizer: Tokenizer,
     num_workers: int,
 ) -> list[Prompt]:
@@ -123,38 +147,38 @@ def _build_all(
 
 
 def _build(
-    rows: Sequence[PlacedRow],
+    rows: Sequence[PromptRow],
     *,
     tokenizer: Tokenizer,
-    columns: Columns,
+    prompt_key: str,
     return_raw_chat: bool,
     custom_chat_template: str | None,
 ) -> list[Prompt]:
     prompts = []
     for row in rows:
-        read = read_row(row.values, columns)
-        if read.faults:
-            raise DataError(f"{row.place}: {read.faults[0].reason}")
+        read, values = row.read, row.placed.values
         assert read.messages is not None and read.data_source is not None and read.extra_info is not None  # no faults
         try:
             text = render_chat(read.messages, tokenizer, custom_chat_template)
         except DataError as error:
-            raise DataError(f"{row.place}: {error}") from error
+            raise DataError(f"{row.placed.place}: {error}") from error
         prompt = Prompt(
-            index=row.index,
+            index=row.placed.index,
             messages=read.messages,
             text=text,
             tokens=(),
             data_source=read.data_source,
             ground_truth=read.ground_truth,
             extra_info=read.extra_info | ({"raw_prompt": list(read.messages)} if return_raw_chat else {}),
-            columns=row.values | {"prompt": row.values[columns.prompt_key]},
+            columns=values | {"prompt": values[prompt_key]},
         )
         prompts.append(prompt)
     tokens_of_prompts = tokenize([prompt.text for prompt in prompts], tokenizer)
     for row, tokens in zip(rows, tokens_of_prompts, strict=True):
         if not tokens:
-            raise DataError(f"{row.place}: the tokenizer makes no token of the prompt; correct or remove the row")
+            raise DataError(
+                f"{row.placed.place}: the tokenizer makes no token of the prompt; correct or remove the row"
+            )
     return [replace(prompt, tokens=tokens) for prompt, tokens in zip(prompts, tokens_of_prompts, strict=True)]
 
 
@@ -175,7 +199,7 @@ def _filter(prompts: Sequence[Prompt], limit: int, field: str) -> list[Prompt]:
     return kept
 
 
-def _refuse_overlong(prompts: Sequence[Prompt], rows: Sequence[PlacedRow], limit: int) -> None:
+def _refuse_overlong(prompts: Sequence[Prompt], rows: Sequence[PromptRow], limit: int) -> None:
     overlong = [
         (row, len(prompt.tokens)) for row, prompt in zip(rows, prompts, strict=True) if len(prompt.tokens) > limit
     ]
@@ -184,7 +208,7 @@ def _refuse_overlong(prompts: Sequence[Prompt], rows: Sequence[PlacedRow], limit
     row, length = overlong[0]
     longest = max(tokens for _, tokens in overlong)
     raise DataError(
-        f"{row.place}: the prompt has {length} tokens, over data.max_prompt_length={limit} ({len(overlong)} of "
+        f"{row.placed.place}: the prompt has {length} tokens, over data.max_prompt_length={limit} ({len(overlong)} of "
         f"{len(prompts)} prompts are, the longest has {longest}). Raise data.max_prompt_length, set "
         "data.filter_overlong_prompts=True, or data.truncation to left, right or middle"
     )

@@ -23,9 +23,9 @@ from rloom.config.load import expand
 from rloom.config.schema import Checkpoint, Config, Optim, SftConfig
 from rloom.data.stream import PromptStream
 from rloom.errors import CheckpointError, ConfigError
-from rloom.launch.directory import open_checkpoint
-from rloom.launch.identity import IDENTITY_FILE, Record
-from rloom.launch.inputs import Inputs, UserObjects, held_out_prompts, read_inputs
+from rloom.launch.directory import IDENTITY_FILE, open_checkpoint
+from rloom.launch.identity import Record
+from rloom.launch.inputs import HELD_OUT, Inputs, RunData, as_prompts, held_out_rows, read_inputs
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (
     check_policy_family,
@@ -111,13 +111,13 @@ class PolicyParts(RunParts):
             backend.save(str(file))
 
 
-def prepare(config: Config, given: UserObjects) -> Inputs:
-    """Check device and model family, and read the prompts, before a model is loaded."""
+def prepare(config: Config, data: RunData) -> Inputs:
+    """Check device and model family, and make prompts of the rows, before a model is loaded."""
     if not config.has_workers:
         pick_device(config)  # fails at once if there is no GPU
     check_policy_family(config)
     check_reward_model(config)
-    return read_inputs(config, given)
+    return read_inputs(config, data)
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     tokenizer = load_tokenizer(policy_source(config))
     check_policy_family(config)
     check_reward_model(config)
-    held_out = held_out_prompts(config, tokenizer)
+    held_out = as_prompts(config, tokenizer, held_out_rows(config), HELD_OUT)
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
     with open_queues(config, held_out) as queues:

@@ -1,8 +1,9 @@
 """The run directory: which one a run gets, write access, the lock against a second run, the checkpoint to resume from.
 
 A directory holds the run whose config.yaml it has. It is another run if a key differs that is not declared `same_run`;
-then a run whose directory the user has not named gets one with a number beside it. The choice reads only that file, so
-that every machine of a run comes to the same one. Imports no torch.
+then a run whose directory the user has not named gets one with a number beside it. So it does beside a run that has
+ended, if it has other machines, and beside a run on other rows of the same file. Every machine of a run comes to the
+same directory: the rows, which machine 0 alone reads, decide nothing in a run of several. Imports no torch.
 """
 
 import errno
@@ -21,17 +22,21 @@ from typing import IO, Any, Generic
 
 from rloom.atomic import replace_text
 from rloom.config.base import RunConfig
-from rloom.config.from_checkpoint import config_text, other_training
+from rloom.config.from_checkpoint import config_text, other_training, saved_differences
 from rloom.config.frontends.smoke import is_on, shown
 from rloom.config.load import C, expand, moved
 from rloom.console import announce
 from rloom.errors import CheckpointError, ConfigError
 from rloom.runs.records import EVENTS_FILE, METRICS_FILE
-from rloom.runs.run_folder import CONFIG_FILE
-from rloom.training.checkpoint import PREFIX, Checkpoints, read_state, verify_checkpoint
+from rloom.runs.run_folder import CONFIG_FILE, RunFolder
+from rloom.training.checkpoint import PREFIX, Checkpoints, parse_json, read_state, verify_checkpoint
 
 log = logging.getLogger(__name__)
 KEY = "trainer.default_local_dir"
+IDENTITY_FILE = "identity.json"  # what the run is by content, in its directory and in every checkpoint
+CONTENT = "rows"  # entry of that file: digest of the training rows
+LENGTH = ("trainer.total_epochs", "trainer.total_training_steps")
+MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device", "trainer.backend")
 LOCK = ".lock"
 WRITTEN = (METRICS_FILE, EVENTS_FILE, "rollouts")  # by a run, beside checkpoints
 OWNER = ".lock.owner"  # on file systems without flock: host and process id of the run
@@ -215,14 +220,17 @@ def in_directory(config: C) -> C:
 
 
 @contextmanager
-def claimed(config: C) -> Iterator[C]:
-    """The configuration with the run's directory, which is locked. Another run that starts now sees whose it is."""
+def claimed(config: C, content: str | None = None) -> Iterator[C]:
+    """The configuration with the run's directory, which is locked. Another run that starts now sees whose it is.
+
+    `content`: digest of the training rows.
+    """
     if not is_numbered(config) or config.only_validates:
         own = in_directory(config)
         with locked(run_directory(own)):
             yield own
         return
-    places = Places(config)
+    places = Places(config, content)
     with ExitStack() as stack:
         number = places.lock(stack)
         directory, own = places.path(number), places.config_at(number)
@@ -246,8 +254,9 @@ def is_numbered(config: C) -> bool:
 class Places(Generic[C]):
     """DIR, DIR-2, DIR-3, ... of one configuration, by number."""
 
-    def __init__(self, config: C) -> None:
+    def __init__(self, config: C, content: str | None = None) -> None:
         self.config = config
+        self.content = content if config.trainer.nnodes == 1 else None
         self.base = config.trainer.default_local_dir
 
     def text(self, number: int) -> str:
@@ -273,9 +282,27 @@ class Places(Generic[C]):
         """The saved values that differ from this run's. Empty: the directory holds this run; None: it holds no run."""
         file = directory / CONFIG_FILE
         try:
-            return other_training(file, self.config) if file.is_file() else None
+            if not file.is_file():
+                return None
+            return other_training(file, self.config) or self.other_machines(file) or self.other_rows(directory)
         except ConfigError:
             return {CONFIG_FILE: "unreadable"}
+
+    def other_machines(self, file: Path) -> dict[str, Any]:
+        """Those of a run that has ended, which this command would not continue; with more steps it would. GPUs that
+        are not given do not count: the same command may start on another machine."""
+        found = saved_differences(file, self.config, [key for key in MACHINES if self.config.is_given(key)])
+        longer = saved_differences(file, self.config, LENGTH)
+        return found if found and not longer and has_ended(file.parent) else {}
+
+    def other_rows(self, directory: Path) -> dict[str, Any]:
+        if self.content is None or not (directory / IDENTITY_FILE).is_file():
+            return {}
+        try:
+            saved = parse_json(directory / IDENTITY_FILE).get(CONTENT)
+        except (OSError, ValueError):
+            return {}
+        return {} if saved in (None, self.content) else {"data.train_files": "other rows in the same files"}
 
     def choose(self, busy: Collection[int] = ()) -> int:
         """The directory of this run, else the first that holds none. `busy`: directories of runs that began just now.
@@ -322,6 +349,12 @@ class Places(Generic[C]):
         keys = ", ".join(f"{key}={shown(value)}" for key, value in [*differing.items()][:MOST_KEYS])
         more = f" and {amount - MOST_KEYS} more keys" if amount > MOST_KEYS else ""
         return f"{self.text(number)}: {self.text(nearest)} holds a run with {keys}{more}"
+
+
+def has_ended(directory: Path) -> bool:
+    """It has done all of its steps."""
+    state = RunFolder(directory).state
+    return state.total_steps is not None and state.step >= state.total_steps
 
 
 def has_no_run(directory: Path) -> bool:

@@ -1,12 +1,13 @@
 """What can be checked before torch is imported, which takes seconds: files, folders and packages that a run needs."""
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from rloom.config.base import CRITIC, EMBEDDED, IN_PYTHON, RunConfig
+from rloom.config.base import CRITIC, IN_PYTHON, RunConfig
 from rloom.config.checks import check_and_warn
 from rloom.config.derived import brings_own_algorithm, declared_needs
 from rloom.config.engine_checks import divided_strategies, megatron_roles, replay_fault, split_faults
@@ -14,26 +15,37 @@ from rloom.config.load import expand
 from rloom.config.schema import Config, SftConfig
 from rloom.config.sections import RolloutSection
 from rloom.console import announce
-from rloom.data.files import locate
 from rloom.engines.kinds import StrategyKind
-from rloom.errors import ConfigError, DataError, ModelError, RewardError
+from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command
-from rloom.gpus import smallest_memory
-from rloom.launch.directory import run_directory
+from rloom.gpus import CHOICE, has_no_gpu, smallest_memory, visible_gpus
+from rloom.launch.directory import directory_of, run_directory
+from rloom.launch.inputs import RunData, UserObjects, read_data
 from rloom.launch.model_sources import critic_source, policy_source, reward_source, sft_source
 from rloom.models.source import ModelSource, check_folder, read_config
+from rloom.plan.disk import DiskPlan, disk_plan, roles_text, sft_disk_plan, size_text
 from rloom.plan.make import is_counted, with_offload
 from rloom.plugins import referenced
+from rloom.rewards.user_function import check_source
 from rloom.runtime.nodes import no_ray
-from rloom.training.checkpoint import STATE, verify_checkpoint
+from rloom.runtime.placement import WorkerLayout
+from rloom.training.checkpoint import STATE, Checkpoints, verify_checkpoint
+
+log = logging.getLogger(__name__)
+COMMAND = UserObjects()  # a command gives the configuration alone
+# A switch for tests: the workers of a machine share its first GPU and communicate over gloo, which is slow.
+SHARE_GPU = "RLOOM_TEST_SHARE_GPU"
 
 
-def check(config: Config) -> Config:
-    """What can be checked before torch is imported. Returns the configuration to train with."""
+def check(config: Config, given: UserObjects = COMMAND) -> tuple[Config, RunData]:
+    """What can be checked before torch is imported. Returns the configuration and the rows to train with."""
     check_keys(config)
     has_critic = not brings_own_algorithm(config) and declared_needs(config).estimator.needs_critic
     check_early(config, critic=has_critic)
-    return check_memory(config, critic=has_critic)
+    data = read_data(config, given)
+    checked = check_memory(config, critic=has_critic)
+    check_disk(checked, len(data.train), critic=has_critic)
+    return checked, data
 
 
 def check_keys(config: Config) -> None:
@@ -46,9 +58,9 @@ def check_early(config: Config, *, critic: bool) -> None:
     for name, kind in divided_strategies(config, critic=critic).items():
         check_strategy_installed(name, kind)
     check_extras(config)
+    check_gpus(config)
     check_engine_installed(config.actor_rollout_ref.rollout)
     run_directory(config)
-    check_data_files(config)
     check_reward_function(config)
     for source in model_sources(config, critic=critic):
         check_folder(source)
@@ -63,6 +75,36 @@ def check_extras(config: RunConfig) -> None:
         if name in config.trainer.loggers and find_spec(name) is None:
             way = f"remove it from trainer.logger, or install it: {install_command(name)}"
             raise ConfigError(f"trainer.logger={name!r} is not installed; {way}")
+
+
+def layout_of(config: RunConfig) -> WorkerLayout:
+    share = os.environ.get(SHARE_GPU, "0")
+    if share not in ("0", "1"):
+        raise ConfigError(f"{SHARE_GPU}={share}: use 1 to put all workers of a machine on one GPU, or leave it out")
+    return config.layout(1 / config.gpus_per_node if share == "1" else 1.0)
+
+
+def check_gpus(config: RunConfig) -> None:
+    """GPUs that this machine does not have. Those of an existing cluster may be elsewhere."""
+    device, count, visible = config.trainer.device, config.gpus_per_node, os.environ.get(CHOICE, "")
+    if device == "cpu" or config.joins_a_cluster:
+        return
+    if has_no_gpu(os.environ):
+        if device == "cuda":
+            raise ConfigError(f"trainer.device=cuda: this machine shows no GPU ({CHOICE}={visible}); use auto or cpu")
+        if count > 1:
+            raise ConfigError(
+                f"trainer.n_gpus_per_node={count}: this machine shows no GPU ({CHOICE}={visible}); trainer.device=cpu "
+                f"trains with {count} processes on the CPU, trainer.n_gpus_per_node=1 with one"
+            )
+        return
+    found, layout = len(visible_gpus(os.environ)), layout_of(config)
+    needed = max(1, layout.devices // layout.nodes)
+    if 0 < found < needed:
+        raise ConfigError(
+            f"trainer.n_gpus_per_node={count}: {needed} GPUs are needed, this machine shows {found} "
+            f"({CHOICE}={visible})"
+        )
 
 
 def check_strategy_installed(name: str, kind: StrategyKind) -> None:
@@ -134,31 +176,72 @@ def check_memory(config: Config, *, critic: bool) -> Config:
         return config
 
 
+def check_disk(config: Config, rows: int, *, critic: bool) -> None:
+    """`rows`: of the training data. No check for a model of unknown size."""
+    if config.trainer.val_only:
+        return
+    directory = directory_of(config)
+    steps = total_steps(config, rows)
+    try:
+        for source in model_sources(config, critic=critic):
+            read_config(source)  # the plan reads it from the cache
+        found = disk_plan(config, directory, steps, critic=critic, saved=saved_steps(config, directory))
+    except ModelError:
+        return
+    check_room(found, config.trainer.save_freq, "actor_rollout_ref.actor.checkpoint", "max_actor_ckpt_to_keep")
+
+
+def check_sft_disk(config: SftConfig, rows: int) -> None:
+    directory = directory_of(config)
+    try:
+        read_config(sft_source(config))
+        found = sft_disk_plan(config, directory, total_steps(config, rows), saved=saved_steps(config, directory))
+    except ModelError:
+        return
+    check_room(found, config.trainer.save_freq, "trainer.checkpoint", "max_ckpt_to_keep")
+
+
+def total_steps(config: Config | SftConfig, rows: int) -> int:
+    """At most: rows that are too long may be left out."""
+    trainer = config.trainer
+    return trainer.total_training_steps or trainer.total_epochs * (rows // config.data.train_batch_size)
+
+
+def saved_steps(config: RunConfig, directory: Path) -> int:
+    """Checkpoints of this run that are there already."""
+    return len(Checkpoints(directory, keep={}).steps()) if config.trainer.resume_mode == "auto" else 0
+
+
+def check_room(disk: DiskPlan, save_freq: int, section: str, keep: str) -> None:
+    """`section`, `keep`: the keys that say what a checkpoint has, and how many are kept."""
+    if disk.free_bytes is None or not disk.holds_not_all:
+        return
+    free = f"{size_text(disk.free_bytes)} are free"
+    if disk.holds_no_checkpoint:
+        raise ConfigError(
+            f"trainer.default_local_dir={disk.folder}: a checkpoint of this run takes {roles_text(disk)}, and {free} "
+            f"there; make room, choose another directory, or save the weights alone: {section}.save_contents=[model]"
+        )
+    fewer = f"trainer.{keep}=1 keeps the newest checkpoint only, " if save_freq > 0 else ""
+    log.warning(
+        f"Note: trainer.default_local_dir={disk.folder}: this run writes up to {size_text(disk.all_bytes)} "
+        f"({size_text(disk.all_bytes - disk.answer_bytes)} of checkpoints, {size_text(disk.answer_bytes)} of answers), "
+        f"and {free} there; {fewer}trainer.log_rollouts=False writes no answers"
+    )
+
+
 def check_early_sft(config: SftConfig) -> None:
     check_extras(config)
+    check_gpus(config)
     run_directory(config)
-    check_data_files(config)
     check_folder(sft_source(config))
-
-
-def check_data_files(config: Config | SftConfig) -> None:
-    given = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
-    for key, files in given.items():
-        for file in [files] if isinstance(files, str) else files or []:
-            try:
-                if file not in (EMBEDDED, IN_PYTHON):
-                    locate(file)
-            except DataError as error:
-                raise DataError(f"{key}: {error}") from error
 
 
 def check_reward_function(config: Config) -> None:
     given = config.custom_reward_function
-    if given.path not in (None, IN_PYTHON) and not (file := expand(given.path).absolute()).is_file():
-        raise RewardError(
-            f"custom_reward_function.path={given.path!r}: there is no file {file}; use a Python file that defines "
-            f"{given.name}"
-        )
+    if given.path is not None and given.path != IN_PYTHON:
+        whole_groups = config.reward_model.reward_manager == "batch"
+        check_source(str(expand(given.path)), given.name, given.reward_kwargs, whole_groups=whole_groups)
 
 
 def model_sources(config: Config, *, critic: bool) -> Iterator[ModelSource]:
@@ -195,7 +278,8 @@ def announce_sft(config: SftConfig, version: str) -> None:
 def workers(config: RunConfig) -> str:
     """`8 workers · `; where the user gave no number, what it comes from. Empty for one."""
     machines = f"{config.trainer.nnodes} machines × " if config.trainer.nnodes > 1 else ""
-    several = f"{config.workers} workers" if config.workers > 1 else ""
+    on = " on the CPU" if config.trainer.device == "cpu" else ""
+    several = f"{config.workers} workers{on}" if config.workers > 1 else ""
     return f"{text} · " if (text := machines + config.all_visible if config.all_visible else several) else ""
 
 

@@ -16,6 +16,7 @@ from rloom.config.from_checkpoint import flattened, read_saved
 from rloom.config.load import expand
 from rloom.config.schema import Config, Model
 from rloom.errors import CheckpointError
+from rloom.launch.directory import CONTENT, IDENTITY_FILE
 from rloom.launch.inputs import Inputs
 from rloom.launch.model_sources import critic_source, policy_source, reward_source
 from rloom.launch.models import needs_critic
@@ -26,7 +27,6 @@ from rloom.runs.run_folder import CONFIG_FILE
 from rloom.training.checkpoint import read_json
 from rloom.types import Prompt
 
-IDENTITY_FILE = "identity.json"
 VERSION = 1
 NOT_LISTED = ("trainer.resume_mode", "trainer.resume_from_path")
 BEGIN_ANEW = (
@@ -66,6 +66,7 @@ def describe(config: Config, inputs: Inputs) -> dict[str, Any]:
         "estimator": code_and_name(config.algorithm.adv_estimator),
         "loss": code_and_name(config.actor_rollout_ref.actor.policy_loss.loss_mode),
         "reward": reward_record(config),
+        CONTENT: inputs.content,
         "data": prompts_record(inputs.prompts),
         "held_out": prompts_record(inputs.held_out),
         "shuffle": data.shuffle,

@@ -1,21 +1,26 @@
-"""What a run reads: tokenizer and prompts."""
+"""What a run reads: rows, checked before torch is imported; then tokenizer and prompts."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
-
-from transformers import PreTrainedTokenizerBase
 
 from rloom.config.base import EMBEDDED, IN_PYTHON
 from rloom.config.derived import reward_parts
-from rloom.config.schema import Config
-from rloom.data.prompts import GivenRows, load_prompts
+from rloom.config.schema import Config, SftConfig
+from rloom.data.chat import Tokenizer
+from rloom.data.examples import ChatColumns, ChatRow, read_chats
+from rloom.data.prompts import GivenRows, PromptRow, load_prompts, read_prompt_rows
 from rloom.data.rows import Columns
-from rloom.errors import DataError
+from rloom.errors import ConfigError, DataError
 from rloom.launch.model_sources import policy_source
-from rloom.models.load import load_tokenizer
 from rloom.models.source import EMBEDDED_FOLDER
 from rloom.types import Prompt
+
+TRAIN, HELD_OUT = "data.train_files", "data.val_files"
+Files = str | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -28,64 +33,142 @@ class UserObjects:
 
 
 @dataclass(frozen=True)
+class RunData:
+    """Rows of a run, checked, and the calling program's reward function."""
+
+    train: Sequence[PromptRow]
+    held_out: Sequence[PromptRow]
+    reward: Callable[..., Any] | None = None
+
+    @cached_property
+    def content(self) -> str:
+        """Digest of the training rows as they are in the files."""
+        rows = (row.read for row in self.train)
+        return rows_digest((row.messages, row.data_source, row.ground_truth) for row in rows)
+
+
+@dataclass(frozen=True)
+class SftRows:
+    """Rows of a run of supervised fine-tuning, checked."""
+
+    train: Sequence[ChatRow]
+    held_out: Sequence[ChatRow]
+
+    @cached_property
+    def content(self) -> str:
+        return rows_digest((row.messages, row.variables) for row in self.train)
+
+
+def rows_digest(rows: Iterable[Any]) -> str:
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
 class Inputs:
     """Read before any model is loaded."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any  # PreTrainedTokenizerBase: transformers is not imported here
     prompts: list[Prompt]
     held_out: list[Prompt]
+    content: str  # digest of the training rows as they are in the files
     reward: Callable[..., Any] | None = None  # the caller's function
 
 
-def read_inputs(config: Config, given: UserObjects) -> Inputs:
-    tokenizer = load_tokenizer(policy_source(config))
-    prompts = train_prompts(config, tokenizer, given.train)
-    return Inputs(tokenizer, prompts, held_out_prompts(config, tokenizer, given.validation), given.reward)
+def read_data(config: Config, given: UserObjects) -> RunData:
+    return RunData(
+        read_rows(config, given.train or training_files(config), config.data.train_max_samples, TRAIN),
+        held_out_rows(config, given.validation),
+        given.reward,
+    )
 
 
-def train_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, given: GivenRows | None = None) -> list[Prompt]:
-    data = config.data
-    files = str(EMBEDDED_FOLDER / "train.parquet") if data.train_files == EMBEDDED else data.train_files
-    return read_prompts(config, tokenizer, given or files, data.train_max_samples, "data.train_files")
+def held_out_rows(config: Config, given: GivenRows | None = None) -> list[PromptRow]:
+    source = given or held_out_files(config)
+    return read_rows(config, source, config.data.val_max_samples, HELD_OUT) if source else []
 
 
-def held_out_prompts(
-    config: Config, tokenizer: PreTrainedTokenizerBase, given: GivenRows | None = None
-) -> list[Prompt]:
-    data = config.data
-    files = data.val_files
-    if files == EMBEDDED or (files is None and data.train_files == EMBEDDED):
-        files = str(EMBEDDED_FOLDER / "test.parquet")
-    source = given or files
-    return read_prompts(config, tokenizer, source, data.val_max_samples, "data.val_files") if source else []
+def training_files(config: Config | SftConfig) -> Files:
+    return with_embedded(config.data.train_files, "train.parquet")
 
 
-def read_prompts(
-    config: Config,
-    tokenizer: PreTrainedTokenizerBase,
-    files: str | Sequence[str] | GivenRows,
-    max_samples: int,
-    field: str,
-) -> list[Prompt]:
+def held_out_files(config: Config | SftConfig) -> Files | None:
+    files = config.data.val_files
+    if files is None and config.data.train_files == EMBEDDED:
+        files = EMBEDDED
+    return None if files is None else with_embedded(files, "test.parquet")
+
+
+def with_embedded(files: Files, name: str) -> Files:
+    """`embedded`, alone or in a list, is a file of rloom's own data."""
+    if not isinstance(files, str):
+        return [str(with_embedded(file, name)) for file in files]
+    return str(EMBEDDED_FOLDER / name) if files == EMBEDDED else files
+
+
+def read_rows(config: Config, files: Files | GivenRows, max_samples: int, field: str) -> list[PromptRow]:
     data = config.data
     if files == IN_PYTHON:
         raise DataError(
             f"{field}={IN_PYTHON}: the rows of that run were given to rloom.train and not saved; set {field}=FILE"
         )
+    columns = Columns(
+        data.prompt_key,
+        data.reward_fn_key,
+        rules=any(part.kind.by_data_source for part in reward_parts(config)),
+        default_data_source=data.default_data_source,
+        label_key=data.label_key,
+    )
+    return read_prompt_rows(files, columns, max_samples=max_samples, field=field)
+
+
+def read_sft_rows(config: SftConfig) -> SftRows:
+    data = config.data
+    columns = ChatColumns(
+        messages_key=data.messages_key,
+        tools_key=data.tools_key,
+        is_chat=data.multiturn.enable,
+        prompt_path=column_path(data.prompt_key, data.prompt_dict_keys, "prompt"),
+        response_path=column_path(data.response_key, data.response_dict_keys, "response"),
+        variables=data.apply_chat_template_kwargs,
+    )
+    held_out = held_out_files(config)
+    return SftRows(
+        read_chats(training_files(config), columns, max_samples=data.train_max_samples, field=TRAIN),
+        read_chats(held_out, columns, max_samples=data.val_max_samples, field=HELD_OUT) if held_out else [],
+    )
+
+
+def column_path(column: str | None, below: list[str] | None, what: str) -> tuple[str, ...] | None:
+    if column is None and below:
+        raise ConfigError(f"data.{what}_dict_keys={below} needs the column that has them: set data.{what}_key")
+    return None if column is None else (column, *(below or ()))
+
+
+def read_inputs(config: Config, data: RunData) -> Inputs:
+    from rloom.models.load import load_tokenizer  # imports transformers; rows are read before it
+
+    tokenizer = load_tokenizer(policy_source(config))
+    return Inputs(
+        tokenizer,
+        as_prompts(config, tokenizer, data.train, TRAIN),
+        as_prompts(config, tokenizer, data.held_out, HELD_OUT),
+        data.content,
+        data.reward,
+    )
+
+
+def as_prompts(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow], field: str) -> list[Prompt]:
+    data = config.data
     return load_prompts(
-        files,
+        rows,
         tokenizer=tokenizer,
-        columns=Columns(
-            data.prompt_key,
-            data.reward_fn_key,
-            rules=any(part.kind.by_data_source for part in reward_parts(config)),
-            default_data_source=data.default_data_source,
-            label_key=data.label_key,
-        ),
+        prompt_key=data.prompt_key,
         max_prompt_length=data.max_prompt_length,
         filter_overlong=data.filter_overlong_prompts,
         truncation=data.truncation,
-        max_samples=max_samples,
         num_workers=data.dataloader_num_workers,
         return_raw_chat=data.return_raw_chat,
         custom_chat_template=config.actor_rollout_ref.model.custom_chat_template,

@@ -15,9 +15,9 @@ from rloom.console import announce
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.errors import WorkerError
 from rloom.language import translate
-from rloom.launch.directory import last_of_this_run, run_directory, set_aside_later, starting_point
-from rloom.launch.identity import IDENTITY_FILE, Continuation, Record
-from rloom.launch.workers import layout_of
+from rloom.launch.directory import IDENTITY_FILE, last_of_this_run, run_directory, set_aside_later, starting_point
+from rloom.launch.early_checks import layout_of
+from rloom.launch.identity import Continuation, Record
 from rloom.runs.run_folder import CONFIG_FILE, RunFolder, flat_config
 from rloom.runs.runlog import RunLog
 from rloom.runtime.nodes import check_head_address

@@ -19,7 +19,7 @@ from rloom.launch.build import (
     resolved_needs,
 )
 from rloom.launch.identity import Continuation, Record, compare, describe
-from rloom.launch.inputs import Inputs, UserObjects
+from rloom.launch.inputs import Inputs, RunData
 from rloom.launch.job import (
     Outcome,
     continue_from,
@@ -47,16 +47,13 @@ NO_REFERENCE = "no reference (algorithm.kl_metric=True measures the KL to it)"
 
 @dataclass(frozen=True)
 class Caller:
-    """What a program gives beside the configuration."""
+    """What a run gets beside the configuration."""
 
-    objects: UserObjects
+    data: RunData
     after_step: AfterStep = always_continue
 
 
-COMMAND = Caller(UserObjects())  # a command gives the configuration alone
-
-
-def run(config: Config, caller: Caller = COMMAND) -> Outcome:
+def run(config: Config, caller: Caller) -> Outcome:
     check_own_algorithm(config)
     for notice in cpu_notices(config):
         logger.warning(f"Note: {notice}")
@@ -91,7 +88,7 @@ class PolicyTraining:
         return [*check(self.config, resolved_needs(self.config)), *cpu_notices(self.config)]
 
     def prepare(self) -> Inputs:
-        return prepare(self.config, self.caller.objects)
+        return prepare(self.config, self.caller.data)
 
     def identity(self, inputs: Inputs) -> dict[str, Any]:
         return describe(self.config, inputs)

@@ -13,16 +13,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.objectives import SupervisedObjective
-from rloom.config.base import EMBEDDED
 from rloom.config.derived import micro_batching, of_one_rank
 from rloom.config.schema import SftConfig
-from rloom.data.examples import Example, RowFormat, load_examples
+from rloom.data.examples import ChatFormat, Example, load_examples
 from rloom.data.stream import RowStream
 from rloom.engines.base import AdamW, Engine
 from rloom.engines.kinds import STRATEGIES
-from rloom.errors import ConfigError
 from rloom.families.family import family_of
 from rloom.launch.build import RunParts, schedule
+from rloom.launch.directory import CONTENT
 from rloom.launch.engines import Ranks, make_engine, model_work
 from rloom.launch.identity import (
     SHAPES,
@@ -36,6 +35,7 @@ from rloom.launch.identity import (
     model_differences,
     read_record,
 )
+from rloom.launch.inputs import SftRows
 from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_with_restarts, timetable, train_to_end
 from rloom.launch.model_sources import sft_source
 from rloom.launch.models import causal_network, pick_device, placement
@@ -45,7 +45,7 @@ from rloom.launch.workers import open_workers, serve_rank
 from rloom.models.fingerprint import fingerprint, tokenizer_digest
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
-from rloom.models.source import EMBEDDED_FOLDER, check_folder
+from rloom.models.source import check_folder
 from rloom.runs.curve import draw_learning_curve
 from rloom.runs.metrics import ModelWork
 from rloom.runs.run_folder import RunFolder
@@ -68,6 +68,7 @@ class SftInputs:
     tokenizer: PreTrainedTokenizerBase
     rows: list[Example]
     held_out: list[Example]
+    content: str  # digest of the training rows as they are in the files
 
 
 @dataclass(frozen=True)
@@ -81,52 +82,19 @@ class SftParts(RunParts):
     workers: Group | None  # all of them, iff they are other processes
 
 
-def prepare_sft(config: SftConfig) -> SftInputs:
-    """Check device and model family, and read the rows, before the model is loaded."""
+def prepare_sft(config: SftConfig, data: SftRows) -> SftInputs:
+    """Check device and model family, and make examples of the rows, before the model is loaded."""
     if not config.has_workers:
         pick_device(config)  # fails at once if there is no GPU
     source = sft_source(config)
     check_folder(source)
     family_of(source).layout(packed=config.model.use_remove_padding)
-    tokenizer, data = load_tokenizer(source), config.data
-    held_out = data.val_files
-    if held_out == EMBEDDED or (held_out is None and data.train_files == EMBEDDED):
-        held_out = str(EMBEDDED_FOLDER / "test.parquet")
-    train = str(EMBEDDED_FOLDER / "train.parquet") if data.train_files == EMBEDDED else data.train_files
-    return SftInputs(
-        tokenizer,
-        read_rows(config, tokenizer, train, data.train_max_samples, "data.train_files"),
-        read_rows(config, tokenizer, held_out, data.val_max_samples, "data.val_files") if held_out else [],
+    chat_format = ChatFormat(load_tokenizer(source), config.model.custom_chat_template)
+    train, held_out = (
+        load_examples(rows, chat_format, max_length=config.data.max_length, truncation=config.data.truncation)
+        for rows in (data.train, data.held_out)
     )
-
-
-def read_rows(
-    config: SftConfig, tokenizer: PreTrainedTokenizerBase, files: str | list[str], max_samples: int, field: str
-) -> list[Example]:
-    data = config.data
-    return load_examples(
-        files,
-        RowFormat(
-            tokenizer,
-            messages_key=data.messages_key,
-            tools_key=data.tools_key,
-            is_chat=data.multiturn.enable,
-            prompt_path=column_path(data.prompt_key, data.prompt_dict_keys, "prompt"),
-            response_path=column_path(data.response_key, data.response_dict_keys, "response"),
-            chat_template=config.model.custom_chat_template,
-            variables=data.apply_chat_template_kwargs,
-        ),
-        max_length=data.max_length,
-        truncation=data.truncation,
-        max_samples=max_samples,
-        field=field,
-    )
-
-
-def column_path(column: str | None, below: list[str] | None, what: str) -> tuple[str, ...] | None:
-    if column is None and below:
-        raise ConfigError(f"data.{what}_dict_keys={below} needs the column that has them: set data.{what}_key")
-    return None if column is None else (column, *(below or ()))
+    return SftInputs(chat_format.tokenizer, train, held_out, data.content)
 
 
 @contextmanager
@@ -225,8 +193,8 @@ def sft_engine(config: SftConfig, network: PolicyNetwork, *, trained: bool = Tru
 KIND = "sft"  # in the record of a run
 
 
-def run(config: SftConfig) -> Outcome:
-    return run_with_restarts(SupervisedTraining(config))
+def run(config: SftConfig, data: SftRows) -> Outcome:
+    return run_with_restarts(SupervisedTraining(config, data))
 
 
 def serve(config: SftConfig) -> int:
@@ -239,6 +207,7 @@ class SupervisedTraining:
     """Supervised fine-tuning as a job."""
 
     config: SftConfig
+    data: SftRows
     only_reads: bool = False
     notices: tuple[str, ...] = ()
 
@@ -247,7 +216,7 @@ class SupervisedTraining:
         return {"actor": self.config.trainer.max_ckpt_to_keep}
 
     def prepare(self) -> SftInputs:
-        return prepare_sft(self.config)
+        return prepare_sft(self.config, self.data)
 
     def identity(self, inputs: SftInputs) -> Record:
         return describe_sft(self.config, inputs)
@@ -312,6 +281,7 @@ def describe_sft(config: SftConfig, inputs: SftInputs) -> dict[str, Any]:
         "model": fingerprint(sft_source(config)).record(),
         "tokenizer": tokenizer_digest(inputs.tokenizer),
         "lora": lora_record(config.model),
+        CONTENT: inputs.content,
         "data": rows_record(inputs.rows),
         "held_out": rows_record(inputs.held_out),
         "shuffle": config.data.shuffle,

@@ -19,8 +19,9 @@ from rloom.config.derived import ranks_per_share
 from rloom.config.schema import Actor, Config, Critic
 from rloom.console import announce
 from rloom.engines.distributed import leave
-from rloom.errors import ConfigError, WorkerError
+from rloom.errors import WorkerError
 from rloom.gpus import CHOICE, device_names
+from rloom.launch.early_checks import layout_of
 from rloom.launch.models import has_reference_model, needs_critic
 from rloom.launch.rewards import has_reward_model, queue_of, spread_source
 from rloom.launch.worker import FILES, WEIGHT_SYNC, BaseWorker, Rendezvous, Worker
@@ -45,8 +46,6 @@ from rloom.training.memory import BUILD, explain_out_of_memory
 
 log = logging.getLogger(__name__)
 CROWDED = 0.5  # less free memory than this share of a GPU: another process uses it
-# A switch for tests: the workers of a machine share its first GPU and communicate over gloo, which is slow.
-SHARE_GPU = "RLOOM_TEST_SHARE_GPU"
 MakeWorker = Callable[..., BaseWorker[Any]]  # of the configuration, the layout and a slot
 MakeGroup = Callable[..., Group]  # of a role, the numbers of workers, and how many of them hold one share
 
@@ -69,13 +68,6 @@ class WorkerGroups:
     def stop_ids(self) -> tuple[int, ...]:
         found: tuple[int, ...] = self.files.call("stop_ids")[0]
         return found
-
-
-def layout_of(config: RunConfig) -> WorkerLayout:
-    share = os.environ.get(SHARE_GPU, "0")
-    if share not in ("0", "1"):
-        raise ConfigError(f"{SHARE_GPU}={share}: use 1 to put all workers of a machine on one GPU, or leave it out")
-    return config.layout(1 / config.gpus_per_node if share == "1" else 1.0)
 
 
 def used_roles(config: Config, pool: Pool) -> list[str]:
@@ -118,11 +110,6 @@ class ThisMachine:
     def __init__(self, config: RunConfig, layout: WorkerLayout) -> None:
         self.layout, self.timeout_s = layout, config.trainer.start_timeout_s
         self.gpus = [] if config.trainer.device == "cpu" else device_names(os.environ)
-        if (self.gpus or config.trainer.device == "cuda") and len(self.gpus) < layout.devices:
-            raise WorkerError(
-                f"trainer.n_gpus_per_node={layout.per_node}: {layout.devices} GPUs are needed, this machine shows "
-                f"{len(self.gpus)} ({CHOICE}={os.environ.get(CHOICE, '')})"
-            )
         self.started: list[processes.ForkedWorker] = []
 
     def start(

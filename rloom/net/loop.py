@@ -46,8 +46,7 @@ class EventLoop:
 
     async def _finish(self) -> None:
         await asyncio.sleep(0)  # a closed connection releases its socket in the next turn of the loop
-        await self.loop.shutdown_asyncgens()
-        await self.loop.shutdown_default_executor()
+        await self.loop.shutdown_asyncgens()  # threads of `to_thread` are not waited for: a user's may never end
 
 
 async def cancel_others() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rloom.config.base import EMBEDDED
 from rloom.config.load import expand
-from rloom.config.schema import Actor, Config, Critic, Fsdp
+from rloom.config.schema import Actor, Config, Critic, Fsdp, Model
 from rloom.config.sections import EngineMemory, Megatron
 from rloom.errors import ModelError
 from rloom.models.source import EMBEDDED_FOLDER
@@ -280,7 +280,7 @@ def critic_model(config: Config) -> tuple[str, str, dict[str, Any]]:
 def actor_plan(config: Config, sizes: Batches) -> ModelPlan:
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     size = read_architecture(*policy_model(config))
-    adapter = adapter_parameters(config, size)
+    adapter = adapter_parameters(model, size)
     return ModelPlan(
         architecture=size,
         parameters=size.parameters + adapter,
@@ -339,8 +339,8 @@ def checkpointing(role: Actor | Critic, fsdp: Fsdp, model: bool) -> bool:
     return model if fsdp.gradient_checkpointing is None else fsdp.gradient_checkpointing
 
 
-def adapter_parameters(config: Config, size: Architecture) -> int:
-    model = config.actor_rollout_ref.model
+def adapter_parameters(model: Model, size: Architecture, section: str = "actor_rollout_ref.model") -> int:
+    """`section`: where the keys of the model are, for error messages."""
     if model.lora_adapter_path is None:
         return size.adapter_parameters(model.lora_rank, model.target_modules)
     file = expand(model.lora_adapter_path) / "adapter_config.json"
@@ -349,5 +349,5 @@ def adapter_parameters(config: Config, size: Architecture) -> int:
         return size.adapter_parameters(saved["r"], saved["target_modules"])
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
-            f"actor_rollout_ref.model.lora_adapter_path={model.lora_adapter_path}: {file} cannot be read: {error}"
+            f"{section}.lora_adapter_path={model.lora_adapter_path}: {file} cannot be read: {error}"
         ) from error

@@ -16,7 +16,7 @@ from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import Needs, declared_needs
 from rloom.config.engine_checks import megatron_roles, split_faults
 from rloom.config.keys import value_at
-from rloom.config.load import replaced, with_changes
+from rloom.config.load import expand, replaced, with_changes
 from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, ModelError
 from rloom.gpus import smallest_memory
@@ -32,6 +32,7 @@ from rloom.plan.architecture import (
     read_fields,
 )
 from rloom.plan.batches import Batches, batches
+from rloom.plan.disk import DiskPlan, disk_plan
 from rloom.plan.memory import GIB, CachePlan, GpuMemory, Memory, RewardPlan, fullest, memory_by_gpu, reward_plan
 from rloom.plan.timing import StepTime, step_time
 from rloom.plugins import is_own
@@ -259,6 +260,7 @@ class Plan:
     batches: Batches
     machine: PlannedGpus
     costs: Costs | None  # None: the first note has the reason
+    disk: DiskPlan | None  # None: the size of the models is not known
     notes: tuple[str, ...]
 
 
@@ -281,13 +283,14 @@ def make_plan(given: Config, gpu_gib: float | None = None) -> Plan:
         costs = estimate(config, needs, sizes, machine.gpu_bytes, reward)
     except UnknownSize as error:
         left_out = f"Memory and time are left out: {error}"
-        return Plan(config, needs, sizes, machine, None, (left_out, *advice(config, needs)))
+        return Plan(config, needs, sizes, machine, None, None, (left_out, *advice(config, needs)))
+    folder = expand(config.trainer.default_local_dir).absolute()
+    disk = disk_plan(config, folder, config.trainer.total_training_steps, critic=needs.estimator.needs_critic)
     if config.trainer.device == "cpu":
         reason = "Memory and time are counted for GPUs, and trainer.device=cpu"
-        return Plan(config, needs, sizes, machine, None, (reason, *advice(config, needs)))
-    return Plan(
-        config, needs, sizes, machine, costs, (*offload, *notes(config, costs), *unknown, *advice(config, needs))
-    )
+        return Plan(config, needs, sizes, machine, None, disk, (reason, *advice(config, needs)))
+    found = (*offload, *notes(config, costs), *unknown, *advice(config, needs))
+    return Plan(config, needs, sizes, machine, costs, disk, found)
 
 
 def as_trained(config: Config, gpu_bytes: float) -> tuple[Config, list[str]]:

@@ -6,6 +6,7 @@ from rloom.config.schema import Actor, Critic, Fsdp
 from rloom.language import translate
 from rloom.plan.architecture import FLOAT32, ModelPlan, divided_by_megatron, shards_of
 from rloom.plan.batches import Batches, Updates, scoring_passes
+from rloom.plan.disk import DiskPlan, roles_text, size_text
 from rloom.plan.make import SHOWN, Costs, Plan, PlannedGpus
 from rloom.plan.megatron import description
 from rloom.plan.memory import GIB, GpuMemory, RewardPlan
@@ -34,6 +35,8 @@ def render(plan: Plan) -> str:
         lines += section("Memory a GPU, GiB", memory_lines(plan, plan.costs))
         if plan.costs.time is not None:
             lines += section("Time a step, estimated", time_lines(plan.costs.time))
+    if plan.disk is not None:
+        lines += section("Disk", disk_lines(plan.disk, config.trainer.save_freq))
     return "\n".join([*lines, *(["", *map(translate, plan.notes)] if plan.notes else [])])
 
 
@@ -220,6 +223,18 @@ def time_lines(time: StepTime) -> Iterator[str]:
     rate = f"{time.seconds:.1f} s a step; {time.tokens_per_s:,.0f} tokens/s, prompts included"
     yield translate(f"{rate}; {time.wire_share:.0%} of it on the wire")
     yield from map(translate, ASSUMED)
+
+
+def disk_lines(disk: DiskPlan, save_freq: int) -> Iterator[str]:
+    yield line("a checkpoint", roles_text(disk))
+    if disk.saves is None:
+        yield line("checkpoints", f"one every {count(save_freq, 'step')}; the data decide how many steps there are")
+    else:
+        number = count(disk.saves, "checkpoint")
+        yield line("the whole run", f"{number}, with the answers of all steps at most {size_text(disk.all_bytes)}")
+    if disk.free_bytes is not None:
+        short = ", which is not enough" if disk.holds_not_all else ""
+        yield line("free", f"{size_text(disk.free_bytes)} at {disk.folder}{short}")
 
 
 def together(stages: Sequence[Stage]) -> Stage:

@@ -1,5 +1,6 @@
 """Load a user's reward function, call it in one of four styles, and turn what it returns or raises into Scores."""
 
+import ast
 import asyncio
 import importlib.machinery
 import importlib.util
@@ -7,8 +8,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from inspect import Parameter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, SupportsFloat
@@ -26,6 +27,70 @@ QUERY_ARGUMENTS = ("queries", "prompts", "labels")  # lists
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 NAMES = {Style.ANSWER: ARGUMENTS, Style.GROUP: GROUP_ARGUMENTS, Style.QUERIES: QUERY_ARGUMENTS}
 TRL_ONLY = ("trainer_state", "environments")  # objects of TRL's trainer
+DEFINE_BY_NAME = {"exec", "globals", "setattr", "vars"}  # a file with one of them may define names unseen in its text
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def check_source(path: str, name: str, reward_kwargs: Mapping[str, Any], *, whole_groups: bool) -> None:
+    """The faults that the text of a reward file shows. Its code runs later, in the processes that compute rewards."""
+    file = _reward_file(path, name)
+    try:
+        module = ast.parse(file.read_bytes(), str(file))
+    except (OSError, SyntaxError, ValueError) as error:  # ValueError: a null byte
+        raise _cannot_load(path, file, error) from error
+    bound = list(_bound_names(module.body))
+    if name not in bound and name not in helpers.__all__ and not _defines_unseen_names(module, bound):
+        own = [node.name for node in module.body if isinstance(node, Definition) and not node.name.startswith("_")]
+        raise _no_function(path, name, own)
+    found = [node for node in module.body if isinstance(node, Definition) and node.name == name]
+    if bound.count(name) == 1 and found and not found[0].decorator_list:
+        returned = f" -> {ast.unparse(found[0].returns)}" if found[0].returns else ""
+        shown = f"({ast.unparse(found[0].args)}){returned}"
+        style = _style(_written_signature(found[0].args), whole_groups)
+        _check_signature(_written_signature(found[0].args), f"{_subject(name)}{shown} in {path}", reward_kwargs, style)
+
+
+def _defines_unseen_names(module: ast.Module, bound: Sequence[str]) -> bool:
+    return "*" in bound or any(
+        isinstance(node, ast.Global) or (isinstance(node, ast.Name) and node.id in DEFINE_BY_NAME)
+        for node in ast.walk(module)
+    )
+
+
+def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """The names that statements of a module bind, those in `if`, `try` and loops too; `*` for an import of all."""
+    for statement in body:
+        if isinstance(statement, Definition | ast.ClassDef):
+            yield statement.name
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+            elif isinstance(node, ast.alias):
+                yield node.asname or node.name.partition(".")[0]
+            elif isinstance(node, Definition | ast.ClassDef):
+                yield node.name
+
+
+def _written_signature(arguments: ast.arguments) -> Signature:
+    """As `inspect.signature` finds it in the function that the text defines."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    found = [
+        Parameter(
+            one.arg,
+            Parameter.POSITIONAL_ONLY if place < len(arguments.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD,
+            default=Parameter.empty if place < required else None,
+        )
+        for place, one in enumerate(positional)
+    ]
+    found += [Parameter(one.arg, Parameter.VAR_POSITIONAL) for one in [arguments.vararg] if one]
+    found += [
+        Parameter(one.arg, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is None else None)
+        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    found += [Parameter(one.arg, Parameter.VAR_KEYWORD) for one in [arguments.kwarg] if one]
+    return Signature(found)
 
 
 def load_function(
@@ -33,32 +98,51 @@ def load_function(
 ) -> tuple[Callable[..., Any], Style]:
     """The function and how it is called. TRL's have a parameter `completions`, OpenRLHF's `queries`; `whole_groups`
     applies to the others."""
+    file = _reward_file(path, name)
+    module = _load_module(path, file)
+    if name not in vars(module):
+        raise _no_function(path, name, _functions(module))
+    function: Any = vars(module)[name]
+    if not callable(function):
+        raise RewardError(
+            f"custom_reward_function.name={name!r}: in {path} that is a {type(function).__name__}, not a function; "
+            f"it defines {', '.join(_functions(module)) or 'no functions'}"
+        )
+    return function, checked_style(function, _subject(name), f" in {path}", reward_kwargs, whole_groups=whole_groups)
+
+
+def _reward_file(path: str, name: str) -> Path:
     file = Path(path).expanduser().absolute()
     if not file.is_file():
         raise RewardError(
             f"custom_reward_function.path={path!r}: there is no file {file}; use a Python file that defines {name}"
         )
-    module = _load_module(path, file)
-    if name not in vars(module):
-        raise RewardError(
-            f"custom_reward_function.name={name!r}: {path} has no such function; it defines {_functions(module)}"
-        )
-    function: Any = vars(module)[name]
-    if not callable(function):
-        raise RewardError(
-            f"custom_reward_function.name={name!r}: in {path} that is a {type(function).__name__}, not a function; "
-            f"it defines {_functions(module)}"
-        )
-    subject = f"custom_reward_function.name={name!r}: {name}"
-    return function, checked_style(function, subject, f" in {path}", reward_kwargs, whole_groups=whole_groups)
+    return file
+
+
+def _cannot_load(path: str, file: Path, error: BaseException) -> RewardError:
+    return RewardError(
+        f"custom_reward_function.path={path!r} cannot be loaded: {one_line(error, str(file))}; "
+        f"correct it until `python {path}` runs without an error"
+    )
+
+
+def _no_function(path: str, name: str, own: Sequence[str]) -> RewardError:
+    defined = ", ".join(own) or "no functions"
+    return RewardError(f"custom_reward_function.name={name!r}: {path} has no such function; it defines {defined}")
+
+
+def _subject(name: str) -> str:
+    return f"custom_reward_function.name={name!r}: {name}"
 
 
 def checked_style(
     function: Callable[..., Any], subject: str, place: str, reward_kwargs: Mapping[str, Any], *, whole_groups: bool
 ) -> Style:
     """How the function is called. A RewardError that begins with `subject` if its signature does not allow that."""
-    style = _style(function, whole_groups)
-    _check_signature(function, subject, place, reward_kwargs, style)
+    signature = _signature(function)
+    style = _style(signature, whole_groups)
+    _check_signature(signature, f"{subject}{signature}{place}", reward_kwargs, style)
     return style
 
 
@@ -84,50 +168,43 @@ def _load_module(path: str, file: Path) -> ModuleType:
     try:
         loader.exec_module(module)
     except BaseException as error:  # also a sys.exit() in the file
-        raise RewardError(
-            f"custom_reward_function.path={path!r} cannot be loaded: {one_line(error, str(file))}; "
-            f"correct it until `python {path}` runs without an error"
-        ) from error
+        raise _cannot_load(path, file, error) from error
     return module
 
 
-def _functions(module: ModuleType) -> str:
-    own = [
+def _functions(module: ModuleType) -> list[str]:
+    return [
         name
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == MODULE_NAME and not name.startswith("_")
     ]
-    return ", ".join(own) or "no functions"
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
+def _signature(function: Callable[..., Any]) -> Signature | None:
     try:
-        return inspect.signature(function).parameters
+        return inspect.signature(function)
     except ValueError:  # built-in functions may have none
-        return {}
+        return None
 
 
-def _style(function: Callable[..., Any], whole_groups: bool) -> Style:
-    if "completions" in _parameters(function):
+def _style(signature: Signature | None, whole_groups: bool) -> Style:
+    if signature is not None and "completions" in signature.parameters:
         return Style.COLUMNS
-    if "queries" in _parameters(function):
+    if signature is not None and "queries" in signature.parameters:
         return Style.QUERIES
     return Style.GROUP if whole_groups else Style.ANSWER
 
 
-def _check_signature(
-    function: Callable[..., Any], subject: str, place: str, reward_kwargs: Mapping[str, Any], style: Style
-) -> None:
-    parameters = _parameters(function)
-    if not parameters:
+def _check_signature(signature: Signature | None, subject: str, reward_kwargs: Mapping[str, Any], style: Style) -> None:
+    """`subject`: key, function and signature, for error messages."""
+    if signature is None or not signature.parameters:
         return
-    signature = inspect.signature(function)
+    parameters = signature.parameters
     if style is Style.COLUMNS:
         required = [name for name in TRL_ONLY if name in parameters and parameters[name].default is Parameter.empty]
         if required:
             raise RewardError(
-                f"{subject}{signature}{place} needs {required[0]}, an object of TRL's trainer; "
-                "give this parameter a default value"
+                f"{subject} needs {required[0]}, an object of TRL's trainer; give this parameter a default value"
             )
         # its parameters are columns of the rows
         arguments = [name for name, one in parameters.items() if one.kind not in VARIADIC and name not in reward_kwargs]
@@ -138,7 +215,7 @@ def _check_signature(
     except TypeError as error:
         extra = f" and reward_kwargs {', '.join(reward_kwargs)}" if reward_kwargs else ""
         raise RewardError(
-            f"{subject}{signature}{place} cannot be called with the keywords {', '.join(arguments)}{extra}: {error}"
+            f"{subject} cannot be called with the keywords {', '.join(arguments)}{extra}: {error}"
         ) from error
 
 
@@ -261,7 +338,7 @@ def _takes_all_keywords(function: Callable[..., Any]) -> bool:
 
 def _columns(group: SampleGroup) -> dict[str, Any]:
     rows = [
-        {**sample.extra_info, "data_source": sample.data_source, "ground_truth": sample.ground_truth, **sample.columns}
+        {**sample.extra_info, "data_source": sample.data_source, **_ground_truth(sample), **sample.columns}
         for sample in group
     ]
     names = dict.fromkeys(name for row in rows for name in row if name not in NOT_COLUMNS)
@@ -275,6 +352,11 @@ def _columns(group: SampleGroup) -> dict[str, Any]:
         ],
         "completion_ids": [list(sample.response_tokens) for sample in group],
     }
+
+
+def _ground_truth(sample: Sample) -> dict[str, Any]:
+    """Empty without one: a function that needs the column fails for its absence, and not for a None in it."""
+    return {} if sample.ground_truth is None else {"ground_truth": sample.ground_truth}
 
 
 def _only(value: Any) -> Any:

@@ -35,6 +35,11 @@ EXIT_TIMEOUT_S, CLOSE_S = 30.0, 1.0
 THREADS = {"OMP_NUM_THREADS": "1"}
 # is_available() would otherwise initialise CUDA, which cannot be used in a fork of the process any more
 WITHOUT_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+# beginnings of variables that libraries read when they are imported
+READ_BY_IMPORTS = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON", "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "NCCL_"),
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "VLLM_", "RLOOM_"),
+)
 
 
 OnExit = Callable[[int | None], None]  # called with a worker's exit status; None: it is not known
@@ -52,22 +57,15 @@ class ForkServer:
 
     def __init__(self) -> None:
         self.control, other_end = socket.socketpair()
-        arguments = (SERVE, str(other_end.fileno()), str(os.getpid()))
-        variables = {**THREADS, **os.environ, **WITHOUT_CUDA}
-        with other_end, sigterm_blocked():  # a new session: Ctrl-C is for the driver, which finishes its step
-            self.process = subprocess.Popen(
-                child_command(__name__, *arguments),
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[other_end.fileno()],
-                start_new_session=True,
-            )
+        self.variables = import_variables()
         self.lock = threading.Lock()  # one fork at a time
         self.started: Future[int] = Future()
         self.forked_on_exit: OnExit = lambda status: None
         self.on_exit: dict[int, OnExit] = {}
         self.ended = False
-        threading.Thread(target=self.receive, daemon=True).start()
+        process: Future[subprocess.Popen[bytes]] = Future()
+        threading.Thread(target=self.run, args=(other_end, process), daemon=True).start()
+        self.process = process.result()
 
     def fork(self, fds: tuple[int, int], on_exit: OnExit, timeout_s: float) -> int:
         """The process id of a new worker with these file descriptors: its socket, its output."""
@@ -90,6 +88,25 @@ class ForkServer:
     def kill(self, pid: int) -> None:
         with suppress(OSError):  # it has ended, and the workers with it
             self.control.sendall(f"{KILL} {pid}\n".encode())
+
+    def run(self, other_end: socket.socket, process: "Future[subprocess.Popen[bytes]]") -> None:
+        """In a thread of its own: Linux ends the process with the thread that has started it, and the run's thread may
+        end before those of others that have workers here."""
+        arguments = (SERVE, str(other_end.fileno()), str(os.getpid()))
+        try:
+            with other_end, sigterm_blocked():  # a new session: Ctrl-C is for the driver, which finishes its step
+                started = subprocess.Popen(
+                    child_command(__name__, *arguments),
+                    env={**THREADS, **os.environ, **WITHOUT_CUDA},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[other_end.fileno()],
+                    start_new_session=True,
+                )
+        except BaseException as error:
+            process.set_exception(error)
+            return
+        process.set_result(started)
+        self.receive()
 
     def receive(self) -> None:
         try:
@@ -120,15 +137,29 @@ class ForkServer:
 
 
 _server: ForkServer | None = None
+_starting = threading.Lock()
 
 
-def fork_server() -> ForkServer:
-    """That of this process. The earlier it is started, the more of its imports run beside those of the driver."""
+def import_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(READ_BY_IMPORTS)}
+
+
+def fork_server(*, begins_run: bool = False) -> ForkServer:
+    """That of this process. The earlier it is started, the more of its imports run beside those of the driver.
+
+    `begins_run`: one that has imported its libraries with other variables, before the last run of a notebook, is
+    replaced. Later calls take it as it is: imports of the driver set variables, too.
+    """
     global _server
-    if _server is None or _server.ended or _server.process.poll() is not None:
-        _server = ForkServer()
-        atexit.register(_server.close)
-    return _server
+    with _starting:
+        if _server is not None and begins_run and _server.variables != import_variables():
+            if not _server.on_exit:  # otherwise a run of another thread has workers there
+                _server.close()
+            _server = None
+        if _server is None or _server.ended or _server.process.poll() is not None:
+            _server = ForkServer()
+            atexit.register(_server.close)
+        return _server
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rloom.errors import RloomError, WorkerError
@@ -177,6 +178,7 @@ def run_worker(calls: int) -> None:
             stream.reconfigure(line_buffering=True)
     connection = Connection(calls)
     variables, folder, path, name, log_file = pickle.loads(connection.recv_bytes())
+    np.random.seed()  # a user's code in the workers would draw the same numbers in each: forks share the state
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)

@@ -11,7 +11,7 @@ from rloom.config.schema import Config
 from rloom.console import run_safely, split_hydra_flags
 from rloom.language import translate
 from rloom.launch.directory import claimed, in_directory
-from rloom.launch.early_checks import announce_run, check, check_extras, check_keys
+from rloom.launch.early_checks import announce_run, check, check_extras, check_gpus, check_keys
 from rloom.runtime.fork_server import fork_server
 
 USAGE = """rloom train [key=value ...] [--config-path DIR] [--config-name NAME]
@@ -59,17 +59,19 @@ def train(config: Config) -> int:
     if config.trainer.node_rank > 0:
         check_keys(config)
         check_extras(config)
+        check_gpus(config)
         announce_run(in_directory(config), __version__)
         from rloom.launch.join import join
 
         return join(config)
-    with claimed(check(config)) as own:
+    checked, data = check(config)
+    with claimed(checked, data.content) as own:
         announce_run(own, __version__)
         if own.uses_processes:
-            fork_server()
-        from rloom.launch.run import run
+            fork_server(begins_run=True)
+        from rloom.launch.run import Caller, run
 
-        run(own)
+        run(own, Caller(data))
     return 0
 
 

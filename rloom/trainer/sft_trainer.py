@@ -12,7 +12,8 @@ from rloom.config.schema import SftConfig
 from rloom.console import run_safely, split_hydra_flags
 from rloom.language import translate
 from rloom.launch.directory import claimed, in_directory
-from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras
+from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras, check_gpus, check_sft_disk
+from rloom.launch.inputs import read_sft_rows
 from rloom.runtime.fork_server import fork_server
 
 USAGE = """rloom sft [key=value ...] [--config-path DIR] [--config-name NAME]
@@ -45,6 +46,7 @@ def train(config: SftConfig) -> int:
     check_sft(config)
     if config.trainer.node_rank > 0:
         check_extras(config)
+        check_gpus(config)
         from rloom.launch.join import join
 
         return join(config)
@@ -56,13 +58,15 @@ def train(config: SftConfig) -> int:
             from rloom.launch.sft import serve
 
             return serve(config)
-    with claimed(config) as own:
+    data = read_sft_rows(config)
+    check_sft_disk(config, len(data.train))
+    with claimed(config, data.content) as own:
         announce_sft(own, __version__)
         if own.uses_processes:
-            fork_server()
+            fork_server(begins_run=True)
         from rloom.launch.sft import run
 
-        run(own)
+        run(own, data)
     return 0
 
 

@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *NOUNS,
     ),
     "rloom.training.reward_model": ("rloom.models.classifier_scorer", *PROTOCOLS, *NOUNS),
-    "rloom.launch": ("rloom", "rloom.doctor.run.live", "rloom.plan.make", *LAUNCH),
+    "rloom.launch": ("rloom", "rloom.doctor.run.live", "rloom.plan.disk", "rloom.plan.make", *LAUNCH),
     "rloom.api": LAUNCH,
     "rloom.cli": ("rloom", "rloom.api", "rloom.doctor", "rloom.plan", "rloom.trainer", "rloom.view", *LAUNCH),
     # verl's import paths
@@ -131,7 +131,7 @@ WITHOUT_TORCH = (
     *("rloom.cli", "rloom.config", "rloom.console", "rloom.doctor", "rloom.plan", "rloom.rewards", "rloom.view"),
     *("rloom.trainer.main_ppo", "rloom.trainer.sft_trainer"),
     *("rloom.net", "rloom.runtime.fork_server", "rloom.runtime.placement", "rloom.models.source", *LIMITS, *TABLES),
-    *(f"rloom.launch.{name}" for name in ("directory", "early_checks", "model_sources")),
+    *(f"rloom.launch.{name}" for name in ("directory", "early_checks", "inputs", "model_sources")),
 )
 
 

@@ -13,6 +13,7 @@ import torch
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray looks when it is imported
 pytest.importorskip("ray")
 
+from rloom import gpus
 from rloom.errors import WorkerError
 from rloom.launch.ray_cluster import await_machines
 from rloom.runtime import ray as cluster
@@ -102,6 +103,7 @@ def test_gpus_that_are_not_there_are_missed_at_once_in_a_cluster_of_this_machine
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     found = list[str | None]()
+    monkeypatch.setattr(gpus, "UNCOUNTED", ("/dev/null",))  # as with an AMD GPU: Ray counts them
     monkeypatch.setattr(cluster.ray, "init", lambda **_: found.append(os.environ.get(LOOPBACK)))
     monkeypatch.setattr(cluster.ray, "nodes", lambda: [{"Alive": True, "NodeID": "0", "Resources": {"CPU": 8}}])
     with pytest.raises(AssertionError):  # exit status 2

@@ -229,7 +229,7 @@ def test_gpus_that_are_not_there_are_missed_at_once(
     with pytest.raises(AssertionError):  # exit status 2
         with_workers(8, 1, "algorithm.adv_estimator=grpo", "trainer.device=cuda")
     said = capfd.readouterr().err
-    assert "trainer.n_gpus_per_node=8: 8 GPUs are needed, this machine shows 0 (CUDA_VISIBLE_DEVICES=)" in said
+    assert "trainer.device=cuda: this machine shows no GPU (CUDA_VISIBLE_DEVICES=); use auto or cpu" in said
 
 
 def run_in_session(directory: Path, steps: int, *overrides: str) -> None:

@@ -18,10 +18,10 @@ from rloom.config.schema import TORCHRUN, Actor, Config, Critic, SftConfig
 from rloom.config.sections import SIZES
 from rloom.errors import ConfigError
 from rloom.extras import TRACKERS
-from rloom.gpus import visible_gpus
+from rloom.gpus import has_uncounted_gpu, visible_gpus
 from rloom.language import translate
 from rloom.plugins import referenced
-from rloom.rewards.kinds import DEFAULT, KINDS
+from rloom.rewards.kinds import DEFAULT, KINDS, OWN_KEY
 
 MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 48  # of the embedded data
@@ -165,7 +165,9 @@ def reward_changes(config: Config, environment: Mapping[str, str]) -> dict[str, 
             changes |= referenced(kind.smoke_changes)(config)
     absent = absent_servers(config, environment)
     for name in absent:
-        changes |= given_keys(config, str(KINDS[name].section))
+        changes |= given_keys(config, str(RewardKinds.of(config).every[name].section))
+    if not {*config.reward_model.kinds}.isdisjoint(absent):
+        changes[OWN_KEY] = [name for name in config.reward_model.kinds if name not in absent]
     if absent and config.reward_model.composite.enable:
         changes[WEIGHTS] = remaining_weights(config, absent)
     return changes
@@ -187,13 +189,14 @@ def own_judge_cache(config: Config) -> dict[str, Any]:
 
 def absent_servers(config: Config, environment: Mapping[str, str]) -> list[str]:
     """The kinds of rewards that would call a server."""
-    chosen = [(name, kind.server) for name, kind in SERVERS.items() if kind.is_set(config)]
-    return [name for name, server in chosen if server is not None and server.is_absent(config, environment)]
+    chosen = RewardKinds.of(config).chosen
+    return [name for name, kind in chosen.items() if kind.server and kind.server.is_absent(config, environment)]
 
 
 def server_notes(config: Config) -> dict[str, str]:
     """Key of a server that is not called -> what replaces it."""
-    return {kind.switch: kind.server.smoke_note(config) for kind in SERVERS.values() if kind.server}
+    kinds = RewardKinds.of(config).every.values()
+    return {kind.switch: kind.server.smoke_note(config) for kind in kinds if kind.server}
 
 
 def is_key_of_replaced_server(path: str, changes: Mapping[str, Any]) -> bool:
@@ -244,6 +247,7 @@ class Available:
     gpus: int
     installed: Callable[[str], bool]  # a package
     environment: Mapping[str, str]
+    uncounted_gpu: bool = False  # the machine may have GPUs beside `gpus`
 
 
 def is_on(environment: Mapping[str, str]) -> bool:
@@ -254,7 +258,7 @@ def is_on(environment: Mapping[str, str]) -> bool:
 
 
 def examine(environment: Mapping[str, str]) -> Available:
-    return Available(len(visible_gpus(environment)), is_found, environment)
+    return Available(len(visible_gpus(environment)), is_found, environment, has_uncounted_gpu())
 
 
 def is_found(package: str) -> bool:
@@ -269,6 +273,7 @@ def replacements(config: Config, available: Available) -> dict[str, Any]:
         **data_changes(config),
         **engine_changes(config, available),
         **run_changes(config),
+        **device_changes(config, available, smoke_workers(config, available)),
         **reward_changes(config, available.environment),
         **size_changes(config, smoke_workers(config, available)),
     }
@@ -283,6 +288,12 @@ def usable_gpus(config: RunConfig, available: Available) -> int:
 
 def smoke_workers(config: RunConfig, available: Available) -> int:
     return min(config.workers, usable_gpus(config, available) or MAX_WORKERS, MAX_WORKERS)
+
+
+def device_changes(config: RunConfig, available: Available, workers: int) -> dict[str, Any]:
+    """Several workers without a GPU are an error, unless they are on the CPU."""
+    on_cpu = workers > 1 and config.trainer.device == "auto" and not available.gpus and not available.uncounted_gpu
+    return {"trainer.device": "cpu"} if on_cpu else {}
 
 
 def model_changes(config: Config) -> dict[str, Any]:
@@ -412,7 +423,8 @@ def smoke_settings(config: SftConfig) -> list[str]:
         return []
     available = examine(os.environ)
     workers = min(config.workers, MAX_WORKERS) if config.uses_torchrun else smoke_workers(config, available)
-    changes = {key: value for key, value in sft_replacements(config, workers).items() if value_at(config, key) != value}
+    wanted = sft_replacements(config, workers) | device_changes(config, available, workers)
+    changes = {key: value for key, value in wanted.items() if value_at(config, key) != value}
     print(replaced_text(config, changes, worker_notes(config, available, workers)), flush=True)
     return [f"++{key}={override_value(value)}" for key, value in changes.items()]
 

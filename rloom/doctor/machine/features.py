@@ -127,10 +127,13 @@ def engine(here: Installation, name: str) -> Feature:
     title, probe = f"rollout.name={name}", here.probes["training"]
     try:
         kind = rollout_kind(name)
-    except ConfigError as error:  # the package that registers it
+        found: Feature | None = None if kind.diagnose is None else referenced(kind.diagnose)(here)
+    except ConfigError as error:
         return Feature(title, FeatureState.BROKEN, str(error))
-    if kind.diagnose is not None:
-        found: Feature = referenced(kind.diagnose)(here)
+    except Exception as error:  # the package that registers it may raise anything: the other rows are shown
+        way = "correct the package that registers it, or remove it"
+        return Feature(title, FeatureState.BROKEN, f"{type(error).__name__}: {error}", way)
+    if found is not None:
         return found
     if kind.build is None:
         return server(here, title, kind)

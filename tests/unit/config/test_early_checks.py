@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rloom import __version__
@@ -32,6 +34,26 @@ NO_RAY = (
 FAULTS = {
     "train data.train_files=absent.parquet": "data error: data.train_files: absent.parquet: no such file",
     "train data.val_files=[embedded,b.jsonl]": "data error: data.val_files: b.jsonl: no such file",
+    "train data.train_files=rows.csv": "rows.csv: the name determines the format and must end in .parquet",
+    "train data.train_files=empty.jsonl": "data.train_files: empty.jsonl: holds no rows",
+    "train data.train_files=empty.parquet": "data.train_files: empty.parquet: holds no rows",
+    "train data.train_files=broken.parquet": "broken.parquet: not a readable parquet file",
+    "train data.train_files=half.jsonl": "half.jsonl, line 2: not valid JSON (Unterminated string",
+    "train data.train_files=latin1.jsonl": "latin1.jsonl, line 1: not UTF-8 text (invalid continuation byte at byte",
+    "train data.train_files=good.jsonl data.prompt_key=question": "row 0 (counting from 0): has nothing under",
+    "sft data.train_files=good.jsonl data.prompt_key=question": "row 0 (counting from 0): has nothing under",
+    "sft data.train_files=empty.jsonl": "data.train_files: empty.jsonl: holds no rows",
+    "train custom_reward_function.path=syntax.py": "cannot be loaded: SyntaxError: invalid syntax (syntax.py:1)",
+    "train custom_reward_function.path=name.py": "'compute_score': name.py has no such function; it defines other",
+    "train custom_reward_function.path=name.py custom_reward_function.name=other": (
+        "other(answer: str='a', *, limit) -> float in name.py cannot be called with the keywords data_source"
+    ),
+    "train trainer.device=cuda": "trainer.device=cuda: this machine shows no GPU (CUDA_VISIBLE_DEVICES=); use auto",
+    "train trainer.n_gpus_per_node=4": (
+        "trainer.n_gpus_per_node=4: this machine shows no GPU (CUDA_VISIBLE_DEVICES=); trainer.device=cpu trains with "
+        "4 processes on the CPU, trainer.n_gpus_per_node=1 with one"
+    ),
+    "sft trainer.n_gpus_per_node=4": "trainer.n_gpus_per_node=4: this machine shows no GPU",
     "kit data.train_files=absent.json": "data error: data.train_files: absent.json: no such file",
     "train actor_rollout_ref.model.path=./absent": "model.path=./absent: there is no such folder",
     "train actor_rollout_ref.model.path=some/model": "some/model: there is no such folder, and HF_HUB_OFFLINE is set",
@@ -50,7 +72,7 @@ def run(folder: Path, code: str, *commands: str) -> subprocess.CompletedProcess[
     return subprocess.run(
         [sys.executable, "-c", code, json.dumps([command.split() for command in commands])],
         cwd=folder,
-        env=kept | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        env=kept | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=120,
@@ -67,7 +89,24 @@ def refusals(folder: Path, code: str, *commands: str) -> list[str]:
     return [written for *_, written in found]
 
 
+def write_faulty_files(folder: Path) -> None:
+    row = json.dumps({"prompt": "1 + 1 =", "data_source": "math_reasoning", "ground_truth": "2"})
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), folder / "empty.parquet")
+    for name, content in {
+        "rows.csv": b"prompt,answer\n1,2\n",
+        "empty.jsonl": b"",
+        "broken.parquet": b"PAR1 no parquet PAR1",
+        "half.jsonl": f"{row}\n{row[:12]}".encode(),
+        "latin1.jsonl": row.replace("1 +", "caf\u00e9 1 +").encode("latin-1"),
+        "good.jsonl": row.encode(),
+        "syntax.py": b"def compute_score(:\n    pass\n",
+        "name.py": b"def other(answer: str = 'a', *, limit) -> float:\n    return 0.0\n",
+    }.items():
+        (folder / name).write_bytes(content)
+
+
 def test_errors_that_need_no_torch_come_before_it(tmp_path: Path) -> None:
+    write_faulty_files(tmp_path)
     for expected, written in zip(FAULTS.values(), refusals(tmp_path, COMMANDS, *FAULTS), strict=True):
         assert expected in written
 

@@ -7,9 +7,10 @@ from rloom.config.derived import declared_needs
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError, WorkerError
+from rloom.launch.early_checks import layout_of
 from rloom.launch.rewards import offloads_reward_model, scores_during_generation
 from rloom.launch.worker import Worker
-from rloom.launch.workers import layout_of, pool_lines
+from rloom.launch.workers import pool_lines
 from rloom.runtime.placement import worker_layout
 
 EIGHT = (  # rollout on GPUs 0 and 1 with TP 2, the reward model on 2 and 3, actor, critic and reference on all
@@ -177,3 +178,15 @@ def test_every_worker_has_a_gpu_of_its_own_unless_a_test_makes_them_share_one(mo
     monkeypatch.setenv("RLOOM_TEST_SHARE_GPU", "yes")
     with pytest.raises(ConfigError, match="RLOOM_TEST_SHARE_GPU=yes: use 1 to put all workers of a machine on one GPU"):
         layout_of(config)
+
+
+@pytest.mark.parametrize("role", ["actor", "critic", "ref", "rollout", "reward"])
+def test_a_truth_value_is_no_number_of_workers(role: str) -> None:
+    with pytest.raises(ConfigError, match=rf"trainer\.pools\.{role}=True: input should be a valid integer"):
+        load_config([f"trainer.pools.{role}=true"])
+
+
+@pytest.mark.parametrize("role", ["rollout", "reward"])
+def test_a_list_of_truth_values_is_no_list_of_workers(role: str) -> None:
+    with pytest.raises(ConfigError, match=rf"trainer\.pools\.{role}="):
+        load_config([f"trainer.pools.{role}=[true]"])

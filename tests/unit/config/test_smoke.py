@@ -2,6 +2,7 @@
 
 import random
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +82,7 @@ def test_the_command_of_document_003_changes_in_these_keys() -> None:
         "data.max_response_length": 48,
         f"{ROLLOUT}.n": 4,
         "trainer.n_gpus_per_node": 2,
+        "trainer.device": "cpu",
         f"{ACTOR}.ppo_mini_batch_size": 2,
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": 8,
     }
@@ -402,3 +404,29 @@ def test_other_values_of_the_variable_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RLOOM_SMOKE", "yes")
     with pytest.raises(ConfigError, match="RLOOM_SMOKE=yes: use 1"):
         load_config([])
+
+
+SERVED_KIND = """
+from rloom.rewards.kinds import RewardKind, ServerTraits
+
+KIND = RewardKind(
+    parts=("own_score",),
+    build=lambda config: None,
+    server=ServerTraits(lambda config, environment: "OWN_SERVER" not in environment, lambda config: "rules"),
+)
+"""
+
+
+def test_the_server_of_a_users_kind_is_not_called(tmp_path: Path) -> None:
+    file = tmp_path / "served_kind.py"
+    file.write_text(SERVED_KIND)
+    key = f"reward_model.kinds=['{file}:KIND']"
+    assert smoke(key).reward_model.kinds == []
+    here = Available(gpus=0, installed=nothing, environment={"OWN_SERVER": "http://127.0.0.1:1"})
+    assert smoke(key, available=here).reward_model.kinds == [f"{file}:KIND"]
+    mix = (
+        key,
+        "reward_model.composite.enable=True",
+        "+reward_model.composite.weights={rule_score: 0.5, own_score: 0.5}",
+    )
+    assert {**smoke(*mix).reward_model.composite.weights} == {"rule_score": 0.5}

@@ -12,7 +12,7 @@ import pytest
 
 from rloom.cli.data import main
 from rloom.data.check import CheckSettings, check_file, check_files, length_histogram, render_report
-from rloom.data.prompts import load_prompts
+from rloom.data.prompts import load_prompts, read_prompt_rows
 from rloom.data.rows import Columns
 from rloom.errors import RloomError
 from rloom.rewards.routing import check_sources
@@ -57,13 +57,12 @@ def train_refuses(path: Path, columns: Columns = STRICT.columns) -> str | None:
     """What `rloom train` does before it loads a model: read the prompts, check that every data source has a rule."""
     try:
         prompts = load_prompts(
-            str(path),
+            read_prompt_rows(str(path), columns, max_samples=None),
             tokenizer=CharacterTokenizer(),
-            columns=columns,
+            prompt_key=columns.prompt_key,
             max_prompt_length=MAX_PROMPT_LENGTH,
             filter_overlong=False,
             truncation="error",
-            max_samples=None,
             num_workers=0,
             return_raw_chat=False,
         )

@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-from rloom.data.prompts import load_prompts
+from rloom.data.prompts import load_prompts, read_prompt_rows
 from rloom.data.rows import Columns, data_source_of, ground_truth_of
 from rloom.errors import ConfigError, DataError
 from rloom.types import Prompt
@@ -53,7 +53,11 @@ def load(files: str | list[str], tokenizer: Any, **changed: Any) -> list[Prompt]
         "num_workers": 0,
         "return_raw_chat": False,
     }
-    return load_prompts(files, tokenizer=tokenizer, **(settings | changed))
+    settings |= changed
+    read = {name: settings.pop(name) for name in ("columns", "max_samples")}
+    read |= {"field": settings["field"]} if "field" in settings else {}
+    rows = read_prompt_rows(files, **read)
+    return load_prompts(rows, tokenizer=tokenizer, prompt_key=read["columns"].prompt_key, **settings)
 
 
 def fault(files: str | list[str], tokenizer: Any, **changed: Any) -> str:

@@ -1,5 +1,6 @@
 """The directory of a run: named by model, algorithm and data, and numbered where it holds another run."""
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from rloom.api.config import changed
 from rloom.config.load import experiment_name, load_config, load_sft_config
 from rloom.errors import ConfigError
 from rloom.launch.directory import claimed, directory_of
+from rloom.runs.records import EventLog
 from tests.ranks import forkserver
 
 BASE = "checkpoints/rloom_examples/embedded_gae_embedded"
@@ -158,3 +160,46 @@ def test_commands_that_start_at_the_same_moment_do_not_share_a_directory(tmp_pat
     for process in processes:
         process.join()
     assert directories == ["DirectoryInUse", BASE, f"{BASE}-2", f"{BASE}-3"]
+
+
+def ended(directory: str, *, steps: int, total_steps: int) -> None:
+    events = EventLog(Path(directory, "events.jsonl"))
+    events.write("run", step=0, total_steps=total_steps, host="here", pid=1)
+    for step in range(1, steps + 1):
+        events.write("step", step=step, metrics={"step": step})
+
+
+def test_other_machines_continue_a_run_until_it_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    eight = ("trainer.n_gpus_per_node=8",)
+    ended(trained(), steps=1, total_steps=2)
+    assert directory_of(load_config(eight)) == Path(BASE).absolute()
+    ended(BASE, steps=2, total_steps=2)
+    assert directory_of(load_config([*eight, "trainer.total_epochs=9"])) == Path(BASE).absolute()  # it trains on
+    assert directory_of(load_config(["trainer.save_freq=5"])) == Path(BASE).absolute()
+    assert trained(*eight) == f"{BASE}-2"
+    assert f"{BASE}-2: {BASE} holds a run with trainer.n_gpus_per_node=1" in caplog.text
+    assert (trained(*eight), trained()) == (f"{BASE}-2", BASE)
+
+
+def test_other_rows_in_the_same_file_are_another_run(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    def directory(content: str, *keys: str) -> str:
+        with claimed(load_config(keys), content) as config:
+            found = config.trainer.default_local_dir
+            Path(found, METRICS).write_text('{"step": 1}\n')
+            Path(found, "identity.json").write_text(json.dumps({"rows": content}))
+        return found
+
+    assert [directory("a"), directory("a"), directory("b"), directory("a")] == [BASE, BASE, f"{BASE}-2", BASE]
+    assert f"{BASE}-2: {BASE} holds a run with data.train_files=other rows in the same files" in caplog.text
+    Path(BASE, "identity.json").write_text("{}")  # of an earlier version
+    assert directory("c") == BASE
+    # a machine that joins does not read the rows: they decide nothing
+    assert directory("d", "trainer.nnodes=2", "trainer.master_addr=10.0.0.1") == BASE
+
+
+def test_the_older_key_of_a_micro_batch_is_no_other_run() -> None:
+    sizes = ("actor_rollout_ref.actor.ppo_micro_batch_size=4", "critic.ppo_micro_batch_size=4")
+    assert (trained(), trained(*sizes)) == (BASE, BASE)

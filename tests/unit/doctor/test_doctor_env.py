@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -230,3 +231,13 @@ def test_this_installation_trains() -> None:
 def test_what_rloom_declares_is_read_from_its_project_file() -> None:
     assert Requirement("torch>=2.11,<2.14") in packages.declared()
     assert [each.name for each in packages.declared("sglang")] == ["httpcore"]
+
+
+def test_a_registered_package_that_raises_has_a_row_and_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(here: Installation) -> Feature:
+        raise KeyError("torch")
+
+    monkeypatch.setattr(features, "rollout_kind", lambda name: SimpleNamespace(diagnose=fails))
+    found = engine(installation(), "own")
+    assert (found.name, found.state, found.detail) == ("rollout.name=own", FeatureState.BROKEN, "KeyError: 'torch'")
+    assert found.way_out == "correct the package that registers it, or remove it"

@@ -147,3 +147,38 @@ def test_a_smoke_run_on_two_visible_gpus_has_two_workers(monkeypatch: pytest.Mon
     monkeypatch.setattr("rloom.config.frontends.smoke.find_spec", lambda name: object())
     shared = load_sft_config(["model.path=Qwen/Qwen2-7B", "engine.ulysses_sequence_parallel_size=2"])
     assert (shared.workers, shared.engine.ulysses_sequence_parallel_size) == (2, 2)
+
+
+def fault(*keys: str) -> str | None:
+    try:
+        early_checks.check_gpus(load_config([OWN, *keys]))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def test_more_gpus_than_visible_are_refused(four_gpus: None) -> None:
+    assert fault("trainer.n_gpus_per_node=8") == (
+        "trainer.n_gpus_per_node=8: 8 GPUs are needed, this machine shows 4 (CUDA_VISIBLE_DEVICES=)"
+    )
+    assert fault("trainer.n_gpus_per_node=4") is None
+    assert fault("trainer.n_gpus_per_node=8", "trainer.device=cpu") is None
+
+
+def test_gpus_elsewhere_or_of_another_kind_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "present_gpus", lambda: ())
+    monkeypatch.setattr(gpus, "UNCOUNTED", ())
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    eight = "trainer.n_gpus_per_node=8"
+    assert "this machine shows no GPU" in str(fault(eight))
+    assert "this machine shows no GPU" in str(fault(eight, "trainer.backend=ray"))
+    assert fault("trainer.n_gpus_per_node=1") is None and fault() is None
+    assert fault(eight, "+ray_kwargs.ray_init.address=10.0.0.1:6379") is None  # a cluster
+    monkeypatch.setattr(gpus, "UNCOUNTED", ("/dev/null",))  # as /dev/kfd of an AMD GPU
+    assert fault(eight) is None and fault("trainer.device=cuda") is None
+
+
+def test_workers_on_the_cpu_are_called_so_in_the_first_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    early_checks.announce_run(load_config([OWN, "trainer.n_gpus_per_node=4", "trainer.device=cpu"]), "1.0")
+    assert "answers a step · 4 workers on the CPU · checkpoints/" in caplog.messages[0]

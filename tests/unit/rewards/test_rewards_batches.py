@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import threading
 import time
 from pathlib import Path
 
@@ -191,3 +192,16 @@ def test_2_000_samples_leave_nothing_in_memory(counting):
         assert live() <= before
         in_worker = [scorer.submit([(Sample("s", "p", "count"),)]).result()[0][0].value for _ in range(4)]
     assert in_worker == [1.0] * 4  # the sample that counts
+
+
+def test_an_event_loop_closes_beside_a_thread_that_does_not_end() -> None:
+    release = threading.Event()
+    loop = EventLoop("closing")
+    loop.start(asyncio.to_thread(release.wait, 60))
+    began = time.monotonic()
+    try:
+        loop.cancel_all()
+        loop.close()
+        assert time.monotonic() - began < 20
+    finally:
+        release.set()

@@ -11,6 +11,7 @@ from rloom.errors import RewardError
 from rloom.rewards import helpers
 from rloom.rewards.base import ScoringUnit
 from rloom.rewards.pool import RulePool
+from rloom.rewards.user_function import check_source
 from rloom.types import Sample, SampleGroup, Score
 
 CHAT = ({"role": "user", "content": "9 * 2?"},)
@@ -93,6 +94,49 @@ def test_a_missing_column_is_named_with_those_of_the_row(score: Scorer) -> None:
         "reward_func (rewards.py:1) needs the column 'solution'; this row has index, data_source, ground_truth, "
         "answer, prompts, completions, completion_ids"
     )
+
+
+def test_a_row_without_ground_truth_has_no_such_column(score: Scorer) -> None:
+    code = "def reward_func(completions, ground_truth, **kwargs): return [ground_truth[0] in c for c in completions]"
+    [failed] = score(code, answers("a", prompt="?", truth=None))
+    assert failed.reason == (
+        "reward_func (rewards.py:1) needs the column 'ground_truth'; this row has index, data_source, prompts, "
+        "completions, completion_ids"
+    )
+    without = "def reward_func(completions, ground_truth='a'): return [c == ground_truth for c in completions]"
+    assert values(score(without, answers("a", "b", prompt="?", truth=None))) == [1, 0]
+
+
+def test_the_text_of_a_file_shows_faults_and_leaves_doubtful_ones_to_its_import(tmp_path: Path) -> None:
+    def fault(code: str, name: str = "f") -> str | None:
+        (tmp_path / "mine.py").write_text(code)
+        try:
+            check_source(str(tmp_path / "mine.py"), name, {"limit": 3}, whole_groups=False)
+        except RewardError as error:
+            return str(error)
+        return None
+
+    verl = "data_source, solution_str, ground_truth, extra_info"
+    assert fault(f"def f({verl}, limit): return 0") is None
+    assert fault("async def f(completions, limit=1, **kwargs): return []") is None
+    assert fault("def f(queries, prompts, labels, limit): return 0") is None
+    assert fault(f"if True:\n    def f({verl}): return 0\nelse:\n    f = None") is None  # bound twice
+    assert fault("import functools\n@functools.cache\ndef f(x): return 0") is None  # a decorator may change it
+    for bound in (
+        "f = g = 3",
+        "from a import f",
+        "import f.a",
+        "from a import *",
+        "globals()['f'] = 1",
+        "for f in (): 0",
+    ):
+        assert fault(bound) is None, bound
+    assert fault("", "extract_final_answer") is None  # rloom's own
+    assert "has no such function; it defines a, b" in str(fault("def a(): 0\ndef b(): 0\ndef _c(): 0\nclass D: 0"))
+    assert "(data_source, /, *answers, limit: int=2) in " in str(
+        fault("def f(data_source, /, *answers, limit: int = 2): 0")
+    )
+    assert "cannot be loaded: SyntaxError" in str(fault("def f("))
 
 
 def test_none_means_that_the_function_does_not_apply_and_is_not_a_zero(score: Scorer) -> None:
