@@ -454,7 +454,7 @@ def composite_faults(config: Config) -> Iterator[str]:
             ways, weight = kinds.ways(name), shown_weight(section.weights[name])
             yield f"{key}.{name}={weight}: nothing computes it; set {ways}, or remove it"
         else:
-            if source in used:
+            if source in used and not kinds.every[source].takes_function:
                 yield f"{key}.{name}: another part is computed by the same {kinds.every[source].switch}; keep one"
             used.add(source)
     for source, kind in kinds.chosen.items():

@@ -134,7 +134,7 @@ def open_parts(
     )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
-        open_queues(config, [*prompts, *held_out], inputs.reward) as queues,
+        open_queues(config, [*prompts, *held_out], inputs.functions) as queues,
         open_groups(config, layout, logs) as groups,
     ):
         at_once = scores_during_generation(config, layout)

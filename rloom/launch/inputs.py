@@ -1,7 +1,7 @@
 """What a run reads: tokenizer and prompts."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -24,7 +24,7 @@ class UserObjects:
 
     train: GivenRows | None = None
     validation: GivenRows | None = None
-    reward: Callable[..., Any] | None = None
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # part of the reward -> its function
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Inputs:
     tokenizer: PreTrainedTokenizerBase
     prompts: list[Prompt]
     held_out: list[Prompt]
-    reward: Callable[..., Any] | None = None  # the caller's function
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # the caller's rewards
 
 
 def read_inputs(config: Config, given: UserObjects) -> Inputs:
     tokenizer = load_tokenizer(policy_source(config))
     prompts = train_prompts(config, tokenizer, given.train)
-    return Inputs(tokenizer, prompts, held_out_prompts(config, tokenizer, given.validation), given.reward)
+    return Inputs(tokenizer, prompts, held_out_prompts(config, tokenizer, given.validation), given.functions)
 
 
 def train_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, given: GivenRows | None = None) -> list[Prompt]:
