@@ -25,6 +25,7 @@ from rloom.errors import CheckpointError, ConfigError
 from rloom.launch.directory import open_checkpoint
 from rloom.launch.identity import IDENTITY_FILE, Record
 from rloom.launch.inputs import Inputs, UserObjects, held_out_prompts, read_inputs
+from rloom.launch.job import best_settings
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (
     check_policy_family,
@@ -240,6 +241,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         save_every=trainer.save_freq if trainer.save_freq > 0 else None,
         validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
         validate_first=trainer.val_before_train,
+        best=best_settings(trainer),
         validation_word=validation_word(config),
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,

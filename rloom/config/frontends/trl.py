@@ -203,7 +203,6 @@ SFT: Mapping[str, TrlField] = {
     "completion_only_loss": refused("the loss is on the answers; leave it out", True),
     "assistant_only_loss": without_effect("the loss of a chat is on the assistant's turns"),
     "dataset_text_field": refused("rows are chats, or prompts with answers (docs/sft.md); leave it out", "text"),
-    "load_best_model_at_end": refused("it is a key of RL training; leave it out", False),
 }
 # fields that set several keys together, and what they become
 TOGETHER = {

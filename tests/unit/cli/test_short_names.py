@@ -205,11 +205,6 @@ def test_functions_of_one_name_are_numbered_and_do_not_take_the_name_of_a_part()
     assert new_name(rule_score, {}) == "rule_score_2"
 
 
-class Scores:
-    def __init__(self, *values: Score) -> None:
-        self.values = values
-
-
 @pytest.mark.parametrize(
     ("second", "expected"),
     [
@@ -221,7 +216,7 @@ class Scores:
 def test_none_of_a_function_leaves_the_sum_of_the_others_and_an_error_does_not(
     second: Score, expected: float | None
 ) -> None:
-    queue: Any = Scores()
+    queue: Any = None
     mix = CompositeReward(
         [MixedPart("correct", queue, 1.0, optional=True), MixedPart("brief", queue, 0.5, optional=True)]
     )
