@@ -179,7 +179,7 @@ def test_the_smallest_loss_is_the_best_unless_a_mode_is_given() -> None:
 
 
 def test_a_metric_that_does_not_exist_is_named_with_those_that_do() -> None:
-    with pytest.raises(TrainingError, match="best_metric_key=val/acc: .* it has val-core/a/acc/mean@1"):
+    with pytest.raises(TrainingError, match=r"best_metric_key=val/acc: .* it has val-core/a/acc/mean@1"):
         BestSettings(metric="val/acc").value({"val-core/a/acc/mean@1": 0.5})
 
 
