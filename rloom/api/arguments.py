@@ -9,6 +9,7 @@ from typing import Any
 from rloom.api.config import Source, changed, check_names, composed, is_keys, key_values, with_keys
 from rloom.api.rewards import FUNCTION, GivenRewards, RewardArgument, ZeroScores, given_rewards
 from rloom.config.base import IN_PYTHON
+from rloom.config.derived import reward_parts
 from rloom.config.frontends import trl
 from rloom.config.frontends.short_names import SHORT_NAMES, short_values
 from rloom.config.schema import Config
@@ -21,7 +22,7 @@ from rloom.launch.inputs import UserObjects
 from rloom.rewards.function_reward import style_of
 
 logger = logging.getLogger(__name__)
-DATA_SOURCE = "custom"  # for rows without one, if a reward function is given
+DATA_SOURCE = "custom"  # for rows without one, if no rule scores them
 ROWS = {"train": "data.train_files", "validation": "data.val_files"}  # argument -> the key of the files it replaces
 OWN_NAMES = ("reward", "reward_weights", "train", "validation", "callbacks", "args")
 Rows = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]] | Any  # Any: datasets.Dataset, pandas.DataFrame
@@ -56,7 +57,8 @@ def configured(
     batch = config.reward_model.reward_manager == "batch"
     for one in rewards.functions.values():
         style_of(one, config.custom_reward_function.reward_kwargs, whole_groups=batch)
-    data_source = rewards.data_source or (DATA_SOURCE if given.reward is not None else None)
+    by_rules = any(part.kind.by_data_source for part in reward_parts(config))
+    data_source = rewards.data_source or (None if by_rules else DATA_SOURCE)
     zeros = ZeroScores(rewards.functions)
     objects = UserObjects(
         train=given_rows(config, given.train, "train", data_source),
