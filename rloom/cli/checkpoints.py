@@ -6,6 +6,7 @@ from pathlib import Path
 from rloom import __version__
 from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import announce, run_safely
+from rloom.errors import ConfigError
 from rloom.launch.early_checks import check_checkpoint, loading
 from rloom.terminal import printable
 
@@ -41,16 +42,27 @@ def export(arguments: Sequence[str]) -> int:
     parser.add_argument("checkpoint", type=Path, help="a global_step_N folder")
     parser.add_argument("folder", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--adapter", action="store_true", help="write the LoRA adapter instead of merging it")
+    parser.add_argument("--push_to_hub", metavar="NAME", help="also send the folder to the hub, as OWNER/NAME")
+    parser.add_argument("--private", action="store_true", help="with --push_to_hub: a new repository is private")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's configuration")
     given = parser.parse_intermixed_args(arguments)
 
     def run() -> int:
         check_checkpoint(given.checkpoint)
+        if given.private and given.push_to_hub is None:
+            raise ConfigError("--private: no effect without --push_to_hub NAME; add it")
+        if given.push_to_hub is not None:
+            from rloom.hub import check_push
+
+            check_push(given.push_to_hub)
         announce(f"rloom {__version__} · exporting {given.checkpoint} · {loading()}")
         from rloom.launch.export import export as write
+        from rloom.launch.export import push
 
         print(write(given.checkpoint, given.folder, given.overrides, adapter=given.adapter, dtype=given.dtype))
+        if given.push_to_hub is not None:
+            print(push(given.folder, given.push_to_hub, private=given.private))
         return 0
 
     return run_safely(run)
