@@ -122,7 +122,7 @@ def push_folder(folder: Path, name: str, *, private: bool) -> str:
     try:
         api = HfApi()
         found = api.create_repo(name, private=private or None, exist_ok=True)
-        api.upload_folder(repo_id=found.repo_id, folder_path=folder, commit_message="Model trained with rloom")
+        api.upload_folder(repo_id=found.repo_id, folder_path=folder)
     except Exception as error:  # which HTTP library raises depends on the version of huggingface_hub
         raise ModelError(
             f"--push_to_hub {name}: {explain(error, name)}. The model is in {folder}; `hf upload {name} {folder}` "

@@ -77,11 +77,11 @@ def mixed(rewards: Sequence[OneReward], weights: Sequence[float]) -> GivenReward
 
 def key_of(reward: Any) -> tuple[str, Any]:
     """The key that selects one reward, and its value."""
-    if callable(reward) and not hasattr(reward, "config"):  # a model of transformers has one
+    is_model = type(reward).__module__.partition(".")[0] in ("transformers", "peft")  # those are callable, too
+    if callable(reward) and not is_model:
         return FUNCTION, IN_PYTHON
     if not isinstance(reward, str | Path):
-        hint = "give the folder or the name of a model, not its object. " if hasattr(reward, "config") else ""
-        raise RewardError(f"reward is {type(reward).__name__}; {hint}It is {FORMS}. A function is one of:{SIGNATURES}")
+        raise RewardError(f"reward is {type(reward).__name__}; give {FORMS}. A function is one of:{SIGNATURES}")
     text = str(reward)
     rule = rule_name(text)
     if rule is not None:

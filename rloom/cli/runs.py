@@ -65,6 +65,22 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
     return 0
 
 
+def print_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in names:
+        shown.add_column(translate(name), justify="right" if name in ("step", "reward") else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # of a file or a pipe: one line a run
+    console.print(shown)
+
+
 def as_object(summary: "RunSummary") -> dict[str, Any]:
     return {**asdict(summary), "path": str(summary.path)}
 

@@ -8,11 +8,10 @@ import random
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rloom.atomic import replace_text
 from rloom.cli.parsing import CommandParser, epilog
@@ -20,6 +19,7 @@ from rloom.config.frontends.short_names import SHORT_NAMES, consequences
 from rloom.config.keys import all_keys, did_you_mean
 from rloom.console import FAULTS, INTERRUPTED, OK, run_safely
 from rloom.errors import ConfigError
+from rloom.import_path import child_command
 from rloom.language import translate
 from rloom.terminal import printable
 
@@ -217,7 +217,7 @@ def train_all(runs: Sequence[SweptRun], folder: Path) -> int:
             continue
         say(f"Run {number} of {len(runs)}: {run.title} · {run.folder}")
         try:
-            ended = subprocess.run([sys.executable, "-m", "rloom", "train", *overrides(run)], check=False).returncode
+            ended = subprocess.run(child_command("rloom.cli", "train", *overrides(run)), check=False).returncode
         except KeyboardInterrupt:  # the run has got it too, and saves its step
             ended = INTERRUPTED
         if ended == INTERRUPTED:
@@ -237,23 +237,13 @@ def say(text: str) -> None:
 
 def show(runs: Sequence[SweptRun], folder: Path) -> None:
     """One table, the best validation first, and the commands that compare the runs."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+    from rloom.cli.runs import print_table
     from rloom.runs.run_folder import summarize
 
     found = [(run, summarize(run.folder)) for run in runs if run.folder.is_dir()]
     found.sort(key=lambda each: rank(each[1]), reverse=True)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("run", "state", "step", "reward", "validation", "best"):
-        table.add_column(translate(name), justify="right" if name in ("step", "reward") else "left", overflow="fold")
-    for run, summary in found:
-        table.add_row(*(Text(printable(cell)) for cell in cells(run, summary)))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table)
+    names = ("run", "state", "step", "reward", "validation", "best")
+    print_table(names, [cells(run, summary) for run, summary in found])
     if len(found) > 1:
         best = " ".join(shlex.quote(str(run.folder)) for run, _ in found[:4])
         say(f"Compare: rloom compare {best}")
@@ -267,7 +257,7 @@ def rank(summary: "RunSummary") -> tuple[float, float]:
     return sum(best) / len(best) if best else nothing, nothing if summary.reward is None else summary.reward
 
 
-def cells(run: SweptRun, summary: "RunSummary") -> list[Any]:
+def cells(run: SweptRun, summary: "RunSummary") -> list[str]:
     state = summary.state
     last = [f"{found.last:.3g}" for found in summary.accuracy.values()]
     best = [f"{found.best:.3g} ({found.best_step})" for found in summary.accuracy.values()]

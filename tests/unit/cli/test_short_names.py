@@ -235,7 +235,7 @@ def test_none_of_a_function_leaves_the_sum_of_the_others_and_an_error_does_not(
         ("gsm9k", None, "there is no rule, no folder and no hub name"),
         ("rewards.py:correct", None, "import the function and give it itself"),
         (["a/one", "a/other"], None, "a run takes one model as reward"),
-        ([5], None, "reward is int; It is a function"),
+        ([5], None, "reward is int; give a function"),
     ],
 )
 def test_a_wrong_reward_is_named(reward: Any, weights: Any, words: str) -> None:

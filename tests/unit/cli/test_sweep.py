@@ -96,7 +96,7 @@ def test_a_failed_run_does_not_end_the_sweep_finished_ones_are_kept_and_the_best
     results = {"1e-4": 0.25, "2e-4": None, "4e-4": 0.75}
 
     def run(command: list[str], check: bool) -> Any:
-        keys = dict(text.split("=", 1) for text in command[4:])
+        keys = dict(text.split("=", 1) for text in command[command.index("train") + 1 :])
         rate = keys["actor_rollout_ref.actor.optim.lr"]
         started.append(rate)
         value = results[rate]
