@@ -216,10 +216,7 @@ def train_all(runs: Sequence[SweptRun], folder: Path) -> int:
             say(f"Run {number} of {len(runs)} is finished: {run.title}")
             continue
         say(f"Run {number} of {len(runs)}: {run.title} · {run.folder}")
-        try:
-            ended = subprocess.run(child_command("rloom.cli", "train", *overrides(run)), check=False).returncode
-        except KeyboardInterrupt:  # the run has got it too, and saves its step
-            ended = INTERRUPTED
+        ended = train_once(run)
         if ended == INTERRUPTED:
             status = INTERRUPTED
             say("Interrupted; the same command goes on.")
@@ -229,6 +226,16 @@ def train_all(runs: Sequence[SweptRun], folder: Path) -> int:
             say(f"Run {number} of {len(runs)} failed, with exit code {ended}; the sweep goes on.")
     show(runs, folder)
     return status
+
+
+def train_once(run: SweptRun) -> int:
+    """Exit code of one run."""
+    process = subprocess.Popen(child_command("rloom.__main__", "train", *overrides(run)))
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # the run has got it too: it saves its step and ends
+            continue
 
 
 def say(text: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from rloom import cli
 from rloom.cli import sweep
-from rloom.cli.sweep import combinations, read_axes
+from rloom.cli.sweep import SweptRun, combinations, read_axes, train_once
 from tests.run_directories import write_run
 
 ACCURACY = "val-core/sums/acc/mean@1"
@@ -95,17 +94,15 @@ def test_a_failed_run_does_not_end_the_sweep_finished_ones_are_kept_and_the_best
     started: list[str] = []
     results = {"1e-4": 0.25, "2e-4": None, "4e-4": 0.75}
 
-    def run(command: list[str], check: bool) -> Any:
-        keys = dict(text.split("=", 1) for text in command[command.index("train") + 1 :])
-        rate = keys["actor_rollout_ref.actor.optim.lr"]
+    def train_once(run: SweptRun) -> int:
+        rate = run.keys["actor_rollout_ref.actor.optim.lr"]
         started.append(rate)
         value = results[rate]
         steps = {} if value is None else {1: {ACCURACY: value, "critic/score/mean": 0.5}}
-        folder = Path(keys["trainer.default_local_dir"].strip("'"))
-        write_run(folder, {}, steps, end="failed" if value is None else "finished", total_steps=1)
-        return subprocess.CompletedProcess(command, 2 if value is None else 0)
+        write_run(run.folder, {}, steps, end="failed" if value is None else "finished", total_steps=1)
+        return 2 if value is None else 0
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sweep, "train_once", train_once)
     command = ["sweep", "lr=1e-4,2e-4,4e-4", "--dir", "runs", "--", "steps=1"]
     assert cli.main(command) == 1 and started == ["1e-4", "2e-4", "4e-4"]
     said = capsys.readouterr().out
@@ -121,3 +118,7 @@ def test_a_failed_run_does_not_end_the_sweep_finished_ones_are_kept_and_the_best
     assert (
         "runs holds a sweep with another trainer.total_training_steps (1); use another --dir" in capsys.readouterr().err
     )
+
+
+def test_a_run_is_a_process_whose_exit_code_counts(tmp_path: Path) -> None:
+    assert train_once(SweptRun({}, {"data.sed": "1"}, tmp_path)) == 2
