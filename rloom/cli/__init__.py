@@ -65,7 +65,7 @@ COMMANDS = {
     ),
     "sweep": Command(
         "rloom.cli.sweep",
-        [("KEY=V1,V2 ... [-- key=value]", "train once for each combination of values, and compare the runs")],
+        [("key=value,value ...", "train once for each combination of values, and compare the runs")],
     ),
     "eval": Command(
         "rloom.cli.checkpoints",
