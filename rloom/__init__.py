@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rloom.api.config import Config, load_config
+    from rloom.api.config import Config, from_trl, load_config
     from rloom.api.custom_loop import (
         ALGORITHMS,
         AdvantageInputs,
@@ -45,6 +45,7 @@ __all__ = [
     "TrainBatch",
     "TrainResult",
     "Trajectory",
+    "from_trl",
     "generate",
     "load_config",
     "open_run",
@@ -54,7 +55,7 @@ __all__ = [
 
 # Names are imported when they are first used: most import torch, and `import rloom` has to be immediate.
 _MODULES = {
-    "rloom.api.config": ("Config", "load_config"),
+    "rloom.api.config": ("Config", "from_trl", "load_config"),
     "rloom.api.generation": ("generate",),
     "rloom.api.custom_loop": (
         *("ALGORITHMS", "AdvantageInputs", "AdvantageSettings", "Advantages", "Batch", "Prompt", "Run", "Score"),

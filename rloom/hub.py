@@ -10,7 +10,15 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    get_token,
+    hf_hub_download,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -18,6 +26,7 @@ from huggingface_hub.errors import (
     HFValidationError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import validate_repo_id
 
 from rloom.errors import DataError, ModelError
 
@@ -93,6 +102,33 @@ def _download(repository: str, file: str, way_out: str) -> Path:
         return Path(hf_hub_download(repository, file, repo_type="dataset"))
     except Exception as error:
         raise unavailable(repository, explain(error, repository), way_out) from error
+
+
+def check_push(name: str) -> None:
+    """Before a model is exported: there is a token, and the name is one."""
+    if constants.HF_HUB_OFFLINE:
+        raise ModelError(f"--push_to_hub {name}: HF_HUB_OFFLINE is set, so nothing is sent; unset it")
+    if get_token() is None:
+        raise ModelError(f"--push_to_hub {name}: set HF_TOKEN to a token that may write, or run `hf auth login`")
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ModelError(f"--push_to_hub {name}: {explain(error, name)}") from error
+
+
+def push_folder(folder: Path, name: str, *, private: bool) -> str:
+    """The address of the repository, which is created if the hub does not have it."""
+    check_push(name)
+    try:
+        api = HfApi()
+        found = api.create_repo(name, private=private or None, exist_ok=True)
+        api.upload_folder(repo_id=found.repo_id, folder_path=folder)
+    except Exception as error:  # which HTTP library raises depends on the version of huggingface_hub
+        raise ModelError(
+            f"--push_to_hub {name}: {explain(error, name)}. The model is in {folder}; `hf upload {name} {folder}` "
+            "sends it again"
+        ) from error
+    return str(found)
 
 
 def unavailable(repository: str, fault: str, way_out: str) -> DataError:

@@ -59,6 +59,7 @@ class Score:
     prediction: str | None = None  # the answer as parsed by the rule, for majority votes
     reason: str | None = None  # why there is no value
     detail: str | None = None  # what the reward found, for the dumps: "2 of 3 tests passed"
+    applies: bool = True  # False: no value, because the reward is not for this row
 
     def __post_init__(self) -> None:
         if (self.value is None) == (self.reason is None):
@@ -90,8 +91,8 @@ class Score:
         return cls(value, dict(parts), prediction=prediction, detail=detail)
 
     @classmethod
-    def failed(cls, reason: str) -> "Score":
-        return cls(value=None, reason=reason)
+    def failed(cls, reason: str, *, applies: bool = True) -> "Score":
+        return cls(value=None, reason=reason, applies=applies)
 
     @property
     def ok(self) -> bool:

@@ -1,5 +1,6 @@
 """A small Hugging Face hub on localhost: what `HF_ENDPOINT` can name. It answers as told: files, or a fault."""
 
+import base64
 import hashlib
 import json
 import time
@@ -22,6 +23,8 @@ class HubServer:
     commit: str | None = COMMIT  # None: a server that is no hub
     requests: list[tuple[str, str]] = field(default_factory=list)  # (method, path)
     tokens: set[str | None] = field(default_factory=set)  # the Authorization headers that arrived
+    created: list[dict[str, Any]] = field(default_factory=list)  # the bodies of requests that create a repository
+    uploaded: dict[str, bytes] = field(default_factory=dict)  # path -> content
     url: str = ""
 
 
@@ -48,6 +51,19 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             self.answer(with_body=True)
+
+        def do_POST(self) -> None:
+            """Creates any repository, and takes every file in the request itself, without large-file storage."""
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            path = self.path.partition("?")[0].lstrip("/")
+            hub.requests.append((self.command, path))
+            hub.tokens.add(self.headers.get("Authorization"))
+            answer = json.dumps(_written(hub, path, body)).encode()
+            self.send_response(hub.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
 
         def log_message(self, *_: Any) -> None:
             """Nothing on the screen."""
@@ -77,6 +93,22 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 """The client stopped waiting."""
 
     return Handler
+
+
+def _written(hub: HubServer, path: str, body: bytes) -> dict[str, Any]:
+    if path == "api/repos/create":
+        hub.created.append(json.loads(body))
+        return {"url": f"{hub.url}/{hub.created[-1].get('organization') or 'me'}/{hub.created[-1]['name']}"}
+    if "/preupload/" in path:
+        names = [file["path"] for file in json.loads(body)["files"]]
+        return {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]}
+    if "/commit/" in path:
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                hub.uploaded[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        repository = path.removeprefix("api/models/").partition("/commit/")[0]
+        return {"commitUrl": f"{hub.url}/{repository}/commit/{COMMIT}", "commitOid": COMMIT}
+    return {}
 
 
 def _repository(files: Mapping[str, Mapping[str, bytes]], path: str) -> str | None:

@@ -1,73 +1,121 @@
-"""Rows and functions of the calling program in place of the files that keys name."""
+"""Keyword arguments of `rloom.train` and `rloom.open_run`: keys, and rows and functions in place of files."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from rloom.api.config import Keys, Source, changed, flat, load_config
+from rloom.api.config import Source, changed, check_names, composed, is_keys, key_values, with_keys
+from rloom.api.rewards import FUNCTION, GivenRewards, RewardArgument, ZeroScores, given_rewards
 from rloom.config.base import IN_PYTHON
+from rloom.config.derived import reward_parts
+from rloom.config.frontends import trl
+from rloom.config.frontends.short_names import SHORT_NAMES, short_values
 from rloom.config.schema import Config
 from rloom.data.in_memory import rows_of, with_defaults
 from rloom.data.prompts import GivenRows
 from rloom.errors import ConfigError
-from rloom.launch.early_checks import check
+from rloom.language import translate
+from rloom.launch.early_checks import check_keys, check_run
 from rloom.launch.inputs import RunData, UserObjects
 from rloom.rewards.function_reward import style_of
 
-DATA_SOURCE = "custom"  # for rows without one, if a reward function is given
-KEY_OF = {
-    "train": "data.train_files",
-    "validation": "data.val_files",
-    "reward": "custom_reward_function.path",
-}  # argument -> the key of the file that it replaces
+logger = logging.getLogger(__name__)
+DATA_SOURCE = "custom"  # for rows without one, if no rule scores them
+ROWS = {"train": "data.train_files", "validation": "data.val_files"}  # argument -> the key of the files it replaces
+OWN_NAMES = ("reward", "reward_weights", "train", "validation", "callbacks", "args")
+Rows = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]] | Any  # Any: datasets.Dataset, pandas.DataFrame
+
+
+@dataclass(frozen=True)
+class Given:
+    """The objects among the arguments."""
+
+    train: Rows | None = None
+    validation: Rows | None = None
+    reward: RewardArgument | None = None
+    reward_weights: Sequence[float] | None = None
+    args: Any = None  # a configuration of TRL, or a mapping of its fields
 
 
 def configured(
-    source: Source, *, train: Any, validation: Any, reward: Callable[..., Any] | None
-) -> tuple[Config, RunData]:
-    """The checked configuration and rows."""
-    objects = {"train": train, "validation": validation, "reward": reward}
-    replaced = {KEY_OF[name]: IN_PYTHON for name, value in objects.items() if value is not None}
-    config = with_objects(source, replaced)
+    source: Source, given: Given, short: Mapping[str, Any], function: str
+) -> tuple[Config, RunData, ZeroScores]:
+    """The checked configuration, its rows and functions. `function`: for the error about a wrong name."""
+    check_names(short, function, *OWN_NAMES)
+    source, given = with_trl(source, given, short)
+    rewards = given_rewards(given.reward, given.reward_weights)
+    config = with_arguments(source, given, rewards, short)
     if not config.is_given("trainer.resume_mode") and not config.is_given("trainer.resume_from_path"):
         # a cell of a notebook that runs again has often changed: it begins anew, and does not continue the last run
         config = changed(config, {"trainer.resume_mode": "disable"})
     if config.trainer.val_only or config.trainer.node_rank > 0:
         key = "val_only=True" if config.trainer.val_only else f"node_rank={config.trainer.node_rank}"
         raise ConfigError(f"trainer.{key}: use the command `rloom train` for this, or remove the key")
-    if reward is not None:
-        batch = config.reward_model.reward_manager == "batch"
-        style_of(reward, config.custom_reward_function.reward_kwargs, whole_groups=batch)
-    data_source = None if reward is None else DATA_SOURCE
-    given = UserObjects(
-        train=given_rows(config, train, "train", data_source),
-        validation=given_rows(config, validation, "validation", data_source),
-        reward=reward,
+    check_keys(config)
+    batch = config.reward_model.reward_manager == "batch"
+    for one in rewards.functions.values():
+        style_of(one, config.custom_reward_function.reward_kwargs, whole_groups=batch)
+    by_rules = any(part.kind.by_data_source for part in reward_parts(config))
+    data_source = rewards.data_source or (None if by_rules else DATA_SOURCE)
+    zeros = ZeroScores(rewards.functions)
+    objects = UserObjects(
+        train=given_rows(config, given.train, "train", data_source),
+        validation=given_rows(config, given.validation, "validation", data_source),
+        functions=zeros.functions,
     )
-    return check(config, given)
+    return *check_run(config, objects), zeros
 
 
-def with_objects(source: Source, replaced: Mapping[str, str]) -> Config:
-    if isinstance(source, Config):
-        twice, config = [key for key in replaced if source.is_given(key)], changed(source, replaced)
-    elif isinstance(source, Mapping):
-        twice, config = [key for key in replaced if key in flat(source)], load_config({**flat(source), **replaced})
-    else:
-        keys: Keys = [f"{key}='{value}'" for key, value in replaced.items()]
-        twice, config = texts_of(source, replaced), load_config(source, keys)
-    if twice:
-        argument = next(name for name, key in KEY_OF.items() if key == twice[0])
-        raise ConfigError(f"{twice[0]} and the argument {argument} are both given; keep one")
-    return config
+def with_trl(source: Source, given: Given, short: Mapping[str, Any]) -> tuple[Source, Given]:
+    """The keys of a configuration of TRL below those of `source` and the short names."""
+    if given.args is None:
+        return source, given
+    if source is not None and not is_keys(source):
+        raise ConfigError("args, a configuration of TRL, goes with keys in a mapping; remove one of the two")
+    if type(given.args).__name__.startswith("SFT"):
+        raise ConfigError("args is a SFTConfig: `rloom sft` trains on given answers; rloom.from_trl(args) has its keys")
+    own = key_values(source or {})
+    algorithm = short.get("algorithm") or own.get("algorithm.adv_estimator")
+    found = trl.translate(given.args, algorithm=algorithm, devices=short.get("n_gpus"))
+    for notice in found.notices:
+        logger.warning(translate(f"Note: {notice}"))
+    weights = found.reward_weights if given.reward_weights is None else given.reward_weights
+    named = {SHORT_NAMES[name].key for name, value in short.items() if value is not None}
+    values = {key: value for key, value in found.values.items() if key not in named}
+    return {**values, **own}, replace(given, reward_weights=weights)
 
 
-def texts_of(source: Source, replaced: Mapping[str, str]) -> list[str]:
-    """The keys of `replaced` that a list of `key=value` texts sets."""
-    texts = source if isinstance(source, list | tuple) else []
-    return [key for key in replaced if any(text.lstrip("+").startswith(f"{key}=") for text in texts)]
+def with_arguments(source: Source, given: Given, rewards: GivenRewards, short: Mapping[str, Any]) -> Config:
+    base = composed(source)
+    files = {ROWS[name]: file_names(value) or IN_PYTHON for name, value in rows_given(given).items()}
+    objects = {**files, **rewards.keys}
+    arguments = {**{key: name for name, key in ROWS.items()}, FUNCTION: "reward"}
+    for key in objects:
+        if base.is_given(key):
+            raise ConfigError(f"{key} and the argument {arguments.get(key, 'reward')} are both given; keep one")
+    values, further = short_values(short)
+    own = {key: value for key, value in further.items() if not base.is_given(key)}
+    every = {**own, **values, **objects}
+    return with_keys(source, (), every) if every else base
 
 
-def given_rows(config: Config, given: Any, name: str, data_source: str | None) -> GivenRows | None:
-    if given is None:
+def rows_given(given: Given) -> dict[str, Rows]:
+    rows = {"train": given.train, "validation": given.validation}
+    return {name: value for name, value in rows.items() if value is not None}
+
+
+def file_names(given: Rows) -> str | list[str] | None:
+    """Data files, if the argument names some. None: it is rows."""
+    if isinstance(given, str | Path):
+        return str(given)
+    is_list = isinstance(given, list | tuple) and bool(given) and all(isinstance(one, str | Path) for one in given)
+    return [str(one) for one in given] if is_list else None
+
+
+def given_rows(config: Config, given: Rows | None, name: str, data_source: str | None) -> GivenRows | None:
+    if given is None or file_names(given) is not None:
         return None
     data = config.data
     return GivenRows(

@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeGuard, Unpack
 
 from rloom.config import load
 from rloom.config.from_checkpoint import merge_trees
+from rloom.config.frontends.short_names import SHORT_NAMES, short_values
+from rloom.config.frontends.trl import translate, unknown_argument
 from rloom.config.given_keys import entries, known, nested
 from rloom.config.load import HYDRAS_OWN, expand, validate
 from rloom.config.schema import Config, usual_answers
 from rloom.errors import ConfigError
 
-__all__ = ["Config", "Keys", "Source", "changed", "load_config"]
+__all__ = ["Config", "Keys", "ShortKeys", "Source", "changed", "from_trl", "load_config"]
 
 Keys = Mapping[str, Any] | Sequence[str]
 Source = Config | Keys | str | Path | None
@@ -22,8 +24,81 @@ FORMS = (
 )
 
 
-def load_config(source: Source = None, keys: Keys = ()) -> Config:
-    """The configuration of `source`, with `keys` on top of it. None: the embedded model on the embedded data."""
+class ShortKeys(TypedDict, total=False):
+    """The short names of keys (rloom/config/frontends/short_names.py) as keyword arguments. None: not given."""
+
+    model: str | Path | None
+    algorithm: str | None
+    lr: float | None
+    critic_lr: float | None
+    n: int | None
+    batch: int | None
+    mini_batch: int | None
+    steps: int | None
+    epochs: int | None
+    max_prompt_length: int | None
+    max_response_length: int | None
+    temperature: float | None
+    kl_coef: float | None
+    kl_loss_coef: float | None
+    clip_ratio: float | None
+    entropy_coeff: float | None
+    lora_rank: int | None
+    rollout: str | None
+    n_gpus: int | None
+    seed: int | None
+    save_freq: int | None
+    test_freq: int | None
+    output_dir: str | Path | None
+
+
+def load_config(source: Source = None, keys: Keys = (), **short: Unpack[ShortKeys]) -> Config:
+    """The configuration of `source`, with `keys` and keys by their short names (`lr=1e-6`) on top of it. None: the
+    embedded model on the embedded data."""
+    check_names(short, "load_config")
+    base = composed(source, keys)
+    values, further = short_values(short)
+    own = {key: value for key, value in further.items() if not base.is_given(key)}
+    return with_keys(source, keys, {**own, **values}) if values else base
+
+
+def from_trl(args: Any, *, algorithm: str | None = None) -> dict[str, Any]:
+    """The keys of a GRPOConfig, RLOOConfig or SFTConfig of TRL, or of a dict of its fields (of SFTConfig: keys of
+    `rloom sft`). A field that rloom does not have is an error that says what to do instead."""
+    return translate(args, algorithm=algorithm).values
+
+
+def check_names(given: Mapping[str, Any], function: str, *others: str) -> None:
+    """`given`: keyword arguments. `others`: names that are not short names of keys."""
+    names = [*ShortKeys.__annotations__, *others]
+    unknown = next((name for name in given if name not in names), None)
+    if unknown is not None:
+        raise ConfigError(f"rloom.{function}: {unknown_argument(unknown, names)}")
+
+
+def with_keys(source: Source, keys: Keys, values: Mapping[str, Any]) -> Config:
+    """`values`: dotted keys of keyword arguments. Those of a mapping or of texts must not have other values."""
+    written = {**key_values(source if is_keys(source) else ()), **key_values(keys)}
+    for key, value in flat(values).items():
+        if key in written and written[key] != value:
+            raise ConfigError(f"{key}={written[key]!r} and {argument_of(key)}={value!r} are both given; keep one")
+    if isinstance(source, Config):
+        return changed(source, {**key_values(keys), **flat(values)})
+    if is_keys(source):
+        return composed({**written, **flat(values)})
+    return composed(source, {**key_values(keys), **flat(values)})
+
+
+def is_keys(source: Source) -> TypeGuard[Keys]:
+    return isinstance(source, Mapping | list | tuple)
+
+
+def argument_of(key: str) -> str:
+    """The keyword argument that sets a key."""
+    return next((name for name, short in SHORT_NAMES.items() if short.key == key), key)
+
+
+def composed(source: Source, keys: Keys = ()) -> Config:
     if isinstance(source, Config):
         return changed(source, key_values(keys)) if keys else source
     if isinstance(source, str | Path):

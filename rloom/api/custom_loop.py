@@ -1,16 +1,17 @@
 """The pieces of a step, for a loop of one's own."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rloom.algos.estimators import AdvantageInputs, AdvantageSettings
 from rloom.algos.kl import token_rewards
 from rloom.algos.registry import ALGORITHMS
-from rloom.api.arguments import configured
-from rloom.api.config import Source
+from rloom.api.arguments import Given, Rows, configured
+from rloom.api.config import ShortKeys, Source
+from rloom.api.rewards import RewardArgument
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
 from rloom.config.schema import Config
 from rloom.launch.build import (
@@ -112,15 +113,19 @@ class Run:
 def open_run(
     config: Source = None,
     *,
-    reward: Callable[..., Any] | None = None,
-    train: Iterable[Any] | None = None,
-    validation: Iterable[Any] | None = None,
+    reward: RewardArgument | None = None,
+    reward_weights: Sequence[float] | None = None,
+    train: Rows | None = None,
+    validation: Rows | None = None,
+    args: Any = None,
+    **short: Unpack[ShortKeys],
 ) -> Iterator[Run]:
     """Load everything that a run needs and train nothing. The arguments are those of `rloom.train`.
 
     Checkpoints of an earlier run in the same directory are set aside.
     """
-    checked, data = configured(config, train=train, validation=validation, reward=reward)
+    given = Given(train, validation, reward, reward_weights, args)
+    checked, data, _ = configured(config, given, short, "open_run")
     with claimed(checked, data.content) as own, open_cluster_if_needed(own, directory := run_directory(own)):
         check_own_algorithm(own)
         inputs = prepare(own, data)

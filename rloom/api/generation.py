@@ -7,6 +7,7 @@ from typing import Any
 
 from rloom.api.config import load_config
 from rloom.config.from_checkpoint import MODEL_ALONE, load_saved
+from rloom.config.load import fitting_lengths
 from rloom.config.schema import Config
 from rloom.errors import CheckpointError, ConfigError, DataError
 from rloom.launch.directory import open_checkpoint
@@ -81,14 +82,10 @@ def located(model: str | Path, keys: Sequence[str]) -> tuple[Config, Path | None
 
 
 def of_pretrained(model: Sequence[str], keys: Sequence[str]) -> Config:
-    """With lengths that fit the model, unless `keys` set them."""
+    """With lengths that fit the model, unless `keys` set them. Of a hub name, the context is downloaded."""
     config = load_config([*ONE_GPU, *model, *keys])
-    context = context_of(config)
-    if context is None or context >= config.data.max_prompt_length + config.data.max_response_length:
-        return config
-    answer = min(config.data.max_response_length, context // 2)
-    lengths = [f"data.max_prompt_length={context - answer}", f"data.max_response_length={answer}"]
-    return load_config([*ONE_GPU, *model, *lengths, *keys])
+    lengths = fitting_lengths(config, context_of(config))
+    return load_config([*ONE_GPU, *model, *lengths, *keys]) if lengths else config
 
 
 def checkpoint_in(folder: Path) -> Path | None:

@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
-from rloom.api.arguments import configured
-from rloom.api.config import Source
+from rloom.api.arguments import Given, Rows, configured
+from rloom.api.config import ShortKeys, Source
+from rloom.api.rewards import RewardArgument, ZeroScores
+from rloom.errors import ConfigError
 from rloom.launch.directory import claimed
 from rloom.launch.export import export
 from rloom.launch.job import Outcome
@@ -114,10 +117,13 @@ class StepReport:
 Callback = Callable[[StepReport], bool | None]
 
 
-def after_step(callbacks: Sequence[Callback]) -> AfterStep:
+def after_step(callbacks: Sequence[Callback], zeros: ZeroScores | None = None) -> AfterStep:
     """Call all of them. The run stops if one returns False or raises StopTraining."""
+    unchecked = [zeros] if zeros is not None else []
 
     def call(step: int, metrics: Mapping[str, float], rows: Callable[[], list[dict[str, Any]]]) -> bool:
+        while unchecked:  # in the first step
+            unchecked.pop().check(metrics)
         report = StepReport(step, metrics, rows)
         return all([goes_on(callback, report) for callback in callbacks])
 
@@ -131,31 +137,89 @@ def goes_on(callback: Callback, report: StepReport) -> bool:
         return False
 
 
+def checked_callbacks(callbacks: Any) -> list[Callback]:
+    """Before a model is loaded."""
+    if callable(callbacks):
+        raise ConfigError(f"callbacks is {name_of(callbacks)}; give a list: callbacks=[{name_of(callbacks)}]")
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, str | bytes | Mapping):
+        raise ConfigError(f"callbacks is {callbacks!r}; give a list of functions of one StepReport")
+    found = list(callbacks)
+    for callback in found:
+        if not callable(callback):
+            raise ConfigError(f"callbacks has {callback!r}, which is no function; a callback takes one StepReport")
+        try:
+            signature(callback).bind(None)
+        except TypeError as error:
+            raise ConfigError(f"callbacks: {name_of(callback)} takes one argument, a StepReport: {error}") from error
+        except ValueError:  # built-in functions may have no signature
+            continue
+    return found
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
 TO_RESUME = 'To go on from the last checkpoint, call it again with the key "trainer.resume_mode": "auto".'
 
 
 def train(
     config: Source = None,
     *,
-    reward: Callable[..., Any] | None = None,
-    train: Iterable[Any] | None = None,
-    validation: Iterable[Any] | None = None,
+    model: str | Path | None = None,
+    algorithm: str | None = None,
+    reward: RewardArgument | None = None,
+    reward_weights: Sequence[float] | None = None,
+    train: Rows | None = None,
+    validation: Rows | None = None,
+    lr: float | None = None,
+    critic_lr: float | None = None,
+    n: int | None = None,
+    batch: int | None = None,
+    mini_batch: int | None = None,
+    steps: int | None = None,
+    epochs: int | None = None,
+    max_prompt_length: int | None = None,
+    max_response_length: int | None = None,
+    temperature: float | None = None,
+    kl_coef: float | None = None,
+    kl_loss_coef: float | None = None,
+    clip_ratio: float | None = None,
+    entropy_coeff: float | None = None,
+    lora_rank: int | None = None,
+    rollout: str | None = None,
+    n_gpus: int | None = None,
+    seed: int | None = None,
+    save_freq: int | None = None,
+    test_freq: int | None = None,
+    output_dir: str | Path | None = None,
     callbacks: Iterable[Callback] = (),
+    args: Any = None,
+    **unknown: Never,
 ) -> TrainResult:
     """Train a policy. Without arguments: the embedded model on the embedded data.
 
-    `config`: a mapping with dotted or nested keys, a list of "key=value" texts, the path of a YAML file, or a Config.
-    `reward`: a function, called as `reward(data_source, solution_str, ground_truth, extra_info)`, or with lists as in
-    TRL if it has a parameter `completions`. `train`, `validation`: rows with the columns of a data file, as a list of
-    dicts, a datasets.Dataset or a pandas DataFrame. `callbacks`: called with a StepReport after each step; the run
-    stops if one returns False or raises StopTraining.
+    `model`: folder or hub name. `algorithm`: gae (PPO), grpo, rloo, ... `reward`: a function, called as
+    `reward(data_source, solution_str, ground_truth, extra_info)`, or with lists as in TRL if it has a parameter
+    `completions`; the name of a reward model or a rule; or a list of them, whose sum by `reward_weights` is the score.
+    `train`, `validation`: rows as a list of dicts, a datasets.Dataset or a pandas DataFrame, or names of files.
+    `lr` ... `output_dir`: keys by their short names; docs/python.md has the table. `config`: all other keys: a mapping
+    with dotted or nested keys, a list of "key=value" texts, the path of a YAML file, or a Config. `callbacks`: called
+    with a StepReport after each step; the run stops if one returns False or raises StopTraining. `args`: TRL's
+    GRPOConfig or RLOOConfig, or a dict of its fields; other arguments override it.
     """
-    checked, data = configured(config, train=train, validation=validation, reward=reward)
+    given = {name: value for name, value in locals().items() if name in ShortKeys.__annotations__} | unknown
+    return trained(config, Given(train, validation, reward, reward_weights, args), given, callbacks)
+
+
+def trained(source: Source, given: Given, short: Mapping[str, Any], callbacks: Iterable[Callback]) -> TrainResult:
+    called = checked_callbacks(callbacks)
+    checked, data, zeros = configured(source, given, short, "train")
     try:
         with claimed(checked, data.content) as own:
             if own.uses_processes:
                 fork_server(begins_run=True)
-            return result_of(run(own, Caller(data, after_step(list(callbacks)))))
+            return result_of(run(own, Caller(data, after_step(called, zeros))))
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or getattr(error, "__notes__", []):  # a note names the checkpoint
             error.add_note(TO_RESUME)

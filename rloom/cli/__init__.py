@@ -1,7 +1,7 @@
 """`rloom COMMAND`: the table of commands. Importing this package imports none of them, so that help is immediate."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -13,8 +13,13 @@ from rloom.terminal import discard_output
 
 @dataclass(frozen=True)
 class Command:
-    module: str  # with `main(arguments) -> exit status`
+    module: str
     usage: Sequence[tuple[str, str]]  # (arguments, meaning), one for each line of the help
+    function: str = "main"  # (arguments) -> exit status
+
+    def load(self) -> Callable[[Sequence[str]], int]:
+        function: Callable[[Sequence[str]], int] = getattr(import_module(self.module), self.function)
+        return function
 
 
 COMMANDS = {
@@ -58,18 +63,24 @@ COMMANDS = {
             )
         ],
     ),
+    "sweep": Command(
+        "rloom.cli.sweep",
+        [("key=value,value ...", "train once for each combination of values, and compare the runs")],
+    ),
     "eval": Command(
-        "rloom.cli.evaluate",
+        "rloom.cli.checkpoints",
         [("CKPT [key=value ...]", "validate a checkpoint and print the metrics")],
+        "evaluate",
     ),
     "export": Command(
-        "rloom.cli.export",
+        "rloom.cli.checkpoints",
         [
             (
                 "CKPT DIR [key=value]",
                 "write the policy of a checkpoint as a Hugging Face folder",
             )
         ],
+        "export",
     ),
     "chat": Command(
         "rloom.cli.chat",
@@ -193,7 +204,7 @@ def run(given: list[str]) -> int:
         fault = f"rloom: there is no command {given[0]!r}{suggestion(given[0], list(COMMANDS))}"
         print(translate(f"{fault}\n`rloom --help` lists the commands."), file=sys.stderr)
         return 2
-    status = import_module(COMMANDS[given[0]].module).main(given[1:])
+    status = COMMANDS[given[0]].load()(given[1:])
     assert isinstance(status, int)
     return status
 

@@ -6,7 +6,6 @@ import io
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from rloom.algos.needs import ESTIMATORS, LOSSES
@@ -46,13 +45,13 @@ class ParserCaptured(Exception):
 
 
 def completion_words() -> CompletionWords:
-    commands = {name: words_of(name, command.module) for name, command in COMMANDS.items()}
+    commands = {name: words_of(name, command.load()) for name, command in COMMANDS.items()}
     keys = {path: values_of(key) for path, key in all_keys().items() if key.section is None}
     return CompletionWords(commands, keys)
 
 
-def words_of(name: str, module: str) -> CommandWords:
-    parser = parser_of(import_module(module).main)
+def words_of(name: str, main: Callable[[Sequence[str]], int]) -> CommandWords:
+    parser = parser_of(main)
     takes_keys = any(TAKES_KEYS in arguments for arguments, *_ in COMMANDS[name].usage)
     hydra = [flag for flag in HYDRA_FLAGS if flag.startswith("--")] if name in READS_YAML else []
     if parser is None:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from rloom.cli import COMMANDS
 from rloom.cli.overview import suggestion
@@ -28,6 +27,6 @@ def main(arguments: Sequence[str]) -> int:
         guess = suggestion(name, [*COMMANDS, METRICS])
         print(translate(f"rloom help: there is no command {name!r}{guess}"), file=sys.stderr)
         return 2
-    status = import_module(COMMANDS[name].module).main([*rest, "--help"])
+    status = COMMANDS[name].load()([*rest, "--help"])
     assert isinstance(status, int)
     return status

@@ -4,17 +4,9 @@ import os
 from collections.abc import Sequence
 
 from rloom.config.base import EMBEDDED
+from rloom.config.frontends.short_names import BATCH, MINI_BATCH, mini_batch
 from rloom.config.frontends.smoke import is_on
-from rloom.config.frontends.train_sh import (
-    BATCH_KEY,
-    DATA_KEY,
-    MINI_BATCH_KEY,
-    VAL_KEY,
-    KitCommand,
-    mini_batch,
-    split,
-    translate,
-)
+from rloom.config.frontends.train_sh import DATA_KEY, VAL_KEY, KitCommand, split, translate
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.console import run_safely
@@ -65,7 +57,7 @@ def with_fitting_batch(command: KitCommand, config: Config) -> Config:
         "of them. --batch_size sets another number"
     )
     print(in_language(notice), flush=True)
-    return load_config(command.overrides, {**command.values, BATCH_KEY: rows, MINI_BATCH_KEY: mini_batch(rows)})
+    return load_config(command.overrides, {**command.values, BATCH: rows, MINI_BATCH: mini_batch(rows)})
 
 
 def row_count(files: str | list[str], given_as: str) -> int:

@@ -9,7 +9,7 @@ Lines = Sequence[tuple[str, str]]  # (words, meaning)
 
 # title -> commands; a command in no group is listed under the last title
 GROUPS: Mapping[str, Sequence[str]] = {
-    "Train:": ("train", "kit", "openrlhf", "sft", "plan"),
+    "Train:": ("train", "kit", "openrlhf", "sft", "sweep", "plan"),
     "Use a checkpoint:": ("eval", "export", "chat"),
     "Look at runs:": ("view", "runs", "compare", "doctor"),
     "Prepare and check:": ("config", "data", "reward", "judge"),

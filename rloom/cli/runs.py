@@ -89,6 +89,22 @@ def reports_of(found: Sequence["RunSummary"]) -> "dict[Path, Report | None]":
     return reports
 
 
+def print_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in names:
+        shown.add_column(translate(name), justify="right" if name in ("step", "reward") else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # of a file or a pipe: one line a run
+    console.print(shown)
+
+
 def as_object(summary: "RunSummary", report: "Report | None") -> dict[str, Any]:
     worst = None if report is None else report.worst
     findings = None if report is None else {"count": len(report.findings), "worst": worst and worst.kind}

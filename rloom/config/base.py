@@ -182,6 +182,22 @@ class RunTrainer(Section):
         ge=-1,
     )
     val_before_train: bool = key(True, "Validate before the first step, if there is validation data.")
+    keep_best_checkpoint: bool = key(
+        False,
+        "Save a checkpoint after each validation that is the best so far, and keep it beside the newest ones; "
+        "best_checkpointed_iteration.txt has its step.",
+    )
+    best_metric_key: str | None = key(
+        None,
+        "Metric of a validation that decides which is the best, such as val-core/openai/gsm8k/acc/mean@1. null: the "
+        "mean of the scores over the data sources; in `rloom sft` the loss.",
+    )
+    best_metric_mode: Literal["max", "min"] | None = key(
+        None, "Whether the largest or the smallest value is the best. null: the smallest of a loss, else the largest."
+    )
+    early_stopping_patience: int | None = key(
+        None, "Stop after this many validations in a row without a better one. null: never.", ge=1
+    )
     logger: LOGGER | list[LOGGER] = key(
         ["console"],
         "Trackers of metrics, one or a list. metrics.jsonl is always on.",
@@ -342,6 +358,11 @@ class RunConfig(Section):
     @property
     def only_validates(self) -> bool:
         return False
+
+    @property
+    @abstractmethod
+    def has_held_out_prompts(self) -> bool:
+        """Whether there is validation data."""
 
     @property
     @abstractmethod

@@ -101,6 +101,7 @@ def all_faults(config: Config, needs: Needs) -> list[str]:
         *remote_faults(config.reward_model.remote),
         *judge_faults(config.reward_model.api),
         *resume_faults(config),
+        *best_faults(config),
         *warmup_faults(config),
     ]
 
@@ -402,6 +403,27 @@ def resume_faults(config: RunConfig) -> Iterator[str]:
         yield f"trainer.resume_from_path={trainer.resume_from_path} is read only with trainer.resume_mode=resume_path"
 
 
+def best_faults(config: RunConfig) -> Iterator[str]:
+    """Keys about the best validation need validations during training."""
+    trainer = config.trainer
+    chosen = {
+        "trainer.keep_best_checkpoint=True": trainer.keep_best_checkpoint,
+        f"trainer.early_stopping_patience={trainer.early_stopping_patience}": trainer.early_stopping_patience,
+    }
+    named = [name for name, value in chosen.items() if value]
+    if named and trainer.test_freq < 1:
+        yield f"{named[0]} needs validations during training; set trainer.test_freq=N, a number of steps"
+    if named and not config.has_held_out_prompts:
+        yield f"{named[0]} needs validation data; set data.val_files=FILE"
+    details = {"best_metric_key": trainer.best_metric_key, "best_metric_mode": trainer.best_metric_mode}
+    for name, value in details.items():
+        if value is not None and not named:
+            yield (
+                f"trainer.{name}={value}: no effect in this run; set trainer.keep_best_checkpoint=True or "
+                "trainer.early_stopping_patience=N"
+            )
+
+
 def warmup_faults(config: Config) -> Iterator[str]:
     optimizers = {
         "actor_rollout_ref.actor.optim": config.actor_rollout_ref.actor.optim,
@@ -454,7 +476,7 @@ def composite_faults(config: Config) -> Iterator[str]:
             ways, weight = kinds.ways(name), shown_weight(section.weights[name])
             yield f"{key}.{name}={weight}: nothing computes it; set {ways}, or remove it"
         else:
-            if source in used:
+            if source in used and not kinds.every[source].takes_function:
                 yield f"{key}.{name}: another part is computed by the same {kinds.every[source].switch}; keep one"
             used.add(source)
     for source, kind in kinds.chosen.items():
@@ -471,7 +493,7 @@ def shown_weight(given: float | PartWeight) -> str:
 
 def check_sft(config: SftConfig) -> None:
     by_workers = with_source([*sft_batch_faults(config), *sft_worker_faults(config)], config)
-    faults = [*by_workers, *resume_faults(config), *sft_output_faults(config)]
+    faults = [*by_workers, *resume_faults(config), *best_faults(config), *sft_output_faults(config)]
     if faults:
         raise ConfigError("\n".join(faults))
 

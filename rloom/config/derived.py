@@ -7,7 +7,7 @@ the same samples: `sequence_ranks` divide each sequence (Ulysses), so that toget
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rloom.algos.needs import (
@@ -20,12 +20,13 @@ from rloom.algos.needs import (
     EstimatorNeeds,
     LossNeeds,
 )
+from rloom.config.base import IN_PYTHON
 from rloom.config.reward_sections import ClassifierKeys, PartWeight
 from rloom.config.schema import Actor, Config, Critic, Ref
 from rloom.config.sections import RolloutSection
 from rloom.packing import MicroBatching
 from rloom.plugins import installed, is_own, unknown_entry
-from rloom.rewards.kinds import DEFAULT, RewardKind, kinds_of
+from rloom.rewards.kinds import DEFAULT, PARTS, RewardKind, kinds_of
 
 
 def nearest_divisors(whole: int, wanted: int) -> str:
@@ -127,6 +128,11 @@ class RewardPart:
     skip_failed: bool = False
 
     @property
+    def optional(self) -> bool:
+        """A function of the calling program that is a part by its own name: None means that it does not apply."""
+        return self.kind.takes_function and self.name not in PARTS
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What distinguishes it from the parts of another run."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "kind"}
@@ -141,7 +147,7 @@ class RewardKinds:
 
     @classmethod
     def of(cls, config: Config) -> "RewardKinds":
-        every = kinds_of(config.reward_model.kinds)
+        every = with_named_functions(config, kinds_of(config.reward_model.kinds))
         return cls(every, {name: kind for name, kind in every.items() if kind.is_set(config)})
 
     @property
@@ -160,6 +166,18 @@ class RewardKinds:
     def ways(self, part: str) -> str:
         """The keys that set a reward for the part."""
         return " or ".join(kind.switch for kind in self.every.values() if part in kind.parts)
+
+
+def with_named_functions(config: Config, every: Mapping[str, RewardKind]) -> Mapping[str, RewardKind]:
+    """Several functions of the calling program are parts of a mix by their own names."""
+    mix = config.reward_model.composite
+    if config.custom_reward_function.path != IN_PYTHON or not mix.enable:
+        return every
+    others = {part for kind in every.values() for part in kind.parts}
+    named = tuple(name for name in mix.weights if name not in others)
+    if not named:
+        return every
+    return {name: replace(kind, parts=named) if kind.takes_function else kind for name, kind in every.items()}
 
 
 def reward_parts(config: Config) -> list[RewardPart]:

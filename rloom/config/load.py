@@ -1,5 +1,6 @@
 """Compose the configuration with Hydra and validate it with the schema: overrides -> one frozen Config."""
 
+import json
 import os
 import pickle
 import re
@@ -154,10 +155,61 @@ def compose_config(
     if rollout.tensor_model_parallel_size > 1 and not config.is_given(ENGINE):
         engine = [f"++{ENGINE}=vllm"]  # native, the default, has no tensor parallelism
         config, _ = composed(*engine)
-    if takes_presets and config.actor_rollout_ref.model.path == EMBEDDED:
-        preset = "preset=embedded" if config.data.train_files == EMBEDDED else "preset=embedded_model"
-        return composed(*engine, preset)[0]
-    return config
+    model = config.actor_rollout_ref.model.path
+    preset: list[str] = []
+    if takes_presets and has_embedded_shape(model):
+        preset = ["preset=embedded" if config.data.train_files == EMBEDDED else "preset=embedded_model"]
+        config, _ = composed(*engine, *preset)
+    lengths = fitting_lengths(config, model_file(model).get("max_position_embeddings"))
+    return composed(*engine, *preset, *lengths)[0] if lengths else config
+
+
+EMBEDDED_MODEL = PACKAGED.parent / "assets" / "embedded" / "model"
+SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+LENGTHS = ("data.max_prompt_length", "data.max_response_length")
+
+
+def model_file(model: str) -> dict[str, Any]:
+    """config.json of a model's folder; empty for a hub name, and where a later check reports the fault."""
+    folder = EMBEDDED_MODEL if model == EMBEDDED else expand(model)
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def has_embedded_shape(model: str) -> bool:
+    """The embedded model, or a folder with a model of its size: one that was trained from it and exported."""
+    if model == EMBEDDED:
+        return True
+    own = model_file(model)
+    return bool(own) and all(own.get(name) == value for name, value in embedded_shape().items())
+
+
+@lru_cache(maxsize=1)
+def embedded_shape() -> dict[str, Any]:
+    fields = model_file(EMBEDDED)
+    return {name: fields[name] for name in SHAPE}
+
+
+def fitting_lengths(config: Config, context: Any) -> list[str]:
+    """Lengths of prompt and answer that the model supports together, where the user has not set them."""
+    prompt, answer = config.data.max_prompt_length, config.data.max_response_length
+    if not isinstance(context, int) or prompt + answer <= context:
+        return []
+    match [config.is_given(name) for name in LENGTHS]:
+        case [False, False]:
+            answer = min(answer, context // 2)
+            prompt = context - answer
+        case [True, False]:
+            answer = context - prompt
+        case [False, True]:
+            prompt = context - answer
+        case _:
+            return []
+    # where a given length leaves no room, the check of the model's context reports it
+    return [f"++{LENGTHS[0]}={prompt}", f"++{LENGTHS[1]}={answer}"] if prompt > 0 and answer > 0 else []
 
 
 def load_sft_config(
@@ -168,7 +220,7 @@ def load_sft_config(
     config, takes_presets = composed()
     settings = [*torchrun_settings(config), *smoke_settings(config)]
     config, _ = composed(*settings)
-    if takes_presets and config.model.path == EMBEDDED:
+    if takes_presets and has_embedded_shape(config.model.path):
         preset = "preset=sft_embedded" if config.data.train_files == EMBEDDED else "preset=sft_embedded_model"
         return composed(*settings, preset)[0]
     return config

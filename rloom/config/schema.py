@@ -557,6 +557,10 @@ class SftConfig(RunConfig):
     )
 
     @property
+    def has_held_out_prompts(self) -> bool:
+        return bool(self.data.val_files) or self.data.train_files == EMBEDDED
+
+    @property
     def model_path(self) -> str:
         return self.model.path
 

@@ -26,6 +26,7 @@ from rloom.errors import CheckpointError, ConfigError
 from rloom.launch.directory import IDENTITY_FILE, open_checkpoint
 from rloom.launch.identity import Record
 from rloom.launch.inputs import HELD_OUT, Inputs, RunData, as_prompts, held_out_rows, read_inputs
+from rloom.launch.job import best_settings
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (
     check_policy_family,
@@ -135,7 +136,7 @@ def open_parts(
     )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
-        open_queues(config, [*prompts, *held_out], inputs.reward) as queues,
+        open_queues(config, [*prompts, *held_out], inputs.functions) as queues,
         open_groups(config, layout, logs) as groups,
     ):
         at_once = scores_during_generation(config, layout)
@@ -241,6 +242,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         save_every=trainer.save_freq if trainer.save_freq > 0 else None,
         validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
         validate_first=trainer.val_before_train,
+        best=best_settings(trainer),
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,

@@ -40,6 +40,11 @@ SHARE_GPU = "RLOOM_TEST_SHARE_GPU"
 def check(config: Config, given: UserObjects = COMMAND) -> tuple[Config, RunData]:
     """What can be checked before torch is imported. Returns the configuration and the rows to train with."""
     check_keys(config)
+    return check_run(config, given)
+
+
+def check_run(config: Config, given: UserObjects) -> tuple[Config, RunData]:
+    """As `check`, for keys that were checked."""
     has_critic = not brings_own_algorithm(config) and declared_needs(config).estimator.needs_critic
     check_early(config, critic=has_critic)
     data = read_data(config, given)

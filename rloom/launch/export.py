@@ -6,8 +6,12 @@ from pathlib import Path
 
 import torch
 
-from rloom.config.from_checkpoint import MODEL_ALONE, load_saved, load_saved_sft, saved_root
-from rloom.config.schema import SftConfig
+from rloom import __version__
+from rloom.config.base import RunConfig
+from rloom.config.from_checkpoint import MODEL_ALONE, load_saved, load_saved_sft, read_yaml, saved_root
+from rloom.config.given_keys import default_tree
+from rloom.config.load import validate
+from rloom.config.schema import Config, SftConfig
 from rloom.errors import CheckpointError
 from rloom.launch.directory import open_checkpoint
 from rloom.launch.model_sources import policy_source, sft_source
@@ -17,7 +21,9 @@ from rloom.models.checkpoint_format import merge_adapter, save_pretrained
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.source import ModelSource
-from rloom.training.checkpoint import Checkpoints
+from rloom.runs.model_card import CardFacts, model_card
+from rloom.runs.run_folder import CONFIG_FILE, flat_config
+from rloom.training.checkpoint import Checkpoints, read_state
 
 
 def export_newest(run: Path, folder: Path, *, dtype: str) -> Path:
@@ -45,9 +51,44 @@ def export(
     draft = folder.with_name(f".{folder.name}-writing")
     shutil.rmtree(draft, ignore_errors=True)
     save_pretrained(network, load_tokenizer(source), draft)
+    (draft / "README.md").write_text(card_of(checkpoint, folder.name, source.path, adapter=adapter), encoding="utf-8")
     if folder.exists():
         folder.rmdir()
     return draft.rename(folder)
+
+
+def card_of(checkpoint: Path, name: str, base: str, *, adapter: bool) -> str:
+    saved = read_yaml(checkpoint / CONFIG_FILE)
+    is_sft = saved_root(checkpoint) is SftConfig
+    root: type[RunConfig] = SftConfig if is_sft else Config
+    usual = validate(default_tree(root), root=root).model_dump(mode="json")  # with values that follow from others
+    values, defaults = flat_config(saved), flat_config(usual)
+    roles = {"critic."} if not (checkpoint / "critic").is_dir() else set()
+    changed = {
+        key: value
+        for key, value in values.items()
+        if key in defaults and defaults[key] != value and not key.startswith(tuple(roles))
+    }
+    algorithm = "sft" if is_sft else str(values.get("algorithm.adv_estimator"))
+    facts = CardFacts(
+        name=name,
+        version=__version__,
+        changed=changed,
+        command="sft" if is_sft else "train",
+        step=read_state(checkpoint)["step"],
+        base=base,
+        algorithm=algorithm.rpartition(":")[2],
+        data=values.get("data.train_files"),
+        adapter=adapter,
+    )
+    return model_card(facts, checkpoint.parent)
+
+
+def push(folder: Path, name: str, *, private: bool) -> str:
+    """The address of the model on the hub."""
+    from rloom.hub import push_folder  # imports huggingface_hub, which an export does not need
+
+    return push_folder(folder, name, private=private)
 
 
 Trained = tuple[PolicyNetwork, ModelSource, bool]  # the model with the checkpoint's weights; whether it has LoRA

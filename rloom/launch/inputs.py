@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,16 +29,16 @@ class UserObjects:
 
     train: GivenRows | None = None
     validation: GivenRows | None = None
-    reward: Callable[..., Any] | None = None
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # part of the reward -> its function
 
 
 @dataclass(frozen=True)
 class RunData:
-    """Rows of a run, checked, and the calling program's reward function."""
+    """Rows of a run, checked, and the calling program's reward functions."""
 
     train: Sequence[PromptRow]
     held_out: Sequence[PromptRow]
-    reward: Callable[..., Any] | None = None
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     @cached_property
     def content(self) -> str:
@@ -74,14 +74,14 @@ class Inputs:
     prompts: list[Prompt]
     held_out: list[Prompt]
     content: str  # digest of the training rows as they are in the files
-    reward: Callable[..., Any] | None = None  # the caller's function
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # the caller's rewards
 
 
 def read_data(config: Config, given: UserObjects) -> RunData:
     return RunData(
         read_rows(config, given.train or training_files(config), config.data.train_max_samples, TRAIN),
         held_out_rows(config, given.validation),
-        given.reward,
+        given.functions,
     )
 
 
@@ -156,7 +156,7 @@ def read_inputs(config: Config, data: RunData) -> Inputs:
         as_prompts(config, tokenizer, data.train, TRAIN),
         as_prompts(config, tokenizer, data.held_out, HELD_OUT),
         data.content,
-        data.reward,
+        data.functions,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rloom.atomic import replace_text
-from rloom.config.base import RunConfig
+from rloom.config.base import RunConfig, RunTrainer
 from rloom.config.from_checkpoint import config_text
 from rloom.console import announce
 from rloom.doctor.run.live import LiveDiagnosis
@@ -24,7 +24,8 @@ from rloom.runtime.nodes import check_head_address
 from rloom.runtime.placement import WorkerLayout
 from rloom.runtime.secret import new_secret, on_this_machine
 from rloom.terminal import printable
-from rloom.training.checkpoint import Checkpoints
+from rloom.training.best import BestSettings, read_best
+from rloom.training.checkpoint import Checkpoints, read_state
 from rloom.training.steps import StepLoop, StepSettings
 
 LOGS = "logs"
@@ -34,7 +35,7 @@ LOGS = "logs"
 class Outcome:
     directory: Path
     checkpoint: Path | None  # the last one; None: validation of a model that is not in a checkpoint
-    stopped_early: bool = False  # by `after_step`
+    stopped_early: bool = False  # by `after_step`, or because validations did not get better
 
 
 class Job(Protocol):
@@ -152,9 +153,17 @@ def live_diagnosis(config: RunConfig) -> LiveDiagnosis | None:
     return LiveDiagnosis(flat_config(config.model_dump(mode="json"))) if config.trainer.diagnose else None
 
 
+def best_settings(trainer: RunTrainer) -> BestSettings:
+    lower = None if trainer.best_metric_mode is None else trainer.best_metric_mode == "min"
+    return BestSettings(trainer.keep_best_checkpoint, trainer.best_metric_key, lower, trainer.early_stopping_patience)
+
+
 def continue_from(loop: StepLoop, log: RunLog, start: Path | None, how: Continuation | None) -> None:
     if start is not None and how is not None:
         loop.resume(start, keep_position=how.keeps_position)
+        if loop.settings.best.is_on:
+            loop.best = read_best(read_state(start), start)
+            loop.checkpoints.point_to_best(loop.best.step if loop.best is not None else None)
         log.message(f"Going on from {start}")
         if how.notice:
             log.message(how.notice)
@@ -190,6 +199,12 @@ def train_to_end(
             "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
         )
         return Outcome(directory, start)
+    if loop.out_of_patience:
+        log.message(
+            f"This run has stopped early, at step {loop.state.step}. Train on with a larger "
+            "trainer.early_stopping_patience, or anew with trainer.resume_mode=disable"
+        )
+        return Outcome(directory, start, stopped_early=True)
     if start is not None:
         loop.add_history(RunFolder(directory).metrics)
     announce("Starting training ...")

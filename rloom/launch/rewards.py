@@ -4,6 +4,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -166,11 +167,11 @@ def remote_reward(config: Config) -> RemoteReward:
 
 @contextmanager
 def open_queues(
-    config: Config, prompts: Sequence[Prompt], function: Callable[..., Any] | None = None
+    config: Config, prompts: Sequence[Prompt], functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 ) -> Iterator[dict[str, BackgroundScorer]]:
     """The rewards that run in this process, by the name of their part. Checked: they can score the prompts.
 
-    `function`: the reward function that the calling program gave.
+    `functions`: the reward functions that the calling program gave, by the name of their part.
     """
     with ExitStack() as stack:
         loop = stack.enter_context(closing(EventLoop("reward-loop")))
@@ -179,7 +180,7 @@ def open_queues(
             if part.kind.check_prompts is not None:
                 referenced(part.kind.check_prompts)(config, prompts)
             if part.kind.build is not None:
-                given = function if part.kind.takes_function else None
+                given = functions.get(part.name) if part.kind.takes_function else None
                 reward = build(part.kind, config) if given is None else given_function(config, given)
                 shared = loop if part.source in KINDS else None  # a user's own kind may block its loop
                 queues[part.name] = stack.enter_context(closing(BackgroundScorer(reward, shared)))
@@ -224,7 +225,7 @@ def reward_mix(
 
     return CompositeReward(
         [
-            MixedPart(part.name, queue(part), part.weight, part.normalize, part.skip_failed)
+            MixedPart(part.name, queue(part), part.weight, part.normalize, part.skip_failed, part.optional)
             for part in reward_parts(config)
         ]
     )

@@ -36,7 +36,15 @@ from rloom.launch.identity import (
     read_record,
 )
 from rloom.launch.inputs import SftRows
-from rloom.launch.job import Outcome, continue_from, live_diagnosis, run_with_restarts, timetable, train_to_end
+from rloom.launch.job import (
+    Outcome,
+    best_settings,
+    continue_from,
+    live_diagnosis,
+    run_with_restarts,
+    timetable,
+    train_to_end,
+)
 from rloom.launch.model_sources import sft_source
 from rloom.launch.models import causal_network, pick_device, placement
 from rloom.launch.run import CURVE, from_here
@@ -110,6 +118,7 @@ def open_sft(
             save_every=trainer.save_freq if trainer.save_freq > 0 else None,
             validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
             validate_first=trainer.val_before_train,
+            best=best_settings(trainer),
             rows_per_validation_pass=data.train_batch_size,
             device=workers.device,
             devices=workers.devices,

@@ -56,6 +56,7 @@ class MixedPart:
     weight: float = 1.0
     normalize: bool = False  # by the running mean and standard deviation of this part
     skip_failed: bool = False  # if this part fails, the others of the same sign count with its weight
+    optional: bool = False  # a row to which it does not apply has the sum of the other parts, as in TRL
 
 
 class CompositeReward:
@@ -79,6 +80,8 @@ class CompositeReward:
         for part, score in zip(self.parts, row, strict=True):
             if score.value is not None:
                 found.add(part, score, self._normalized(part, score.value))
+            elif part.optional and not score.applies:
+                found.skipped_failures.append(f"{part.name}: {score.reason}")
             elif part.skip_failed:
                 found.skip(part, score)
             else:

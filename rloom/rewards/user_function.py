@@ -291,7 +291,7 @@ class FunctionCaller:
 
         def convert(index: int, result: Any) -> Score:
             if result is None:
-                return Score.failed(f"{self._name} returned None: it does not apply to this row")
+                return Score.failed(f"{self._name} returned None: it does not apply to this row", applies=False)
             return to_score(result, self._name, {"detail": "; ".join(extras[index]) or None, **metrics})
 
         columns = _columns(group)
@@ -393,7 +393,8 @@ def to_score(result: Any, function: str, logged: Mapping[str, Any] = MappingProx
 def _score(value: Any, further: Mapping[str, Any], subject: str) -> Score:
     parts = {str(key): value for key, value in further.items() if key not in RESERVED and _is_number(value)}
     if not _is_number(value):
-        return Score.failed(f"{subject} {_short(value)} ({type(value).__name__}); a reward is {ACCEPTED}")
+        reason = f"{subject} {_short(value)} ({type(value).__name__}); a reward is {ACCEPTED}"
+        return Score.failed(reason, applies=value is not None)
     return Score.of(
         float(value),
         {name: float(part) for name, part in parts.items()},

@@ -25,6 +25,7 @@ from rloom.errors import CheckpointError
 SEAL = "seal.json"
 STATE = "trainer_state.json"
 LATEST = "latest_checkpointed_iteration.txt"
+BEST = "best_checkpointed_iteration.txt"
 PREFIX = "global_step_"
 DISCARDED = ".discarded-"
 FORMAT = 2  # of a checkpoint; 1 contained pickles (optimizer.pt, *.distcp)
@@ -70,8 +71,10 @@ class Checkpoints:
                 return f"{self.path(step) / role} is missing (the run that saved it had none, or it was pruned)"
         return find_fault(self.path(step))
 
-    def save(self, step: int, write: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
-        """`write` writes the folders of the roles into the given folder."""
+    def save(
+        self, step: int, write: Callable[[Path], None], state: Mapping[str, Any], *, best: int | None = None
+    ) -> Path:
+        """`write` writes the folders of the roles into the given folder. `best`: a step that is not pruned."""
         final, draft = self.path(step), self.directory / f".writing-{PREFIX}{step}"
         shutil.rmtree(draft, ignore_errors=True)
         try:
@@ -89,15 +92,16 @@ class Checkpoints:
             raise
         sync(self.directory)
         self.point_to_latest()
-        self.prune()
+        self.prune(best)
         return final
 
-    def prune(self) -> None:
+    def prune(self, best: int | None = None) -> None:
         steps = self.steps()
         for role, kept in self.keep.items():
             holders = [step for step in steps if (self.path(step) / role).is_dir()]
             for step in holders[:-kept] if kept else []:
-                discard(self.path(step) / role)
+                if step != best:
+                    discard(self.path(step) / role)
         for step in steps:
             if not any((self.path(step) / role).is_dir() for role in self.keep):
                 discard(self.path(step))
@@ -123,6 +127,17 @@ class Checkpoints:
             replace_text(self.directory / LATEST, str(steps[-1]))
         else:
             (self.directory / LATEST).unlink(missing_ok=True)
+
+    def point_to_best(self, step: int | None) -> None:
+        """After its checkpoint was saved. None: there is none."""
+        if step is not None and self.path(step).is_dir():
+            replace_text(self.directory / BEST, str(step))
+        else:
+            (self.directory / BEST).unlink(missing_ok=True)
+
+    def discard(self, step: int) -> None:
+        if self.path(step).is_dir():
+            discard(self.path(step))
 
     def clean(self) -> None:
         """Remove folders that a crash left incomplete."""

@@ -26,6 +26,7 @@ from rloom.runs.metrics import batch_metrics, part_metrics, throughput, utilisat
 from rloom.runs.mismatch import MismatchMonitor
 from rloom.runs.runlog import RunLog
 from rloom.runtime.group import Group
+from rloom.training.best import BestSettings
 from rloom.training.checkpoint import Checkpoints, read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.roles import Learner, Scorer
@@ -72,6 +73,7 @@ class Settings:
     save_every: int | None
     validate_every: int | None
     validate_first: bool
+    best: BestSettings
     shown_answers: int
     rollout_dir: Path | None
     validation_dir: Path | None

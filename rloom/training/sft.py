@@ -15,6 +15,7 @@ from rloom.doctor.run.live import LiveDiagnosis
 from rloom.runs.metrics import throughput, utilisation
 from rloom.runs.runlog import RunLog
 from rloom.runtime.group import Group
+from rloom.training.best import BestSettings
 from rloom.training.checkpoint import Checkpoints, read_state
 from rloom.training.memory import SFT_UPDATE, SFT_VALIDATION, explain_out_of_memory
 from rloom.training.roles import Learner
@@ -27,6 +28,7 @@ class SftSettings:
     save_every: int | None
     validate_every: int | None
     validate_first: bool
+    best: BestSettings
     rows_per_validation_pass: int
     device: torch.device
     devices: int  # of all workers

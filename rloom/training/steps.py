@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from rloom.errors import CheckpointError, RloomError, TrainingError, WorkerError
 from rloom.interrupts import deferred_interrupt
 from rloom.runs.runlog import RunLog
 from rloom.runtime.group import Group
+from rloom.training.best import MEAN, Best, BestSettings
 from rloom.training.checkpoint import Checkpoints
 from rloom.training.memory import explain_out_of_memory
 
@@ -41,6 +42,8 @@ class StepSettings(Protocol):
     def validate_every(self) -> int | None: ...
     @property
     def validate_first(self) -> bool: ...
+    @property
+    def best(self) -> BestSettings: ...
 
 
 class StepState(Protocol):
@@ -67,7 +70,8 @@ class StepLoop(ABC):
         self.checkpoints, self.write_checkpoint = checkpoints, write_checkpoint
         self.after_step, self.diagnosis = after_step, diagnosis
         self.interrupted = False  # by a signal
-        self.stopped = False  # by `after_step`
+        self.stopped = False  # by `after_step`, or because validations do not get better
+        self.best: Best | None = None  # None: there was no validation yet, or none is chosen
         self.data_ended = False  # before `total_steps`, since a step may take several batches
         self.first_step = state.step + 1  # of this process
         self.updates_at_state = 0  # optimizer steps when `state` was set: with more, the weights are between two steps
@@ -94,7 +98,10 @@ class StepLoop(ABC):
 
     def run(self) -> None:
         if self.settings.validate_first and self.state.step == 0:
-            self.add_history([{**self.validate(0), "step": 0}])
+            first = self.validate(0)
+            if self.settings.best.is_on:
+                self.settings.best.value(first)  # a metric that does not exist is an error before the first step
+            self.add_history([{**first, "step": 0}])
         self.first_step = self.state.step + 1
         with deferred_interrupt(self.interrupt):
             while not self.ended and not self.interrupted and not self.stopped:
@@ -122,18 +129,54 @@ class StepLoop(ABC):
                 self.end_with_the_data()
                 return
             metrics = completed.metrics
+            former = self.best
             if is_due(self.settings.validate_every, step, last):
-                metrics = metrics | self.validate(step)
+                found = self.validate(step)
+                metrics = metrics | found
+                self.compare_with_best(step, found)
             self.warn_of_skipped_updates(step, metrics)
             self.warn_of_faults(step, metrics)
             if last or is_due(self.settings.save_every, step, last):
                 self.save()
-            self.stopped = not self.after_step(step, metrics, completed.rows)
+            if self.best is not None and self.best.step == step:
+                self.keep_best(former)
+            self.stopped = not self.after_step(step, metrics, completed.rows) or self.out_of_patience
             if self.stopped:
                 self.save()
         except Exception as error:
             error.add_note(self.save_after(error))
             raise
+
+    def compare_with_best(self, step: int, metrics: Metrics) -> None:
+        settings, best = self.settings.best, self.best
+        value = settings.value(metrics) if settings.is_on else None
+        if value is None:
+            return
+        if best is None or settings.is_better(value, best.value, metrics):
+            self.best = Best(step, value)
+            return
+        self.best = replace(best, validations_since=best.validations_since + 1)
+        if self.out_of_patience:
+            self.log.message(
+                f"Stopping early: {settings.metric or MEAN} is {value:.4g} and was {best.value:.4g} at step "
+                f"{best.step}; {self.best.validations_since} validations without a better one "
+                "(trainer.early_stopping_patience)"
+            )
+
+    def keep_best(self, former: Best | None) -> None:
+        """Save the step of the best validation. The checkpoint of the one before it goes, unless it was due."""
+        if not self.settings.best.keep:
+            return
+        step = self.save().name
+        self.checkpoints.point_to_best(self.state.step)
+        if former is not None and not is_due(self.settings.save_every, former.step, last=False):
+            self.checkpoints.discard(former.step)
+        self.log.message(f"The best validation so far: {step}")
+
+    @property
+    def out_of_patience(self) -> bool:
+        patience = self.settings.best.patience
+        return patience is not None and self.best is not None and self.best.validations_since >= patience
 
     def end_with_the_data(self) -> None:
         """The data ended before a step was filled, which is left out like rows that do not fill a batch."""
@@ -146,9 +189,12 @@ class StepLoop(ABC):
             )
         self.log.message(f"The data ended before step {last + 1} was filled: step {last} was the last")
         every = self.settings.validate_every
+        former = self.best
         if last >= self.first_step and every is not None and not is_due(every, last, last=False):
-            self.validate(last)
+            self.compare_with_best(last, self.validate(last))
         self.save()
+        if self.best is not None and self.best.step == last:
+            self.keep_best(former)
 
     def add_history(self, records: Iterable[Mapping[str, float]]) -> None:
         """What was measured before the first step of this process; with "step"."""
@@ -219,7 +265,9 @@ class StepLoop(ABC):
         if path.exists():
             return path
         with self.log.span("save_checkpoint"):
-            return self.checkpoints.save(self.state.step, self.write_checkpoint, self.saved_state())
+            state = self.saved_state() | ({"best": self.best.saved()} if self.best is not None else {})
+            kept = self.best.step if self.best is not None and self.settings.best.keep else None
+            return self.checkpoints.save(self.state.step, self.write_checkpoint, state, best=kept)
 
 
 def worker_metrics(workers: Group) -> Metrics:

@@ -20,7 +20,7 @@ OF_THE_PAGE = "page.txt"  # tests/architecture/test_page.py
 NO_TEXTS = {
     "cli/completion.py", "config/describe.py", "data/prepare/arithmetic.py",
     "engines/megatron/groups.py", "rewards/judge/store.py", "rewards/sandbox/launcher.py",
-    "rollout/servers/trtllm_server.py", "view/server.py",
+    "rollout/servers/trtllm_server.py", "runs/model_card.py", "view/server.py",
 }  # fmt: skip
 NO_TEXT = re.compile(
     r"^(?:Think step by step|Answer with a Python function|Complete this Python function|Submit the verdict"

@@ -187,7 +187,7 @@ def test_no_backend_is_imported_by_another_of_its_kind(kind: str) -> None:
         "rloom",
         "rloom.config.load",
         "rloom.cli",
-        "rloom.cli.evaluate",
+        "rloom.cli.checkpoints",
         "rloom.cli.view",
         "rloom.view.server",
         "rloom.doctor.run.report",

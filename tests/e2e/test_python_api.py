@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import shutil
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import rloom
+from rloom.config.load import EMBEDDED_MODEL
 from rloom.errors import CheckpointError, ConfigError, DataError, RewardError
 from rloom.launch.build import evaluate_checkpoint
 from rloom.runs.run_folder import RunFolder
@@ -182,6 +184,88 @@ def test_a_saved_run_tells_that_its_function_and_rows_were_not_saved(tmp_path: P
         evaluate_checkpoint(checkpoint, embedded)
     found = evaluate_checkpoint(checkpoint, [*embedded, "custom_reward_function.path=null"]).metrics
     assert "val-core/math_reasoning/acc/mean@1" in found
+
+
+# Short names, lists of rewards, the best validation
+
+
+def correct(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+    return [float(truth in text) for text, truth in zip(completions, answer, strict=True)]
+
+
+def brief(completions: list[str], **columns: Any) -> list[float | None]:
+    return [1.0 if index % 2 else None for index, _ in enumerate(completions)]
+
+
+SMALL_RUN = {"trainer.device": "cpu", "data.max_response_length": 24}
+
+
+def numbers(result: rloom.TrainResult) -> list[dict[str, float]]:
+    """Without times and memory."""
+    kept = ("critic/score", "critic/advantages", "actor/pg_loss", "actor/grad_norm", "response_length", "reward/")
+    return [{name: value for name, value in record.items() if name.startswith(kept)} for record in result.history]
+
+
+def test_short_names_give_the_numbers_of_the_keys_and_the_rewards_are_summed_by_weight(tmp_path: Path) -> None:
+    keys = {
+        **SMALL_RUN,
+        "algorithm.adv_estimator": "grpo",
+        "data.train_batch_size": 4,
+        "trainer.total_training_steps": 2,
+    }
+    keys |= {"actor_rollout_ref.actor.ppo_mini_batch_size": 1, "actor_rollout_ref.rollout.n": 2}
+    rewards: Any = {"train": ROWS, "reward": [correct, brief], "reward_weights": [1.0, 0.5]}
+    long = rloom.train({**keys, "trainer.default_local_dir": tmp_path / "long"}, **rewards)
+    short = rloom.train(SMALL_RUN, algorithm="grpo", batch=4, n=2, steps=2, output_dir=tmp_path / "short", **rewards)
+    assert numbers(long) == numbers(short) and len(numbers(short)) == 2
+    for record in short.history:
+        assert record["reward/brief"] == 1.0 and record["reward/failed"] == 0.0
+        # of two answers to a prompt, the second has both parts
+        assert record["critic/score/mean"] == pytest.approx(record["reward/correct"] + 0.25)
+
+
+def test_a_folder_needs_no_other_arguments_and_a_model_can_be_a_part_of_the_reward(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(EMBEDDED_MODEL, folder)
+    result = rloom.train(
+        {"trainer.device": "cpu"},
+        model=folder,
+        algorithm="grpo",
+        train=ROWS,
+        batch=4,
+        steps=1,
+        reward=[correct, "embedded"],
+        reward_weights=[1.0, 0.1],
+        output_dir=tmp_path / "run",
+    )
+    [record] = result.history
+    assert record["critic/score/mean"] == pytest.approx(
+        record["reward/correct"] + 0.1 * record["reward/rm_score"], abs=1e-5
+    )
+    saved = (result.checkpoint / "config.yaml").read_text()
+    assert "max_response_length: 48" in saved and "n: 8" in saved
+
+
+def test_a_run_that_gets_no_better_stops_and_its_best_checkpoint_is_kept(tmp_path: Path) -> None:
+    best = {
+        "trainer.keep_best_checkpoint": True,
+        "trainer.early_stopping_patience": 2,
+        "trainer.val_before_train": False,
+    }
+    result = train(tmp_path, 9, {**best, "trainer.test_freq": 1}, reward=lambda completions: [1.0] * len(completions),
+                   validation=ROWS[:2])  # fmt: skip
+    assert (result.stopped_early, result.steps) == (True, 3)
+    assert (tmp_path / "best_checkpointed_iteration.txt").read_text() == "1"
+    assert {path.name for path in tmp_path.glob("global_step_*")} == {"global_step_1", "global_step_3"}
+    again = train(tmp_path, 9, {**best, "trainer.test_freq": 1, "trainer.resume_mode": "auto"},
+                  reward=lambda completions: [1.0] * len(completions), validation=ROWS[:2])  # fmt: skip
+    assert (again.stopped_early, again.steps) == (True, 3)
+
+
+def test_zeros_on_chats_are_explained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
+    train(tmp_path, 1, train=rows, reward=correct)
+    assert "every score of correct is 0 in this step" in caplog.text
 
 
 # Rows

@@ -287,12 +287,22 @@ def run_values(given: GivenFlags, typed: Collection[str]) -> dict[str, Any]:
         values["trainer.number_runs"] = True
     if has_critic(given):
         values["trainer.max_critic_ckpt_to_keep"] = given["max_ckpt_num"]
+    if "best_metric_key" in given and given["best_metric_key"] != "none":
+        values["trainer.keep_best_checkpoint"] = True
+        if given["best_metric_key"]:
+            values["trainer.best_metric_key"] = validation_metric(given["best_metric_key"])
     if given["save_hf_ckpt"]:
         resumable = [] if given["disable_ds_ckpt"] else ["model", "optimizer"]
         values[f"{ACTOR}.checkpoint.save_contents"] = [*resumable, "extra", "hf_model"]
     if "use_wandb" in given:
         values |= {"trainer.logger": ["console", "wandb"], "trainer.project_name": given["wandb_project"]}
     return values
+
+
+def validation_metric(name: str) -> str:
+    """rloom's name of OpenRLHF's `eval_SOURCE_pass1`; other names are unchanged."""
+    found = re.fullmatch(r"eval_(.+)_pass1", name)
+    return f"val-core/{found[1]}/acc/mean@1" if found else name
 
 
 def checkpoint_faults(given: GivenFlags) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import yaml
 
 from rloom.config.base import EMBEDDED
+from rloom.config.frontends.short_names import BATCH, MINI_BATCH, MODEL, SHORT_NAMES, consequences
 from rloom.config.given_keys import Tree, entries, known, real_key
 from rloom.config.keys import all_keys, did_you_mean
 from rloom.config.schema import KL_SWITCHES
@@ -176,9 +177,7 @@ def described(given: Mapping[str, Any], mix: bool) -> str:
     return ("a mix of " if mix else "") + " and ".join(found)
 
 
-MODEL_KEY = "actor_rollout_ref.model.path"
 DATA_KEY, VAL_KEY = "data.train_files", "data.val_files"
-BATCH_KEY, MINI_BATCH_KEY = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
 EPOCHS_KEY = "actor_rollout_ref.actor.ppo_epochs"
 
 
@@ -193,6 +192,7 @@ class Setting:
     default: str = ""  # with a model or data of your own
     embedded: str = ""  # the default of the embedded task, if it is another
     splits: bool = False  # the value is a list, with commas
+    other_spelling: str | None = None  # of the flag
 
     def explained(self) -> str:
         """Meaning, key and default: `PPO's clip range (actor_rollout_ref.actor.clip_ratio) [0.2]`."""
@@ -200,14 +200,12 @@ class Setting:
         return f"{in_language(self.meaning)} ({self.key}){default}"
 
 
+def short(name: str, **further: Any) -> Setting:
+    return Setting(SHORT_NAMES[name].key, SHORT_NAMES[name].meaning, **further)
+
+
 FLAGS = {
-    "model": Setting(
-        MODEL_KEY,
-        "model: folder or hub name",
-        variable="MODEL_PATH",
-        default="Qwen/Qwen2.5-0.5B",
-        embedded=EMBEDDED,
-    ),
+    "model": short("model", variable="MODEL_PATH", default="Qwen/Qwen2.5-0.5B", embedded=EMBEDDED),
     "data": Setting(
         DATA_KEY,
         "your training prompts: json, jsonl or parquet files, with commas between them",
@@ -215,28 +213,12 @@ FLAGS = {
         splits=True,
     ),
     "val": Setting(VAL_KEY, "validation prompts, likewise", variable="VAL_DATA", splits=True),
-    "epochs": Setting("trainer.total_epochs", "passes over the training prompts", default="30", embedded="1"),
-    "lr": Setting(
-        "actor_rollout_ref.actor.optim.lr",
-        "learning rate of the policy",
-        default="1e-6",
-        embedded="2e-4",
-    ),
-    "batch_size": Setting(
-        BATCH_KEY,
-        "prompts per step, in four updates",
-        default="1024",
-        embedded="64",
-    ),
-    "kl_coef": Setting(
-        "algorithm.kl_ctrl.kl_coef",
-        "coefficient of the KL in the reward; 0: no KL",
-        variable="KL_COEF",
-        default="0.001",
-        embedded="0",
-    ),
+    "epochs": short("epochs", default="30", embedded="1"),
+    "lr": short("lr", default="1e-6", embedded="2e-4"),
+    "batch_size": short("batch", default="1024", embedded="64", other_spelling="batch"),
+    "kl_coef": short("kl_coef", variable="KL_COEF", default="0.001", embedded="0"),
     "n_gpus": Setting(
-        "trainer.n_gpus_per_node",
+        SHORT_NAMES["n_gpus"].key,
         "GPUs of this machine; not given: all visible ones, or 1 for the embedded task",
         variable="N_GPUS",
     ),
@@ -265,16 +247,17 @@ FLAGS = {
         "scoring prompt, with {prompt}, {response} and {ground_truth}",
     ),
 }
+FLAGS |= {name: short(name) for name in SHORT_NAMES if name not in (*FLAGS, "batch")}
 VARIABLES = {
-    "CLIP_RATIO": Setting("actor_rollout_ref.actor.clip_ratio", "PPO's clip range", default="0.2"),
+    "CLIP_RATIO": short("clip_ratio", default="0.2"),
     "GAE_GAMMA": Setting("algorithm.gamma", "discount of later rewards", default="1.0"),
     "GAE_LAMBDA": Setting("algorithm.lam", "GAE's lambda", default="0.95"),
     "PPO_EPOCHS": Setting(EPOCHS_KEY, "passes over each batch in the update of the actor", default="1"),
-    "CRITIC_LR": Setting("critic.optim.lr", "learning rate of the critic", default="1e-5", embedded="1e-3"),
+    "CRITIC_LR": short("critic_lr", default="1e-5", embedded="1e-3"),
     "CRITIC_EPOCHS": Setting("critic.ppo_epochs", "the same, for the critic", default="1"),
     "CLIPRANGE_VALUE": Setting("critic.cliprange_value", "clip range of the values", default="0.5"),
-    "ROLLOUT_N": Setting("actor_rollout_ref.rollout.n", "answers to each prompt", default="1", embedded="8"),
-    "ROLLOUT_TEMPERATURE": Setting("actor_rollout_ref.rollout.temperature", "sampling temperature", default="1.0"),
+    "ROLLOUT_N": short("n", default="1", embedded="8"),
+    "ROLLOUT_TEMPERATURE": short("temperature", default="1.0"),
     "ROLLOUT_TP_SIZE": Setting(
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         "GPUs of one rollout engine; above 1 the engine is vLLM",
@@ -328,7 +311,7 @@ class KitCommand:
     @property
     def chooses_batch_size(self) -> bool:
         given = {**self.values, **split(self.overrides)}
-        return BATCH_KEY in given or MINI_BATCH_KEY in given
+        return BATCH in given or MINI_BATCH in given
 
 
 def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCommand:
@@ -341,17 +324,18 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCo
     for flag, found in FLAGS.items():
         value = given[flag] or (environment.get(found.variable) if found.variable else None)
         if value:
-            values |= {found.key: listed(value) if found.splits else value, **consequences(flag, value)}
+            values[found.key] = listed(value) if found.splits else value
+    values = {**consequences(values), **values}
     overrides = given["overrides"]
     typed = split(overrides)
     rewards, sentence = reward_values(values, typed, environment)
     both = {**values, **typed}
     data = both.get(DATA_KEY, EMBEDDED)
-    model = both.get(MODEL_KEY) or (EMBEDDED if data == EMBEDDED else FLAGS["model"].default)
+    model = both.get(MODEL) or (EMBEDDED if data == EMBEDDED else FLAGS["model"].default)
     defaults = {
-        **({} if data == EMBEDDED else {MODEL_KEY: model}),
+        **({} if data == EMBEDDED else {MODEL: model}),
         DIRECTORY_KEY: f"{OUTPUT}/{model_folder(model)}",
-        **({} if DIRECTORY_KEY in typed else {"trainer.number_runs": True}),
+        **({} if DIRECTORY_KEY in both else {"trainer.number_runs": True}),
         **default_kl(model, both),
         **default_critic_epochs(both),
     }
@@ -418,7 +402,8 @@ def parser() -> Parser:
     flags.add_argument("-h", "--help", action="help", help=in_language("show this help and end"))
     for flag, found in FLAGS.items():
         kind: dict[str, Any] = {"metavar": "VALUE"} if found.takes_value else {"action": "store_true"}
-        flags.add_argument(f"--{flag}", help=found.explained(), **kind)
+        other = [f"--{found.other_spelling}"] if found.other_spelling else []
+        flags.add_argument(f"--{flag}", *other, help=found.explained(), **kind)
     made.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
     return made
 
@@ -433,13 +418,3 @@ def embedded_table() -> Iterator[str]:
     rows += [(name, one.default, one.embedded) for name, one in (named | VARIABLES).items() if one.embedded]
     for name, default, embedded in rows:
         yield f"  {padded(name, 24)}{padded(default, 24)}{embedded}"
-
-
-def consequences(flag: str, value: str) -> dict[str, Any]:
-    """Further keys that a flag sets."""
-    return {MINI_BATCH_KEY: mini_batch(int(value))} if flag == "batch_size" and value.isdigit() else {}
-
-
-def mini_batch(prompts: int) -> int:
-    """Four updates per step, as in the kit, or one."""
-    return prompts // 4 if prompts % 4 == 0 else prompts

@@ -20,6 +20,7 @@ from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog
 from rloom.runtime.group import LocalGroup
 from rloom.runtime.process_stats import PEAK
+from rloom.training.best import BestSettings
 from rloom.training.checkpoint import Checkpoints
 from rloom.training.loop import State, StepResult, Training
 from rloom.training.memory import STAGE_KEYS
@@ -57,7 +58,12 @@ def training(tmp_path: Path) -> Planted:
         cast(
             Any,
             SimpleNamespace(
-                total_steps=5, validate_every=None, save_every=None, validate_first=False, mismatch_warning=None
+                total_steps=5,
+                validate_every=None,
+                save_every=None,
+                validate_first=False,
+                best=BestSettings(),
+                mismatch_warning=None,
             ),
         ),
         cast(

@@ -1,0 +1,354 @@
+"""The fields of TRL's GRPOConfig, RLOOConfig and SFTConfig, as values of rloom's keys. Imports no torch and no TRL."""
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from rloom.config.frontends.short_names import KL_LOSS, KL_LOSS_COEF, SHORT_NAMES
+from rloom.config.keys import all_keys
+from rloom.config.schema import Config, SftConfig
+from rloom.errors import ConfigError
+from rloom.gpus import visible_gpus
+
+ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+LOGGERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
+DEFAULT_FOLDER = "trainer_output"  # of TRL
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrlField:
+    """`key` gets the value itself; `convert` returns the keys of a value, or None where `reason` says what to do
+    instead; without both, only the `harmless` values are accepted."""
+
+    key: str | None = None
+    convert: Callable[[Any], Values | None] | None = None
+    reason: str = ""
+    harmless: tuple[Any, ...] = (None,)
+
+    def values(self, name: str, value: Any) -> Values:
+        direct = {self.key: value} if self.key else None
+        found = direct if self.convert is None else self.convert(value)
+        if found is None:
+            raise ConfigError(f"{name}={value!r}: {self.reason}")
+        return found
+
+
+def one_of(choices: Mapping[Any, Values]) -> Callable[[Any], Values | None]:
+    return lambda value: choices.get(value)
+
+
+def whole(key: str) -> Callable[[Any], Values | None]:
+    """A number that TRL has as a float, or -1 for none."""
+    return lambda value: {} if value < 0 else {key: int(value)} if value == int(value) else None
+
+
+def refused(reason: str, *harmless: Any) -> TrlField:
+    return TrlField(reason=reason, harmless=(None, *harmless))
+
+
+def without_effect(reason: str) -> TrlField:
+    return TrlField(convert=lambda value: {}, reason=reason)
+
+
+def loggers(value: Any) -> Values | None:
+    names = [value] if isinstance(value, str) else list(value)
+    names = [name for name in names if name not in ("none", "all")]
+    return {"trainer.logger": ["console", *names]} if set(names) <= set(LOGGERS) else None
+
+
+def server(url: Any) -> Values:
+    return {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.server.urls": [url]}
+
+
+NOT_HERE = "not in this version; leave it out"
+STRATEGY = "checkpoints and validations are counted in steps; use 'steps' with save_steps and eval_steps, or 'no'"
+# fields that all three have, beside those of the optimizer
+RUN = {
+    "num_train_epochs": TrlField(
+        "trainer.total_epochs", whole("trainer.total_epochs"), "epochs are whole numbers here; use max_steps"
+    ),
+    "max_steps": TrlField("trainer.total_training_steps", whole("trainer.total_training_steps"), "use a whole number"),
+    "save_steps": TrlField("trainer.save_freq", whole("trainer.save_freq"), "use a whole number of steps"),
+    "eval_steps": TrlField("trainer.test_freq", whole("trainer.test_freq"), "use a whole number of steps"),
+    "save_strategy": TrlField("trainer.save_freq", one_of({"steps": {}, "no": {"trainer.save_freq": -1}}), STRATEGY),
+    "eval_strategy": TrlField("trainer.test_freq", one_of({"steps": {}, "no": {"trainer.test_freq": -1}}), STRATEGY),
+    "output_dir": TrlField("trainer.default_local_dir", lambda v: {"trainer.default_local_dir": str(v)} if v else {}),
+    "run_name": TrlField("trainer.experiment_name"),
+    "report_to": TrlField("trainer.logger", loggers, f"trainer.logger takes {', '.join(LOGGERS)}"),
+    "seed": TrlField("data.seed"),
+    "shuffle_dataset": TrlField("data.shuffle"),
+    "load_best_model_at_end": TrlField("trainer.keep_best_checkpoint"),
+    "bf16": without_effect("bfloat16 on a GPU, float32 on a CPU"),
+    "fp16": refused("bfloat16 on a GPU, float32 on a CPU; leave it out", False),
+    "use_liger_kernel": without_effect("fused kernels are on by default"),
+    "logging_steps": without_effect("every step is logged"),
+    "disable_dropout": without_effect("rloom trains without dropout"),
+    "remove_unused_columns": without_effect("reward functions get every column"),
+    "dataloader_num_workers": without_effect("prompts are read at the start"),
+    "optim": refused("the optimizer is AdamW; leave it out", "adamw_torch", "adamw_torch_fused"),
+    "model_init_kwargs": refused(f"use the keys below {MODEL}, such as {MODEL}.override_config", {}),
+    "deepspeed": refused("rloom shards with FSDP2; leave it out"),
+    "peft_config": refused("use lora_rank= and the keys model.lora_alpha, model.target_modules"),
+    "metric_for_best_model": refused("the mean validation score decides; trainer.best_metric_key names another metric"),
+    "push_to_hub": refused("export the checkpoint and push it: rloom export CKPT DIR --push_to_hub NAME", False),
+}
+
+
+def optimizer(optim: str, clip: str) -> dict[str, TrlField]:
+    """`optim`: the section of the optimizer."""
+    return {
+        "learning_rate": TrlField(f"{optim}.lr"),
+        "weight_decay": TrlField(f"{optim}.weight_decay"),
+        "lr_scheduler_type": TrlField(
+            f"{optim}.lr_scheduler_type",
+            one_of(
+                {
+                    **{name: {f"{optim}.lr_scheduler_type": name} for name in ("constant", "cosine", "linear")},
+                    "constant_with_warmup": {f"{optim}.lr_scheduler_type": "constant"},
+                }
+            ),
+            "schedules here are constant, cosine and linear",
+        ),
+        "warmup_steps": TrlField(f"{optim}.lr_warmup_steps", whole(f"{optim}.lr_warmup_steps"), "use warmup_ratio"),
+        "warmup_ratio": TrlField(f"{optim}.lr_warmup_steps_ratio"),
+        "max_grad_norm": TrlField(clip),
+    }
+
+
+RL: Mapping[str, TrlField] = {
+    **RUN,
+    **optimizer(f"{ACTOR}.optim", f"{ACTOR}.grad_clip"),
+    "num_generations": TrlField(f"{ROLLOUT}.n"),
+    "num_generations_eval": TrlField(f"{ROLLOUT}.val_kwargs.n"),
+    "max_completion_length": TrlField("data.max_response_length"),
+    "max_prompt_length": TrlField(
+        "data.max_prompt_length", lambda v: {"data.max_prompt_length": v, "data.truncation": "left"}
+    ),
+    "temperature": TrlField(f"{ROLLOUT}.temperature"),
+    "top_p": TrlField(f"{ROLLOUT}.top_p"),
+    "top_k": TrlField(f"{ROLLOUT}.top_k", lambda v: {f"{ROLLOUT}.top_k": v or -1}),
+    "epsilon": TrlField(f"{ACTOR}.clip_ratio"),
+    "epsilon_high": TrlField(f"{ACTOR}.clip_ratio_high"),
+    "delta": TrlField(f"{ACTOR}.clip_ratio_c"),
+    "num_iterations": TrlField(f"{ACTOR}.ppo_epochs"),
+    "entropy_coef": TrlField(f"{ACTOR}.entropy_coeff"),
+    "gradient_checkpointing": TrlField(f"{MODEL}.enable_gradient_checkpointing"),
+    "trust_remote_code": TrlField(f"{MODEL}.trust_remote_code"),
+    "save_total_limit": TrlField("trainer.max_actor_ckpt_to_keep"),
+    "loss_type": TrlField(
+        f"{ACTOR}.loss_agg_mode",
+        one_of(
+            {
+                **{key: {f"{ACTOR}.loss_agg_mode": "token-mean"} for key in ("dapo", "bnpo")},
+                "grpo": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"},
+                "dr_grpo": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"},
+                **{name: {f"{ACTOR}.policy_loss.loss_mode": name} for name in ("cispo", "sapo")},
+            }
+        ),
+        "use dapo, bnpo, grpo, dr_grpo, cispo or sapo",
+    ),
+    "scale_rewards": TrlField(
+        "algorithm.norm_adv_by_std_in_grpo",
+        one_of(
+            {
+                **{key: {"algorithm.norm_adv_by_std_in_grpo": True} for key in (True, "group")},
+                **{key: {"algorithm.norm_adv_by_std_in_grpo": False} for key in (False, "none")},
+                "batch": {"algorithm.adv_estimator": "reinforce_plus_plus_baseline"},
+            }
+        ),
+        "use group, batch or none",
+    ),
+    "importance_sampling_level": TrlField(
+        f"{ACTOR}.policy_loss.loss_mode",
+        one_of({"token": {}, "sequence": {f"{ACTOR}.policy_loss.loss_mode": "gspo"}}),
+        "use token or sequence",
+    ),
+    "sapo_temperature_pos": TrlField(f"{ACTOR}.policy_loss.tau_pos"),
+    "sapo_temperature_neg": TrlField(f"{ACTOR}.policy_loss.tau_neg"),
+    "use_vllm": TrlField(f"{ROLLOUT}.name", one_of({False: {}, True: {f"{ROLLOUT}.name": "vllm"}})),
+    "vllm_server_base_url": TrlField(f"{ROLLOUT}.server.urls", server),
+    "vllm_gpu_memory_utilization": TrlField(f"{ROLLOUT}.gpu_memory_utilization"),
+    "vllm_tensor_parallel_size": TrlField(f"{ROLLOUT}.tensor_model_parallel_size"),
+    "log_completions": without_effect("every answer is recorded; `rloom view` shows them"),
+    "vllm_mode": without_effect("engines share the trainer's GPUs unless vllm_server_base_url names a server"),
+    "mask_truncated_completions": refused(NOT_HERE, False),
+    "min_p": refused(NOT_HERE),
+    "repetition_penalty": refused(NOT_HERE, 1.0),
+    "sync_ref_model": refused("the reference is the initial policy; leave it out", False),
+    "reward_clip_range": refused("clip the score in the reward function; leave it out"),
+    "normalize_advantages": refused("the key algorithm.norm_adv_by_std_in_grpo has it for grpo; leave it out", False),
+    "multi_objective_aggregation": refused("rewards are summed, then normalised; leave it out", "sum_then_normalize"),
+    "top_entropy_quantile": refused(NOT_HERE, 1.0),
+    "use_adaptive_entropy": refused(NOT_HERE, False),
+    "generation_kwargs": refused(f"{ROLLOUT}.engine_kwargs has further arguments of an engine", {}),
+}
+SFT: Mapping[str, TrlField] = {
+    **RUN,
+    **optimizer("optim", "optim.clip_grad"),
+    "max_length": TrlField("data.max_length"),
+    "truncation_mode": TrlField(
+        "data.truncation",
+        one_of({"keep_start": {"data.truncation": "right"}, "keep_end": {"data.truncation": "left"}}),
+        "use keep_start or keep_end",
+    ),
+    "gradient_checkpointing": TrlField("model.enable_gradient_checkpointing"),
+    "trust_remote_code": TrlField("model.trust_remote_code"),
+    "save_total_limit": TrlField("trainer.max_ckpt_to_keep"),
+    "packing": without_effect("sequences are packed without padding, and none sees another"),
+    "padding_free": without_effect("sequences are packed without padding"),
+    "completion_only_loss": refused("the loss is on the answers; leave it out", True),
+    "assistant_only_loss": without_effect("the loss of a chat is on the assistant's turns"),
+    "dataset_text_field": refused("rows are chats, or prompts with answers (docs/sft.md); leave it out", "text"),
+}
+# fields that set several keys together, and what they become
+TOGETHER = {
+    "beta": f"with grpo {KL_LOSS}=True and {KL_LOSS_COEF}, with rloo algorithm.kl_ctrl.kl_coef",
+    "per_device_train_batch_size": f"{ACTOR}.ppo_micro_batch_size_per_gpu; together with the other numbers "
+    f"data.train_batch_size and {ACTOR}.ppo_mini_batch_size, which count prompts",
+    "gradient_accumulation_steps": f"{ACTOR}.ppo_mini_batch_size, which counts prompts",
+    "steps_per_generation": "data.train_batch_size, which counts prompts",
+    "generation_batch_size": "data.train_batch_size, which counts prompts",
+    "adam_beta1": f"{ACTOR}.optim.betas",
+    "adam_beta2": f"{ACTOR}.optim.betas",
+    "reward_weights": "the argument reward_weights of rloom.train, or reward_model.composite.weights",
+}
+# arguments of TRL's trainers -> those of rloom.train
+TRAINER_ARGUMENTS = {"reward_funcs": "reward", "train_dataset": "train", "eval_dataset": "validation"}
+
+
+@dataclass(frozen=True)
+class TrlSettings:
+    values: dict[str, Any] = field(default_factory=dict)  # key -> value
+    notices: list[str] = field(default_factory=list)  # fields without effect, with the reason
+    reward_weights: list[float] | None = None
+
+
+def answer(name: str) -> str | None:
+    """What a field of TRL is here: its key, or why there is none. None: TRL has no such field."""
+    if name in TOGETHER:
+        return TOGETHER[name]
+    found = RL.get(name) or SFT.get(name)
+    return None if found is None else found.key or found.reason
+
+
+def translate(args: Any, *, algorithm: str | None = None, devices: int | None = None) -> TrlSettings:
+    """`args`: an object of TRL, or a mapping of its fields, which are then GRPOConfig's, or with algorithm="rloo"
+    RLOOConfig's. `devices`: by default the visible GPUs, or 1."""
+    kind = "mapping" if isinstance(args, Mapping) else type(args).__name__
+    given, chosen = read_fields(args)
+    table = SFT if kind.startswith("SFT") else RL
+    own = {"RLOOConfig": "rloo", "GRPOConfig": "grpo"}.get(kind, "grpo")
+    algorithm = algorithm or own
+    found = TrlSettings(reward_weights=given.pop("reward_weights", None))
+    if table is RL:
+        found.values["algorithm.adv_estimator"] = algorithm
+    unknown = [name for name in given if name not in table and name not in TOGETHER]
+    if unknown and kind == "mapping":
+        raise ConfigError(unknown_field(unknown[0], table))
+    for name, one in table.items():
+        if name not in given or given[name] in one.harmless or (name not in chosen and is_unused(name, one)):
+            continue
+        values = one.values(name, given[name])
+        if name in chosen and one.key is None:
+            found.notices.append(f"{name}={given[name]!r} has no effect: {one.reason}")
+        found.values.update({key: value for key, value in values.items() if name in chosen or differs(key, value)})
+    find_together(found, given, sft=table is SFT, loss_kl=algorithm != "rloo", devices=devices)
+    return found
+
+
+def is_unused(name: str, one: TrlField) -> bool:
+    """Whether a field's default needs no key: TRL trains with vLLM only if the user chooses so."""
+    return one.key is None or name.startswith("vllm_")
+
+
+def differs(key: str, value: Any) -> bool:
+    """Whether a default of TRL is another than that of the key."""
+    known = all_keys(Config).get(key) or all_keys(SftConfig)[key]
+    return bool(known.default != value)
+
+
+def read_fields(args: Any) -> tuple[dict[str, Any], set[str]]:
+    """(fields with their values, those that the user has set). In an object, a field with its default value is not
+    known to be set; TRL's default is its value all the same."""
+    if isinstance(args, Mapping):
+        return {str(name): plain(value) for name, value in args.items()}, {*map(str, args)}
+    if not is_dataclass(args) or isinstance(args, type):
+        raise ConfigError(f"args is {type(args).__name__}; give a GRPOConfig, a RLOOConfig, or a dict of their fields")
+    given = {one.name: plain(getattr(args, one.name)) for one in fields(args) if one.name != "output_dir"}
+    folder = getattr(args, "output_dir", None)
+    if folder and folder != DEFAULT_FOLDER:
+        given["output_dir"] = folder
+    if given.get("run_name") in (folder, DEFAULT_FOLDER):  # TrainingArguments fills it in
+        given.pop("run_name")
+    defaults = {one.name: plain(one.default) for one in fields(args) if one.default is not MISSING}
+    return given, {name for name, value in given.items() if name not in defaults or value != defaults[name]}
+
+
+def plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+def find_together(found: TrlSettings, given: Values, *, sft: bool, loss_kl: bool, devices: int | None) -> None:
+    """Keys that several fields determine."""
+    optim = "optim" if sft else f"{ACTOR}.optim"
+    if "adam_beta1" in given or "adam_beta2" in given:
+        found.values[f"{optim}.betas"] = [given.get("adam_beta1", 0.9), given.get("adam_beta2", 0.999)]
+    samples = given.get("per_device_train_batch_size")
+    accumulated = given.get("gradient_accumulation_steps", 1)
+    if sft and samples is not None:
+        rows = samples * accumulated * (devices or visible())
+        found.values.update({"data.micro_batch_size_per_gpu": samples, "data.train_batch_size": rows})
+    if sft:
+        return
+    if given.get("beta"):
+        in_loss = {KL_LOSS: True, KL_LOSS_COEF: given["beta"]}
+        found.values.update(in_loss if loss_kl else {"algorithm.kl_ctrl.kl_coef": given["beta"]})
+    if samples is not None:
+        found.values.update(batches(given, samples * (devices or visible()), accumulated))
+
+
+def batches(given: Values, samples: int, accumulated: int) -> dict[str, Any]:
+    """Prompts of a step and of an update. TRL counts answers. `samples`: of one pass, on all devices."""
+    n = given.get("num_generations")
+    if n is None:
+        raise ConfigError("per_device_train_batch_size counts answers; give num_generations, too")
+    update = samples * accumulated
+    step = given.get("generation_batch_size") or samples * (given.get("steps_per_generation") or accumulated)
+    if update % n or step % n or step % update:
+        raise ConfigError(
+            f"num_generations={n}: an update of {update} answers, of {step} in a step, has no whole number of prompts; "
+            "per_device_train_batch_size × devices × gradient_accumulation_steps has to be a multiple of it"
+        )
+    return {
+        "data.train_batch_size": step // n,
+        f"{ACTOR}.ppo_mini_batch_size": update // n,
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": given["per_device_train_batch_size"],
+    }
+
+
+def visible() -> int:
+    return max(1, len(visible_gpus(os.environ)))
+
+
+def unknown_field(name: str, table: Mapping[str, TrlField]) -> str:
+    guess = difflib.get_close_matches(name, [*table, *TOGETHER], n=1, cutoff=0.7)
+    hint = f"; did you mean {guess[0]}?" if guess else ""
+    return f"args: {name} is not a field of TRL that rloom knows{hint} (docs/coming_from_trl.md lists them)"
+
+
+def unknown_argument(name: str, names: list[str]) -> str:
+    """For a keyword that `rloom.train` does not have."""
+    known = answer(name)
+    short = next((own for own, one in SHORT_NAMES.items() if known == one.key), None)
+    instead = TRAINER_ARGUMENTS.get(name) or short or (known if known in all_keys() else None)
+    if instead is not None:
+        return f"there is no argument {name}, which is TRL's name; here it is {instead}"
+    if known is not None:
+        return f"there is no argument {name}; TRL's field of that name: {known}"
+    guess = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    hint = f"; did you mean {guess[0]}?" if guess else ";"
+    return f'there is no argument {name}{hint} a key goes into the first argument: {{"data.seed": 1}}'
