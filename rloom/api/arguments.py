@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rloom.api.config import Keys, Source, changed, flat, load_config
-from rloom.config.base import IN_PYTHON
+from rloom.config.base import GIVEN_IN_PYTHON
 from rloom.config.schema import Config
 from rloom.data.in_memory import rows_of, with_defaults
 from rloom.data.prompts import GivenRows
@@ -26,7 +26,7 @@ def configured(
 ) -> tuple[Config, UserObjects]:
     """The checked configuration, and the objects that it refers to."""
     objects = {"train": train, "validation": validation, "reward": reward}
-    replaced = {KEY_OF[name]: IN_PYTHON for name, value in objects.items() if value is not None}
+    replaced = {KEY_OF[name]: GIVEN_IN_PYTHON for name, value in objects.items() if value is not None}
     config = with_objects(source, replaced)
     if not config.is_given("trainer.resume_mode") and not config.is_given("trainer.resume_from_path"):
         # a cell of a notebook that runs again has often changed: it begins anew, and does not continue the last run

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from rloom.config.base import EMBEDDED
+from rloom.config.base import EMBEDDED_NAME
 from rloom.config.frontends.smoke import is_on
 from rloom.config.frontends.train_sh import (
     BATCH_KEY,
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 def with_fitting_batch(command: KitCommand, config: Config) -> Config:
     """With fewer prompts than the default batch, a step takes all of them. A chosen batch size stays."""
     data = config.data
-    if command.data == EMBEDDED:
+    if command.data == EMBEDDED_NAME:
         return config
     typed = split(command.overrides)
     try:

@@ -23,8 +23,8 @@ class Section(BaseModel):
 NeedsConsent = Callable[[Any], bool]
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"  # paths of sections
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
-EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
-IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
+EMBEDDED_NAME = "embedded"  # the name of the model and the data that are part of rloom
+GIVEN_IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ class RunConfig(Section):
     def takes_visible_gpus(self) -> bool:
         """No number of GPUs is given. The embedded model is too small for more than one."""
         trainer = self.trainer
-        return trainer.n_gpus_per_node is None and trainer.device != "cpu" and self.model_path != EMBEDDED
+        return trainer.n_gpus_per_node is None and trainer.device != "cpu" and self.model_path != EMBEDDED_NAME
 
     @property
     def gpus_per_node(self) -> int:

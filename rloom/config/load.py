@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from rloom.config import keys
-from rloom.config.base import EMBEDDED, RunConfig
+from rloom.config.base import EMBEDDED_NAME, RunConfig
 from rloom.config.checks import check
 from rloom.config.derived import brings_own_algorithm, declared_needs
 from rloom.config.frontends import smoke
@@ -154,8 +154,8 @@ def compose_config(
     if rollout.tensor_model_parallel_size > 1 and not config.is_given(ENGINE):
         engine = [f"++{ENGINE}=vllm"]  # native, the default, has no tensor parallelism
         config, _ = composed(*engine)
-    if takes_presets and config.actor_rollout_ref.model.path == EMBEDDED:
-        preset = "preset=embedded" if config.data.train_files == EMBEDDED else "preset=embedded_model"
+    if takes_presets and config.actor_rollout_ref.model.path == EMBEDDED_NAME:
+        preset = "preset=embedded" if config.data.train_files == EMBEDDED_NAME else "preset=embedded_model"
         return composed(*engine, preset)[0]
     return config
 
@@ -168,8 +168,8 @@ def load_sft_config(
     config, takes_presets = composed()
     settings = [*torchrun_settings(config), *smoke_settings(config)]
     config, _ = composed(*settings)
-    if takes_presets and config.model.path == EMBEDDED:
-        preset = "preset=sft_embedded" if config.data.train_files == EMBEDDED else "preset=sft_embedded_model"
+    if takes_presets and config.model.path == EMBEDDED_NAME:
+        preset = "preset=sft_embedded" if config.data.train_files == EMBEDDED_NAME else "preset=sft_embedded_model"
         return composed(*settings, preset)[0]
     return config
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from rloom.config.base import IN_PYTHON, Section, Switch, key, section
+from rloom.config.base import GIVEN_IN_PYTHON, Section, Switch, key, section
 from rloom.errors import ConfigError
 
 JUDGE = "reward_model.api"
@@ -389,7 +389,7 @@ class CustomRewardFunction(Section):
     path: str | None = key(
         None,
         "Python file with your own reward function, which then scores every data source.",
-        needs_consent=lambda path: bool(path) and path != IN_PYTHON,  # that one is not in a file
+        needs_consent=lambda path: bool(path) and path != GIVEN_IN_PYTHON,  # that one is not in a file
     )
     name: str = key("compute_score", "Name of the function in that file.")
     reward_kwargs: dict[str, Any] = key({}, "Further keyword arguments of every call, also of the built-in rules.")

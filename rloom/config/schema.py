@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from rloom.algos.needs import ESTIMATORS, EstimatorNeeds
 from rloom.config.base import (
-    EMBEDDED,
+    EMBEDDED_NAME,
     NamedIn,
     RayKwargs,
     RunConfig,
@@ -52,7 +52,8 @@ BETA = Annotated[float, Field(ge=0, lt=1)]
 
 class Model(Section):
     path: str = key(
-        EMBEDDED, "Hugging Face folder or hub name. `embedded`: the small model that is part of rloom; no download."
+        EMBEDDED_NAME,
+        "Hugging Face folder or hub name. `embedded`: the small model that is part of rloom; no download.",
     )
     trust_remote_code: bool = key(
         False, "Run the Python files of the model repository.", needs_consent=bool, same_run=True
@@ -417,7 +418,7 @@ class Config(RunConfig):
 
     @property
     def has_held_out_prompts(self) -> bool:
-        return bool(self.data.val_files) or self.data.train_files == EMBEDDED
+        return bool(self.data.val_files) or self.data.train_files == EMBEDDED_NAME
 
     @property
     def validates(self) -> bool:
@@ -448,7 +449,8 @@ class MultiTurn(Section):
 
 class SftData(Section):
     train_files: str | list[str] = key(
-        EMBEDDED, "Training rows: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic data of rloom."
+        EMBEDDED_NAME,
+        "Training rows: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic data of rloom.",
     )
     val_files: str | list[str] | None = key(
         None,

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from rloom.config.base import EMBEDDED, NamedIn, Section, Switch, key, names_code, section
+from rloom.config.base import EMBEDDED_NAME, NamedIn, Section, Switch, key, names_code, section
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
 
 
 class Data(Section):
     train_files: str | list[str] = key(
-        EMBEDDED,
+        EMBEDDED_NAME,
         "Training prompts: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic problems of rloom.",
     )
     val_files: str | list[str] | None = key(

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from rloom.config.base import CRITIC, EMBEDDED, IN_PYTHON, RunConfig
+from rloom.config.base import CRITIC, EMBEDDED_NAME, GIVEN_IN_PYTHON, RunConfig
 from rloom.config.checks import check_and_warn
 from rloom.config.derived import brings_own_algorithm, declared_needs
 from rloom.config.engine_checks import divided_strategies, megatron_roles, replay_fault, split_faults
@@ -146,7 +146,7 @@ def check_data_files(config: Config | SftConfig) -> None:
     for key, files in given.items():
         for file in [files] if isinstance(files, str) else files or []:
             try:
-                if file not in (EMBEDDED, IN_PYTHON):
+                if file not in (EMBEDDED_NAME, GIVEN_IN_PYTHON):
                     locate(file)
             except DataError as error:
                 raise DataError(f"{key}: {error}") from error
@@ -154,7 +154,7 @@ def check_data_files(config: Config | SftConfig) -> None:
 
 def check_reward_function(config: Config) -> None:
     given = config.custom_reward_function
-    if given.path not in (None, IN_PYTHON) and not (file := expand(given.path).absolute()).is_file():
+    if given.path not in (None, GIVEN_IN_PYTHON) and not (file := expand(given.path).absolute()).is_file():
         raise RewardError(
             f"custom_reward_function.path={given.path!r}: there is no file {file}; use a Python file that defines "
             f"{given.name}"

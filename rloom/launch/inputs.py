@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rloom.config.base import EMBEDDED, IN_PYTHON
+from rloom.config.base import EMBEDDED_NAME, GIVEN_IN_PYTHON
 from rloom.config.derived import reward_parts
 from rloom.config.schema import Config
 from rloom.data.prompts import GivenRows, load_prompts
@@ -20,7 +20,7 @@ from rloom.types import Prompt
 
 @dataclass(frozen=True)
 class UserObjects:
-    """Objects of the calling program in place of files. The keys of those files have the value IN_PYTHON."""
+    """Objects of the calling program in place of files. The keys of those files have the value GIVEN_IN_PYTHON."""
 
     train: GivenRows | None = None
     validation: GivenRows | None = None
@@ -45,7 +45,7 @@ def read_inputs(config: Config, given: UserObjects) -> Inputs:
 
 def train_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, given: GivenRows | None = None) -> list[Prompt]:
     data = config.data
-    files = str(EMBEDDED_FOLDER / "train.parquet") if data.train_files == EMBEDDED else data.train_files
+    files = str(EMBEDDED_FOLDER / "train.parquet") if data.train_files == EMBEDDED_NAME else data.train_files
     return read_prompts(config, tokenizer, given or files, data.train_max_samples, "data.train_files")
 
 
@@ -54,7 +54,7 @@ def held_out_prompts(
 ) -> list[Prompt]:
     data = config.data
     files = data.val_files
-    if files == EMBEDDED or (files is None and data.train_files == EMBEDDED):
+    if files == EMBEDDED_NAME or (files is None and data.train_files == EMBEDDED_NAME):
         files = str(EMBEDDED_FOLDER / "test.parquet")
     source = given or files
     return read_prompts(config, tokenizer, source, data.val_max_samples, "data.val_files") if source else []
@@ -68,9 +68,9 @@ def read_prompts(
     field: str,
 ) -> list[Prompt]:
     data = config.data
-    if files == IN_PYTHON:
+    if files == GIVEN_IN_PYTHON:
         raise DataError(
-            f"{field}={IN_PYTHON}: the rows of that run were given to rloom.train and not saved; set {field}=FILE"
+            f"{field}={GIVEN_IN_PYTHON}: the rows of that run were given to rloom.train and not saved; set {field}=FILE"
         )
     return load_prompts(
         files,

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.objectives import SupervisedObjective
-from rloom.config.base import EMBEDDED
+from rloom.config.base import EMBEDDED_NAME
 from rloom.config.derived import micro_batching, of_one_rank
 from rloom.config.schema import SftConfig
 from rloom.data.examples import Example, RowFormat, load_examples
@@ -89,9 +89,9 @@ def prepare_sft(config: SftConfig) -> SftInputs:
     family_of(source).layout(packed=config.model.use_remove_padding)
     tokenizer, data = load_tokenizer(source), config.data
     held_out = data.val_files
-    if held_out == EMBEDDED or (held_out is None and data.train_files == EMBEDDED):
+    if held_out == EMBEDDED_NAME or (held_out is None and data.train_files == EMBEDDED_NAME):
         held_out = str(EMBEDDED_FOLDER / "test.parquet")
-    train = str(EMBEDDED_FOLDER / "train.parquet") if data.train_files == EMBEDDED else data.train_files
+    train = str(EMBEDDED_FOLDER / "train.parquet") if data.train_files == EMBEDDED_NAME else data.train_files
     return SftInputs(
         tokenizer,
         read_rows(config, tokenizer, train, data.train_max_samples, "data.train_files"),

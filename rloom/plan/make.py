@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rloom.algos.needs import ESTIMATOR_GROUP, SMALLEST_WEIGHT, reach
-from rloom.config.base import CRITIC, EMBEDDED
+from rloom.config.base import CRITIC, EMBEDDED_NAME
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import Needs, declared_needs
 from rloom.config.engine_checks import megatron_roles, split_faults
@@ -67,7 +67,7 @@ def is_counted(config: Config) -> bool:
     """Whether the plan counts what a GPU holds. Not with roles on GPUs of their own, on a cluster whose GPUs may be
     others, and for an engine with arguments that may change the size of its weights."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    trains = trainer.device != "cpu" and not trainer.val_only and config.model_path != EMBEDDED
+    trains = trainer.device != "cpu" and not trainer.val_only and config.model_path != EMBEDDED_NAME
     return trains and not (trainer.pools.own or config.joins_a_cluster or rollout.engine_kwargs)
 
 

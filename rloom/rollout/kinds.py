@@ -8,8 +8,7 @@ configuration of a run.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rloom.errors import ConfigError
-from rloom.plugins import Reference, load_own
+from rloom.plugins import Reference, resolve_kind
 
 KEY, GROUP = "actor_rollout_ref.rollout.name", "rloom.rollout_engines"  # GROUP: entry points of other packages
 SLOW = "takes several times as long"
@@ -117,10 +116,4 @@ ROLLOUTS: Mapping[str, RolloutKind] = {
 
 
 def rollout_kind(name: str) -> RolloutKind:
-    """The declaration of that name. A user's own file is loaded."""
-    if name in ROLLOUTS:
-        return ROLLOUTS[name]
-    found = load_own(KEY, name, ROLLOUTS, GROUP)
-    if isinstance(found, RolloutKind):
-        return found
-    raise ConfigError(f"{KEY}={name} is a {type(found).__name__}; use a RolloutKind (docs/extending.md)")
+    return resolve_kind(KEY, name, ROLLOUTS, GROUP, RolloutKind)

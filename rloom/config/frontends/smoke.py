@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from rloom.config.base import ACTOR, CRITIC, EMBEDDED, MODEL, REF, ROLLOUT, RunConfig
+from rloom.config.base import ACTOR, CRITIC, EMBEDDED_NAME, MODEL, REF, ROLLOUT, RunConfig
 from rloom.config.derived import RewardKinds
 from rloom.config.given_keys import leaf_keys, override_value
 from rloom.config.keys import value_at
@@ -176,7 +176,7 @@ def embedded_classifier(config: Config) -> dict[str, Any]:
     reward = config.reward_model
     paths = {"reward_model.path": reward.path, "reward_model.model.path": reward.model.path}
     unread = ("reward_model.label_weights", "reward_model.max_length", "reward_model.model.input_tokenizer")
-    return {key: EMBEDDED for key, path in paths.items() if path is not None} | dict.fromkeys(unread)
+    return {key: EMBEDDED_NAME for key, path in paths.items() if path is not None} | dict.fromkeys(unread)
 
 
 def own_judge_cache(config: Config) -> dict[str, Any]:
@@ -287,9 +287,9 @@ def smoke_workers(config: RunConfig, available: Available) -> int:
 
 def model_changes(config: Config) -> dict[str, Any]:
     model = config.actor_rollout_ref.model
-    changes: dict[str, Any] = {f"{MODEL}.path": EMBEDDED}
+    changes: dict[str, Any] = {f"{MODEL}.path": EMBEDDED_NAME}
     if config.critic.model.path is not None:
-        changes["critic.model.path"] = EMBEDDED
+        changes["critic.model.path"] = EMBEDDED_NAME
     if model.lora_adapter_path is not None:
         changes[f"{MODEL}.lora_rank"] = model.lora_rank or LORA_RANK
     if config.replays_routing:  # the tiny model has no experts
@@ -300,9 +300,9 @@ def model_changes(config: Config) -> dict[str, Any]:
 
 def data_changes(config: Config) -> dict[str, Any]:
     rows = {"data.train_max_samples": TRAINING_ROWS, "data.val_max_samples": VALIDATION_ROWS}
-    changes: dict[str, Any] = {"data.train_files": EMBEDDED, **rows}
+    changes: dict[str, Any] = {"data.train_files": EMBEDDED_NAME, **rows}
     if config.data.val_files is not None:
-        changes["data.val_files"] = EMBEDDED
+        changes["data.val_files"] = EMBEDDED_NAME
     if not config.has_held_out_prompts:  # the embedded data have, and they would be used
         changes |= {"trainer.val_before_train": False, "trainer.test_freq": -1}
     return changes
@@ -423,10 +423,10 @@ def sft_replacements(config: SftConfig, workers: int) -> dict[str, Any]:
     if not config.uses_torchrun and workers != (trainer.n_gpus_per_node or 1):  # null: the embedded model takes one GPU
         sizes["n_gpus_per_node"] = workers
     return {
-        "model.path": EMBEDDED,
+        "model.path": EMBEDDED_NAME,
         "model.custom_chat_template": None,
-        "data.train_files": EMBEDDED,
-        "data.val_files": EMBEDDED,
+        "data.train_files": EMBEDDED_NAME,
+        "data.val_files": EMBEDDED_NAME,
         "data.prompt_key": "prompt",
         "data.prompt_dict_keys": None,
         "data.response_key": "extra_info",

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from rloom.config.base import EMBEDDED
+from rloom.config.base import EMBEDDED_NAME
 from rloom.config.given_keys import Tree, entries, known, real_key
 from rloom.config.keys import all_keys, did_you_mean
 from rloom.config.schema import KL_SWITCHES
@@ -206,7 +206,7 @@ FLAGS = {
         "model: folder or hub name",
         variable="MODEL_PATH",
         default="Qwen/Qwen2.5-0.5B",
-        embedded=EMBEDDED,
+        embedded=EMBEDDED_NAME,
     ),
     "data": Setting(
         DATA_KEY,
@@ -323,7 +323,7 @@ class KitCommand:
     @property
     def uses_embedded_data_only(self) -> bool:
         """A model of the user's own on rloom's sums: most likely the data were forgotten."""
-        return self.model != EMBEDDED and self.data == EMBEDDED
+        return self.model != EMBEDDED_NAME and self.data == EMBEDDED_NAME
 
     @property
     def chooses_batch_size(self) -> bool:
@@ -346,10 +346,10 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCo
     typed = split(overrides)
     rewards, sentence = reward_values(values, typed, environment)
     both = {**values, **typed}
-    data = both.get(DATA_KEY, EMBEDDED)
-    model = both.get(MODEL_KEY) or (EMBEDDED if data == EMBEDDED else FLAGS["model"].default)
+    data = both.get(DATA_KEY, EMBEDDED_NAME)
+    model = both.get(MODEL_KEY) or (EMBEDDED_NAME if data == EMBEDDED_NAME else FLAGS["model"].default)
     defaults = {
-        **({} if data == EMBEDDED else {MODEL_KEY: model}),
+        **({} if data == EMBEDDED_NAME else {MODEL_KEY: model}),
         DIRECTORY_KEY: f"{OUTPUT}/{model_folder(model)}",
         **({} if DIRECTORY_KEY in typed else {"trainer.number_runs": True}),
         **default_kl(model, both),
@@ -368,7 +368,7 @@ def listed(value: str) -> str | list[str]:
 def default_kl(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """KL in the reward, with the default coefficient 0.001. The embedded task learns in two minutes without it."""
     chosen = any(f"{key}.".startswith(f"{name}.") for key in given for name in KL_SWITCHES)
-    return {} if model == EMBEDDED or chosen else {KL_KEY: True}
+    return {} if model == EMBEDDED_NAME or chosen else {KL_KEY: True}
 
 
 def default_critic_epochs(given: Mapping[str, Any]) -> dict[str, Any]:
