@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from rloom.config.base import GIVEN_IN_PYTHON, Section, Switch, key, section
+from rloom.config.base import GIVEN_IN_PYTHON, PassKeys, PassSection, Section, Switch, key, section
 from rloom.errors import ConfigError
 
 JUDGE = "reward_model.api"
@@ -238,7 +238,9 @@ class RewardNetwork(Section):
     fsdp_config: RewardFsdp = section(RewardFsdp, "Offload and data type.")
 
 
-class ClassifierKeys(Section):
+class ClassifierKeys(PassSection):
+    pass_keys: ClassVar[PassKeys] = PassKeys("micro_batch_size", "use_dynamic_bsz", "forward_max_token_len_per_gpu")
+
     enable: bool | None = key(None, "Score answers with a reward model. null: if its path is set.")
     path: str | None = key(
         None,

@@ -15,6 +15,8 @@ from rloom.algos.needs import ESTIMATORS, EstimatorNeeds
 from rloom.config.base import (
     EMBEDDED_NAME,
     NamedIn,
+    PassKeys,
+    PassSection,
     RayKwargs,
     RunConfig,
     RunTrainer,
@@ -28,6 +30,7 @@ from rloom.config.base import (
 from rloom.config.reward_sections import CustomRewardFunction, RewardModel
 from rloom.config.sections import (
     KL_ESTIMATOR,
+    SCORING_PASSES,
     WHERE_NEEDED,
     AlgorithmSection,
     CriticMegatron,
@@ -45,6 +48,7 @@ GROUP_SIZE = 5  # answers to a prompt that estimators compare, as in the guides 
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 # keys that choose a KL in the reward or in the loss, also if they switch it off
 KL_SWITCHES = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl", "actor_rollout_ref.actor.use_kl_loss")
+TRAINING_PASSES = PassKeys("ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
 IN_LOSS = Switch("use_kl_loss", "there is no KL in the loss", harmless=(0,))
 ADAPTED = Switch("lora_rank", "all weights are trained", on="")
 BETA = Annotated[float, Field(ge=0, lt=1)]
@@ -101,11 +105,14 @@ class Optim(Section):
     )
     min_lr_ratio: float = key(0.0, "Final learning rate of cosine and linear, as a share of `lr`.", ge=0, le=1)
 
+    @property
+    def given_warmup_steps(self) -> int | None:
+        given = (self.lr_warmup_steps, self.warmup_steps)
+        return next((steps for steps in given if steps is not None and steps >= 0), None)
+
     def warmup(self, total_steps: int) -> int:
-        for steps in (self.lr_warmup_steps, self.warmup_steps):
-            if steps is not None and steps >= 0:
-                return steps
-        return int(self.lr_warmup_steps_ratio * total_steps)
+        steps = self.given_warmup_steps
+        return int(self.lr_warmup_steps_ratio * total_steps) if steps is None else steps
 
 
 class CriticOptim(Optim):
@@ -162,7 +169,9 @@ TRAINING_ENGINE = (
 )
 
 
-class Actor(Section):
+class Actor(PassSection):
+    pass_keys: ClassVar[PassKeys] = TRAINING_PASSES
+
     strategy: STRATEGY = key("fsdp", TRAINING_ENGINE, needs_consent=names_code, same_run=True)
     ppo_mini_batch_size: int = key(256, "Prompts per optimizer step; divides `data.train_batch_size`.", ge=1)
     ppo_micro_batch_size_per_gpu: int | None = key(
@@ -223,7 +232,9 @@ class Actor(Section):
         return {"fsdp_config": self.fsdp_config, "megatron": self.megatron}[self.kind.section]
 
 
-class Ref(Section):
+class Ref(PassSection):
+    pass_keys: ClassVar[PassKeys] = SCORING_PASSES
+
     log_prob_micro_batch_size_per_gpu: int | None = key(None, "Samples per forward pass. null: by token budget.", ge=1)
     log_prob_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
     log_prob_use_dynamic_bsz: bool | None = key(
@@ -253,7 +264,9 @@ class CriticModel(Section):
     fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and data type.")
 
 
-class Critic(Section):
+class Critic(PassSection):
+    pass_keys: ClassVar[PassKeys] = TRAINING_PASSES
+
     enable: bool | None = key(None, "Train a critic. null: if the algorithm requires one.")
     strategy: STRATEGY = key(None, "Training engine. null: the actor's.", needs_consent=names_code, same_run=True)
     model: CriticModel = section(CriticModel, "The critic's model.")
@@ -447,7 +460,9 @@ class MultiTurn(Section):
     )
 
 
-class SftData(Section):
+class SftData(PassSection):
+    pass_keys: ClassVar[PassKeys] = PassKeys("micro_batch_size", "use_dynamic_bsz", "max_token_len_per_gpu")
+
     train_files: str | list[str] = key(
         EMBEDDED_NAME,
         "Training rows: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic data of rloom.",

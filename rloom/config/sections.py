@@ -1,9 +1,9 @@
 """The sections of data, algorithm and engines: Megatron, rollout, inference servers."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from rloom.config.base import EMBEDDED_NAME, NamedIn, Section, Switch, key, names_code, section
+from rloom.config.base import EMBEDDED_NAME, NamedIn, PassKeys, PassSection, Section, Switch, key, names_code, section
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
 
 
@@ -337,6 +337,9 @@ class ServerSection(Section):
         return tuple(url.strip().rstrip("/") for text in texts for url in text.split(",") if url.strip())
 
 
+SCORING_PASSES = PassKeys("log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu")
+
+
 def sampled(harmless: float) -> Switch:
     return Switch("do_sample", "validation is greedy", harmless=(harmless,))
 
@@ -349,7 +352,9 @@ class ValKwargs(Section):
     do_sample: bool = key(False, "False: greedy at any temperature.")
 
 
-class RolloutSection(Section):
+class RolloutSection(PassSection):
+    pass_keys: ClassVar[PassKeys] = SCORING_PASSES
+
     name: Annotated[str, NamedIn(ROLLOUTS, GROUP)] = key(
         "native",
         "Engine. native: part of rloom, with continuous batching; hf: generate() of transformers; vllm: vLLM in each "

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.registry import resolve_algorithm
 from rloom.config.base import RunConfig
-from rloom.config.derived import model_ranks, scoring_batching, training_batching
+from rloom.config.derived import model_ranks
 from rloom.config.schema import Actor, Config, Critic, Model, Optim
 from rloom.config.sections import EngineMemory
 from rloom.engines.base import AdamW, Engine, Placement
@@ -152,8 +152,8 @@ def policy_engine(
         network,
         placement(config, actor.engine_memory),
         actor_ranks(config, ranks),
-        scoring=scoring_batching(rollout, ranks, shared, divided),
-        training=training_batching(actor, ranks, shared, divided),
+        scoring=rollout.batching(ranks, shared, divided),
+        training=actor.batching(ranks, shared, divided),
         optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
         reference=reference,
         compiled=actor.use_torch_compile,
@@ -191,7 +191,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
         ),
         Placement(where.device, where.dtype, offload_parameters=offloads_reference(config)),
         actor_ranks(config, ranks),
-        scoring=scoring_batching(ref, ranks, shared, divided),
+        scoring=ref.batching(ranks, shared, divided),
         compiled=actor.use_torch_compile if ref.use_torch_compile is None else ref.use_torch_compile,
     )
 
@@ -209,7 +209,7 @@ def critic_network(config: Config, *, empty: bool = False) -> ValueNetwork:
 def critic_engine(config: Config, network: ValueNetwork, *, ranks: int = 1) -> Engine:
     critic, fsdp = config.critic, config.critic.model.fsdp_config
     shared = sequence_ranks(critic, ranks)
-    batching = training_batching(critic, ranks, shared, model_ranks(critic, ranks))
+    batching = critic.batching(ranks, shared, model_ranks(critic, ranks))
     return make_engine(
         critic.kind,
         network,

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rloom.config.base import GIVEN_IN_PYTHON
-from rloom.config.derived import RewardKinds, RewardPart, reward_batching, reward_parts
+from rloom.config.derived import RewardKinds, RewardPart, reward_parts
 from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.errors import ModelError, RewardError
@@ -90,7 +90,7 @@ def reward_scorer(config: Config, layout: WorkerLayout) -> ClassifierScorer:
             tokenizer, max_length=longest_conversation(config, source, tokenizer), truncation=section.truncation
         ),
         device=device,
-        batching=reward_batching(section, len(layout.workers_of(REWARD))),
+        batching=section.batching(len(layout.workers_of(REWARD))),
         label_weights=section.label_weights,
         offload=offloads_reward_model(config, layout),
         compiled=section.use_torch_compile,

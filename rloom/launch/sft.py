@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.objectives import SupervisedObjective
 from rloom.config.base import EMBEDDED_NAME
-from rloom.config.derived import micro_batching, of_one_rank
 from rloom.config.schema import SftConfig
 from rloom.data.examples import Example, RowFormat, load_examples
 from rloom.data.stream import RowStream
@@ -205,10 +204,8 @@ def sft_network(config: SftConfig, *, empty: bool = False) -> PolicyNetwork:
 
 
 def sft_engine(config: SftConfig, network: PolicyNetwork, *, trained: bool = True, ranks: int = 1) -> Engine:
-    data, engine, optim = config.data, config.engine, config.optim
-    shared = config.sequence_ranks
-    samples = data.micro_batch_size_per_gpu or of_one_rank(data.micro_batch_size, ranks, shared)
-    batching = micro_batching(samples, data.use_dynamic_bsz, data.max_token_len_per_gpu * shared)
+    engine, optim, shared = config.engine, config.optim, config.sequence_ranks
+    batching = config.data.batching(ranks, shared)
     return make_engine(
         STRATEGIES[engine.strategy],
         network,

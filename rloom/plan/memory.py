@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rloom.config.derived import reward_batching
 from rloom.config.schema import Config
 from rloom.errors import ModelError
 from rloom.models.limits import LOGITS_AT_ONCE, UNREDUCED_SHARE
@@ -59,7 +58,7 @@ def reward_plan(config: Config, sizes: Batches) -> RewardPlan | None:
     longest = min(sizes.longest, section.max_length or sizes.longest)
     family, parameters, token_numbers = size_of(read_fields(path, key), f"{key}={path}", longest)
     float32 = fsdp.dtype == "float32" or (fsdp.dtype == "auto" and config.trainer.device == "cpu")
-    passes = plan_passes(largest_share(sizes.samples, ranks), reward_batching(section, ranks), longest)
+    passes = plan_passes(largest_share(sizes.samples, ranks), section.batching(ranks), longest)
     return RewardPlan(
         family=family,
         parameters=parameters,
