@@ -18,8 +18,8 @@ from rloom.config.derived import Needs, measures_mismatch, needs_old_logprobs
 from rloom.config.keys import Key, all_keys, value_at
 from rloom.config.reward_sections import ClassifierKeys
 from rloom.config.schema import Config, PolicyLossSection
-from rloom.config.tables import read_table
 from rloom.extras import TRACKERS
+from rloom.tables import read_table
 
 
 @dataclass(frozen=True)

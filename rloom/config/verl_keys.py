@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rloom.config.tables import read_table
+from rloom.tables import read_table
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rloom.config.tables import read_table
 from rloom.language import translate
+from rloom.tables import read_table
 
 VALUES = {"switch": 0, "two floats": 2}  # kind -> how many values it takes; 1 for the others
 

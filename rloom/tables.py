@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-TABLES = Path(__file__).parents[1] / "assets" / "tables"
+TABLES = Path(__file__).parent / "assets" / "tables"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes a tenth of the time
 
 
