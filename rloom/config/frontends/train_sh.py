@@ -17,7 +17,6 @@ from rloom.config.schema import KL_SWITCHES
 from rloom.errors import ConfigError
 from rloom.language import translate as in_language
 from rloom.rewards.kinds import KINDS
-from rloom.tables import read_table
 from rloom.terminal import padded
 
 FOLDER_VARIABLE = "RLOOM_KIT_DIR"  # set by train.sh: its own folder
@@ -185,15 +184,15 @@ EPOCHS_KEY = "actor_rollout_ref.actor.ppo_epochs"
 
 @dataclass(frozen=True)
 class Setting:
-    """A flag or a variable of the kit: a row of the table, which describes the fields."""
+    """A flag or a variable of the kit, and the key it sets."""
 
     key: str
     meaning: str
-    variable: str | None = None
+    variable: str | None = None  # the environment variable with the same meaning as the flag
     takes_value: bool = True
-    default: str = ""
-    embedded: str = ""
-    splits: bool = False
+    default: str = ""  # with a model or data of your own
+    embedded: str = ""  # the default of the embedded task, if it is another
+    splits: bool = False  # the value is a list, with commas
 
     def explained(self) -> str:
         """Meaning, key and default: `PPO's clip range (actor_rollout_ref.actor.clip_ratio) [0.2]`."""
@@ -201,9 +200,95 @@ class Setting:
         return f"{in_language(self.meaning)} ({self.key}){default}"
 
 
-FLAGS, VARIABLES = (
-    {name: Setting(**row) for name, row in read_table("train_sh")[part].items()} for part in ("flags", "variables")
-)
+FLAGS = {
+    "model": Setting(
+        MODEL_KEY,
+        "model: folder or hub name",
+        variable="MODEL_PATH",
+        default="Qwen/Qwen2.5-0.5B",
+        embedded=EMBEDDED_NAME,
+    ),
+    "data": Setting(
+        DATA_KEY,
+        "your training prompts: json, jsonl or parquet files, with commas between them",
+        variable="TRAIN_DATA",
+        splits=True,
+    ),
+    "val": Setting(VAL_KEY, "validation prompts, likewise", variable="VAL_DATA", splits=True),
+    "epochs": Setting("trainer.total_epochs", "passes over the training prompts", default="30", embedded="1"),
+    "lr": Setting(
+        "actor_rollout_ref.actor.optim.lr",
+        "learning rate of the policy",
+        default="1e-6",
+        embedded="2e-4",
+    ),
+    "batch_size": Setting(
+        BATCH_KEY,
+        "prompts per step, in four updates",
+        default="1024",
+        embedded="64",
+    ),
+    "kl_coef": Setting(
+        "algorithm.kl_ctrl.kl_coef",
+        "coefficient of the KL in the reward; 0: no KL",
+        variable="KL_COEF",
+        default="0.001",
+        embedded="0",
+    ),
+    "n_gpus": Setting(
+        "trainer.n_gpus_per_node",
+        "GPUs of this machine; not given: all visible ones, or 1 for the embedded task",
+        variable="N_GPUS",
+    ),
+    "reward_model": Setting(
+        "reward_model.path",
+        "reward model: folder or hub name",
+        variable="REWARD_MODEL_PATH",
+    ),
+    "use_api_reward": Setting(
+        f"{JUDGE}.enable",
+        f"score answers with an API judge; {JUDGE_FILE} has its other keys",
+        takes_value=False,
+    ),
+    "rm_api_type": Setting(
+        f"{JUDGE}.type",
+        "provider of the judge: dashscope (default), openai, gemini, claude",
+    ),
+    "rm_model": Setting(f"{JUDGE}.model", "model of the judge"),
+    "rm_prompt_preset": Setting(
+        f"{JUDGE}.preset",
+        "prompts of the judge: math, code, dialogue, safety",
+    ),
+    "rm_system_prompt": Setting(f"{JUDGE}.system_prompt", "system prompt of the judge"),
+    "rm_scoring_prompt": Setting(
+        f"{JUDGE}.scoring_prompt",
+        "scoring prompt, with {prompt}, {response} and {ground_truth}",
+    ),
+}
+VARIABLES = {
+    "CLIP_RATIO": Setting("actor_rollout_ref.actor.clip_ratio", "PPO's clip range", default="0.2"),
+    "GAE_GAMMA": Setting("algorithm.gamma", "discount of later rewards", default="1.0"),
+    "GAE_LAMBDA": Setting("algorithm.lam", "GAE's lambda", default="0.95"),
+    "PPO_EPOCHS": Setting(EPOCHS_KEY, "passes over each batch in the update of the actor", default="1"),
+    "CRITIC_LR": Setting("critic.optim.lr", "learning rate of the critic", default="1e-5", embedded="1e-3"),
+    "CRITIC_EPOCHS": Setting("critic.ppo_epochs", "the same, for the critic", default="1"),
+    "CLIPRANGE_VALUE": Setting("critic.cliprange_value", "clip range of the values", default="0.5"),
+    "ROLLOUT_N": Setting("actor_rollout_ref.rollout.n", "answers to each prompt", default="1", embedded="8"),
+    "ROLLOUT_TEMPERATURE": Setting("actor_rollout_ref.rollout.temperature", "sampling temperature", default="1.0"),
+    "ROLLOUT_TP_SIZE": Setting(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "GPUs of one rollout engine; above 1 the engine is vLLM",
+        default="1",
+    ),
+    "GPU_MEMORY_UTILIZATION": Setting(
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "share of a GPU's memory in use, at most, with the key-value cache",
+        default="0.5",
+    ),
+    "NNODES": Setting("trainer.nnodes", "machines", default="1"),
+    "NODE_RANK": Setting("trainer.node_rank", "rank of this machine, from 0", default="0"),
+    "MASTER_ADDR": Setting("trainer.master_addr", "address of machine 0"),
+}
 OUTPUT = "outputs/checkpoints"  # with one folder per model, and further ones with a number
 DIRECTORY_KEY = "trainer.default_local_dir"
 KL_KEY = "algorithm.use_kl_in_reward"
