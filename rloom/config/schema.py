@@ -43,12 +43,14 @@ from rloom.config.sections import (
     with_actor_sizes,
 )
 from rloom.engines.kinds import GROUP, STRATEGIES, StrategyKind, strategy_kind
+from rloom.tables import read_table
 
 GROUP_SIZE = 5  # answers to a prompt that estimators compare, as in the guides of RLOO and GRPO
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 # keys that choose a KL in the reward or in the loss, also if they switch it off
 KL_SWITCHES = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl", "actor_rollout_ref.actor.use_kl_loss")
 TRAINING_PASSES = PassKeys("ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
+OTHER_NAMES = read_table("verl_keys")["other_names"]
 IN_LOSS = Switch("use_kl_loss", "there is no KL in the loss", harmless=(0,))
 ADAPTED = Switch("lora_rank", "all weights are trained", on="")
 BETA = Annotated[float, Field(ge=0, lt=1)]
@@ -314,16 +316,7 @@ def usual_answers(estimator: str) -> int:
 
 
 class Config(RunConfig):
-    other_names: ClassVar[Mapping[str, str]] = {
-        "composite_reward": "reward_model.composite",
-        "actor_rollout_ref.actor.megatron_config": "actor_rollout_ref.actor.megatron",
-        "actor_rollout_ref.ref.megatron_config": "actor_rollout_ref.ref.megatron",
-        "critic.megatron_config": "critic.megatron",
-        "actor_rollout_ref.actor.optim.lr_decay_style": "actor_rollout_ref.actor.optim.lr_scheduler_type",
-        "actor_rollout_ref.actor.optim.clip_grad": "actor_rollout_ref.actor.grad_clip",
-        "critic.optim.lr_decay_style": "critic.optim.lr_scheduler_type",
-        "critic.optim.clip_grad": "critic.grad_clip",
-    }
+    other_names: ClassVar[Mapping[str, str]] = OTHER_NAMES["rl"]
 
     data: Data = section(Data, "Prompts.")
     actor_rollout_ref: ActorRolloutRef = section(ActorRolloutRef, "The policy: model, training, reference, rollout.")
@@ -547,21 +540,7 @@ class SftTrainer(RunTrainer):
 
 
 class SftConfig(RunConfig):
-    other_names: ClassVar[Mapping[str, str]] = {
-        "model.partial_pretrain": "model.path",
-        "model.strategy": "engine.strategy",
-        "model.fsdp_config.cpu_offload": "engine.param_offload",
-        "model.fsdp_config.offload_params": "engine.param_offload",
-        "optim.lr_scheduler": "optim.lr_scheduler_type",
-        "data.multiturn.messages_key": "data.messages_key",
-        "data.multiturn.tools_key": "data.tools_key",
-        "data.chat_template": "model.custom_chat_template",
-        "data.balance_dp_token": "trainer.balance_batch",
-        "ulysses_sequence_parallel_size": "engine.ulysses_sequence_parallel_size",
-        "use_remove_padding": "model.use_remove_padding",
-        "checkpoint": "trainer.checkpoint",
-        "trainer.seed": "data.seed",
-    }
+    other_names: ClassVar[Mapping[str, str]] = OTHER_NAMES["sft"]
     listing: ClassVar[str] = "rloom config --sft"
 
     data: SftData = section(SftData, "Rows: prompts with their answers.")

@@ -1,10 +1,12 @@
 """The sections of data, algorithm and engines: Megatron, rollout, inference servers."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from rloom.config.base import EMBEDDED_NAME, NamedIn, PassKeys, PassSection, Section, Switch, key, names_code, section
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
+from rloom.tables import read_table
 
 
 class Data(Section):
@@ -145,15 +147,13 @@ SIZES = (
 )
 WHERE_NEEDED = "null: off; `rloom train` switches it on if the run certainly does not fit without it, and prints that."
 RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
-# entries of TransformerConfig that select kernels and buffers; rloom's model has one implementation of each
-ONE_IMPLEMENTATION = frozenset(
-    {
-        *("apply_rope_fusion", "attention_backend", "bias_activation_fusion", "bias_dropout_fusion"),
-        *("deallocate_pipeline_outputs", "gradient_accumulation_fusion", "masked_softmax_fusion"),
-        *("moe_enable_deepep", "moe_grouped_gemm", "moe_permute_fusion", "moe_shared_expert_overlap"),
-        *("moe_token_dispatcher_type", "persist_layer_norm", "variable_seq_lengths"),
-    }
-)
+
+
+@cache
+def transformer_entries() -> Mapping[str, Any]:
+    """Entries of megatron-core's TransformerConfig that other keys define, or that have no effect here."""
+    entries: Mapping[str, Any] = read_table("transformer_config")
+    return entries
 
 
 class EngineMemory(Section):
@@ -230,8 +230,8 @@ class Megatron(EngineMemory):
     def transformer_config(self) -> dict[str, Any]:
         """The entries of megatron-core's TransformerConfig that the user set and that have an effect."""
         own = RECOMPUTE if self.recompute_granularity == "full" else ()
-        given = self.override_transformer_config.items()
-        return {name: value for name, value in given if name not in ONE_IMPLEMENTATION and name not in own}
+        without = {*transformer_entries()["one_implementation"], *own}
+        return {name: value for name, value in self.override_transformer_config.items() if name not in without}
 
     @property
     def recompute_granularity(self) -> str | None:
