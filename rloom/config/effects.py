@@ -31,11 +31,6 @@ class RunFacts:
     on_cpu: bool
 
     @property
-    def has_reference_model(self) -> bool:
-        """Whether a model of its own is the reference. With LoRA it is the actor without its adapter."""
-        return self.config.uses_reference and not self.config.actor_rollout_ref.model.has_lora
-
-    @property
     def scores_with_the_actor(self) -> bool:
         compares_adapter = self.config.uses_reference and self.config.actor_rollout_ref.model.has_lora
         return compares_adapter or needs_old_logprobs(self.config, self.needs.loss)

@@ -346,7 +346,7 @@ def server_notices(config: "Config") -> Iterator[str]:
 
 def vllm_faults(config: Config) -> Iterator[str]:
     key, chosen = "actor_rollout_ref.rollout", config.actor_rollout_ref.rollout
-    validation, sequences = chosen.val_kwargs, chosen.max_num_seqs or chosen.kind.gpu_sequences
+    validation, sequences = chosen.val_kwargs, chosen.sequences("cuda")
     if chosen.max_num_batched_tokens < sequences:
         yield (
             f"{key}.max_num_batched_tokens={chosen.max_num_batched_tokens}: a step of vLLM has a token of each of the "

@@ -392,6 +392,11 @@ class Config(RunConfig):
         return self.actor_rollout_ref.actor.use_kl_loss or self.kl_in_reward or self.kl_only_measured
 
     @property
+    def has_reference_model(self) -> bool:
+        """A frozen second copy is the reference. With LoRA there is none: the policy's adapter is switched off."""
+        return self.uses_reference and not self.actor_rollout_ref.model.has_lora
+
+    @property
     def scores_reference(self) -> bool:
         """A forward pass of the reference in each step. A KL loss over the whole vocabulary runs it in the update."""
         actor = self.actor_rollout_ref.actor

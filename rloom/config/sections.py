@@ -435,6 +435,10 @@ class RolloutSection(PassSection):
     def kind(self) -> RolloutKind:
         return rollout_kind(self.name)
 
+    def sequences(self, device: str) -> int:
+        """Sequences at the same time, at most."""
+        return self.max_num_seqs or (self.kind.gpu_sequences if device == "cuda" else self.kind.cpu_sequences)
+
     @property
     def uses_servers(self) -> bool:
         kind, server = self.kind, self.server

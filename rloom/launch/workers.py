@@ -21,7 +21,7 @@ from rloom.console import announce
 from rloom.engines.distributed import leave
 from rloom.errors import ConfigError, WorkerError
 from rloom.gpus import CHOICE, device_names
-from rloom.launch.models import has_reference_model, needs_critic
+from rloom.launch.models import needs_critic
 from rloom.launch.rewards import has_reward_model, queue_of, spread_source
 from rloom.launch.worker import FILES, WEIGHT_SYNC, BaseWorker, Rendezvous, Worker
 from rloom.rewards.score_queue import FutureQueue
@@ -80,8 +80,12 @@ def layout_of(config: RunConfig) -> WorkerLayout:
 
 def used_roles(config: Config, pool: Pool) -> list[str]:
     """The roles of a pool that this run has: actor, critic, rollout."""
-    used = {REFERENCE: has_reference_model, CRITIC: needs_critic, REWARD: has_reward_model}
-    return [role for role in pool.roles if role not in used or used[role](config)]
+    used = {
+        REFERENCE: config.has_reference_model,
+        CRITIC: needs_critic(config),
+        REWARD: has_reward_model(config),
+    }
+    return [role for role in pool.roles if used.get(role, True)]
 
 
 def start_lines(config: Config, layout: WorkerLayout) -> Iterator[str]:
@@ -290,7 +294,7 @@ def groups_of(
         weight_sync=built.group(WEIGHT_SYNC, sorted({*actor, *rollout})),
         files=built.group(FILES, actor if config.actor_rollout_ref.rollout.kind.own_model else rollout[:1]),
         critic=trained(CRITIC, config.critic) if needs_critic(config) else None,
-        reference=trained(REFERENCE, section) if has_reference_model(config) else None,
+        reference=trained(REFERENCE, section) if config.has_reference_model else None,
         reward=[built.group(REWARD, [number]) for number in reward],
         scorers=scorers,
         workers=built,

@@ -45,7 +45,7 @@ class Updates:
 @dataclass(frozen=True)
 class Batches:
     prompts: int
-    n: int
+    answers_per_prompt: int
     ranks: int  # number of ranks that hold the actor
     shares: int  # parts of a batch: ranks, or groups of ranks that divide a model with Megatron
     engines: int
@@ -57,7 +57,7 @@ class Batches:
 
     @property
     def samples(self) -> int:
-        return self.prompts * self.n
+        return self.prompts * self.answers_per_prompt
 
     @property
     def prompts_per_engine(self) -> int:
@@ -65,7 +65,7 @@ class Batches:
 
     @property
     def samples_per_engine(self) -> int:
-        return self.prompts_per_engine * self.n
+        return self.prompts_per_engine * self.answers_per_prompt
 
     @property
     def longest(self) -> int:
@@ -90,7 +90,7 @@ def batches(config: Config, *, critic: bool) -> Batches:
     ranks = layout.pool_of(ACTOR).size
     return Batches(
         prompts=config.data.train_batch_size,
-        n=rollout.n,
+        answers_per_prompt=rollout.n,
         ranks=ranks,
         shares=shares_of(actor, ranks),
         engines=rollout.engines(len(layout.workers_of(ROLLOUT))),

@@ -324,7 +324,7 @@ def key_value_cache(config: Config, sizes: Batches, actor: ModelPlan, gpu_bytes:
     rollout, size = config.actor_rollout_ref.rollout, actor.architecture
     heads = math.ceil(size.kv_heads / rollout.tensor_model_parallel_size)
     token_bytes = 2 * size.layers * heads * size.head_size * actor.number_bytes
-    running = min(rollout.max_num_seqs or rollout.kind.sequences("cuda"), sizes.samples_per_engine)
+    running = min(rollout.sequences("cuda"), sizes.samples_per_engine)
     wanted = wanted_cache_tokens(running, sizes.prompts_per_engine, sizes.prompt_tokens, sizes.answer_tokens)
     share = rollout.gpu_memory_utilization
     if rollout.kind.own_model:  # its weights are part of the share

@@ -49,10 +49,6 @@ class RolloutKind:
     prepare: Reference | None = None
     diagnose: Reference | None = None  # (installation) -> row of `rloom doctor env`; None: by `packages`
 
-    def sequences(self, device: str) -> int:
-        """`max_num_seqs` where it is null."""
-        return self.gpu_sequences if device == "cuda" else self.cpu_sequences
-
 
 ROLLOUTS: Mapping[str, RolloutKind] = {
     "native": RolloutKind(

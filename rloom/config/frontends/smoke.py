@@ -34,7 +34,7 @@ class Sizes:
     own: str | None  # the role that has one of two workers for itself
     placed: dict[str, int]  # roles on one of the actor's workers, and its number
     prompts: int
-    answers: int  # to each prompt
+    answers_per_prompt: int
 
     def ranks(self, role: str) -> int:
         return 1 if role == self.own or role in self.placed else self.workers - (self.own is not None)
@@ -53,7 +53,7 @@ def size_changes(config: Config, workers: int) -> dict[str, Any]:
         "data.train_batch_size": prompts,
         "data.max_prompt_length": PROMPT_TOKENS,
         "data.max_response_length": answer_tokens,
-        f"{ROLLOUT}.n": sizes.answers,
+        f"{ROLLOUT}.n": sizes.answers_per_prompt,
         **({"reward_model.overlong_buffer.len": min(buffer.len, answer_tokens)} if buffer.enable else {}),
         **worker_changes(config, sizes),
         **role_changes(ACTOR, config.actor_rollout_ref.actor, config, sizes, answer_tokens),
@@ -123,7 +123,7 @@ def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, 
     changes: dict[str, Any] = {f"{name}.ulysses_sequence_parallel_size": sequence}
     if role.ppo_mini_batch_size is not None:
         changes[f"{name}.ppo_mini_batch_size"] = prompts
-    samples, shares = prompts * sizes.answers, max(1, ranks // sharing)
+    samples, shares = prompts * sizes.answers_per_prompt, max(1, ranks // sharing)
     if role.ppo_micro_batch_size_per_gpu is not None:
         changes[f"{name}.ppo_micro_batch_size_per_gpu"] = power_of_two(role.ppo_micro_batch_size_per_gpu, samples)
     if role.ppo_micro_batch_size is not None:
@@ -149,7 +149,7 @@ def scoring_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
     ):
         if size is not None:
             ranks = sizes.ranks(role)
-            changes[key] = max(ranks, power_of_two(size, sizes.prompts * sizes.answers))
+            changes[key] = max(ranks, power_of_two(size, sizes.prompts * sizes.answers_per_prompt))
     return changes
 
 
