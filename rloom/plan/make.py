@@ -146,13 +146,12 @@ def tried(config: Config, changes: Changes, gpu_bytes: float) -> WayOut | None:
 def offloads(config: Config, may_change: Callable[[str], bool] = lambda key: True) -> Iterator[Changes]:
     """Each alone, then all that stay on the host between updates, then all: weights are needed in every phase."""
     actor, critic = config.actor_rollout_ref.actor, config.critic
-    reference = config.uses_reference and not config.actor_rollout_ref.model.has_lora
     sections = {f"actor_rollout_ref.actor.{actor.kind.section}": actor.engine_memory}
     if has_critic(config):
         of_critic = {"fsdp_config": "critic.model.fsdp_config", "megatron": "critic.megatron"}[critic.kind.section]
         sections = {of_critic: critic.engine_memory, **sections}
     of_reference = f"actor_rollout_ref.ref.{actor.kind.section}.param_offload"
-    between = [of_reference] if reference and not value_at(config, of_reference) else []
+    between = [of_reference] if config.has_reference_model and not value_at(config, of_reference) else []
     between += [f"{name}.optimizer_offload" for name, section in sections.items() if not section.optimizer_offload]
     weights = [f"{name}.param_offload" for name, section in sections.items() if not section.param_offload]
     between, weights = ([key for key in keys if may_change(key)] for keys in (between, weights))
