@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, unwhitened_gae
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, gae
 from rloom.batch import Batch
 
 PROMPT = 16  # tokens of each sample that are not the policy's
@@ -87,7 +87,7 @@ def main() -> None:
     floats_s, expected_T = fastest(lambda: loop_over_sequences(inputs, floats=True), times=2)
     tensors_s, _ = fastest(lambda: loop_over_sequences(sample, floats=False), times=2)
     tensors_s *= sequences / few
-    ours_s, found_T = fastest(lambda: unwhitened_gae(inputs, SETTINGS), times=10)
+    ours_s, found_T = fastest(lambda: gae(inputs, SETTINGS).advantages_T, times=10)
     print(f"GAE, {sequences} sequences x {tokens} tokens, {torch.get_num_threads()} threads; goal {GOAL} times as fast")
     print(f"  vectorised over sequences               {ours_s * 1000:10.1f} ms")
     for name, peer_s in (("floats", floats_s), ("tensor elements", tensors_s)):

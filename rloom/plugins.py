@@ -16,11 +16,12 @@ from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
 
+T = TypeVar("T")
 Reference = str | Callable[..., Any]  # `module:name` is imported when it is called first
 
 
@@ -37,13 +38,23 @@ def is_own(name: str, group: str) -> bool:
     return ":" in name or name in installed(group)
 
 
-def load_own(key: str, name: str, known: Iterable[str], group: str) -> Any:
-    """The object that is not in rloom's table of `known` names. `group`: of entry points."""
+def resolve(key: str, name: str, table: Mapping[str, T], group: str) -> T | Any:
+    """rloom's entry of that name, or the user's own object, which can be of any type. `group`: of entry points."""
+    if name in table:
+        return table[name]
     if ":" in name:
         return load_plugin(key, name)
     if name not in installed(group):
-        raise unknown_entry(key, name, [*known, *installed(group)])
+        raise unknown_entry(key, name, [*table, *installed(group)])
     return load_entry(key, installed(group)[name])
+
+
+def resolve_kind(key: str, name: str, table: Mapping[str, T], group: str, kind: type[T]) -> T:
+    """The declaration of that name. A user's own file is loaded. `key`: for error messages."""
+    found = resolve(key, name, table, group)
+    if isinstance(found, kind):
+        return found
+    raise ConfigError(f"{key}={name} is a {type(found).__name__}; use a {kind.__name__} (docs/extending.md)")
 
 
 def unknown_entry(key: str, name: str, known: Iterable[str]) -> ConfigError:

@@ -23,7 +23,7 @@ from rloom.algos.needs import (
 )
 from rloom.algos.policy_losses import LossSettings, PolicyLoss
 from rloom.batch import Advantages, TrainBatch
-from rloom.plugins import check_two_arguments, load_own
+from rloom.plugins import check_two_arguments, resolve
 
 Estimator = Callable[[AdvantageInputs, AdvantageSettings], Advantages]
 
@@ -58,9 +58,7 @@ POLICY_LOSSES: dict[str, PolicyLossEntry] = {
 
 def resolve_algorithm(name: str) -> Algorithm:
     """The entry of that name. A user's plain function gets the default requirements; an Algorithm declares its own."""
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
-    found = load_own(ESTIMATOR_KEY, name, ALGORITHMS, ESTIMATOR_GROUP)
+    found = resolve(ESTIMATOR_KEY, name, ALGORITHMS, ESTIMATOR_GROUP)
     if isinstance(found, Algorithm):
         return found
     check_two_arguments(ESTIMATOR_KEY, name, found, "(inputs, settings)", "an Algorithm")
@@ -69,9 +67,7 @@ def resolve_algorithm(name: str) -> Algorithm:
 
 def resolve_policy_loss(name: str) -> PolicyLossEntry:
     """The entry of that name. A user's plain function gets the default requirements; a PolicyLossEntry its own."""
-    if name in POLICY_LOSSES:
-        return POLICY_LOSSES[name]
-    found = load_own(LOSS_KEY, name, POLICY_LOSSES, LOSS_GROUP)
+    found = resolve(LOSS_KEY, name, POLICY_LOSSES, LOSS_GROUP)
     if isinstance(found, PolicyLossEntry):
         return found
     check_two_arguments(LOSS_KEY, name, found, "(terms, settings)", "a PolicyLossEntry")

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 def with_fitting_batch(command: KitCommand, config: Config) -> Config:
     """With fewer prompts than the default batch, a step takes all of them. A chosen batch size stays."""
     data = config.data
-    if command.data == EMBEDDED:
+    if command.data == EMBEDDED_NAME:
         return config
     typed = split(command.overrides)
     try:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchem
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rloom.gpus import visible_gpus
+from rloom.packing import MicroBatching
 from rloom.plugins import installed, is_own
 from rloom.runtime.placement import WorkerLayout, worker_layout
 
@@ -23,8 +24,8 @@ class Section(BaseModel):
 NeedsConsent = Callable[[Any], bool]
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"  # paths of sections
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
-EMBEDDED = "embedded"  # the name of the model and the data that are part of rloom
-IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
+EMBEDDED_NAME = "embedded"  # the name of the model and the data that are part of rloom
+GIVEN_IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def key(
     `same_run`: with another value it is still the same run, since the key is about length, machines, memory, validation
     or output and not about what is trained. None: as its section.
 
-    `switch`: the key that makes this one useful, if there is one; effects.py has the others.
+    `switch`: the key that makes this one useful, if there is one; the table of effects has the others.
     """
     extra = facts(needs_consent=needs_consent, same_run=same_run, switch=switch)
     return Field(default=default, description=doc, json_schema_extra=extra, **limits)
@@ -111,6 +112,48 @@ def no_truth_value(given: Any) -> Any:
 Count = Annotated[int, Field(ge=1), BeforeValidator(no_truth_value)]
 Number = Annotated[int, Field(ge=0), BeforeValidator(no_truth_value)]
 Numbers = Annotated[list[Number], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class PassKeys:
+    """Keys of a section that divide a batch into passes."""
+
+    size: str  # samples of all GPUs together; `size`_per_gpu: of one GPU
+    dynamic: str  # fill passes by tokens
+    budget: str  # tokens
+
+
+class PassSection(Section):
+    """The section of a model that reads a batch in passes of so many samples, or of up to so many tokens.
+
+    Several ranks can get the same samples: `sequence_ranks` divide each sequence (Ulysses), so that together they take
+    as many times more tokens; `model_ranks` divide the model (Megatron), and each of them has all tokens.
+    """
+
+    pass_keys: ClassVar[PassKeys]
+
+    @property
+    def samples_per_gpu(self) -> int | None:
+        """Samples of a pass. None: `samples_together`, or by tokens."""
+        samples: int | None = getattr(self, f"{self.pass_keys.size}_per_gpu")
+        return samples
+
+    @property
+    def samples_together(self) -> int | None:
+        """Samples of a pass on all GPUs together, by the older key."""
+        samples: int | None = getattr(self, self.pass_keys.size)
+        return samples
+
+    @property
+    def fills_by_tokens(self) -> bool:
+        has_size = self.samples_per_gpu is not None or self.samples_together is not None
+        return bool(getattr(self, self.pass_keys.dynamic)) or not has_size
+
+    def batching(self, ranks: int, sequence_ranks: int = 1, model_ranks: int = 1) -> MicroBatching:
+        if self.fills_by_tokens:
+            return MicroBatching(tokens=getattr(self, self.pass_keys.budget) * sequence_ranks)
+        together = (self.samples_together or 0) * sequence_ranks * model_ranks // ranks
+        return MicroBatching(samples=self.samples_per_gpu or max(1, together))
 
 
 class Pools(Section):
@@ -373,7 +416,7 @@ class RunConfig(Section):
     def takes_visible_gpus(self) -> bool:
         """No number of GPUs is given. The embedded model is too small for more than one."""
         trainer = self.trainer
-        return trainer.n_gpus_per_node is None and trainer.device != "cpu" and self.model_path != EMBEDDED
+        return trainer.n_gpus_per_node is None and trainer.device != "cpu" and self.model_path != EMBEDDED_NAME
 
     @property
     def gpus_per_node(self) -> int:

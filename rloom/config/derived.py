@@ -1,9 +1,7 @@
 """What several keys determine together: the requirements of the algorithm, the sizes of passes, the rewards of a run.
 
 `rloom train` and `rloom plan` call the same functions. No torch here. A user's own algorithm (file.py:name) is not
-loaded here. It is assumed to need a critic if `critic.enable` is set, and to read every setting. Several ranks can get
-the same samples: `sequence_ranks` divide each sequence (Ulysses), so that together they take as many times more tokens;
-`model_ranks` divide the model (Megatron), and each of them has all tokens.
+loaded here. It is assumed to need a critic if `critic.enable` is set, and to read every setting.
 """
 
 from collections.abc import Mapping
@@ -86,36 +84,6 @@ def ranks_per_share(role: Actor | Critic, ranks: int) -> int:
 def model_ranks(role: Actor | Critic, ranks: int) -> int:
     """Ranks that divide one copy of the model by tensor and pipeline parallelism."""
     return role.megatron.model_ranks if ranks > 1 and role.kind.model_parallel else 1
-
-
-def training_batching(
-    section: Actor | Critic, ranks: int, sequence_ranks: int = 1, model_ranks: int = 1
-) -> MicroBatching:
-    older, budget = section.ppo_micro_batch_size, section.ppo_max_token_len_per_gpu
-    samples = section.ppo_micro_batch_size_per_gpu or of_one_rank(older, ranks, sequence_ranks * model_ranks)
-    return micro_batching(samples, section.use_dynamic_bsz, budget * sequence_ranks)
-
-
-def scoring_batching(
-    section: RolloutSection | Ref, ranks: int, sequence_ranks: int = 1, model_ranks: int = 1
-) -> MicroBatching:
-    older, budget = section.log_prob_micro_batch_size, section.log_prob_max_token_len_per_gpu
-    samples = section.log_prob_micro_batch_size_per_gpu or of_one_rank(older, ranks, sequence_ranks * model_ranks)
-    return micro_batching(samples, section.log_prob_use_dynamic_bsz, budget * sequence_ranks)
-
-
-def reward_batching(section: ClassifierKeys, ranks: int) -> MicroBatching:
-    samples = section.micro_batch_size_per_gpu or of_one_rank(section.micro_batch_size, ranks, 1)
-    return micro_batching(samples, section.use_dynamic_bsz, section.forward_max_token_len_per_gpu)
-
-
-def of_one_rank(samples: int | None, ranks: int, ranks_per_share: int) -> int | None:
-    """The older keys count the samples of all ranks together."""
-    return None if samples is None else max(1, samples * ranks_per_share // ranks)
-
-
-def micro_batching(samples: int | None, dynamic: bool | None, tokens: int) -> MicroBatching:
-    return MicroBatching(tokens=tokens) if samples is None or dynamic else MicroBatching(samples=samples)
 
 
 @dataclass(frozen=True)

@@ -9,39 +9,11 @@ from rloom.config.base import ACTOR, CRITIC, REF
 from rloom.config.derived import divisors, nearest_divisors
 from rloom.config.reward_sections import VARIABLE, is_plain_address
 from rloom.config.schema import Actor, Config, Critic
-from rloom.config.sections import ONE_IMPLEMENTATION, SIZES, Megatron, ServerSection
+from rloom.config.sections import SIZES, Megatron, ServerSection, transformer_entries
 from rloom.engines.kinds import StrategyKind
 from rloom.rollout.kinds import ROLLOUTS
 
 SHOWN_SPLITS = 6
-# entries of TransformerConfig that other keys or config.json define -> what to use instead
-OTHER_KEYS = {
-    **{name: f"set megatron.{name}" for name in (*SIZES, "sequence_parallel")},
-    **dict.fromkeys(("bf16", "fp16", "params_dtype", "pipeline_dtype", "autocast_dtype"), "set megatron.dtype"),
-    **dict.fromkeys(
-        (
-            *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
-            *("kv_channels", "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "layernorm_epsilon"),
-        ),
-        "the model's config.json defines it; model.override_config replaces its entries",
-    ),
-    **dict.fromkeys(
-        (
-            *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
-            *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-            "pipeline_model_parallel_layout",
-        ),
-        "stages have equal numbers of layers; remove it, and use a pipeline_model_parallel_size that divides them",
-    ),
-    **dict.fromkeys(
-        ("attention_dropout", "hidden_dropout"),
-        "rloom trains without dropout, so that log-probs are deterministic; remove it",
-    ),
-    **dict.fromkeys(
-        ("moe_aux_loss_coeff", "moe_z_loss_coeff"),
-        "rloom's losses have no term for the load of experts; remove it",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -125,9 +97,10 @@ def expert_faults(role: MegatronRole) -> Iterator[str]:
 
 
 def override_faults(role: MegatronRole) -> Iterator[str]:
+    instead = {name: row["instead"] for row in transformer_entries()["other_keys"] for name in row["names"]}
     for name, value in role.section.override_transformer_config.items():
-        if name in OTHER_KEYS and value:  # null, False and 0 change nothing
-            yield f"{role.key}.override_transformer_config.{name}={value}: {OTHER_KEYS[name]}"
+        if name in instead and value:  # null, False and 0 change nothing
+            yield f"{role.key}.override_transformer_config.{name}={value}: {instead[name]}"
 
 
 def reference_faults(config: Config) -> Iterator[str]:
@@ -207,9 +180,10 @@ def megatron_notices(config: Config, *, critic: bool) -> Iterator[str]:
         yield f"{keys}: one worker holds the whole model, so megatron-core is not used"
     roles = {ACTOR: config.actor_rollout_ref.actor.megatron, CRITIC: config.critic.megatron}
     for path, section in roles.items():
-        ignored = sorted(ONE_IMPLEMENTATION.intersection(section.override_transformer_config))
+        given = section.override_transformer_config
+        ignored = [name for name in transformer_entries()["one_implementation"] if name in given]
         if ignored:
-            names = ", ".join(f"{name}={section.override_transformer_config[name]}" for name in ignored)
+            names = ", ".join(f"{name}={given[name]}" for name in ignored)
             yield (
                 f"{path}.megatron.override_transformer_config ({names}): no effect in rloom, because its Megatron "
                 "engine has one implementation of these"
@@ -372,7 +346,7 @@ def server_notices(config: "Config") -> Iterator[str]:
 
 def vllm_faults(config: Config) -> Iterator[str]:
     key, chosen = "actor_rollout_ref.rollout", config.actor_rollout_ref.rollout
-    validation, sequences = chosen.val_kwargs, chosen.max_num_seqs or chosen.kind.gpu_sequences
+    validation, sequences = chosen.val_kwargs, chosen.sequences("cuda")
     if chosen.max_num_batched_tokens < sequences:
         yield (
             f"{key}.max_num_batched_tokens={chosen.max_num_batched_tokens}: a step of vLLM has a token of each of the "

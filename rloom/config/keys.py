@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -102,10 +103,7 @@ def all_keys(root: Root = Config) -> dict[str, Key]:
 
 
 def value_at(config: RunConfig, path: str) -> Any:
-    found: Any = config
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
+    return attrgetter(path)(config)
 
 
 MOST_GUESSES = 3

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from rloom.config import keys
-from rloom.config.base import EMBEDDED, RunConfig
+from rloom.config.base import EMBEDDED_NAME, RunConfig
 from rloom.config.checks import check
 from rloom.config.derived import brings_own_algorithm, declared_needs
 from rloom.config.frontends import smoke

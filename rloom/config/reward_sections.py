@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from rloom.config.base import IN_PYTHON, Section, Switch, key, section
+from rloom.config.base import GIVEN_IN_PYTHON, PassKeys, PassSection, Section, Switch, key, section
 from rloom.errors import ConfigError
 
 JUDGE = "reward_model.api"
@@ -238,7 +238,9 @@ class RewardNetwork(Section):
     fsdp_config: RewardFsdp = section(RewardFsdp, "Offload and data type.")
 
 
-class ClassifierKeys(Section):
+class ClassifierKeys(PassSection):
+    pass_keys: ClassVar[PassKeys] = PassKeys("micro_batch_size", "use_dynamic_bsz", "forward_max_token_len_per_gpu")
+
     enable: bool | None = key(None, "Score answers with a reward model. null: if its path is set.")
     path: str | None = key(
         None,
@@ -389,7 +391,7 @@ class CustomRewardFunction(Section):
     path: str | None = key(
         None,
         "Python file with your own reward function, which then scores every data source.",
-        needs_consent=lambda path: bool(path) and path != IN_PYTHON,  # that one is not in a file
+        needs_consent=lambda path: bool(path) and path != GIVEN_IN_PYTHON,  # that one is not in a file
     )
     name: str = key("compute_score", "Name of the function in that file.")
     reward_kwargs: dict[str, Any] = key({}, "Further keyword arguments of every call, also of the built-in rules.")

@@ -13,8 +13,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from rloom.algos.needs import ESTIMATORS, EstimatorNeeds
 from rloom.config.base import (
-    EMBEDDED,
+    EMBEDDED_NAME,
     NamedIn,
+    PassKeys,
+    PassSection,
     RayKwargs,
     RunConfig,
     RunTrainer,
@@ -28,6 +30,7 @@ from rloom.config.base import (
 from rloom.config.reward_sections import CustomRewardFunction, RewardModel
 from rloom.config.sections import (
     KL_ESTIMATOR,
+    SCORING_PASSES,
     WHERE_NEEDED,
     AlgorithmSection,
     CriticMegatron,
@@ -40,11 +43,14 @@ from rloom.config.sections import (
     with_actor_sizes,
 )
 from rloom.engines.kinds import GROUP, STRATEGIES, StrategyKind, strategy_kind
+from rloom.tables import read_table
 
 GROUP_SIZE = 5  # answers to a prompt that estimators compare, as in the guides of RLOO and GRPO
 AGGREGATION = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 # keys that choose a KL in the reward or in the loss, also if they switch it off
 KL_SWITCHES = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl", "actor_rollout_ref.actor.use_kl_loss")
+TRAINING_PASSES = PassKeys("ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
+OTHER_NAMES = read_table("verl_keys")["other_names"]
 IN_LOSS = Switch("use_kl_loss", "there is no KL in the loss", harmless=(0,))
 ADAPTED = Switch("lora_rank", "all weights are trained", on="")
 BETA = Annotated[float, Field(ge=0, lt=1)]
@@ -52,7 +58,8 @@ BETA = Annotated[float, Field(ge=0, lt=1)]
 
 class Model(Section):
     path: str = key(
-        EMBEDDED, "Hugging Face folder or hub name. `embedded`: the small model that is part of rloom; no download."
+        EMBEDDED_NAME,
+        "Hugging Face folder or hub name. `embedded`: the small model that is part of rloom; no download.",
     )
     trust_remote_code: bool = key(
         False, "Run the Python files of the model repository.", needs_consent=bool, same_run=True
@@ -100,11 +107,14 @@ class Optim(Section):
     )
     min_lr_ratio: float = key(0.0, "Final learning rate of cosine and linear, as a share of `lr`.", ge=0, le=1)
 
+    @property
+    def given_warmup_steps(self) -> int | None:
+        given = (self.lr_warmup_steps, self.warmup_steps)
+        return next((steps for steps in given if steps is not None and steps >= 0), None)
+
     def warmup(self, total_steps: int) -> int:
-        for steps in (self.lr_warmup_steps, self.warmup_steps):
-            if steps is not None and steps >= 0:
-                return steps
-        return int(self.lr_warmup_steps_ratio * total_steps)
+        steps = self.given_warmup_steps
+        return int(self.lr_warmup_steps_ratio * total_steps) if steps is None else steps
 
 
 class CriticOptim(Optim):
@@ -161,7 +171,9 @@ TRAINING_ENGINE = (
 )
 
 
-class Actor(Section):
+class Actor(PassSection):
+    pass_keys: ClassVar[PassKeys] = TRAINING_PASSES
+
     strategy: STRATEGY = key("fsdp", TRAINING_ENGINE, needs_consent=names_code, same_run=True)
     ppo_mini_batch_size: int = key(256, "Prompts per optimizer step; divides `data.train_batch_size`.", ge=1)
     ppo_micro_batch_size_per_gpu: int | None = key(
@@ -222,7 +234,9 @@ class Actor(Section):
         return {"fsdp_config": self.fsdp_config, "megatron": self.megatron}[self.kind.section]
 
 
-class Ref(Section):
+class Ref(PassSection):
+    pass_keys: ClassVar[PassKeys] = SCORING_PASSES
+
     log_prob_micro_batch_size_per_gpu: int | None = key(None, "Samples per forward pass. null: by token budget.", ge=1)
     log_prob_micro_batch_size: int | None = key(None, "Older key: the same, summed over all GPUs.", ge=1)
     log_prob_use_dynamic_bsz: bool | None = key(
@@ -252,7 +266,9 @@ class CriticModel(Section):
     fsdp_config: Fsdp = section(Fsdp, "Sharding, offload and data type.")
 
 
-class Critic(Section):
+class Critic(PassSection):
+    pass_keys: ClassVar[PassKeys] = TRAINING_PASSES
+
     enable: bool | None = key(None, "Train a critic. null: if the algorithm requires one.")
     strategy: STRATEGY = key(None, "Training engine. null: the actor's.", needs_consent=names_code, same_run=True)
     model: CriticModel = section(CriticModel, "The critic's model.")
@@ -300,16 +316,7 @@ def usual_answers(estimator: str) -> int:
 
 
 class Config(RunConfig):
-    other_names: ClassVar[Mapping[str, str]] = {
-        "composite_reward": "reward_model.composite",
-        "actor_rollout_ref.actor.megatron_config": "actor_rollout_ref.actor.megatron",
-        "actor_rollout_ref.ref.megatron_config": "actor_rollout_ref.ref.megatron",
-        "critic.megatron_config": "critic.megatron",
-        "actor_rollout_ref.actor.optim.lr_decay_style": "actor_rollout_ref.actor.optim.lr_scheduler_type",
-        "actor_rollout_ref.actor.optim.clip_grad": "actor_rollout_ref.actor.grad_clip",
-        "critic.optim.lr_decay_style": "critic.optim.lr_scheduler_type",
-        "critic.optim.clip_grad": "critic.grad_clip",
-    }
+    other_names: ClassVar[Mapping[str, str]] = OTHER_NAMES["rl"]
 
     data: Data = section(Data, "Prompts.")
     actor_rollout_ref: ActorRolloutRef = section(ActorRolloutRef, "The policy: model, training, reference, rollout.")
@@ -385,6 +392,11 @@ class Config(RunConfig):
         return self.actor_rollout_ref.actor.use_kl_loss or self.kl_in_reward or self.kl_only_measured
 
     @property
+    def has_reference_model(self) -> bool:
+        """A frozen second copy is the reference. With LoRA there is none: the policy's adapter is switched off."""
+        return self.uses_reference and not self.actor_rollout_ref.model.has_lora
+
+    @property
     def scores_reference(self) -> bool:
         """A forward pass of the reference in each step. A KL loss over the whole vocabulary runs it in the update."""
         actor = self.actor_rollout_ref.actor
@@ -417,7 +429,7 @@ class Config(RunConfig):
 
     @property
     def has_held_out_prompts(self) -> bool:
-        return bool(self.data.val_files) or self.data.train_files == EMBEDDED
+        return bool(self.data.val_files) or self.data.train_files == EMBEDDED_NAME
 
     @property
     def validates(self) -> bool:
@@ -446,9 +458,12 @@ class MultiTurn(Section):
     )
 
 
-class SftData(Section):
+class SftData(PassSection):
+    pass_keys: ClassVar[PassKeys] = PassKeys("micro_batch_size", "use_dynamic_bsz", "max_token_len_per_gpu")
+
     train_files: str | list[str] = key(
-        EMBEDDED, "Training rows: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic data of rloom."
+        EMBEDDED_NAME,
+        "Training rows: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic data of rloom.",
     )
     val_files: str | list[str] | None = key(
         None,
@@ -530,21 +545,7 @@ class SftTrainer(RunTrainer):
 
 
 class SftConfig(RunConfig):
-    other_names: ClassVar[Mapping[str, str]] = {
-        "model.partial_pretrain": "model.path",
-        "model.strategy": "engine.strategy",
-        "model.fsdp_config.cpu_offload": "engine.param_offload",
-        "model.fsdp_config.offload_params": "engine.param_offload",
-        "optim.lr_scheduler": "optim.lr_scheduler_type",
-        "data.multiturn.messages_key": "data.messages_key",
-        "data.multiturn.tools_key": "data.tools_key",
-        "data.chat_template": "model.custom_chat_template",
-        "data.balance_dp_token": "trainer.balance_batch",
-        "ulysses_sequence_parallel_size": "engine.ulysses_sequence_parallel_size",
-        "use_remove_padding": "model.use_remove_padding",
-        "checkpoint": "trainer.checkpoint",
-        "trainer.seed": "data.seed",
-    }
+    other_names: ClassVar[Mapping[str, str]] = OTHER_NAMES["sft"]
     listing: ClassVar[str] = "rloom config --sft"
 
     data: SftData = section(SftData, "Rows: prompts with their answers.")

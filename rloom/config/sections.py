@@ -1,15 +1,17 @@
 """The sections of data, algorithm and engines: Megatron, rollout, inference servers."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal
 
-from rloom.config.base import EMBEDDED, NamedIn, Section, Switch, key, names_code, section
+from rloom.config.base import EMBEDDED_NAME, NamedIn, PassKeys, PassSection, Section, Switch, key, names_code, section
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
+from rloom.tables import read_table
 
 
 class Data(Section):
     train_files: str | list[str] = key(
-        EMBEDDED,
+        EMBEDDED_NAME,
         "Training prompts: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic problems of rloom.",
     )
     val_files: str | list[str] | None = key(
@@ -145,15 +147,13 @@ SIZES = (
 )
 WHERE_NEEDED = "null: off; `rloom train` switches it on if the run certainly does not fit without it, and prints that."
 RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
-# entries of TransformerConfig that select kernels and buffers; rloom's model has one implementation of each
-ONE_IMPLEMENTATION = frozenset(
-    {
-        *("apply_rope_fusion", "attention_backend", "bias_activation_fusion", "bias_dropout_fusion"),
-        *("deallocate_pipeline_outputs", "gradient_accumulation_fusion", "masked_softmax_fusion"),
-        *("moe_enable_deepep", "moe_grouped_gemm", "moe_permute_fusion", "moe_shared_expert_overlap"),
-        *("moe_token_dispatcher_type", "persist_layer_norm", "variable_seq_lengths"),
-    }
-)
+
+
+@cache
+def transformer_entries() -> Mapping[str, Any]:
+    """Entries of megatron-core's TransformerConfig that other keys define, or that have no effect here."""
+    entries: Mapping[str, Any] = read_table("transformer_config")
+    return entries
 
 
 class EngineMemory(Section):
@@ -230,8 +230,8 @@ class Megatron(EngineMemory):
     def transformer_config(self) -> dict[str, Any]:
         """The entries of megatron-core's TransformerConfig that the user set and that have an effect."""
         own = RECOMPUTE if self.recompute_granularity == "full" else ()
-        given = self.override_transformer_config.items()
-        return {name: value for name, value in given if name not in ONE_IMPLEMENTATION and name not in own}
+        without = {*transformer_entries()["one_implementation"], *own}
+        return {name: value for name, value in self.override_transformer_config.items() if name not in without}
 
     @property
     def recompute_granularity(self) -> str | None:
@@ -337,6 +337,9 @@ class ServerSection(Section):
         return tuple(url.strip().rstrip("/") for text in texts for url in text.split(",") if url.strip())
 
 
+SCORING_PASSES = PassKeys("log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu")
+
+
 def sampled(harmless: float) -> Switch:
     return Switch("do_sample", "validation is greedy", harmless=(harmless,))
 
@@ -349,7 +352,9 @@ class ValKwargs(Section):
     do_sample: bool = key(False, "False: greedy at any temperature.")
 
 
-class RolloutSection(Section):
+class RolloutSection(PassSection):
+    pass_keys: ClassVar[PassKeys] = SCORING_PASSES
+
     name: Annotated[str, NamedIn(ROLLOUTS, GROUP)] = key(
         "native",
         "Engine. native: part of rloom, with continuous batching; hf: generate() of transformers; vllm: vLLM in each "
@@ -429,6 +434,10 @@ class RolloutSection(Section):
     @property
     def kind(self) -> RolloutKind:
         return rollout_kind(self.name)
+
+    def sequences(self, device: str) -> int:
+        """Sequences at the same time, at most."""
+        return self.max_num_seqs or (self.kind.gpu_sequences if device == "cuda" else self.kind.cpu_sequences)
 
     @property
     def uses_servers(self) -> bool:

@@ -212,9 +212,7 @@ class FSDPEngine:
     def outputs(self, host_batch: Batch, device_batch: Batch) -> TokenOutputs:
         def compute() -> tuple[Tensor, Tensor | None]:
             found = (
-                self.network.token_outputs(
-                    device_batch.tokens_T, host_batch.length_N, host_batch.mask_T, experts_TMK=device_batch.experts_TMK
-                )
+                self.network.token_outputs(host_batch, device_batch)
                 if self.sequence_group is None
                 else sequence_parallel_outputs(self.network, host_batch, device_batch, self.sequence_group)
             )
@@ -234,13 +232,7 @@ class FSDPEngine:
     ) -> Tensor:
         def compute() -> tuple[Tensor]:
             found = self.network.loss(
-                device_batch.tokens_T,
-                host_batch.length_N,
-                host_batch.mask_T,
-                loss_fn,
-                entropy_gradient=entropy_gradient,
-                reference=reference,
-                experts_TMK=device_batch.experts_TMK,
+                host_batch, device_batch, loss_fn, entropy_gradient=entropy_gradient, reference=reference
             )
             return (found,)
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rloom.errors import ConfigError
-from rloom.plugins import Reference, load_own
+from rloom.plugins import Reference, resolve_kind
 
 GROUP = "rloom.strategies"  # entry points of other packages
 
@@ -51,10 +50,4 @@ STRATEGIES: Mapping[str, StrategyKind] = {
 
 
 def strategy_kind(key: str, name: str) -> StrategyKind:
-    """The declaration of that name. A user's own file is loaded. `key`: of the role, for error messages."""
-    if name in STRATEGIES:
-        return STRATEGIES[name]
-    found = load_own(key, name, STRATEGIES, GROUP)
-    if isinstance(found, StrategyKind):
-        return found
-    raise ConfigError(f"{key}={name} is a {type(found).__name__}; use a StrategyKind (docs/extending.md)")
+    return resolve_kind(key, name, STRATEGIES, GROUP, StrategyKind)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Objective
-from rloom.batch import Batch, TokenOutputs, TrainBatch
+from rloom.batch import Batch, TrainBatch
 from rloom.engines.base import AdamW, Engine, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.micro_batches import Tally, accumulate_gradients, score_batches, split_batch
 from rloom.engines.optim import clip_and_step, load_moments, make_optimizer, move_moments, read_update
@@ -27,7 +27,7 @@ from rloom.engines.storage import (
     read_weights,
     write_whole,
 )
-from rloom.models.network import LossFn, Network, Reference
+from rloom.models.network import Network, Reference
 from rloom.packing import MicroBatching
 
 
@@ -131,31 +131,7 @@ class LocalEngine:
         self.module.eval()
         micro_batches = split_batch(batch, self.scoring, self.device)
         with self.on_device():
-            return score_batches(micro_batches, self.outputs)
-
-    def outputs(self, host_batch: Batch, device_batch: Batch) -> TokenOutputs:
-        return self.network.token_outputs(
-            device_batch.tokens_T, host_batch.length_N, host_batch.mask_T, experts_TMK=device_batch.experts_TMK
-        )
-
-    def loss(
-        self,
-        host_batch: Batch,
-        device_batch: Batch,
-        loss_fn: LossFn,
-        *,
-        entropy_gradient: bool,
-        reference: Reference | None,
-    ) -> Tensor:
-        return self.network.loss(
-            device_batch.tokens_T,
-            host_batch.length_N,
-            host_batch.mask_T,
-            loss_fn,
-            entropy_gradient=entropy_gradient,
-            reference=reference,
-            experts_TMK=device_batch.experts_TMK,
-        )
+            return score_batches(micro_batches, self.network.token_outputs)
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
         assert self.training is not None  # required with an optimizer
@@ -165,7 +141,7 @@ class LocalEngine:
             self.reference.as_reference() if objective.needs_full_kl else nullcontext()
         )
         with self.on_device(), compared as reference:
-            loss = partial(self.loss, entropy_gradient=objective.needs_entropy_gradient, reference=reference)
+            loss = partial(self.network.loss, entropy_gradient=objective.needs_entropy_gradient, reference=reference)
             accumulate_gradients(micro_batches, loss, self.tally.begin(objective, counts, micro_batches))
 
     def optim_step(self, learning_rate: float) -> Update:

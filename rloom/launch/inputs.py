@@ -25,7 +25,7 @@ Files = str | Sequence[str]
 
 @dataclass(frozen=True)
 class UserObjects:
-    """Objects of the calling program in place of files. The keys of those files have the value IN_PYTHON."""
+    """Objects of the calling program in place of files. The keys of those files have the value GIVEN_IN_PYTHON."""
 
     train: GivenRows | None = None
     validation: GivenRows | None = None
@@ -110,9 +110,9 @@ def with_embedded(files: Files, name: str) -> Files:
 
 def read_rows(config: Config, files: Files | GivenRows, max_samples: int, field: str) -> list[PromptRow]:
     data = config.data
-    if files == IN_PYTHON:
+    if files == GIVEN_IN_PYTHON:
         raise DataError(
-            f"{field}={IN_PYTHON}: the rows of that run were given to rloom.train and not saved; set {field}=FILE"
+            f"{field}={GIVEN_IN_PYTHON}: the rows of that run were given to rloom.train and not saved; set {field}=FILE"
         )
     columns = Columns(
         data.prompt_key,

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.registry import resolve_algorithm
 from rloom.config.base import RunConfig
-from rloom.config.derived import model_ranks, scoring_batching, training_batching
+from rloom.config.derived import model_ranks
 from rloom.config.schema import Actor, Config, Critic, Model, Optim
 from rloom.config.sections import EngineMemory
 from rloom.engines.base import AdamW, Engine, Placement
@@ -152,8 +152,8 @@ def policy_engine(
         network,
         placement(config, actor.engine_memory),
         actor_ranks(config, ranks),
-        scoring=scoring_batching(rollout, ranks, shared, divided),
-        training=training_batching(actor, ranks, shared, divided),
+        scoring=rollout.batching(ranks, shared, divided),
+        training=actor.batching(ranks, shared, divided),
         optimizer=adamw(actor.optim, actor.grad_clip) if trained else None,
         reference=reference,
         compiled=actor.use_torch_compile,
@@ -164,34 +164,27 @@ def needs_critic(config: Config) -> bool:
     return resolve_algorithm(config.algorithm.adv_estimator).needs_critic
 
 
-def has_reference_model(config: Config) -> bool:
-    """A frozen second copy, where KL is used. With LoRA there is none: the policy's adapter is switched off."""
-    return config.uses_reference and not config.actor_rollout_ref.model.has_lora
-
-
 def offloads_reference(config: Config) -> bool:
     ref, section = config.actor_rollout_ref.ref, config.actor_rollout_ref.actor.kind.section
     return bool({"fsdp_config": ref.fsdp_config.param_offload, "megatron": ref.megatron.param_offload}[section])
 
 
 def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> Engine:
-    model, ref = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
-    actor = config.actor_rollout_ref.actor
+    actor, ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
     where = placement(config, actor.engine_memory)
-    shared, divided, source = sequence_ranks(actor, ranks), model_ranks(actor, ranks), policy_source(config)
-    empty = empty or reads_own_part(actor, ranks)
-    layout = family_of(source).layout(packed=model.use_remove_padding)
+    shared, divided = sequence_ranks(actor, ranks), model_ranks(actor, ranks)
     return make_engine(
         actor.kind,
-        PolicyNetwork(
-            load_causal_lm(source, empty=empty, attention=layout.attention),
-            packed=layout.packed,
+        causal_network(
+            config.actor_rollout_ref.model,
+            policy_source(config),
             temperature=config.actor_rollout_ref.rollout.temperature,
-            chunked=model.use_fused_kernels,
+            checkpointing=False,
+            empty=empty or reads_own_part(actor, ranks),
         ),
         Placement(where.device, where.dtype, offload_parameters=offloads_reference(config)),
         actor_ranks(config, ranks),
-        scoring=scoring_batching(ref, ranks, shared, divided),
+        scoring=ref.batching(ranks, shared, divided),
         compiled=actor.use_torch_compile if ref.use_torch_compile is None else ref.use_torch_compile,
     )
 
@@ -209,7 +202,7 @@ def critic_network(config: Config, *, empty: bool = False) -> ValueNetwork:
 def critic_engine(config: Config, network: ValueNetwork, *, ranks: int = 1) -> Engine:
     critic, fsdp = config.critic, config.critic.model.fsdp_config
     shared = sequence_ranks(critic, ranks)
-    batching = training_batching(critic, ranks, shared, model_ranks(critic, ranks))
+    batching = critic.batching(ranks, shared, model_ranks(critic, ranks))
     return make_engine(
         critic.kind,
         network,
@@ -231,7 +224,7 @@ def hf_rollout(
         network,
         owner=owner,
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-        max_sequences=rollout.max_num_seqs or rollout.kind.sequences(owner.device.type),
+        max_sequences=rollout.sequences(owner.device.type),
         generate_kwargs=rollout.engine_kwargs,
         attention=generation.attention,
         pads_prompts=generation.pads_prompts,
@@ -245,7 +238,7 @@ def native_rollout(
     return NativeRollout(
         network,
         owner=owner,
-        max_sequences=rollout.max_num_seqs or rollout.kind.sequences(owner.device.type),
+        max_sequences=rollout.sequences(owner.device.type),
         max_prefill_tokens=rollout.max_num_batched_tokens,
         memory_share=rollout.gpu_memory_utilization,
         free_cache=rollout.free_cache_engine,
@@ -274,7 +267,7 @@ def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":
         source=policy_source(config),
         device=where.device,
         dtype=where.dtype,
-        max_sequences=rollout.max_num_seqs or rollout.kind.sequences(where.device.type),
+        max_sequences=rollout.sequences(where.device.type),
         max_batched_tokens=rollout.max_num_batched_tokens,
         max_model_tokens=config.data.max_prompt_length + config.data.max_response_length,
         memory_share=rollout.gpu_memory_utilization,

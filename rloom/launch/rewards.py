@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rloom.config.base import IN_PYTHON
-from rloom.config.derived import RewardKinds, RewardPart, reward_batching, reward_parts
+from rloom.config.base import GIVEN_IN_PYTHON
+from rloom.config.derived import RewardKinds, RewardPart, reward_parts
 from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.errors import ModelError, RewardError
@@ -91,7 +91,7 @@ def reward_scorer(config: Config, layout: WorkerLayout) -> ClassifierScorer:
             tokenizer, max_length=longest_conversation(config, source, tokenizer), truncation=section.truncation
         ),
         device=device,
-        batching=reward_batching(section, len(layout.workers_of(REWARD))),
+        batching=section.batching(len(layout.workers_of(REWARD))),
         label_weights=section.label_weights,
         offload=offloads_reward_model(config, layout),
         compiled=section.use_torch_compile,
@@ -113,10 +113,10 @@ def rules(config: Config) -> RulePool:
 def custom_function(config: Config) -> RulePool:
     custom = config.custom_reward_function
     assert custom.path is not None
-    if custom.path == IN_PYTHON:
+    if custom.path == GIVEN_IN_PYTHON:
         raise RewardError(
-            f"custom_reward_function.path={IN_PYTHON}: the reward of that run was a function given to rloom.train, "
-            "which is not saved; write it to a file and set custom_reward_function.path=FILE"
+            f"custom_reward_function.path={GIVEN_IN_PYTHON}: the reward of that run was a function given to "
+            "rloom.train, which is not saved; write it to a file and set custom_reward_function.path=FILE"
         )
     return RulePool(
         num_workers=config.reward_model.num_workers,
@@ -233,7 +233,7 @@ def reward_mix(
 
 def spread_source(config: Config) -> str | None:
     """The kind of reward that the other machines of a run compute too. A function of this process stays in it."""
-    if config.custom_reward_function.path == IN_PYTHON:
+    if config.custom_reward_function.path == GIVEN_IN_PYTHON:
         return None
     return next((part.source for part in reward_parts(config) if part.kind.every_machine), None)
 

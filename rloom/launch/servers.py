@@ -62,7 +62,7 @@ def server_rollout(
             request_timeout_s=section.request_timeout_s,
             # a server of the user's is on other GPUs, unless it shares the trainer's memory
             releases_memory=on_gpu and rollout.free_cache_engine and (shared or not section.addresses),
-            max_requests=with_queued(rollout.max_num_seqs or rollout.kind.sequences(device.type)),
+            max_requests=with_queued(rollout.sequences(device.type)),
             key=key,
         ),
         CheckpointFormat(network),
@@ -178,7 +178,7 @@ def server_settings(config: Config, device: torch.device, dtype: torch.dtype) ->
     return ServerSettings(
         source=policy_source(config),
         dtype=str(dtype).removeprefix("torch."),
-        max_sequences=rollout.max_num_seqs or rollout.kind.sequences(device.type),
+        max_sequences=rollout.sequences(device.type),
         max_prefill_tokens=rollout.max_num_batched_tokens,
         max_model_tokens=config.data.max_prompt_length + config.data.max_response_length,
         memory_share=rollout.gpu_memory_utilization,

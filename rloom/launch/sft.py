@@ -183,10 +183,8 @@ def sft_network(config: SftConfig, *, empty: bool = False) -> PolicyNetwork:
 
 
 def sft_engine(config: SftConfig, network: PolicyNetwork, *, trained: bool = True, ranks: int = 1) -> Engine:
-    data, engine, optim = config.data, config.engine, config.optim
-    shared = config.sequence_ranks
-    samples = data.micro_batch_size_per_gpu or of_one_rank(data.micro_batch_size, ranks, shared)
-    batching = micro_batching(samples, data.use_dynamic_bsz, data.max_token_len_per_gpu * shared)
+    engine, optim, shared = config.engine, config.optim, config.sequence_ranks
+    batching = config.data.batching(ranks, shared)
     return make_engine(
         STRATEGIES[engine.strategy],
         network,

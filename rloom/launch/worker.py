@@ -25,7 +25,6 @@ from rloom.launch.models import (
     check_rollout,
     critic_engine,
     critic_network,
-    has_reference_model,
     needs_critic,
     pick_device,
     placement,
@@ -107,7 +106,7 @@ class Worker(BaseWorker[Config]):
         described = empty or reads_own_part(config.actor_rollout_ref.actor, pool.size)
         network = policy_network(config, empty=described) if ACTOR in roles else None
         work = {ACTOR: None if network is None else model_work(network)}  # before an engine divides it
-        if REFERENCE in roles and has_reference_model(config):
+        if REFERENCE in roles and config.has_reference_model:
             self.roles[REFERENCE] = reference_engine(config, ranks=pool.size, empty=empty)
         if network is not None:
             frozen = self.roles.get(REFERENCE)

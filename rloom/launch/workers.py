@@ -72,8 +72,12 @@ class WorkerGroups:
 
 def used_roles(config: Config, pool: Pool) -> list[str]:
     """The roles of a pool that this run has: actor, critic, rollout."""
-    used = {REFERENCE: has_reference_model, CRITIC: needs_critic, REWARD: has_reward_model}
-    return [role for role in pool.roles if role not in used or used[role](config)]
+    used = {
+        REFERENCE: config.has_reference_model,
+        CRITIC: needs_critic(config),
+        REWARD: has_reward_model(config),
+    }
+    return [role for role in pool.roles if used.get(role, True)]
 
 
 def start_lines(config: Config, layout: WorkerLayout) -> Iterator[str]:
@@ -277,7 +281,7 @@ def groups_of(
         weight_sync=built.group(WEIGHT_SYNC, sorted({*actor, *rollout})),
         files=built.group(FILES, actor if config.actor_rollout_ref.rollout.kind.own_model else rollout[:1]),
         critic=trained(CRITIC, config.critic) if needs_critic(config) else None,
-        reference=trained(REFERENCE, section) if has_reference_model(config) else None,
+        reference=trained(REFERENCE, section) if config.has_reference_model else None,
         reward=[built.group(REWARD, [number]) for number in reward],
         scorers=scorers,
         workers=built,

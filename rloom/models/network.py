@@ -1,6 +1,7 @@
 """The models of the roles: a decoder with a head for log-probs (policy, reference) or for values (critic).
 
-T tokens, packed, A of them in the mask, N samples, H hidden size, V vocabulary. Lengths and masks are on the host.
+T tokens, packed, A of them in the mask, N samples, H hidden size, V vocabulary. A pass is given a micro-batch twice:
+lengths and masks are read on the host, tokens and experts on the device.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from rloom.batch import TokenOutputs
+from rloom.batch import Batch, TokenOutputs
 from rloom.models.decoder import Decoder
 from rloom.models.head import (
     HAS_TRITON,
@@ -60,25 +61,21 @@ class Network(Protocol):
 
     def token_outputs(
         self,
-        tokens_T: Tensor,
-        length_N: Tensor,
-        mask_T: Tensor,
+        host_batch: Batch,
+        device_batch: Batch,
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,  # also the KL to it
-        experts_TMK: Tensor | None = None,  # experts that the routers have to use: see Batch
     ) -> TokenOutputs: ...
 
     def loss(
         self,
-        tokens_T: Tensor,
-        length_N: Tensor,
-        mask_T: Tensor,
+        host_batch: Batch,
+        device_batch: Batch,
         loss_fn: LossFn,
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
-        experts_TMK: Tensor | None = None,
     ) -> Tensor:
         """The sum of `loss_fn` over all samples, differentiable. It is called once, or once per range of samples."""
 
@@ -192,19 +189,18 @@ class PolicyNetwork(DecoderNetwork):
 
     def token_outputs(
         self,
-        tokens_T: Tensor,
-        length_N: Tensor,
-        mask_T: Tensor,
+        host_batch: Batch,
+        device_batch: Batch,
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
-        experts_TMK: Tensor | None = None,
     ) -> TokenOutputs:
-        index_A = send(mask_T.nonzero().squeeze(1), tokens_T.device)
+        tokens_T, length_N = device_batch.tokens_T, host_batch.length_N
+        index_A = send(host_batch.mask_T.nonzero().squeeze(1), tokens_T.device)
         frozen = None
         if reference is not None:
             frozen = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[index_A - 1]
-        replay = self.decoder.replay_of(experts_TMK)
+        replay = self.decoder.replay_of(device_batch.experts_TMK)
         hidden = self.decoder.hidden(tokens_T, length_N, replay)[index_A - 1]
         outputs = self.head_outputs(hidden, tokens_T[index_A], entropy_gradient=entropy_gradient, frozen=frozen)
         if replay is not None:
@@ -237,22 +233,21 @@ class PolicyNetwork(DecoderNetwork):
 
     def loss(
         self,
-        tokens_T: Tensor,
-        length_N: Tensor,
-        mask_T: Tensor,
+        host_batch: Batch,
+        device_batch: Batch,
         loss_fn: LossFn,
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
-        experts_TMK: Tensor | None = None,
     ) -> Tensor:
         """One range of samples at a time with the fused kernels, so that logits are computed once (see head.py)."""
+        tokens_T, length_N = device_batch.tokens_T, host_batch.length_N
         weight_VH = self.fused_head_weight(tokens_T.device) if reference is None else None
-        index_A = mask_T.nonzero().squeeze(1)
+        index_A = host_batch.mask_T.nonzero().squeeze(1)
         ranges = [] if weight_VH is None else sample_ranges(index_A, length_N, len(weight_VH))
         if weight_VH is not None and ranges:
             index_A = send(index_A, tokens_T.device)
-            replay = self.decoder.replay_of(experts_TMK)
+            replay = self.decoder.replay_of(device_batch.experts_TMK)
             hidden_AH = self.decoder.hidden(tokens_T, length_N, replay)[index_A - 1]
             mismatch_A = None if replay is None else replay.mismatch_T[index_A - 1]
             return fused_token_loss(
@@ -266,18 +261,8 @@ class PolicyNetwork(DecoderNetwork):
                 entropy_gradient,
                 mismatch_A,
             )
-        return loss_fn(
-            self.token_outputs(
-                tokens_T,
-                length_N,
-                mask_T,
-                entropy_gradient=entropy_gradient,
-                reference=reference,
-                experts_TMK=experts_TMK,
-            ),
-            ALL,
-            ALL,
-        )
+        outputs = self.token_outputs(host_batch, device_batch, entropy_gradient=entropy_gradient, reference=reference)
+        return loss_fn(outputs, ALL, ALL)
 
     def as_reference(self) -> Reference:
         return self
@@ -316,17 +301,16 @@ class ValueNetwork(DecoderNetwork):
 
     def token_outputs(
         self,
-        tokens_T: Tensor,
-        length_N: Tensor,
-        mask_T: Tensor,
+        host_batch: Batch,
+        device_batch: Batch,
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
-        experts_TMK: Tensor | None = None,
     ) -> TokenOutputs:
-        index_A = send(mask_T.nonzero().squeeze(1), tokens_T.device)
-        assert experts_TMK is None  # the rollout has no critic whose routing could be replayed
-        hidden = self.decoder.hidden(tokens_T, length_N)[index_A - 1]
+        tokens_T = device_batch.tokens_T
+        index_A = send(host_batch.mask_T.nonzero().squeeze(1), tokens_T.device)
+        assert device_batch.experts_TMK is None  # the rollout has no critic whose routing could be replayed
+        hidden = self.decoder.hidden(tokens_T, host_batch.length_N)[index_A - 1]
         return scatter_outputs(index_A, len(tokens_T), self.head_outputs(hidden, tokens_T[index_A]))
 
     def head_outputs(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool = False) -> TokenOutputs:
@@ -334,16 +318,14 @@ class ValueNetwork(DecoderNetwork):
 
     def loss(
         self,
-        tokens_T: Tensor,
-        length_N: Tensor,
-        mask_T: Tensor,
+        host_batch: Batch,
+        device_batch: Batch,
         loss_fn: LossFn,
         *,
         entropy_gradient: bool = False,
         reference: Reference | None = None,
-        experts_TMK: Tensor | None = None,
     ) -> Tensor:
-        return loss_fn(self.token_outputs(tokens_T, length_N, mask_T, experts_TMK=experts_TMK), ALL, ALL)
+        return loss_fn(self.token_outputs(host_batch, device_batch), ALL, ALL)
 
 
 def fused_token_loss(

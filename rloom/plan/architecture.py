@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rloom.config.base import EMBEDDED
+from rloom.config.base import EMBEDDED_NAME
 from rloom.config.load import expand
 from rloom.config.schema import Actor, Config, Critic, Fsdp, Model
 from rloom.config.sections import EngineMemory, Megatron
@@ -161,7 +161,7 @@ def read_fields(path: str, key: str) -> dict[str, Any]:
 
 
 def find_config(path: str, key: str) -> Path:
-    folder = EMBEDDED_FOLDER / "model" if path == EMBEDDED else expand(path)
+    folder = EMBEDDED_FOLDER / "model" if path == EMBEDDED_NAME else expand(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{key}={path}: the folder has no config.json, so it is no Hugging Face model")

@@ -2,14 +2,7 @@
 
 from dataclasses import dataclass
 
-from rloom.config.derived import (
-    Needs,
-    model_ranks,
-    needs_old_logprobs,
-    reward_batching,
-    scoring_batching,
-    training_batching,
-)
+from rloom.config.derived import Needs, model_ranks, needs_old_logprobs
 from rloom.config.schema import Actor, Config, Critic
 from rloom.packing import MicroBatching, share_sizes
 from rloom.runtime.placement import ACTOR, ROLLOUT
@@ -52,7 +45,7 @@ class Updates:
 @dataclass(frozen=True)
 class Batches:
     prompts: int
-    n: int
+    answers_per_prompt: int
     ranks: int  # number of ranks that hold the actor
     shares: int  # parts of a batch: ranks, or groups of ranks that divide a model with Megatron
     engines: int
@@ -64,7 +57,7 @@ class Batches:
 
     @property
     def samples(self) -> int:
-        return self.prompts * self.n
+        return self.prompts * self.answers_per_prompt
 
     @property
     def prompts_per_engine(self) -> int:
@@ -72,7 +65,7 @@ class Batches:
 
     @property
     def samples_per_engine(self) -> int:
-        return self.prompts_per_engine * self.n
+        return self.prompts_per_engine * self.answers_per_prompt
 
     @property
     def longest(self) -> int:
@@ -97,7 +90,7 @@ def batches(config: Config, *, critic: bool) -> Batches:
     ranks = layout.pool_of(ACTOR).size
     return Batches(
         prompts=config.data.train_batch_size,
-        n=rollout.n,
+        answers_per_prompt=rollout.n,
         ranks=ranks,
         shares=shares_of(actor, ranks),
         engines=rollout.engines(len(layout.workers_of(ROLLOUT))),
@@ -116,7 +109,7 @@ def shares_of(role: Actor | Critic, ranks: int) -> int:
 def updates(config: Config, section: Actor | Critic, ranks: int, prompts: int, epochs: int) -> Updates:
     samples = prompts * config.actor_rollout_ref.rollout.n
     longest = config.data.max_prompt_length + config.data.max_response_length
-    batching = training_batching(section, ranks, model_ranks=model_ranks(section, ranks))
+    batching = section.batching(ranks, model_ranks=model_ranks(section, ranks))
     passes = plan_passes(largest_share(samples, shares_of(section, ranks)), batching, longest)
     return Updates(prompts, samples, passes, config.data.train_batch_size // prompts, epochs)
 
@@ -131,11 +124,11 @@ def scoring_passes(config: Config, needs: Needs, sizes: Batches) -> dict[str, tu
         ("reference", roles.ref, config.workers_of("ref"), config.scores_reference),
     ):
         if is_used:
-            batching = scoring_batching(section, ranks, model_ranks=model_ranks(actor, ranks))
+            batching = section.batching(ranks, model_ranks=model_ranks(actor, ranks))
             used[name] = shares_of(actor, ranks), batching
     if config.reward_model.model_path is not None:
         ranks = config.workers_of("reward")
-        used["reward model"] = ranks, reward_batching(config.reward_model, ranks)
+        used["reward model"] = ranks, config.reward_model.batching(ranks)
     return {
         name: (shares, plan_passes(largest_share(sizes.samples, shares), batching, sizes.longest))
         for name, (shares, batching) in used.items()

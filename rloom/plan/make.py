@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rloom.algos.needs import ESTIMATOR_GROUP, SMALLEST_WEIGHT, reach
-from rloom.config.base import CRITIC, EMBEDDED
+from rloom.config.base import CRITIC, EMBEDDED_NAME
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import Needs, declared_needs
 from rloom.config.engine_checks import megatron_roles, split_faults
@@ -68,7 +68,7 @@ def is_counted(config: Config) -> bool:
     """Whether the plan counts what a GPU holds. Not with roles on GPUs of their own, on a cluster whose GPUs may be
     others, and for an engine with arguments that may change the size of its weights."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    trains = trainer.device != "cpu" and not trainer.val_only and config.model_path != EMBEDDED
+    trains = trainer.device != "cpu" and not trainer.val_only and config.model_path != EMBEDDED_NAME
     return trains and not (trainer.pools.own or config.joins_a_cluster or rollout.engine_kwargs)
 
 
@@ -147,13 +147,12 @@ def tried(config: Config, changes: Changes, gpu_bytes: float) -> WayOut | None:
 def offloads(config: Config, may_change: Callable[[str], bool] = lambda key: True) -> Iterator[Changes]:
     """Each alone, then all that stay on the host between updates, then all: weights are needed in every phase."""
     actor, critic = config.actor_rollout_ref.actor, config.critic
-    reference = config.uses_reference and not config.actor_rollout_ref.model.has_lora
     sections = {f"actor_rollout_ref.actor.{actor.kind.section}": actor.engine_memory}
     if has_critic(config):
         of_critic = {"fsdp_config": "critic.model.fsdp_config", "megatron": "critic.megatron"}[critic.kind.section]
         sections = {of_critic: critic.engine_memory, **sections}
     of_reference = f"actor_rollout_ref.ref.{actor.kind.section}.param_offload"
-    between = [of_reference] if reference and not value_at(config, of_reference) else []
+    between = [of_reference] if config.has_reference_model and not value_at(config, of_reference) else []
     between += [f"{name}.optimizer_offload" for name, section in sections.items() if not section.optimizer_offload]
     weights = [f"{name}.param_offload" for name, section in sections.items() if not section.param_offload]
     between, weights = ([key for key in keys if may_change(key)] for keys in (between, weights))

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rloom.config.derived import reward_batching
 from rloom.config.schema import Config
 from rloom.errors import ModelError
 from rloom.models.limits import LOGITS_AT_ONCE, UNREDUCED_SHARE
@@ -59,7 +58,7 @@ def reward_plan(config: Config, sizes: Batches) -> RewardPlan | None:
     longest = min(sizes.longest, section.max_length or sizes.longest)
     family, parameters, token_numbers = size_of(read_fields(path, key), f"{key}={path}", longest)
     float32 = fsdp.dtype == "float32" or (fsdp.dtype == "auto" and config.trainer.device == "cpu")
-    passes = plan_passes(largest_share(sizes.samples, ranks), reward_batching(section, ranks), longest)
+    passes = plan_passes(largest_share(sizes.samples, ranks), section.batching(ranks), longest)
     return RewardPlan(
         family=family,
         parameters=parameters,
@@ -325,7 +324,7 @@ def key_value_cache(config: Config, sizes: Batches, actor: ModelPlan, gpu_bytes:
     rollout, size = config.actor_rollout_ref.rollout, actor.architecture
     heads = math.ceil(size.kv_heads / rollout.tensor_model_parallel_size)
     token_bytes = 2 * size.layers * heads * size.head_size * actor.number_bytes
-    running = min(rollout.max_num_seqs or rollout.kind.sequences("cuda"), sizes.samples_per_engine)
+    running = min(rollout.sequences("cuda"), sizes.samples_per_engine)
     wanted = wanted_cache_tokens(running, sizes.prompts_per_engine, sizes.prompt_tokens, sizes.answer_tokens)
     share = rollout.gpu_memory_utilization
     if rollout.kind.own_model:  # its weights are part of the share

@@ -54,7 +54,9 @@ def count(number: int, noun: str) -> str:
 
 def batch_lines(plan: Plan) -> Iterator[str]:
     sizes = plan.batches
-    yield line("prompts × answers", f"{sizes.prompts:,} × {sizes.n} = {count(sizes.samples, 'sample')}")
+    yield line(
+        "prompts × answers", f"{sizes.prompts:,} × {sizes.answers_per_prompt} = {count(sizes.samples, 'sample')}"
+    )
     exact = "" if sizes.prompts % sizes.engines == 0 else "at most "
     each = f"{exact}{count(sizes.prompts_per_engine, 'prompt')}, {count(sizes.samples_per_engine, 'sample')}"
     gpus = sizes.engines * sizes.tensor_parallel
@@ -78,7 +80,7 @@ def scoring_lines(plan: Plan) -> Iterator[str]:
 
 def update_lines(name: str, sizes: Batches, updates: Updates) -> Iterator[str]:
     passes = updates.passes
-    mini = f"{count(updates.prompts, 'prompt')} × {sizes.n} = {count(updates.samples, 'sample')}"
+    mini = f"{count(updates.prompts, 'prompt')} × {sizes.answers_per_prompt} = {count(updates.samples, 'sample')}"
     yield line(f"{name} mini-batch", f"{mini}; {passes.samples:,} a rank")
     accumulation = f"{count(passes.count, 'accumulation step')} a mini-batch"
     if passes.budget is None:

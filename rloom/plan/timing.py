@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rloom.config.derived import Needs, needs_old_logprobs, scoring_batching, training_batching
+from rloom.config.derived import Needs, needs_old_logprobs
 from rloom.config.schema import Config
 from rloom.plan import megatron
 from rloom.plan.architecture import FLOAT32, ModelPlan
@@ -108,14 +108,14 @@ def step_time(
     shared = sizes.ranks // sizes.shares
     scorings = []
     if needs_old_logprobs(config, needs.loss):
-        passes = sizes.scoring_passes(scoring_batching(section.rollout, sizes.ranks, model_ranks=shared))
+        passes = sizes.scoring_passes(section.rollout.batching(sizes.ranks, model_ranks=shared))
         scorings.append(scoring(OLD_LOGPROBS, sizes, actor, passes, links))
     if config.scores_reference:
-        passes = sizes.scoring_passes(scoring_batching(section.ref, sizes.ranks, model_ranks=shared))
+        passes = sizes.scoring_passes(section.ref.batching(sizes.ranks, model_ranks=shared))
         scorings.append(scoring("reference", sizes, actor, passes, links))
     updates = [update(ACTOR_UPDATE, sizes, actor, links, memory)]
     if critic is not None:
-        passes = sizes.scoring_passes(training_batching(config.critic, sizes.ranks, model_ranks=shared))
+        passes = sizes.scoring_passes(config.critic.batching(sizes.ranks, model_ranks=shared))
         scorings.append(scoring("values", sizes, critic, passes, links))
         updates.insert(0, update("critic update", sizes, critic, links, memory))
     stages = [generation(config, needs, sizes, actor, memory), *scorings, *updates]

@@ -136,9 +136,7 @@ def kinds_of(names: Sequence[str]) -> dict[str, RewardKind]:
                 f"{OWN_KEY}={name}: no installed package registers it ({GROUP}); name yours as my_module:MY_KIND or "
                 "./my_file.py:MY_KIND"
             )
-        own = load_own(OWN_KEY, name, (), GROUP)
-        if not isinstance(own, RewardKind):
-            raise ConfigError(f"{OWN_KEY}={name} is a {type(own).__name__}; use a RewardKind (docs/extending.md)")
+        own = resolve_kind(OWN_KEY, name, {}, GROUP, RewardKind)
         taken = next((part for part in own.parts for kind in found.values() if part in kind.parts), None)
         if not own.parts:
             raise ConfigError(f"{OWN_KEY}={name} computes no part; give its RewardKind one in `parts`")

@@ -8,8 +8,7 @@ configuration of a run.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rloom.errors import ConfigError
-from rloom.plugins import Reference, load_own
+from rloom.plugins import Reference, resolve_kind
 
 KEY, GROUP = "actor_rollout_ref.rollout.name", "rloom.rollout_engines"  # GROUP: entry points of other packages
 SLOW = "takes several times as long"
@@ -49,10 +48,6 @@ class RolloutKind:
     # (config, device, dtype) before weights are read, in a process that generates or starts servers
     prepare: Reference | None = None
     diagnose: Reference | None = None  # (installation) -> row of `rloom doctor env`; None: by `packages`
-
-    def sequences(self, device: str) -> int:
-        """`max_num_seqs` where it is null."""
-        return self.gpu_sequences if device == "cuda" else self.cpu_sequences
 
 
 ROLLOUTS: Mapping[str, RolloutKind] = {
@@ -117,10 +112,4 @@ ROLLOUTS: Mapping[str, RolloutKind] = {
 
 
 def rollout_kind(name: str) -> RolloutKind:
-    """The declaration of that name. A user's own file is loaded."""
-    if name in ROLLOUTS:
-        return ROLLOUTS[name]
-    found = load_own(KEY, name, ROLLOUTS, GROUP)
-    if isinstance(found, RolloutKind):
-        return found
-    raise ConfigError(f"{KEY}={name} is a {type(found).__name__}; use a RolloutKind (docs/extending.md)")
+    return resolve_kind(KEY, name, ROLLOUTS, GROUP, RolloutKind)

@@ -20,6 +20,7 @@ from rloom.engines.local import LocalEngine
 from rloom.errors import CheckpointError, ConfigError
 from rloom.launch.build import evaluate_checkpoint
 from rloom.launch.export import export
+from rloom.models.network import PolicyNetwork
 from rloom.models.source import EMBEDDED_FOLDER
 from rloom.trainer import main_ppo, sft_trainer
 from tests.e2e.runs import records, same, weights
@@ -183,8 +184,8 @@ def interrupting(method: Any, at: int) -> Any:
 def test_updates_that_are_not_finite_are_skipped_counted_and_stop_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loss = LocalEngine.loss
-    monkeypatch.setattr(LocalEngine, "loss", lambda self, *a, **k: loss(self, *a, **k) * float("nan"))
+    loss = PolicyNetwork.loss
+    monkeypatch.setattr(PolicyNetwork, "loss", lambda self, *a, **k: loss(self, *a, **k) * float("nan"))
     assert command(tmp_path / "run", 4) == 2
     captured = capsys.readouterr()
     assert "3 actor updates in a row had a gradient that is not finite" in (text := captured.err)

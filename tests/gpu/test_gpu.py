@@ -311,7 +311,7 @@ def test_judging_in_parts_never_waits_for_the_device(
     for mode in ("default", "error"):  # the first time the kernels are compiled
         torch.cuda.set_sync_debug_mode(mode)
         try:
-            network.loss(there.tokens_T, batch.length_N, batch.mask_T, judge, entropy_gradient=True).backward()
+            network.loss(batch, there, judge, entropy_gradient=True).backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert hidden_TH.grad is not None and hidden_TH.grad.isfinite().all()

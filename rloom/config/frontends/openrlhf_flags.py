@@ -5,14 +5,11 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rloom.language import translate
+from rloom.tables import read_table
 
-TABLES = Path(__file__).parent
 VALUES = {"switch": 0, "two floats": 2}  # kind -> how many values it takes; 1 for the others
 
 
@@ -52,8 +49,7 @@ class RefusedFlag:
 
 @cache
 def sections() -> list[FlagSection]:
-    rows = yaml.safe_load((TABLES / "openrlhf_flags.yaml").read_text(encoding="utf-8"))
-    return [FlagSection(row["title"], [Flag(**flag) for flag in row["flags"]]) for row in rows]
+    return [FlagSection(row["title"], [Flag(**flag) for flag in row["flags"]]) for row in read_table("openrlhf_flags")]
 
 
 @cache
@@ -64,8 +60,7 @@ def flags() -> dict[str, Flag]:
 
 @cache
 def refused() -> dict[str, RefusedFlag]:
-    rows = yaml.safe_load((TABLES / "openrlhf_refused.yaml").read_text(encoding="utf-8"))
-    return {name: RefusedFlag(**row) for row in rows for name in row["names"]}
+    return {name: RefusedFlag(**row) for row in read_table("openrlhf_refused") for name in row["names"]}
 
 
 TYPES = {"int": int, "float": float, "two floats": float}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from rloom.config.base import ACTOR, CRITIC, EMBEDDED, MODEL, REF, ROLLOUT, RunConfig
+from rloom.config.base import ACTOR, CRITIC, EMBEDDED_NAME, MODEL, REF, ROLLOUT, RunConfig
 from rloom.config.derived import RewardKinds
 from rloom.config.given_keys import leaf_keys, override_value
 from rloom.config.keys import value_at
@@ -34,7 +34,7 @@ class Sizes:
     own: str | None  # the role that has one of two workers for itself
     placed: dict[str, int]  # roles on one of the actor's workers, and its number
     prompts: int
-    answers: int  # to each prompt
+    answers_per_prompt: int
 
     def ranks(self, role: str) -> int:
         return 1 if role == self.own or role in self.placed else self.workers - (self.own is not None)
@@ -53,7 +53,7 @@ def size_changes(config: Config, workers: int) -> dict[str, Any]:
         "data.train_batch_size": prompts,
         "data.max_prompt_length": PROMPT_TOKENS,
         "data.max_response_length": answer_tokens,
-        f"{ROLLOUT}.n": sizes.answers,
+        f"{ROLLOUT}.n": sizes.answers_per_prompt,
         **({"reward_model.overlong_buffer.len": min(buffer.len, answer_tokens)} if buffer.enable else {}),
         **worker_changes(config, sizes),
         **role_changes(ACTOR, config.actor_rollout_ref.actor, config, sizes, answer_tokens),
@@ -123,7 +123,7 @@ def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, 
     changes: dict[str, Any] = {f"{name}.ulysses_sequence_parallel_size": sequence}
     if role.ppo_mini_batch_size is not None:
         changes[f"{name}.ppo_mini_batch_size"] = prompts
-    samples, shares = prompts * sizes.answers, max(1, ranks // sharing)
+    samples, shares = prompts * sizes.answers_per_prompt, max(1, ranks // sharing)
     if role.ppo_micro_batch_size_per_gpu is not None:
         changes[f"{name}.ppo_micro_batch_size_per_gpu"] = power_of_two(role.ppo_micro_batch_size_per_gpu, samples)
     if role.ppo_micro_batch_size is not None:
@@ -149,7 +149,7 @@ def scoring_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
     ):
         if size is not None:
             ranks = sizes.ranks(role)
-            changes[key] = max(ranks, power_of_two(size, sizes.prompts * sizes.answers))
+            changes[key] = max(ranks, power_of_two(size, sizes.prompts * sizes.answers_per_prompt))
     return changes
 
 
@@ -178,7 +178,7 @@ def embedded_classifier(config: Config) -> dict[str, Any]:
     reward = config.reward_model
     paths = {"reward_model.path": reward.path, "reward_model.model.path": reward.model.path}
     unread = ("reward_model.label_weights", "reward_model.max_length", "reward_model.model.input_tokenizer")
-    return {key: EMBEDDED for key, path in paths.items() if path is not None} | dict.fromkeys(unread)
+    return {key: EMBEDDED_NAME for key, path in paths.items() if path is not None} | dict.fromkeys(unread)
 
 
 def own_judge_cache(config: Config) -> dict[str, Any]:
@@ -298,9 +298,9 @@ def device_changes(config: RunConfig, available: Available, workers: int) -> dic
 
 def model_changes(config: Config) -> dict[str, Any]:
     model = config.actor_rollout_ref.model
-    changes: dict[str, Any] = {f"{MODEL}.path": EMBEDDED}
+    changes: dict[str, Any] = {f"{MODEL}.path": EMBEDDED_NAME}
     if config.critic.model.path is not None:
-        changes["critic.model.path"] = EMBEDDED
+        changes["critic.model.path"] = EMBEDDED_NAME
     if model.lora_adapter_path is not None:
         changes[f"{MODEL}.lora_rank"] = model.lora_rank or LORA_RANK
     if config.replays_routing:  # the tiny model has no experts
@@ -311,9 +311,9 @@ def model_changes(config: Config) -> dict[str, Any]:
 
 def data_changes(config: Config) -> dict[str, Any]:
     rows = {"data.train_max_samples": TRAINING_ROWS, "data.val_max_samples": VALIDATION_ROWS}
-    changes: dict[str, Any] = {"data.train_files": EMBEDDED, **rows}
+    changes: dict[str, Any] = {"data.train_files": EMBEDDED_NAME, **rows}
     if config.data.val_files is not None:
-        changes["data.val_files"] = EMBEDDED
+        changes["data.val_files"] = EMBEDDED_NAME
     if not config.has_held_out_prompts:  # the embedded data have, and they would be used
         changes |= {"trainer.val_before_train": False, "trainer.test_freq": -1}
     return changes
@@ -435,10 +435,10 @@ def sft_replacements(config: SftConfig, workers: int) -> dict[str, Any]:
     if not config.uses_torchrun and workers != (trainer.n_gpus_per_node or 1):  # null: the embedded model takes one GPU
         sizes["n_gpus_per_node"] = workers
     return {
-        "model.path": EMBEDDED,
+        "model.path": EMBEDDED_NAME,
         "model.custom_chat_template": None,
-        "data.train_files": EMBEDDED,
-        "data.val_files": EMBEDDED,
+        "data.train_files": EMBEDDED_NAME,
+        "data.val_files": EMBEDDED_NAME,
         "data.prompt_key": "prompt",
         "data.prompt_dict_keys": None,
         "data.response_key": "extra_info",

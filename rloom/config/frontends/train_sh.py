@@ -306,7 +306,7 @@ class KitCommand:
     @property
     def uses_embedded_data_only(self) -> bool:
         """A model of the user's own on rloom's sums: most likely the data were forgotten."""
-        return self.model != EMBEDDED and self.data == EMBEDDED
+        return self.model != EMBEDDED_NAME and self.data == EMBEDDED_NAME
 
     @property
     def chooses_batch_size(self) -> bool:
@@ -352,7 +352,7 @@ def listed(value: str) -> str | list[str]:
 def default_kl(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """KL in the reward, with the default coefficient 0.001. The embedded task learns in two minutes without it."""
     chosen = any(f"{key}.".startswith(f"{name}.") for key in given for name in KL_SWITCHES)
-    return {} if model == EMBEDDED or chosen else {KL_KEY: True}
+    return {} if model == EMBEDDED_NAME or chosen else {KL_KEY: True}
 
 
 def default_critic_epochs(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,6 +155,16 @@ def test_the_step_benchmark_runs_on_a_cpu(run: Callable[..., str]) -> None:
     assert gap < 1e-5  # float32: what was sampled is what is trained on
 
 
+@pytest.mark.parametrize("script", sorted(file.stem for file in BENCHMARKS.glob("*.py")))
+def test_every_script_imports_names_that_exist(load: Any, script: str) -> None:
+    assert load(script)
+
+
+def test_the_gae_benchmark_equals_its_loop(run: Callable[..., str]) -> None:
+    printed = run("gae.py", "--sequences", "4", "--tokens", "16")
+    assert float(printed.rpartition("largest difference ")[2]) < 1e-5
+
+
 @pytest.mark.long
 def test_the_reward_benchmark_runs_in_small() -> None:
     command = [sys.executable, str(BENCHMARKS / "rewards.py"), "--samples", "20", "--workers", "1"]

@@ -12,7 +12,7 @@ from rloom.algos.policy_losses import LossSettings, LossTerms
 from rloom.algos.registry import ALGORITHMS, POLICY_LOSSES
 from rloom.config.checks import check, check_and_warn, notices_on_a_cpu
 from rloom.config.derived import declared_needs
-from rloom.config.effects import RULES, WithoutEffect, without_effect
+from rloom.config.effects import WithoutEffect, rules, without_effect
 from rloom.config.given_keys import default_tree, put
 from rloom.config.keys import all_keys
 from rloom.config.load import validate
@@ -191,7 +191,9 @@ def test_what_only_a_gpu_uses_is_said_once_the_device_is_known() -> None:
 
 def test_the_table_names_real_keys_only() -> None:
     keys = all_keys()
-    named = {name for rule in RULES for name in (*rule.keys, *rule.apart_from, *([rule.switch] if rule.switch else []))}
+    named = {
+        name for rule in rules() for name in (*rule.keys, *rule.apart_from, *([rule.switch] if rule.switch else []))
+    }
     assert sorted(named - keys.keys()) == []
 
 

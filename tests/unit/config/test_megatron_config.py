@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.plan_scaling import QWEN_7B
 from rloom.config.checks import check, check_and_warn
-from rloom.config.derived import declared_needs, model_ranks, ranks_per_share, scoring_batching, training_batching
+from rloom.config.derived import declared_needs, model_ranks, ranks_per_share
 from rloom.config.engine_checks import divided_strategies
 from rloom.config.from_checkpoint import ONE_PROCESS
 from rloom.config.keys import value_at
@@ -221,12 +221,12 @@ def test_ranks_that_divide_a_model_get_the_same_samples_and_each_has_all_tokens(
     assert ranks_per_share(actor, 8) == model_ranks(actor, 8) == 4
     assert ranks_per_share(actor, 1) == 1  # evaluation has one rank
     # two copies of the model: each takes half of the samples that all GPUs take together
-    assert training_batching(actor, 8, 1, 4) == MicroBatching(samples=8)
-    assert scoring_batching(rollout, 8, 1, 4) == MicroBatching(samples=16)
+    assert actor.batching(8, 1, 4) == MicroBatching(samples=8)
+    assert rollout.batching(8, 1, 4) == MicroBatching(samples=16)
     by_tokens = passed(*GRPO, *sizes(2, 2)).actor_rollout_ref.actor
-    assert training_batching(by_tokens, 8, 1, 4) == MicroBatching(tokens=16384)
+    assert by_tokens.batching(8, 1, 4) == MicroBatching(tokens=16384)
     ulysses = passed(*GRPO[:2], GRPO[3], f"{ACTOR}.ulysses_sequence_parallel_size=4").actor_rollout_ref.actor
-    assert training_batching(ulysses, 8, ranks_per_share(ulysses, 8)) == MicroBatching(tokens=4 * 16384)
+    assert ulysses.batching(8, ranks_per_share(ulysses, 8)) == MicroBatching(tokens=4 * 16384)
 
 
 def test_one_process_divides_nothing() -> None:

@@ -54,13 +54,11 @@ def test_five_layers_and_three_batches_take_one_compilation_and_none_where_the_l
     plain, compiled, versions = networks
     batch = a_batch()
     with torch.no_grad(), compiled.decoder.uncompiled_layers():
-        compiled.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T)
+        compiled.token_outputs(batch, batch)
     assert versions() == 0
     for samples in (8, 5, 3):
         batch = a_batch(samples).select(range(samples))
-        found, expected = (
-            network.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T) for network in (compiled, plain)
-        )
+        found, expected = (network.token_outputs(batch, batch) for network in (compiled, plain))
         found.output_T.sum().backward()
         torch.testing.assert_close(found.output_T, expected.output_T)
     assert versions() == 1

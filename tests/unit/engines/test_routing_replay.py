@@ -169,10 +169,10 @@ def test_the_reference_of_a_kl_over_the_vocabulary_chooses_its_own_experts(
     """The policy's adapter is new: with its own choices the KL is 0, with others it is not."""
     network, batch = replaying(moe_folder("mixtral"), lora=Lora(rank=4, target_modules=["q_proj", "v_proj"])), a_batch()
     own_TMK = own_choices(network, batch)
-    parts = batch.tokens_T, batch.length_N, batch.mask_T
     for experts_TMK, least, most in ((own_TMK, 0.0, 1e-6), (other_choices(own_TMK), 0.01, 100.0)):
         with torch.no_grad():
-            kl_T = network.token_outputs(*parts, reference=network, experts_TMK=experts_TMK).kl_T
+            given = replace(batch, experts_TMK=experts_TMK)
+            kl_T = network.token_outputs(given, given, reference=network).kl_T
         assert kl_T is not None and least <= float(kl_T.mean()) <= most
 
 
@@ -193,9 +193,8 @@ def test_compiled_layers_share_their_code_and_replay_in_each_layer(tmp_path: Pat
     compiled.compile()
     for samples in (8, 5):
         batch = a_batch(samples).select(range(samples))
-        experts_TMK = other_choices(own_choices(plain, batch))
-        parts = batch.tokens_T, batch.length_N, batch.mask_T
-        found, expected = (one.token_outputs(*parts, experts_TMK=experts_TMK) for one in (compiled, plain))
+        given = replace(batch, experts_TMK=other_choices(own_choices(plain, batch)))
+        found, expected = (one.token_outputs(given, given) for one in (compiled, plain))
         torch.testing.assert_close(found.output_T, expected.output_T)
         torch.testing.assert_close(found.routing_mismatch_T, expected.routing_mismatch_T)
     assert counters["stats"]["unique_graphs"] == 1

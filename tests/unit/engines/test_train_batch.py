@@ -201,7 +201,7 @@ def test_what_parts_cannot_do_is_done_as_before(
 ) -> None:
     """The objective is asked once, of all samples; the longest answer has 12 tokens."""
     batch, model = train_batch().to(DEVICE), policy(model_folder("qwen2"), chunked=case != "not chunked")
-    here = train_batch().length_N, train_batch().mask_T
+    here = train_batch()
     if case == "a head with a bias":
         model.decoder.base.lm_head.bias = torch.nn.Parameter(torch.ones(VOCABULARY))
     model.module.to(DEVICE)
@@ -213,10 +213,10 @@ def test_what_parts_cannot_do_is_done_as_before(
         return outputs.output_T.sum()
 
     reference = model if case == "a KL over the vocabulary" else None
-    loss = model.loss(batch.tokens_T, *here, judge, reference=reference)
+    loss = model.loss(here, batch, judge, reference=reference)
     ((outputs, samples),) = asked
     assert samples == 8 and judged_parts == []
-    expected = model.token_outputs(batch.tokens_T, *here, reference=reference)
+    expected = model.token_outputs(here, batch, reference=reference)
     assert torch.equal(outputs.output_T, expected.output_T) and torch.equal(loss, expected.output_T.sum())
     assert (outputs.kl_T is not None) == (reference is not None)
 

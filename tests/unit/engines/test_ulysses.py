@@ -15,7 +15,7 @@ from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TrainBatch, token_indices
 from rloom.config.checks import check
-from rloom.config.derived import declared_needs, training_batching
+from rloom.config.derived import declared_needs
 from rloom.config.load import load_config
 from rloom.config.schema import Actor
 from rloom.engines.base import Placement
@@ -295,8 +295,8 @@ def test_the_token_budget_of_a_gpu_counts_its_stretch() -> None:
         f"{budget}=1000: one sample may have data.max_prompt_length + data.max_response_length = 2001 tokens on "
         "ulysses_sequence_parallel_size=2 workers; use 1001 or more"
     ]
-    assert training_batching(Actor(ppo_max_token_len_per_gpu=100), 4, 2) == MicroBatching(tokens=200)
-    assert training_batching(Actor(ppo_micro_batch_size=8), 4, 2) == MicroBatching(samples=4)
+    assert Actor(ppo_max_token_len_per_gpu=100).batching(4, 2) == MicroBatching(tokens=200)
+    assert Actor(ppo_micro_batch_size=8).batching(4, 2) == MicroBatching(samples=4)
     config = load_config(["actor_rollout_ref.model.path=a/model", *FOUR, f"{KEY}=2"])
     assert [sequence_ranks(config.actor_rollout_ref.actor, ranks) for ranks in (1, 4)] == [1, 2]  # an evaluation: one
     assert faults(f"critic.{NAME}=2", "critic.ppo_max_token_len_per_gpu=1001", *longest) == []

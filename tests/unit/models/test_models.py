@@ -52,7 +52,7 @@ def by_transformers(model: PreTrainedModel, temperature: float = 1.0) -> tuple[T
 
 def by_us(network: PolicyNetwork | ValueNetwork, entropy_gradient: bool = False) -> tuple[Tensor, Tensor | None]:
     batch = a_batch()
-    found = network.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T, entropy_gradient=entropy_gradient)
+    found = network.token_outputs(batch, batch, entropy_gradient=entropy_gradient)
     return found.output_T, found.entropy_T
 
 
@@ -314,7 +314,7 @@ def test_the_kl_over_the_vocabulary_is_that_of_the_two_models_logits(
     for name, parameter in network.module.named_parameters():
         if "lora_B" in name:  # they start at 0, where policy and reference agree
             torch.nn.init.normal_(parameter, std=0.1)
-    found = network.token_outputs(batch.tokens_T, batch.length_N, batch.mask_T, reference=network)
+    found = network.token_outputs(batch, batch, reference=network)
     assert found.kl_T is not None
     base, expected = eager_model(folder), []
     for tokens, mask in samples_of(batch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rloom.config.checks import check
-from rloom.config.derived import declared_needs, reward_batching
+from rloom.config.derived import declared_needs
 from rloom.config.effects import without_effect
 from rloom.errors import ConfigError, ModelError
 from rloom.launch.model_sources import reward_source
@@ -161,7 +161,7 @@ def test_passes_are_cut_by_conversations_or_by_tokens() -> None:
         ("micro_batch_size=8", "use_dynamic_bsz=True", "forward_max_token_len_per_gpu=99"): MicroBatching(tokens=99),
     }.items():
         section = configured(*(f"reward_model.{key}" for key in keys)).reward_model
-        assert reward_batching(section, ranks=4) == expected
+        assert section.batching(ranks=4) == expected
 
 
 def test_the_scorer_of_a_run_reads_every_key(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def shape(name: str) -> Architecture:
 
 def test_the_worked_example_of_the_documents() -> None:
     sizes = plan_of(None, *DOCUMENT).batches
-    assert (sizes.prompts, sizes.n, sizes.samples) == (32, 4, 128)
+    assert (sizes.prompts, sizes.answers_per_prompt, sizes.samples) == (32, 4, 128)
     assert (sizes.engines, sizes.prompts_per_engine, sizes.samples_per_engine) == (8, 4, 16)
     shared = load_config([*DOCUMENT, "actor_rollout_ref.rollout.tensor_model_parallel_size=4"])
     sizes_of_two = batches(shared, critic=False)
