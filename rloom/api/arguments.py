@@ -8,7 +8,7 @@ from typing import Any
 
 from rloom.api.config import Source, changed, check_names, composed, is_keys, key_values, with_keys
 from rloom.api.rewards import FUNCTION, GivenRewards, RewardArgument, ZeroScores, given_rewards
-from rloom.config.base import IN_PYTHON
+from rloom.config.base import GIVEN_IN_PYTHON
 from rloom.config.derived import reward_parts
 from rloom.config.frontends import trl
 from rloom.config.frontends.short_names import SHORT_NAMES, short_values
@@ -89,7 +89,7 @@ def with_trl(source: Source, given: Given, short: Mapping[str, Any]) -> tuple[So
 
 def with_arguments(source: Source, given: Given, rewards: GivenRewards, short: Mapping[str, Any]) -> Config:
     base = composed(source)
-    files = {ROWS[name]: file_names(value) or IN_PYTHON for name, value in rows_given(given).items()}
+    files = {ROWS[name]: file_names(value) or GIVEN_IN_PYTHON for name, value in rows_given(given).items()}
     objects = {**files, **rewards.keys}
     arguments = {**{key: name for name, key in ROWS.items()}, FUNCTION: "reward"}
     for key in objects:

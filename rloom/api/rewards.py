@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from rloom.config.base import EMBEDDED, IN_PYTHON
+from rloom.config.base import EMBEDDED_NAME, GIVEN_IN_PYTHON
 from rloom.config.load import expand
 from rloom.errors import RewardError
 from rloom.rewards.function_reward import SIGNATURES
@@ -79,14 +79,14 @@ def key_of(reward: Any) -> tuple[str, Any]:
     """The key that selects one reward, and its value."""
     is_model = type(reward).__module__.partition(".")[0] in ("transformers", "peft")  # those are callable, too
     if callable(reward) and not is_model:
-        return FUNCTION, IN_PYTHON
+        return FUNCTION, GIVEN_IN_PYTHON
     if not isinstance(reward, str | Path):
         raise RewardError(f"reward is {type(reward).__name__}; give {FORMS}. A function is one of:{SIGNATURES}")
     text = str(reward)
     rule = rule_name(text)
     if rule is not None:
         return SOURCE, rule
-    if text == EMBEDDED or expand(text).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+    if text == EMBEDDED_NAME or expand(text).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", text):
         return MODEL, text
     if text.endswith(".py") or ".py:" in text:
         raise RewardError(

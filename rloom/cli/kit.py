@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from rloom.config.base import EMBEDDED
+from rloom.config.base import EMBEDDED_NAME
 from rloom.config.frontends.short_names import BATCH, MINI_BATCH, mini_batch
 from rloom.config.frontends.smoke import is_on
 from rloom.config.frontends.train_sh import DATA_KEY, VAL_KEY, KitCommand, split, translate

@@ -18,11 +18,9 @@ from rloom.algos.needs import (
     EstimatorNeeds,
     LossNeeds,
 )
-from rloom.config.base import IN_PYTHON
-from rloom.config.reward_sections import ClassifierKeys, PartWeight
-from rloom.config.schema import Actor, Config, Critic, Ref
-from rloom.config.sections import RolloutSection
-from rloom.packing import MicroBatching
+from rloom.config.base import GIVEN_IN_PYTHON
+from rloom.config.reward_sections import PartWeight
+from rloom.config.schema import Actor, Config, Critic
 from rloom.plugins import installed, is_own, unknown_entry
 from rloom.rewards.kinds import DEFAULT, PARTS, RewardKind, kinds_of
 
@@ -139,7 +137,7 @@ class RewardKinds:
 def with_named_functions(config: Config, every: Mapping[str, RewardKind]) -> Mapping[str, RewardKind]:
     """Several functions of the calling program are parts of a mix by their own names."""
     mix = config.reward_model.composite
-    if config.custom_reward_function.path != IN_PYTHON or not mix.enable:
+    if config.custom_reward_function.path != GIVEN_IN_PYTHON or not mix.enable:
         return every
     others = {part for kind in every.values() for part in kind.parts}
     named = tuple(name for name in mix.weights if name not in others)

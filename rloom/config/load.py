@@ -158,7 +158,7 @@ def compose_config(
     model = config.actor_rollout_ref.model.path
     preset: list[str] = []
     if takes_presets and has_embedded_shape(model):
-        preset = ["preset=embedded" if config.data.train_files == EMBEDDED else "preset=embedded_model"]
+        preset = ["preset=embedded" if config.data.train_files == EMBEDDED_NAME else "preset=embedded_model"]
         config, _ = composed(*engine, *preset)
     lengths = fitting_lengths(config, model_file(model).get("max_position_embeddings"))
     return composed(*engine, *preset, *lengths)[0] if lengths else config
@@ -171,7 +171,7 @@ LENGTHS = ("data.max_prompt_length", "data.max_response_length")
 
 def model_file(model: str) -> dict[str, Any]:
     """config.json of a model's folder; empty for a hub name, and where a later check reports the fault."""
-    folder = EMBEDDED_MODEL if model == EMBEDDED else expand(model)
+    folder = EMBEDDED_MODEL if model == EMBEDDED_NAME else expand(model)
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -181,7 +181,7 @@ def model_file(model: str) -> dict[str, Any]:
 
 def has_embedded_shape(model: str) -> bool:
     """The embedded model, or a folder with a model of its size: one that was trained from it and exported."""
-    if model == EMBEDDED:
+    if model == EMBEDDED_NAME:
         return True
     own = model_file(model)
     return bool(own) and all(own.get(name) == value for name, value in embedded_shape().items())
@@ -189,7 +189,7 @@ def has_embedded_shape(model: str) -> bool:
 
 @lru_cache(maxsize=1)
 def embedded_shape() -> dict[str, Any]:
-    fields = model_file(EMBEDDED)
+    fields = model_file(EMBEDDED_NAME)
     return {name: fields[name] for name in SHAPE}
 
 
@@ -221,7 +221,7 @@ def load_sft_config(
     settings = [*torchrun_settings(config), *smoke_settings(config)]
     config, _ = composed(*settings)
     if takes_presets and has_embedded_shape(config.model.path):
-        preset = "preset=sft_embedded" if config.data.train_files == EMBEDDED else "preset=sft_embedded_model"
+        preset = "preset=sft_embedded" if config.data.train_files == EMBEDDED_NAME else "preset=sft_embedded_model"
         return composed(*settings, preset)[0]
     return config
 

@@ -559,7 +559,7 @@ class SftConfig(RunConfig):
 
     @property
     def has_held_out_prompts(self) -> bool:
-        return bool(self.data.val_files) or self.data.train_files == EMBEDDED
+        return bool(self.data.val_files) or self.data.train_files == EMBEDDED_NAME
 
     @property
     def model_path(self) -> str:

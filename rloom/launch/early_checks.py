@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from rloom.config.base import CRITIC, IN_PYTHON, RunConfig
+from rloom.config.base import CRITIC, GIVEN_IN_PYTHON, RunConfig
 from rloom.config.checks import check_and_warn
 from rloom.config.derived import brings_own_algorithm, declared_needs
 from rloom.config.engine_checks import divided_strategies, megatron_roles, replay_fault, split_faults
@@ -244,7 +244,7 @@ def check_early_sft(config: SftConfig) -> None:
 
 def check_reward_function(config: Config) -> None:
     given = config.custom_reward_function
-    if given.path is not None and given.path != IN_PYTHON:
+    if given.path is not None and given.path != GIVEN_IN_PYTHON:
         whole_groups = config.reward_model.reward_manager == "batch"
         check_source(str(expand(given.path)), given.name, given.reward_kwargs, whole_groups=whole_groups)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rloom.config.base import EMBEDDED, IN_PYTHON
+from rloom.config.base import EMBEDDED_NAME, GIVEN_IN_PYTHON
 from rloom.config.derived import reward_parts
 from rloom.config.schema import Config, SftConfig
 from rloom.data.chat import Tokenizer
@@ -96,8 +96,8 @@ def training_files(config: Config | SftConfig) -> Files:
 
 def held_out_files(config: Config | SftConfig) -> Files | None:
     files = config.data.val_files
-    if files is None and config.data.train_files == EMBEDDED:
-        files = EMBEDDED
+    if files is None and config.data.train_files == EMBEDDED_NAME:
+        files = EMBEDDED_NAME
     return None if files is None else with_embedded(files, "test.parquet")
 
 
@@ -105,7 +105,7 @@ def with_embedded(files: Files, name: str) -> Files:
     """`embedded`, alone or in a list, is a file of rloom's own data."""
     if not isinstance(files, str):
         return [str(with_embedded(file, name)) for file in files]
-    return str(EMBEDDED_FOLDER / name) if files == EMBEDDED else files
+    return str(EMBEDDED_FOLDER / name) if files == EMBEDDED_NAME else files
 
 
 def read_rows(config: Config, files: Files | GivenRows, max_samples: int, field: str) -> list[PromptRow]:

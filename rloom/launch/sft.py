@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.objectives import SupervisedObjective
-from rloom.config.derived import micro_batching, of_one_rank
 from rloom.config.schema import SftConfig
 from rloom.data.examples import ChatFormat, Example, load_examples
 from rloom.data.stream import RowStream

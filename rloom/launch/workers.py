@@ -22,7 +22,7 @@ from rloom.engines.distributed import leave
 from rloom.errors import WorkerError
 from rloom.gpus import CHOICE, device_names
 from rloom.launch.early_checks import layout_of
-from rloom.launch.models import has_reference_model, needs_critic
+from rloom.launch.models import needs_critic
 from rloom.launch.rewards import has_reward_model, queue_of, spread_source
 from rloom.launch.worker import FILES, WEIGHT_SYNC, BaseWorker, Rendezvous, Worker
 from rloom.rewards.score_queue import FutureQueue

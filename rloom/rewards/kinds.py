@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rloom.errors import ConfigError
-from rloom.plugins import Reference, is_own, load_own
+from rloom.plugins import Reference, is_own, resolve_kind
 from rloom.rewards.judge.settings import PROVIDERS, address_in
 
 GROUP = "rloom.reward_kinds"  # entry points of other packages

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from rloom.config.base import EMBEDDED
+from rloom.config.base import EMBEDDED_NAME
 from rloom.config.frontends.short_names import BATCH, MINI_BATCH, MODEL, SHORT_NAMES, consequences
 from rloom.config.given_keys import Tree, entries, known, real_key
 from rloom.config.keys import all_keys, did_you_mean
@@ -205,7 +205,7 @@ def short(name: str, **further: Any) -> Setting:
 
 
 FLAGS = {
-    "model": short("model", variable="MODEL_PATH", default="Qwen/Qwen2.5-0.5B", embedded=EMBEDDED),
+    "model": short("model", variable="MODEL_PATH", default="Qwen/Qwen2.5-0.5B", embedded=EMBEDDED_NAME),
     "data": Setting(
         DATA_KEY,
         "your training prompts: json, jsonl or parquet files, with commas between them",
@@ -330,10 +330,10 @@ def translate(arguments: Sequence[str], environment: Mapping[str, str]) -> KitCo
     typed = split(overrides)
     rewards, sentence = reward_values(values, typed, environment)
     both = {**values, **typed}
-    data = both.get(DATA_KEY, EMBEDDED)
-    model = both.get(MODEL) or (EMBEDDED if data == EMBEDDED else FLAGS["model"].default)
+    data = both.get(DATA_KEY, EMBEDDED_NAME)
+    model = both.get(MODEL) or (EMBEDDED_NAME if data == EMBEDDED_NAME else FLAGS["model"].default)
     defaults = {
-        **({} if data == EMBEDDED else {MODEL: model}),
+        **({} if data == EMBEDDED_NAME else {MODEL: model}),
         DIRECTORY_KEY: f"{OUTPUT}/{model_folder(model)}",
         **({} if DIRECTORY_KEY in both else {"trainer.number_runs": True}),
         **default_kl(model, both),
