@@ -27,7 +27,7 @@ REPEATED, REPEATED_CERTAIN = 0.5, 0.65  # share of the groups of four tokens tha
 DRIFT = 1.5  # times the length at first
 DRIFT_CERTAIN = 2.0
 FOLLOWS = 0.8  # correlation of the changes of reward and length from step to step: the reward depends on the length
-LONGEST = "data.max_response_length"
+LONGEST, LONGEST_PROMPT = "data.max_response_length", "data.max_prompt_length"
 LOOK = Change("trainer.log_val_generations", 5, "look at the answers", "higher")
 CLOSER = Change(f"{ACTOR}.use_kl_loss", True, "stay closer to the reference")
 PENALTY = Change("reward_model.overlong_buffer.enable", True, "a penalty on answers near the limit")
@@ -41,7 +41,7 @@ CONTRADICTORY = 0.1  # share of the prompts with several ground truths
 
 
 def several_truths(history: History) -> Support:
-    rows, prompts, contradictory = history.samples.prompts
+    _, prompts, contradictory = history.samples.prompts
     if contradictory < max(1, CONTRADICTORY * prompts):
         return False
     return f"{contradictory} of {prompts} prompts have rows with different ground truths"
@@ -197,8 +197,14 @@ LOW_SCORE = Fault(
 )
 
 
+def unlearns(history: History) -> bool:
+    """What the training rows teach makes the validation worse."""
+    validation = history.validation
+    return len(validation) > 2 and isinstance(other_rows(history), str) and validation.values[-1] < validation.values[0]
+
+
 def low_score(history: History) -> Finding | None:
-    if not low_from_the_start(history) or history.score_rises:
+    if not low_from_the_start(history) or (history.score_rises and not unlearns(history)):
         return None
     score = history.series(SCORE)
     evidence = [f"{SCORE}: {score.head.mean:.3g} in the first third of the steps, {score.tail.mean:.3g} in the last"]
@@ -377,10 +383,6 @@ def cut_from_the_start(history: History) -> Support:
     return history.series("response_length/clip_ratio").head.mean > CUT_SHARE
 
 
-def never_ends(history: History) -> Support:
-    return cut_from_the_start(history)
-
-
 CUT = Fault(
     "answers_cut",
     Severity.WARNING,
@@ -395,7 +397,7 @@ CUT = Fault(
             "data.max_response_length is too small for this task",
             advice=lambda history: [Change(LONGEST, needed_length(history), "room for whole answers")],
         ),
-        Cause("the model does not end its answers: a base model or a wrong chat template", never_ends),
+        Cause("the model does not end its answers: a base model or a wrong chat template", cut_from_the_start),
     ),
     ("response_length/clip_ratio",),
 )
@@ -412,14 +414,13 @@ def answers_cut(history: History) -> Finding | None:
             f"{LONGEST}={limit}; {cut.values[0]:.0%} in step {cut.steps[0]}"
         )
     ]
+    all_cut = min(cut.head.mean, cut.tail.mean) > CUT_ALMOST_ALL and not history.score_rises
     return CUT.found(
         history,
         (cut.span if cut_from_the_start(history) else cut.tail.span),
         evidence,
         certain=len(cut) >= FEWEST_CERTAIN and cut.tail.mean > CUT_CERTAIN,
-        severity=Severity.ERROR
-        if min(cut.head.mean, cut.tail.mean) > CUT_ALMOST_ALL and not history.score_rises
-        else None,
+        severity=Severity.ERROR if all_cut else None,
     )
 
 

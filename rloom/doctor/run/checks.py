@@ -85,7 +85,9 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
     "reward_noise": frozenset({"no_progress", "reward_falls", "validation_apart", "reward_hacked", "critic_stuck"}),
     "reward_hacked": OTHER_GOAL - {"reward_collapse"},
     "reward_collapse": NO_SIGNAL | AFTER_COLLAPSE,
-    "learning_rate_zero": frozenset({"policy_static", "credit_decay", "critic_stuck", "no_progress"}),
+    "learning_rate_zero": frozenset(
+        {"policy_static", "credit_decay", "critic_stuck", "no_progress", "loss_not_falling"}
+    ),
     "low_score": NO_SIGNAL | {"length_drift", "reward_falls", "entropy_explosion", "validation_apart"},
     "equal_groups": frozenset({"policy_static", "entropy_collapse", "no_progress"}),
     "policy_static": frozenset({"credit_decay", "no_progress"}),
@@ -129,6 +131,7 @@ def diagnose(history: History) -> list[Finding]:
         for kind, finding in found.items()
         if not is_minor(finding)
         for consequence in EXPLAINS.get(kind, ())
+        if consequence != kind
     }
     for kind in ("repetition", "answers_cut", "repeated_prompts"):
         if kind in found and found[kind].severity is Severity.ERROR and kind not in explained:

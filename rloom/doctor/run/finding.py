@@ -1,6 +1,6 @@
 """What a check reports: the fault, its evidence, its causes and what to try."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -43,6 +43,11 @@ class Cause:
     text: str
     when: Callable[[History], Support] = lambda history: True
     advice: Callable[[History], Sequence[Advice]] = lambda history: ()
+
+    def changes(self, history: "History", keys: Collection[str]) -> bool:
+        """Whether its first advice is another value of one of these keys."""
+        first = next(iter(self.advice(history)), None)
+        return isinstance(first, Change) and first.key in keys
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,10 @@ class Fault:
         judged = [(cause, cause.when(history)) for cause in self.causes]
         supported = [(cause, text) for cause, text in judged if isinstance(text, str)]
         possible = [] if unusual else [cause for cause, text in judged if text is True]
-        ranked = [*(cause for cause, _ in supported), *possible]
+        keys = {value.key for value in unusual}
+        ranked = [
+            cause for cause in (*(cause for cause, _ in supported), *possible) if not cause.changes(history, keys)
+        ]
         advice: list[Advice] = [Change(value.key, value.usual, f"it is {value.value}") for value in unusual]
         advice += [one for cause in ranked for one in cause.advice(history)]
         advice += more

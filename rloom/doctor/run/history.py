@@ -6,7 +6,7 @@ A trend compares the beginning of a metric with its end, in units of its own sca
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from statistics import correlation, fmean, median
@@ -130,7 +130,7 @@ class History:
     metrics: Sequence[Mapping[str, float]]  # one mapping a step, with "step"; step 0: the validation before training
     config: Mapping[str, Any]  # with dotted keys
     events: Sequence[Event] = ()
-    samples: Samples = Samples()  # answers of some steps
+    samples: Samples = field(default_factory=Samples)  # answers of some steps
 
     @classmethod
     def of(cls, run: RunFolder) -> "History":

@@ -138,6 +138,11 @@ def falls_in_validation(history: History) -> Finding | None:
     peak, last = max(accuracy.values), accuracy.values[-1]
     if peak - last <= max(RISE, PEAK_SHARE * abs(peak), 3 * chance(history)):
         return None
+    trend = history.series(SCORE).trend
+    if max(accuracy.values[-2:]) - last > RISE or (
+        trend is not None and trend.change > 0 and last > accuracy.values[0]
+    ):
+        return None  # one validation is chance, or the training goes on
     at = accuracy.steps[accuracy.values.index(peak)]
     evidence = f"validation accuracy: {peak:.3g} at step {at}, {last:.3g} at step {accuracy.steps[-1]}"
     more = keep_the_peak(history)
@@ -198,7 +203,8 @@ def validation_apart(history: History) -> Finding | None:
         return None
     width = max(found[1].values) - min(found[0].values)
     gain = max(validation.values[1:]) - validation.values[0]
-    enough = trend.rises and trend.change > max(2 * RISE * width, 3 * trend.error)
+    errors = 2 if other_problems(history) else 3
+    enough = trend.rises and trend.change > max(2 * RISE * width, errors * trend.error)
     if not enough or gain > max(0.2 * trend.change, 0.01) or validation.values[0] > 1 - RISE:
         return None
     evidence = [
@@ -211,7 +217,8 @@ def validation_apart(history: History) -> Finding | None:
 
 # No progress
 
-FEWEST_FLAT, FEWEST_FLAT_LARGE = 12, 40  # steps; models of a billion weights learn in smaller steps
+# steps; models of a billion weights learn in smaller ones
+FEWEST_EXPLAINED, FEWEST_FLAT, FEWEST_FLAT_LARGE = 12, 20, 40
 AT_THE_TOP = 0.9
 
 
@@ -243,12 +250,13 @@ NO_PROGRESS = Fault(
 
 
 def no_progress(history: History) -> Finding | None:
-    """Reward and validation are flat, and not at the top. A value of a key that explains it is enough after 12 steps."""
+    """Reward and validation are flat, and not at the top. Fewer steps are enough if the value of a key explains it."""
     score, validation = history.series(SCORE), history.validation
     trend, place = score.trend, history.score_place
     explained = any("no_progress" in value.explains for value in history.unusual)
     size = parameters(model_path(history.config))
-    fewest = FEWEST_FLAT if explained or (size is not None and size < SMALL) else FEWEST_FLAT_LARGE
+    fewest = FEWEST_FLAT if size is not None and size < SMALL else FEWEST_FLAT_LARGE
+    fewest = FEWEST_EXPLAINED if explained else fewest
     if trend is None or place is None or not history.has_first_step or len(score) < fewest:
         return None
     if trend.rises or place > AT_THE_TOP or not is_flat(validation, history):
@@ -258,8 +266,8 @@ def no_progress(history: History) -> Finding | None:
     evidence = flat_score(score)
     if len(validation):
         evidence.append(
-            f"validation: {validation.values[0]:.3g} at step {validation.steps[0]}, {validation.values[-1]:.3g} at step "
-            f"{validation.steps[-1]}"
+            f"validation: {validation.values[0]:.3g} at step {validation.steps[0]}, {validation.values[-1]:.3g} at "
+            f"step {validation.steps[-1]}"
         )
     return NO_PROGRESS.found(history, score.span, evidence, certain=len(score) >= 2 * fewest or explained)
 
@@ -284,7 +292,11 @@ def unusual_keys(history: History, named: frozenset[str]) -> Finding | None:
     last = max(history.steps, default=0)
     place, validation = history.score_place, history.validation
     gains = len(validation) > 1 and max(validation.values[1:]) > validation.values[0] + 2 * chance(history)
-    learns = history.score_rises or (place or 0.0) > AT_THE_TOP or gains or not history.series(SCORE)
+    score, loss = history.series(SCORE).trend, history.series("train/loss").trend
+    falls = score is not None and score.falls
+    learns = (
+        history.score_rises or (place or 0.0) > AT_THE_TOP or (gains and not falls) or (loss is not None and loss.falls)
+    )
     return Finding(
         UNUSUAL.kind,
         UNUSUAL.title,

@@ -54,7 +54,7 @@ def large_update(history: History) -> Support:
     step, value = largest
     if abs(value) > PPO_KL_HIGH:
         first = next(s for s, v in zip(*steps_and_values(history, "actor/ppo_kl"), strict=True) if abs(v) > PPO_KL_HIGH)
-        return f"actor/ppo_kl is {value:.3g} in step {step} (near 0 is healthy), beyond {PPO_KL_HIGH:g} first in step {first}"
+        return f"actor/ppo_kl is {value:.3g} in step {step} (near 0 is healthy), first beyond 0.1 in step {first}"
     # with one update in a step it is 0 by definition
     return abs(value) > PPO_KL_HIGH / 10 or history.updates_per_step <= 1 or len(history.steps) < FEWEST_STEPS
 
@@ -96,7 +96,8 @@ def rate_of_nan(history: History) -> Support:
     norm = history.series("actor/grad_norm", "train/grad_norm")
     if not len(norm):
         return True
-    healthy = max(norm.values) < HEALTHY_NORM and large_update(history) is False
+    moved = history.largest("actor/ppo_kl")
+    healthy = max(norm.values) < HEALTHY_NORM and (moved is None or abs(moved[1]) < PPO_KL_HIGH / 10)
     return False if healthy else large_update(history) or True
 
 
@@ -277,7 +278,13 @@ def learning_rate_zero(history: History) -> Finding | None:
 
 def loss_rises(history: History) -> Support:
     trend = history.series("train/loss").trend
-    return trend is not None and trend.rises
+    return loss_jumped(history) or (trend is not None and trend.rises)
+
+
+def loss_jumped(history: History) -> bool:
+    """It is still far above its first value, which is that of the model before training."""
+    loss = history.series("train/loss")
+    return len(loss) > 0 and loss.tail.mean > max(2 * loss.values[0], loss.values[0] + LOSS_JUMP)
 
 
 def rate_times(factor: float, why: str) -> Cause:
@@ -303,15 +310,18 @@ SFT_LOSS = Fault(
 FEWEST_OF_SFT = 20  # batches differ, so that a few steps say nothing
 LOSS_ERRORS = 5.0  # standard errors: a running run repeats the comparison every few steps
 LOSS_RISE = 0.05  # of the loss at first
+LOSS_JUMP = 0.2  # nats
 
 
 def loss_not_falling(history: History) -> Finding | None:
     loss = history.series("train/loss")
     trend = loss.trend
-    if len(loss) < FEWEST_OF_SFT or trend is None or trend.change < 0:
+    if len(loss) < FEWEST_OF_SFT or trend is None or (trend.change < 0 and not loss_jumped(history)):
         return None
     evidence = [f"train/loss: {trend.first:.3g} in the first third of the steps, {trend.last:.3g} in the last"]
-    certain = trend.change > max(LOSS_ERRORS * trend.error, LOSS_RISE * abs(trend.first))
+    if loss_jumped(history):
+        evidence.append(f"train/loss was {loss.values[0]:.3g} in step {loss.steps[0]}, before the first update")
+    certain = loss_jumped(history) or trend.change > max(LOSS_ERRORS * trend.error, LOSS_RISE * abs(trend.first))
     return SFT_LOSS.found(history, loss.span, evidence, certain=certain)
 
 

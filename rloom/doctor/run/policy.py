@@ -41,6 +41,9 @@ ENTROPY_RISE, ENTROPY_RISE_NATS = 3.0, 1.0
 MISMATCH_DEFAULT = 0.01
 
 
+SMALLER_UPDATES = Change(f"{ACTOR}.clip_ratio", 0.1, "smaller updates", "lower")
+
+
 def stronger_kl(history: History) -> list[Advice]:
     if history.config.get("algorithm.kl_metric") is True:  # no KL in reward and loss: it is only measured
         return [Change(f"{ACTOR}.use_kl_loss", True, "stay closer to the reference")]

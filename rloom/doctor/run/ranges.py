@@ -142,8 +142,11 @@ TOO_FAST = Side("the policy is damaged within a few updates", UNSTABLE)
 TOO_SLOW = Side("the policy hardly moves", IDLE)
 NO_CHOICE = Side("all answers to a prompt are the same, so none is better than another", SAME_ANSWERS)
 NOISE = Side("answers are mostly random tokens", RANDOM_ANSWERS)
-OUTWEIGHS = Side("the KL outweighs the reward: the policy stays at the reference", IDLE | {"gradient_explosion"})
+OUTWEIGHS = Side(
+    "the KL outweighs the reward: the policy stays at the reference", IDLE | {"gradient_explosion", "critic_stuck"}
+)
 NO_END = float("inf")
+OVERLONG = "reward_model.overlong_buffer"
 ACTOR_RATE = learning_rate(
     Bounds(1e-5, 2e-4, 1e-3, OF_SIZE), Bounds(1e-4, 1e-3, 1e-2, OF_LORA),
     Bounds(5e-8, 1e-6, 3e-5, OF_SIZE), Bounds(5e-7, 2e-5, 2e-3, OF_LORA),
@@ -156,6 +159,13 @@ SFT_RATE = learning_rate(
     Bounds(1e-5, 5e-4, 1e-2, OF_SIZE), Bounds(1e-5, 1e-3, 5e-2, OF_LORA),
     Bounds(1e-7, 1e-5, 1e-3, OF_SIZE), Bounds(1e-6, 1e-4, 5e-3, OF_LORA),
 )  # fmt: skip
+
+
+def answer_length(keys: Keys) -> Bounds:
+    size = parameters(model_path(keys))
+    return Bounds(8, 48 if size is not None and size < SMALL else 512, NO_END)
+
+
 WARMUP = Side("the learning rate is near 0 for the whole run", IDLE)
 DECAY = Side("the weights shrink faster than they learn", UNSTABLE)
 CLIPPED = Side("updates are scaled down to almost nothing", IDLE | {"gradient_explosion"})
@@ -203,12 +213,12 @@ RANGES = (
     Range("algorithm.lam", Bounds(0.8, 1.0, 1), SHORT_SIGHT, None, reads("lam")),
     Range(f"{ROLLOUT}.temperature", Bounds(0.2, 1.0, 1.5), NO_CHOICE, NOISE),
     Range(f"{ROLLOUT}.top_p", Bounds(0.3, 1.0, 1), NO_CHOICE, None),
-    Range(f"{ROLLOUT}.top_k", lambda keys: Bounds(2, -1, NO_END), NO_CHOICE, None, lambda keys: keys[f"{ROLLOUT}.top_k"] > 0),
+    Range(f"{ROLLOUT}.top_k", Bounds(2, -1, NO_END), NO_CHOICE, None, lambda keys: keys[f"{ROLLOUT}.top_k"] > 0),
     Range(f"{ROLLOUT}.ignore_eos", Bounds(0, False, 0), None, Side("answers never end", CUT | {"repetition"})),
-    Range("data.max_response_length", Bounds(8, 512, NO_END), FEW_TOKENS, None),
+    Range("data.max_response_length", answer_length, FEW_TOKENS, None),
     Range("trainer.critic_warmup", lambda keys: Bounds(0, 0, total_steps(keys) - 1), None, FIRST, has_critic),
     Range(f"{CRITIC}.cliprange_value", Bounds(0.01, 0.5, NO_END), CRITIC_IDLE, None, has_critic),
-    Range("reward_model.overlong_buffer.penalty_factor", Bounds(0, 1.0, 10), None, PENALTY, on("reward_model.overlong_buffer.enable")),
+    Range(f"{OVERLONG}.penalty_factor", Bounds(0, 1.0, 10), None, PENALTY, on(f"{OVERLONG}.enable")),
     Range("reward_model.timeout_s", Bounds(0.1, 10.0, 3600), HASTE, PATIENCE),
 )  # fmt: skip
 
@@ -232,13 +242,18 @@ def _unusual_values(keys: Keys) -> Iterator[Unusual]:
 
 def compared(value: float, bounds: Bounds) -> str:
     """`is 100 times the usual 0.0002 for a model of this size`"""
-    usual, whom = bounds.usual, f" {bounds.whom}" if bounds.whom else ""
-    if isinstance(value, bool) or not usual or not value or value < 0 or usual < 0:
-        return f"is not the usual {shown(usual)}{whom}"
-    factor = value / usual
-    if 0.5 < factor < 2:
-        return f"is not the usual {shown(usual)}{whom}"
-    return f"is {factor:.3g} times the usual {shown(usual)}{whom}"
+    usual = f"the usual {shown(bounds.usual)}{f' {bounds.whom}' if bounds.whom else ''}"
+    if isinstance(value, bool) or min(value, bounds.usual) <= 0:
+        return f"is not {usual}"
+    factor = value / bounds.usual
+    if 0.7 < factor < 1.5:
+        return f"is not {usual}"
+    return f"is {times(factor)} times {usual}" if factor > 1 else f"is {times(1 / factor)} times lower than {usual}"
+
+
+def times(factor: float) -> str:
+    """Two digits: 2.5, 100, 20,000."""
+    return f"{factor:.2g}" if factor < 10 else f"{float(f'{factor:.2g}'):,.0f}"
 
 
 def shown(value: Any) -> str:

@@ -12,11 +12,13 @@ FAILED_CERTAIN = 0.05
 HIGHEST_ACCURACY = 0.95  # that need not rise any more
 CLEAR_FALL = 0.02  # of the accuracy between two validations
 RISE = 0.05  # of the reward's range: smaller rises say nothing about what it rewards
+FOLLOWS = 0.3  # of the rise of the reward: the accuracy rises with it
 TRAINING_ACCURACY = "reward/acc"
 VALIDATIONS_CERTAIN = 6  # the first of a few is the highest by chance
 OPPOSITE = -0.5  # correlation of score and correctness inside groups
 NOISY, NOISY_CERTAIN = 0.25, 0.4  # share of the score's variance among answers of the same text
 PAID_BY_LENGTH = 0.2  # share of the score's variance inside groups
+PAID_CORRELATION = 0.8  # among equally right answers
 LENGTH_ALONE = 0.9  # correlation with the length where it is not known which answers are right
 
 FIX = "`rloom reward try FILE` scores an answer that is right and one that is wrong"
@@ -265,7 +267,7 @@ def length_paid(history: History) -> Finding | None:
     if found is None or not history.has_own_reward:
         return None
     share, correlated = found
-    if share < PAID_BY_LENGTH or (not known and abs(correlated) < LENGTH_ALONE):
+    if share < PAID_BY_LENGTH or abs(correlated) < (PAID_CORRELATION if known else LENGTH_ALONE):
         return None
     longer = "longer" if correlated > 0 else "shorter"
     evidence = [
@@ -289,6 +291,10 @@ def rising_parts(history: History) -> list[str]:
 def part_rises(history: History) -> Support:
     parts = rising_parts(history)
     return parts[0] if parts else history.has_own_reward and not judged(history)
+
+
+def prefers_wrong(history: History) -> Support:
+    return judged(history) or bool(history.config.get("reward_model.enable")) or not history.has_own_reward
 
 
 HACKED = Fault(
@@ -337,7 +343,8 @@ def reward_hacked(history: History) -> Finding | None:
     name, measured = accuracy
     width = max(found[1].values) - min(found[0].values)
     rises = trend.rises and trend.change > RISE * width
-    if not rises or measured.rises or measured.last >= HIGHEST_ACCURACY:
+    follows = measured.rises or (measured.error > 0 and width * measured.change > FOLLOWS * trend.change)
+    if not rises or follows or measured.last >= HIGHEST_ACCURACY:
         return None
     evidence = [
         f"{SCORE}: {trend.first:.3g} in the first third of the steps, {trend.last:.3g} in the last",

@@ -14,9 +14,8 @@ from rloom.config.keys import all_keys
 from rloom.config.load import load_config
 from rloom.doctor.run.checks import CHECKS, EXPLAINS, diagnose
 from rloom.doctor.run.finding import Finding, Severity
-from rloom.doctor.run.history import History
+from rloom.doctor.run.history import History, Series
 from rloom.doctor.run.live import FIRST_STEPS, LAST_STEPS, LiveDiagnosis, live_message
-from rloom.doctor.run.series import Series
 from rloom.language import to_chinese
 from rloom.runs.records import EVENTS_FILE, EventLog
 from tests.architecture.source import ROOT

@@ -9,9 +9,8 @@ import pytest
 
 from rloom.doctor.run.checks import diagnose
 from rloom.doctor.run.finding import Finding, Severity
-from rloom.doctor.run.history import ACTOR, History
+from rloom.doctor.run.history import ACTOR, History, Series, correlation_of_changes
 from rloom.doctor.run.live import LiveDiagnosis
-from rloom.doctor.run.series import Series, correlation_of_changes
 from tests.unit.doctor.test_diagnosis import GAE, SFT, Values, flat, history, kinds, scores_of
 
 SFT_KEYS = {"optim.lr": 1e-5, "optim.clip_grad": 1.0}
