@@ -6,11 +6,12 @@ import re
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
@@ -20,15 +21,20 @@ from torch import Tensor
 
 import rloom
 from rloom.data.files import read_rows
+from rloom.doctor.run.finding import Change, Finding
 from rloom.errors import RloomError
 from rloom.rollout.native.engine import NativeRollout
+from rloom.runs.dumps.reader import Dumps
+from rloom.runs.run_folder import RunFolder
 from rloom.training import loop
 
 Row = dict[str, Any]
 Reward = Callable[[str, Any], Any]  # (answer, ground truth) -> score
 ASSETS = Path(rloom.__file__).parent / "assets" / "embedded"
-ACTOR, ROLLOUT, CRITIC, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "critic", "actor_rollout_ref.model"
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+CRITIC = "critic"
 STEPS = 12
+LEARNED = 0.08  # of the validation accuracy
 BASE: Mapping[str, Any] = {
     "algorithm.adv_estimator": "grpo",
     "data.train_batch_size": 16,
@@ -57,6 +63,7 @@ class RunCase:
     names: str = ""
     keys: Mapping[str, Any] = field(default_factory=dict)
     reward: Callable[[], Reward] | None = None  # makes the function: it may have a state. None: the built-in rule
+    reward_file: str = ""  # instead: the source of a file with `compute_score`, which runs in processes of its own
     train: Callable[[list[Row]], list[Row]] | None = None  # changes the rows
     validation: Callable[[list[Row]], list[Row]] | None = None
     model: Callable[[Path], Path] | None = None  # makes the model's folder
@@ -78,6 +85,9 @@ def run(case: RunCase, directory: Path, seed: int = 1) -> Path:
     if case.model is not None:
         own[f"{MODEL}.path"] = str(case.model(directory.with_name(f"{directory.name}-model")))
         own = {**SIZES, **own}
+    if case.reward_file:
+        own["custom_reward_function.path"] = str(directory.with_name(f"{directory.name}-reward.py"))
+        Path(own["custom_reward_function.path"]).write_text(case.reward_file)
     given: dict[str, Any] = {} if case.reward is None else {"reward": as_rloom_calls_it(case.reward())}
     if case.train is not None or case.validation is not None:
         train, validation = (read_rows(ASSETS / f"{name}.parquet") for name in ("train", "test"))
@@ -114,6 +124,34 @@ def fine_tune(keys: Mapping[str, Any]) -> None:
 
     own = {key: value for key, value in keys.items() if key != "data.seed"}
     sft_trainer.main([f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in own.items()])
+
+
+def follow_first_advice(case: RunCase, finding: Finding, directory: Path, seed: int = 1) -> Path:
+    """Continue the run with the key of the first advice, or begin again, as the finding says. Where the advice is not
+    about a key, the case has what it asks for."""
+    advice = finding.advice[0]
+    again = directory.with_name(f"{directory.name}-again")
+    if not isinstance(advice, Change):
+        assert case.fix is not None, advice
+        return run(replace(case, **case.fix), again, seed)
+    changed = case.with_keys({advice.key: advice.value})
+    if finding.begin_again:
+        return run(changed, again, seed)
+    steps = 2 * int(case.keys.get("trainer.total_training_steps", STEPS))
+    return run(
+        changed.with_keys({"trainer.resume_mode": "auto", "trainer.total_training_steps": steps}), directory, seed
+    )
+
+
+def learned(case: RunCase, directory: Path) -> bool:
+    """Whether the validations, by the built-in rule and whatever reward the run has, are better than the first."""
+    if case.sft:
+        losses = [record["val/loss"] for record in RunFolder(directory).metrics if "val/loss" in record]
+        return losses[-1] < 0.9 * losses[0]
+    dumps = Dumps(directory)
+    rows = [dumps.rows("validation", step) for step in dumps.steps("validation")]
+    shares = [fmean(is_correct(row["output"], row["ground_truth"]) for row in step) for step in rows]
+    return max(shares[1:]) > shares[0] + LEARNED
 
 
 def as_rloom_calls_it(reward: Reward) -> Callable[..., Any]:

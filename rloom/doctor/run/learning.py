@@ -7,7 +7,7 @@ from rloom.doctor.run.answers import CLOSER
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, Series
 from rloom.doctor.run.numerics import TOO_MANY, large_update, learning_rate_key, lower_learning_rate, ten_times_lower
-from rloom.doctor.run.policy import flat_score
+from rloom.doctor.run.policy import TINY_REWARDS, flat_score
 from rloom.doctor.run.ranges import SMALL, model_path, parameters
 from rloom.doctor.run.reward import RISE, extremes
 
@@ -237,6 +237,7 @@ NO_PROGRESS = Fault(
     Severity.WARNING,
     "The run does not learn",
     (
+        TINY_REWARDS,
         Cause(
             "the learning rate is too low",
             lambda history: same_validations(history) or large_update(history) is False,

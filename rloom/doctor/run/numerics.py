@@ -14,7 +14,7 @@ GROWTH = 10.0  # times the gradient norm of the first steps
 FAR_ABOVE_CLIP = 10.0  # times grad_clip
 ALWAYS_LARGE = 100.0  # times grad_clip, whatever it was at first
 HEALTHY_NORM = 10.0  # whatever grad_clip is
-LARGE_REWARD = 10.0
+LARGE_REWARD, TINY_REWARD = 10.0, 1e-3
 LR_ZERO = 1e-12
 RARE = 0.01  # of the steps: one update that is skipped among hundreds costs nothing
 LATELY = 100  # steps; more than one skipped update in them is not rare
@@ -77,6 +77,12 @@ def large_rewards(history: History) -> Support:
     extremes = [abs(v) for name in ("max", "min") for v in history.series(f"critic/score/{name}").values]
     largest = max(extremes, default=0.0)
     return f"scores reach {largest:.3g}" if largest > LARGE_REWARD else False
+
+
+def tiny_rewards(history: History) -> Support:
+    extremes = [abs(v) for name in ("max", "min") for v in history.series(f"critic/score/{name}").values]
+    largest = max(extremes, default=1.0)
+    return f"scores reach only {largest:.3g}" if 0 < largest < TINY_REWARD else False
 
 
 def normalised(history: History) -> list[Advice]:
@@ -322,7 +328,7 @@ def loss_not_falling(history: History) -> Finding | None:
     if loss_jumped(history):
         evidence.append(f"train/loss was {loss.values[0]:.3g} in step {loss.steps[0]}, before the first update")
     certain = loss_jumped(history) or trend.change > max(LOSS_ERRORS * trend.error, LOSS_RISE * abs(trend.first))
-    return SFT_LOSS.found(history, loss.span, evidence, certain=certain)
+    return SFT_LOSS.found(history, loss.span, evidence, certain=certain, begin_again=loss_jumped(history))
 
 
 # Time and memory
@@ -371,9 +377,7 @@ def is_stage(*names: str) -> Callable[[History], Support]:
 
 def waits_for_the_limit(history: History) -> Support:
     """Steps with a failed reward wait as long as the time limit: a few answers hang, the others are fast."""
-    found, limit = slowest_stage(history), history.number(REWARD_LIMIT, 10.0)
-    if found is None or found[0] != "reward":
-        return False
+    limit = history.number(REWARD_LIMIT, 10.0)
     failed, seconds = history.series("reward/failed"), history.series("timing_s/reward")
     waits = [s for s, f in zip(seconds.values, failed.values, strict=False) if f > 0]
     others = [s for s, f in zip(seconds.values, failed.values, strict=False) if f == 0]
@@ -419,18 +423,19 @@ def faster_generation(history: History) -> list[Advice]:
     ]
 
 
+HANGS = Cause(
+    "a few answers take as long as the time limit of a reward, and the step waits for them",
+    waits_for_the_limit,
+    lambda history: [
+        Change(REWARD_LIMIT, rounded(history.number(REWARD_LIMIT, 10.0) / 5), "wait less for answers that hang")
+    ],
+)
 SLOW = Fault(
     "slow_stage",
     Severity.NOTE,
     "One stage takes most of the time",
     (
-        Cause(
-            "a few answers take as long as the time limit of a reward, and the step waits for them",
-            waits_for_the_limit,
-            lambda history: [
-                Change(REWARD_LIMIT, rounded(history.number(REWARD_LIMIT, 10.0) / 5), "wait less for answers that hang")
-            ],
-        ),
+        HANGS,
         Cause(
             "the reward function or the judge is slow, or too few of them run at a time",
             lambda history: is_stage("reward")(history) and not waits_for_the_limit(history),

@@ -25,6 +25,8 @@ from rloom.doctor.run.numerics import (
     large_update,
     learning_rate_key,
     lower_learning_rate,
+    normalised,
+    tiny_rewards,
 )
 from rloom.runs.mismatch import CORRECTION, FIGURE, THRESHOLD_KEY, causes
 from rloom.runs.names import KL_METRICS
@@ -97,11 +99,13 @@ def higher_rate(history: History) -> list[Advice]:
     return [Change(key, max(1e-6, rounded(10 * history.number(key, 1e-6))), "a higher learning rate")]
 
 
+TINY_REWARDS = Cause("rewards are tiny, and the advantages are not normalised", tiny_rewards, normalised)
 STATIC = Fault(
     "policy_static",
     Severity.WARNING,
     "The policy does not move",
     (
+        TINY_REWARDS,
         Cause("the learning rate is far too low", advice=higher_rate),
         Cause(
             "weights in bfloat16 without float32 masters lose small updates",

@@ -182,6 +182,24 @@ PENALTY = Side("the penalty outweighs the reward", frozenset({"length_drift", "n
 PATIENCE = Side("an answer that hangs stops the step for this long", frozenset({"slow_stage", "reward_failures"}))
 HASTE = Side("rewards fail before they are computed", frozenset({"reward_failures", "run_failed"}))
 
+FEW = Side("advantages are noise: too few answers in a step", UNSTABLE)
+FULL = Side("almost every answer is penalised for its length", PENALTY.explains | CUT)
+
+
+def few_answers(keys: Keys) -> Bounds:
+    return Bounds(8 / max(1, keys.get(f"{ROLLOUT}.n") or 1), 64, NO_END)
+
+
+def overlong_part(keys: Keys) -> Bounds:
+    longest = keys.get("data.max_response_length") or NO_END
+    return Bounds(0, longest // 4 if longest < NO_END else 1024, 0.75 * longest)
+
+
+def adapter_scale(keys: Keys) -> Bounds:
+    rank = keys.get(f"{MODEL}.lora_rank") or 1
+    return Bounds(rank / 32, rank, 32 * rank, OF_LORA)
+
+
 RANGES = (
     Range(f"{ACTOR}.optim.lr", ACTOR_RATE, TOO_SLOW, TOO_FAST),
     Range(f"{CRITIC}.optim.lr", CRITIC_RATE, CRITIC_IDLE, CRITIC_WILD, has_critic),
@@ -211,6 +229,8 @@ RANGES = (
     Range("algorithm.kl_ctrl.kl_coef", Bounds(0, 0.001, 1), None, OUTWEIGHS, on("algorithm.use_kl_in_reward")),
     Range("algorithm.gamma", Bounds(0.9, 1.0, 1), SHORT_SIGHT, None, reads("gamma")),
     Range("algorithm.lam", Bounds(0.8, 1.0, 1), SHORT_SIGHT, None, reads("lam")),
+    Range("data.train_batch_size", few_answers, FEW, None, lambda keys: ESTIMATOR_KEY in keys),
+    Range(f"{MODEL}.lora_alpha", adapter_scale, TOO_SLOW, TOO_FAST, lambda keys: bool(keys.get(f"{MODEL}.lora_rank"))),
     Range(f"{ROLLOUT}.temperature", Bounds(0.2, 1.0, 1.5), NO_CHOICE, NOISE),
     Range(f"{ROLLOUT}.top_p", Bounds(0.3, 1.0, 1), NO_CHOICE, None),
     Range(f"{ROLLOUT}.top_k", Bounds(2, -1, NO_END), NO_CHOICE, None, lambda keys: keys[f"{ROLLOUT}.top_k"] > 0),
@@ -218,6 +238,7 @@ RANGES = (
     Range("data.max_response_length", answer_length, FEW_TOKENS, None),
     Range("trainer.critic_warmup", lambda keys: Bounds(0, 0, total_steps(keys) - 1), None, FIRST, has_critic),
     Range(f"{CRITIC}.cliprange_value", Bounds(0.01, 0.5, NO_END), CRITIC_IDLE, None, has_critic),
+    Range(f"{OVERLONG}.len", overlong_part, None, FULL, on(f"{OVERLONG}.enable")),
     Range(f"{OVERLONG}.penalty_factor", Bounds(0, 1.0, 10), None, PENALTY, on(f"{OVERLONG}.enable")),
     Range("reward_model.timeout_s", Bounds(0.1, 10.0, 3600), HASTE, PATIENCE),
 )  # fmt: skip

@@ -5,6 +5,7 @@ import math
 from rloom.doctor.run.answers import CLOSER, LOOK, NEVER_RIGHT, look_at_answers, same_answers
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, Series, Trend
+from rloom.doctor.run.numerics import HANGS, waits_for_the_limit
 from rloom.rewards.kinds import KINDS, CallKeys
 
 FAILED_SHARE = 0.01  # of all answers; a judge may fail now and then
@@ -143,12 +144,15 @@ FAILURES = Fault(
         Cause("the judge or server refuses requests: rate limit, key, budget", judged, fewer_calls),
         Cause("it answers too slowly", judged, longer_limit),
         Cause("its answers cannot be parsed as a score: `rloom judge try`", judged),
+        HANGS,
         Cause(
             "the reward function raises an exception for some answers; the console prints the most common reasons",
             advice=lambda history: ["correct the reward function for the answers that the run's warnings name"],
         ),
         Cause(
-            "it takes longer than reward_model.timeout_s", lambda history: not some_fail(history), longer_limit
+            "it takes longer than reward_model.timeout_s",
+            lambda history: not some_fail(history) and not waits_for_the_limit(history),
+            longer_limit,
         ),
         Cause("it returns no number"),
     ),
