@@ -1,5 +1,6 @@
 """What a run reads: tokenizer and prompts."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from rloom.launch.model_sources import policy_source
 from rloom.models.load import load_tokenizer
 from rloom.models.source import EMBEDDED_FOLDER
 from rloom.types import Prompt
+
+log = logging.getLogger(__name__)
+FEWEST_ROWS = 16  # a smoke run may have fewer different ones
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class Inputs:
 def read_inputs(config: Config, given: UserObjects) -> Inputs:
     tokenizer = load_tokenizer(policy_source(config))
     prompts = train_prompts(config, tokenizer, given.train)
+    different = len({prompt.text for prompt in prompts})
+    if len(prompts) >= FEWEST_ROWS and different <= len(prompts) / 2:
+        log.warning(f"Note: the {len(prompts):,} training rows have only {different:,} different prompts")
     return Inputs(tokenizer, prompts, held_out_prompts(config, tokenizer, given.validation), given.reward)
 
 

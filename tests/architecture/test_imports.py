@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.runs": NOUNS,
     "rloom.view": ("rloom.doctor.run", "rloom.runs", *BOTTOM),
     "rloom.doctor": ("rloom", "rloom.rewards.sandbox", *TABLES, *BOTTOM),
-    "rloom.doctor.run": ("rloom.runs", *TABLES, *BOTTOM),
+    "rloom.doctor.run": ("rloom.config.ranges", "rloom.rewards.routing", "rloom.runs", *TABLES, *BOTTOM),
     "rloom.engines": ("rloom.algos", "rloom.models", *NOUNS),
     # weights come from a training engine, over its process groups
     "rloom.rollout": ("rloom.engines.distributed", "rloom.engines.weight_sync", "rloom.models", "rloom.net", *NOUNS),
@@ -107,7 +107,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "matplotlib": ("rloom.runs.curve",),
     "rich": (
         "rloom.runs",
-        "rloom.doctor.run.command",
+        "rloom.doctor.run.report",
         "rloom.doctor.machine.env",
         "rloom.cli.runs",
         "rloom.cli.compare",

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+from rloom.config.ranges import model_path
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import (
     ACTOR,
@@ -18,7 +19,6 @@ from rloom.doctor.run.history import (
     correlation_of_changes,
 )
 from rloom.doctor.run.numerics import TOO_FAST, lower_learning_rate
-from rloom.doctor.run.ranges import model_path
 
 CUT_SHARE, CUT_CERTAIN = 0.25, 0.5
 CUT_ALMOST_ALL = 0.9  # no answer can be complete: it explains a reward of 0
@@ -85,10 +85,8 @@ PROMPTS_CUT = Fault(
         Cause(
             "data.max_prompt_length is too small for these prompts",
             advice=lambda history: [
+                Change(LONGEST_PROMPT, 8 * int(history.number(LONGEST_PROMPT, 64)), "whole prompts"),
                 Change("data.truncation", "error", "name the longest prompt instead of cutting it"),
-                Change(
-                    "data.max_prompt_length", 8 * int(history.number("data.max_prompt_length", 64)), "whole prompts"
-                ),
             ],
         ),
     ),
@@ -122,7 +120,8 @@ def low_from_the_start(history: History) -> bool:
     if len(score) < FEWEST_CERTAIN or not len(low) or not len(high):
         return False
     lowest, width = min(low.values), max(high.values) - min(low.values)
-    return width > 0 and score.head.mean - lowest < LOW * width and score.tail.mean - lowest < LOW_AT_LAST * width
+    stays = score.tail.mean - lowest < LOW_AT_LAST * width or unlearns(history)
+    return width > 0 and score.head.mean - lowest < LOW * width and stays
 
 
 def other_reward(history: History) -> Support:
@@ -236,12 +235,13 @@ def sampling_random(history: History) -> Finding | None:
     if min(len(entropy), len(score)) < FEWEST_STEPS or not len(validation) or validation.values[0] < 0.1:
         return None
     hot = history.number(f"{ROLLOUT}.temperature", 1.0) > 1
-    if entropy.head.mean < (RANDOM_NATS if hot else RANDOM_CERTAIN) or score.head.mean > validation.values[0] / 3:
+    # the answers of the first step are those of the model before training
+    if entropy.head.mean < (RANDOM_NATS if hot else RANDOM_CERTAIN) or score.values[0] > validation.values[0] / 3:
         return None
     evidence = [
         f"actor/entropy: {entropy.values[0]:.3g} in step {entropy.steps[0]}, {entropy.tail.mean:.3g} in the last "
         f"{len(entropy.tail)} steps",
-        f"sampled answers score {score.head.mean:.3g} in the first steps, validation {validation.values[0]:.3g}",
+        f"sampled answers score {score.values[0]:.3g} in the first step, validation {validation.values[0]:.3g}",
     ]
     return SAMPLING_RANDOM.found(history, entropy.span, evidence, certain=len(entropy) >= FEWEST_CERTAIN)
 

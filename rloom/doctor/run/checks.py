@@ -115,7 +115,7 @@ def with_real_changes(finding: Finding, history: History) -> Finding:
 
 
 def is_minor(finding: Finding) -> bool:
-    """Less severe than its kind usually is: it explains nothing else."""
+    """Less severe than its kind usually is: it explains nothing else, and comes after others as severe."""
     return CHECKS[finding.kind].fault.severity is Severity.ERROR and finding.severity is not Severity.ERROR
 
 
@@ -140,5 +140,5 @@ def diagnose(history: History) -> list[Finding]:
     unusual = learning.unusual_keys(history, frozenset(key for finding in kept for key in finding.keys))
     kept = [*kept, *([unusual] if unusual is not None else [])]
     order = list(CHECKS)
-    kept.sort(key=lambda finding: (RANK[finding.severity], order.index(finding.kind)))
+    kept.sort(key=lambda finding: (RANK[finding.severity], is_minor(finding), order.index(finding.kind)))
     return [with_real_changes(finding, history) for finding in kept]

@@ -60,7 +60,7 @@ class Finding:
     causes: tuple[str, ...]  # those with evidence first
     advice: tuple[Advice, ...]  # for the first cause first
     certain: bool  # enough steps and a clear margin: a running run warns of it
-    begin_again: bool = False  # the policy is damaged: what it learned cannot be saved
+    begin_again: bool = False  # the policy or the optimizer state is damaged, or nothing was learned
     keys: tuple[str, ...] = ()  # with unusual values that explain it
 
     @property

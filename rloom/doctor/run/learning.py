@@ -3,12 +3,12 @@
 import math
 from statistics import fmean
 
+from rloom.config.ranges import SMALL, model_path, parameters
 from rloom.doctor.run.answers import CLOSER
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, Series
 from rloom.doctor.run.numerics import TOO_MANY, large_update, learning_rate_key, lower_learning_rate, ten_times_lower
 from rloom.doctor.run.policy import TINY_REWARDS, flat_score
-from rloom.doctor.run.ranges import SMALL, model_path, parameters
 from rloom.doctor.run.reward import RISE, extremes
 
 COLLAPSED = 0.25  # of the height above the lowest score that the first steps had
@@ -25,7 +25,7 @@ COLLAPSE = Fault(
         TOO_MANY,
         Cause(
             "the learning rate is too high: after a few large updates the policy no longer solves the task",
-            large_update,
+            lambda history: large_update(history) or True,
             ten_times_lower,
         ),
         Cause(
@@ -203,8 +203,9 @@ def validation_apart(history: History) -> Finding | None:
         return None
     width = max(found[1].values) - min(found[0].values)
     gain = max(validation.values[1:]) - validation.values[0]
-    errors = 2 if other_problems(history) else 3
-    enough = trend.rises and trend.change > max(2 * RISE * width, errors * trend.error)
+    apart = abs(score.head.mean - validation.values[0]) > 2 * APART_AT_FIRST * width and max(validation.values) < RISE
+    errors = 1.5 if apart else 2 if other_problems(history) else 3
+    enough = trend.change > max(1.5 * RISE * width, errors * trend.error)
     if not enough or gain > max(0.2 * trend.change, 0.01) or validation.values[0] > 1 - RISE:
         return None
     evidence = [
@@ -262,7 +263,7 @@ def no_progress(history: History) -> Finding | None:
         return None
     if trend.rises or place > AT_THE_TOP or not is_flat(validation, history):
         return None
-    if not explained and len(validation) < 3 and len(score) < FEWEST_FLAT_LARGE:
+    if not explained and len(validation) < 3:
         return None
     evidence = flat_score(score)
     if len(validation):
@@ -270,7 +271,9 @@ def no_progress(history: History) -> Finding | None:
             f"validation: {validation.values[0]:.3g} at step {validation.steps[0]}, {validation.values[-1]:.3g} at "
             f"step {validation.steps[-1]}"
         )
-    return NO_PROGRESS.found(history, score.span, evidence, certain=len(score) >= 2 * fewest or explained)
+    return NO_PROGRESS.found(
+        history, score.span, evidence, certain=len(score) >= 2 * fewest or explained, begin_again=True
+    )
 
 
 def is_flat(validation: Series, history: History) -> bool:

@@ -94,9 +94,9 @@ def live_message(finding: Finding, run_dir: Path) -> str:
     """At most four lines: evidence, the first cause, its first advice."""
     lines = [f"Warning: {finding.title}: {finding.evidence[0]}."]
     if finding.causes:
-        lines.append(f"Likely cause: {finding.causes[0]}.")
+        lines.append(f"Likely cause: {finding.causes[0]}")
     if finding.advice:
         first = finding.advice[0]
         advice = first if isinstance(first, str) else first.assignment
-        lines.append(f"It cannot be saved, begin again: {advice}." if finding.begin_again else f"Try: {advice}.")
+        lines.append(f"Begin again with: {advice}." if finding.begin_again else f"Try: {advice}.")
     return "\n".join([*lines, f"rloom doctor {run_dir} has the evidence, the causes and further keys."])

@@ -168,7 +168,7 @@ GRADIENT = Fault(
     "The gradient norm is far too large",
     (
         Cause("rewards are far outside of -1 to 1, and the advantages are not normalised", large_rewards, normalised),
-        TOO_FAST,
+        Cause("the learning rate is too high", lambda history: large_update(history) or True, half_rate),
         TOO_MANY,
         Cause("some rows are damaged or very long: `rloom data check FILE`", is_supervised),
         Cause("the weights of the model are damaged", is_supervised),
@@ -294,11 +294,14 @@ def loss_jumped(history: History) -> bool:
 
 
 def rate_times(factor: float, why: str) -> Cause:
-    key = "optim.lr"
+    def other(history: History) -> list[Advice]:
+        key = learning_rate_key(history)
+        return [Change(key, rounded(history.number(key, 1e-5) * factor), why)]
+
     return Cause(
         "the learning rate is so high that the loss jumps" if factor < 1 else "the learning rate is too low",
         loss_rises if factor < 1 else lambda history: not loss_rises(history),
-        lambda history: [Change(key, rounded(history.number(key, 1e-5) * factor), why)],
+        other,
     )
 
 
@@ -348,6 +351,7 @@ MEMORY_GROWTH = 0.05  # of the memory after the first third of the steps
 MEMORY_STEPS = 12
 RISING_SHARE = 0.6  # of the steps: a longer batch raises a peak once, a leak in every step
 REWARD_LIMIT = "reward_model.timeout_s"
+FEWEST_WAITS = 3  # steps
 
 
 def slowest_stage(history: History) -> tuple[str, float, float, float] | None:
@@ -381,7 +385,7 @@ def waits_for_the_limit(history: History) -> Support:
     failed, seconds = history.series("reward/failed"), history.series("timing_s/reward")
     waits = [s for s, f in zip(seconds.values, failed.values, strict=False) if f > 0]
     others = [s for s, f in zip(seconds.values, failed.values, strict=False) if f == 0]
-    if len(waits) < FEWEST_STEPS or min(waits) < 0.8 * limit or max(others, default=0.0) > 0.5 * limit:
+    if len(waits) < FEWEST_WAITS or min(waits) < 0.8 * limit or max(others, default=0.0) > 0.5 * limit:
         return False
     return (
         f"the reward stage takes {min(waits):.3g} s or more in steps with a failed reward; {REWARD_LIMIT} is {limit:g}"

@@ -25,7 +25,6 @@ from rloom.doctor.run.numerics import (
     large_update,
     learning_rate_key,
     lower_learning_rate,
-    normalised,
     tiny_rewards,
 )
 from rloom.runs.mismatch import CORRECTION, FIGURE, THRESHOLD_KEY, causes
@@ -99,7 +98,11 @@ def higher_rate(history: History) -> list[Advice]:
     return [Change(key, max(1e-6, rounded(10 * history.number(key, 1e-6))), "a higher learning rate")]
 
 
-TINY_REWARDS = Cause("rewards are tiny, and the advantages are not normalised", tiny_rewards, normalised)
+def scaled_rewards(history: History) -> list[Advice]:
+    return ["return scores of about 0 to 1 from the reward function"]
+
+
+TINY_REWARDS = Cause("rewards are tiny, and the advantages are not normalised", tiny_rewards, scaled_rewards)
 STATIC = Fault(
     "policy_static",
     Severity.WARNING,
@@ -336,7 +339,7 @@ def credit_decay(history: History) -> Finding | None:
         *flat_score(history.series(SCORE)),
     ]
     certain = weight < WEIGHT_CERTAIN and history.has_first_step
-    return CREDIT.found(history, length.span, evidence, certain=certain)
+    return CREDIT.found(history, length.span, evidence, certain=certain, begin_again=True)
 
 
 def flat_score(score: Series) -> list[str]:
@@ -420,4 +423,5 @@ def critic_stuck(history: History) -> Finding | None:
         (f"critic/vf_explained_var: {known:.3g} in the last {len(explained.tail)} steps (0: no better than the mean)"),
         f"values are {values.tail.mean:.3g} on average, scores {score.tail.mean:.3g}",
     ]
-    return CRITIC_STUCK.found(history, loss.span, evidence, certain=bias >= 2 * BIAS and len(loss) >= LONG_RUN)
+    certain = bias >= 2 * BIAS and len(loss) >= LONG_RUN
+    return CRITIC_STUCK.found(history, loss.span, evidence, certain=certain, begin_again=not history.score_rises)

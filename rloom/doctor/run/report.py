@@ -100,7 +100,10 @@ def finding_lines(number: int, finding: Finding) -> Iterator[Line]:
         for place, text in enumerate(finding.causes, start=1):
             yield f"     {place}. {text}", ""
     if finding.advice:
-        yield ("   The policy cannot be saved: begin again with" if finding.begin_again else "   Try"), "bold"
+        yield (
+            ("   What this run has learned cannot be used: begin again with" if finding.begin_again else "   Try"),
+            "bold",
+        )
         for advice in finding.advice:
             text = advice if isinstance(advice, str) else f"{advice.assignment:<56} {translate(advice.why)}"
             yield f"     {text}", ""
