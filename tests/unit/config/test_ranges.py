@@ -1,7 +1,6 @@
 """The table of usual values: extreme ones are named, those of rloom's own examples never."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -12,27 +11,17 @@ from rloom.config.ranges import RANGES, parameters, unusual_values
 from rloom.errors import RloomError
 from rloom.language import to_chinese
 from rloom.runs.run_folder import flat_config
-from tests.architecture.source import ROOT
+from tests.architecture.test_guides import PAGES, commands
+from tests.documents.shell import Command, start
+from tests.documents.test_commands import COMMANDS, configured
+from tests.unit.config.test_config_examples import SCRIPTS, command_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-SCRIPTS = sorted(
-    path for folder in ("examples", "recipes", "docs") for path in (ROOT / folder).rglob("*") if path.suffix in (".sh", ".md")
-)  # fmt: skip
 
 
 def of(*overrides: str) -> list[str]:
     """The sentences about a configuration."""
     return [value.sentence for value in unusual_values(flat_config(load_config(overrides).model_dump(mode="json")))]
-
-
-def assignments(path: Path) -> list[str]:
-    """What a script or a page sets on command lines: `key=value` of keys that exist."""
-    known, found = all_keys(), []
-    for text in re.findall(r"[\w.]+=[^\s`|;,)]+", path.read_text(encoding="utf-8")):
-        key, _, value = text.partition("=")
-        if key in known and re.fullmatch(r"[\d.e+-]+|True|False", value.rstrip(".")):
-            found.append(f"{key}={value.rstrip('.')}")
-    return found
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_plus_plus", "remax", "opo"])
@@ -43,21 +32,26 @@ def test_defaults_are_usual(estimator: str, model: str) -> None:
     assert unusual_values(flat_config(load_sft_config([f"model.path={model}"]).model_dump(mode="json"))) == []
 
 
-@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.suffix == ".sh"], ids=lambda path: path.name)
-def test_values_of_examples_and_recipes_are_usual(path: Path) -> None:
-    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    for line in text.splitlines():
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:
-            continue
-        keys = [w for w in words if re.fullmatch(r"[+\w.]+=[^$]+", w) and w.partition("=")[0].lstrip("+") in all_keys()]
-        if len(keys) < 3:
-            continue
-        try:
-            assert of(*keys) == []
-        except RloomError:  # a line of a command whose other keys are variables
-            continue
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_values_of_the_examples_are_usual(script: str, tmp_path: Path) -> None:
+    assert of(*command_of(script, tmp_path)[2:]) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name[:60])
+def test_values_of_the_users_documents_are_usual(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        config = configured(command, start(command, tmp_path), monkeypatch)
+    except RloomError:  # its own test says why
+        return
+    assert unusual_values(flat_config(config.model_dump(mode="json"))) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_values_of_the_guides_are_usual(page: Path) -> None:
+    for arguments in commands(page.read_text(encoding="utf-8"), "rloom train", "rloom plan"):
+        assert of(*arguments) == []
 
 
 @pytest.mark.parametrize(
