@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from rloom.algos.needs import EstimatorNeeds
+from rloom.algos.ranges import unusual_values
 from rloom.config.base import ACTOR, CRITIC, MODEL, ROLLOUT, RunConfig
 from rloom.config.derived import (
     Needs,
@@ -25,7 +26,6 @@ from rloom.config.engine_checks import (
     server_notices,
 )
 from rloom.config.keys import value_at
-from rloom.config.ranges import unusual_values
 from rloom.config.reward_sections import PartWeight, judge_faults, remote_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, SftConfig
 from rloom.config.sections import RolloutSection

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from rloom.config.ranges import model_path
+from rloom.algos.ranges import model_path
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import (
     ACTOR,

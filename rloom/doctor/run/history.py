@@ -13,7 +13,7 @@ from statistics import correlation, fmean, median
 from typing import Any
 
 from rloom.algos.needs import ESTIMATORS, EstimatorNeeds
-from rloom.config.ranges import ACTOR, CRITIC, ROLLOUT, Unusual, unusual_values
+from rloom.algos.ranges import ACTOR, CRITIC, ROLLOUT, Unusual, unusual_values
 from rloom.doctor.run.samples import Samples
 from rloom.runs.records import Event, finite
 from rloom.runs.run_folder import RunFolder, flat_config

@@ -3,7 +3,7 @@
 import math
 from statistics import fmean
 
-from rloom.config.ranges import SMALL, model_path, parameters
+from rloom.algos.ranges import SMALL, model_path, parameters
 from rloom.doctor.run.answers import CLOSER
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, Series

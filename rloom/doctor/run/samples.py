@@ -23,7 +23,7 @@ SHOWN = 160  # characters of a text
 
 
 @dataclass(frozen=True)
-class Answer:
+class SampledAnswer:
     step: int
     group: int
     row: int  # of the data set
@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Samples:
-    answers: Sequence[Answer] = ()
+    answers: Sequence[SampledAnswer] = ()
     by_rule: bool = False  # `right` is by the built-in rule of the data source
 
     @classmethod
@@ -68,9 +68,9 @@ class Samples:
         return cls(answers, by_rule=fast and not own)
 
     @cached_property
-    def groups(self) -> list[list[Answer]]:
+    def groups(self) -> list[list[SampledAnswer]]:
         """The answers to one prompt of one step."""
-        found: dict[tuple[int, int], list[Answer]] = defaultdict(list)
+        found: dict[tuple[int, int], list[SampledAnswer]] = defaultdict(list)
         for answer in self.answers:
             found[answer.step, answer.group].append(answer)
         return list(found.values())
@@ -162,10 +162,10 @@ class Samples:
         return f"an answer of step {first.step}: {brief(first.text)}; expected: {brief(str(first.truth))}"
 
 
-def answer_of(step: int, row: Mapping[str, Any], *, by_rule: bool, own: bool) -> Answer:
+def answer_of(step: int, row: Mapping[str, Any], *, by_rule: bool, own: bool) -> SampledAnswer:
     text, truth = str(row["output"] or ""), row["ground_truth"]
     right = right_by_rule(str(row["data_source"]), text, truth) if by_rule else row["accuracy"] if own else None
-    return Answer(
+    return SampledAnswer(
         step, row["group"], row["index"], str(row["prompt"]), text, float(row["score"]), finite(right),
         int(row["length"] or 0), None if truth is None else str(truth), row.get("prediction"), bool(row["finished"]),
     )  # fmt: skip
@@ -186,7 +186,7 @@ def right_by_rule(data_source: str, text: str, truth: Any) -> float | None:
         return None
 
 
-def difference(answer: Answer) -> float | None:
+def difference(answer: SampledAnswer) -> float | None:
     try:
         return float(answer.prediction or "") - float(answer.truth or "")
     except ValueError:

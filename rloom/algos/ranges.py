@@ -57,7 +57,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Range:
+class KeyRange:
     key: str
     bounds: Bounds | Callable[[Keys], Bounds]
     below: Side | None
@@ -147,6 +147,7 @@ OUTWEIGHS = Side(
 )
 NO_END = float("inf")
 OVERLONG = "reward_model.overlong_buffer"
+RANK = f"{MODEL}.lora_rank"
 ACTOR_RATE = learning_rate(
     Bounds(1e-5, 2e-4, 1e-3, OF_SIZE), Bounds(1e-4, 1e-3, 1e-2, OF_LORA),
     Bounds(5e-8, 1e-6, 3e-5, OF_SIZE), Bounds(5e-7, 2e-5, 2e-3, OF_LORA),
@@ -201,46 +202,46 @@ def adapter_scale(keys: Keys) -> Bounds:
 
 
 RANGES = (
-    Range(f"{ACTOR}.optim.lr", ACTOR_RATE, TOO_SLOW, TOO_FAST),
-    Range(f"{CRITIC}.optim.lr", CRITIC_RATE, CRITIC_IDLE, CRITIC_WILD, has_critic),
-    Range("optim.lr", SFT_RATE, TOO_SLOW, TOO_FAST),
+    KeyRange(f"{ACTOR}.optim.lr", ACTOR_RATE, TOO_SLOW, TOO_FAST),
+    KeyRange(f"{CRITIC}.optim.lr", CRITIC_RATE, CRITIC_IDLE, CRITIC_WILD, has_critic),
+    KeyRange("optim.lr", SFT_RATE, TOO_SLOW, TOO_FAST),
     *(
-        Range(f"{prefix}optim.weight_decay", Bounds(0, 0.01, 2), None, DECAY, used)
+        KeyRange(f"{prefix}optim.weight_decay", Bounds(0, 0.01, 2), None, DECAY, used)
         for prefix, used in ((f"{ACTOR}.", bool), (f"{CRITIC}.", has_critic), ("", bool))
     ),
     *(
-        Range(f"{prefix}optim.lr_warmup_steps", lambda keys: Bounds(0, 0, total_steps(keys) / 2), None, WARMUP)
+        KeyRange(f"{prefix}optim.lr_warmup_steps", lambda keys: Bounds(0, 0, total_steps(keys) / 2), None, WARMUP)
         for prefix in (f"{ACTOR}.", "")
     ),
     *(
-        Range(f"{prefix}optim.lr_warmup_steps_ratio", Bounds(0, 0.0, 0.5), None, WARMUP)
+        KeyRange(f"{prefix}optim.lr_warmup_steps_ratio", Bounds(0, 0.0, 0.5), None, WARMUP)
         for prefix in (f"{ACTOR}.", "")
     ),
     *(
-        Range(key, Bounds(1e-3, 1.0, NO_END), CLIPPED, None, used)
+        KeyRange(key, Bounds(1e-3, 1.0, NO_END), CLIPPED, None, used)
         for key, used in ((f"{ACTOR}.grad_clip", bool), (f"{CRITIC}.grad_clip", has_critic), ("optim.clip_grad", bool))
     ),
-    Range(f"{ACTOR}.clip_ratio", Bounds(0.01, 0.2, 1), NARROW, WIDE, clips),
-    Range(f"{ACTOR}.clip_ratio_low", Bounds(0.01, 0.2, 1), NARROW, WIDE, clips),
-    Range(f"{ACTOR}.clip_ratio_high", Bounds(0.01, 0.28, 10), NARROW, WIDE, clips),
-    Range(f"{ACTOR}.ppo_epochs", Bounds(1, 1, 8), None, Side("one batch is learned by heart", UNSTABLE)),
-    Range(f"{ACTOR}.entropy_coeff", Bounds(-0.02, 0.0, 0.05), MALUS, BONUS),
-    Range(f"{ACTOR}.kl_loss_coef", Bounds(0, 0.001, 1), None, OUTWEIGHS, on(f"{ACTOR}.use_kl_loss")),
-    Range("algorithm.kl_ctrl.kl_coef", Bounds(0, 0.001, 1), None, OUTWEIGHS, on("algorithm.use_kl_in_reward")),
-    Range("algorithm.gamma", Bounds(0.9, 1.0, 1), SHORT_SIGHT, None, reads("gamma")),
-    Range("algorithm.lam", Bounds(0.8, 1.0, 1), SHORT_SIGHT, None, reads("lam")),
-    Range("data.train_batch_size", few_answers, FEW, None, lambda keys: ESTIMATOR_KEY in keys),
-    Range(f"{MODEL}.lora_alpha", adapter_scale, TOO_SLOW, TOO_FAST, lambda keys: bool(keys.get(f"{MODEL}.lora_rank"))),
-    Range(f"{ROLLOUT}.temperature", Bounds(0.2, 1.0, 1.5), NO_CHOICE, NOISE),
-    Range(f"{ROLLOUT}.top_p", Bounds(0.3, 1.0, 1), NO_CHOICE, None),
-    Range(f"{ROLLOUT}.top_k", Bounds(2, -1, NO_END), NO_CHOICE, None, lambda keys: keys[f"{ROLLOUT}.top_k"] > 0),
-    Range(f"{ROLLOUT}.ignore_eos", Bounds(0, False, 0), None, Side("answers never end", CUT | {"repetition"})),
-    Range("data.max_response_length", answer_length, FEW_TOKENS, None),
-    Range("trainer.critic_warmup", lambda keys: Bounds(0, 0, total_steps(keys) - 1), None, FIRST, has_critic),
-    Range(f"{CRITIC}.cliprange_value", Bounds(0.01, 0.5, NO_END), CRITIC_IDLE, None, has_critic),
-    Range(f"{OVERLONG}.len", overlong_part, None, FULL, on(f"{OVERLONG}.enable")),
-    Range(f"{OVERLONG}.penalty_factor", Bounds(0, 1.0, 10), None, PENALTY, on(f"{OVERLONG}.enable")),
-    Range("reward_model.timeout_s", Bounds(0.1, 10.0, 3600), HASTE, PATIENCE),
+    KeyRange(f"{ACTOR}.clip_ratio", Bounds(0.01, 0.2, 1), NARROW, WIDE, clips),
+    KeyRange(f"{ACTOR}.clip_ratio_low", Bounds(0.01, 0.2, 1), NARROW, WIDE, clips),
+    KeyRange(f"{ACTOR}.clip_ratio_high", Bounds(0.01, 0.28, 10), NARROW, WIDE, clips),
+    KeyRange(f"{ACTOR}.ppo_epochs", Bounds(1, 1, 8), None, Side("one batch is learned by heart", UNSTABLE)),
+    KeyRange(f"{ACTOR}.entropy_coeff", Bounds(-0.02, 0.0, 0.05), MALUS, BONUS),
+    KeyRange(f"{ACTOR}.kl_loss_coef", Bounds(0, 0.001, 1), None, OUTWEIGHS, on(f"{ACTOR}.use_kl_loss")),
+    KeyRange("algorithm.kl_ctrl.kl_coef", Bounds(0, 0.001, 1), None, OUTWEIGHS, on("algorithm.use_kl_in_reward")),
+    KeyRange("algorithm.gamma", Bounds(0.9, 1.0, 1), SHORT_SIGHT, None, reads("gamma")),
+    KeyRange("algorithm.lam", Bounds(0.8, 1.0, 1), SHORT_SIGHT, None, reads("lam")),
+    KeyRange("data.train_batch_size", few_answers, FEW, None, lambda keys: ESTIMATOR_KEY in keys),
+    KeyRange(f"{MODEL}.lora_alpha", adapter_scale, TOO_SLOW, TOO_FAST, lambda keys: (keys.get(RANK) or 0) > 0),
+    KeyRange(f"{ROLLOUT}.temperature", Bounds(0.2, 1.0, 1.5), NO_CHOICE, NOISE),
+    KeyRange(f"{ROLLOUT}.top_p", Bounds(0.3, 1.0, 1), NO_CHOICE, None),
+    KeyRange(f"{ROLLOUT}.top_k", Bounds(2, -1, NO_END), NO_CHOICE, None, lambda keys: keys[f"{ROLLOUT}.top_k"] > 0),
+    KeyRange(f"{ROLLOUT}.ignore_eos", Bounds(0, False, 0), None, Side("answers never end", CUT | {"repetition"})),
+    KeyRange("data.max_response_length", answer_length, FEW_TOKENS, None),
+    KeyRange("trainer.critic_warmup", lambda keys: Bounds(0, 0, total_steps(keys) - 1), None, FIRST, has_critic),
+    KeyRange(f"{CRITIC}.cliprange_value", Bounds(0.01, 0.5, NO_END), CRITIC_IDLE, None, has_critic),
+    KeyRange(f"{OVERLONG}.len", overlong_part, None, FULL, on(f"{OVERLONG}.enable")),
+    KeyRange(f"{OVERLONG}.penalty_factor", Bounds(0, 1.0, 10), None, PENALTY, on(f"{OVERLONG}.enable")),
+    KeyRange("reward_model.timeout_s", Bounds(0.1, 10.0, 3600), HASTE, PATIENCE),
 )  # fmt: skip
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rloom.algos.ranges import RANGES, parameters, unusual_values
 from rloom.config.keys import all_keys
 from rloom.config.load import load_config, load_sft_config
-from rloom.config.ranges import RANGES, parameters, unusual_values
 from rloom.errors import RloomError
 from rloom.language import to_chinese
 from rloom.runs.run_folder import flat_config
