@@ -29,8 +29,8 @@ def main(arguments: Sequence[str]) -> int:
             from rloom.doctor.machine import env
 
             return env.run(as_json=given.json)
-        from rloom.doctor.run import command
+        from rloom.doctor.run import report
 
-        return command.run([Path(name).expanduser() for name in given.runs], as_json=given.json)
+        return report.run([Path(name).expanduser() for name in given.runs], as_json=given.json)
 
     return run_safely(run)

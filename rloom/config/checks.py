@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from rloom.algos.needs import EstimatorNeeds
+from rloom.algos.ranges import unusual_values
 from rloom.config.base import ACTOR, CRITIC, MODEL, ROLLOUT, RunConfig
 from rloom.config.derived import (
     Needs,
@@ -31,6 +32,7 @@ from rloom.config.sections import RolloutSection
 from rloom.errors import ConfigError
 from rloom.plugins import referenced
 from rloom.rewards.kinds import DEFAULT
+from rloom.runs.run_folder import flat_config
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,13 @@ def check(config: Config, needs: Needs) -> list[str]:
     if faults:
         raise ConfigError("\n".join(faults))
     of_engines = (*megatron_notices(config, critic=needs.estimator.needs_critic), *server_notices(config))
-    return [*of_engines, *config.one_behaviour, *kl_loss_notices(config), *unused.notices]
+    own = (*config.one_behaviour, *kl_loss_notices(config), *unusual_notices(config))
+    return [*of_engines, *own, *unused.notices]
+
+
+def unusual_notices(config: RunConfig) -> list[str]:
+    """One for each value outside of the range in which it is known to work."""
+    return [value.sentence for value in unusual_values(flat_config(config.model_dump(mode="json")))]
 
 
 def notices_on_a_cpu(config: Config, needs: Needs) -> list[str]:
@@ -496,6 +504,8 @@ def check_sft(config: SftConfig) -> None:
     faults = [*by_workers, *resume_faults(config), *best_faults(config), *sft_output_faults(config)]
     if faults:
         raise ConfigError("\n".join(faults))
+    for notice in unusual_notices(config):
+        log.warning(f"Note: {notice}")
 
 
 def sft_batch_faults(config: SftConfig) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,8 @@ from rloom.launch.model_sources import policy_source
 from rloom.models.source import EMBEDDED_FOLDER
 from rloom.types import Prompt
 
+log = logging.getLogger(__name__)
+FEWEST_ROWS = 16  # a smoke run may have fewer different ones
 TRAIN, HELD_OUT = "data.train_files", "data.val_files"
 Files = str | Sequence[str]
 
@@ -151,9 +154,13 @@ def read_inputs(config: Config, data: RunData) -> Inputs:
     from rloom.models.load import load_tokenizer  # imports transformers; rows are read before it
 
     tokenizer = load_tokenizer(policy_source(config))
+    prompts = as_prompts(config, tokenizer, data.train, TRAIN)
+    different = len({prompt.text for prompt in prompts})
+    if len(prompts) >= FEWEST_ROWS and different <= len(prompts) / 2:
+        log.warning(f"Note: the {len(prompts):,} training rows have only {different:,} different prompts")
     return Inputs(
         tokenizer,
-        as_prompts(config, tokenizer, data.train, TRAIN),
+        prompts,
         as_prompts(config, tokenizer, data.held_out, HELD_OUT),
         data.content,
         data.functions,

@@ -149,8 +149,8 @@ def remaining_layout(config: RunConfig, layout: WorkerLayout) -> WorkerLayout:
     return shrink_layout(config, layout)
 
 
-def live_diagnosis(config: RunConfig) -> LiveDiagnosis | None:
-    return LiveDiagnosis(flat_config(config.model_dump(mode="json"))) if config.trainer.diagnose else None
+def live_diagnosis(config: RunConfig, run_dir: Path | None = None) -> LiveDiagnosis | None:
+    return LiveDiagnosis(flat_config(config.model_dump(mode="json")), run_dir) if config.trainer.diagnose else None
 
 
 def best_settings(trainer: RunTrainer) -> BestSettings:

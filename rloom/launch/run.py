@@ -121,7 +121,7 @@ class PolicyTraining:
                 parts.write_checkpoint,
                 parts.load_checkpoint,
                 self.caller.after_step,
-                live_diagnosis(config),
+                live_diagnosis(config, log.run_dir),
                 dumps,
             )
             continue_from(training, log, start, how)

@@ -36,6 +36,11 @@ class Rule:
     wrong: float = 0.0  # the score of a wrong answer
     sandboxed: bool = False  # runs generated code: it gets the keyword `sandbox` and has a time limit of its own
 
+    @property
+    def is_fast(self) -> bool:
+        """It compares numbers: it imports no library and runs no code."""
+        return not self.sandboxed and self.prepare is _no_library
+
 
 GSM8K = Rule(gsm8k.compute_score, options={"method": gsm8k.METHODS}, true_answer=gsm8k.true_answer)
 MATH = Rule(math.compute_score, prepare=load_library, true_answer=math.true_answer)

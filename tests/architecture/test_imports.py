@@ -16,7 +16,13 @@ BOTTOM = tuple(name for name in NOUNS if name not in ("rloom.batch", "rloom.tran
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
 LIMITS = ("rloom.models.limits", "rloom.rollout.limits")  # what `rloom plan` counts with
 # declarations of what each entry of a kind needs and can do, without torch
-TABLES = ("rloom.algos.needs", "rloom.engines.kinds", "rloom.rewards.kinds", "rloom.rollout.kinds")
+TABLES = (
+    "rloom.algos.needs",
+    "rloom.algos.ranges",
+    "rloom.engines.kinds",
+    "rloom.rewards.kinds",
+    "rloom.rollout.kinds",
+)
 BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "runs"))
 # folder of one kind -> its backends, which do not import each other; the other modules of the folder are shared
 KINDS = {
@@ -58,7 +64,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.runs": NOUNS,
     "rloom.view": ("rloom.doctor.run", "rloom.runs", *BOTTOM),
     "rloom.doctor": ("rloom", "rloom.rewards.sandbox", *TABLES, *BOTTOM),
-    "rloom.doctor.run": ("rloom.runs", *TABLES, *BOTTOM),
+    "rloom.doctor.run": ("rloom.rewards.routing", "rloom.runs", *TABLES, *BOTTOM),
     "rloom.engines": ("rloom.algos", "rloom.models", *NOUNS),
     # weights come from a training engine, over its process groups
     "rloom.rollout": ("rloom.engines.distributed", "rloom.engines.weight_sync", "rloom.models", "rloom.net", *NOUNS),
@@ -107,7 +113,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "matplotlib": ("rloom.runs.curve",),
     "rich": (
         "rloom.runs",
-        "rloom.doctor.run.command",
+        "rloom.doctor.run.report",
         "rloom.doctor.machine.env",
         "rloom.cli.runs",
         "rloom.cli.compare",

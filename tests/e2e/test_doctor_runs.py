@@ -1,7 +1,6 @@
-"""`rloom doctor` on real runs of the embedded model: twenty with a planted fault each, and five healthy ones.
-
-The runs of `LONG` are in `make test-long`, because all of them take two minutes. docs/measurements/commands.md has
-their results.
+"""`rloom doctor` on real runs of the embedded model: `ill_runs.py` has the ill ones with a planted fault each, and the
+healthy ones. Those of `QUICK` are in `make test`, all with several seeds in `make test-long`.
+docs/measurements/commands.md has their results.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,67 +10,67 @@ from typing import Any
 
 import pytest
 
+from rloom.doctor.run.finding import Finding
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.doctor.run.report import Report
 from rloom.runs.records import Event
 from rloom.runs.run_folder import RunFolder
-from tests.e2e.faulty_runs import FAULTY, HEALTHY, RunCase, run
+from tests.e2e.ill_runs import HEALTHY, ILL
+from tests.e2e.run_cases import RunCase, follow_first_advice, learned, run
 
-LONG = {
-    *("model without attention", "four passes over each batch", "KL without weight, high learning rate"),
-    *("learning rate 25 times too high", "critic with a learning rate of 1e-10", "reward function keeps memory"),
-    *(
-        "reward function returns 0",
-        "reward function returns 0.5",
-        "reward for short answers",
-        "slow reward function",
-        "temperature of 0.01",
-    ),
-    *("learning rate of 1e-10", "lam of 0.3", "rewards of 5,000, not normalised"),
-    *("reward depends on the prompt alone", "reward for the format"),
-    *("gae", "rloo", "reinforce_plus_plus", "dapo"),
-}
+QUICK = {"temperature 0.01", "answers of at most 8 tokens", "sign", "rewards become NaN", "lr x100", "grpo, 6 steps"}
+SEEDS = (1, 2, 3)
 
 
 def parameters(cases: Any) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in cases]
+    """(name, seed)"""
+    return [
+        pytest.param(name, seed, marks=() if name in QUICK and seed == 1 else pytest.mark.long, id=f"{name}-{seed}")
+        for name in cases
+        for seed in SEEDS
+    ]
 
 
-def diagnosed(case: RunCase, directory: Path) -> tuple[list[str], list[Event]]:
-    """Kinds of the findings, and the warnings of the run while it ran."""
-    folder = RunFolder(run(case, directory))
-    found = [finding.kind for finding in Report.of(folder).findings]
+def diagnosed(case: RunCase, directory: Path, seed: int = 1) -> tuple[list[Finding], list[Event]]:
+    """Findings, and the warnings of the run while it ran."""
+    folder = RunFolder(run(case, directory, seed))
+    found = list(Report.of(folder).findings)
     return found, [event for event in folder.events if event["event"] == "warning"]
 
 
-def test_there_are_twenty_faulty_runs_and_five_healthy_ones() -> None:
-    assert len(FAULTY) == 20 and len({case.finding for case in FAULTY.values()}) == 20 and len(HEALTHY) == 5
-    assert {*FAULTY, *HEALTHY} >= LONG
+def test_there_are_enough_ill_and_healthy_runs() -> None:
+    assert len(ILL) >= 60 and len(HEALTHY) >= 30
+    assert {*ILL, *HEALTHY} >= QUICK
 
 
-@pytest.mark.parametrize("name", parameters(FAULTY))
-def test_the_planted_fault_is_named_first(tmp_path: Path, name: str) -> None:
-    found, warnings = diagnosed(FAULTY[name], tmp_path)
-    if FAULTY[name].finding in ("answers_cut", "repetition") and found[0] == "reward_zero":
-        found = found[1:]  # no answer is complete, so none scores
-    assert found[:1] == [FAULTY[name].finding]
+@pytest.mark.parametrize(("name", "seed"), parameters(ILL))
+def test_the_planted_fault_is_named_first_and_the_first_advice_helps(tmp_path: Path, name: str, seed: int) -> None:
+    case, directory = ILL[name], tmp_path / "run"
+    found, warnings = diagnosed(case, directory, seed)
+    first = found[0]
+    told = " ".join([*first.evidence, *first.causes[:1], *map(str, first.advice[:1])])
+    assert first.kind in case.kinds and case.names in told, (first, [finding.kind for finding in found])
     kinds = [event["kind"] for event in warnings if event["kind"] != "nonfinite_updates"]  # one for each step
     assert len(set(kinds)) == len(kinds), "each kind once"
+    if case.learns and first.kind != "unusual_keys":  # with a note the run learns
+        assert learned(case, follow_first_advice(case, first, directory, seed)), first.advice[0]
 
 
-@pytest.mark.parametrize("name", parameters(HEALTHY))
-def test_nothing_is_wrong_with_a_healthy_run(tmp_path: Path, name: str) -> None:
-    assert diagnosed(HEALTHY[name], tmp_path) == ([], [])
+@pytest.mark.parametrize(("name", "seed"), parameters(HEALTHY))
+def test_nothing_is_wrong_with_a_healthy_run(tmp_path: Path, name: str, seed: int) -> None:
+    assert diagnosed(HEALTHY[name], tmp_path, seed) == ([], [])
 
 
 def test_a_running_run_warns_of_what_is_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    case = replace(FAULTY["reward function returns 0"], steps=10)
-    found, [warning] = diagnosed(case, tmp_path)
-    assert found == ["reward_zero"]
+    keys = {"trainer.total_training_steps": 10, "trainer.test_freq": -1, "trainer.val_before_train": False}
+    [found], [warning] = diagnosed(ILL["reward 0"].with_keys(keys), tmp_path)
+    assert found.kind == "reward_zero"
     assert warning["kind"] == "diagnosis/reward_zero" and warning["step"] == 10
     assert warning["finding"]["steps"] == [1, 10]
     printed = capsys.readouterr().out
     assert "Warning: Every reward is 0: nothing to learn from: critic/score/max is 0 in all 10 steps" in printed
+    assert "Likely cause: the reward function finds no answer in the text" in printed
+    assert "Try: correct the reward function: `rloom reward try FILE`" in printed
     assert f"rloom doctor {tmp_path} has the evidence" in printed
 
 
@@ -86,8 +85,8 @@ def test_a_resumed_run_compares_with_its_first_steps(tmp_path: Path, monkeypatch
             super().add_history(known)
 
     monkeypatch.setattr("rloom.launch.job.LiveDiagnosis", Recording)
-    keys = {"trainer.val_before_train": True, "data.val_max_samples": 4, "trainer.resume_mode": "auto"}
-    validated = RunCase(None, keys, steps=2)
+    keys = {"data.val_max_samples": 4, "trainer.test_freq": -1, "trainer.resume_mode": "auto"}
+    validated = RunCase(keys={**keys, "trainer.total_training_steps": 2})
     run(validated, tmp_path)
-    run(replace(validated, steps=3), tmp_path)
+    run(replace(validated, keys={**keys, "trainer.total_training_steps": 3}), tmp_path)
     assert added == [[(0, True)], [(0, True), (1, False), (2, False)]]

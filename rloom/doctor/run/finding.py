@@ -1,10 +1,11 @@
-"""What a check reports: the fault, its evidence, its causes and the keys to change."""
+"""What a check reports: the fault, its evidence, its causes and what to try."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from rloom.doctor.run.history import History
 from rloom.language import to_chinese
 
 
@@ -33,6 +34,22 @@ class Change:
         return f"{self.key}={'null' if self.value is None else self.value}"
 
 
+Advice = Change | str  # a key to change, or something else to do
+Support = str | bool  # evidence for a cause; True: it is possible; False: the run's own numbers exclude it
+
+
+@dataclass(frozen=True)
+class Cause:
+    text: str
+    when: Callable[[History], Support] = lambda history: True
+    advice: Callable[[History], Sequence[Advice]] = lambda history: ()
+
+    def changes(self, history: "History", keys: Collection[str]) -> bool:
+        """Whether its first advice is another value of one of these keys."""
+        first = next(iter(self.advice(history)), None)
+        return isinstance(first, Change) and first.key in keys
+
+
 @dataclass(frozen=True)
 class Finding:
     kind: str  # "reward_zero"; stable
@@ -40,9 +57,15 @@ class Finding:
     severity: Severity
     steps: tuple[int, int]  # the first and the last step of the evidence
     evidence: tuple[str, ...]
-    causes: tuple[str, ...]  # the most likely first
-    changes: tuple[Change, ...]
+    causes: tuple[str, ...]  # those with evidence first
+    advice: tuple[Advice, ...]  # for the first cause first
     certain: bool  # enough steps and a clear margin: a running run warns of it
+    begin_again: bool = False  # the policy or the optimizer state is damaged, or nothing was learned
+    keys: tuple[str, ...] = ()  # with unusual values that explain it
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        return tuple(advice for advice in self.advice if isinstance(advice, Change))
 
     def as_json(self) -> dict[str, Any]:
         def both(text: str) -> dict[str, str]:
@@ -56,6 +79,8 @@ class Finding:
             "evidence": [both(text) for text in self.evidence],
             "causes": [both(text) for text in self.causes],
             "changes": [{"key": c.key, "value": c.value, "why": both(c.why)} for c in self.changes],
+            "actions": [both(advice) for advice in self.advice if isinstance(advice, str)],
+            "begin_again": self.begin_again,
             "certain": self.certain,
         }
 
@@ -67,26 +92,50 @@ class Fault:
     kind: str
     severity: Severity
     title: str
-    causes: tuple[str, ...]
+    causes: tuple[Cause, ...]
     metrics: tuple[str, ...]  # the check can be made if any of them was measured; none: always
 
     def found(
         self,
+        history: History,
         steps: tuple[int, int],
         evidence: Sequence[str],
-        changes: Sequence[Change],
         *,
         certain: bool,
-        causes: Sequence[str] | None = None,
         severity: Severity | None = None,
+        begin_again: bool = False,
+        more: Sequence[Advice] = (),
     ) -> Finding:
+        """Causes: unusual values of keys that explain this kind, then those with evidence, then those that are
+        possible. Beside an unusual value the possible ones are left out. `more`: advice for any cause."""
+        unusual = [value for value in history.unusual if self.kind in value.explains]
+        judged = [(cause, cause.when(history)) for cause in self.causes]
+        supported = [(cause, text) for cause, text in judged if isinstance(text, str)]
+        possible = [] if unusual else [cause for cause, text in judged if text is True]
+        keys = {value.key for value in unusual}
+        ranked = [
+            cause for cause in (*(cause for cause, _ in supported), *possible) if not cause.changes(history, keys)
+        ]
+        advice: list[Advice] = [Change(value.key, value.usual, f"it is {value.value}") for value in unusual]
+        advice += [one for cause in ranked for one in cause.advice(history)]
+        advice += more
         return Finding(
             self.kind,
             self.title,
             severity or self.severity,
             steps,
-            tuple(evidence),
-            self.causes if causes is None else tuple(causes),
-            tuple(changes),
+            (*evidence, *(text for _, text in supported if text not in evidence)),
+            (*(value.sentence for value in unusual), *(cause.text for cause in ranked)),
+            tuple(without_repeated(advice)),
             certain,
+            begin_again,
+            tuple(value.key for value in unusual),
         )
+
+
+def without_repeated(advice: Iterable[Advice]) -> list[Advice]:
+    """The first for each key."""
+    found: dict[str, Advice] = {}
+    for one in advice:
+        found.setdefault(one if isinstance(one, str) else one.key, one)
+    return list(found.values())

@@ -1,24 +1,128 @@
-"""What the checks read of a run: metrics of each step, keys, events. Imports no torch."""
+"""What the checks read of a run: metrics of each step, keys, events, answers. Imports no torch.
+
+A trend compares the beginning of a metric with its end, in units of its own scatter.
+"""
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean
+from itertools import pairwise
+from statistics import correlation, fmean, median
 from typing import Any
 
 from rloom.algos.needs import ESTIMATORS, EstimatorNeeds
-from rloom.doctor.run.series import Series
+from rloom.algos.ranges import ACTOR, CRITIC, ROLLOUT, Unusual, unusual_values
+from rloom.doctor.run.samples import Samples
 from rloom.runs.records import Event, finite
 from rloom.runs.run_folder import RunFolder, flat_config
+
+__all__ = ["ACTOR", "CRITIC", "ROLLOUT"]
+FEWEST_OF_A_TREND = 9  # three values at the beginning, three at the end, and steps between
+SURE = 2.0  # a change of this many standard errors is not chance
 
 FEWEST_STEPS = 5  # a check of a level, such as a reward that is always 0
 FEWEST_CERTAIN = 8  # the same, for the warning of a running run
 
-ACTOR, ROLLOUT, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "critic"
 SCORE = "critic/score/mean"
 RESPONSE_LENGTH = "response_length/mean"
+
+
+@dataclass(frozen=True)
+class Trend:
+    first: float  # mean of the first third
+    last: float  # mean of the last third
+    error: float  # standard error of their difference, from the scatter between neighbouring steps
+
+    @property
+    def change(self) -> float:
+        return self.last - self.first
+
+    @property
+    def rises(self) -> bool:
+        return self.change > SURE * self.error and self.change > 0
+
+    @property
+    def falls(self) -> bool:
+        return self.change < -SURE * self.error and self.change < 0
+
+
+@dataclass(frozen=True)
+class Series:
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.steps[0], self.steps[-1]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values)
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def third(self) -> int:
+        return max(3, len(self) // 3)
+
+    @property
+    def head(self) -> "Series":
+        return Series(self.steps[: self.third], self.values[: self.third])
+
+    @property
+    def tail(self) -> "Series":
+        return Series(self.steps[-self.third :], self.values[-self.third :])
+
+    def after(self, step: int) -> "Series":
+        kept = [place for place, number in enumerate(self.steps) if number > step]
+        return Series(tuple(self.steps[i] for i in kept), tuple(self.values[i] for i in kept))
+
+    @property
+    def scatter(self) -> float:
+        """Standard deviation of a single step. Differences of neighbours leave a slow trend out."""
+        if len(self) < 2:
+            return 0.0
+        return math.sqrt(fmean(change**2 for change in self.changes.values()) / 2)
+
+    @property
+    def changes(self) -> dict[int, float]:
+        """From one step to the next, by the later step. Not across the steps that a running run no longer keeps."""
+        gaps = [after - before for before, after in pairwise(self.steps)]
+        usual = median(gaps) if gaps else 0
+        return {
+            step: after - before
+            for gap, step, (before, after) in zip(gaps, self.steps[1:], pairwise(self.values), strict=True)
+            if gap <= usual
+        }
+
+    @property
+    def trend(self) -> Trend | None:
+        """None: too few steps."""
+        if len(self) < FEWEST_OF_A_TREND:
+            return None
+        return Trend(self.head.mean, self.tail.mean, self.scatter * math.sqrt(2 / self.third))
+
+    def smoothed(self, width: int) -> "Series":
+        """Mean of each `width` neighbours, at the step of the last of them."""
+        means = [fmean(self.values[stop - width : stop]) for stop in range(width, len(self) + 1)]
+        return Series(self.steps[width - 1 :], tuple(means))
+
+
+def correlation_of_changes(one: Series, other: Series) -> float:
+    """Of the changes from step to step, which leaves slow trends out. 0 if either does not vary."""
+    changes = other.changes
+    pairs = [(change, changes[step]) for step, change in one.changes.items() if step in changes]
+    first, second = [change for change, _ in pairs], [change for _, change in pairs]
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return 0.0
+    return correlation(first, second)
 
 
 @dataclass(frozen=True)
@@ -26,10 +130,16 @@ class History:
     metrics: Sequence[Mapping[str, float]]  # one mapping a step, with "step"; step 0: the validation before training
     config: Mapping[str, Any]  # with dotted keys
     events: Sequence[Event] = ()
+    samples: Samples = field(default_factory=Samples)  # answers of some steps
 
     @classmethod
     def of(cls, run: RunFolder) -> "History":
-        return cls(run.metrics, flat_config(run.config), run.events)
+        return cls(run.metrics, flat_config(run.config), run.events, Samples.of(run.path))
+
+    @cached_property
+    def unusual(self) -> list[Unusual]:
+        """Values of keys outside of the range in which they are known to work."""
+        return unusual_values(self.config)
 
     @cached_property
     def columns(self) -> dict[str, Series]:
@@ -120,6 +230,46 @@ class History:
     def score_rises(self) -> bool:
         trend = self.series(SCORE).trend
         return trend is not None and trend.rises
+
+    @cached_property
+    def score_place(self) -> float | None:
+        """The mean score of the last third of the steps between the lowest (0) and the highest (1) of all answers."""
+        low, high, score = (self.series(f"critic/score/{name}") for name in ("min", "max", "mean"))
+        if not (len(low) and len(high) and len(score)) or max(high.values) <= min(low.values):
+            return None
+        return (score.tail.mean - min(low.values)) / (max(high.values) - min(low.values))
+
+    @property
+    def has_own_reward(self) -> bool:
+        """A function, a reward model, a judge or a server scores the answers, not a built-in rule."""
+        switches = ("reward_model.enable", "reward_model.api.enable", "reward_model.remote.enable")
+        return self.config.get("custom_reward_function.path") is not None or any(map(self.config.get, switches))
+
+    @cached_property
+    def correctness(self) -> Series:
+        """Share of right answers of a step, measured apart from the score: by the reward's own `acc`, else by the
+        built-in rule of the data source on the answers of some steps. Empty: the score itself is all there is."""
+        own, score = self.series("reward/acc"), self.series(SCORE)
+        if len(own):
+            return own if own.values != score.values else Series()
+        if not self.has_own_reward or not self.samples.by_rule:
+            return Series()
+        steps = self.samples.right_by_step
+        return Series(tuple(sorted(steps)), tuple(steps[step] for step in sorted(steps)))
+
+    @property
+    def scores_are_accuracies(self) -> bool:
+        """Training and validation measure the same: the score of a rule that is right or wrong, or of a function."""
+        own = self.series("reward/acc")
+        if len(own):
+            return own.values == self.series(SCORE).values
+        return self.config.get("custom_reward_function.path") is not None
+
+    def largest(self, name: str) -> tuple[int, float] | None:
+        """Step and value of the largest amount of a metric."""
+        series = self.series(name)
+        pairs = zip(series.steps, series.values, strict=True)
+        return max(pairs, key=lambda pair: abs(pair[1]), default=None)
 
 
 def rounded(value: float) -> float:

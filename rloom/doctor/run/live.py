@@ -8,16 +8,28 @@ from typing import Any
 from rloom.doctor.run.checks import diagnose
 from rloom.doctor.run.finding import Finding
 from rloom.doctor.run.history import History
+from rloom.doctor.run.samples import Samples
 
 # Steps that are kept. Trends compare the first third with the last: it must hold none of the last steps.
 FIRST_STEPS, LAST_STEPS = 20, 40
 CHECK_EVERY = 5  # steps; a check of all kinds takes about two milliseconds
+DUMPED_STEPS = 4  # whose answers are read
 OWN_WARNING = frozenset({"rollout_mismatch"})  # `MismatchMonitor` warns, with the versions of the weights
 VALIDATION = "val-core/"
 READ = (  # prefixes of the metrics that checks read; a step has about a hundred
     *("actor/entropy", "actor/grad_norm", "actor/kl_", "actor/lr", "actor/nonfinite", "actor/pg_clipfrac"),
     *("actor/ppo_", "actor/reward_kl_penalty", "critic/nonfinite", "critic/score/", "critic/values/mean", "critic/vf_"),
-    *("perf/max_memory_allocated_gb", "response_length/", "reward/", "rollout/", "timing_s/", "train/", VALIDATION),
+    *(
+        "perf/max_memory_allocated_gb",
+        "prompt_length/",
+        "response_length/",
+        "reward/",
+        "rollout/",
+        "timing_s/",
+        "train/",
+        "training/epoch",
+        VALIDATION,
+    ),
 )
 
 
@@ -29,9 +41,9 @@ class LiveDiagnosis:
         print(live_message(finding, run_dir))
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        """`config`: with dotted keys."""
-        self._config = config
+    def __init__(self, config: Mapping[str, Any], run_dir: Path | None = None) -> None:
+        """`config`: with dotted keys. `run_dir`: with the dumped answers; None: they are not read."""
+        self._config, self._run_dir = config, run_dir
         self._records: list[dict[str, float]] = []
         self._validations: list[dict[str, float]] = []  # of step 0 and of steps that are no longer kept
         self._reported: set[str] = set(OWN_WARNING)
@@ -55,7 +67,9 @@ class LiveDiagnosis:
         if self._steps % CHECK_EVERY:
             return []
         records = sorted([*self._validations, *self._records], key=itemgetter("step"))
-        found = [f for f in diagnose(History(records, self._config)) if f.certain and f.steps[1] >= self._checked_from]
+        samples = Samples() if self._run_dir is None else Samples.of(self._run_dir, DUMPED_STEPS)
+        history = History(records, self._config, samples=samples)
+        found = [f for f in diagnose(history) if f.certain and f.steps[1] >= self._checked_from]
         new = [finding for finding in found if finding.kind not in self._reported]
         self._reported |= {finding.kind for finding in new}
         return new
@@ -77,9 +91,12 @@ class LiveDiagnosis:
 
 
 def live_message(finding: Finding, run_dir: Path) -> str:
-    """At most three lines."""
+    """At most four lines: evidence, the first cause, its first advice."""
     lines = [f"Warning: {finding.title}: {finding.evidence[0]}."]
-    if finding.changes:
-        tries = " or ".join(change.assignment for change in finding.changes[:2])
-        lines.append(f"Try {tries}.")
+    if finding.causes:
+        lines.append(f"Likely cause: {finding.causes[0]}")
+    if finding.advice:
+        first = finding.advice[0]
+        advice = first if isinstance(first, str) else first.assignment
+        lines.append(f"Begin again with: {advice}." if finding.begin_again else f"Try: {advice}.")
     return "\n".join([*lines, f"rloom doctor {run_dir} has the evidence, the causes and further keys."])

@@ -1,5 +1,6 @@
-"""Findings as text for a terminal and as JSON."""
+"""`rloom doctor RUN ...`: reads run directories and prints what is wrong with them, as text or as JSON."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +8,11 @@ from typing import Any
 
 from rloom.doctor.run.checks import CHECKS, diagnose
 from rloom.doctor.run.finding import Finding, Severity
-from rloom.doctor.run.history import FEWEST_STEPS, History
-from rloom.doctor.run.series import FEWEST_OF_A_TREND
+from rloom.doctor.run.history import FEWEST_OF_A_TREND, FEWEST_STEPS, History
+from rloom.errors import DataError
 from rloom.language import translate
 from rloom.runs.run_folder import RunFolder
+from rloom.terminal import printable
 
 Line = tuple[str, str]  # its text and its style, as rich names it
 
@@ -103,7 +105,40 @@ def finding_lines(number: int, finding: Finding) -> Iterator[Line]:
         yield "   Likely causes", "bold"
         for place, text in enumerate(finding.causes, start=1):
             yield f"     {place}. {text}", ""
-    if finding.changes:
-        yield "   Try", "bold"
-        for change in finding.changes:
-            yield f"     {change.assignment:<56} {translate(change.why)}", ""
+    if finding.advice:
+        yield (
+            ("   What this run has learned cannot be used: begin again with" if finding.begin_again else "   Try"),
+            "bold",
+        )
+        for advice in finding.advice:
+            text = advice if isinstance(advice, str) else f"{advice.assignment:<56} {translate(advice.why)}"
+            yield f"     {text}", ""
+
+
+def run(paths: Sequence[Path], *, as_json: bool) -> int:
+    """0: nothing wrong, 1: findings. A run that cannot be read is an error after the reports of the others."""
+    reports, unreadable = [], []
+    for path in paths:
+        try:
+            reports.append(Report.of(RunFolder(path), path))
+        except DataError as error:
+            unreadable.append(f"{path}: {error}")
+    if as_json and reports:
+        found = [report.as_json() for report in reports]
+        print(printable(json.dumps(found[0] if len(found) == 1 else found, indent=2, ensure_ascii=False)))
+    elif not as_json:
+        render(reports)
+    if unreadable:
+        raise DataError("; ".join(unreadable))
+    return int(any(report.findings for report in reports))
+
+
+def render(reports: Sequence[Report]) -> None:
+    from rich.console import Console  # JSON and the viewer need none
+
+    console = Console(soft_wrap=True, highlight=False)
+    for number, report in enumerate(reports):
+        if number:
+            console.print()
+        for text, style in report_lines(report):
+            console.print(printable(translate(text)), style=style or None, markup=False)

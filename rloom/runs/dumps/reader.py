@@ -48,6 +48,7 @@ LARGEST_DUMP = 1 << 32  # bytes, not compressed
 MOST_ROWS = 1 << 17  # repeated rows take no space in the file, but much in memory
 SUMMARY_COLUMNS = ["group", "index", "data_source", "prompt", "ground_truth", "score", "accuracy", "length"]
 SEARCH_COLUMNS = ["group", "data_source", "prompt", "output", "score", "length"]
+ANSWER_COLUMNS = [*SUMMARY_COLUMNS, "output", "prediction", "finished"]
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,10 @@ class Dumps:
         for row in self._rows(kind, step, SUMMARY_COLUMNS):
             groups.setdefault(row["group"], []).append(row)
         return [_summary(group) for group in groups.values()]
+
+    def rows(self, kind: Kind, step: int) -> list[dict[str, Any]]:
+        """Its answers, as they are dumped, without their tokens."""
+        return self._rows(kind, step, ANSWER_COLUMNS)
 
     def texts(self, kind: Kind, step: int) -> dict[int, list[str]]:
         """The answers of each group, to search in."""

@@ -14,9 +14,9 @@ from rloom.config.keys import all_keys
 from rloom.config.load import load_config
 from rloom.doctor.run.checks import CHECKS, EXPLAINS, diagnose
 from rloom.doctor.run.finding import Finding, Severity
-from rloom.doctor.run.history import History
+from rloom.doctor.run.history import History, Series
 from rloom.doctor.run.live import FIRST_STEPS, LAST_STEPS, LiveDiagnosis, live_message
-from rloom.doctor.run.series import Series
+from rloom.doctor.run.samples import Samples
 from rloom.language import to_chinese
 from rloom.runs.records import EVENTS_FILE, EventLog
 from tests.architecture.source import ROOT
@@ -32,6 +32,7 @@ KEYS: Mapping[str, Any] = {
     "actor_rollout_ref.actor.optim.lr": 1e-6,
     "actor_rollout_ref.rollout.n": 8,
     "actor_rollout_ref.rollout.temperature": 1.0,
+    "actor_rollout_ref.model.path": "Qwen/Qwen2.5-1.5B-Instruct",
     "critic.optim.lr": 1e-5,
 }
 Values = Mapping[str, Callable[[int], float] | float | None]  # by step; None: not measured
@@ -105,19 +106,63 @@ GAE = {"algorithm.adv_estimator": "gae"}
 SFT = {
     name: None for name in of_the_step(1) if name.startswith(("critic/", "actor/", "rollout", "response", "reward/"))
 }
+CUSTOM = {"custom_reward_function.path": "my_rewards.py"}
+
+
+def answers(
+    score: Callable[[int, float], float], *, prompts: int = 64, text: Callable[[int], str] = lambda n: f"#### {n}"
+) -> Samples:
+    """Four answers to each of 64 prompts of one step, every second one right. `score`: (number, right) -> score."""
+    rows = []
+    for number in range(256):
+        row, right = number // 4, float(number % 2)
+        rows.append(
+            {
+                "group": row, "index": row, "data_source": "openai/gsm8k", "prompt": f"question {row % prompts}",
+                "ground_truth": str(row % prompts), "output": text(row % prompts) if right else text(1000 + number % 4),
+                "score": score(number, right), "accuracy": None, "length": 4, "prediction": None, "finished": True,
+            }
+        )  # fmt: skip
+    return Samples.of_rows((1, row) for row in rows)
+
+
+def with_answers(samples: Samples, values: "Values | None" = None, keys: Mapping[str, Any] | None = None) -> History:
+    known = history(values, {**CUSTOM, **(keys or {})})
+    return History(known.metrics, known.config, samples=samples)
+
+
 FAULTY: Mapping[str, Callable[[], History]] = {
     "nonfinite": lambda: history({"actor/nonfinite_updates": lambda step: float(step == 7)}),
     "out_of_memory": lambda: ended("TrainingError", "the GPU ran out of memory in the actor's update: ..."),
     "run_failed": lambda: ended("WorkerError", "worker 3 died"),
     "rollout_mismatch": lambda: history({"rollout_corr/k3_kl": 0.05}),
+    "prompts_cut": lambda: history(
+        {"prompt_length/mean": 64.0}, {"data.max_prompt_length": 64, "data.truncation": "left"}
+    ),
+    "repeated_prompts": lambda: with_answers(answers(lambda number, right: right, prompts=4)),
+    "sampling_random": lambda: history(
+        {
+            "actor/entropy": 4.0,
+            "critic/score/mean": 0.01,
+            "val-core/gsm8k/acc/mean@1": lambda step: 0.4 if step % 5 == 0 else float("nan"),
+        },
+        {"actor_rollout_ref.rollout.temperature": 2.0},
+    ),
     "reward_zero": lambda: history({f"critic/score/{name}": 0.0 for name in ("mean", "max", "min", "std")}),
     "reward_constant": lambda: history({f"critic/score/{name}": 0.7 for name in ("mean", "max", "min")}),
     "reward_failures": lambda: history({"reward/failed": lambda step: 30.0 * (step % 2)}),
+    "reward_sign": lambda: with_answers(answers(lambda number, right: -right)),
+    "length_paid": lambda: with_answers(
+        answers(lambda number, right: right or 0.5 * (number % 4), text=lambda n: "x" * (n % 1000) + f" #### {n}")
+    ),
+    "reward_noise": lambda: with_answers(answers(lambda number, right: float(number % 3), text=lambda n: "#### 1")),
+    "reward_hacked": lambda: history({"reward/acc": flat, "reward/format": lambda step: 0.05 * step}),
     "learning_rate_zero": lambda: history({"actor/lr": 0.0}),
     "gradient_explosion": lambda: history({"actor/grad_norm": lambda step: 0.5 * 1.5**step}),
     "clip_high": lambda: history({"actor/pg_clipfrac": 0.45}),
     "kl_high": lambda: history({"actor/kl_loss": lambda step: 0.02 * step}),
     "reward_collapse": lambda: history({"critic/score/mean": lambda step: 0.4 if step < 5 else 0.01}),
+    "low_score": lambda: history({"critic/score/mean": lambda step: 0.004 * (step % 2)}),
     "equal_groups": lambda: history({"rollout/equal_groups": 0.95, "critic/score/mean": flat}),
     "policy_static": lambda: history(
         {"actor/ppo_kl": 1e-9, "actor/pg_clipfrac": 0.0, "actor/kl_loss": 1e-8, "critic/score/mean": flat}
@@ -128,7 +173,12 @@ FAULTY: Mapping[str, Callable[[], History]] = {
     ),
     "entropy_explosion": lambda: history({"actor/entropy": lambda step: 0.3 * step, "critic/score/mean": flat}),
     "answers_cut": lambda: history({"response_length/clip_ratio": 0.6}),
-    "reward_hacked": lambda: history({"reward/acc": flat, "reward/format": lambda step: 0.05 * step}),
+    "validation_apart": lambda: history(
+        {
+            "reward/acc": lambda step: 0.3 + 0.015 * step + 0.01 * (-1) ** step,
+            "val-core/gsm8k/acc/mean@1": lambda step: 0.05 + 0.001 * (step % 2),
+        }
+    ),
     "length_drift": lambda: history(
         {"response_length/mean": lambda step: 200.0 + 20 * step, "critic/score/mean": flat, "reward/acc": flat}
     ),
@@ -138,6 +188,8 @@ FAULTY: Mapping[str, Callable[[], History]] = {
     "credit_decay": lambda: history({"critic/score/mean": flat}, GAE),
     "loss_not_falling": lambda: history({**SFT, "train/loss": lambda step: 2.0 + 0.01 * step}),
     "reward_falls": lambda: history({"critic/score/mean": fallen}),
+    "no_progress": lambda: history({"critic/score/mean": flat, "val-core/gsm8k/acc/mean@1": 0.3}, steps=50),
+    "unusual_keys": lambda: history(keys={"actor_rollout_ref.actor.clip_ratio": 1e-6}),
     "slow_stage": lambda: history({"timing_s/reward": 6.0}),
     "memory_growth": lambda: history({"perf/max_memory_allocated_gb": lambda step: 40.0 + step}),
 }  # fmt: skip
@@ -169,9 +221,10 @@ def test_the_fault_is_named_first(kind: str) -> None:
 def test_a_finding_has_numbers_steps_and_both_languages(kind: str) -> None:
     finding = diagnose(FAULTY[kind]())[0]
     first, last = finding.steps
-    assert 1 <= first <= last <= STEPS + 1
-    assert finding.causes
-    for text in (finding.title, *finding.evidence, *finding.causes, *(change.why for change in finding.changes)):
+    assert 1 <= first <= last <= (50 if kind == "no_progress" else STEPS + 1)
+    assert finding.causes or kind == "unusual_keys"
+    advice = [one if isinstance(one, str) else one.why for one in finding.advice]
+    for text in (finding.title, *finding.evidence, *finding.causes, *advice):
         assert text.isascii() or not re.search("[一-鿿]", text)
         assert re.search("[一-鿿]", to_chinese(text)) or text == to_chinese(text)
     assert any(re.search(r"\d", text) for text in finding.evidence)
@@ -228,7 +281,10 @@ def test_a_peak_of_memory_that_rises_now_and_then_is_no_leak() -> None:
 
 
 def test_a_fall_of_the_validation_accuracy_is_found() -> None:
-    accuracy: Values = {"val-core/gsm8k/acc/mean@1": lambda step: 0.6 if step < 10 else 0.3}
+    accuracy: Values = {
+        "critic/score/mean": flat,
+        "val-core/gsm8k/acc/mean@1": lambda step: 0.6 if step < 10 else 0.3,
+    }
     [finding] = diagnose(history(accuracy))[-1:]
     assert finding.kind == "reward_falls" and "validation accuracy: 0.6 at step 1, 0.3 at step 20" in (
         text for text in finding.evidence
@@ -281,26 +337,108 @@ def scores_of(value: float) -> dict[str, float]:
     return {"critic/score/mean": value, "critic/score/max": value, "critic/score/min": value, "critic/score/std": 0.0}
 
 
-def test_answers_that_are_all_cut_off_come_after_a_reward_of_0() -> None:
+def test_answers_that_are_all_cut_off_explain_a_reward_of_0() -> None:
     values: Values = {**scores_of(0.0), "response_length/clip_ratio": 1.0, "rollout/equal_groups": 1.0}
-    [first, finding] = diagnose(history(values))
-    assert first.kind == "reward_zero"
+    [finding] = diagnose(history(values))
     assert finding.kind == "answers_cut" and finding.severity is Severity.ERROR
-    assert finding.changes[0].assignment == "data.max_response_length=1024"
+    assert finding.changes[0].assignment == "data.max_response_length=2048"
 
 
-def test_a_reward_of_0_comes_before_answers_that_repeat_themselves() -> None:
+@pytest.mark.parametrize(
+    ("limit", "share", "advised"), [(8, 1.0, 64), (16, 0.98, 128), (512, 0.3, 1664), (4096, 0.6, 8192)]
+)
+def test_the_advised_length_is_by_the_share_that_is_cut(limit: int, share: float, advised: int) -> None:
+    [finding] = diagnose(history({"response_length/clip_ratio": share}, {"data.max_response_length": limit}))
+    assert finding.kind == "answers_cut" and finding.changes[0].value == advised
+
+
+def test_answers_that_repeat_themselves_explain_a_reward_of_0() -> None:
     looping: Values = {"rollout/repetition": 0.8, "response_length/clip_ratio": 1.0}
-    [first, second] = diagnose(history({**scores_of(0.0), **looping}, steps=6))
-    assert first.title == "Every reward is 0: nothing to learn from"
-    assert first.evidence[0] == "critic/score/max is 0 in all 6 steps: none of about 3,072 answers scored"
-    assert to_chinese(first.evidence[0]) == "全部 6 步的 critic/score/max 都为 0：约 3,072 个回答无一得分"
-    assert "check this first" in first.causes[0] and "rloom reward try" in to_chinese(first.causes[0])
-    assert second.kind == "repetition" and second.severity is Severity.ERROR
-    assert second.causes[0].startswith("the model is damaged")
-    [first, second] = diagnose(history({**scores_of(-0.5), **looping}, steps=6))
-    assert (first.kind, second.kind) == ("reward_constant", "repetition")
-    assert first.evidence[0] == "lowest and highest score of all 6 steps: -0.5 and -0.5"
+    [finding] = diagnose(history({**scores_of(0.0), **looping}, steps=6))
+    assert finding.kind == "repetition" and finding.severity is Severity.ERROR
+    assert finding.causes[0].startswith("the model is damaged")
+    [finding] = diagnose(history(scores_of(0.0), steps=6))
+    assert finding.title == "Every reward is 0: nothing to learn from"
+    assert finding.evidence[0] == "critic/score/max is 0 in all 6 steps: none of about 3,072 answers scored"
+    assert to_chinese(finding.evidence[0]) == "全部 6 步的 critic/score/max 都为 0：约 3,072 个回答无一得分"
+
+
+# Keys
+
+
+def test_an_unusual_value_is_the_first_cause_and_its_usual_value_the_first_advice() -> None:
+    keys = {"actor_rollout_ref.model.path": "embedded", "actor_rollout_ref.actor.optim.lr": 0.02}
+    values: Values = {
+        "critic/score/mean": lambda step: 0.42 if step == 1 else 0.0,
+        "actor/ppo_kl": lambda step: 3.93 if step == 1 else 1e-4,
+    }
+    [finding] = diagnose(history(values, keys))
+    assert finding.kind == "reward_collapse" and finding.begin_again
+    assert finding.causes == (
+        "actor_rollout_ref.actor.optim.lr=0.02 is 100 times the usual 0.0002 for a model of this size: the policy is "
+        "damaged within a few updates",
+    )
+    assert finding.evidence[0].startswith("critic/score/mean: 0.42 in step 1, 0 in step 2, ")
+    assert finding.evidence[1].startswith("actor/ppo_kl is 3.93 in step 1 ")
+    assert finding.changes[0].assignment == "actor_rollout_ref.actor.optim.lr=0.0002" and finding.steps[0] == 2
+
+
+def test_a_healthy_norm_is_no_explosion_however_small_grad_clip_is() -> None:
+    [finding] = diagnose(history(keys={"actor_rollout_ref.actor.grad_clip": 1e-6}))
+    assert finding.kind == "unusual_keys" and finding.severity is Severity.NOTE  # the run learns
+    assert finding.changes[0].assignment == "actor_rollout_ref.actor.grad_clip=1.0"
+    [finding] = diagnose(history({"critic/score/mean": flat}, {"actor_rollout_ref.actor.grad_clip": 1e-6}))
+    assert finding.kind == "no_progress" and "grad_clip=1e-06" in finding.causes[0]
+
+
+def test_filtering_groups_is_not_advised_if_almost_all_are_equal() -> None:
+    for share, advised in ((0.92, True), (0.98, False)):
+        [finding] = diagnose(history({"rollout/equal_groups": share, "critic/score/mean": flat}))
+        keys = [change.key for change in finding.changes]
+        assert finding.kind == "equal_groups" and ("algorithm.filter_groups.enable" in keys) is advised
+
+
+def test_a_cause_that_the_scores_exclude_is_not_printed() -> None:
+    [finding] = diagnose(FAULTY["gradient_explosion"]())
+    assert not any(cause.startswith("rewards are far outside") for cause in finding.causes)
+    large: Values = {"actor/grad_norm": 3000.0, "critic/score/max": 5000.0}
+    finding = diagnose(history(large))[0]
+    assert finding.causes[0].startswith("rewards are far outside") and "scores reach 5e+03" in finding.evidence
+    assert finding.changes[0].assignment == "reward_model.normalize=True"
+
+
+# Answers
+
+
+def test_the_causes_of_a_reward_of_0_follow_the_evidence() -> None:
+    zero = scores_of(0.0)
+    own = diagnose(with_answers(answers(lambda number, right: 0.0), zero))[0]
+    assert own.causes[0].startswith("the reward function finds no answer")
+    assert "the built-in rule of the data source finds 50% of the same answers right" in own.evidence
+    validated: Values = {**zero, "val-core/gsm8k/acc/mean@1": 0.4}
+    rows = diagnose(history(validated))[0]
+    assert (
+        rows.kind == "reward_zero"
+        and rows.causes[0].startswith("`ground_truth` or the prompts")
+        and len(rows.causes) == 1
+    )
+    template = diagnose(history({**zero, "val-core/gsm8k/acc/mean@1": 0.0}))[0]
+    assert template.causes[0].startswith("the chat template or the answer format")
+    assert "rloom chat Qwen/Qwen2.5-1.5B-Instruct" in str(template.advice[0])
+
+
+def test_a_right_answer_that_scores_lower_is_a_sign_error() -> None:
+    [finding] = diagnose(with_answers(answers(lambda number, right: -right)))
+    assert finding.kind == "reward_sign" and "correlation of -1.00" in finding.evidence[0]
+    assert kinds(with_answers(answers(lambda number, right: right))) == []
+
+
+def test_a_judge_with_a_little_noise_is_no_fault() -> None:
+    def same(noise: float) -> Samples:
+        return answers(lambda number, right: right + noise * (number % 3), text=lambda n: f"#### {n % 1000}")
+
+    assert kinds(with_answers(same(0.1))) == []
+    assert kinds(with_answers(same(2.0))) == ["reward_noise"]
 
 
 def test_what_a_finding_explains_are_kinds_that_exist() -> None:
@@ -339,7 +477,7 @@ def test_a_running_run_reports_each_kind_once() -> None:
     assert message.splitlines() == [
         "Warning: Updates change the policy too much: actor/pg_clipfrac is out of range in 10 of 10 steps, 0.45 in "
         "step 1 (at most 0.3 is healthy).",
-        "Try actor_rollout_ref.actor.optim.lr=5e-07.",
+        "Likely cause: the clip range is too narrow for this loss",
         "rloom doctor runs/p/e has the evidence, the causes and further keys.",
     ]
 
@@ -396,9 +534,10 @@ def test_the_command_prints_findings_and_ends_with_1(tmp_path: Path, capsys: pyt
     run = written(tmp_path / "run", FAULTY["reward_zero"]())
     assert cli.main(["doctor", str(run)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [str(run), "20 steps, finished; 23 kinds of faults checked, 1 finding"]
+    assert lines[:2] == [str(run), "20 steps, finished; 32 kinds of faults checked, 1 finding"]
     assert "1. ERROR Every reward is 0: nothing to learn from  [reward_zero, steps 1–20]" in lines
     assert "     critic/score/max is 0 in all 20 steps: none of about 10,240 answers scored" in lines
+    assert any(line.startswith("     compare the answers of `rloom chat Qwen") for line in lines)
     assert any(line.startswith("     trainer.log_val_generations=5 ") for line in lines)
 
 
@@ -416,7 +555,10 @@ def test_a_healthy_run_says_what_was_checked_and_ends_with_0(
     assert cli.main(["doctor", str(written(tmp_path / "run", history()))]) == 0
     printed = capsys.readouterr().out
     assert "Nothing wrong found.\nChecked: nonfinite, " in printed
-    assert "Not checked, because the run does not measure it: kl_high, critic_stuck, loss_not_falling" in printed
+    assert (
+        "Not checked, because the run does not measure it: prompts_cut, kl_high, critic_stuck, loss_not_falling"
+        in printed
+    )
 
 
 def test_too_few_steps_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,9 +575,9 @@ def test_json_of_one_run_and_of_several(tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.main(["doctor", str(faulty), str(healthy), "--json"]) == 1
     first, second = json.loads(capsys.readouterr().out)
     assert first["findings"][0]["kind"] == "kl_high" and first["findings"][0]["changes"][0] == {
-        "key": "actor_rollout_ref.actor.optim.lr",
-        "value": 5e-07,
-        "why": {"en": "half the learning rate", "zh": "学习率减半"},
+        "key": "algorithm.kl_ctrl.kl_coef",
+        "value": 0.005,
+        "why": {"en": "a stronger KL", "zh": "更强的 KL 约束"},
     }
     assert second["steps"] == 20 and second["state"] == "finished"
 
@@ -445,7 +587,7 @@ def test_another_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "is no run directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("page", ["troubleshooting.md", "troubleshooting.zh.md"])
+@pytest.mark.parametrize("page", ["doctor.md", "doctor.zh.md"])
 def test_the_guide_lists_every_finding_in_the_order_of_the_checks(page: str) -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M)
     assert rows == list(CHECKS)

@@ -9,9 +9,8 @@ import pytest
 
 from rloom.doctor.run.checks import diagnose
 from rloom.doctor.run.finding import Finding, Severity
-from rloom.doctor.run.history import ACTOR, History
+from rloom.doctor.run.history import ACTOR, History, Series, correlation_of_changes
 from rloom.doctor.run.live import LiveDiagnosis
-from rloom.doctor.run.series import Series, correlation_of_changes
 from tests.unit.doctor.test_diagnosis import GAE, SFT, Values, flat, history, kinds, scores_of
 
 SFT_KEYS = {"optim.lr": 1e-5, "optim.clip_grad": 1.0}
@@ -232,13 +231,13 @@ def assignments(values: Values, keys: Mapping[str, Any]) -> list[str]:
 
 def test_a_value_that_the_run_has_is_not_advised() -> None:
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    repeated: Values = {"rollout/repetition": 0.8}
-    assert f"{actor}.use_kl_loss=True" in assignments(repeated, {f"{actor}.use_kl_loss": False})
-    assert f"{actor}.use_kl_loss=True" not in assignments(repeated, {f"{actor}.use_kl_loss": True})
+    hacked: Values = {"reward/acc": flat}
+    assert f"{actor}.use_kl_loss=True" in assignments(hacked, {f"{actor}.use_kl_loss": False})
+    assert f"{actor}.use_kl_loss=True" not in assignments(hacked, {f"{actor}.use_kl_loss": True})
     skipped: Values = {"actor/nonfinite_updates": 1.0}
     for clip, advised in ((5.0, True), (1.0, False), (0.5, False)):
         assert (f"{actor}.grad_clip=1.0" in assignments(skipped, {f"{actor}.grad_clip": clip})) is advised
-    same: Values = {f"critic/score/{name}": 0.7 for name in ("mean", "max", "min")}
+    same: Values = {**{f"critic/score/{name}": 0.7 for name in ("mean", "max", "min")}, "actor/entropy": 1e-4}
     for temperature, advised in ((0.2, True), (1.0, False), (1.2, False)):
         assert (f"{rollout}.temperature=1.0" in assignments(same, {f"{rollout}.temperature": temperature})) is advised
 
