@@ -135,6 +135,9 @@ ILL: Mapping[str, RunCase] = {
         lambda a, t: 5000.0 * right(a, t)
     )),
     "rewards of 1e-9": RunCase(STILL, "tiny", RLOO, reward=rewarded(lambda a, t: 1e-9 * right(a, t)), fix=RULE),
+    "reward reads one form of the answer": RunCase("right_unpaid", "built-in rule", reward=rewarded(
+        lambda a, t: float(f"Answer: {t}" in a)
+    ), fix=RULE),
     "one reward in five raises": RunCase("reward_failures", "exception", reward=failing, fix=RULE),
     "some answers hang": RunCase(("reward_failures", "slow_stage"), "timeout_s", {
         "reward_model.timeout_s": 2.5,

@@ -3,6 +3,7 @@ healthy ones. Those of `QUICK` are in `make test`, all with several seeds in `ma
 docs/measurements/commands.md has their results.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,11 @@ from rloom.doctor.run.live import LiveDiagnosis
 from rloom.doctor.run.report import Report
 from rloom.runs.records import Event
 from rloom.runs.run_folder import RunFolder
+from rloom.trainer.main_ppo import main
 from tests.e2e.ill_runs import HEALTHY, ILL
 from tests.e2e.run_cases import RunCase, follow_first_advice, learned, run
+from tests.e2e.unseen_runs import RUNS as UNSEEN
+from tests.e2e.unseen_runs import command
 
 QUICK = {"temperature 0.01", "answers of at most 8 tokens", "sign", "rewards become NaN", "lr x100", "grpo, 6 steps"}
 SEEDS = (1, 2, 3)
@@ -59,6 +63,21 @@ def test_the_planted_fault_is_named_first_and_the_first_advice_helps(tmp_path: P
 @pytest.mark.parametrize(("name", "seed"), parameters(HEALTHY))
 def test_nothing_is_wrong_with_a_healthy_run(tmp_path: Path, name: str, seed: int) -> None:
     assert diagnosed(HEALTHY[name], tmp_path, seed) == ([], [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("run_", UNSEEN, ids=[one["name"] for one in UNSEEN])
+def test_a_fault_that_was_planted_without_knowledge_of_the_checks_is_named_first(
+    tmp_path: Path, run_: dict[str, Any], seed: int
+) -> None:
+    assert main(command(run_, tmp_path, seed)) == 0
+    found = Report.of(RunFolder(tmp_path / "run")).findings
+    if run_["healthy"]:
+        assert not found
+    else:
+        told = json.dumps(found[0].as_json(), ensure_ascii=False).lower()
+        assert any(name.lower() in told for name in run_["names"]), told
 
 
 def test_a_running_run_warns_of_what_is_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

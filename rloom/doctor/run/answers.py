@@ -164,7 +164,21 @@ def look_at_answers(history: History) -> list[Advice]:
     ]
 
 
+OVERRIDE = "actor_rollout_ref.model.override_config"
+
+
+def overridden(history: History) -> Support:
+    """Entries of the model's config.json that the run replaces: its weights were trained with others."""
+    given = [f"{key}={value}" for key, value in history.config.items() if key.startswith(OVERRIDE) and value]
+    return given[0] if given else False
+
+
 NEVER_RIGHT = (
+    Cause(
+        "entries of the model's config.json are replaced: it computes something else than it was trained for",
+        overridden,
+        lambda history: [Change(OVERRIDE, "{}", "the model's own entries")],
+    ),
     Cause(
         "the reward function finds no answer in the text; check this first, with an answer that is right: "
         "`rloom reward try FILE --source S --ground_truth T`",

@@ -365,7 +365,17 @@ def higher_critic_rate(history: History) -> list[Advice]:
 
 def beyond_clip(history: History) -> Support:
     clip, score = history.number(f"{CRITIC}.cliprange_value", 0.5), history.series(SCORE)
-    return len(score) > 0 and abs(score.mean) > 4 * clip
+    if not len(score) or abs(score.mean) <= 4 * clip:
+        return False
+    return f"scores are {score.mean:.3g} on average, and {CRITIC}.cliprange_value is {clip:g}"
+
+
+def smaller_scores(history: History) -> list[Advice]:
+    mean = abs(history.series(SCORE).mean)
+    return [
+        "return scores of about 0 to 1 from the reward function",
+        Change(f"{CRITIC}.cliprange_value", rounded(mean), "the range of the scores", "higher"),
+    ]
 
 
 CRITIC_STUCK = Fault(
@@ -373,7 +383,16 @@ CRITIC_STUCK = Fault(
     Severity.WARNING,
     "The critic does not learn",
     (
-        Cause("rewards are far outside of ± critic.cliprange_value", beyond_clip),
+        Cause(
+            "rewards are far outside of ± critic.cliprange_value",
+            beyond_clip,
+            lambda history: [
+                "return scores of about 0 to 1 from the reward function",
+                Change(
+                    f"{CRITIC}.cliprange_value", rounded(abs(history.series(SCORE).mean)), "the range of the scores"
+                ),
+            ],
+        ),
         Cause("the critic's learning rate is too low; about ten times the actor's is usual", advice=higher_critic_rate),
         Cause(
             "the policy changes before the critic has learned the rewards",

@@ -6,6 +6,7 @@ from rloom.doctor.run.answers import CLOSER, LOOK, NEVER_RIGHT, look_at_answers,
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, Series, Trend
 from rloom.doctor.run.numerics import HANGS, waits_for_the_limit
+from rloom.doctor.run.samples import brief
 from rloom.rewards.kinds import KINDS, CallKeys
 
 FAILED_SHARE = 0.01  # of all answers; a judge may fail now and then
@@ -20,6 +21,7 @@ OPPOSITE = -0.5  # correlation of score and correctness inside groups
 NOISY, NOISY_CERTAIN = 0.25, 0.4  # share of the score's variance among answers of the same text
 PAID_BY_LENGTH = 0.2  # share of the score's variance inside groups
 PAID_CORRELATION = 0.8  # among equally right answers
+UNPAID, UNPAID_CERTAIN = 0.25, 0.4  # share of the right answers
 LENGTH_ALONE = 0.9  # correlation with the length where it is not known which answers are right
 
 FIX = "`rloom reward try FILE` scores an answer that is right and one that is wrong"
@@ -247,6 +249,32 @@ def reward_noise(history: History) -> Finding | None:
         f"({count:,} such answers)"
     ]
     return REWARD_NOISE.found(history, history.series(SCORE).span, evidence, certain=share > NOISY_CERTAIN)
+
+
+RIGHT_UNPAID = Fault(
+    "right_unpaid",
+    Severity.WARNING,
+    "Right answers get the lowest score",
+    (
+        Cause(
+            "the reward function does not find the answer in all forms in which the policy writes it",
+            advice=lambda history: [f"correct the reward function: {FIX}"],
+        ),
+    ),
+    (SCORE,),
+)
+
+
+def right_unpaid(history: History) -> Finding | None:
+    found = history.samples.unpaid
+    if found is None or not history.samples.by_rule or not history.has_own_reward or found[0] < UNPAID:
+        return None
+    share, missed = found
+    evidence = [
+        f"{share:.0%} of the answers that the built-in rule finds right have the lowest score, {missed.score:g}",
+        f"an answer of step {missed.step}: {brief(missed.text)}; expected: {brief(str(missed.truth))}",
+    ]
+    return RIGHT_UNPAID.found(history, history.series(SCORE).span, evidence, certain=share > UNPAID_CERTAIN)
 
 
 LENGTH_PAID = Fault(

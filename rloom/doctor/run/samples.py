@@ -18,6 +18,7 @@ from rloom.runs.records import finite
 MOST_STEPS = 12  # that are read
 MOST_ANSWERS = 512  # of a step
 FEWEST_PAIRS = 30  # of answers that are compared
+ALL_RIGHT = 0.98  # of the right answers
 LONGEST_TEXT = 4000  # characters: a rule reads the end of an answer
 SHOWN = 160  # characters of a text
 
@@ -144,6 +145,19 @@ class Samples:
         if len(pairs) < FEWEST_PAIRS or scores <= 0 or rights <= 0:
             return None
         return sum(s * r for s, r in pairs) / math.sqrt(scores * rights)
+
+    @cached_property
+    def unpaid(self) -> tuple[float, SampledAnswer] | None:
+        """Share of the right answers that have the lowest score of all, and one of them.
+
+        None: too few are right, or all right ones have it.
+        """
+        right = [answer for answer in self.answers if answer.right == 1]
+        lowest = min((answer.score for answer in self.answers), default=0.0)
+        missed = [answer for answer in right if answer.score == lowest]
+        if len(right) < FEWEST_PAIRS or not missed or len(missed) > ALL_RIGHT * len(right):
+            return None
+        return len(missed) / len(right), missed[0]
 
     @cached_property
     def offset(self) -> tuple[float, float] | None:

@@ -156,6 +156,7 @@ FAULTY: Mapping[str, Callable[[], History]] = {
         answers(lambda number, right: right or 0.5 * (number % 4), text=lambda n: "x" * (n % 1000) + f" #### {n}")
     ),
     "reward_noise": lambda: with_answers(answers(lambda number, right: float(number % 3), text=lambda n: "#### 1")),
+    "right_unpaid": lambda: with_answers(answers(lambda number, right: right * (number // 4 % 2))),
     "reward_hacked": lambda: history({"reward/acc": flat, "reward/format": lambda step: 0.05 * step}),
     "learning_rate_zero": lambda: history({"actor/lr": 0.0}),
     "gradient_explosion": lambda: history({"actor/grad_norm": lambda step: 0.5 * 1.5**step}),
@@ -534,7 +535,7 @@ def test_the_command_prints_findings_and_ends_with_1(tmp_path: Path, capsys: pyt
     run = written(tmp_path / "run", FAULTY["reward_zero"]())
     assert cli.main(["doctor", str(run)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [str(run), "20 steps, finished; 32 kinds of faults checked, 1 finding"]
+    assert lines[:2] == [str(run), "20 steps, finished; 33 kinds of faults checked, 1 finding"]
     assert "1. ERROR Every reward is 0: nothing to learn from  [reward_zero, steps 1–20]" in lines
     assert "     critic/score/max is 0 in all 20 steps: none of about 10,240 answers scored" in lines
     assert any(line.startswith("     compare the answers of `rloom chat Qwen") for line in lines)

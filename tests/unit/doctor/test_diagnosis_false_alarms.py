@@ -331,3 +331,52 @@ def test_a_kl_that_is_only_measured_has_no_coefficient_to_raise() -> None:
     [found] = diagnose(history(measured, {"algorithm.kl_metric": True}))
     keys = [change.key for change in found.changes]
     assert found.kind == "kl_high" and f"{ACTOR}.use_kl_loss" in keys and "algorithm.kl_ctrl.kl_coef" not in keys
+
+
+# GRPO of Qwen2.5-Coder-1.5B-Instruct on GSM8K, 128 x 8 answers, on an H200: it learns the format of the answer first
+REAL_RUN = {
+    "critic/score/mean": [
+        *(0.004, 0.003, 0.004, 0.006, 0.020, 0.044, 0.152, 0.294, 0.418, 0.475, 0.519, 0.461, 0.545, 0.563, 0.567),
+    ],
+    "actor/entropy": [
+        *(0.236, 0.227, 0.233, 0.231, 0.233, 0.252, 0.293, 0.302, 0.312, 0.332, 0.336, 0.341, 0.338, 0.317, 0.298),
+    ],
+    "response_length/mean": [305, 301, 309, 298, 288, 284, 260, 252, 216, 200, 179, 193, 182, 185, 184],
+    "actor/ppo_kl": [
+        *(-2.2e-5, 2.1e-5, 3.6e-5, 2.1e-5, 1.5e-5, 1.2e-4, 2.2e-4, 1.8e-4, 1.2e-4, 1.2e-4, 2.0e-4, 5.7e-5, 3.5e-5),
+        *(2.2e-5, 5.2e-5),
+    ],
+    "actor/pg_clipfrac": [
+        0,
+        0,
+        3.2e-6,
+        0,
+        2.4e-5,
+        2e-4,
+        6.4e-4,
+        5.5e-4,
+        6.3e-4,
+        7.1e-4,
+        4e-4,
+        1e-4,
+        9.4e-5,
+        6.4e-5,
+        3.7e-5,
+    ],
+}
+VALIDATIONS = {5: 0.0, 10: 0.613, 15: 0.656}
+
+
+@pytest.mark.parametrize("last", range(1, 16))
+def test_a_model_that_learns_the_format_of_the_answer_first_gets_no_certain_finding(last: int) -> None:
+    metrics = [
+        {"step": float(step), **{name: float(values[step - 1]) for name, values in REAL_RUN.items()}}
+        for step in range(1, last + 1)
+    ]
+    for step, accuracy in VALIDATIONS.items():
+        if step <= last:
+            metrics[step - 1]["val-core/openai/gsm8k/acc/mean@1"] = accuracy
+    config = {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.actor.optim.lr": 1e-6}
+    found = diagnose(History(metrics, config))
+    assert not [finding.kind for finding in found if finding.certain]
+    assert last < 8 or not found
