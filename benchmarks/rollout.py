@@ -39,7 +39,7 @@ from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.engines.base import Placement
 from rloom.engines.local import LocalEngine
-from rloom.launch.inputs import train_prompts
+from rloom.launch.inputs import TRAIN, as_prompts, read_rows, training_files
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import policy_engine, policy_network, rollout_engine
 from rloom.launch.worker import ModelFiles
@@ -220,7 +220,8 @@ def measure_model(given: argparse.Namespace) -> list[Result]:
     tokenizer = load_tokenizer(policy_source(config))
     network = policy_network(config)
     owner = policy_engine(config, network, trained=False)
-    prompts = train_prompts(config, tokenizer)[: given.prompts]
+    rows = read_rows(config, training_files(config), given.prompts, TRAIN)
+    prompts = as_prompts(config, tokenizer, rows, TRAIN)
     stops = ModelFiles(network, tokenizer).stop_ids()
     cases = []
     for name, ignored in (("as written", False), (f"all {given.new_tokens}", True)):

@@ -76,6 +76,7 @@ SIZES: Mapping[str, Reduce] = {
     **{f"{role}.megatron.pipeline_{SIZE}": partial(at_most, 1) for role in (ACTOR, "critic")},
     "reward_model.num_workers": partial(at_most, 1),
     "trainer.n_gpus_per_node": partial(at_most, 2),
+    "trainer.device": lambda device: "cpu",  # several workers need it where there is no GPU
     "trainer.nnodes": partial(at_most, 1),
     "trainer.total_training_steps": partial(limited_to, 1),
 }

@@ -154,7 +154,7 @@ def test_other_settings_go_on_and_are_listed(
     [notice] = [line for line in said.splitlines() if line.startswith("Changed since that checkpoint: ")]
     for change in (
         "KL to a reference was off, is on",
-        "actor_rollout_ref.actor.optim.lr: 1e-06 -> 1e-05",
+        "actor_rollout_ref.actor.optim.lr: 0.0002 -> 1e-05",
         "data.max_response_length: 8 -> 9",
         "data.train_batch_size: 4 -> 2",
         "trainer.total_training_steps: 1 -> 2",

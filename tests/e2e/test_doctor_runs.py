@@ -39,7 +39,7 @@ def diagnosed(case: RunCase, directory: Path, seed: int = 1) -> tuple[list[Findi
     """Findings, and the warnings of the run while it ran."""
     folder = RunFolder(run(case, directory, seed))
     found = list(Report.of(folder).findings)
-    return found, [event for event in folder.events if event["event"] == "warning"]
+    return found, [event for event in folder.events if event["event"] == "warning" and event["kind"] != "notice"]
 
 
 def test_there_are_enough_ill_and_healthy_runs() -> None:

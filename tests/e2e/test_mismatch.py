@@ -1,11 +1,12 @@
 """Whole runs in which the rollout engine generates with the trainer's weights, and with others."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rloom.runs.run_folder import RunFolder
-from tests.e2e import faulty_runs
+from tests.e2e import run_cases
 from tests.e2e.runs import records, train
 
 ON_POLICY = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
@@ -13,12 +14,15 @@ BYPASS = ("algorithm.adv_estimator=grpo", "algorithm.rollout_correction.bypass_m
 
 
 def warnings_of(run: Path) -> list[dict[str, object]]:
-    return [event for event in RunFolder(run).events if event["event"] == "warning"]
+    """Without the notices of its start."""
+    events = RunFolder(run).events
+    return [event for event in events if event["event"] == "warning" and event["kind"] != "notice"]
 
 
 @pytest.fixture
-def wrong_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    faulty_runs.wrong_weights(monkeypatch)
+def wrong_weights() -> Iterator[None]:
+    with run_cases.wrong_weights():
+        yield
 
 
 @pytest.mark.parametrize("keys", [ON_POLICY, BYPASS], ids=["on-policy", "bypass"])

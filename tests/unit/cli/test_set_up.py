@@ -49,7 +49,8 @@ def test_train_sh_refuses_an_older_python_before_it_sets_up(tmp_path: Path) -> N
     older = tmp_path / "python3.8"
     older.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{PYTHON_3_8}exec(sys.argv[1])" "$2"\n')
     older.chmod(0o755)
-    environment = {**os.environ, "PYTHON": str(older)}
+    kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    environment = {**kept, "PYTHON": str(older)}
     done = subprocess.run(
         ["bash", str(tmp_path / "train.sh")], env=environment, capture_output=True, text=True, check=False
     )

@@ -187,7 +187,7 @@ def test_metrics_are_means_over_the_updates_and_the_rate_is_the_steps() -> None:
         "critic/nonfinite_updates": 0.0,
     }
     assert worker.rates == pytest.approx([0.3, 0.3])
-    assert progress == [(1, 2), (2, 2)]
+    assert progress == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_a_skipped_update_is_counted_and_its_numbers_left_out() -> None:
