@@ -22,12 +22,12 @@ from tests.e2e.run_cases import RunCase, follow_first_advice, learned, run
 from tests.e2e.unseen_runs import RUNS as UNSEEN
 from tests.e2e.unseen_runs import command
 
-QUICK = {"temperature 0.01", "answers of at most 8 tokens", "sign", "rewards become NaN", "lr x100", "grpo, 6 steps"}
+QUICK = {"temperature 0.01", "sign", "rewards become NaN", "lr x100", "grpo, 6 steps"}
 SEEDS = (1, 2, 3)
 
 
 def parameters(cases: Any) -> list[Any]:
-    """(name, seed)"""
+    """(name, seed). Those of `make test` do not try the advice."""
     return [
         pytest.param(name, seed, marks=() if name in QUICK and seed == 1 else pytest.mark.long, id=f"{name}-{seed}")
         for name in cases
@@ -56,7 +56,8 @@ def test_the_planted_fault_is_named_first_and_the_first_advice_helps(tmp_path: P
     assert first.kind in case.kinds and case.names in told, (first, [finding.kind for finding in found])
     kinds = [event["kind"] for event in warnings if event["kind"] != "nonfinite_updates"]  # one for each step
     assert len(set(kinds)) == len(kinds), "each kind once"
-    if case.learns and first.kind != "unusual_keys":  # with a note the run learns
+    is_quick = name in QUICK and seed == 1
+    if case.learns and not is_quick and first.kind != "unusual_keys":  # with a note the run learns
         assert learned(case, follow_first_advice(case, first, directory, seed)), first.advice[0]
 
 
