@@ -164,7 +164,7 @@ class Ended:
 
     @property
     def directory(self) -> str:
-        found = re.search(r"answers a step · (?:\d+ workers · )?(\S+) · loading", self.text)
+        found = re.search(r"answers a step · (?:\d+ workers(?: on the CPU)? · )?(\S+) · loading", self.text)
         assert found is not None, self.text
         return found[1]
 
