@@ -25,6 +25,7 @@ COMMON = [
     "trainer.total_training_steps=3",
     "trainer.save_freq=3",
     "trainer.logger=[console]",
+    "trainer.device=cpu",
 ]
 RL = [*COMMON, "actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.test_freq=3"]
 GRPO = [*RL, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"]
