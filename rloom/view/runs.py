@@ -75,14 +75,14 @@ def state_json(state: RunState) -> Json:
 def config(run: RunHandle) -> Json:
     """The configuration, and what the run recorded of its start. `changed`: key -> its default."""
     with run.folder() as folder:
-        values = without_secrets(flat_config(folder.config))
+        values = flat_config(folder.config)
         known = run.defaults("sft" if algorithm_of(folder.config) == "sft" else "rl")
         starts = [event for event in folder.events if event["event"] == "run"]
         notices = [event for event in folder.events if event["event"] == "warning"]
         fault = folder.config_fault
     last = starts[-1] if starts else {}
     return {
-        "config": values,
+        "config": without_secrets(values),
         "changed": changed_keys(values, known),
         "start": {name: last.get(name) for name in ("command", "commit", "versions", "host", "pid", "time")},
         "starts": len(starts),
