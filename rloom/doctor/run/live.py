@@ -1,6 +1,7 @@
 """The checks beside a running run: each kind of finding is reported once, when it is certain."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,8 @@ class LiveDiagnosis:
         if self._steps % CHECK_EVERY:
             return []
         records = sorted([*self._validations, *self._records], key=itemgetter("step"))
-        samples = Samples() if self._run_dir is None else Samples.of(self._run_dir, DUMPED_STEPS)
-        history = History(records, self._config, samples=samples)
+        samples = Samples if self._run_dir is None else partial(Samples.of, self._run_dir, DUMPED_STEPS)
+        history = History(records, self._config, read_samples=samples)
         found = [f for f in diagnose(history) if f.certain and f.steps[1] >= self._checked_from]
         new = [finding for finding in found if finding.kind not in self._reported]
         self._reported |= {finding.kind for finding in new}

@@ -128,7 +128,7 @@ def answers(
 
 def with_answers(samples: Samples, values: "Values | None" = None, keys: Mapping[str, Any] | None = None) -> History:
     known = history(values, {**CUSTOM, **(keys or {})})
-    return History(known.metrics, known.config, samples=samples)
+    return History(known.metrics, known.config, read_samples=lambda: samples)
 
 
 FAULTY: Mapping[str, Callable[[], History]] = {
