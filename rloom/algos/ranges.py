@@ -4,7 +4,9 @@
 """
 
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +22,8 @@ ACTOR, ROLLOUT, CRITIC, MODEL = (
     "actor_rollout_ref.model",
 )
 EMBEDDED = "embedded"
+MOST_CONFIG = 1 << 22  # bytes of a config.json
+LARGEST = 1e300  # a larger number cannot be computed with
 SMALL = 1e8  # parameters; smaller models are trained with far higher learning rates
 
 Keys = Mapping[str, Any]  # with dotted names
@@ -84,16 +88,37 @@ def loss(keys: Keys) -> LossNeeds:
     return LOSSES.get(str(keys.get(LOSS_KEY, "vanilla")), LossNeeds())
 
 
+# of a config.json that is missing, is no JSON, is nested too deeply, or lacks an entry; or of the home of no user
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RuntimeError)
+
+
+def model_entries(path: str) -> dict[str, Any]:
+    """The config.json of a model's folder. UNREADABLE: there is none.
+
+    A run that others have written names the folder: a FIFO would block for ever.
+    """
+    if not path:
+        raise FileNotFoundError("no model")
+    handle = os.open(Path(path).expanduser() / "config.json", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("config.json is not a regular file")
+        found = json.loads(file.read(MOST_CONFIG))
+    if not isinstance(found, dict):
+        raise TypeError("config.json is not an object")
+    return found
+
+
 @cache
 def parameters(path: str) -> float | None:
     """Of the model at `path`, about: by its config.json if it is a folder, else by its name ("Qwen2.5-1.5B")."""
     if path == EMBEDDED:
         return 1e6
     try:
-        fields = json.loads((Path(path).expanduser() / "config.json").read_text(encoding="utf-8"))
+        fields = model_entries(path)
         hidden, layers = int(fields["hidden_size"]), int(fields["num_hidden_layers"])
         return 12.0 * layers * hidden**2 + float(fields["vocab_size"]) * hidden
-    except (OSError, ValueError, KeyError, TypeError):
+    except UNREADABLE:
         found = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", path.casefold().replace("_", "-"))
         return None if found is None else float(found[1]) * (1e9 if found[2] == "b" else 1e6)
 
@@ -115,10 +140,16 @@ def learning_rate(small: Bounds, small_lora: Bounds, large: Bounds, large_lora: 
     return of
 
 
+def number(keys: Keys, key: str, default: float) -> float:
+    """Of a key whose numbers are positive. `default`: it has another value; a config.yaml may have any."""
+    value = keys.get(key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and 0 < value <= LARGEST else default
+
+
 def total_steps(keys: Keys) -> float:
     """inf: as many as the data have."""
-    steps = keys.get("trainer.total_training_steps")
-    return float(steps) if isinstance(steps, int | float) and steps else float("inf")
+    return number(keys, "trainer.total_training_steps", float("inf"))
 
 
 def has_critic(keys: Keys) -> bool:
@@ -188,16 +219,16 @@ FULL = Side("almost every answer is penalised for its length", PENALTY.explains 
 
 
 def few_answers(keys: Keys) -> Bounds:
-    return Bounds(8 / max(1, keys.get(f"{ROLLOUT}.n") or 1), 64, NO_END)
+    return Bounds(8 / max(1, number(keys, f"{ROLLOUT}.n", 1)), 64, NO_END)
 
 
 def overlong_part(keys: Keys) -> Bounds:
-    longest = keys.get("data.max_response_length") or NO_END
+    longest = number(keys, "data.max_response_length", NO_END)
     return Bounds(0, longest // 4 if longest < NO_END else 1024, 0.75 * longest)
 
 
 def adapter_scale(keys: Keys) -> Bounds:
-    rank = keys.get(f"{MODEL}.lora_rank") or 1
+    rank = number(keys, RANK, 1)
     return Bounds(rank / 32, rank, 32 * rank, OF_LORA)
 
 
@@ -231,7 +262,7 @@ RANGES = (
     KeyRange("algorithm.gamma", Bounds(0.9, 1.0, 1), SHORT_SIGHT, None, reads("gamma")),
     KeyRange("algorithm.lam", Bounds(0.8, 1.0, 1), SHORT_SIGHT, None, reads("lam")),
     KeyRange("data.train_batch_size", few_answers, FEW, None, lambda keys: ESTIMATOR_KEY in keys),
-    KeyRange(f"{MODEL}.lora_alpha", adapter_scale, TOO_SLOW, TOO_FAST, lambda keys: (keys.get(RANK) or 0) > 0),
+    KeyRange(f"{MODEL}.lora_alpha", adapter_scale, TOO_SLOW, TOO_FAST, lambda keys: number(keys, RANK, 0) > 0),
     KeyRange(f"{ROLLOUT}.temperature", Bounds(0.2, 1.0, 1.5), NO_CHOICE, NOISE),
     KeyRange(f"{ROLLOUT}.top_p", Bounds(0.3, 1.0, 1), NO_CHOICE, None),
     KeyRange(f"{ROLLOUT}.top_k", Bounds(2, -1, NO_END), NO_CHOICE, None, lambda keys: keys[f"{ROLLOUT}.top_k"] > 0),
@@ -253,7 +284,7 @@ def unusual_values(keys: Keys) -> list[Unusual]:
 def _unusual_values(keys: Keys) -> Iterator[Unusual]:
     for row in RANGES:
         value = keys.get(row.key)
-        if not isinstance(value, int | float) or not row.used(keys):
+        if not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST or not row.used(keys):
             continue
         bounds = row.bounds(keys) if callable(row.bounds) else row.bounds
         side = row.below if value < bounds.low else row.above if value > bounds.high else None

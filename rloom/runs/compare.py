@@ -6,6 +6,7 @@ from typing import Any
 
 from rloom.runs.measures import ACCURACY, SCORE, validation_accuracies
 from rloom.runs.names import KL_METRICS
+from rloom.runs.provenance import shown_value
 from rloom.runs.run_folder import RunFolder, flat_config
 
 # label -> names of the metric; the first that a run has
@@ -86,7 +87,7 @@ def compare(runs: Sequence[RunFolder], defaults: Mapping[str, Any] | None = None
 
 
 def compare_configs(configs: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> list[ConfigDifference]:
-    """The keys whose values differ. A run whose config.yaml is missing or empty takes no part."""
+    """The keys whose values differ, without secrets. A run whose config.yaml is missing or empty takes no part."""
     flat = [without_own_folder(flat_config(config)) for config in configs]
     keys = dict.fromkeys(key for config in flat for key in config)
     found = []
@@ -96,7 +97,8 @@ def compare_configs(configs: Sequence[Mapping[str, Any]], defaults: Mapping[str,
         if any(value != known[0] for value in known):
             default = defaults.get(key)
             is_default = [key in defaults and bool(config) and config.get(key) == default for config in flat]
-            found.append(ConfigDifference(key, values, [key in config for config in flat], default, is_default))
+            shown = [shown_value(key, value) for value in values]
+            found.append(ConfigDifference(key, shown, [key in config for config in flat], default, is_default))
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rloom.language import translate
 from rloom.runs.display import Display
 from rloom.runs.measures import ACCURACY, measured, validation_accuracies
 from rloom.runs.names import with_aliases
@@ -156,8 +157,9 @@ class RunLog:
     def message(self, text: str) -> None:
         self._display.message(text)
 
-    def warning(self, message: str, *, kind: str, **fields: Any) -> None:
-        self._display.message(message)
+    def warning(self, message: str, *, kind: str, shown: str | None = None, **fields: Any) -> None:
+        """`shown`: on the terminal, already in its language."""
+        self._display.quote(translate(message) if shown is None else shown)
         self.events.write("warning", step=self._step, kind=kind, message=message, **fields)
 
     def dump_rollouts(self, folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:

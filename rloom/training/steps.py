@@ -12,6 +12,7 @@ from rloom.data.stream import EndOfData
 from rloom.doctor.run.live import LiveDiagnosis, live_message
 from rloom.errors import CheckpointError, RloomError, TrainingError, WorkerError
 from rloom.interrupts import deferred_interrupt
+from rloom.language import translate
 from rloom.runs.runlog import RunLog
 from rloom.runtime.group import Group
 from rloom.training.best import MEAN, Best, BestSettings
@@ -225,8 +226,8 @@ class StepLoop(ABC):
             self.log.warning(f"The checks of this run are off: {type(error).__name__}: {error}", kind="diagnosis")
             return
         for finding in found:
-            message = live_message(finding, self.log.run_dir)
-            self.log.warning(message, kind=f"diagnosis/{finding.kind}", finding=finding.as_json())
+            message, shown = (live_message(finding, self.log.run_dir, to) for to in (str, translate))
+            self.log.warning(message, shown=shown, kind=f"diagnosis/{finding.kind}", finding=finding.as_json())
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from rloom.doctor.run.history import History
 from rloom.doctor.run.report import Report
-from rloom.errors import RloomError
 from rloom.runs.compare import Point, accuracy_curves, compare_accuracies, compare_configs
 from rloom.runs.provenance import without_secrets
 from rloom.runs.records import Event, to_json_value
@@ -37,7 +36,7 @@ def badges(runs: RunCache) -> Json:
         if not run.has_report and time.monotonic() > end:
             waiting += 1
             continue
-        with suppress(NotFound, RloomError, OSError):  # removed since, or it cannot be read
+        with suppress(Exception):  # removed since, or a file of it has what no check expects: the others have theirs
             found[run.number] = badge(run.report())
     return {"badges": found, "waiting": waiting}
 
@@ -75,14 +74,14 @@ def state_json(state: RunState) -> Json:
 def config(run: RunHandle) -> Json:
     """The configuration, and what the run recorded of its start. `changed`: key -> its default."""
     with run.folder() as folder:
-        values = without_secrets(flat_config(folder.config))
+        values = flat_config(folder.config)
         known = run.defaults("sft" if algorithm_of(folder.config) == "sft" else "rl")
         starts = [event for event in folder.events if event["event"] == "run"]
         notices = [event for event in folder.events if event["event"] == "warning"]
         fault = folder.config_fault
     last = starts[-1] if starts else {}
     return {
-        "config": values,
+        "config": without_secrets(values),
         "changed": changed_keys(values, known),
         "start": {name: last.get(name) for name in ("command", "commit", "versions", "host", "pid", "time")},
         "starts": len(starts),
@@ -178,8 +177,8 @@ def timeline(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def findings(run: RunHandle) -> Json:
-    with run.folder() as folder:
-        return Report.of(folder).as_json()
+    """As new as `RunHandle.report`; whether a process still runs is seen in no file."""
+    return {**run.report().as_json(), "state": run.summary().state.status.value}
 
 
 MOST_RUNS = 20

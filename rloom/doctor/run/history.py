@@ -5,9 +5,9 @@ A trend compares the beginning of a metric with its end, in units of its own sca
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
 from statistics import correlation, fmean, median
 from typing import Any
@@ -130,11 +130,16 @@ class History:
     metrics: Sequence[Mapping[str, float]]  # one mapping a step, with "step"; step 0: the validation before training
     config: Mapping[str, Any]  # with dotted keys
     events: Sequence[Event] = ()
-    samples: Samples = field(default_factory=Samples)  # answers of some steps
+    read_samples: Callable[[], Samples] = Samples
 
     @classmethod
     def of(cls, run: RunFolder) -> "History":
-        return cls(run.metrics, flat_config(run.config), run.events, Samples.of(run.path))
+        return cls(run.metrics, flat_config(run.config), run.events, partial(Samples.of, run.path))
+
+    @cached_property
+    def samples(self) -> Samples:
+        """Answers of some steps; reading and scoring them takes a while."""
+        return self.read_samples()
 
     @cached_property
     def unusual(self) -> list[Unusual]:

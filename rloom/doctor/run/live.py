@@ -1,6 +1,7 @@
 """The checks beside a running run: each kind of finding is reported once, when it is certain."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,8 @@ class LiveDiagnosis:
         if self._steps % CHECK_EVERY:
             return []
         records = sorted([*self._validations, *self._records], key=itemgetter("step"))
-        samples = Samples() if self._run_dir is None else Samples.of(self._run_dir, DUMPED_STEPS)
-        history = History(records, self._config, samples=samples)
+        samples = Samples if self._run_dir is None else partial(Samples.of, self._run_dir, DUMPED_STEPS)
+        history = History(records, self._config, read_samples=samples)
         found = [f for f in diagnose(history) if f.certain and f.steps[1] >= self._checked_from]
         new = [finding for finding in found if finding.kind not in self._reported]
         self._reported |= {finding.kind for finding in new}
@@ -90,13 +91,15 @@ class LiveDiagnosis:
             self._validations.append({**accuracies, "step": record["step"]})
 
 
-def live_message(finding: Finding, run_dir: Path) -> str:
-    """At most four lines: evidence, the first cause, its first advice."""
-    lines = [f"Warning: {finding.title}: {finding.evidence[0]}."]
+def live_message(finding: Finding, run_dir: Path, to: Callable[[str], str] = str) -> str:
+    """At most four lines: evidence, the first cause, its first advice. `to`: translates; each part apart, because a
+    sentence of several parts may look like another one."""
+    lines = [to("Warning: {}: {}.").format(to(finding.title), to(finding.evidence[0]))]
     if finding.causes:
-        lines.append(f"Likely cause: {finding.causes[0]}")
+        lines.append(to("Likely cause: {}").format(to(finding.causes[0])))
     if finding.advice:
         first = finding.advice[0]
-        advice = first if isinstance(first, str) else first.assignment
-        lines.append(f"Begin again with: {advice}." if finding.begin_again else f"Try: {advice}.")
-    return "\n".join([*lines, f"rloom doctor {run_dir} has the evidence, the causes and further keys."])
+        advice = to(first) if isinstance(first, str) else first.assignment
+        lines.append(to("Begin again with: {}." if finding.begin_again else "Try: {}.").format(advice))
+    lines.append(to("rloom doctor {} has the evidence, the causes and further keys.").format(run_dir))
+    return "\n".join(lines)

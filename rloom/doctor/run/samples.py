@@ -12,7 +12,6 @@ from typing import Any
 
 from rloom.errors import DataError
 from rloom.rewards.routing import rule_for
-from rloom.runs.dumps.reader import Dumps
 from rloom.runs.records import finite
 
 MOST_STEPS = 12  # that are read
@@ -46,6 +45,8 @@ class Samples:
     @classmethod
     def of(cls, run: Path, most_steps: int = MOST_STEPS) -> "Samples":
         """Of the first and the last step of a run directory, and of some between. Empty: it has no dumps."""
+        from rloom.runs.dumps.reader import Dumps  # pyarrow: half of the time that `rloom view` would need to start
+
         try:
             dumps = Dumps(run)
             steps = dumps.steps("train")

@@ -1,5 +1,6 @@
 """The table of usual values: extreme ones are named, those of rloom's own examples never."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from rloom.algos.ranges import RANGES, parameters, unusual_values
 from rloom.config.keys import all_keys
 from rloom.config.load import load_config, load_sft_config
+from rloom.doctor.run.answers import context
+from rloom.doctor.run.history import History
 from rloom.errors import RloomError
 from rloom.language import to_chinese
 from rloom.runs.run_folder import flat_config
@@ -106,3 +109,36 @@ def test_the_size_of_a_folder_is_read_from_its_config(tmp_path: Path) -> None:
 def test_the_keys_of_the_table_exist() -> None:
     sft = flat_config(load_sft_config([]).model_dump(mode="json"))
     assert {row.key for row in RANGES} <= {*all_keys(), *sft}
+
+
+@pytest.mark.parametrize("value", ["x", "8", [1], {}, True, -1, float("nan"), float("inf"), 10**400, None])
+def test_values_of_any_type_are_read(value: object) -> None:
+    usual = flat_config(load_config([f"{ROLLOUT}.n=4", "algorithm.adv_estimator=grpo"]).model_dump(mode="json"))
+    numbers = [row.key for row in RANGES] + [
+        f"{ROLLOUT}.n",
+        "actor_rollout_ref.model.lora_rank",
+        "trainer.total_training_steps",
+    ]
+    for key in numbers:
+        found = unusual_values({**usual, "reward_model.overlong_buffer.enable": True, key: value})
+        assert all(one.key for one in found)
+    assert unusual_values({**usual, **dict.fromkeys(numbers, "8")}) == []
+
+
+@pytest.mark.parametrize("path", ["~nouser-of-this-machine/m-7b", "a\0b-7b", "x" * 5000 + "/-7b"])
+def test_a_path_that_cannot_be_read_is_a_name(path: str) -> None:
+    assert parameters(path) == 7e9
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "[]", '{"hidden_size": 1e999, "num_hidden_layers": 1, "vocab_size": 1}', " " * (1 << 23)]
+)
+def test_a_config_json_of_any_content_is_read(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert parameters(str(tmp_path)) is None
+
+
+def test_a_config_json_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert parameters(str(tmp_path)) is None
+    assert context(History([], {"actor_rollout_ref.model.path": str(tmp_path)})) == float("inf")

@@ -52,6 +52,17 @@ def test_files_in_the_own_folder_of_a_run_are_no_difference() -> None:
     assert found.values == ["${trainer.default_local_dir}/cache", "runs/a/cache"]
 
 
+def test_secrets_that_differ_are_a_difference_and_are_not_shown() -> None:
+    def config(key: str, address: str) -> dict[str, object]:
+        return {"judge": {"api_key": key, "address": address}}
+
+    found = compare_configs([config("abc", "https://u:p@h"), config("def", "https://u:q@h"), config("", "h")], {})
+    assert {each.key: each.values for each in found} == {
+        "judge.api_key": ["***", "***", ""],
+        "judge.address": ["https://***@h", "https://***@h", "h"],
+    }
+
+
 def test_accuracy_at_common_steps_and_at_each_runs_own(runs: list[Path]) -> None:
     (found,) = compare([RunFolder(path) for path in runs]).accuracy
     assert (found.source, found.common_steps) == ("openai/gsm8k", [0, 2])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rloom.config.given_keys import leaf_keys
 from rloom.runs.provenance import COMMIT, command_line, commit_of, start_record, versions, without_secrets
 from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog
@@ -16,6 +17,9 @@ KEYS = (
     "ghp_0123456789abcdef",
     "AIzaSyA0123456789abcdef",
     "AKIA0123456789ABCDEF",
+    "gsk_0123456789abcdef",
+    "xai-0123456789abcdef",
+    "r8_0123456789abcdef0123",
     "xoxb-0123456789-abcdef",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
 )
@@ -33,7 +37,22 @@ KEYS = (
         (["rloom", "url=https://me:pass@host/v1"], "rloom 'url=https://***@host/v1'"),
         (["rloom", "url=https://host/v1?api_key=abc&n=1"], "rloom 'url=https://host/v1?***&n=1'"),
         (["rloom", "header=Bearer abcdef"], "rloom 'header=Bearer ***'"),
+        (["rloom", "api={api_key: my secret, n: 1}"], "rloom 'api={api_key: ***, n: 1}'"),
+        (["rloom", "headers={Authorization: abc}"], "rloom 'headers={Authorization: ***}'"),
+        (["rloom", "h={x-api-key: 1}"], "rloom 'h={x-api-key: ***}'"),
+        (["rloom", '{"api_key": "a,b", "n": 1}'], """rloom '{"api_key": ***, "n": 1}'"""),
+        (["rloom", "h=Authorization: Basic dXNlcjpw"], "rloom 'h=Authorization: ***'"),
+        (["rloom", "url=https://u:p@h/v1?api_key=zzz"], "rloom 'url=https://***@h/v1?***'"),
+        (["rloom", "url=https://h/v1?sig=zzz&n=1"], "rloom 'url=https://h/v1?***&n=1'"),
+        (["rloom", "url=https://hooks.slack.com/services/T0/B0/x"], "rloom 'url=https://hooks.slack.com/services/***'"),
+        (["rloom", "HF_TOKEN=hf_x", "WANDB_KEY=x", "pwd=1"], "rloom 'HF_TOKEN=***' 'WANDB_KEY=***' 'pwd=***'"),
+        (["rloom", "a.passphrase=one two", "a.api_keys=[x,y]"], "rloom 'a.passphrase=***' 'a.api_keys=***'"),
+        (["rloom", "accessToken=x", "a.hfToken=x"], "rloom 'accessToken=***' 'a.hfToken=***'"),
+        (["rloom", "--token", "-abc", "--lr", "1"], "rloom --token '***' --lr 1"),
+        (["rloom", '"judge.api_key"=s', "+judge.api_key=s"], """rloom '"judge.api_key"=***' '+judge.api_key=***'"""),
         # names of settings that are no secrets
+        (["rloom", "tokens_per_minute=5", "a.key_env=NAME"], "rloom tokens_per_minute=5 a.key_env=NAME"),
+        (["rloom", "model.tokenizer=a/b", "pad_token=x"], "rloom model.tokenizer=a/b pad_token=x"),
         (["rloom", "max_tokens=5", "data.prompt_key=prompt"], "rloom max_tokens=5 data.prompt_key=prompt"),
         (["rloom", "api.api_key_env=OPENAI_API_KEY"], "rloom api.api_key_env=OPENAI_API_KEY"),
         (["rloom", "model=Qwen/Qwen2-0.5B"], "rloom model=Qwen/Qwen2-0.5B"),
@@ -57,6 +76,31 @@ def test_a_key_is_not_written_wherever_it_stands(key: str, tmp_path: Path, monke
 def test_secrets_of_a_configuration_are_not_shown() -> None:
     given = {"a.api_key": "abc", "a.token": None, "a.max_tokens": 5, "a.api_key_env": "NAME"}
     assert without_secrets(given) == {**given, "a.api_key": "***"}
+
+
+def test_secrets_inside_values_are_not_shown() -> None:
+    given = {
+        "a.headers": {"Authorization": "abc", "n": 1},
+        "a.urls": ["https://u:p@h/v1", {"accessToken": "x"}],
+        "a.command": "curl -H 'x-api-key: abc'",
+        "a.api_keys": ["x"],
+        "trainer.note": "sk-0123456789",
+        "model.path": "Qwen/Qwen2-0.5B",
+    }
+    assert without_secrets(given) == {
+        "a.headers": {"Authorization": "***", "n": 1},
+        "a.urls": ["https://***@h/v1", {"accessToken": "***"}],
+        "a.command": "curl -H 'x-api-key: ***",
+        "a.api_keys": "***",
+        "trainer.note": "***",
+        "model.path": "Qwen/Qwen2-0.5B",
+    }
+
+
+def test_no_default_of_a_key_is_hidden() -> None:
+    defaults = {name: key.default for name, key in leaf_keys().items() if key.default}
+    shown = without_secrets(defaults)
+    assert [name for name in defaults if shown[name] == "***"] == []
 
 
 def test_the_run_event_has_the_record_and_the_notices_follow_it(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from rloom.doctor.run.report import Report
+from rloom.doctor.run.samples import Samples
 from rloom.runs.run_folder import RunFolder
+from rloom.view.run_cache import RunHandle
 from rloom.view.runs import elapsed_seconds
 from tests.view_client import Viewer, viewing
 from tests.view_runs import (
@@ -443,6 +445,35 @@ def test_findings_of_many_runs_are_read_in_several_requests(
     monkeypatch.setattr("rloom.view.runs.BADGES_S", 60.0)
     with viewing([folder]) as fresh:
         assert len(fresh.get("/api/findings")["badges"]) == 3
+
+
+def test_metrics_need_no_answers_and_findings_read_them_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(Samples, "of", lambda path, *rest: read.append(path) or Samples())
+    with viewing([folder]) as fresh:
+        run = f"/api/runs/{number(fresh, 'sums/grpo')}"
+        assert fresh.get(f"{run}/metrics")["answers_per_step"] is not None and read == []
+        assert fresh.get(f"{run}/findings") == fresh.get(f"{run}/findings")
+        assert len(read) == 1
+
+
+def test_a_run_whose_check_fails_has_no_badge_and_the_others_have_theirs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = RunHandle.report
+
+    def report(run: RunHandle) -> Report:
+        if run.path.name == "killed":
+            raise TypeError("'<' not supported between instances of 'str' and 'int'")
+        return whole(run)
+
+    monkeypatch.setattr(RunHandle, "report", report)
+    monkeypatch.setattr("rloom.view.runs.BADGES_S", 60.0)
+    with viewing([folder]) as fresh:
+        found = fresh.get("/api/findings")
+        assert len(found["badges"]) == 2 and str(number(fresh, "sums/killed")) not in found["badges"]
 
 
 def test_large_answers_are_compressed_for_who_accepts_it(viewer: Viewer, run: str) -> None:
