@@ -117,10 +117,23 @@ def falls_in_training(history: History) -> Finding | None:
     if drop <= PEAK_ERRORS * error or drop <= PEAK_SHARE * height:
         return None
     at = means.steps[means.values.index(peak)]
+    validation = history.validation
+    best = at_its_best(history, at)
+    if best and validation.values[-1] > validation.values[0] + chance(history):
+        return None  # the prompts become harder, the policy better
     evidence = f"{SCORE}, mean of {width} steps: {peak:.3g} at step {at}, {last:.3g} at step {means.steps[-1]}"
-    certain = drop > 2 * PEAK_SHARE * height and drop > 6 * error
+    waits = len(validation) > 0 and validation.steps[-1] <= at  # for the next validation
+    certain = drop > 2 * PEAK_SHARE * height and drop > 6 * error and not best and not waits
     more = keep_the_peak(history)
     return FALLS.found(history, (at, means.steps[-1]), [evidence], certain=certain, more=more)
+
+
+def at_its_best(history: History, step: int) -> bool:
+    """Whether the last validation is after this step, and as good as any."""
+    validation = history.validation
+    if not len(validation.after(step)):
+        return False
+    return validation.values[-1] >= max(validation.values) - max(RISE / 2, chance(history))
 
 
 def height_above_lowest(history: History, score: float) -> float:

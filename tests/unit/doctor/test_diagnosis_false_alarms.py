@@ -180,6 +180,22 @@ def test_one_very_low_score_does_not_hide_a_fall() -> None:
     assert kinds(history(values)) == ["reward_falls"]
 
 
+@pytest.mark.parametrize("steps", [20, 40, 80])
+def test_a_score_that_falls_on_harder_prompts_is_no_fault_while_the_validation_rises(steps: int) -> None:
+    def harder(rise: float) -> History:
+        chance = noise(1, 0.01)
+        values: Values = {
+            "critic/score/mean": lambda step: 0.8 - 0.6 * step / steps + chance(step),
+            "val-core/math/acc/mean@1": lambda step: 0.3 + rise * step / steps if step % 5 == 0 else math.nan,
+        }
+        return long_history(values, steps=steps)
+
+    assert kinds(harder(0.25)) == [] and warned(LiveDiagnosis(harder(0.25).config), harder(0.25)) == []
+    assert not any(finding.certain for finding in diagnose(harder(0.0)))
+    finding = only(harder(-0.2))
+    assert finding.kind == "reward_falls" and finding.certain
+
+
 # Single steps
 
 
