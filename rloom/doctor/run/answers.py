@@ -111,6 +111,7 @@ def prompts_cut(history: History) -> Finding | None:
 # Answers that are almost never right
 
 LOW, LOW_AT_LAST = 0.06, 0.1  # of the range of the scores
+FEWEST_LOW = 20  # steps: some answers score, and a model may learn the format of the answer first
 VALIDATED = 0.15  # an accuracy that shows that model, template and rule fit
 RANDOM_NATS, RANDOM_CERTAIN = 1.0, 2.0
 
@@ -221,7 +222,9 @@ def low_score(history: History) -> Finding | None:
         return None
     score = history.series(SCORE)
     evidence = [f"{SCORE}: {score.head.mean:.3g} in the first third of the steps, {score.tail.mean:.3g} in the last"]
-    return LOW_SCORE.found(history, score.span, evidence, certain=len(score) >= FEWEST_CERTAIN)
+    unusual = any(LOW_SCORE.kind in value.explains for value in history.unusual)
+    known = unusual or any(isinstance(of(history), str) for of in (overridden, other_reward, other_rows))
+    return LOW_SCORE.found(history, score.span, evidence, certain=known or len(score) >= FEWEST_LOW)
 
 
 SAMPLING_RANDOM = Fault(

@@ -228,10 +228,10 @@ def policy_static(history: History) -> Finding | None:
         return None
     if history.updates_per_step > 1 and len(moved):
         measured.append(("actor/ppo_kl", moved, PPO_KL_STATIC))
-    if len(kl) > 1:  # before the first update policy and reference are equal
-        measured.append(
-            (next(name for name in KL_METRICS if name in history.columns), kl.after(kl.steps[0]), KL_STATIC)
-        )
+    # before the first update policy and reference are equal
+    kl = kl.after(max(kl.steps[0], history.warmup + 1)) if len(kl) else kl
+    if len(kl):
+        measured.append((next(name for name in KL_METRICS if name in history.columns), kl, KL_STATIC))
     if not measured or any(max(map(abs, series.tail.values)) > limit for _, series, limit in measured):
         return None
     if any(history.series("actor/pg_clipfrac").values) or history.score_rises:
@@ -322,7 +322,7 @@ CREDIT = Fault(
 
 def credit_decay(history: History) -> Finding | None:
     gamma, lam = history.number("algorithm.gamma", 1.0), history.number("algorithm.lam", 1.0)
-    needs, length = history.estimator_needs, history.series(RESPONSE_LENGTH)
+    needs, length = history.estimator_needs, history.series(RESPONSE_LENGTH).after(history.warmup)
     decay = needs.discount(gamma, lam)
     if decay >= 1 or len(length) < FEWEST_OF_A_TREND:
         return None
@@ -430,7 +430,7 @@ def critic_stuck(history: History) -> Finding | None:
     if known > EXPLAINED:
         return None
     bias = abs(values.tail.mean - score.tail.mean) / max(spread.tail.mean, 1e-9)
-    idle = len(loss) >= LONG_RUN and not history.score_rises
+    idle = len(loss.after(history.warmup)) >= LONG_RUN and not history.score_rises
     biased = bias >= BIAS and not (len(loss) < LONG_RUN and moves(values, spread))
     if not biased and known > WORSE_THAN_MEAN and not idle:
         return None

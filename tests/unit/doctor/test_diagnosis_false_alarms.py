@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from rloom.doctor.run.answers import OVERRIDE
 from rloom.doctor.run.checks import diagnose
 from rloom.doctor.run.finding import Finding, Severity
 from rloom.doctor.run.history import ACTOR, History, Series, correlation_of_changes
 from rloom.doctor.run.live import LiveDiagnosis
-from tests.unit.doctor.test_diagnosis import GAE, SFT, Values, flat, history, kinds, scores_of
+from tests.unit.doctor.test_diagnosis import GAE, SFT, Values, flat, history, kinds, of_the_step, scores_of
 
 SFT_KEYS = {"optim.lr": 1e-5, "optim.clip_grad": 1.0}
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -127,6 +128,38 @@ def test_a_critic_whose_values_still_move_is_not_stuck() -> None:
     assert critic(lambda step: measured[step - 1], steps=10) == []
     assert critic(lambda step: measured[min(step, 10) - 1], steps=20) == ["critic_stuck"]
     assert critic(lambda step: 0.0, steps=10) == ["critic_stuck"]
+
+
+def test_steps_in_which_only_the_critic_is_trained_do_not_count() -> None:
+    keys = {**GAE, "trainer.critic_warmup": 20, "trainer.total_training_steps": 200}
+    still: Values = {
+        "response_length/mean": 300.0,
+        "critic/score/mean": flat,
+        "val-core/gsm8k/acc/mean@1": 0.3,
+        "critic/vf_explained_var": 0.0,
+        "critic/vf_loss": flat,
+        "critic/values/mean": 0.3,
+        "actor/reward_kl_penalty": lambda step: 0.0 if step <= 21 else 0.01,
+        **{name: None for name in of_the_step(1) if name.startswith("actor/")},
+    }
+    for steps in (10, 20, 21, 28):
+        assert kinds(history(still, keys, steps)) == []
+    assert kinds(history(still, keys, 29)) == ["credit_decay"]
+
+    def later(step: int) -> float:
+        return flat(step) + 0.3 * min(1.0, max(0.0, (step - 20) / 20))
+
+    rising: Values = {"critic/score/mean": later, "critic/values/mean": later, "val-core/gsm8k/acc/mean@1": None}
+    found = history({**still, **rising}, keys, 200)
+    assert kinds(found) == [] and warned(LiveDiagnosis(found.config), found) == []
+
+
+def test_steps_without_progress_are_those_after_the_warm_up_of_the_critic() -> None:
+    keys = {**GAE, "algorithm.lam": 1.0, "trainer.critic_warmup": 60, "trainer.total_training_steps": 200}
+    still: Values = {"critic/score/mean": flat, "val-core/gsm8k/acc/mean@1": 0.3}
+    assert kinds(history(still, keys, 99)) == [] and kinds(history(still, keys, 100)) == ["no_progress"]
+    never = only(history(still, {**keys, "trainer.total_training_steps": 20}))
+    assert never.kind == "no_progress" and never.certain and never.keys == ("trainer.critic_warmup",)
 
 
 # Supervised fine-tuning
@@ -396,3 +429,19 @@ def test_a_model_that_learns_the_format_of_the_answer_first_gets_no_certain_find
     found = diagnose(History(metrics, config))
     assert not [finding.kind for finding in found if finding.certain]
     assert last < 8 or not found
+
+
+def late_format(step: int) -> float:
+    """0.3 to 0.5 % of the answers for 11 steps, then it learns the format."""
+    return 0.004 + 0.001 * (-1) ** step if step < 12 else min(0.6, 0.01 * 2.5 ** (step - 12))
+
+
+def test_a_low_score_of_a_few_steps_is_certain_only_with_the_evidence_of_a_cause() -> None:
+    found = history({"critic/score/mean": late_format, "val-core/gsm8k/acc/mean@1": None}, steps=40)
+    assert kinds(found) == [] and warned(LiveDiagnosis(found.config), found) == []
+    early = History(found.metrics[:10], found.config)
+    assert only(early).kind == "low_score" and not only(early).certain
+    validated = [{**record, "val-core/gsm8k/acc/mean@1": 0.4} for record in early.metrics]
+    assert only(History(validated, found.config)).certain
+    assert only(History(early.metrics, {**found.config, f"{OVERRIDE}.rope_theta": 10.0})).certain
+    assert only(history({"critic/score/mean": 0.004})).certain  # 20 steps
