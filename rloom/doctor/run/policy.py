@@ -38,6 +38,7 @@ PPO_KL_STATIC = 1e-6  # between the policies before and after several updates
 KL_STATIC = 1e-6  # to the reference: a thousandth of the documents' range
 COLLAPSED = 0.1  # of the entropy at first
 ENTROPY_NONE = 1e-3  # nats: almost every token has one choice
+COLD = 0.5  # temperature
 ENTROPY_RISE, ENTROPY_RISE_NATS = 3.0, 1.0
 MISMATCH_DEFAULT = 0.01
 
@@ -134,7 +135,11 @@ ENTROPY_LOW = Fault(
     Severity.WARNING,
     "The entropy has collapsed: the policy no longer explores",
     (
-        Cause("sampling leaves no choice (temperature near 0)", never_entropy, warmer),
+        Cause(
+            "sampling leaves no choice (temperature near 0)",
+            lambda history: never_entropy(history) and history.number(f"{ROLLOUT}.temperature", 0.0) < COLD,
+            warmer,
+        ),
         Cause("the learning rate is too high", large_update, lambda history: [lower_learning_rate(history)]),
         Cause("the reward pays for one answer, whatever the prompt is", lambda history: not never_entropy(history)),
         Cause(
@@ -250,7 +255,7 @@ def entropy_collapse(history: History) -> Finding | None:
     first, last = entropy.values[0], entropy.tail.mean
     score = history.series(SCORE)
     solved = len(score) > 0 and score.tail.mean >= 0.9 * max(high.values, default=0.0) > 0
-    if not never_entropy(history) and (last > COLLAPSED * first or solved or history.score_rises):
+    if solved or (not never_entropy(history) and (last > COLLAPSED * first or history.score_rises)):
         return None
     evidence = [
         f"actor/entropy: {first:.3g} in step {entropy.steps[0]}, {last:.3g} in the last {len(entropy.tail)} steps"

@@ -10,7 +10,7 @@ import pytest
 from rloom.doctor.run.answers import OVERRIDE
 from rloom.doctor.run.checks import diagnose
 from rloom.doctor.run.finding import Finding, Severity
-from rloom.doctor.run.history import ACTOR, History, Series, correlation_of_changes
+from rloom.doctor.run.history import ACTOR, ROLLOUT, History, Series, correlation_of_changes
 from rloom.doctor.run.live import LiveDiagnosis
 from tests.unit.doctor.test_diagnosis import GAE, SFT, Values, flat, history, kinds, of_the_step, scores_of
 
@@ -189,6 +189,15 @@ def test_the_gradient_of_supervised_fine_tuning_has_its_own_key_and_causes() -> 
     assert finding.evidence[0].endswith("clip_grad is 10")
     assert "reward" not in " ".join(cause for cause in finding.causes)
     assert kinds(history({**norm, "train/grad_norm": 300.0}, {**SFT_KEYS, "optim.clip_grad": 10.0})) == []  # 30 times
+
+
+@pytest.mark.parametrize(("clip", "norm"), [(0.1, 12.0), (0.1, 60.0), (0.01, 30.0), (1.0, 90.0)])
+def test_a_constant_norm_is_no_explosion_however_small_the_clip_is(clip: float, norm: float) -> None:
+    values: Values = {**SFT, "train/loss": lambda s: 2 / s, "train/grad_norm": lambda s: norm * (1 + 0.1 * (-1) ** s)}
+    keys = {**SFT_KEYS, "optim.clip_grad": clip}
+    assert kinds(history(values, keys)) == []
+    assert kinds(history({**values, "train/grad_norm": lambda s: 0.01 * norm * 1.5**s}, keys)) == ["gradient_explosion"]
+    assert kinds(history({**values, "train/grad_norm": 3000.0}, keys)) == ["gradient_explosion"]
 
 
 # Scores around 0
@@ -445,3 +454,14 @@ def test_a_low_score_of_a_few_steps_is_certain_only_with_the_evidence_of_a_cause
     assert only(History(validated, found.config)).certain
     assert only(History(early.metrics, {**found.config, f"{OVERRIDE}.rope_theta": 10.0})).certain
     assert only(history({"critic/score/mean": 0.004})).certain  # 20 steps
+
+
+@pytest.mark.parametrize("low", [0.0, -1.0])
+def test_no_entropy_at_the_top_of_the_scores_is_no_fault(low: float) -> None:
+    high: Values = {"critic/score/mean": lambda step: 0.99 + 0.01 * (step % 2), "critic/score/min": low}
+    found = history({**high, "actor/entropy": 5e-4})
+    assert kinds(found) == [] and warned(LiveDiagnosis(found.config), found) == []
+    for temperature, cold in ((1.0, False), (0.4, True)):
+        keys = {f"{ROLLOUT}.temperature": temperature}
+        finding = next(f for f in diagnose(history({"actor/entropy": 5e-4}, keys)) if f.kind == "entropy_collapse")
+        assert any("temperature near 0" in cause for cause in finding.causes) is cold
