@@ -24,6 +24,8 @@ CUT_IN_THE_END = 0.02  # share that the advised length cuts
 REPEATED, REPEATED_CERTAIN = 0.5, 0.65  # share of the groups of four tokens that occurred before in the same answer
 DRIFT = 1.5  # times the length at first
 DRIFT_CERTAIN = 2.0
+SMALLEST_CHANGE = 1e-6  # of the value at first: less is rounding
+FEWEST_VALIDATIONS = 3  # of which none is above the first: two differ by chance
 FOLLOWS = 0.8  # correlation of the changes of reward and length from step to step: the reward depends on the length
 LONGEST, LONGEST_PROMPT = "data.max_response_length", "data.max_prompt_length"
 LOOK = Change("trainer.log_val_generations", 5, "look at the answers", "higher")
@@ -109,6 +111,7 @@ def prompts_cut(history: History) -> Finding | None:
 # Answers that are almost never right
 
 LOW, LOW_AT_LAST = 0.06, 0.1  # of the range of the scores
+FEWEST_LOW = 20  # steps: some answers score, and a model may learn the format of the answer first
 VALIDATED = 0.15  # an accuracy that shows that model, template and rule fit
 RANDOM_NATS, RANDOM_CERTAIN = 1.0, 2.0
 
@@ -219,7 +222,9 @@ def low_score(history: History) -> Finding | None:
         return None
     score = history.series(SCORE)
     evidence = [f"{SCORE}: {score.head.mean:.3g} in the first third of the steps, {score.tail.mean:.3g} in the last"]
-    return LOW_SCORE.found(history, score.span, evidence, certain=len(score) >= FEWEST_CERTAIN)
+    unusual = any(LOW_SCORE.kind in value.explains for value in history.unusual)
+    known = unusual or any(isinstance(of(history), str) for of in (overridden, other_reward, other_rows))
+    return LOW_SCORE.found(history, score.span, evidence, certain=known or len(score) >= FEWEST_LOW)
 
 
 SAMPLING_RANDOM = Fault(
@@ -542,7 +547,8 @@ def length_drift(history: History) -> Finding | None:
         (f"{RESPONSE_LENGTH}: {trend.first:.0f} tokens in the first third of the steps, {trend.last:.0f} in the last"),
         quality,
     ]
-    return LENGTH.found(history, length.span, evidence, certain=max(factor, 1 / factor) > DRIFT_CERTAIN)
+    certain = max(factor, 1 / factor) > DRIFT_CERTAIN and not may_improve(history, length)
+    return LENGTH.found(history, length.span, evidence, certain=certain)
 
 
 def no_better(history: History, length: Series) -> str | None:
@@ -555,7 +561,12 @@ def no_better(history: History, length: Series) -> str | None:
     if accuracy is not None:
         name, trend = accuracy
         return None if trend.rises else f"{name}: {trend.first:.3g} at first, {trend.last:.3g} at last"
+    validation = history.validation
+    if len(validation) == 2 and validation.values[1] > validation.values[0]:
+        return None
     if score is None or not score.rises:
+        if len(validation):
+            return f"fewer than {FEWEST_VALIDATIONS} validations, and the reward does not rise"
         return "no accuracy is measured, and the reward does not rise"
     follows = correlation_of_changes(history.series(SCORE), length)
     if (follows if grows(history) else -follows) < FOLLOWS:
@@ -563,10 +574,23 @@ def no_better(history: History, length: Series) -> str | None:
     return f"no accuracy is measured, and {SCORE} changes with the length from step to step (correlation {follows:.2f})"
 
 
+def may_improve(history: History, length: Series) -> bool:
+    """Score or accuracy of training are higher than at first, if only by chance: longer reasoning pays off slowly. Not
+    a score that changes with the length in each step, and not before there are enough validations of a run that has
+    any."""
+    if 0 < len(history.validation) < FEWEST_VALIDATIONS:
+        return True
+    follows = correlation_of_changes(history.series(SCORE), length)
+    paid = (follows if grows(history) else -follows) >= FOLLOWS
+    names = ("reward/acc",) if paid else ("reward/acc", SCORE)
+    trends = [trend for name in names if (trend := history.series(name).trend) is not None]
+    return any(trend.change > SMALLEST_CHANGE * abs(trend.first) for trend in trends)
+
+
 def accuracy_of(history: History) -> tuple[str, Trend] | None:
     """Of validation, else of training."""
     validation = history.validation
-    if len(validation) >= 2:
+    if len(validation) >= FEWEST_VALIDATIONS:
         return "validation accuracy", Trend(validation.values[0], max(validation.values[1:]), 0.0)
     trend = history.series("reward/acc").trend
     return None if trend is None else ("reward/acc", trend)

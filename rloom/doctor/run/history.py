@@ -208,6 +208,11 @@ class History:
         return self.estimator_needs.min_group > 1
 
     @property
+    def warmup(self) -> int:
+        """The last step in which only the critic is trained: until then nothing can rise."""
+        return int(self.number("trainer.critic_warmup", 0))
+
+    @property
     def updates_per_step(self) -> int:
         """Of the policy."""
         prompts = self.number("data.train_batch_size", 1)
@@ -233,8 +238,9 @@ class History:
 
     @cached_property
     def score_rises(self) -> bool:
-        trend = self.series(SCORE).trend
-        return trend is not None and trend.rises
+        """Since the first step, or since the policy is trained: a long warm-up of the critic would hide the rise."""
+        score = self.series(SCORE)
+        return any(trend is not None and trend.rises for trend in (score.trend, score.after(self.warmup).trend))
 
     @cached_property
     def score_place(self) -> float | None:

@@ -117,10 +117,23 @@ def falls_in_training(history: History) -> Finding | None:
     if drop <= PEAK_ERRORS * error or drop <= PEAK_SHARE * height:
         return None
     at = means.steps[means.values.index(peak)]
+    validation = history.validation
+    best = at_its_best(history, at)
+    if best and validation.values[-1] > validation.values[0] + chance(history):
+        return None  # the prompts become harder, the policy better
     evidence = f"{SCORE}, mean of {width} steps: {peak:.3g} at step {at}, {last:.3g} at step {means.steps[-1]}"
-    certain = drop > 2 * PEAK_SHARE * height and drop > 6 * error
+    waits = len(validation) > 0 and validation.steps[-1] <= at  # for the next validation
+    certain = drop > 2 * PEAK_SHARE * height and drop > 6 * error and not best and not waits
     more = keep_the_peak(history)
     return FALLS.found(history, (at, means.steps[-1]), [evidence], certain=certain, more=more)
+
+
+def at_its_best(history: History, step: int) -> bool:
+    """Whether the last validation is after this step, and as good as any."""
+    validation = history.validation
+    if not len(validation.after(step)):
+        return False
+    return validation.values[-1] >= max(validation.values) - max(RISE / 2, chance(history))
 
 
 def height_above_lowest(history: History, score: float) -> float:
@@ -221,6 +234,7 @@ def validation_apart(history: History) -> Finding | None:
 # steps; models of a billion weights learn in smaller ones
 FEWEST_EXPLAINED, FEWEST_FLAT, FEWEST_FLAT_LARGE = 12, 20, 40
 AT_THE_TOP = 0.9
+WARMUP = "trainer.critic_warmup"  # as long as the run: the policy is never trained
 
 
 def same_validations(history: History) -> Support:
@@ -255,13 +269,16 @@ def no_progress(history: History) -> Finding | None:
     """Reward and validation are flat, and not at the top. Fewer steps are enough if the value of a key explains it."""
     score, validation = history.series(SCORE), history.validation
     trend, place = score.trend, history.score_place
-    explained = any("no_progress" in value.explains for value in history.unusual)
+    unusual = [value.key for value in history.unusual if "no_progress" in value.explains]
+    explained, end = bool(unusual), history.end or {}
+    never = WARMUP in unusual or (end.get("status") == "finished" and len(score) and history.warmup >= score.steps[-1])
+    counted = len(score if never else score.after(history.warmup))
     size = parameters(model_path(history.config))
     fewest = FEWEST_FLAT if size is not None and size < SMALL else FEWEST_FLAT_LARGE
     fewest = FEWEST_EXPLAINED if explained else fewest
-    if trend is None or place is None or not history.has_first_step or len(score) < fewest:
+    if trend is None or place is None or not history.has_first_step or counted < fewest:
         return None
-    if trend.rises or place > AT_THE_TOP or not is_flat(validation, history):
+    if history.score_rises or place > AT_THE_TOP or not is_flat(validation, history):
         return None
     if not explained and len(validation) < 3:
         return None
@@ -272,7 +289,7 @@ def no_progress(history: History) -> Finding | None:
             f"step {validation.steps[-1]}"
         )
     return NO_PROGRESS.found(
-        history, score.span, evidence, certain=len(score) >= 2 * fewest or explained, begin_again=True
+        history, score.span, evidence, certain=counted >= 2 * fewest or explained, begin_again=True
     )
 
 

@@ -38,6 +38,7 @@ PPO_KL_STATIC = 1e-6  # between the policies before and after several updates
 KL_STATIC = 1e-6  # to the reference: a thousandth of the documents' range
 COLLAPSED = 0.1  # of the entropy at first
 ENTROPY_NONE = 1e-3  # nats: almost every token has one choice
+COLD = 0.5  # temperature
 ENTROPY_RISE, ENTROPY_RISE_NATS = 3.0, 1.0
 MISMATCH_DEFAULT = 0.01
 
@@ -134,7 +135,11 @@ ENTROPY_LOW = Fault(
     Severity.WARNING,
     "The entropy has collapsed: the policy no longer explores",
     (
-        Cause("sampling leaves no choice (temperature near 0)", never_entropy, warmer),
+        Cause(
+            "sampling leaves no choice (temperature near 0)",
+            lambda history: never_entropy(history) and history.number(f"{ROLLOUT}.temperature", 0.0) < COLD,
+            warmer,
+        ),
         Cause("the learning rate is too high", large_update, lambda history: [lower_learning_rate(history)]),
         Cause("the reward pays for one answer, whatever the prompt is", lambda history: not never_entropy(history)),
         Cause(
@@ -228,10 +233,10 @@ def policy_static(history: History) -> Finding | None:
         return None
     if history.updates_per_step > 1 and len(moved):
         measured.append(("actor/ppo_kl", moved, PPO_KL_STATIC))
-    if len(kl) > 1:  # before the first update policy and reference are equal
-        measured.append(
-            (next(name for name in KL_METRICS if name in history.columns), kl.after(kl.steps[0]), KL_STATIC)
-        )
+    # before the first update policy and reference are equal
+    kl = kl.after(max(kl.steps[0], history.warmup + 1)) if len(kl) else kl
+    if len(kl):
+        measured.append((next(name for name in KL_METRICS if name in history.columns), kl, KL_STATIC))
     if not measured or any(max(map(abs, series.tail.values)) > limit for _, series, limit in measured):
         return None
     if any(history.series("actor/pg_clipfrac").values) or history.score_rises:
@@ -250,7 +255,7 @@ def entropy_collapse(history: History) -> Finding | None:
     first, last = entropy.values[0], entropy.tail.mean
     score = history.series(SCORE)
     solved = len(score) > 0 and score.tail.mean >= 0.9 * max(high.values, default=0.0) > 0
-    if not never_entropy(history) and (last > COLLAPSED * first or solved or history.score_rises):
+    if solved or (not never_entropy(history) and (last > COLLAPSED * first or history.score_rises)):
         return None
     evidence = [
         f"actor/entropy: {first:.3g} in step {entropy.steps[0]}, {last:.3g} in the last {len(entropy.tail)} steps"
@@ -322,7 +327,7 @@ CREDIT = Fault(
 
 def credit_decay(history: History) -> Finding | None:
     gamma, lam = history.number("algorithm.gamma", 1.0), history.number("algorithm.lam", 1.0)
-    needs, length = history.estimator_needs, history.series(RESPONSE_LENGTH)
+    needs, length = history.estimator_needs, history.series(RESPONSE_LENGTH).after(history.warmup)
     decay = needs.discount(gamma, lam)
     if decay >= 1 or len(length) < FEWEST_OF_A_TREND:
         return None
@@ -430,7 +435,7 @@ def critic_stuck(history: History) -> Finding | None:
     if known > EXPLAINED:
         return None
     bias = abs(values.tail.mean - score.tail.mean) / max(spread.tail.mean, 1e-9)
-    idle = len(loss) >= LONG_RUN and not history.score_rises
+    idle = len(loss.after(history.warmup)) >= LONG_RUN and not history.score_rises
     biased = bias >= BIAS and not (len(loss) < LONG_RUN and moves(values, spread))
     if not biased and known > WORSE_THAN_MEAN and not idle:
         return None

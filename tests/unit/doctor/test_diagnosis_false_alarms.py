@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from rloom.doctor.run.answers import OVERRIDE
 from rloom.doctor.run.checks import diagnose
 from rloom.doctor.run.finding import Finding, Severity
-from rloom.doctor.run.history import ACTOR, History, Series, correlation_of_changes
+from rloom.doctor.run.history import ACTOR, ROLLOUT, History, Series, correlation_of_changes
 from rloom.doctor.run.live import LiveDiagnosis
-from tests.unit.doctor.test_diagnosis import GAE, SFT, Values, flat, history, kinds, scores_of
+from rloom.language import to_chinese
+from tests.unit.doctor.test_diagnosis import GAE, SFT, Values, flat, history, kinds, of_the_step, scores_of
 
 SFT_KEYS = {"optim.lr": 1e-5, "optim.clip_grad": 1.0}
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -129,6 +131,38 @@ def test_a_critic_whose_values_still_move_is_not_stuck() -> None:
     assert critic(lambda step: 0.0, steps=10) == ["critic_stuck"]
 
 
+def test_steps_in_which_only_the_critic_is_trained_do_not_count() -> None:
+    keys = {**GAE, "trainer.critic_warmup": 20, "trainer.total_training_steps": 200}
+    still: Values = {
+        "response_length/mean": 300.0,
+        "critic/score/mean": flat,
+        "val-core/gsm8k/acc/mean@1": 0.3,
+        "critic/vf_explained_var": 0.0,
+        "critic/vf_loss": flat,
+        "critic/values/mean": 0.3,
+        "actor/reward_kl_penalty": lambda step: 0.0 if step <= 21 else 0.01,
+        **{name: None for name in of_the_step(1) if name.startswith("actor/")},
+    }
+    for steps in (10, 20, 21, 28):
+        assert kinds(history(still, keys, steps)) == []
+    assert kinds(history(still, keys, 29)) == ["credit_decay"]
+
+    def later(step: int) -> float:
+        return flat(step) + 0.3 * min(1.0, max(0.0, (step - 20) / 20))
+
+    rising: Values = {"critic/score/mean": later, "critic/values/mean": later, "val-core/gsm8k/acc/mean@1": None}
+    found = history({**still, **rising}, keys, 200)
+    assert kinds(found) == [] and warned(LiveDiagnosis(found.config), found) == []
+
+
+def test_steps_without_progress_are_those_after_the_warm_up_of_the_critic() -> None:
+    keys = {**GAE, "algorithm.lam": 1.0, "trainer.critic_warmup": 60, "trainer.total_training_steps": 200}
+    still: Values = {"critic/score/mean": flat, "val-core/gsm8k/acc/mean@1": 0.3}
+    assert kinds(history(still, keys, 99)) == [] and kinds(history(still, keys, 100)) == ["no_progress"]
+    never = only(history(still, {**keys, "trainer.total_training_steps": 20}))
+    assert never.kind == "no_progress" and never.certain and never.keys == ("trainer.critic_warmup",)
+
+
 # Supervised fine-tuning
 
 
@@ -158,6 +192,15 @@ def test_the_gradient_of_supervised_fine_tuning_has_its_own_key_and_causes() -> 
     assert kinds(history({**norm, "train/grad_norm": 300.0}, {**SFT_KEYS, "optim.clip_grad": 10.0})) == []  # 30 times
 
 
+@pytest.mark.parametrize(("clip", "norm"), [(0.1, 12.0), (0.1, 60.0), (0.01, 30.0), (1.0, 90.0)])
+def test_a_constant_norm_is_no_explosion_however_small_the_clip_is(clip: float, norm: float) -> None:
+    values: Values = {**SFT, "train/loss": lambda s: 2 / s, "train/grad_norm": lambda s: norm * (1 + 0.1 * (-1) ** s)}
+    keys = {**SFT_KEYS, "optim.clip_grad": clip}
+    assert kinds(history(values, keys)) == []
+    assert kinds(history({**values, "train/grad_norm": lambda s: 0.01 * norm * 1.5**s}, keys)) == ["gradient_explosion"]
+    assert kinds(history({**values, "train/grad_norm": 3000.0}, keys)) == ["gradient_explosion"]
+
+
 # Scores around 0
 
 
@@ -178,6 +221,22 @@ def test_one_very_low_score_does_not_hide_a_fall() -> None:
         "critic/score/mean": lambda step: 0.9 - 0.04 * max(0, step - 10),
     }
     assert kinds(history(values)) == ["reward_falls"]
+
+
+@pytest.mark.parametrize("steps", [20, 40, 80])
+def test_a_score_that_falls_on_harder_prompts_is_no_fault_while_the_validation_rises(steps: int) -> None:
+    def harder(rise: float) -> History:
+        chance = noise(1, 0.01)
+        values: Values = {
+            "critic/score/mean": lambda step: 0.8 - 0.6 * step / steps + chance(step),
+            "val-core/math/acc/mean@1": lambda step: 0.3 + rise * step / steps if step % 5 == 0 else math.nan,
+        }
+        return long_history(values, steps=steps)
+
+    assert kinds(harder(0.25)) == [] and warned(LiveDiagnosis(harder(0.25).config), harder(0.25)) == []
+    assert not any(finding.certain for finding in diagnose(harder(0.0)))
+    finding = only(harder(-0.2))
+    assert finding.kind == "reward_falls" and finding.certain
 
 
 # Single steps
@@ -261,6 +320,22 @@ def test_a_reward_that_rises_with_longer_answers_is_no_fault_by_itself() -> None
     assert kinds(history(longer)) == []
     finding = only(history({**longer, "critic/score/mean": flat}))
     assert finding.kind == "length_drift" and "no accuracy is measured" in finding.evidence[1]
+
+
+def test_longer_reasoning_with_a_slow_rise_is_not_certain_to_be_a_fault() -> None:
+    def longer(rise: float, validations: int = 0) -> History:
+        values: Values = {
+            "response_length/mean": lambda step: 300.0 + 500 * min(1.0, max(0.0, step / 20 - 0.5)) + 5 * (step % 3),
+            "critic/score/mean": lambda step: 0.4 + rise * step / 40 + 0.05 * (-1) ** (step // 2),
+            "val-core/math/acc/mean@1": lambda step: 0.4 if step <= validations else math.nan,
+        }
+        return history(values, steps=40)
+
+    for found in (longer(0.03), longer(-0.03, 1), longer(-0.03, 2)):
+        assert only(found).kind == "length_drift" and not only(found).certain
+    assert only(longer(-0.03)).certain and diagnose(longer(-0.03, 3))[0].certain  # and no_progress
+    assert only(longer(-0.03, 2)).evidence[1] == "fewer than 3 validations, and the reward does not rise"
+    assert to_chinese(only(longer(-0.03, 2)).evidence[1]) == "验证少于 3 次，奖励也没有上升"
 
 
 def test_a_reward_that_changes_with_the_length_in_each_step_pays_for_it() -> None:
@@ -380,3 +455,30 @@ def test_a_model_that_learns_the_format_of_the_answer_first_gets_no_certain_find
     found = diagnose(History(metrics, config))
     assert not [finding.kind for finding in found if finding.certain]
     assert last < 8 or not found
+
+
+def late_format(step: int) -> float:
+    """0.3 to 0.5 % of the answers for 11 steps, then it learns the format."""
+    return 0.004 + 0.001 * (-1) ** step if step < 12 else min(0.6, 0.01 * 2.5 ** (step - 12))
+
+
+def test_a_low_score_of_a_few_steps_is_certain_only_with_the_evidence_of_a_cause() -> None:
+    found = history({"critic/score/mean": late_format, "val-core/gsm8k/acc/mean@1": None}, steps=40)
+    assert kinds(found) == [] and warned(LiveDiagnosis(found.config), found) == []
+    early = History(found.metrics[:10], found.config)
+    assert only(early).kind == "low_score" and not only(early).certain
+    validated = [{**record, "val-core/gsm8k/acc/mean@1": 0.4} for record in early.metrics]
+    assert only(History(validated, found.config)).certain
+    assert only(History(early.metrics, {**found.config, f"{OVERRIDE}.rope_theta": 10.0})).certain
+    assert only(history({"critic/score/mean": 0.004})).certain  # 20 steps
+
+
+@pytest.mark.parametrize("low", [0.0, -1.0])
+def test_no_entropy_at_the_top_of_the_scores_is_no_fault(low: float) -> None:
+    high: Values = {"critic/score/mean": lambda step: 0.99 + 0.01 * (step % 2), "critic/score/min": low}
+    found = history({**high, "actor/entropy": 5e-4})
+    assert kinds(found) == [] and warned(LiveDiagnosis(found.config), found) == []
+    for temperature, cold in ((1.0, False), (0.4, True)):
+        keys = {f"{ROLLOUT}.temperature": temperature}
+        finding = next(f for f in diagnose(history({"actor/entropy": 5e-4}, keys)) if f.kind == "entropy_collapse")
+        assert any("temperature near 0" in cause for cause in finding.causes) is cold
