@@ -240,6 +240,7 @@ def translate(args: Any, *, algorithm: str | None = None, devices: int | None = 
     RLOOConfig's. `devices`: by default the visible GPUs, or 1."""
     kind = "mapping" if isinstance(args, Mapping) else type(args).__name__
     given, chosen = read_fields(args)
+    given = with_warmup(given)
     table = SFT if kind.startswith("SFT") else RL
     own = {"RLOOConfig": "rloo", "GRPOConfig": "grpo"}.get(kind, "grpo")
     algorithm = algorithm or own
@@ -283,9 +284,19 @@ def read_fields(args: Any) -> tuple[dict[str, Any], set[str]]:
     if folder and folder != DEFAULT_FOLDER:
         given["output_dir"] = folder
     if given.get("run_name") in (folder, DEFAULT_FOLDER):  # TrainingArguments fills it in
-        given.pop("run_name")
+        given.pop("run_name", None)
     defaults = {one.name: plain(one.default) for one in fields(args) if one.default is not MISSING}
     return given, {name for name, value in given.items() if name not in defaults or value != defaults[name]}
+
+
+def with_warmup(given: dict[str, Any]) -> dict[str, Any]:
+    """As transformers reads both fields: steps above 0 come before the ratio, and steps below 1 are a ratio."""
+    steps, ratio = given.get("warmup_steps") or 0, given.get("warmup_ratio") or 0
+    if 0 < steps < 1:
+        ratio = steps
+    elif steps or not ratio:
+        return given
+    return {**{name: value for name, value in given.items() if name != "warmup_steps"}, "warmup_ratio": ratio}
 
 
 def plain(value: Any) -> Any:
@@ -317,8 +328,15 @@ def batches(given: Values, samples: int, accumulated: int) -> dict[str, Any]:
     if n is None:
         raise ConfigError("per_device_train_batch_size counts answers; give num_generations, too")
     update = samples * accumulated
-    step = given.get("generation_batch_size") or samples * (given.get("steps_per_generation") or accumulated)
-    if update % n or step % n or step % update:
+    # steps_per_generation first: a GRPOConfig fills in both fields, generation_batch_size for one device
+    passes = given.get("steps_per_generation")
+    step = samples * passes if passes else given.get("generation_batch_size") or update
+    if step % update:
+        raise ConfigError(
+            f"a step of {step} answers is not a whole number of updates of {update}; steps_per_generation has to be a "
+            "multiple of gradient_accumulation_steps"
+        )
+    if update % n:
         raise ConfigError(
             f"num_generations={n}: an update of {update} answers, of {step} in a step, has no whole number of prompts; "
             "per_device_train_batch_size × devices × gradient_accumulation_steps has to be a multiple of it"

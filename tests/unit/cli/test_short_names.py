@@ -3,7 +3,7 @@
 import inspect
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +328,34 @@ def test_steps_per_generation_is_several_updates_of_a_step() -> None:
     assert (found["data.train_batch_size"], found[MINI_BATCH]) == (8, 2)
 
 
+def test_a_config_that_was_filled_in_for_one_device_has_a_step_of_all_devices() -> None:
+    filled = GRPOConfig(gradient_accumulation_steps=4, steps_per_generation=4, generation_batch_size=32)
+    found = trl.translate(filled, devices=8).values
+    assert (found["data.train_batch_size"], found[MINI_BATCH]) == (32, 32)  # 8 answers × 8 devices × 4 / 8 a prompt
+
+
+WARMUP, RATIO = (f"actor_rollout_ref.actor.optim.lr_warmup_steps{end}" for end in ("", "_ratio"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"warmup_steps": 0.1}, {RATIO: 0.1}),
+        ({"warmup_steps": 0.1, "warmup_ratio": 0.0}, {RATIO: 0.1}),
+        ({"warmup_steps": 20.0}, {WARMUP: 20}),
+        ({"warmup_steps": 0, "warmup_ratio": 0.1}, {RATIO: 0.1}),
+        ({"warmup_steps": 0}, {WARMUP: 0}),
+    ],
+)
+def test_steps_of_warmup_below_1_are_a_ratio_and_0_steps_leave_it(
+    fields: dict[str, float], expected: dict[str, float]
+) -> None:
+    kind = make_dataclass("GRPOConfig", [("warmup_steps", float, 0), ("warmup_ratio", float | None, None)])
+    for given in (fields, kind(**fields)):
+        found = trl.translate(given).values
+        assert {key: value for key, value in found.items() if key in (WARMUP, RATIO)} == expected
+
+
 def test_rloo_has_its_kl_in_the_reward_and_sft_its_own_keys() -> None:
     found = rloom.from_trl(RLOOConfig(beta=0.05))
     assert found["algorithm.adv_estimator"] == "rloo" and found["algorithm.kl_ctrl.kl_coef"] == 0.05
@@ -347,6 +375,11 @@ def test_rloo_has_its_kl_in_the_reward_and_sft_its_own_keys() -> None:
         ({"num_train_epochs": 0.5}, "num_train_epochs=0.5: epochs are whole numbers here; use max_steps"),
         ({"per_device_train_batch_size": 8}, "give num_generations, too"),
         ({"per_device_train_batch_size": 6, "num_generations": 4}, "has no whole number of prompts"),
+        (
+            {"per_device_train_batch_size": 4, "num_generations": 4, "gradient_accumulation_steps": 2}
+            | {"steps_per_generation": 3},
+            "a step of 12 answers is not a whole number of updates of 8",
+        ),
     ],
 )
 def test_a_field_that_has_no_key_is_answered_with_the_reason(given: dict[str, Any], words: str) -> None:
