@@ -2,8 +2,9 @@
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -16,6 +17,19 @@ from rloom.gpus import visible_gpus
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 LOGGERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 DEFAULT_FOLDER = "trainer_output"  # of TRL
+# fields of TrainingArguments, and of TRL, that change files, speed or what is printed, or that it fills in itself
+HARMLESS = re.compile(
+    r"_.*|(do|log|logging|hub|push_to_hub|ddp|fsdp|dataloader|deepspeed|include|skip_memory|tpu|torch_compile|ray|wandb|"
+    r"trackio)(_.*)?|(bf16|fp16|half_precision|mp|jit_mode)_.*|accelerator_config|auto_find_batch_size|"
+    r"average_tokens_across_devices|batch_eval_metrics|cast_lm_head_to_fp32|data_seed|debug|disable_tqdm|"
+    r"ds3_gather_for_generation|enable_jit_checkpointing|eval_accumulation_steps|eval_do_concat_batches|"
+    r"eval_use_gather_object|full_determinism|gradient_checkpointing_kwargs|greater_is_better|group_by_length|"
+    r"ignore_data_skip|label_names|length_column_name|liger_kernel_config|local_rank|no_cuda|"
+    r"num_completions_to_print|optim_target_modules|overwrite_output_dir|parallelism_config|past_index|"
+    r"per_device_eval_batch_size|per_gpu_(train|eval)_batch_size|prediction_loss_only|project|"
+    r"restore_callback_states_from_checkpoint|save_(on_each_node|only_model|safetensors)|tf32|torchdynamo|"
+    r"train_sampling_strategy|use_cache|use_cpu|use_ipex|use_legacy_prediction_loop|use_mps_device"
+)
 Values = Mapping[str, Any]
 
 
@@ -250,6 +264,9 @@ def translate(args: Any, *, algorithm: str | None = None, devices: int | None = 
     unknown = [name for name in given if name not in table and name not in TOGETHER]
     if unknown and kind == "mapping":
         raise ConfigError(unknown_field(unknown[0], table))
+    ignored = sorted(name for name in unknown if name in chosen and not HARMLESS.fullmatch(name))
+    if ignored:
+        found.notices.append(f"fields of TRL that rloom does not know have no effect: {', '.join(ignored)}")
     for name, one in table.items():
         if name not in given or given[name] in one.harmless or (name not in chosen and is_unused(name, one)):
             continue
@@ -285,8 +302,12 @@ def read_fields(args: Any) -> tuple[dict[str, Any], set[str]]:
         given["output_dir"] = folder
     if given.get("run_name") in (folder, DEFAULT_FOLDER):  # TrainingArguments fills it in
         given.pop("run_name", None)
-    defaults = {one.name: plain(one.default) for one in fields(args) if one.default is not MISSING}
-    return given, {name for name, value in given.items() if name not in defaults or value != defaults[name]}
+    defaults = {one.name: default_of(one) for one in fields(args)}
+    return given, {name for name, value in given.items() if value != defaults[name]}
+
+
+def default_of(one: Field[Any]) -> Any:
+    return plain(one.default if one.default_factory is MISSING else one.default_factory())
 
 
 def with_warmup(given: dict[str, Any]) -> dict[str, Any]:

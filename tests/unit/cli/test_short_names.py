@@ -3,13 +3,14 @@
 import inspect
 import json
 import shutil
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rloom
+from rloom.api.arguments import Given, with_trl
 from rloom.api.config import ShortKeys
 from rloom.api.rewards import ZeroScores, given_rewards, new_name
 from rloom.config.derived import RewardKinds, reward_parts
@@ -354,6 +355,42 @@ def test_steps_of_warmup_below_1_are_a_ratio_and_0_steps_leave_it(
     for given in (fields, kind(**fields)):
         found = trl.translate(given).values
         assert {key: value for key, value in found.items() if key in (WARMUP, RATIO)} == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "short", "devices"),
+    [
+        ({}, {"model": "a/b"}, 4),  # all visible
+        ({"trainer.nnodes": 2}, {"model": "a/b"}, 8),
+        ({"trainer.n_gpus_per_node": 2, "trainer.nnodes": 3}, {"model": "a/b"}, 6),
+        (["trainer.device=cpu", "actor_rollout_ref.model.path=a/b"], {}, 1),
+        ({"trainer.device": "cpu"}, {"n_gpus": 3}, 3),
+        ({}, {}, 1),  # the embedded model
+    ],
+)
+def test_answers_per_device_are_multiplied_by_the_devices_of_the_keys(
+    keys: Any, short: dict[str, Any], devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trl, "visible", lambda: 4)
+    found, _ = with_trl(keys, Given(args=GRPOConfig()), short)
+    assert isinstance(found, dict) and found["data.train_batch_size"] == devices
+    assert rloom.from_trl(GRPOConfig(), devices=devices)["data.train_batch_size"] == devices
+
+
+def test_fields_that_were_set_and_are_not_known_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass
+    class Newer(GRPOConfig):
+        neftune_noise_alpha: float | None = None
+        logging_dir: str | None = None
+        top_h: float = 0.5
+        chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    rloom.from_trl(Newer(), devices=1)
+    assert caplog.messages == []
+    rloom.from_trl(Newer(neftune_noise_alpha=5.0, logging_dir="logs", chat_template_kwargs={"a": 1}), devices=1)
+    assert caplog.messages == [
+        "Note: fields of TRL that rloom does not know have no effect: chat_template_kwargs, neftune_noise_alpha"
+    ]
 
 
 def test_rloo_has_its_kl_in_the_reward_and_sft_its_own_keys() -> None:
