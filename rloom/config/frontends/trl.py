@@ -241,11 +241,11 @@ class TrlSettings:
     reward_weights: list[float] | None = None
 
 
-def answer(name: str) -> str | None:
-    """What a field of TRL is here: its key, or why there is none. None: TRL has no such field."""
-    if name in TOGETHER:
+def answer(name: str, *, sft: bool = False) -> str | None:
+    """What a field of TRL is here: its key, or why there is none. None: TRL has no such field. `sft`: of SFTConfig."""
+    if name in TOGETHER and not sft:
         return TOGETHER[name]
-    found = RL.get(name) or SFT.get(name)
+    found = SFT.get(name) if sft else RL.get(name) or SFT.get(name)
     return None if found is None else found.key or found.reason
 
 

@@ -13,6 +13,7 @@ import rloom
 from rloom.api.arguments import Given, with_trl
 from rloom.api.config import ShortKeys
 from rloom.api.rewards import ZeroScores, given_rewards, new_name
+from rloom.cli import main
 from rloom.config.derived import RewardKinds, reward_parts
 from rloom.config.frontends import trl
 from rloom.config.frontends.short_names import SHORT_NAMES
@@ -423,6 +424,23 @@ def test_a_field_that_has_no_key_is_answered_with_the_reason(given: dict[str, An
     with pytest.raises(ConfigError, match=words):
         trl.translate(given, devices=1)
     assert trl.translate({"save_strategy": "no", "save_steps": 500}).values["trainer.save_freq"] == -1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["learning_rate"], f"{LR} (float, default 1.0e-06): "),
+        (["--sft", "learning_rate"], "optim.lr (float, default 1.0e-05): "),
+        (["num_generations"], "actor_rollout_ref.rollout.n (int, default null): "),
+        (["beta"], "beta is a field of TRL; here: with grpo actor_rollout_ref.actor.use_kl_loss=True and "),
+        (["min_p"], "min_p is a field of TRL; here: not in this version; leave it out"),
+    ],
+)
+def test_rloom_config_knows_the_fields_of_trl(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *arguments]) == 0
+    assert capsys.readouterr().out.startswith(said)
 
 
 def test_a_field_is_answered_with_its_key_or_reason() -> None:

@@ -1,6 +1,7 @@
 """`rloom sweep`: which runs it makes, that it goes on after a failure, and what it does not run again."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -15,6 +16,7 @@ from rloom import cli
 from rloom.cli import sweep
 from rloom.cli.sweep import SweptRun, combinations, overrides, read_axes, train_once
 from rloom.config.load import load_config
+from rloom.interrupts import deferred_interrupt
 from tests.run_directories import write_run
 
 ACCURACY = "val-core/sums/acc/mean@1"
@@ -155,6 +157,17 @@ def test_a_signal_to_the_sweep_ends_its_run(
     begun = time.monotonic()
     assert train_once(SweptRun({}, {}, tmp_path)) == 130
     assert time.monotonic() - begun < 30
+
+
+def test_a_signal_of_a_scheduler_and_the_one_of_the_sweep_are_one_interrupt() -> None:
+    told: list[bool] = []
+    with deferred_interrupt(lambda: told.append(True)):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert told == [True]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
 
 
 def test_a_run_is_a_process_whose_exit_code_counts(tmp_path: Path) -> None:
