@@ -265,13 +265,15 @@ def train_once(run: SweptRun) -> int:
     """Exit code of one run. Its process has a group of its own: a signal to the sweep or to its group reaches the run
     once, by `stop`; the run saves its step and ends, and at a second one it ends at once."""
     stopped = False
+    # a background job of a shell ignores SIGINT, and so does the process that it starts
+    passed_on = signal.SIGTERM if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else signal.SIGINT
     process: subprocess.Popen[bytes] | None = None
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopped
         stopped = True
         if process is not None:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(passed_on)
 
     previous = {
         number: signal.signal(number, stop) for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN
@@ -279,7 +281,7 @@ def train_once(run: SweptRun) -> int:
     try:
         process = subprocess.Popen(child_command("rloom.__main__", "train", *overrides(run)), process_group=0)
         if stopped:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(passed_on)
         status = process.wait()
     finally:
         for number, handler in previous.items():

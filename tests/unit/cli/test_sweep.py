@@ -148,14 +148,24 @@ def test_every_run_has_another_folder_also_with_an_apostrophe() -> None:
         assert load_config(overrides(run)).trainer.default_local_dir == str(run.folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "usual"),
+    [
+        (signal.SIGTERM, signal.default_int_handler),
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_IGN),  # in the background of a shell
+    ],
+)
 def test_a_signal_to_the_sweep_ends_its_run(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, usual: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = f"import os, signal, time; os.kill(os.getppid(), {int(number)}); time.sleep(60)"
     monkeypatch.setattr(sweep, "child_command", lambda *arguments: [sys.executable, "-c", program])
-    begun = time.monotonic()
-    assert train_once(SweptRun({}, {}, tmp_path)) == 130
+    begun, before = time.monotonic(), signal.signal(signal.SIGINT, usual)
+    try:
+        assert train_once(SweptRun({}, {}, tmp_path)) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - begun < 30
 
 
