@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -10,21 +11,23 @@ from types import FrameType
 
 @contextmanager
 def deferred_interrupt(on_first: Callable[[], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls `on_first`, the next one raises KeyboardInterrupt.
+    """The first SIGINT or SIGTERM calls `on_first`, the next one raises KeyboardInterrupt. Both within a second are
+    one: `rloom sweep` sends a SIGINT to its run where a scheduler sends a SIGTERM to both.
 
     In a thread other than the main one it does nothing: Python delivers signals to the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals = 0
+    first, begun = 0, 0.0
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        if signals > 1:
+        nonlocal first, begun
+        if first == 0:
+            first, begun = number, time.monotonic()
+            on_first()
+        elif number == first or time.monotonic() - begun > 1:
             raise KeyboardInterrupt
-        on_first()
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,27 +1,24 @@
 """Keyword arguments of `rloom.train` and `rloom.open_run`: keys, and rows and functions in place of files."""
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rloom.api.config import Source, changed, check_names, composed, is_keys, key_values, with_keys
+from rloom.api.config import Source, changed, check_names, composed, is_keys, key_values, settings_of_trl, with_keys
 from rloom.api.rewards import FUNCTION, GivenRewards, RewardArgument, ZeroScores, given_rewards
-from rloom.config.base import GIVEN_IN_PYTHON
+from rloom.config.base import EMBEDDED_NAME, GIVEN_IN_PYTHON
 from rloom.config.derived import reward_parts
 from rloom.config.frontends import trl
-from rloom.config.frontends.short_names import SHORT_NAMES, short_values
+from rloom.config.frontends.short_names import MODEL, SHORT_NAMES, short_values
 from rloom.config.schema import Config
 from rloom.data.in_memory import rows_of, with_defaults
 from rloom.data.prompts import GivenRows
 from rloom.errors import ConfigError
-from rloom.language import translate
 from rloom.launch.early_checks import check_keys, check_run
 from rloom.launch.inputs import RunData, UserObjects
 from rloom.rewards.function_reward import style_of
 
-logger = logging.getLogger(__name__)
 DATA_SOURCE = "custom"  # for rows without one, if no rule scores them
 ROWS = {"train": "data.train_files", "validation": "data.val_files"}  # argument -> the key of the files it replaces
 OWN_NAMES = ("reward", "reward_weights", "train", "validation", "callbacks", "args")
@@ -78,13 +75,22 @@ def with_trl(source: Source, given: Given, short: Mapping[str, Any]) -> tuple[So
         raise ConfigError("args is a SFTConfig: `rloom sft` trains on given answers; rloom.from_trl(args) has its keys")
     own = key_values(source or {})
     algorithm = short.get("algorithm") or own.get("algorithm.adv_estimator")
-    found = trl.translate(given.args, algorithm=algorithm, devices=short.get("n_gpus"))
-    for notice in found.notices:
-        logger.warning(translate(f"Note: {notice}"))
+    found = settings_of_trl(given.args, algorithm, device_count(own, short))
     weights = found.reward_weights if given.reward_weights is None else given.reward_weights
     named = {SHORT_NAMES[name].key for name, value in short.items() if value is not None}
     values = {key: value for key, value in found.values.items() if key not in named}
     return {**values, **own}, replace(given, reward_weights=weights)
+
+
+def device_count(own: Mapping[str, Any], short: Mapping[str, Any]) -> int | None:
+    """As the keys say it, of all machines; None: the visible GPUs."""
+    model = short.get("model") or own.get(MODEL) or EMBEDDED_NAME
+    on_one = own.get("trainer.device") == "cpu" or model == EMBEDDED_NAME
+    count = short.get("n_gpus") or own.get("trainer.n_gpus_per_node") or (1 if on_one else None)
+    machines = own.get("trainer.nnodes") or 1
+    if count is None and machines == 1:
+        return None
+    return int(count or trl.visible()) * int(machines)
 
 
 def with_arguments(source: Source, given: Given, rewards: GivenRewards, short: Mapping[str, Any]) -> Config:

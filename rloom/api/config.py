@@ -1,18 +1,21 @@
 """The configuration, from what a Python program has: keys in a mapping, `key=value` texts, a YAML file."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeGuard, Unpack
 
 from rloom.config import load
 from rloom.config.from_checkpoint import merge_trees
+from rloom.config.frontends import trl
 from rloom.config.frontends.short_names import SHORT_NAMES, short_values
-from rloom.config.frontends.trl import translate, unknown_argument
 from rloom.config.given_keys import entries, known, nested
 from rloom.config.load import HYDRAS_OWN, expand, validate
 from rloom.config.schema import Config, usual_answers
 from rloom.errors import ConfigError
+from rloom.language import translate
 
+logger = logging.getLogger(__name__)
 __all__ = ["Config", "Keys", "ShortKeys", "Source", "changed", "from_trl", "load_config"]
 
 Keys = Mapping[str, Any] | Sequence[str]
@@ -62,10 +65,19 @@ def load_config(source: Source = None, keys: Keys = (), **short: Unpack[ShortKey
     return with_keys(source, keys, {**own, **values}) if values else base
 
 
-def from_trl(args: Any, *, algorithm: str | None = None) -> dict[str, Any]:
+def from_trl(args: Any, *, algorithm: str | None = None, devices: int | None = None) -> dict[str, Any]:
     """The keys of a GRPOConfig, RLOOConfig or SFTConfig of TRL, or of a dict of its fields (of SFTConfig: keys of
-    `rloom sft`). A field that rloom does not have is an error that says what to do instead."""
-    return translate(args, algorithm=algorithm).values
+    `rloom sft`). `devices`: on how many it trains; by default the visible GPUs, or 1. A field that rloom does not have
+    is an error that says what to do instead; one that it does not know is an error in a dict. Of an object, such fields
+    are named in a warning if they were set, and those that only change files, speed or output are left out."""
+    return settings_of_trl(args, algorithm, devices).values
+
+
+def settings_of_trl(args: Any, algorithm: str | None, devices: int | None) -> trl.TrlSettings:
+    found = trl.translate(args, algorithm=algorithm, devices=devices)
+    for notice in found.notices:
+        logger.warning(translate(f"Note: {notice}"))
+    return found
 
 
 def check_names(given: Mapping[str, Any], function: str, *others: str) -> None:
@@ -73,7 +85,7 @@ def check_names(given: Mapping[str, Any], function: str, *others: str) -> None:
     names = [*ShortKeys.__annotations__, *others]
     unknown = next((name for name in given if name not in names), None)
     if unknown is not None:
-        raise ConfigError(f"rloom.{function}: {unknown_argument(unknown, names)}")
+        raise ConfigError(f"rloom.{function}: {trl.unknown_argument(unknown, names)}")
 
 
 def with_keys(source: Source, keys: Keys, values: Mapping[str, Any]) -> Config:

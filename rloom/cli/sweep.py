@@ -1,16 +1,19 @@
 """`rloom sweep KEY=V1,V2 ... [-- key=value ...]`: one run for each combination of values, one after the other."""
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
 import random
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from rloom.atomic import replace_text
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
 
 SETTINGS = "sweep.json"
 FINISHED = "finished"
-RANGE = re.compile(r"([^.,\[\]{}'\"]+(?:\.\d+)?(?:[eE][+-]?\d+)?)\.\.(.+)")
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+RUN_DIRECTORY = "trainer.default_local_dir"
+LONGEST = 150  # characters of a folder's name
 PIECES = re.compile(r"(?:[^,\[\](){}'\"]|\[[^\]]*\]|\([^)]*\)|\{[^}]*\}|'[^']*'|\"[^\"]*\")+")  # between outer commas
 
 
@@ -111,21 +116,32 @@ def read_axes(given: Sequence[str], after: Sequence[str]) -> tuple[list[Axis], d
     for text in given:
         name, _, value = checked_pair(text)
         values = PIECES.findall(value)
-        if (span := RANGE.fullmatch(value)) is not None:
-            axes.append(range_axis(name, text, span[1], span[2]))
+        if (axis := range_axis(name, value)) is not None:
+            axes.append(axis)
         elif len(values) > 1:
             axes.append(Axis(name, tuple(part.strip() for part in values)))
         else:
             fixed[name] = value
-    for text in after:
-        name, _, value = checked_pair(text)
-        fixed[name] = value
-    twice = next((axis.name for axis in axes if axis.key in {key_of(name) for name in fixed}), None)
-    if twice is not None:
-        raise ConfigError(f"{twice} has several values and one; keep one of the two")
+    further = dict((name, value) for name, _, value in map(checked_pair, after))
+    check_twice([axis.name for axis in axes], [*fixed, *further])
+    fixed |= further
     if not axes:
         raise ConfigError("no key has several values; write them with commas: rloom sweep lr=1e-5,1e-6")
     return axes, fixed
+
+
+def check_twice(several: Sequence[str], one: Sequence[str]) -> None:
+    """Short names and keys that mean the same. `several`: names with several values."""
+    twice = next((name for name in several if key_of(name) in map(key_of, one)), None)
+    if twice is not None:
+        raise ConfigError(f"{twice} has several values and one; keep one of the two")
+    seen = dict[str, str]()
+    for name in (*several, *one):
+        former = seen.setdefault(key_of(name), name)
+        if key_of(name) == RUN_DIRECTORY:
+            raise ConfigError(f"{name}: each run of a sweep has a folder of its own; --dir DIR is the one of them all")
+        if former != name or several.count(name) > 1:
+            raise ConfigError(f"{key_of(name)} is given twice, as {former} and as {name}; keep one of the two")
 
 
 def checked_pair(text: str) -> tuple[str, str, str]:
@@ -142,13 +158,15 @@ def key_of(name: str) -> str:
     return SHORT_NAMES[name].key if name in SHORT_NAMES else name
 
 
-def range_axis(name: str, text: str, low: str, high: str) -> Axis:
+def range_axis(name: str, value: str) -> Axis | None:
+    """None: `value` is not two numbers; a path may have two dots, too."""
+    low, _, high = value.partition("..")
     try:
         ends = float(low), float(high)
     except ValueError:
-        raise ConfigError(f"{text}: a range is written LOW..HIGH, with two numbers, such as 1e-6..1e-4") from None
+        return None
     if not 0 < ends[0] < ends[1] < math.inf:
-        raise ConfigError(f"{text}: a range needs two numbers above 0, the smaller one first")
+        raise ConfigError(f"{name}={value}: a range needs two numbers above 0, the smaller one first")
     return Axis(name, low=ends[0], high=ends[1], whole=low.isdigit() and high.isdigit())
 
 
@@ -168,9 +186,24 @@ def combinations(
     for values in dict.fromkeys(tuple(each) for each in chosen):
         pairs = dict(zip(names, values, strict=True))
         keys = {key_of(name): value for name, value in {**fixed, **pairs}.items()}
-        own = folder / "_".join(file_name(f"{name}-{value}") for name, value in pairs.items())
-        further = {key: str(value) for key, value in consequences(keys).items()}
-        yield SweptRun(pairs, {**further, **keys, "trainer.default_local_dir": f"'{own}'"}, own)
+        own = folder / folder_name(pairs)
+        short = {key_of(name): value for name, value in {**fixed, **pairs}.items() if name in SHORT_NAMES}
+        further = {key: str(value) for key, value in consequences(short).items()}
+        yield SweptRun(pairs, {**further, **keys, RUN_DIRECTORY: quoted(str(own))}, own)
+
+
+def folder_name(pairs: Mapping[str, str]) -> str:
+    """With a digest where characters are left out: `a/b` and `a-b` are two runs."""
+    texts = [f"{name}-{value}" for name, value in pairs.items()]
+    found = "_".join(map(file_name, texts))
+    if found == "_".join(texts) and len(found) <= LONGEST:
+        return found
+    return f"{found[:LONGEST]}-{hashlib.sha256(repr(texts).encode()).hexdigest()[:8]}"
+
+
+def quoted(text: str) -> str:
+    """As Hydra reads it: a quote after a backslash is a part of the text."""
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", text) + "'"
 
 
 def file_name(text: str) -> str:
@@ -229,13 +262,31 @@ def train_all(runs: Sequence[SweptRun], folder: Path) -> int:
 
 
 def train_once(run: SweptRun) -> int:
-    """Exit code of one run."""
-    process = subprocess.Popen(child_command("rloom.__main__", "train", *overrides(run)))
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # the run has got it too: it saves its step and ends
-            continue
+    """Exit code of one run. Its process has a group of its own: a signal to the sweep or to its group reaches the run
+    once, by `stop`; the run saves its step and ends, and at a second one it ends at once."""
+    stopped = False
+    # a background job of a shell ignores SIGINT, and so does the process that it starts
+    passed_on = signal.SIGTERM if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else signal.SIGINT
+    process: subprocess.Popen[bytes] | None = None
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
+        if process is not None:
+            process.send_signal(passed_on)
+
+    previous = {
+        number: signal.signal(number, stop) for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        process = subprocess.Popen(child_command("rloom.__main__", "train", *overrides(run)), process_group=0)
+        if stopped:
+            process.send_signal(passed_on)
+        status = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return INTERRUPTED if stopped else status
 
 
 def say(text: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from rloom.config.frontends import trl
 from rloom.config.given_keys import real_key
 from rloom.config.keys import IN_SECTION, MOST_GUESSES, Key, Root, all_keys, did_you_mean, walk
 from rloom.config.schema import Config, SftConfig
@@ -43,6 +44,10 @@ def explain(name: str, root: Root = Config) -> str:
     found = [key for path, key in keys.items() if f".{name}." in f".{path}."]
     if not found and (refusal := unsupported_name(name)) is not None:
         raise ConfigError(refusal)
+    if not found and (field := trl.answer(name, sft=root is SftConfig)) is not None:
+        if field not in keys:
+            return translate(f"{name} is a field of TRL; here: {field}")
+        found = [keys[field]]
     found = found or [key for path, key in keys.items() if name.lower() in path.rpartition(".")[2]]
     if not found:
         raise ConfigError(f"{name}: there is no such key{did_you_mean(name, root) or similar_names(name, root)}")

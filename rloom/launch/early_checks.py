@@ -91,15 +91,16 @@ def layout_of(config: RunConfig) -> WorkerLayout:
 
 def check_gpus(config: RunConfig) -> None:
     """GPUs that this machine does not have. Those of an existing cluster may be elsewhere."""
-    device, count, visible = config.trainer.device, config.gpus_per_node, os.environ.get(CHOICE, "")
+    device, count, visible = config.trainer.device, config.gpus_per_node, os.environ.get(CHOICE)
     if device == "cpu" or config.joins_a_cluster:
         return
+    chosen = "" if visible is None else f" ({CHOICE}={visible})"
     if has_no_gpu(os.environ):
         if device == "cuda":
-            raise ConfigError(f"trainer.device=cuda: this machine shows no GPU ({CHOICE}={visible}); use auto or cpu")
+            raise ConfigError(f"trainer.device=cuda: this machine shows no GPU{chosen}; use auto or cpu")
         if count > 1:
             raise ConfigError(
-                f"trainer.n_gpus_per_node={count}: this machine shows no GPU ({CHOICE}={visible}); trainer.device=cpu "
+                f"trainer.n_gpus_per_node={count}: this machine shows no GPU{chosen}; trainer.device=cpu "
                 f"trains with {count} processes on the CPU, trainer.n_gpus_per_node=1 with one"
             )
         return
@@ -107,8 +108,7 @@ def check_gpus(config: RunConfig) -> None:
     needed = max(1, layout.devices // layout.nodes)
     if 0 < found < needed:
         raise ConfigError(
-            f"trainer.n_gpus_per_node={count}: {needed} GPUs are needed, this machine shows {found} "
-            f"({CHOICE}={visible})"
+            f"trainer.n_gpus_per_node={count}: {needed} GPUs are needed, this machine shows {found}{chosen}"
         )
 
 

@@ -65,8 +65,23 @@ class SftRows:
 def rows_digest(rows: Iterable[Any]) -> str:
     found = hashlib.sha256()
     for row in rows:
-        found.update(json.dumps(row, sort_keys=True, default=str).encode())
+        try:
+            text = json.dumps(row, sort_keys=True, default=plain)
+        except TypeError:  # keys of several kinds have no order
+            text = json.dumps(with_text_keys(row), sort_keys=True, default=plain)
+        found.update(text.encode())
     return found.hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """The order of a set depends on the hash seed of the process."""
+    return sorted(map(repr, value)) if isinstance(value, set | frozenset) else str(value)
+
+
+def with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {repr(key): with_text_keys(one) for key, one in value.items()}
+    return [with_text_keys(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

@@ -161,8 +161,10 @@ def best_settings(trainer: RunTrainer) -> BestSettings:
 def continue_from(loop: StepLoop, log: RunLog, start: Path | None, how: Continuation | None) -> None:
     if start is not None and how is not None:
         loop.resume(start, keep_position=how.keeps_position)
-        if loop.settings.best.is_on:
+        own = start.resolve().parent == loop.checkpoints.directory.resolve()  # another run has other steps
+        if loop.settings.best.is_on and own:
             loop.best = read_best(read_state(start), start)
+        if loop.settings.best.keep:
             loop.checkpoints.point_to_best(loop.best.step if loop.best is not None else None)
         log.message(f"Going on from {start}")
         if how.notice:

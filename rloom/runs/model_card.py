@@ -36,7 +36,7 @@ def model_card(facts: CardFacts, run: Path) -> str:
     base = without_folder(facts.base)
     front = [
         "---",
-        *([f"base_model: {base}"] if HUB_NAME.fullmatch(facts.base) else []),
+        *([f"base_model: {base}"] if HUB_NAME.fullmatch(facts.base) and not Path(facts.base).exists() else []),
         f"library_name: {'peft' if facts.adapter else 'transformers'}",
         "pipeline_tag: text-generation",
         f"tags: [rloom, {facts.algorithm}{', reinforcement-learning' if facts.command == 'train' else ''}]",
@@ -92,8 +92,16 @@ def shown_value(key: str, value: Any) -> str | None:
     """None: it is not part of a published card."""
     if not key.startswith(SHOWN) or HIDDEN.search(key) or value is None or value == "<python>":
         return None
-    if isinstance(value, list):
-        return f"[{','.join(without_folder(str(one)) for one in value)}]"
+    return shown_text(value)
+
+
+def shown_text(value: Any) -> str:
+    """As an override has it, without the folders of this machine."""
+    if isinstance(value, Mapping):
+        entries = ((name, one) for name, one in value.items() if not HIDDEN.search(str(name)))
+        return f"{{{','.join(f'{without_folder(str(name))}:{shown_text(one)}' for name, one in entries)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(shown_text, value))}]"
     return without_folder(value) if isinstance(value, str) else str(value)
 
 

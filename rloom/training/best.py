@@ -1,7 +1,7 @@
 """The best validation of a run: which metric decides, which step has it, and when to stop waiting for a better one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,21 @@ class BestSettings:
     def is_on(self) -> bool:
         return self.keep or self.patience is not None
 
-    def value(self, metrics: Mapping[str, float]) -> float | None:
-        """The number that decides; None: this validation has none, since every score failed."""
+    def value(self, metrics: Mapping[str, float], earlier: Set[str] = frozenset()) -> float | None:
+        """The number that decides; None: this validation has none, since every score failed, or every one of a data
+        source. `earlier`: the names of the metrics that validations before this one had."""
         name = self.metric or (LOSS if LOSS in metrics else None)
         if name is not None and name not in metrics:
+            if name in earlier:
+                return None
             raise TrainingError(
                 f"trainer.best_metric_key={name}: a validation of this run has no such metric; it has "
                 f"{', '.join(sorted(metrics)) or 'none'}"
             )
-        values = list(validation_accuracies(metrics).values()) if name is None else [metrics[name]]
+        found = validation_accuracies(metrics)
+        if name is None and validation_accuracies(dict.fromkeys(earlier, 0.0)).keys() - found.keys():
+            return None  # a mean over fewer data sources is another number
+        values = list(found.values()) if name is None else [metrics[name]]
         return sum(values) / len(values) if values and all(map(math.isfinite, values)) else None
 
     def is_better(self, value: float, than: float, metrics: Mapping[str, float]) -> bool:

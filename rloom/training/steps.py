@@ -72,6 +72,7 @@ class StepLoop(ABC):
         self.after_step, self.diagnosis = after_step, diagnosis
         self.interrupted = False  # by a signal
         self.stopped = False  # by `after_step`, or because validations do not get better
+        self.validated: set[str] = set()  # names of the metrics of earlier validations
         self.best: Best | None = None  # None: there was no validation yet, or none is chosen
         self.data_ended = False  # before `total_steps`, since a step may take several batches
         self.first_step = state.step + 1  # of this process
@@ -150,7 +151,8 @@ class StepLoop(ABC):
 
     def compare_with_best(self, step: int, metrics: Metrics) -> None:
         settings, best = self.settings.best, self.best
-        value = settings.value(metrics) if settings.is_on else None
+        value = settings.value(metrics, self.validated) if settings.is_on else None
+        self.validated |= metrics.keys()
         if value is None:
             return
         if best is None or settings.is_better(value, best.value, metrics):
@@ -199,6 +201,8 @@ class StepLoop(ABC):
 
     def add_history(self, records: Iterable[Mapping[str, float]]) -> None:
         """What was measured before the first step of this process; with "step"."""
+        records = list(records)
+        self.validated |= {name for record in records for name in record if name.startswith("val")}
         if self.diagnosis is not None:
             self.diagnosis.add_history(records)
 

@@ -2,8 +2,9 @@
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -16,6 +17,19 @@ from rloom.gpus import visible_gpus
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 LOGGERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 DEFAULT_FOLDER = "trainer_output"  # of TRL
+# fields of TrainingArguments, and of TRL, that change files, speed or what is printed, or that it fills in itself
+HARMLESS = re.compile(
+    r"_.*|(do|log|logging|hub|push_to_hub|ddp|fsdp|dataloader|deepspeed|include|skip_memory|tpu|torch_compile|ray|wandb|"
+    r"trackio)(_.*)?|(bf16|fp16|half_precision|mp|jit_mode)_.*|accelerator_config|auto_find_batch_size|"
+    r"average_tokens_across_devices|batch_eval_metrics|cast_lm_head_to_fp32|data_seed|debug|disable_tqdm|"
+    r"ds3_gather_for_generation|enable_jit_checkpointing|eval_accumulation_steps|eval_do_concat_batches|"
+    r"eval_use_gather_object|full_determinism|gradient_checkpointing_kwargs|greater_is_better|group_by_length|"
+    r"ignore_data_skip|label_names|length_column_name|liger_kernel_config|local_rank|no_cuda|"
+    r"num_completions_to_print|optim_target_modules|overwrite_output_dir|parallelism_config|past_index|"
+    r"per_device_eval_batch_size|per_gpu_(train|eval)_batch_size|prediction_loss_only|project|"
+    r"restore_callback_states_from_checkpoint|save_(on_each_node|only_model|safetensors)|tf32|torchdynamo|"
+    r"train_sampling_strategy|use_cache|use_cpu|use_ipex|use_legacy_prediction_loop|use_mps_device"
+)
 Values = Mapping[str, Any]
 
 
@@ -227,11 +241,11 @@ class TrlSettings:
     reward_weights: list[float] | None = None
 
 
-def answer(name: str) -> str | None:
-    """What a field of TRL is here: its key, or why there is none. None: TRL has no such field."""
-    if name in TOGETHER:
+def answer(name: str, *, sft: bool = False) -> str | None:
+    """What a field of TRL is here: its key, or why there is none. None: TRL has no such field. `sft`: of SFTConfig."""
+    if name in TOGETHER and not sft:
         return TOGETHER[name]
-    found = RL.get(name) or SFT.get(name)
+    found = SFT.get(name) if sft else RL.get(name) or SFT.get(name)
     return None if found is None else found.key or found.reason
 
 
@@ -240,6 +254,7 @@ def translate(args: Any, *, algorithm: str | None = None, devices: int | None = 
     RLOOConfig's. `devices`: by default the visible GPUs, or 1."""
     kind = "mapping" if isinstance(args, Mapping) else type(args).__name__
     given, chosen = read_fields(args)
+    given = with_warmup(given)
     table = SFT if kind.startswith("SFT") else RL
     own = {"RLOOConfig": "rloo", "GRPOConfig": "grpo"}.get(kind, "grpo")
     algorithm = algorithm or own
@@ -249,6 +264,9 @@ def translate(args: Any, *, algorithm: str | None = None, devices: int | None = 
     unknown = [name for name in given if name not in table and name not in TOGETHER]
     if unknown and kind == "mapping":
         raise ConfigError(unknown_field(unknown[0], table))
+    ignored = sorted(name for name in unknown if name in chosen and not HARMLESS.fullmatch(name))
+    if ignored:
+        found.notices.append(f"fields of TRL that rloom does not know have no effect: {', '.join(ignored)}")
     for name, one in table.items():
         if name not in given or given[name] in one.harmless or (name not in chosen and is_unused(name, one)):
             continue
@@ -283,9 +301,23 @@ def read_fields(args: Any) -> tuple[dict[str, Any], set[str]]:
     if folder and folder != DEFAULT_FOLDER:
         given["output_dir"] = folder
     if given.get("run_name") in (folder, DEFAULT_FOLDER):  # TrainingArguments fills it in
-        given.pop("run_name")
-    defaults = {one.name: plain(one.default) for one in fields(args) if one.default is not MISSING}
-    return given, {name for name, value in given.items() if name not in defaults or value != defaults[name]}
+        given.pop("run_name", None)
+    defaults = {one.name: default_of(one) for one in fields(args)}
+    return given, {name for name, value in given.items() if value != defaults[name]}
+
+
+def default_of(one: Field[Any]) -> Any:
+    return plain(one.default if one.default_factory is MISSING else one.default_factory())
+
+
+def with_warmup(given: dict[str, Any]) -> dict[str, Any]:
+    """As transformers reads both fields: steps above 0 come before the ratio, and steps below 1 are a ratio."""
+    steps, ratio = given.get("warmup_steps") or 0, given.get("warmup_ratio") or 0
+    if 0 < steps < 1:
+        ratio = steps
+    elif steps or not ratio:
+        return given
+    return {**{name: value for name, value in given.items() if name != "warmup_steps"}, "warmup_ratio": ratio}
 
 
 def plain(value: Any) -> Any:
@@ -317,8 +349,15 @@ def batches(given: Values, samples: int, accumulated: int) -> dict[str, Any]:
     if n is None:
         raise ConfigError("per_device_train_batch_size counts answers; give num_generations, too")
     update = samples * accumulated
-    step = given.get("generation_batch_size") or samples * (given.get("steps_per_generation") or accumulated)
-    if update % n or step % n or step % update:
+    # steps_per_generation first: a GRPOConfig fills in both fields, generation_batch_size for one device
+    passes = given.get("steps_per_generation")
+    step = samples * passes if passes else given.get("generation_batch_size") or update
+    if step % update:
+        raise ConfigError(
+            f"a step of {step} answers is not a whole number of updates of {update}; steps_per_generation has to be a "
+            "multiple of gradient_accumulation_steps"
+        )
+    if update % n:
         raise ConfigError(
             f"num_generations={n}: an update of {update} answers, of {step} in a step, has no whole number of prompts; "
             "per_device_train_batch_size × devices × gradient_accumulation_steps has to be a multiple of it"

@@ -3,15 +3,17 @@
 import inspect
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rloom
+from rloom.api.arguments import Given, with_trl
 from rloom.api.config import ShortKeys
 from rloom.api.rewards import ZeroScores, given_rewards, new_name
+from rloom.cli import main
 from rloom.config.derived import RewardKinds, reward_parts
 from rloom.config.frontends import trl
 from rloom.config.frontends.short_names import SHORT_NAMES
@@ -328,6 +330,70 @@ def test_steps_per_generation_is_several_updates_of_a_step() -> None:
     assert (found["data.train_batch_size"], found[MINI_BATCH]) == (8, 2)
 
 
+def test_a_config_that_was_filled_in_for_one_device_has_a_step_of_all_devices() -> None:
+    filled = GRPOConfig(gradient_accumulation_steps=4, steps_per_generation=4, generation_batch_size=32)
+    found = trl.translate(filled, devices=8).values
+    assert (found["data.train_batch_size"], found[MINI_BATCH]) == (32, 32)  # 8 answers × 8 devices × 4 / 8 a prompt
+
+
+WARMUP, RATIO = (f"actor_rollout_ref.actor.optim.lr_warmup_steps{end}" for end in ("", "_ratio"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"warmup_steps": 0.1}, {RATIO: 0.1}),
+        ({"warmup_steps": 0.1, "warmup_ratio": 0.0}, {RATIO: 0.1}),
+        ({"warmup_steps": 20.0}, {WARMUP: 20}),
+        ({"warmup_steps": 0, "warmup_ratio": 0.1}, {RATIO: 0.1}),
+        ({"warmup_steps": 0}, {WARMUP: 0}),
+    ],
+)
+def test_steps_of_warmup_below_1_are_a_ratio_and_0_steps_leave_it(
+    fields: dict[str, float], expected: dict[str, float]
+) -> None:
+    kind = make_dataclass("GRPOConfig", [("warmup_steps", float, 0), ("warmup_ratio", float | None, None)])
+    for given in (fields, kind(**fields)):
+        found = trl.translate(given).values
+        assert {key: value for key, value in found.items() if key in (WARMUP, RATIO)} == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "short", "devices"),
+    [
+        ({}, {"model": "a/b"}, 4),  # all visible
+        ({"trainer.nnodes": 2}, {"model": "a/b"}, 8),
+        ({"trainer.n_gpus_per_node": 2, "trainer.nnodes": 3}, {"model": "a/b"}, 6),
+        (["trainer.device=cpu", "actor_rollout_ref.model.path=a/b"], {}, 1),
+        ({"trainer.device": "cpu"}, {"n_gpus": 3}, 3),
+        ({}, {}, 1),  # the embedded model
+    ],
+)
+def test_answers_per_device_are_multiplied_by_the_devices_of_the_keys(
+    keys: Any, short: dict[str, Any], devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trl, "visible", lambda: 4)
+    found, _ = with_trl(keys, Given(args=GRPOConfig()), short)
+    assert isinstance(found, dict) and found["data.train_batch_size"] == devices
+    assert rloom.from_trl(GRPOConfig(), devices=devices)["data.train_batch_size"] == devices
+
+
+def test_fields_that_were_set_and_are_not_known_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass
+    class Newer(GRPOConfig):
+        neftune_noise_alpha: float | None = None
+        logging_dir: str | None = None
+        top_h: float = 0.5
+        chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    rloom.from_trl(Newer(), devices=1)
+    assert caplog.messages == []
+    rloom.from_trl(Newer(neftune_noise_alpha=5.0, logging_dir="logs", chat_template_kwargs={"a": 1}), devices=1)
+    assert caplog.messages == [
+        "Note: fields of TRL that rloom does not know have no effect: chat_template_kwargs, neftune_noise_alpha"
+    ]
+
+
 def test_rloo_has_its_kl_in_the_reward_and_sft_its_own_keys() -> None:
     found = rloom.from_trl(RLOOConfig(beta=0.05))
     assert found["algorithm.adv_estimator"] == "rloo" and found["algorithm.kl_ctrl.kl_coef"] == 0.05
@@ -347,12 +413,34 @@ def test_rloo_has_its_kl_in_the_reward_and_sft_its_own_keys() -> None:
         ({"num_train_epochs": 0.5}, "num_train_epochs=0.5: epochs are whole numbers here; use max_steps"),
         ({"per_device_train_batch_size": 8}, "give num_generations, too"),
         ({"per_device_train_batch_size": 6, "num_generations": 4}, "has no whole number of prompts"),
+        (
+            {"per_device_train_batch_size": 4, "num_generations": 4, "gradient_accumulation_steps": 2}
+            | {"steps_per_generation": 3},
+            "a step of 12 answers is not a whole number of updates of 8",
+        ),
     ],
 )
 def test_a_field_that_has_no_key_is_answered_with_the_reason(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         trl.translate(given, devices=1)
     assert trl.translate({"save_strategy": "no", "save_steps": 500}).values["trainer.save_freq"] == -1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["learning_rate"], f"{LR} (float, default 1.0e-06): "),
+        (["--sft", "learning_rate"], "optim.lr (float, default 1.0e-05): "),
+        (["num_generations"], "actor_rollout_ref.rollout.n (int, default null): "),
+        (["beta"], "beta is a field of TRL; here: with grpo actor_rollout_ref.actor.use_kl_loss=True and "),
+        (["min_p"], "min_p is a field of TRL; here: not in this version; leave it out"),
+    ],
+)
+def test_rloom_config_knows_the_fields_of_trl(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", *arguments]) == 0
+    assert capsys.readouterr().out.startswith(said)
 
 
 def test_a_field_is_answered_with_its_key_or_reason() -> None:

@@ -1,7 +1,11 @@
 """`rloom sweep`: which runs it makes, that it goes on after a failure, and what it does not run again."""
 
 import json
+import os
 import re
+import signal
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +14,9 @@ import pytest
 
 from rloom import cli
 from rloom.cli import sweep
-from rloom.cli.sweep import SweptRun, combinations, read_axes, train_once
+from rloom.cli.sweep import SweptRun, combinations, overrides, read_axes, train_once
+from rloom.config.load import load_config
+from rloom.interrupts import deferred_interrupt
 from tests.run_directories import write_run
 
 ACCURACY = "val-core/sums/acc/mean@1"
@@ -65,11 +71,14 @@ def test_random_values_depend_on_seed_and_number_alone_and_are_uniform_by_logari
         (["lr=1e-5"], "no key has several values; write them with commas"),
         (["lr=1e-6..1e-4"], "lr: a range needs --random N"),
         (["lr=1e-4..1e-6", "--random", "2"], "the smaller one first"),
-        (["lr=a..b", "--random", "2"], "a range is written LOW..HIGH"),
+        (["lr=a..b", "n=2,4"], "optim.lr='a..b'"),  # not a range: a path may have two dots
         (["lr=1e-5,1e-6", "--random", "0"], "--random 0: use 1 or more"),
         (["lrr=1,2"], "lrr: there is no such key"),
         (["lr"], "'lr' is not a key=value pair"),
         (["lr=1,2", "--", "actor_rollout_ref.actor.optim.lr=3"], "lr has several values and one"),
+        (["lr=1,2", "actor_rollout_ref.actor.optim.lr=3,4"], "optim.lr is given twice, as lr and as actor"),
+        (["lr=1,2", "n=4", "--", "actor_rollout_ref.rollout.n=8"], "rollout.n is given twice, as n and as actor"),
+        (["lr=1,2", "output_dir=mine"], "output_dir: each run of a sweep has a folder of its own; --dir DIR"),
         (["n=4,0"], "n=0: .*rollout.n=0"),  # checked before the first run begins
     ],
 )
@@ -118,6 +127,57 @@ def test_a_failed_run_does_not_end_the_sweep_finished_ones_are_kept_and_the_best
     assert (
         "runs holds a sweep with another trainer.total_training_steps (1); use another --dir" in capsys.readouterr().err
     )
+
+
+def runs_of(given: list[str], folder: str = "runs") -> list[SweptRun]:
+    settings: Any = SimpleNamespace(random=None, seed=0)
+    return list(combinations(*read_axes(given, []), Path(folder), settings))
+
+
+def test_a_key_by_its_full_name_sets_no_other() -> None:
+    mini_batch = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    full, short = (runs_of([f"{name}=16,32"])[0].keys for name in ("data.train_batch_size", "batch"))
+    assert mini_batch not in full and short[mini_batch] == "4"
+    assert runs_of(["batch=16,32", f"{mini_batch}=8"])[0].keys[mini_batch] == "8"
+
+
+def test_every_run_has_another_folder_also_with_an_apostrophe() -> None:
+    runs = runs_of(["model=a/b,a-b"], "Ada's runs")
+    assert len({run.folder for run in runs}) == 2 and runs[1].folder.name == "model-a-b"
+    for run in runs:
+        assert load_config(overrides(run)).trainer.default_local_dir == str(run.folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "usual"),
+    [
+        (signal.SIGTERM, signal.default_int_handler),
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_IGN),  # in the background of a shell
+    ],
+)
+def test_a_signal_to_the_sweep_ends_its_run(
+    number: signal.Signals, usual: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"import os, signal, time; os.kill(os.getppid(), {int(number)}); time.sleep(60)"
+    monkeypatch.setattr(sweep, "child_command", lambda *arguments: [sys.executable, "-c", program])
+    begun, before = time.monotonic(), signal.signal(signal.SIGINT, usual)
+    try:
+        assert train_once(SweptRun({}, {}, tmp_path)) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - begun < 30
+
+
+def test_a_signal_of_a_scheduler_and_the_one_of_the_sweep_are_one_interrupt() -> None:
+    told: list[bool] = []
+    with deferred_interrupt(lambda: told.append(True)):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert told == [True]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
 
 
 def test_a_run_is_a_process_whose_exit_code_counts(tmp_path: Path) -> None:

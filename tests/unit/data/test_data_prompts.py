@@ -1,3 +1,4 @@
+import hashlib
 import json
 import logging
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from rloom.data.prompts import load_prompts, read_prompt_rows
 from rloom.data.rows import Columns, data_source_of, ground_truth_of
 from rloom.errors import ConfigError, DataError
+from rloom.launch.inputs import rows_digest
 from rloom.types import Prompt
 
 CHARACTERS = "?><0123456789abcdefghijklmnopqrstuvwxyz"
@@ -269,3 +271,10 @@ def test_labels_come_from_a_column_and_rows_without_a_source_get_the_default() -
     assert data_source_of({**row, "data_source": "mine"}, "data_source", "default") == "mine"
     with pytest.raises(DataError, match="nothing under 'data_source'"):
         data_source_of(row, "data_source")
+
+
+def test_the_digest_of_rows_takes_keys_of_several_kinds_and_sets() -> None:
+    assert rows_digest([{"b": 1, "a": (2,)}]) == hashlib.sha256(b'{"a": [2], "b": 1}').hexdigest()
+    assert rows_digest([{1: "x", "a": {2: "y", None: "z"}}]) != rows_digest([{1: "x", "a": {2: "y", None: "w"}}])
+    words = {"one", "two", "three", "four"}  # in an order that depends on the hash seed
+    assert rows_digest([words]) == rows_digest([sorted(map(repr, words))])

@@ -157,10 +157,12 @@ def fault(*keys: str) -> str | None:
     return None
 
 
-def test_more_gpus_than_visible_are_refused(four_gpus: None) -> None:
-    assert fault("trainer.n_gpus_per_node=8") == (
-        "trainer.n_gpus_per_node=8: 8 GPUs are needed, this machine shows 4 (CUDA_VISIBLE_DEVICES=)"
-    )
+def test_more_gpus_than_visible_are_refused(four_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = "trainer.n_gpus_per_node=8: 8 GPUs are needed, this machine shows"
+    assert fault("trainer.n_gpus_per_node=8") == f"{few} 4"
+    with monkeypatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        assert fault("trainer.n_gpus_per_node=8") == f"{few} 2 (CUDA_VISIBLE_DEVICES=0,1)"
     assert fault("trainer.n_gpus_per_node=4") is None
     assert fault("trainer.n_gpus_per_node=8", "trainer.device=cpu") is None
 

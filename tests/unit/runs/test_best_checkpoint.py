@@ -64,6 +64,7 @@ class Loop(StepLoop):
         log: Any = Log(folder)
         super().__init__(settings, State(0), log, checkpoints, lambda draft: (draft / "actor").mkdir())
         self.accuracies = accuracies
+        self.further: dict[int, dict[str, float]] = {}  # step -> metrics beside the accuracy
 
     updates = 0
 
@@ -72,7 +73,7 @@ class Loop(StepLoop):
         return CompletedStep({})
 
     def validate(self, step: int) -> dict[str, float]:
-        return {ACCURACY: self.accuracies[step - 1]}
+        return {ACCURACY: self.accuracies[step - 1], **self.further.get(step, {})}
 
     def saved_state(self) -> dict[str, Any]:
         return {"step": self.state.step, "stream": {}}
@@ -146,6 +147,36 @@ def test_a_resumed_run_knows_the_best_of_its_checkpoint(tmp_path: Path) -> None:
     assert best_of(tmp_path) == "2"
     loop.take_step(5)
     assert best_of(tmp_path) == "5" and loop.checkpoints.steps() == [3, 5]
+
+
+def test_a_validation_that_lacks_a_data_source_is_not_compared(tmp_path: Path) -> None:
+    other = "val-core/other/acc/mean@1"
+    loop = Loop(tmp_path, [0.2, 0.9, 0.6], BestSettings(keep=True), save_every=1)
+    loop.further = {1: {other: 0.0}, 3: {other: 0.4}}
+    loop.run()
+    assert loop.best == Best(3, 0.5)
+    named = Loop(tmp_path / "named", [0.2, 0.9, 0.6], BestSettings(metric=other, patience=5))
+    named.further = loop.further
+    named.run()
+    assert named.best == Best(3, 0.4)
+    again = resumed(tmp_path, [0.2, 0.9, 0.6, 0.9], BestSettings(keep=True))
+    again.add_history([{"step": 3, ACCURACY: 0.6, other: 0.4}])
+    again.take_step(4)
+    assert again.best == Best(3, 0.5)
+
+
+def test_the_best_of_another_run_is_not_inherited_and_without_keep_nothing_points_to_it(tmp_path: Path) -> None:
+    first = Loop(tmp_path / "first", [0.2, 0.9, 0.5], BestSettings(patience=3))
+    first.run()
+    how: Any = type("How", (), {"keeps_position": True, "notice": None})
+    start = tmp_path / "first" / "global_step_3"
+    continue_from(first, first.log, start, how)
+    assert first.best == Best(2, 0.9, 1) and not list((tmp_path / "first").glob("best*"))
+    second = Loop(tmp_path / "second", [0.2, 0.9, 0.5, 0.6], BestSettings(keep=True))
+    continue_from(second, second.log, start, how)
+    assert second.best is None
+    second.take_step(4)
+    assert second.best == Best(4, 0.6) and best_of(tmp_path / "second") == "4"
 
 
 def test_an_earlier_checkpoint_has_the_best_of_its_time(tmp_path: Path) -> None:

@@ -57,6 +57,23 @@ def test_the_card_has_base_data_algorithm_settings_validation_and_command(tmp_pa
     )
 
 
+def test_no_value_inside_of_another_has_a_folder_of_this_machine(tmp_path: Path) -> None:
+    changed = {
+        "data.apply_chat_template_kwargs": {"file": "/home/grace/a.jinja", "deep": [{"b": "/home/grace/b"}], "n": 1},
+        "actor_rollout_ref.rollout.stages": [{"path": "/home/grace/c", "api_token": "abc"}],
+    }
+    text = model_card(facts(changed=changed), tmp_path)
+    assert "| `data.apply_chat_template_kwargs` | `{file:a.jinja,deep:[{b:b}],n:1}` |" in text
+    assert "| `actor_rollout_ref.rollout.stages` | `[{path:c}]` |" in text and "grace" not in text
+
+
+def test_a_folder_of_this_machine_is_no_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "base_model: models/mine\n" in model_card(facts(base="models/mine"), tmp_path)
+    Path("models/mine").mkdir(parents=True)
+    assert "base_model" not in model_card(facts(base="models/mine"), tmp_path)
+
+
 def test_the_card_has_no_path_no_address_and_no_name_of_a_key_of_this_machine(tmp_path: Path) -> None:
     text = model_card(facts(base="/home/grace/models/qwen", adapter=True), tmp_path)
     for private in (
