@@ -26,6 +26,8 @@ CUT_IN_THE_END = 0.02  # share that the advised length cuts
 REPEATED, REPEATED_CERTAIN = 0.5, 0.65  # share of the groups of four tokens that occurred before in the same answer
 DRIFT = 1.5  # times the length at first
 DRIFT_CERTAIN = 2.0
+SMALLEST_CHANGE = 1e-6  # of the value at first: less is rounding
+FEWEST_VALIDATIONS = 3  # of which none is above the first: two differ by chance
 FOLLOWS = 0.8  # correlation of the changes of reward and length from step to step: the reward depends on the length
 LONGEST, LONGEST_PROMPT = "data.max_response_length", "data.max_prompt_length"
 LOOK = Change("trainer.log_val_generations", 5, "look at the answers", "higher")
@@ -367,7 +369,7 @@ def equal_groups(history: History) -> Finding | None:
     ]
     if len(score):
         evidence.append(f"{SCORE}: {score.tail.mean:.3g} in these steps")
-    certain = len(share) >= FEWEST_CERTAIN and equal >= EQUAL_CERTAIN
+    certain = len(share) >= FEWEST_CERTAIN and equal >= EQUAL_CERTAIN and not too_easy(history)  # solved is no fault
     return EQUAL_GROUPS.found(history, share.tail.span, evidence, certain=certain)
 
 
@@ -547,7 +549,8 @@ def length_drift(history: History) -> Finding | None:
         (f"{RESPONSE_LENGTH}: {trend.first:.0f} tokens in the first third of the steps, {trend.last:.0f} in the last"),
         quality,
     ]
-    return LENGTH.found(history, length.span, evidence, certain=max(factor, 1 / factor) > DRIFT_CERTAIN)
+    certain = max(factor, 1 / factor) > DRIFT_CERTAIN and not may_improve(history, length)
+    return LENGTH.found(history, length.span, evidence, certain=certain)
 
 
 def no_better(history: History, length: Series) -> str | None:
@@ -560,18 +563,32 @@ def no_better(history: History, length: Series) -> str | None:
     if accuracy is not None:
         name, trend = accuracy
         return None if trend.rises else f"{name}: {trend.first:.3g} at first, {trend.last:.3g} at last"
+    validation = history.validation
+    if len(validation) == 2 and validation.values[1] > validation.values[0]:
+        return None
     if score is None or not score.rises:
-        return "no accuracy is measured, and the reward does not rise"
+        few = f"fewer than {FEWEST_VALIDATIONS} validations, and the reward does not rise"
+        return few if len(validation) else "no accuracy is measured, and the reward does not rise"
     follows = correlation_of_changes(history.series(SCORE), length)
     if (follows if grows(history) else -follows) < FOLLOWS:
         return None
     return f"no accuracy is measured, and {SCORE} changes with the length from step to step (correlation {follows:.2f})"
 
 
+def may_improve(history: History, length: Series) -> bool:
+    """Score or accuracy are above the first ones, if only by chance: longer reasoning pays off slowly. Not a score that
+    changes with the length in each step."""
+    if 0 < len(history.validation) < FEWEST_VALIDATIONS:
+        return True  # not known yet
+    follows = correlation_of_changes(history.series(SCORE), length) * (1 if grows(history) else -1)
+    trends = [history.series(name).trend for name in ("reward/acc", *([SCORE] if follows < FOLLOWS else []))]
+    return any(trend is not None and trend.change > SMALLEST_CHANGE * abs(trend.first) for trend in trends)
+
+
 def accuracy_of(history: History) -> tuple[str, Trend] | None:
     """Of validation, else of training."""
     validation = history.validation
-    if len(validation) >= 2:
+    if len(validation) >= FEWEST_VALIDATIONS:
         return "validation accuracy", Trend(validation.values[0], max(validation.values[1:]), 0.0)
     trend = history.series("reward/acc").trend
     return None if trend is None else ("reward/acc", trend)

@@ -12,6 +12,7 @@ from rloom.doctor.run.checks import diagnose
 from rloom.doctor.run.finding import Finding, Severity
 from rloom.doctor.run.history import ACTOR, ROLLOUT, History, Series, correlation_of_changes
 from rloom.doctor.run.live import LiveDiagnosis
+from rloom.language import to_chinese
 from tests.unit.doctor.test_diagnosis import GAE, SFT, Values, flat, history, kinds, of_the_step, scores_of
 
 SFT_KEYS = {"optim.lr": 1e-5, "optim.clip_grad": 1.0}
@@ -319,6 +320,22 @@ def test_a_reward_that_rises_with_longer_answers_is_no_fault_by_itself() -> None
     assert kinds(history(longer)) == []
     finding = only(history({**longer, "critic/score/mean": flat}))
     assert finding.kind == "length_drift" and "no accuracy is measured" in finding.evidence[1]
+
+
+def test_longer_reasoning_with_a_slow_rise_is_not_certain_to_be_a_fault() -> None:
+    def longer(rise: float, validations: int = 0) -> History:
+        values: Values = {
+            "response_length/mean": lambda step: 300.0 + 500 * min(1.0, max(0.0, step / 20 - 0.5)) + 5 * (step % 3),
+            "critic/score/mean": lambda step: 0.4 + rise * step / 40 + 0.05 * (-1) ** (step // 2),
+            "val-core/math/acc/mean@1": lambda step: 0.4 if step <= validations else math.nan,
+        }
+        return history(values, steps=40)
+
+    for found in (longer(0.03), longer(-0.03, 1), longer(-0.03, 2)):
+        assert only(found).kind == "length_drift" and not only(found).certain
+    assert only(longer(-0.03)).certain and diagnose(longer(-0.03, 3))[0].certain  # and no_progress
+    assert only(longer(-0.03, 2)).evidence[1] == "fewer than 3 validations, and the reward does not rise"
+    assert to_chinese(only(longer(-0.03, 2)).evidence[1]) == "验证少于 3 次，奖励也没有上升"
 
 
 def test_a_reward_that_changes_with_the_length_in_each_step_pays_for_it() -> None:
